@@ -1,0 +1,57 @@
+"""The guard against foreign packages called ``models`` or ``ir_passes``: both names are common in users' folders."""
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+SIBLINGS = ("ir_passes", "models")
+
+
+class ForeignPackageError(ImportError):
+    """A package that hybridlm installs is hidden or overwritten by another one of the same name."""
+
+    def __init__(self, name: str, found: str | None, expected: str, reason: str):
+        super().__init__(
+            f"hybridlm needs its own top-level package {name!r} and found another one.\n"
+            f"  found:    {found or 'nothing'}\n  expected: {expected}\n  reason:   {reason}\n"
+            f"Any one of these helps: rename the file or folder that was found; start Python or Jupyter from another "
+            f"directory; reinstall hybridlm in a fresh environment (python -m venv).",
+            name=name,
+            path=found,
+        )
+
+
+def require_siblings() -> None:
+    """Import ``ir_passes`` and ``models``; raise ForeignPackageError unless both are the ones installed with hybridlm.
+
+    The check of the path comes first and does not execute what it finds. The marker ``DISTRIBUTION`` catches what
+    a path cannot: another distribution that wrote its files over ours.
+    """
+    root = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    for name in SIBLINGS:
+        expected = os.path.join(root, name, "__init__.py")
+        loaded = sys.modules.get(name)
+        spec = getattr(loaded, "__spec__", None) if loaded is not None else importlib.util.find_spec(name)
+        found = _location(spec.origin, spec.submodule_search_locations) if spec else getattr(loaded, "__file__", None)
+        if found is None or os.path.dirname(os.path.realpath(found)) != os.path.dirname(expected):
+            raise ForeignPackageError(name, found, expected, _reason(name, found, loaded is not None))
+        if getattr(importlib.import_module(name), "DISTRIBUTION", None) != "hybridlm":
+            reason = "another distribution has overwritten this file (its DISTRIBUTION is not 'hybridlm')"
+            raise ForeignPackageError(name, found, expected, reason)
+
+
+def _location(origin: str | None, folders: list[str] | None) -> str | None:
+    return origin if origin and os.path.exists(origin) else next(iter(folders or []), origin)
+
+
+def _reason(name: str, found: str | None, loaded: bool) -> str:
+    if loaded:
+        return f"{name!r} was already imported before hybridlm"
+    if found is None:
+        return "the installation of hybridlm is incomplete"
+    folder = os.path.realpath(sys.path[0] or os.getcwd())
+    if Path(os.path.realpath(found)).is_relative_to(folder):
+        return f"the current directory or the script's folder, {folder}, comes first on sys.path"
+    return "it comes before hybridlm on sys.path"

@@ -1,0 +1,25 @@
+"""Model families as flax modules over shared layers; state as explicit pytrees."""
+
+from models.attention import KV_BLOCK, kv_blocks
+from models.config import ConfigError
+from models.decoder import Decoder, DecoderConfig
+from models.family import Family
+from models.registry import FAMILIES, UnsupportedModel, family_of
+from models.weights import Source, Weight
+
+DISTRIBUTION = "hybridlm"
+
+__all__ = [
+    "DISTRIBUTION",
+    "FAMILIES",
+    "KV_BLOCK",
+    "ConfigError",
+    "Decoder",
+    "DecoderConfig",
+    "Family",
+    "Source",
+    "UnsupportedModel",
+    "Weight",
+    "family_of",
+    "kv_blocks",
+]

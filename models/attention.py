@@ -1,0 +1,151 @@
+"""Causal attention over a key/value cache: grouped queries, optional QK norm, rotary embedding and output gate."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+from jax.typing import DTypeLike
+from jaxtyping import Float32, Int32
+
+from models.initial import matrix
+from models.linear import linear
+from models.norms import RMSNorm
+from models.rope import Rope
+from models.shapes import Activations, KeyCache, LaneInfo, ValueCache
+
+KV_BLOCK = 128
+"""Positions of the cache that attention visits at a time."""
+
+
+def kv_blocks(positions: int) -> int:
+    """Blocks that hold `positions` positions."""
+    return -(-positions // KV_BLOCK)
+
+
+class KVCache(NamedTuple):
+    """Keys and values of one attention layer for N lanes, cache dtype, a whole number of blocks long."""
+
+    key: KeyCache
+    value: ValueCache
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Sizes of an attention layer.
+
+    Attributes:
+        heads, kv_heads: `num_attention_heads`, `num_key_value_heads` (a divisor of the former).
+        head_dim: size of a head; scores are scaled by its inverse square root.
+        rope: rotary embedding, None for attention without positions.
+        eps: `rms_norm_eps` of the norms of queries and keys (weights stored minus one).
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope | None
+    eps: float
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedAttention":
+        return GatedAttention(self, hidden, rngs)
+
+
+def append(cache: KVCache, key: Array, value: Array, positions: Int32[Array, "lane token"], valid: Array) -> KVCache:
+    """Write the keys and values `[lane, token, kv_head, size]` of real tokens at their positions.
+
+    Tokens that are not real go to a position past the end, which is the one case that is dropped: the host admits no
+    sequence that is longer than the context.
+    """
+    past = cache.key.shape[2]
+    where = jnp.where(valid, positions, past)
+
+    def lane(row: Array, where: Array, new: Array) -> Array:
+        return row.at[:, where].set(
+            jnp.moveaxis(new, 0, 1).astype(row.dtype), mode="drop", wrap_negative_indices=False, unique_indices=False
+        )
+
+    write = jax.vmap(lane)
+    return KVCache(write(cache.key, where, key), write(cache.value, where, value))
+
+
+def attend(
+    query: Float32[Array, "lane token head key"],
+    cache: KVCache,
+    positions: Int32[Array, "lane token"],
+    valid: Array,
+    blocks: Int32[Array, ""] | int,
+) -> Float32[Array, "lane token head value"]:
+    """Softmax attention of scaled queries over the first `blocks` blocks of the cache.
+
+    A query at position p sees positions 0..p of its own lane; what the cache holds beyond (stale or NaN) has no
+    influence. The softmax is accumulated block by block (arXiv:1805.02867), so visiting more blocks than a lane needs
+    changes none of its bits.
+
+    Returns:
+        Attention output, zero at tokens that are not real.
+    """
+    lanes, tokens, heads, size = query.shape
+    kv_heads, groups = cache.key.shape[1], query.shape[2] // cache.key.shape[1]
+    value_size = cache.value.shape[3]
+    q = jnp.moveaxis(query, 1, 2).reshape((lanes, kv_heads, groups * tokens, size))
+    limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))[:, None, :, None]
+    last = jnp.max(limit, axis=2, keepdims=True)
+
+    def block(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        top, total, out = carry
+        start = index * KV_BLOCK
+        k = lax.dynamic_slice_in_dim(cache.key, start, KV_BLOCK, axis=2).astype(jnp.float32)
+        v = lax.dynamic_slice_in_dim(cache.value, start, KV_BLOCK, axis=2).astype(jnp.float32)
+        at = start + jnp.arange(KV_BLOCK, dtype=jnp.int32)
+        v = jnp.where(at[None, None, :, None] <= last, v, 0.0)
+        scores = jnp.einsum("nhqd,nhkd->nhqk", q, k, precision=lax.Precision.HIGHEST)
+        scores = jnp.where(at[None, None, None, :] <= limit, scores, -jnp.inf)
+        new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
+        keep = jnp.exp(top - new_top)
+        p = jnp.exp(scores - new_top)
+        out = out * keep + jnp.einsum("nhqk,nhkd->nhqd", p, v, precision=lax.Precision.HIGHEST)
+        return new_top, total * keep + jnp.sum(p, axis=-1, keepdims=True), out
+
+    shape = (lanes, kv_heads, groups * tokens)
+    start = (jnp.full((*shape, 1), -1e30), jnp.zeros((*shape, 1)), jnp.zeros((*shape, value_size)))
+    _, total, out = lax.fori_loop(0, blocks, block, start)
+    out = jnp.where(limit >= 0, out / jnp.where(limit >= 0, total, 1.0), 0.0)
+    return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
+
+
+class GatedAttention(nnx.Module):
+    """Attention whose output is gated by `sigmoid` of a second half of the query projection, per head."""
+
+    def __init__(self, config: AttentionConfig, hidden: int, rngs: nnx.Rngs):
+        c = config
+        self.config = config
+        self.q_proj = matrix(rngs, 2 * c.heads * c.head_dim, hidden)
+        self.k_proj = matrix(rngs, c.kv_heads * c.head_dim, hidden)
+        self.v_proj = matrix(rngs, c.kv_heads * c.head_dim, hidden)
+        self.o_proj = matrix(rngs, hidden, c.heads * c.head_dim)
+        self.q_norm = RMSNorm(c.head_dim, c.eps, 1.0)
+        self.k_norm = RMSNorm(c.head_dim, c.eps, 1.0)
+
+    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> KVCache:
+        """An empty cache for `context` positions, rounded up to whole blocks."""
+        shape = (lanes, self.config.kv_heads, kv_blocks(context) * KV_BLOCK, self.config.head_dim)
+        return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+    def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
+        """Attend from each real token to its lane's past and itself; their keys and values join the cache."""
+        c = self.config
+        lanes, tokens, _ = x.shape
+        at = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
+        q, gate = jnp.split(linear(x, self.q_proj[...]).reshape((lanes, tokens, c.heads, 2 * c.head_dim)), 2, axis=-1)
+        k = linear(x, self.k_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
+        v = linear(x, self.v_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
+        q, k = self.q_norm(q), self.k_norm(k)
+        if c.rope is not None:
+            q, k = c.rope(q, at), c.rope(k, at)
+        state = append(state, k, v, at, info.valid)
+        out = attend(q * c.head_dim**-0.5, state, at, info.valid, info.kv_blocks)
+        out = out * jax.nn.sigmoid(gate)
+        return linear(out.reshape((lanes, tokens, c.heads * c.head_dim)), self.o_proj[...]), state

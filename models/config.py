@@ -1,0 +1,130 @@
+"""Reading a Hugging Face `config.json`: every field is asked for by name, every fault is collected."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Fields that say nothing about the computation: never reported as unknown.
+_BOILERPLATE = frozenset(
+    """architectures auto_map model_type _name_or_path transformers_version torch_dtype dtype use_cache bos_token_id
+    eos_token_id pad_token_id initializer_range output_router_logits router_aux_loss_coef attention_dropout
+    tie_word_embeddings return_dict output_hidden_states output_attentions chunk_size_feed_forward is_encoder_decoder
+    id2label label2id problem_type vision_config image_token_id video_token_id vision_start_token_id
+    vision_end_token_id language_model_only text_config quantization_config""".split()
+)
+
+
+class ConfigError(ValueError):
+    """A `config.json` that cannot be run as it stands.
+
+    Attributes:
+        faults: every fault found, one sentence each.
+    """
+
+    def __init__(self, family: str, faults: Sequence[str]):
+        self.faults = list(faults)
+        lines = "\n".join(f"  - {fault}" for fault in faults)
+        super().__init__(f"config.json cannot be run as a {family} model ({len(self.faults)} fault(s)):\n{lines}")
+
+
+class ConfigReader:
+    """Reads fields of one JSON object, remembers which were read and what was wrong with them.
+
+    A field that is wrong yields its default (or a harmless value) so that reading goes on and `close` can report
+    all faults at once.
+    """
+
+    def __init__(self, family: str, fields: Mapping[str, Any], where: str = ""):
+        self._family = family
+        self._fields = fields
+        self._where = where
+        self._read: set[str] = set()
+        self.faults: list[str] = []
+        self._children: list[ConfigReader] = []
+
+    def __contains__(self, name: str) -> bool:
+        return self._fields.get(name) is not None
+
+    def fault(self, name: str, expected: str) -> None:
+        """Record that a field is not what is needed."""
+        found = f"{self._fields[name]!r}" if name in self._fields else "no such field"
+        self.faults.append(f"{self._where}{name}: expected {expected}, found {found}")
+
+    def get(self, name: str) -> Any:
+        """The field as it is, None where it is absent."""
+        self._read.add(name)
+        return self._fields.get(name)
+
+    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
+        """A whole number of at least `minimum`; required where there is no default."""
+        value = self.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            self.fault(name, f"a whole number of at least {minimum}")
+            return default if default is not None else max(minimum, 1)
+        return value
+
+    def number(self, name: str, default: float | None = None, minimum: float = 0.0) -> float:
+        """A number greater than `minimum`; required where there is no default."""
+        value = self.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > minimum:
+            self.fault(name, f"a number greater than {minimum}")
+            return default if default is not None else 1.0
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.fault(name, "true or false")
+            return default
+        return value
+
+    def choice(self, name: str, supported: Sequence[Any], default: Any) -> Any:
+        """One of the values that are implemented; anything else is a fault that lists them."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if value not in supported:
+            self.fault(name, "one of " + ", ".join(repr(option) for option in supported) + " (what is implemented)")
+            return default
+        return value
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A whole number or a list of them, as a tuple; empty where absent."""
+        value = self.get(name)
+        values = [] if value is None else value if isinstance(value, list) else [value]
+        if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in values):
+            self.fault(name, "a whole number or a list of whole numbers, none negative")
+            return ()
+        return tuple(values)
+
+    def child(self, name: str) -> "ConfigReader | None":
+        """A nested object, None where it is absent; its faults and unknown fields count as ours."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            self.fault(name, "an object")
+            return None
+        reader = ConfigReader(self._family, value, f"{self._where}{name}.")
+        self._children.append(reader)
+        return reader
+
+    def _all_faults(self) -> list[str]:
+        return self.faults + [fault for child in self._children for fault in child._all_faults()]
+
+    def _all_unknown(self) -> list[str]:
+        own = [self._where + name for name in self._fields if name not in self._read and name not in _BOILERPLATE]
+        return own + [name for child in self._children for name in child._all_unknown()]
+
+    def close(self) -> tuple[str, ...]:
+        """Raise `ConfigError` with all faults, or return the fields that nobody asked for."""
+        faults = self._all_faults()
+        if faults:
+            raise ConfigError(self._family, faults)
+        return tuple(self._all_unknown())

@@ -1,0 +1,143 @@
+"""A decoder: embedding, residual layers, final norm and vocabulary head."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float32, Int32
+
+from models.initial import matrix
+from models.linear import linear
+from models.norms import RMSNorm
+from models.shapes import Activations, LaneInfo, Lengths, Positions, Tokens
+
+
+class BranchConfig(Protocol):
+    """Sizes of a mixer or feed-forward layer; `build` makes it."""
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> Any: ...
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """What a decoder is built from.
+
+    Attributes:
+        family: name of the family, its Hugging Face `model_type`.
+        vocab_size, hidden_size, max_position_embeddings: as in config.json.
+        layers: per layer, its residual branches in order: `x += branch(norm(x))`.
+        eps: `rms_norm_eps` of the layer norms and the final norm.
+        norm_offset: 1 where checkpoints store norm weights minus one.
+        tied: the head is the embedding (`tie_word_embeddings`).
+        eos_token_ids: tokens that end a completion.
+        dtype: dtype of the checkpoint's weights ("bfloat16", "float16" or "float32").
+        unknown_keys: fields of config.json that the family does not know.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    max_position_embeddings: int
+    layers: tuple[tuple[BranchConfig, ...], ...]
+    eps: float
+    norm_offset: float
+    tied: bool
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    unknown_keys: tuple[str, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+
+class Branch(nnx.Module):
+    """One residual branch: `x + inner(norm(x))`."""
+
+    def __init__(self, config: DecoderConfig, inner: BranchConfig, rngs: nnx.Rngs):
+        self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
+        self.inner = inner.build(config.hidden_size, rngs)
+
+
+class Layer(nnx.Module):
+    """The residual branches of one layer."""
+
+    def __init__(self, config: DecoderConfig, branches: tuple[BranchConfig, ...], rngs: nnx.Rngs):
+        self.branches = nnx.List([Branch(config, inner, rngs) for inner in branches])
+
+
+class Decoder(nnx.Module):
+    """A container of parameters; every step is a pure function of them, its operands and the state.
+
+    State is a tuple with one entry per layer, each a tuple with one entry per branch: the branch's own state, or None.
+    """
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.embed_tokens = matrix(rngs, config.vocab_size, config.hidden_size)
+        self.layers = nnx.List([Layer(config, branches, rngs) for branches in config.layers])
+        self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
+        self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size)
+
+    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> tuple:
+        """Zero state of `lanes` lanes.
+
+        Args:
+            lanes: N.
+            context: positions of the key/value caches, rounded up to whole blocks.
+            dtype: dtype of convolution and key/value state; recurrent state is float32.
+        """
+        return tuple(
+            tuple(branch.inner.init_state(lanes, context, dtype) for branch in layer.branches) for layer in self.layers
+        )
+
+    def __call__(
+        self,
+        tokens: Tokens,
+        lengths: Lengths,
+        positions: Positions,
+        state: tuple,
+        kv_blocks: Int32[Array, ""] | int,
+        tap: Callable[[Array], None] | None = None,
+    ) -> tuple[Activations, tuple]:
+        """Run the real tokens of every lane.
+
+        Args:
+            tokens: token ids; those past a lane's length are not looked at.
+            lengths: real tokens of each lane, 0..T.
+            positions: position of each lane's first token; 0 starts from zero state.
+            state: state before the step.
+            kv_blocks: blocks of the key/value cache that hold every lane's positions up to the end of this step.
+            tap: called with the residual stream after the embedding and after each layer.
+
+        Returns:
+            The residual stream after the final norm, and the state after each lane's last real token. The state of a
+            lane of length 0 is unchanged, bit for bit.
+        """
+        valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
+        fresh = (positions == 0) & (lengths > 0)
+        info = LaneInfo(lengths, positions, valid, fresh, kv_blocks)
+        embedded = self.embed_tokens[...].at[jnp.where(valid, tokens, 0)].get(mode="fill").astype(jnp.float32)
+        x = jnp.where(valid[:, :, None], embedded, 0.0)
+        new_state = []
+        if tap is not None:
+            tap(x)
+        for layer, layer_state in zip(self.layers, state, strict=True):
+            kept = []
+            for branch, branch_state in zip(layer.branches, layer_state, strict=True):
+                y, branch_state = branch.inner(branch.norm(x), info, branch_state)
+                x = x + y
+                kept.append(branch_state)
+            new_state.append(tuple(kept))
+            if tap is not None:
+                tap(x)
+        return self.norm(x), tuple(new_state)
+
+    def logits(self, hidden: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows vocab"]:
+        """Logits of rows of the final residual stream, accumulated in float32."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        return linear(hidden, head[...])

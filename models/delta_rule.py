@@ -1,0 +1,135 @@
+"""The gated delta rule (arXiv:2412.06464, eq. 10), token by token and in chunks.
+
+Per lane and head, with decay a_t = exp(g_t), key k_t, value v_t, write strength b_t and state S [key, value]:
+
+    S_t = a_t S_{t-1} + k_t (b_t (v_t - (a_t S_{t-1})^T k_t))^T        o_t = S_t^T q_t
+
+All forms have one signature and one contract: tokens that are not real are never used, whatever they hold; their
+outputs are zero; the state of a lane without real tokens comes back unchanged, bit for bit.
+"""
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Bool, Float32
+
+CHUNK = 64
+
+Keys = Float32[Array, "lane token value_head key"]
+Values = Float32[Array, "lane token value_head value"]
+Gates = Float32[Array, "lane token value_head"]
+State = Float32[Array, "lane value_head key value"]
+Valid = Bool[Array, "lane token"]
+
+
+def _dot(equation: str, *operands: Array) -> Array:
+    return jnp.einsum(equation, *operands, precision=lax.Precision.HIGHEST)
+
+
+def delta_rule(
+    query: Keys, key: Keys, value: Values, log_decay: Gates, beta: Gates, state: State, valid: Valid
+) -> tuple[Values, State]:
+    """The recurrence in the form that suits the number of tokens of the step.
+
+    Args:
+        query, key: l2-normalised and scaled by the caller.
+        value: values.
+        log_decay: g <= 0.
+        beta: write strength.
+        state: state before the first token.
+        valid: which tokens are real; a prefix of each lane.
+
+    Returns:
+        Outputs (zero at tokens that are not real) and the state after each lane's last real token.
+    """
+    if query.shape[1] == 1:
+        return delta_rule_step(query, key, value, log_decay, beta, state, valid)
+    return delta_rule_chunked(query, key, value, log_decay, beta, state, valid)
+
+
+def delta_rule_step(
+    query: Keys, key: Keys, value: Values, log_decay: Gates, beta: Gates, state: State, valid: Valid
+) -> tuple[Values, State]:
+    """One token. Reads the state once: with r = S^T [q, k], o = a r_q + (q.k) delta needs no second pass."""
+    q, k, v, g, b = (x[:, 0] for x in (query, key, value, log_decay, beta))
+    decay = jnp.exp(g)[:, :, None]
+    read_q, read_k = jnp.moveaxis(_dot("nhck,nhkv->nhcv", jnp.stack([q, k], axis=2), state), 2, 0)
+    delta = b[:, :, None] * (v - decay * read_k)
+    out = decay * read_q + jnp.sum(q * k, axis=-1, keepdims=True) * delta
+    updated = decay[:, :, :, None] * state + k[:, :, :, None] * delta[:, :, None, :]
+    real = valid[:, :, None, None]
+    return jnp.where(real, out[:, None], 0.0), jnp.where(real, updated, state)
+
+
+def delta_rule_reference(
+    query: Keys, key: Keys, value: Values, log_decay: Gates, beta: Gates, state: State, valid: Valid
+) -> tuple[Values, State]:
+    """Token by token, as the equation is written."""
+
+    def token(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
+        q, k, v, g, b, real = inputs
+        decayed = jnp.exp(g)[:, :, None, None] * state
+        delta = b[:, :, None] * (v - _dot("nhkv,nhk->nhv", decayed, k))
+        updated = decayed + k[:, :, :, None] * delta[:, :, None, :]
+        out = _dot("nhkv,nhk->nhv", updated, q)
+        real = real[:, None, None]
+        return jnp.where(real[..., None], updated, state), jnp.where(real, out, 0.0)
+
+    inputs = tuple(jnp.moveaxis(x, 1, 0) for x in (query, key, value, log_decay, beta, valid))
+    state, out = lax.scan(token, state, inputs)
+    return jnp.moveaxis(out, 0, 1), state
+
+
+def delta_rule_chunked(
+    query: Keys, key: Keys, value: Values, log_decay: Gates, beta: Gates, state: State, valid: Valid, chunk: int = CHUNK
+) -> tuple[Values, State]:
+    """Chunks of tokens at a time (the WY form, arXiv:2412.06464, section 3.3).
+
+    Inside a chunk with G = cumsum(g) and M_ij = exp(G_i - G_j) for i >= j, the corrections of all tokens solve one
+    unit lower triangular system; only the state between chunks is sequential.
+
+    Args:
+        chunk: tokens per chunk; the last chunk is filled up with tokens that are not real.
+    """
+    lanes, tokens, heads, _ = query.shape
+    chunk = min(chunk, tokens)
+    count = -(-tokens // chunk)
+
+    def split(x: Array) -> Array:
+        """[lane, token, head, ..] -> [chunk, lane, head, token of the chunk, ..], zero where not real."""
+        x = jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, 0.0)
+        x = jnp.pad(x, [(0, 0), (0, count * chunk - tokens)] + [(0, 0)] * (x.ndim - 2))
+        x = x.reshape((lanes, count, chunk, *x.shape[2:]))
+        return jnp.moveaxis(jnp.moveaxis(x, 1, 0), 2, 3)
+
+    q, k, v, g, b = (split(x) for x in (query, key, value, log_decay, beta))
+    total = jnp.cumsum(g, axis=-1)
+    lower = jnp.tril(jnp.ones((chunk, chunk), bool))[None, None, None]
+    strict = jnp.tril(jnp.ones((chunk, chunk), bool), -1)[None, None, None]
+    mask = jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
+    weighted_k = b[..., None] * k
+    system = jnp.where(strict, _dot("cnhik,cnhjk->cnhij", weighted_k, k) * mask, 0.0)
+    right = jnp.concatenate([b[..., None] * v, weighted_k * jnp.exp(total)[..., None]], axis=-1)
+    solved = solve_triangular(system, right, lower=True, unit_diagonal=True)
+    correction, key_correction = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
+    scores = _dot("cnhik,cnhjk->cnhij", q, k) * mask
+    end = total[..., -1:]
+
+    def advance(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
+        q_in, k_out, correction, key_correction, scores, decay = inputs
+        delta = correction - _dot("nhik,nhkv->nhiv", key_correction, state)
+        out = _dot("nhik,nhkv->nhiv", q_in, state) + _dot("nhij,nhjv->nhiv", scores, delta)
+        return decay[..., None] * state + _dot("nhik,nhiv->nhkv", k_out, delta), out
+
+    inputs = (
+        q * jnp.exp(total)[..., None],
+        k * jnp.exp(end - total)[..., None],
+        correction,
+        key_correction,
+        scores,
+        jnp.exp(end),
+    )
+    updated, out = lax.scan(advance, state, inputs)
+    out = jnp.moveaxis(jnp.moveaxis(out, 3, 2), 0, 1).reshape((lanes, count * chunk, heads, -1))[:, :tokens]
+    active = jnp.any(valid, axis=1)[:, None, None, None]
+    return jnp.where(valid[:, :, None, None], out, 0.0), jnp.where(active, updated, state)

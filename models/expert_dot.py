@@ -1,0 +1,88 @@
+"""Each row times the matrix of its own expert: one row-wise operation with several lowerings behind it.
+
+No lowering has a capacity and none drops a row. Which one is fast depends on the number of rows and on the device, so
+the choice is made here and nowhere else.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float, Float32, Int32
+
+GATHER_ROWS = 32
+"""Up to this many rows, gathering one matrix per row is the fastest form on a CPU."""
+BLOCK = 16
+"""Rows of one expert that are multiplied together by the block form."""
+
+Rows = Float32[Array, "row in"]
+Experts = Float[Array, "expert out in"]
+Assignment = Int32[Array, "row"]
+Result = Float32[Array, "row out"]
+
+
+def expert_dot(x: Rows, weight: Experts, expert: Assignment) -> Result:
+    """`y[r] = weight[expert[r]] @ x[r]`, accumulated in float32.
+
+    Args:
+        x: rows.
+        weight: one `[out, in]` matrix per expert, in the checkpoint's dtype.
+        expert: the expert of each row, in `[0, number of experts)`.
+    """
+    if jax.default_backend() != "cpu":
+        return ragged_form(x, weight, expert)
+    if x.shape[0] <= GATHER_ROWS:
+        return gather_form(x, weight, expert)
+    return block_form(x, weight, expert)
+
+
+def _precision(weight: Array) -> lax.Precision | None:
+    return lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
+
+
+def gather_form(x: Rows, weight: Experts, expert: Assignment) -> Result:
+    """Gather a matrix for every row: for the few rows of a decode step."""
+    matrices = weight[expert].astype(jnp.float32)
+    return jnp.einsum("roi,ri->ro", matrices, x, precision=lax.Precision.HIGHEST)
+
+
+def block_form(x: Rows, weight: Experts, expert: Assignment, block: int = BLOCK) -> Result:
+    """Sort rows by expert, fill each group up to whole blocks, and multiply block by block."""
+    count, experts = x.shape[0], weight.shape[0]
+    blocks = count // block + min(count, experts)
+    order = jnp.argsort(expert, stable=True)
+    owner = expert[order]
+    sizes = jnp.zeros((experts,), jnp.int32).at[expert].add(1)
+    padded = -(-sizes // block) * block
+    ends = jnp.cumsum(padded)
+    place = (ends - padded)[owner] + jnp.arange(count, dtype=jnp.int32) - (jnp.cumsum(sizes) - sizes)[owner]
+    filled = jnp.zeros((blocks * block, x.shape[1]), weight.dtype).at[place].set(x[order].astype(weight.dtype))
+    # blocks past the last group are all zero and belong to any expert
+    block_expert = jnp.searchsorted(ends, jnp.arange(blocks, dtype=jnp.int32) * block, side="right")
+    block_expert = jnp.minimum(block_expert, experts - 1).astype(jnp.int32)
+
+    def one(inputs: tuple[Array, Array]) -> Array:
+        rows, index = inputs
+        return lax.dot_general(
+            rows,
+            lax.dynamic_index_in_dim(weight, index, keepdims=False),
+            (((1,), (1,)), ((), ())),
+            precision=_precision(weight),
+            preferred_element_type=jnp.float32,
+        )
+
+    y = lax.map(one, (filled.reshape((blocks, block, -1)), block_expert)).reshape((blocks * block, -1))
+    return jnp.zeros((count, weight.shape[1]), jnp.float32).at[order].set(y[place])
+
+
+def ragged_form(x: Rows, weight: Experts, expert: Assignment) -> Result:
+    """Sort rows by expert and let the backend multiply the ragged groups (`jax.lax.ragged_dot`)."""
+    order = jnp.argsort(expert, stable=True)
+    sizes = jnp.zeros((weight.shape[0],), jnp.int32).at[expert].add(1)
+    y = lax.ragged_dot(
+        x[order].astype(weight.dtype),
+        jnp.swapaxes(weight, 1, 2),
+        sizes,
+        precision=_precision(weight),
+        preferred_element_type=jnp.float32,
+    )
+    return jnp.zeros_like(y).at[order].set(y)

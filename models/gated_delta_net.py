@@ -1,0 +1,121 @@
+"""Gated DeltaNet mixer (arXiv:2412.06464) as Qwen3-Next and Qwen3.5 use it."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from models.delta_rule import delta_rule
+from models.initial import matrix
+from models.linear import linear
+from models.norms import l2_norm, rms_norm
+from models.shapes import Activations, ConvState, LaneInfo, RecurrentState
+from models.short_conv import short_conv
+
+
+class GatedDeltaNetState(NamedTuple):
+    """State of one Gated DeltaNet layer for N lanes.
+
+    Attributes:
+        conv: last K-1 inputs of the convolution, before its activation, channels [q | k | v]; cache dtype.
+        recurrent: S, float32.
+    """
+
+    conv: ConvState
+    recurrent: RecurrentState
+
+
+@dataclass(frozen=True)
+class GatedDeltaNetConfig:
+    """Sizes of a Gated DeltaNet layer.
+
+    Attributes:
+        key_heads, value_heads: `linear_num_key_heads`, `linear_num_value_heads` (a multiple of the former).
+        key_size, value_size: `linear_key_head_dim`, `linear_value_head_dim`.
+        kernel: `linear_conv_kernel_dim`.
+        eps: `rms_norm_eps`, of the gated norm.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    kernel: int
+    eps: float
+
+    @property
+    def key_width(self) -> int:
+        return self.key_heads * self.key_size
+
+    @property
+    def value_width(self) -> int:
+        return self.value_heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values, more than the layer's output has."""
+        return 2 * self.key_width + self.value_width
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedDeltaNet":
+        return GatedDeltaNet(self, hidden, rngs)
+
+
+class GatedDeltaNet(nnx.Module):
+    """x -> projections -> short convolution -> gated delta rule -> gated norm -> projection."""
+
+    def __init__(self, config: GatedDeltaNetConfig, hidden: int, rngs: nnx.Rngs):
+        c = config
+        self.config = config
+        self.in_proj_qkv = matrix(rngs, c.channels, hidden)
+        self.in_proj_z = matrix(rngs, c.value_width, hidden)
+        self.in_proj_b = matrix(rngs, c.value_heads, hidden)
+        self.in_proj_a = matrix(rngs, c.value_heads, hidden)
+        self.conv1d = matrix(rngs, c.channels, 1, c.kernel)
+        self.A_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (c.value_heads,), minval=0.5, maxval=4.0)))
+        self.dt_bias = nnx.Param(jnp.ones((c.value_heads,), jnp.float32))
+        self.norm = nnx.Param(jnp.ones((c.value_size,), jnp.float32))
+        self.out_proj = matrix(rngs, hidden, c.value_width)
+
+    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> GatedDeltaNetState:
+        """Zero state of `lanes` lanes; its size does not depend on the context."""
+        c = self.config
+        return GatedDeltaNetState(
+            jnp.zeros((lanes, c.kernel - 1, c.channels), dtype),
+            jnp.zeros((lanes, c.value_heads, c.key_size, c.value_size), jnp.float32),
+        )
+
+    def __call__(
+        self, x: Activations, info: LaneInfo, state: GatedDeltaNetState
+    ) -> tuple[Activations, GatedDeltaNetState]:
+        """Mix the tokens of each lane, from zero state where its sequence begins.
+
+        Returns:
+            Outputs (zero at tokens that are not real) and the state after each lane's last real token.
+        """
+        c = self.config
+        lanes, tokens, _ = x.shape
+        conv = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
+        recurrent = jnp.where(info.fresh[:, None, None, None], 0.0, state.recurrent)
+
+        mixed, conv = short_conv(
+            linear(x, self.in_proj_qkv[...]), self.conv1d[...][:, 0], conv, info.lengths, info.valid
+        )
+        q, k, v = jnp.split(jax.nn.silu(mixed), [c.key_width, 2 * c.key_width], axis=-1)
+        q, k = (y.reshape((lanes, tokens, c.key_heads, c.key_size)) for y in (q, k))
+        v = v.reshape((lanes, tokens, c.value_heads, c.value_size))
+        q, k = l2_norm(q) * c.key_size**-0.5, l2_norm(k)
+        q, k = (jnp.repeat(y, c.value_heads // c.key_heads, axis=2) for y in (q, k))
+        decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(
+            linear(x, self.in_proj_a[...]) + self.dt_bias[...][None, None]
+        )
+        beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...]))
+        out, recurrent = delta_rule(q, k, v, decay, beta, recurrent, info.valid)
+
+        z = linear(x, self.in_proj_z[...]).reshape(out.shape)
+        gated = rms_norm(out, self.norm[...], c.eps) * jax.nn.silu(z)
+        return linear(gated.reshape((lanes, tokens, c.value_width)), self.out_proj[...]), GatedDeltaNetState(
+            conv, recurrent
+        )

@@ -1,0 +1,19 @@
+"""Qwen3.5 with dense feed-forward layers; the text tower of multimodal checkpoints."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.decoder import DecoderConfig
+from models.family import Family
+from models.mlp import MlpConfig
+from models.qwen import PREFIXES, SKIPPED, decoder_weights, read_decoder, text_reader
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `qwen3_5` (nested text_config) or `qwen3_5_text`."""
+    outer, reader = text_reader("qwen3_5", config)
+    mlp = MlpConfig(reader.integer("intermediate_size"))
+    return read_decoder("qwen3_5", outer, reader, [mlp] * reader.integer("num_hidden_layers"))
+
+
+QWEN3_5 = Family("qwen3_5", ("qwen3_5", "qwen3_5_text"), read_config, decoder_weights, SKIPPED, PREFIXES)

@@ -1,0 +1,20 @@
+"""Qwen3.5 and Qwen3.6 with a mixture of experts in every layer; the text tower of multimodal checkpoints."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.decoder import DecoderConfig
+from models.family import Family
+from models.qwen import PREFIXES, SKIPPED, decoder_weights, read_decoder, read_moe, text_reader
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `qwen3_5_moe` (nested text_config) or `qwen3_5_moe_text`."""
+    outer, reader = text_reader("qwen3_5_moe", config)
+    moe = read_moe(reader, normalise=True)
+    return read_decoder("qwen3_5_moe", outer, reader, [moe] * reader.integer("num_hidden_layers"))
+
+
+QWEN3_5_MOE = Family(
+    "qwen3_5_moe", ("qwen3_5_moe", "qwen3_5_moe_text"), read_config, decoder_weights, SKIPPED, PREFIXES
+)

@@ -1,0 +1,58 @@
+"""Qwen3-Next: fused mixer projections grouped by key head, experts in all layers but those that are named dense."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from models.decoder import DecoderConfig
+from models.family import Family
+from models.gated_delta_net import GatedDeltaNetConfig
+from models.mlp import MlpConfig
+from models.qwen import PREFIXES, SKIPPED, decoder_weights, read_decoder, read_moe, text_reader
+from models.weights import Weight, rows
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `qwen3_next`: layer i has experts unless it is in `mlp_only_layers` or off the sparse step."""
+    outer, reader = text_reader("qwen3_next", config)
+    layers = reader.integer("num_hidden_layers")
+    step = reader.integer("decoder_sparse_step", 1)
+    dense = set(reader.integers("mlp_only_layers"))
+    moe = read_moe(reader, reader.flag("norm_topk_prob", True))
+    mlp = MlpConfig(reader.integer("intermediate_size"))
+    forward = [mlp if i in dense or (i + 1) % step else moe for i in range(layers)]
+    return read_decoder("qwen3_next", outer, reader, forward)
+
+
+def projection_rows(config: GatedDeltaNetConfig) -> dict[str, np.ndarray]:
+    """Rows of the fused projections that belong to each of our projections.
+
+    `in_proj_qkvz` is `[key_heads, q | k | v of the head's value heads | z of them]`, `in_proj_ba` is
+    `[key_heads, b | a]`; ours are blocks of all queries, keys and values.
+    """
+    c = config
+    group = c.value_heads // c.key_heads
+    sizes = [c.key_size, c.key_size, group * c.value_size, group * c.value_size]
+    fused = np.arange(c.key_heads * sum(sizes)).reshape(c.key_heads, -1)
+    q, k, v, z = (part.reshape(-1) for part in np.split(fused, np.cumsum(sizes)[:-1], axis=1))
+    b, a = (part.reshape(-1) for part in np.split(np.arange(2 * c.value_heads).reshape(c.key_heads, -1), 2, axis=1))
+    return {"in_proj_qkv": np.concatenate([q, k, v]), "in_proj_z": z, "in_proj_b": b, "in_proj_a": a}
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """The decoder's parameters, with the mixers' projections taken apart."""
+    result = decoder_weights(config, fused_projections=True)
+    for i, (mixer, _) in enumerate(config.layers):
+        if isinstance(mixer, GatedDeltaNetConfig):
+            fused = mixer.channels + mixer.value_width
+            for part, index in projection_rows(mixer).items():
+                qkvz = part in ("in_proj_qkv", "in_proj_z")
+                name = f"model.layers.{i}.linear_attn.{'in_proj_qkvz' if qkvz else 'in_proj_ba'}.weight"
+                shape = (fused if qkvz else 2 * mixer.value_heads, config.hidden_size)
+                path = ("layers", i, "branches", 0, "inner", part)
+                result.append(Weight(path, (len(index), config.hidden_size), (rows(name, shape, index),)))
+    return result
+
+
+QWEN3_NEXT = Family("qwen3_next", ("qwen3_next",), read_config, weights, SKIPPED, PREFIXES)

@@ -1,0 +1,30 @@
+"""The families that can be loaded."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.family import Family
+from models.qwen3_5 import QWEN3_5
+from models.qwen3_5_moe import QWEN3_5_MOE
+from models.qwen3_next import QWEN3_NEXT
+
+FAMILIES = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE)
+
+
+class UnsupportedModel(ValueError):
+    """config.json names a model that no family here can run."""
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family that a config.json belongs to, by its `model_type`.
+
+    Raises:
+        UnsupportedModel: no family has that `model_type`; the message lists those there are.
+    """
+    model_type = config.get("model_type")
+    for family in FAMILIES:
+        if model_type in family.model_types:
+            return family
+    supported = ", ".join(sorted(name for family in FAMILIES for name in family.model_types))
+    found = f"model_type {model_type!r}" if model_type is not None else "no model_type"
+    raise UnsupportedModel(f"config.json has {found}; supported are: {supported}")

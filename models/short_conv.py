@@ -1,0 +1,33 @@
+"""Causal depthwise convolution over the last few tokens, with its state."""
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Float32, Int32
+
+
+def short_conv(
+    x: Float32[Array, "lane token channel"],
+    weight: Float32[Array, "channel kernel"],
+    state: Float[Array, "lane tap channel"],
+    lengths: Int32[Array, "lane"],
+    valid: Bool[Array, "lane token"],
+) -> tuple[Float32[Array, "lane token channel"], Float[Array, "lane tap channel"]]:
+    """`y_t = sum_j weight[c, j] x_{t-K+1+j}`: tap K-1 meets the current token. No activation, no bias.
+
+    Args:
+        x: inputs; those of tokens that are not real are ignored, even if they are NaN.
+        weight: taps, `[channel, K]`.
+        state: the K-1 inputs before this step.
+        lengths, valid: real tokens of each lane.
+
+    Returns:
+        The convolution and the last K-1 inputs at each lane's true length; the state of a lane of length 0 is
+        unchanged, bit for bit.
+    """
+    tokens, kernel = x.shape[1], weight.shape[1]
+    x = jnp.where(valid[:, :, None], x, 0.0)
+    window = jnp.concatenate([state.astype(jnp.float32), x], axis=1)
+    y = sum(window[:, j : j + tokens] * weight[None, None, :, j] for j in range(kernel))
+    last = lengths[:, None] + jnp.arange(kernel - 1, dtype=jnp.int32)[None, :]
+    tail = jnp.take_along_axis(window, last[:, :, None], axis=1, mode="fill").astype(state.dtype)
+    return y, jnp.where((lengths > 0)[:, None, None], tail, state)

@@ -14,7 +14,7 @@ from models.weights import Weight, rows
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `qwen3_next`: layer i has experts unless it is in `mlp_only_layers` or off the sparse step."""
+    """Read config.json of `qwen3_next`: layer i has experts unless `mlp_only_layers` or the sparse step skip it."""
     outer, reader = text_reader("qwen3_next", config)
     layers = reader.integer("num_hidden_layers")
     step = reader.integer("decoder_sparse_step", 1)

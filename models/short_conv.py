@@ -27,7 +27,9 @@ def short_conv(
     tokens, kernel = x.shape[1], weight.shape[1]
     x = jnp.where(valid[:, :, None], x, 0.0)
     window = jnp.concatenate([state.astype(jnp.float32), x], axis=1)
-    y = sum(window[:, j : j + tokens] * weight[None, None, :, j] for j in range(kernel))
+    y = window[:, :tokens] * weight[None, None, :, 0]
+    for j in range(1, kernel):
+        y = y + window[:, j : j + tokens] * weight[None, None, :, j]
     last = lengths[:, None] + jnp.arange(kernel - 1, dtype=jnp.int32)[None, :]
     tail = jnp.take_along_axis(window, last[:, :, None], axis=1, mode="fill").astype(state.dtype)
     return y, jnp.where((lengths > 0)[:, None, None], tail, state)

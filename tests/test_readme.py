@@ -1,0 +1,33 @@
+"""README's promises that a machine can check: two commands on the first screen, an example that runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_first_block_is_the_two_commands():
+    first = re.search(r"^```.*?^```$", README, flags=re.MULTILINE | re.DOTALL)
+    assert first is not None and README[: first.start()].count("\n") < 10
+    commands = first.group().splitlines()[1:-1]
+    assert len(commands) == 2
+    for command, needs, ends in zip(commands, ("-e .", '-e ".[test]"'), ("hybridlm demo", "pytest"), strict=True):
+        assert f"pip install {needs}" in command
+        assert command.endswith(f"&& {ends}")
+
+
+def test_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    (example,) = blocks("python")
+    assert len(example.splitlines()) <= 12
+    monkeypatch.chdir(ROOT)
+    scope: dict[str, object] = {}
+    exec(compile(example, "README.md", "exec"), scope)
+    assert len(capsys.readouterr().out.splitlines()) >= 4
+    assert scope["output"] is not None

@@ -1,0 +1,171 @@
+"""A Hugging Face checkpoint directory: config.json and safetensors files, in one piece or in shards."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from hybridlm.checkpoint.errors import CheckpointError
+from hybridlm.checkpoint.safetensors_file import SafetensorsFile, TensorInfo
+from hybridlm.checkpoint.strict_json import MEGABYTE, read_object, unique_keys
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# Mixed-precision checkpoints list tens of thousands of layers in config.json.
+MAX_CONFIG_BYTES = 16 * MEGABYTE
+MAX_INDEX_BYTES = 100 * MEGABYTE
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_FLOATS = ("Infinity", "-Infinity", "NaN")
+
+
+@dataclass(frozen=True)
+class CheckpointDirectory:
+    """An opened checkpoint: its configuration, and where each tensor is. No tensor has been read.
+
+    Attributes:
+        path: the directory.
+        config: config.json.
+        files: tensor name -> the file that holds it.
+        notes: what somebody should know and is no fault, one sentence each.
+        unindexed: tensor name -> the file that holds it although the index does not say so; not part of `files`.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    files: Mapping[str, SafetensorsFile]
+    notes: tuple[str, ...] = ()
+    unindexed: Mapping[str, SafetensorsFile] = field(default_factory=dict)
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype, shape and place of one tensor."""
+        return self.files[name].tensors[name]
+
+    def read(self, name: str) -> np.ndarray:
+        """A read-only view of one tensor in its mapped file (see `SafetensorsFile.read`)."""
+        return self.files[name].read(name)
+
+
+def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
+    """Opens a checkpoint directory and checks config.json, the index and every header.
+
+    Where model.safetensors and an index are both present the single file counts, as in transformers; a note says so.
+
+    Raises:
+        CheckpointError: no directory, no config.json, no safetensors weights (pickles are refused), or faults in the
+            index or in headers; every fault of all shards is in it.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        raise CheckpointError(directory, "expected a checkpoint directory, found none")
+    config = read_config(directory)
+    if (directory / SINGLE).exists():
+        notes = ()
+        if (directory / INDEX).exists():
+            notes = (f"{INDEX} is not used: {SINGLE} is there too",)
+        file = SafetensorsFile(directory / SINGLE)
+        return CheckpointDirectory(directory, config, MappingProxyType(dict.fromkeys(file.tensors, file)), notes)
+    if (directory / INDEX).exists():
+        files, unindexed = _open_shards(directory)
+        notes = tuple(f"{file.path.name} holds {name}, which {INDEX} does not list" for name, file in unindexed.items())
+        return CheckpointDirectory(directory, config, files, notes, unindexed)
+    raise CheckpointError(directory, *_no_weights(directory))
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json, at most 16 MB, with `{"__float__": "Infinity"}` (how transformers 5 writes it) as a float.
+
+    Raises:
+        CheckpointError: missing, too long, or not a JSON object without duplicate keys.
+    """
+    path = directory / "config.json"
+    if not path.exists():
+        raise CheckpointError(directory, f"expected config.json, found {_listing(directory)}")
+    config = read_object(path, MAX_CONFIG_BYTES, _config_value)
+    return config
+
+
+def _config_value(pairs: list[tuple[str, Any]]) -> Any:
+    if len(pairs) == 1 and pairs[0][0] == "__float__":
+        text = pairs[0][1]
+        if text not in _FLOATS:
+            raise ValueError(f'"__float__": expected one of {", ".join(_FLOATS)}, found {text!r}')
+        return float(text)
+    return unique_keys(pairs)
+
+
+def _open_shards(directory: Path) -> tuple[Mapping[str, SafetensorsFile], Mapping[str, SafetensorsFile]]:
+    weight_map = read_object(directory / INDEX, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(directory / INDEX, "expected weight_map, an object of tensor name -> file name")
+    faults: list[str] = []
+    shards: dict[str, SafetensorsFile | None] = {}
+    for name, file_name in weight_map.items():
+        if not isinstance(file_name, str) or not _is_inside(file_name):
+            faults.append(f"{name}: expected a safetensors file inside the directory, the index says {file_name!r}")
+        elif file_name not in shards:
+            shards[file_name] = _open_shard(directory, file_name, faults)
+    files: dict[str, SafetensorsFile] = {}
+    for name, file_name in weight_map.items():
+        shard = shards.get(file_name) if isinstance(file_name, str) else None
+        if shard is None:
+            continue
+        if name in shard.tensors:
+            files[name] = shard
+        else:
+            faults.append(f"{name}: the index says {file_name}, which has no tensor of that name")
+    if faults:
+        raise CheckpointError(directory, faults)
+    unindexed = {
+        name: shard for shard in shards.values() if shard for name in shard.tensors if files.get(name) is not shard
+    }
+    return MappingProxyType(files), MappingProxyType(unindexed)
+
+
+def _open_shard(directory: Path, file_name: str, faults: list[str]) -> SafetensorsFile | None:
+    try:
+        return SafetensorsFile(directory / file_name)
+    except CheckpointError as error:
+        faults.extend(f"{file_name}: {fault}" for fault in error.faults)
+        return None
+
+
+def _is_inside(file_name: str) -> bool:
+    """Whether a file name stays in the directory on every system, judged by the name alone.
+
+    Not by resolving it: in the Hub's cache every file is a link to a folder of blobs elsewhere.
+    """
+    parts = PurePosixPath(file_name)
+    windows = PureWindowsPath(file_name)
+    absolute = parts.is_absolute() or bool(windows.drive) or bool(windows.root)
+    odd = "\\" in file_name or "\0" in file_name or ".." in parts.parts
+    return not absolute and not odd and file_name.endswith(".safetensors")
+
+
+def _no_weights(directory: Path) -> tuple[str, str]:
+    names = [entry.name for entry in directory.iterdir()]
+    expected = f"expected {SINGLE} or {INDEX}, found {_listing(directory)}"
+    pickles = [name for name in names if name.endswith(PICKLES)]
+    if any(name.endswith(".safetensors") for name in names):
+        return expected, f"Shards need their {INDEX}: copy it from where the checkpoint comes from."
+    if pickles:
+        advice = (
+            "A pickle checkpoint can run any code when it is opened, so it is refused. Convert it where you trust it: "
+            "load it with transformers and call save_pretrained, which writes safetensors."
+        )
+        return f"pickle checkpoint ({', '.join(sorted(pickles)[:5])}): {expected}", advice
+    return expected, "Point at the folder that holds config.json and the safetensors files."
+
+
+def _listing(directory: Path) -> str:
+    return listed(sorted(entry.name + "/" * entry.is_dir() for entry in directory.iterdir())) or "an empty directory"
+
+
+def listed(names: Iterable[str], limit: int = 12) -> str:
+    """Names with commas between; the ones beyond `limit` are counted."""
+    names = list(names)
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -1,0 +1,97 @@
+"""Finds a checkpoint: a directory as it is, anything else on the Hugging Face Hub or in its cache."""
+
+import os
+import re
+from pathlib import Path
+
+from hybridlm.checkpoint.errors import CheckpointError
+
+# What a checkpoint needs to be loaded; never pickles, never other frameworks' weights.
+FILES = [
+    "config.json",
+    "generation_config.json",
+    "hf_quant_config.json",
+    "model.safetensors.index.json",
+    "*.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+]
+# "*" crosses folders in these patterns; checkpoints of other formats lie in folders ("original/", "onnx/").
+IGNORED = ["*/*"]
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
+
+
+def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, cache_dir: str | None = None) -> Path:
+    """The directory of a checkpoint.
+
+    Args:
+        dir_or_hub_id: an existing directory, or a Hub id ("organisation/name"). A directory wins over an id.
+        revision: branch, tag or commit on the Hub.
+        cache_dir: instead of huggingface_hub's own cache.
+
+    Raises:
+        CheckpointError: no such directory, not a Hub id, not on the Hub, not allowed, or not in the cache while
+            offline (HF_HUB_OFFLINE=1); with what to do.
+    """
+    given = os.fspath(dir_or_hub_id)
+    path = Path(given).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(
+            given, "is a file", "Give the directory that holds config.json and the safetensors files."
+        )
+    if isinstance(dir_or_hub_id, os.PathLike) or _looks_like_path(given):
+        raise CheckpointError(
+            given, f"no such directory (looked at {path.absolute()})", "Hub ids have the form organisation/name."
+        )
+    if not _HUB_ID.fullmatch(given) or ".." in given or "--" in given:
+        raise CheckpointError(given, "neither a directory nor a Hub id (organisation/name)")
+    return _download(given, revision, cache_dir)
+
+
+def _looks_like_path(given: str) -> bool:
+    return given.startswith((".", "/", "~")) or given.endswith("/") or "\\" in given or given.count("/") > 1
+
+
+def _download(hub_id: str, revision: str | None, cache_dir: str | None) -> Path:
+    # Here and not above: importing it takes longer than everything else that a local directory needs.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        found = snapshot_download(
+            hub_id, revision=revision, cache_dir=cache_dir, allow_patterns=FILES, ignore_patterns=IGNORED
+        )
+    except GatedRepoError as error:
+        raise CheckpointError(
+            hub_id,
+            "this repository needs permission",
+            f"Accept its terms on https://huggingface.co/{hub_id}, then `hf auth login`.",
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(
+            hub_id,
+            f"neither a directory here ({Path(hub_id).absolute()}) nor a repository on the Hub that you may read",
+            "Check the spelling; for a private repository run `hf auth login`.",
+        ) from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(hub_id, f"the repository has no revision {revision!r}") from error
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(
+            hub_id,
+            f"neither a directory here ({Path(hub_id).absolute()}) nor complete in the Hub's cache, and the Hub was "
+            f"not reached: {error}",
+            f"With a connection (and without HF_HUB_OFFLINE=1) run `hf download {hub_id}`, or give a local directory.",
+        ) from error
+    except OSError as error:
+        # Everything else that the network, the Hub or the disk can say.
+        raise CheckpointError(hub_id, f"could not be fetched from the Hub: {error}", "Try again later.") from error
+    return Path(found)

@@ -1,0 +1,91 @@
+"""Writes tests/golden: tiny checkpoints with what Hugging Face transformers computes from them.
+
+    python scripts/make_golden.py [--output tests/golden] [--seed 0]
+
+needs the extra `oracle`. Each folder holds config.json and safetensors as transformers wrote them, `expected.npz`
+(prompts, logits of every position, log-probabilities, 32 greedy tokens and their margins) and `provenance.json` (what
+made it). The tests that read them need no torch. Prompts are drawn until no position of the prompt and no greedy step
+is a near tie and the oracle's own rounding noise is small, so that every token can be demanded exactly.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import sys
+
+import numpy as np
+import torch
+import transformers
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "reference"))
+
+from comparison import Greedy
+from tiny_checkpoint import write_checkpoint
+from tiny_variants import GOLDEN, GREEDY_TOKENS, RAGGED_LENGTHS, Variant, ragged_prompts
+from transformers_oracle import Oracle, log_probabilities
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SMALLEST_MARGIN = 5e-3
+LARGEST_NOISE = 4e-4
+ATTEMPTS = 200
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "tests" / "golden", help="folder to write")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the first prompts")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # one order of summation, so that the same machine writes the same bytes
+    for variant in GOLDEN:
+        directory = options.output / variant.name
+        shutil.rmtree(directory, ignore_errors=True)
+        write_checkpoint(variant, options.seed, directory)
+        write_expected(variant, options.seed, directory)
+
+
+def write_expected(variant: Variant, seed: int, directory: pathlib.Path) -> None:
+    oracle = Oracle.load(directory)
+    chosen = [choose_prompt(oracle, variant, seed, index) for index in range(len(RAGGED_LENGTHS))]
+    prompts = [prompt for prompt, _, _, _ in chosen]
+    logits = [oracle.logits(prompt) for prompt in prompts]
+    np.savez(
+        directory / "expected.npz",
+        lengths=np.array([len(prompt) for prompt in prompts], dtype=np.int32),
+        prompts=np.concatenate(prompts).astype(np.int32),
+        logits=np.concatenate(logits),
+        logprobs=np.concatenate([log_probabilities(*pair) for pair in zip(logits, prompts, strict=True)]),
+        greedy=np.stack([greedy.tokens for _, greedy, _, _ in chosen]).astype(np.int32),
+        greedy_margins=np.stack([greedy.margins for _, greedy, _, _ in chosen]).astype(np.float32),
+    )
+    provenance = {
+        "command": "python scripts/make_golden.py",
+        "seed": seed,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "class": type(oracle.model).__name__,
+        "smallest_greedy_margin": min(float(greedy.margins.min()) for _, greedy, _, _ in chosen),
+        "smallest_prompt_margin": min(margin for _, _, margin, _ in chosen),
+        "largest_noise": max(noise for _, _, _, noise in chosen),
+    }
+    (directory / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
+    print(f"{variant.name}: {json.dumps(provenance)}")
+
+
+def choose_prompt(oracle: Oracle, variant: Variant, seed: int, index: int) -> tuple[list[int], Greedy, float, float]:
+    """The first prompt of its length without a near tie: its tokens, continuation, smallest margin and noise."""
+    for attempt in range(ATTEMPTS):
+        prompt = ragged_prompts(variant, seed, attempt)[index]
+        best = np.sort(oracle.logits(prompt), axis=-1)
+        margin = float((best[:, -1] - best[:, -2]).min())
+        if margin <= SMALLEST_MARGIN:
+            continue
+        greedy = oracle.greedy(prompt, GREEDY_TOKENS)
+        noise = oracle.noise([*prompt, *greedy.tokens.tolist()])
+        if greedy.margins.min() > SMALLEST_MARGIN and noise < LARGEST_NOISE:
+            return prompt, greedy, margin, noise
+    raise RuntimeError(f"{variant.name}: no prompt of length {RAGGED_LENGTHS[index]} without a near tie in {ATTEMPTS}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The float64 reference against the layers of transformers, so that it can stand for them where there is no torch."""
+
+import numpy as np
+import pytest
+from comparison import QWEN_TOLERANCE
+from float64_reference import Float64Model, gated_attention, gated_delta_net
+
+pytestmark = pytest.mark.oracle
+
+
+def test_mixers(case):
+    """Every delta net and attention layer, on the input that transformers gave it."""
+    reference = Float64Model(case.directory)
+    with case.oracle.record() as seen:
+        case.oracle.logits(case.prompts[-1])
+    kinds = set()
+    for layer in range(reference.config["num_hidden_layers"]):
+        inputs = seen[f"{layer}.mixer_input"].astype(np.float64)
+        if weights := reference.below(f"model.layers.{layer}.self_attn"):
+            found, tolerance = gated_attention(inputs, weights, reference.config), 2e-5
+        else:
+            weights = reference.below(f"model.layers.{layer}.linear_attn")
+            found, tolerance = gated_delta_net(inputs, weights, reference.config).hidden, QWEN_TOLERANCE / 4
+        kinds.add(tolerance)
+        expected = seen[f"{layer}.mixer_output"]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance, err_msg=f"{case.variant.name} {layer}")
+    assert len(kinds) == 2, "the case has no layer of one kind"
+
+
+def test_recurrent_state(case):
+    """The state after the prompt is the one that transformers caches; its convolution keeps one input more."""
+    prompt = case.prompts[-1]
+    for layer, expected in Float64Model(case.directory).forward(prompt).delta_nets.items():
+        conv, recurrent = case.oracle.states(prompt, layer)
+        np.testing.assert_allclose(recurrent, expected.recurrent, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(conv[1:], expected.conv, rtol=0, atol=1e-4)
+
+
+def test_logits(case):
+    """The whole model, logits of every position."""
+    reference = Float64Model(case.directory)
+    for prompt, expected in zip(case.prompts, case.logits, strict=True):
+        np.testing.assert_allclose(reference.forward(prompt).logits, expected, rtol=0, atol=QWEN_TOLERANCE)

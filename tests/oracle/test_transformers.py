@@ -1,0 +1,74 @@
+"""hybridlm against Hugging Face transformers on tiny random checkpoints that transformers wrote."""
+
+import numpy as np
+import pytest
+from comparison import check_greedy, check_logits, check_logprobs, padded
+from tiny_variants import GREEDY_TOKENS
+
+import hybridlm
+
+pytestmark = pytest.mark.oracle
+
+MOST_TIES = 1
+"""Of the eight prompts of a case, how many may leave the oracle's greedy continuation at a near tie."""
+
+
+def test_logits_of_every_position(case, lm):
+    """All prompts in one batch, and one of them alone."""
+    batch = np.asarray(lm.forward(padded(case.prompts)).logits)
+    ties = sum(
+        check_logits(row[: len(expected)], expected, case.where(index))
+        for index, (row, expected) in enumerate(zip(batch, case.logits, strict=True))
+    )
+    assert ties <= MOST_TIES
+    check_logits(np.asarray(lm.forward(case.prompts[4]).logits), case.logits[4], case.where(4) + ", alone")
+
+
+def test_ragged_batch_scores(case, lm):
+    """Eight prompts queued over three lanes have the log-probabilities that each has alone in transformers."""
+    for index, score in enumerate(lm.score(case.prompts)):
+        where, prompt = case.where(index), case.prompts[index]
+        assert list(score.token_ids) == prompt, where
+        check_logprobs(score.logprobs, case.logprobs[index], where)
+        best = np.sort(case.logits[index][:-1], axis=-1)
+        clear = best[:, -1] - best[:, -2] > 5e-3
+        greedy = case.logits[index][:-1].argmax(axis=-1) == np.asarray(prompt[1:])
+        assert (score.greedy[1:] == greedy)[clear].all(), where
+        assert score.sum_logprob == pytest.approx(case.logprobs[index][1:].sum(), abs=4e-3 * len(prompt)), where
+
+
+def test_ragged_batch_generates(case, lm):
+    """Eight prompts queued over three lanes continue as each does alone in transformers."""
+    completions = lm.generate(case.prompts, max_tokens=GREEDY_TOKENS, ignore_eos=True)
+    ties = sum(
+        check_greedy(completion.token_ids, case.greedy[index], case.where(index))
+        for index, completion in enumerate(completions)
+    )
+    assert ties <= MOST_TIES
+
+
+def test_each_prompt_alone(case, lm):
+    """One prompt in the engine at a time: the same log-probabilities and the same continuation."""
+    ties = 0
+    for index, prompt in enumerate(case.prompts):
+        where = case.where(index) + ", alone"
+        check_logprobs(lm.score([prompt])[0].logprobs, case.logprobs[index], where)
+        completion = lm.generate([prompt], max_tokens=GREEDY_TOKENS, ignore_eos=True)[0]
+        ties += check_greedy(completion.token_ids, case.greedy[index], where)
+    assert ties <= MOST_TIES
+
+
+@pytest.mark.parametrize(
+    "chunk", [pytest.param(chunk, marks=[] if chunk in (1, 3, 17) else [pytest.mark.long]) for chunk in range(1, 18)]
+)
+def test_chunked_prefill(case, chunk):
+    """Log-probabilities and continuations do not depend on how the prompt is cut into chunks."""
+    lm = hybridlm.load(str(case.directory), lanes=3, dtype="float32", chunk=chunk)
+    for index, score in enumerate(lm.score(case.prompts)):
+        check_logprobs(score.logprobs, case.logprobs[index], f"{case.where(index)}, chunk {chunk}")
+    completions = lm.generate(case.prompts, max_tokens=GREEDY_TOKENS, ignore_eos=True)
+    ties = sum(
+        check_greedy(completion.token_ids, case.greedy[index], f"{case.where(index)}, chunk {chunk}")
+        for index, completion in enumerate(completions)
+    )
+    assert ties <= MOST_TIES

@@ -1,0 +1,203 @@
+"""A float64 forward of the Qwen hybrid families in NumPy, written from their equations: slow, obvious, one sequence.
+
+It reads config.json and safetensors by itself and shares no code with `models` or `hybridlm`. Letters: T tokens,
+H hidden size, Hk and Hv key and value heads of the delta net, dk and dv their sizes, D head size of attention.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+Tensors = Mapping[str, np.ndarray]
+_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+
+
+class DeltaNetOutput(NamedTuple):
+    """`hidden` [T, H]; `conv` [K-1, 2 Hk dk + Hv dv], the last inputs of the convolution; `recurrent` [Hv, dk, dv]."""
+
+    hidden: np.ndarray
+    conv: np.ndarray
+    recurrent: np.ndarray
+
+
+class ModelOutput(NamedTuple):
+    """`logits` [T, V] and, by layer index, the output of every delta-net layer."""
+
+    logits: np.ndarray
+    delta_nets: dict[int, DeltaNetOutput]
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x * sigmoid(x)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+def gated_delta_net(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> DeltaNetOutput:
+    """One Gated DeltaNet mixer (arXiv:2412.06464) on the normalised x [T, H], token by token from the zero state.
+
+    `weights` are named as below `linear_attn.`; both the separate projections of Qwen3.5 and the fused ones of
+    Qwen3-Next, whose rows are grouped by key head, are understood.
+    """
+    tokens = len(x)
+    key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    dk, dv, taps = config["linear_key_head_dim"], config["linear_value_head_dim"], config["linear_conv_kernel_dim"]
+    group = value_heads // key_heads
+    if "in_proj_qkvz.weight" in weights:
+        qkvz = (x @ weights["in_proj_qkvz.weight"].T).reshape(tokens, key_heads, 2 * dk + 2 * group * dv)
+        q, k, v, z = np.split(qkvz, np.cumsum([dk, dk, group * dv]), axis=-1)
+        qkv = np.concatenate([part.reshape(tokens, -1) for part in (q, k, v)], axis=-1)
+        ba = (x @ weights["in_proj_ba.weight"].T).reshape(tokens, key_heads, 2 * group)
+        b, a = ba[..., :group].reshape(tokens, value_heads), ba[..., group:].reshape(tokens, value_heads)
+    else:
+        qkv, z, b, a = (x @ weights[f"in_proj_{part}.weight"].T for part in ("qkv", "z", "b", "a"))
+    z = z.reshape(tokens, value_heads, dv)
+
+    padded = np.concatenate([np.zeros((taps - 1, qkv.shape[1])), qkv])
+    kernel = weights["conv1d.weight"][:, 0, :]
+    # The last tap meets the current token.
+    mixed = silu(np.sum([padded[tap : tap + tokens] * kernel[:, tap] for tap in range(taps)], axis=0))
+    q, k, v = np.split(mixed, [key_heads * dk, 2 * key_heads * dk], axis=-1)
+    q, k = (part.reshape(tokens, key_heads, dk) for part in (q, k))
+    q, k = (part / np.sqrt((part * part).sum(axis=-1, keepdims=True) + 1e-6) for part in (q, k))
+    q, v = q / np.sqrt(dk), v.reshape(tokens, value_heads, dv)
+    decay = np.exp(-np.exp(weights["A_log"]) * np.logaddexp(0.0, a + weights["dt_bias"]))
+    beta = sigmoid(b)
+
+    state, read = np.zeros((value_heads, dk, dv)), np.zeros((tokens, value_heads, dv))
+    for t in range(tokens):
+        for head in range(value_heads):
+            key, query = k[t, head // group], q[t, head // group]
+            kept = decay[t, head] * state[head]
+            state[head] = kept + np.outer(key, beta[t, head] * (v[t, head] - key @ kept))
+            read[t, head] = query @ state[head]
+    gated = rms_norm(read, weights["norm.weight"], config["rms_norm_eps"]) * silu(z)
+    return DeltaNetOutput(gated.reshape(tokens, -1) @ weights["out_proj.weight"].T, padded[tokens:], state)
+
+
+def rotate(x: np.ndarray, rotary: int, theta: float) -> np.ndarray:
+    """Rotary embedding of the first `rotary` entries of x [T, heads, D]; the two halves of those form the pairs."""
+    angles = np.arange(len(x))[:, None] * theta ** (-np.arange(0, rotary, 2) / rotary)
+    cos, sin = np.cos(angles)[:, None, :], np.sin(angles)[:, None, :]
+    first, second, rest = np.split(x, [rotary // 2, rotary], axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+
+def gated_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
+    """One gated attention mixer on the normalised x [T, H]: causal, grouped queries, partial rope, sigmoid gate.
+
+    `weights` are named as below `self_attn.`. Returns [T, H].
+    """
+    tokens, heads, kv_heads = len(x), config["num_attention_heads"], config["num_key_value_heads"]
+    size, eps = config["head_dim"], config["rms_norm_eps"]
+    rope = config.get("rope_parameters") or config
+    rotary, theta = int(size * rope["partial_rotary_factor"]), rope["rope_theta"]
+    q, gate = np.split((x @ weights["q_proj.weight"].T).reshape(tokens, heads, 2 * size), 2, axis=-1)
+    k, v = ((x @ weights[f"{part}_proj.weight"].T).reshape(tokens, kv_heads, size) for part in ("k", "v"))
+    q = rotate(rms_norm(q, 1.0 + weights["q_norm.weight"], eps), rotary, theta)
+    k = rotate(rms_norm(k, 1.0 + weights["k_norm.weight"], eps), rotary, theta)
+    out = np.zeros((tokens, heads, size))
+    future = np.triu(np.ones((tokens, tokens), dtype=bool), 1)
+    for head in range(heads):
+        source = head // (heads // kv_heads)
+        scores = np.where(future, -np.inf, q[:, head] @ k[:, source].T / np.sqrt(size))
+        out[:, head] = softmax(scores) @ v[:, source]
+    return (out * sigmoid(gate)).reshape(tokens, -1) @ weights["o_proj.weight"].T
+
+
+def swiglu(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
+    return (silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+def experts(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
+    """The mixture of experts with its gated shared expert on x [T, H], token by token."""
+    shared = swiglu(x, *(weights[f"shared_expert.{part}_proj.weight"] for part in ("gate", "up", "down")))
+    out = sigmoid(x @ weights["shared_expert_gate.weight"].T) * shared
+    scores = softmax(x @ weights["gate.weight"].T)
+    for t in range(len(x)):
+        chosen = np.argsort(-scores[t], kind="stable")[: config["num_experts_per_tok"]]
+        total = scores[t, chosen].sum() if config.get("norm_topk_prob", True) else 1.0
+        for e in chosen:
+            if "experts.gate_up_proj" in weights:
+                gate, up = np.split(weights["experts.gate_up_proj"][e], 2)
+                down = weights["experts.down_proj"][e]
+            else:
+                gate, up, down = (weights[f"experts.{e}.{part}_proj.weight"] for part in ("gate", "up", "down"))
+            out[t] += scores[t, e] / total * swiglu(x[t], gate, up, down)
+    return out
+
+
+class Float64Model:
+    """A checkpoint directory in float64. `tensors` carry canonical names: `model.…` and `lm_head.weight`."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        outer = json.loads((directory / "config.json").read_text())
+        self.config: dict[str, Any] = outer.get("text_config", outer)
+        self.tensors: dict[str, np.ndarray] = {}
+        for file in sorted(directory.glob("*.safetensors")):
+            for name, value in read_safetensors(file).items():
+                self.tensors[name.replace("model.language_model.", "model.")] = value
+
+    def below(self, prefix: str) -> dict[str, np.ndarray]:
+        """The tensors whose names begin with `prefix.`, without it."""
+        start = len(prefix) + 1
+        return {name[start:]: value for name, value in self.tensors.items() if name.startswith(prefix + ".")}
+
+    def normed(self, x: np.ndarray, name: str) -> np.ndarray:
+        return rms_norm(x, 1.0 + self.tensors[f"model.{name}.weight"], self.config["rms_norm_eps"])
+
+    def forward(
+        self, tokens: Sequence[int], watch: Callable[[int, np.ndarray, np.ndarray], None] | None = None
+    ) -> ModelOutput:
+        """Logits of every position. `watch(layer, mixer_input, mixer_output)` sees the mixers as they are computed."""
+        table = self.tensors["model.embed_tokens.weight"]
+        x, delta_nets = table[np.asarray(tokens)], {}
+        for index in range(self.config["num_hidden_layers"]):
+            layer = f"layers.{index}"
+            inputs = self.normed(x, f"{layer}.input_layernorm")
+            if attention := self.below(f"model.{layer}.self_attn"):
+                mixed = gated_attention(inputs, attention, self.config)
+            else:
+                delta_nets[index] = gated_delta_net(inputs, self.below(f"model.{layer}.linear_attn"), self.config)
+                mixed = delta_nets[index].hidden
+            if watch is not None:
+                watch(index, inputs, mixed)
+            x = x + mixed
+            mlp, inputs = self.below(f"model.{layer}.mlp"), self.normed(x, f"{layer}.post_attention_layernorm")
+            if "gate.weight" in mlp:
+                x = x + experts(inputs, mlp, self.config)
+            else:
+                x = x + swiglu(inputs, *(mlp[f"{part}_proj.weight"] for part in ("gate", "up", "down")))
+        head = table if self.config["tie_word_embeddings"] else self.tensors["lm_head.weight"]
+        return ModelOutput(self.normed(x, "norm") @ head.T, delta_nets)
+
+
+def read_safetensors(file: pathlib.Path) -> dict[str, np.ndarray]:
+    """All tensors of a safetensors file as float64, read by its published layout: length, JSON header, bytes."""
+    data = file.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header.pop("__metadata__", None)
+    return {
+        name: np.frombuffer(
+            data[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]], _DTYPES[entry["dtype"]]
+        )
+        .reshape(entry["shape"])
+        .astype(np.float64)
+        for name, entry in header.items()
+    }

@@ -1,0 +1,158 @@
+"""Tiny random checkpoints written by the classes of Hugging Face transformers themselves."""
+
+import json
+import math
+import pathlib
+from typing import Any
+
+import torch
+import transformers
+from safetensors import torch as safetensors_torch
+from tiny_variants import Variant
+
+_STEM = {"qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
+_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+}
+
+
+def write_checkpoint(variant: Variant, seed: int, directory: pathlib.Path) -> None:
+    """Writes config.json and safetensors of `variant` into `directory`; the same seed gives the same bytes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    model = _new_model(variant)
+    _reinitialise(model, variant, torch.Generator().manual_seed(seed + 1000))
+    # Hugging Face writes the shards itself wherever nothing has to be rewritten afterwards.
+    total = sum(p.numel() * p.element_size() for p in model.parameters())
+    model.save_pretrained(
+        directory, max_shard_size=math.ceil(total / variant.shards) + 1 if variant.shards > 1 else "1GB"
+    )
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    if variant.fused_experts or variant.mtp or variant.stored != "float32":
+        _rewrite_tensors(variant, directory, torch.Generator().manual_seed(seed + 2000))
+    _rewrite_config(variant, directory)
+
+
+def _new_model(variant: Variant) -> Any:
+    stem = _STEM[variant.family]
+    text = dict(variant.text) | ({"full_attention_interval": variant.interval} if variant.interval else {})
+    implementation = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    if not variant.multimodal:
+        config = getattr(transformers, stem + ("Config" if variant.family == "qwen3_next" else "TextConfig"))(**text)
+        return getattr(transformers, stem + "ForCausalLM")._from_config(config, **implementation)
+    vocab = variant.text["vocab_size"]
+    config = getattr(transformers, stem + "Config")(
+        text_config=text,
+        vision_config=_VISION | {"out_hidden_size": variant.text["hidden_size"]},
+        tie_word_embeddings=variant.tied,
+        image_token_id=vocab - 1,
+        video_token_id=vocab - 2,
+        vision_start_token_id=vocab - 3,
+        vision_end_token_id=vocab - 4,
+    )
+    return getattr(transformers, stem + "ForConditionalGeneration")._from_config(config, **implementation)
+
+
+def _reinitialise(model: Any, variant: Variant, generator: torch.Generator) -> None:
+    """Replaces the initial weights, which are degenerate for a test, by ones that make every part of the model matter.
+
+    Transformers starts the pad row at zero, the norms and `dt_bias` at constants and the router near zero. Its `A_log`
+    goes up to log 16, a decay of about exp(-20) per token: most heads would forget everything at once and a leaked
+    state would not show. Here A is log-uniform in [0.005, 4]. Tied embeddings are scaled like an untied head: at unit
+    scale a tied random model only repeats its input.
+    """
+    hidden = variant.text["hidden_size"]
+
+    def normal(shape: torch.Size, std: float) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * std
+
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("A_log"):
+                low, high = math.log(0.005), math.log(4.0)
+                value = low + (high - low) * torch.rand(weight.shape, generator=generator)
+            elif name.endswith("embed_tokens.weight"):
+                value = normal(weight.shape, 1.5 / math.sqrt(hidden) if variant.tied else 1.0)
+            elif name.endswith("lm_head.weight"):
+                value = normal(weight.shape, 1.5 / math.sqrt(hidden))
+            elif name.endswith("conv1d.weight"):
+                value = normal(weight.shape, 0.6)
+            elif weight.ndim == 1:
+                value = weight + normal(weight.shape, 0.2)
+            else:
+                value = normal(
+                    weight.shape, 1.2 / math.sqrt(weight[0].numel() if weight.ndim > 3 else weight.shape[-1])
+                )
+            weight.copy_(value)
+
+
+def _rewrite_tensors(variant: Variant, directory: pathlib.Path, generator: torch.Generator) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        tensors |= safetensors_torch.load_file(file)
+        file.unlink()
+    (directory / "model.safetensors.index.json").unlink(missing_ok=True)
+    if variant.fused_experts:
+        tensors = _fuse_experts(tensors)
+    if variant.mtp:
+        hidden = variant.text["hidden_size"]
+        for name, shape in {"mtp.fc.weight": (hidden, 2 * hidden), "mtp.norm.weight": (hidden,)}.items():
+            tensors[name] = torch.randn(shape, generator=generator)
+        tensors["mtp.layers.0.self_attn.q_norm.weight"] = torch.randn(variant.text["head_dim"], generator=generator)
+    if variant.stored == "bfloat16":
+        # As in some releases, these two stay in float32.
+        tensors = {
+            name: value if name.endswith(("A_log", "linear_attn.norm.weight")) else value.to(torch.bfloat16)
+            for name, value in tensors.items()
+        }
+    names = sorted(tensors)
+    if variant.shards == 1:
+        safetensors_torch.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map: dict[str, str] = {}
+    for shard in range(variant.shards):
+        file = f"model-{shard + 1:05d}-of-{variant.shards:05d}.safetensors"
+        # Every k-th name, so that the tensors of one layer lie in different files.
+        part = {name: tensors[name].contiguous() for name in names[shard :: variant.shards]}
+        safetensors_torch.save_file(part, directory / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    size = sum(value.numel() * value.element_size() for value in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+def _fuse_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    fused = {name: value for name, value in tensors.items() if ".mlp.experts." not in name}
+    prefixes = sorted({name.split(".experts.")[0] + ".experts" for name in tensors if ".mlp.experts." in name})
+    for prefix in prefixes:
+        count = sum(name.startswith(prefix + ".") and name.endswith("down_proj.weight") for name in tensors)
+        part = {
+            kind: [tensors[f"{prefix}.{expert}.{kind}_proj.weight"] for expert in range(count)]
+            for kind in ("gate", "up", "down")
+        }
+        fused[prefix + ".gate_up_proj"] = torch.cat([torch.stack(part["gate"]), torch.stack(part["up"])], dim=1)
+        fused[prefix + ".down_proj"] = torch.stack(part["down"])
+    return fused
+
+
+def _rewrite_config(variant: Variant, directory: pathlib.Path) -> None:
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    text = config["text_config"] if variant.multimodal else config
+    if variant.legacy_rope:
+        rope = text.pop("rope_parameters")
+        text |= {
+            "rope_theta": rope["rope_theta"],
+            "partial_rotary_factor": rope["partial_rotary_factor"],
+            "rope_scaling": None,
+        }
+    if variant.interval is not None:
+        text.pop("layer_types")
+        text["full_attention_interval"] = variant.interval
+    config["dtype"] = text["dtype"] = variant.stored
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

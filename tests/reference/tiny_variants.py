@@ -1,0 +1,202 @@
+"""The tiny checkpoints that hybridlm is compared on: plain numbers, no torch.
+
+A variant is a Hugging Face config plus the choices of how the checkpoint lies on disk. Together the variants cover
+the value-to-key head ratios 1, 2 and 4, key size != value size, head size != hidden/heads, convolution kernels 3 and
+4, tied and untied heads, both rope spellings, both spellings of the layer pattern, both expert layouts, text-only and
+multimodal prefixes, shards, bfloat16 storage, and the dense layers of Qwen3-Next.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+RAGGED_LENGTHS = (1, 3, 4, 5, 17, 33, 64, 65)
+GREEDY_TOKENS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One tiny checkpoint.
+
+    `text` holds the fields of the text config. `multimodal` lets the Hugging Face class with a vision tower write it
+    (nested `text_config`, names under `model.language_model.`). `fused_experts` stores `[E, 2I, H]` tensors instead of
+    one matrix per expert. `legacy_rope` and `interval` rewrite config.json to the older spellings. `mtp` adds tensors
+    of a multi-token-prediction head, which must be skipped. `stored` is the dtype in the file; weights are rounded to
+    it before the oracle runs.
+    """
+
+    name: str
+    family: Literal["qwen3_next", "qwen3_5", "qwen3_5_moe"]
+    text: Mapping[str, Any]
+    multimodal: bool = False
+    fused_experts: bool = False
+    shards: int = 1
+    legacy_rope: bool = False
+    interval: int | None = None
+    mtp: bool = False
+    stored: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def tied(self) -> bool:
+        return bool(self.text["tie_word_embeddings"])
+
+
+def _rope(factor: float, theta: float = 10000.0, sections: tuple[int, int, int] | None = None) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": factor}
+    if sections is not None:
+        rope |= {"mrope_section": list(sections), "mrope_interleaved": True}
+    return rope
+
+
+BASE: dict[str, Any] = {
+    "vocab_size": 331,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 512,
+    "num_hidden_layers": 4,
+    "tie_word_embeddings": False,
+}
+MOE = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+NEXT = BASE | MOE | {"intermediate_size": 96, "rope_parameters": _rope(0.25)}
+DENSE = BASE | {"intermediate_size": 96, "rope_parameters": _rope(0.25, sections=(1, 1, 0))}
+SPARSE = BASE | MOE | {"rope_parameters": _rope(0.25, sections=(1, 1, 0))}
+
+VARIANTS = (
+    Variant("next_base", "qwen3_next", NEXT),
+    Variant(
+        "next_old_fields",
+        "qwen3_next",
+        NEXT
+        | {
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+            "linear_value_head_dim": 24,
+            "linear_conv_kernel_dim": 3,
+            "norm_topk_prob": False,
+            "rope_parameters": _rope(0.5, theta=5000.0),
+        },
+        legacy_rope=True,
+        interval=2,
+        mtp=True,
+    ),
+    Variant(
+        "next_dense_layers",
+        "qwen3_next",
+        NEXT
+        | {
+            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 8,
+            "head_dim": 32,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
+        },
+        fused_experts=True,
+        shards=3,
+    ),
+    Variant("dense_base", "qwen3_5", DENSE, shards=2),
+    Variant(
+        "dense_multimodal",
+        "qwen3_5",
+        DENSE
+        | {
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 20,
+            "linear_conv_kernel_dim": 3,
+            "head_dim": 32,
+            "tie_word_embeddings": True,
+            "rope_parameters": _rope(0.25, sections=(2, 1, 1)),
+        },
+        multimodal=True,
+        mtp=True,
+    ),
+    Variant(
+        "dense_interval",
+        "qwen3_5",
+        DENSE
+        | {
+            "linear_num_value_heads": 8,
+            "linear_value_head_dim": 8,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 5,
+            "rope_parameters": _rope(0.5, theta=1000000.0, sections=(2, 1, 1)),
+        },
+        interval=3,
+        shards=2,
+        stored="bfloat16",
+    ),
+    Variant("sparse_base", "qwen3_5_moe", SPARSE),
+    Variant(
+        "sparse_multimodal",
+        "qwen3_5_moe",
+        SPARSE
+        | {
+            "linear_key_head_dim": 8,
+            "linear_num_value_heads": 8,
+            "head_dim": 32,
+            "rope_parameters": _rope(0.5, sections=(4, 2, 2)),
+        },
+        multimodal=True,
+        fused_experts=True,
+        shards=2,
+        mtp=True,
+        stored="bfloat16",
+    ),
+)
+
+
+def shrunk(variant: Variant) -> Variant:
+    """The variant at hidden size 32 and vocabulary 97, small enough to keep its checkpoint in the repository."""
+    sizes = {"hidden_size": 32, "vocab_size": 97}
+    if "intermediate_size" in variant.text:
+        sizes["intermediate_size"] = 48
+    if "num_experts" in variant.text:
+        sizes |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
+    return dataclasses.replace(variant, text=dict(variant.text) | sizes, stored="bfloat16")
+
+
+def variant(name: str) -> Variant:
+    """The variant of that name."""
+    return {each.name: each for each in VARIANTS}[name]
+
+
+GOLDEN = tuple(
+    shrunk(variant(name))
+    for name in (
+        "next_old_fields",
+        "next_dense_layers",
+        "dense_multimodal",
+        "dense_interval",
+        "sparse_base",
+        "sparse_multimodal",
+    )
+)
+
+
+def ragged_prompts(variant: Variant, seed: int, attempt: int = 0) -> list[list[int]]:
+    """Eight random prompts of the lengths `RAGGED_LENGTHS`; ids of image tokens are left out."""
+    text_tokens = variant.text["vocab_size"] - 4
+    return [
+        np.random.default_rng((seed, length, attempt)).integers(text_tokens, size=length).tolist()
+        for length in RAGGED_LENGTHS
+    ]

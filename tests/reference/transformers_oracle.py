@@ -1,0 +1,121 @@
+"""Hugging Face transformers on a checkpoint directory: float32, eager attention, one sequence at a time."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from comparison import Greedy
+
+
+@dataclasses.dataclass
+class Oracle:
+    """A model that transformers read from `directory`."""
+
+    directory: pathlib.Path
+    model: Any
+
+    @classmethod
+    def load(cls, directory: pathlib.Path) -> "Oracle":
+        """Reads the directory with transformers; a tensor that it misses or does not expect is an error."""
+        outer = json.loads((directory / "config.json").read_text())
+        auto: Any = (
+            transformers.AutoModelForImageTextToText if "text_config" in outer else transformers.AutoModelForCausalLM
+        )
+        model, info = auto.from_pretrained(
+            directory,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            output_loading_info=True,
+        )
+        faults = {kind: names for kind, names in info.items() if names}
+        if faults:
+            raise ValueError(f"transformers did not read {directory} cleanly: {faults}")
+        model.eval()
+        for end in ("eos_token_id", "pad_token_id", "bos_token_id"):
+            setattr(model.generation_config, end, None)
+        return cls(directory, model)
+
+    @property
+    def text_model(self) -> Any:
+        """The text tower, with `embed_tokens`, `layers` and `norm`."""
+        inner = self.model.model
+        return getattr(inner, "language_model", inner)
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """float32[T, V], computed without a cache."""
+        with torch.no_grad():
+            return self.model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0].numpy()
+
+    def states(self, tokens: Sequence[int], layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """What the cache of a delta-net layer holds after the tokens.
+
+        The convolution's last K inputs [K, C] (one more than it needs) and the recurrent state [Hv, dk, dv].
+        """
+        cache = transformers.DynamicCache(config=self.text_model.config)
+        with torch.no_grad():
+            self.model(input_ids=torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True)
+        kept: Any = cache.layers[layer]
+        return kept.conv_states[0][0].numpy().T, kept.recurrent_states[0][0].numpy()
+
+    def greedy(self, tokens: Sequence[int], count: int) -> Greedy:
+        """Continues one prompt by `count` tokens with transformers' own generation and cache; nothing ends it early."""
+        ids = torch.tensor([list(tokens)])
+        with torch.no_grad():
+            result = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=count,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        best = torch.stack(result.logits)[:, 0].topk(2, dim=-1).values.numpy()
+        return Greedy(result.sequences[0, len(tokens) :].numpy(), best[:, 0] - best[:, 1])
+
+    def noise(self, tokens: Sequence[int], repeats: int = 3) -> float:
+        """Largest change of a logit when the embeddings change by a float32 rounding error: the oracle's own noise."""
+        reference, generator = self.logits(tokens), torch.Generator().manual_seed(0)
+
+        def perturb(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+            return output * (1 + 1.2e-7 * torch.randn(output.shape, generator=generator))
+
+        handle = self.text_model.embed_tokens.register_forward_hook(perturb)
+        try:
+            return max(float(np.abs(self.logits(tokens) - reference).max()) for _ in range(repeats))
+        finally:
+            handle.remove()
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[dict[str, np.ndarray]]:
+        """Collects `<layer>.input`, `<layer>.mixer_input` and `<layer>.mixer_output`, float32[T, H], of a forward."""
+        seen: dict[str, np.ndarray] = {}
+        handles = []
+        for index, layer in enumerate(self.text_model.layers):
+            mixer = layer.linear_attn if hasattr(layer, "linear_attn") else layer.self_attn
+
+            def keep(module: Any, args: Any, kwargs: Any, output: Any, index: int = index) -> None:
+                seen[f"{index}.mixer_input"] = kwargs["hidden_states"][0].detach().numpy()
+                seen[f"{index}.mixer_output"] = (output[0] if isinstance(output, tuple) else output)[0].detach().numpy()
+
+            handles.append(mixer.register_forward_hook(keep, with_kwargs=True))
+        try:
+            yield seen
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def log_probabilities(logits: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+    """float64[T]: the log-probability of each token given those before it; entry 0 is nan."""
+    wide = logits.astype(np.float64)
+    peak = wide.max(axis=-1, keepdims=True)
+    normal = wide - peak - np.log(np.exp(wide - peak).sum(axis=-1, keepdims=True))
+    chosen = normal[np.arange(len(tokens) - 1), np.asarray(tokens[1:], dtype=np.int64)]
+    return np.concatenate([[np.nan], chosen])

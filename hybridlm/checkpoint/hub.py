@@ -36,16 +36,18 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
             offline (HF_HUB_OFFLINE=1); with what to do.
     """
     given = os.fspath(dir_or_hub_id)
-    path = Path(given).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
+    # os.path and not Path: no exceptions for "~nobody" or a name that is too long.
+    path = os.path.expanduser(given)
+    # "" would be the current directory.
+    if given and os.path.isdir(path):
+        return Path(path)
+    if os.path.exists(path):
         raise CheckpointError(
             given, "is a file", "Give the directory that holds config.json and the safetensors files."
         )
     if isinstance(dir_or_hub_id, os.PathLike) or _looks_like_path(given):
         raise CheckpointError(
-            given, f"no such directory (looked at {path.absolute()})", "Hub ids have the form organisation/name."
+            given, f"no such directory (looked at {os.path.abspath(path)})", "Hub ids have the form organisation/name."
         )
     if not _HUB_ID.fullmatch(given) or ".." in given or "--" in given:
         raise CheckpointError(given, "neither a directory nor a Hub id (organisation/name)")

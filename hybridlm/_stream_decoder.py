@@ -1,0 +1,62 @@
+"""Text of a token stream as it grows: what has been given out never changes."""
+
+from collections.abc import Callable, Sequence
+
+REPLACEMENT = "\ufffd"
+# A UTF-8 character has at most four bytes, so at most three replacement characters can still become one.
+_UNSETTLED = 3
+# Tokens after which the window is cut although its end is not valid UTF-8; the work per token stays bounded.
+_WINDOW = 64
+
+
+class StreamDecoder:
+    """Turns token ids into text, one at a time.
+
+    A token may end in the middle of a UTF-8 character; its text is held back until the character is complete. The
+    pieces, put together, are what decoding all ids at once gives (with byte-level vocabularies always; a vocabulary
+    with byte fallback may decode invalid UTF-8 to a different number of replacement characters).
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        """`decode` gives the text of a list of ids."""
+        self._decode = decode
+        # Some decoders drop a leading space: the tokens given out last stay in the window as context for the next.
+        self._window: list[int] = []
+        self._context = 0
+        self._given = 0
+
+    def push(self, token_id: int) -> str:
+        """The text that one more token settles; often "" within a character."""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        trailing = len(text) - len(text.rstrip(REPLACEMENT))
+        return self._give(text, len(text) - min(trailing, _UNSETTLED))
+
+    def flush(self) -> str:
+        """The text that was held back, when no token follows; an incomplete character is U+FFFD."""
+        text = self._decode(self._window)
+        rest = text[self._given :]
+        self._window, self._context, self._given = [], 0, 0
+        return rest
+
+    def _give(self, text: str, settled: int) -> str:
+        piece = text[self._given : settled]
+        self._given = max(self._given, settled)
+        if self._given == len(text):
+            self._cut(self._context)
+            self._context = len(self._window)
+        elif len(self._window) > _WINDOW:
+            self._cut_where_equal(text)
+        return piece
+
+    def _cut(self, count: int) -> None:
+        del self._window[:count]
+        self._given = len(self._decode(self._window)) if self._window else 0
+
+    def _cut_where_equal(self, text: str) -> None:
+        half = len(self._window) // 2
+        before, after = self._decode(self._window[:half]), self._decode(self._window[half:])
+        if before + after == text and len(before) <= self._given:
+            del self._window[:half]
+            self._given -= len(before)
+            self._context = 0

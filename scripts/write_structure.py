@@ -15,8 +15,8 @@ FOLDERS = {
 }
 INTRODUCTION = """# Structure
 
-hybridlm imports models and ir_passes; models and ir_passes import neither each other nor hybridlm (tests/test_imports.py).
-tests/ mirrors the three packages; tests/oracle compares with transformers, tests/reference holds independent
+hybridlm imports models and ir_passes; these import neither each other nor hybridlm (tests/test_imports.py). tests/
+mirrors the three packages; tests/oracle compares with transformers, tests/reference holds independent
 implementations, tests/golden what transformers computed. Written by scripts/write_structure.py from the docstrings.
 """
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from flax import nnx
@@ -16,6 +16,7 @@ from models.norms import RMSNorm
 from models.shapes import Activations, LaneInfo, Lengths, Positions, Tokens
 
 
+@runtime_checkable
 class BranchConfig(Protocol):
     """Sizes of a mixer or feed-forward layer; `build` makes it."""
 

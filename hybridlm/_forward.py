@@ -1,0 +1,80 @@
+"""Research access: logits, hidden states and recurrent states of whole sequences, differentiable."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from hybridlm._steps import Structure
+from models import kv_blocks
+
+
+class SequenceState(NamedTuple):
+    """The state of sequences after some tokens: a pytree that can be kept, changed and put back.
+
+    Attributes:
+        position: tokens consumed so far.
+        layers: per layer and branch, its state with a leading lane axis; None for branches without state.
+    """
+
+    position: int
+    layers: tuple
+
+
+class ForwardOutput(NamedTuple):
+    """What `LM.forward` returns; arrays have a leading lane axis where the tokens had one.
+
+    Attributes:
+        logits: float32 [.., T, vocab].
+        hidden_states: float32 [.., T, hidden]: after the embedding and after each layer, before the final norm.
+        states: the state after the last token; None where not asked for.
+    """
+
+    logits: Array
+    hidden_states: tuple[Array, ...]
+    states: SequenceState | None
+
+
+@partial(jax.jit, static_argnums=(0, 5))
+def run(
+    structure: Structure, params: tuple[Array, ...], tokens: Array, layers: tuple, position: Array, blocks: int
+) -> tuple[Array, tuple[Array, ...], tuple]:
+    """All tokens of every lane in one step, from the given state.
+
+    Args:
+        structure, params: the model.
+        tokens: int32 [N, T].
+        layers: state before the first token.
+        position: int32 scalar, its position.
+        blocks: blocks of the key/value cache to visit; static, so that the loop over them has a gradient.
+    """
+    model = structure.rebuild(params)
+    lanes, count = tokens.shape
+    hidden_states: list[Array] = []
+    lengths = jnp.full((lanes,), count, jnp.int32)
+    positions = jnp.broadcast_to(position, (lanes,))
+    hidden, layers = model(tokens, lengths, positions, layers, blocks, tap=hidden_states.append)
+    return model.logits(hidden), tuple(hidden_states), layers
+
+
+def forward(
+    structure: Structure,
+    params: tuple[Array, ...],
+    tokens: Array,
+    state: SequenceState | None,
+    context: int,
+    dtype: DTypeLike,
+    return_states: bool,
+) -> ForwardOutput:
+    """See `LM.forward`; tokens are int32 [N, T] and have been checked."""
+    if state is None:
+        layers: Any = structure.rebuild(params).init_state(tokens.shape[0], context, dtype)
+        state = SequenceState(0, layers)
+    end = state.position + tokens.shape[1]
+    logits, hidden_states, layers = run(
+        structure, params, tokens, state.layers, jnp.int32(state.position), kv_blocks(end)
+    )
+    return ForwardOutput(logits, hidden_states, SequenceState(end, layers) if return_states else None)

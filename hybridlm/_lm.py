@@ -1,0 +1,267 @@
+"""The model as users hold it: generate, chat, score, perplexity, forward."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybridlm._engine import Engine
+from hybridlm._forward import ForwardOutput, SequenceState, forward
+from hybridlm._generation import Event, generate_events
+from hybridlm._perplexity import CONVENTIONS, rolling
+from hybridlm._requests import check_length, to_items, to_sampling_params, to_token_ids
+from hybridlm._results import Completion, Score
+from hybridlm._sampling import LogitsProcessor
+from hybridlm._sequence import Request
+from hybridlm._steps import Structure
+from hybridlm._tokenizer import Tokenizer
+from models import Decoder, DecoderConfig
+
+
+class LM:
+    """A loaded model; `hybridlm.load` makes it.
+
+    Attributes:
+        model: the flax nnx module that holds the parameters.
+        config: what was read from config.json.
+        tokenizer: None where the checkpoint has none; token ids always work.
+        params: parameters by dotted name, as `forward` takes them for differentiation.
+        context: most tokens of a sequence, prompt and continuation together.
+        eos_token_ids: tokens that end a completion.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        structure: Structure,
+        params: dict[str, jax.Array],
+        engine: Engine,
+        tokenizer: Tokenizer | None,
+        eos_token_ids: tuple[int, ...],
+        cache_dtype: Any,
+    ):
+        self.model = model
+        self.config: DecoderConfig = model.config
+        self.params = params
+        self.tokenizer = tokenizer
+        self.context = engine.context
+        self.eos_token_ids = eos_token_ids
+        self._structure = structure
+        self._engine = engine
+        self._cache_dtype = cache_dtype
+
+    def __repr__(self) -> str:
+        c = self.config
+        size = sum(array.size for array in self.params.values())
+        return (
+            f"LM({c.family}, {size / 1e6:.1f}M parameters, {c.num_layers} layers, "
+            f"lanes={self._engine.lanes}, context={self.context})"
+        )
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Counters since the model was loaded: steps, prompt, generated and scored tokens, compiled programs."""
+        return {**self._engine.stats, "compiled": len(self._engine.programs.shapes)}
+
+    def generate(
+        self,
+        prompts: str | Sequence[str | Sequence[int]],
+        max_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        stop: str | int | Sequence[str | int] | None = None,
+        ignore_eos: bool = False,
+        logprobs: int | None = None,
+        n: int = 1,
+        logits_processor: LogitsProcessor | None = None,
+    ) -> list[Completion]:
+        """Continue prompts; any number, of any lengths, queued over the lanes.
+
+        Args:
+            prompts: a list whose items are strings or lists of token ids; a bare string is one prompt.
+            max_tokens: most tokens drawn for a prompt.
+            temperature: 0 takes the most likely token; otherwise logits are divided by it.
+            top_k, top_p, min_p: filters, applied in this order after temperature (see `Sampling`).
+            seed: the token at a position is drawn with the key (seed, index of the request, position): it does not
+                depend on the other prompts, the lane or the number of lanes.
+            stop: strings or token ids that end a completion, in addition to the model's own end tokens.
+            ignore_eos: do not end at the model's own end tokens.
+            logprobs: report log-probabilities of the tokens drawn, and of this many most likely ones (0: only those
+                drawn).
+            n: completions per prompt; request i * n + j is the j-th completion of prompt i.
+            logits_processor: `f(logits float32[vocab], last_token int32, position int32) -> float32[vocab]`, a jittable
+                function of one lane; it changes what is drawn, not the reported log-probabilities. Pass the same
+                function object again to reuse its compiled step.
+
+        Returns:
+            Completions in the order of the prompts, the n of one prompt next to each other.
+
+        Raises:
+            TypeError, ValueError: a prompt or a setting is wrong; the message names it. Nothing has been computed.
+            NumericalError: a step computed logits that are not numbers.
+        """
+        events = self._events(prompts, max_tokens, temperature, top_k, top_p, min_p, seed, stop, ignore_eos, logprobs,
+                              n, logits_processor)  # fmt: skip
+        finished = {event.index: event.completion for event in events if event.completion is not None}
+        return [finished[index] for index in sorted(finished)]
+
+    def _events(
+        self,
+        prompts: Any,
+        max_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        stop: Any = None,
+        ignore_eos: bool = False,
+        logprobs: int | None = None,
+        n: int = 1,
+        logits_processor: LogitsProcessor | None = None,
+    ) -> Iterator[Event]:
+        """The tokens of `generate` as they are drawn."""
+        end = () if ignore_eos else self.eos_token_ids
+        vocab = self.config.vocab_size
+        params = to_sampling_params(
+            max_tokens, temperature, top_k, top_p, min_p, seed, stop, end, logprobs, self.tokenizer, vocab
+        )
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"n: expected a whole number of at least 1, got {n!r}")
+        ids = self._token_ids(prompts, "prompts")
+        requests = [Request(i * n + j, tokens, params) for i, tokens in enumerate(ids) for j in range(n)]
+        return generate_events(self._engine, requests, self.tokenizer, logits_processor)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Completion:
+        """Answer a conversation: the checkpoint's chat template, then `generate`.
+
+        Args:
+            messages: `{"role": ..., "content": ...}` in order.
+            settings: as `generate` takes them.
+
+        Raises:
+            ValueError: the checkpoint has no tokenizer or no chat template.
+        """
+        if self.tokenizer is None:
+            raise ValueError("chat: the checkpoint has no tokenizer.json; apply a template yourself and use generate")
+        text = self.tokenizer.apply_chat_template(messages)
+        completions = self.generate([self.tokenizer.encode(text, add_special_tokens=False)], **settings)
+        if len(completions) != 1:
+            raise ValueError(f"chat answers once, got n={settings['n']}; use generate for several completions")
+        return completions[0]
+
+    def score(self, texts: str | Sequence[str | Sequence[int]], top_logprobs: int = 0) -> list[Score]:
+        """Log-probability of every token of every text.
+
+        The log-softmax is float32, over the whole vocabulary, of logits accumulated in float32.
+
+        Args:
+            texts: a list whose items are strings or lists of token ids; a bare string is one text.
+            top_logprobs: report this many most likely tokens at each position.
+
+        Returns:
+            One score per text, in order.
+
+        Raises:
+            TypeError, ValueError: a text is wrong (the message names it); nothing has been computed.
+            NumericalError: a step computed log-probabilities that are not numbers.
+        """
+        most = min(self.config.vocab_size, 1000)
+        if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
+            raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
+        return self._score(self._token_ids(texts, "texts"), top_logprobs)
+
+    def _score(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
+        results: list[Score | None] = [None] * len(ids)
+        for scored in self._engine.score(ids, top):
+            results[scored.index] = Score(
+                list(scored.tokens), scored.logprobs, scored.greedy, scored.top_logprobs if top else None
+            )
+        return [result for result in results if result is not None]
+
+    def perplexity(self, texts: str | Sequence[str | Sequence[int]], convention: str = "rolling") -> float:
+        """Perplexity of a corpus.
+
+        Args:
+            texts: a list whose items are strings or lists of token ids.
+            convention: "rolling": each text, after the model's first token (or end token where it has none), is cut
+                into disjoint windows of the context, each of which predicts its tokens from the last token of the
+                window before; exp of the mean negative log-probability over all tokens of all texts (the
+                log-likelihoods of lm_eval's `loglikelihood_rolling`, per token).
+
+        Raises:
+            ValueError: unknown convention, or no token to stand before a text.
+        """
+        if convention not in CONVENTIONS:
+            raise ValueError(f"convention: expected one of {', '.join(CONVENTIONS)}, got {convention!r}")
+        prefix = None if self.tokenizer is None else self.tokenizer.bos_token_id
+        if prefix is None and self.eos_token_ids:
+            prefix = self.eos_token_ids[0]
+        if prefix is None:
+            raise ValueError("perplexity: the model names no first or end token that could stand before a text")
+        ids = [
+            to_token_ids(item, f"texts[{i}]", self.tokenizer, self.config.vocab_size)
+            for i, item in enumerate(to_items(texts, "texts"))
+        ]
+        if not ids:
+            raise ValueError("texts: is empty; at least one text is needed")
+        return rolling(ids, prefix, self.context, self._score)
+
+    def forward(
+        self,
+        tokens: Any,
+        return_states: bool = False,
+        state: SequenceState | None = None,
+        params: Mapping[str, jax.Array] | None = None,
+    ) -> ForwardOutput:
+        """Logits of every position, hidden states of every layer and, if asked for, the state after the last token.
+
+        Differentiable: `jax.grad(lambda p: loss(lm.forward(tokens, params=p).logits))(lm.params)`. For research; large
+        inputs hold all logits at once.
+
+        Args:
+            tokens: token ids, [T] or [N, T] of equal lengths.
+            return_states: also return the state, which `state` of a later call continues from.
+            state: start from here instead of from the beginning.
+            params: use these instead of `lm.params`.
+
+        Raises:
+            TypeError, ValueError: tokens are not ids of the vocabulary, do not fit the context or the state.
+        """
+        array = np.asarray(tokens)
+        if array.ndim not in (1, 2) or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
+            raise TypeError(f"tokens: expected token ids of shape [T] or [N, T], got {array.dtype}{array.shape}")
+        vocab = self.config.vocab_size
+        if array.min() < 0 or array.max() >= vocab:
+            raise ValueError(f"tokens: ids must be in [0, {vocab}), got {array.min()}..{array.max()}")
+        lanes = np.atleast_2d(array)
+        before = 0 if state is None else state.position
+        if before + lanes.shape[1] > self.context:
+            raise ValueError(f"tokens: {before} + {lanes.shape[1]} tokens are more than the context of {self.context}")
+        if state is not None:
+            held = {leaf.shape[0] for leaf in jax.tree.leaves(state.layers)}
+            if held != {lanes.shape[0]}:
+                raise ValueError(f"state: has {sorted(held)} lanes, tokens have {lanes.shape[0]}")
+        used = self.params if params is None else params
+        if set(used) != set(self.params):
+            raise ValueError(f"params: expected the names of lm.params, differ by {set(used) ^ set(self.params)}")
+        flat = tuple(used[name] for name in self.params)
+        result = forward(
+            self._structure, flat, jnp.asarray(lanes, jnp.int32), state, self.context, self._cache_dtype, return_states
+        )
+        if array.ndim == 2:
+            return result
+        return ForwardOutput(result.logits[0], tuple(hidden[0] for hidden in result.hidden_states), result.states)
+
+    def _token_ids(self, items: Any, what: str) -> list[tuple[int, ...]]:
+        ids = []
+        for i, item in enumerate(to_items(items, what)):
+            where = f"{what}[{i}]"
+            ids.append(to_token_ids(item, where, self.tokenizer, self.config.vocab_size))
+            check_length(ids[-1], where, self.context)
+        return ids

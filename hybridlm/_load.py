@@ -1,0 +1,145 @@
+"""From a checkpoint directory or a hub id to a model that runs."""
+
+import logging
+import os
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hybridlm._engine import Engine
+from hybridlm._lm import LM
+from hybridlm._progress import load_progress
+from hybridlm._programs import Programs
+from hybridlm._steps import flatten
+from hybridlm._tokenizer import Tokenizer
+from hybridlm.checkpoint import CheckpointDirectory, load_weights, open_directory, resolve
+from hybridlm.checkpoint.strict_json import read_object
+from models import Decoder, DecoderConfig, Family, family_of
+
+DTYPES = ("bfloat16", "float16", "float32")
+DEFAULT_CONTEXT = 4096
+DEFAULT_CHUNK = 128
+
+_log = logging.getLogger("hybridlm")
+
+
+def load(
+    path_or_hub_id: str | os.PathLike[str],
+    lanes: int = 8,
+    context: int | None = None,
+    dtype: str | None = None,
+    compilation_cache: str | os.PathLike[str] | bool = True,
+    chunk: int | None = None,
+    progress: bool | None = None,
+) -> LM:
+    """Load a checkpoint.
+
+    Args:
+        path_or_hub_id: a directory with config.json and safetensors weights as Hugging Face writes it, or the id of a
+            model on the hub (kept in huggingface_hub's cache; HF_HUB_OFFLINE is respected).
+        lanes: most sequences that are computed at the same time.
+        context: most tokens of a sequence; None for min(4096, the model's max_position_embeddings).
+        dtype: "bfloat16", "float16" or "float32" for the matrices; None for the checkpoint's. "float32" computes
+            every product in full float32, on devices too that would use TF32 by default.
+        compilation_cache: where compiled steps are kept between processes; True for a folder in the user's cache
+            directory (unless JAX has been given one), False for none.
+        chunk: tokens of a prompt consumed by one step; None for 128, or the context if that is less.
+        progress: show a progress bar; None shows one where standard error is a terminal.
+
+    Raises:
+        CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named.
+        ValueError: an argument is wrong.
+    """
+    directory = open_directory(resolve(path_or_hub_id))
+    family = family_of(directory.config)
+    config = family.read_config(directory.config)
+    context, chunk = _check_sizes(config, lanes, context, chunk)
+    dtype = _check_dtype(dtype, directory)
+    if config.unknown_keys:
+        warnings.warn(
+            f"{directory.path}: config.json has fields that {family.name} does not know and that are not used: "
+            + ", ".join(config.unknown_keys),
+            stacklevel=2,
+        )
+    _set_compilation_cache(compilation_cache)
+    with load_progress(progress) as report_progress:
+        arrays, report = load_weights(directory, family, config, dtype, report_progress)
+    for line in report.lines():
+        _log.warning(line)
+    model, names = _assemble(family, config, arrays)
+    structure, params = flatten(model)
+    # On a CPU scattering into a narrow cache converts all of it to float32 and back in every step.
+    cache_dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else dtype)
+    engine = Engine(model, params, Programs(structure), lanes, context, chunk, cache_dtype)
+    named = dict(zip(names, params, strict=True))
+    return LM(
+        model, structure, named, engine, Tokenizer.from_dir(directory.path), _end_tokens(directory, config), cache_dtype
+    )
+
+
+def _check_sizes(config: DecoderConfig, lanes: int, context: int | None, chunk: int | None) -> tuple[int, int]:
+    def whole(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+        return value
+
+    most = config.max_position_embeddings
+    whole("lanes", lanes)
+    context = min(DEFAULT_CONTEXT, most) if context is None else whole("context", context)
+    if context > most:
+        raise ValueError(f"context: {context} is more than the model's max_position_embeddings ({most})")
+    chunk = min(DEFAULT_CHUNK, context) if chunk is None else whole("chunk", chunk)
+    if chunk > context:
+        raise ValueError(f"chunk: {chunk} is more than the context ({context})")
+    return context, chunk
+
+
+def _check_dtype(dtype: str | None, directory: CheckpointDirectory) -> str:
+    if dtype is None:
+        sizes = Counter[str]()
+        for name in directory.files:
+            info = directory.info(name)
+            sizes[info.dtype] += info.end - info.start
+        names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+        return names.get(sizes.most_common(1)[0][0], "bfloat16")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)} or None, got {dtype!r}")
+    return dtype
+
+
+def _assemble(
+    family: Family, config: DecoderConfig, arrays: dict[tuple[str | int, ...], jax.Array]
+) -> tuple[Decoder, list[str]]:
+    """The module with its parameters, and their dotted names in the order of the flat tuple."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0))))
+    filled = [(path, variable.replace(arrays[path])) for path, variable in nnx.to_flat_state(state)]
+    state = nnx.from_flat_state(filled)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value") for path in paths]
+    return nnx.merge(graph, state), names
+
+
+def _end_tokens(directory: CheckpointDirectory, config: DecoderConfig) -> tuple[int, ...]:
+    """End tokens of config.json and of generation_config.json."""
+    ids = list(config.eos_token_ids)
+    path = directory.path / "generation_config.json"
+    if path.exists():
+        more = read_object(path, 1 << 20).get("eos_token_id")
+        ids += more if isinstance(more, list) else [] if more is None else [more]
+    if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
+        raise ValueError(f"{path}: eos_token_id: expected a token id or a list of them, found {ids!r}")
+    return tuple(dict.fromkeys(ids))
+
+
+def _set_compilation_cache(cache: str | os.PathLike[str] | bool) -> None:
+    if cache is False or (cache is True and jax.config.jax_compilation_cache_dir is not None):
+        return
+    if cache is True:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        cache = Path(home) / "hybridlm" / "xla"
+    jax.config.update("jax_compilation_cache_dir", os.fspath(cache))

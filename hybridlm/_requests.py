@@ -1,0 +1,134 @@
+"""Checking what users pass in: every fault names the item and says what was expected."""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridlm._sequence import SamplingParams
+from hybridlm._tokenizer import Tokenizer
+
+
+def to_items(items: Any, what: str) -> list[Any]:
+    """A list of texts or token-id lists from what the user passed; a bare string is one item.
+
+    Raises:
+        TypeError: not a list, or a bare list of token ids, which could as well mean many items.
+    """
+    if isinstance(items, str):
+        return [items]
+    if not isinstance(items, list | tuple):
+        raise TypeError(f"{what}: expected a list whose items are strings or lists of token ids, got {type(items)}")
+    if items and all(_is_token(item) for item in items):
+        raise TypeError(f"{what}: got a bare list of token ids; put it in a list: [[{items[0]}, ...]]")
+    return list(items)
+
+
+def to_token_ids(item: Any, where: str, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
+    """The token ids of one item.
+
+    Raises:
+        TypeError: neither a string nor a list of token ids.
+        ValueError: empty, a string without a tokenizer, or an id outside the vocabulary.
+    """
+    if isinstance(item, str):
+        if tokenizer is None:
+            raise ValueError(f"{where}: got text, but the checkpoint has no tokenizer.json; pass a list of token ids")
+        ids = tokenizer.encode(item)
+    elif isinstance(item, list | tuple | np.ndarray):
+        wrong = [(i, token) for i, token in enumerate(item) if not _is_token(token)]
+        if wrong:
+            i, token = wrong[0]
+            raise TypeError(f"{where}: expected token ids, got {token!r} at index {i}")
+        ids = [operator.index(token) for token in item]
+    else:
+        raise TypeError(f"{where}: expected a string or a list of token ids, got {type(item)}")
+    if not ids:
+        raise ValueError(f"{where}: is empty; at least one token is needed")
+    for i, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"{where}: token id {token} at index {i} is outside the vocabulary [0, {vocab_size})")
+    return tuple(ids)
+
+
+def check_length(ids: Sequence[int], where: str, context: int) -> None:
+    """Refuse what the context cannot hold.
+
+    Raises:
+        ValueError: more tokens than the context; nothing is cut off.
+    """
+    if len(ids) > context:
+        raise ValueError(
+            f"{where}: has {len(ids)} tokens, the context holds {context}; shorten it or load with a larger context"
+        )
+
+
+def to_sampling_params(
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int,
+    stop: Any,
+    end_token_ids: Sequence[int],
+    logprobs: int | None,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+) -> SamplingParams:
+    """Check the settings of `LM.generate`.
+
+    Raises:
+        TypeError, ValueError: all settings that are wrong, one line each.
+    """
+    faults = []
+
+    def need(name: str, value: Any, good: bool, expected: str) -> None:
+        if not good:
+            faults.append(f"{name}: expected {expected}, got {value!r}")
+
+    def number(value: Any) -> bool:
+        return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+
+    need("max_tokens", max_tokens, _is_token(max_tokens) and max_tokens >= 1, "a whole number of at least 1")
+    need("temperature", temperature, number(temperature) and temperature >= 0, "a number of at least 0 (0 is greedy)")
+    need("top_k", top_k, _is_token(top_k) and 0 <= top_k < 2**31, "a whole number of at least 0 (0 keeps all)")
+    need("top_p", top_p, number(top_p) and 0 < top_p <= 1, "a number in (0, 1]")
+    need("min_p", min_p, number(min_p) and 0 <= min_p <= 1, "a number in [0, 1]")
+    need("seed", seed, _is_token(seed) and 0 <= seed < 2**64, "a whole number in [0, 2**64)")
+    most = min(vocab_size, 1000)
+    need(
+        "logprobs", logprobs, logprobs is None or (_is_token(logprobs) and 0 <= logprobs <= most), f"0..{most} or None"
+    )
+    stops = [stop] if isinstance(stop, str | int) and not isinstance(stop, bool) else [] if stop is None else stop
+    strings, ids = [], set(end_token_ids)
+    if not isinstance(stops, list | tuple):
+        need("stop", stop, False, "a string, a token id, or a list of them")
+        stops = []
+    for item in stops:
+        if isinstance(item, str):
+            need("stop", item, item != "", "strings that are not empty")
+            need("stop", item, tokenizer is not None, "token ids, because the checkpoint has no tokenizer.json")
+            strings.append(item)
+        else:
+            need("stop", item, _is_token(item) and 0 <= item < vocab_size, f"strings or token ids below {vocab_size}")
+            ids.add(item)
+    if faults:
+        raise ValueError("; ".join(faults))
+    return SamplingParams(
+        int(max_tokens),
+        float(temperature),
+        int(top_k),
+        float(top_p),
+        float(min_p),
+        int(seed),
+        frozenset(int(token) for token in ids),
+        tuple(strings),
+        logprobs,
+    )
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,0 +1,61 @@
+"""What generation and scoring return."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridlm._sequence import FinishReason
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The continuation of one prompt.
+
+    Attributes:
+        text: decoded text without the stop that ended it; None where the model has no tokenizer.
+        token_ids: the tokens drawn, the stop token that ended it included.
+        logprobs: natural log-probability of each token before temperature, filters and processors; None where not
+            asked for.
+        top_logprobs: for each token, the most likely tokens at its position and their log-probabilities, best first;
+            None where not asked for.
+        finish_reason: "stop" (an end token or a stop string) or "length" (max_tokens, or the context is full).
+        prompt_token_ids: the prompt.
+    """
+
+    text: str | None
+    token_ids: list[int]
+    logprobs: list[float] | None
+    top_logprobs: list[dict[int, float]] | None
+    finish_reason: FinishReason
+    prompt_token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Log-probabilities of one text under the model.
+
+    Attributes:
+        token_ids: the text's T tokens.
+        logprobs: float32 [T], natural log-probability of each token given those before it; entry 0 is nan, because
+            nothing predicts the first token.
+        greedy: bool [T], whether each token is the most likely one; entry 0 is False.
+        top_logprobs: for each token, the most likely tokens at its position, best first (the first entry is empty);
+            None where not asked for.
+    """
+
+    token_ids: list[int]
+    logprobs: np.ndarray
+    greedy: np.ndarray
+    top_logprobs: list[dict[int, float]] | None
+
+    @property
+    def sum_logprob(self) -> float:
+        """Sum of entries 1..T-1, in float64; 0 for a single token."""
+        return float(np.sum(self.logprobs[1:], dtype=np.float64))
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log-probability of entries 1..T-1; nan for a single token."""
+        count = len(self.token_ids) - 1
+        return math.exp(-self.sum_logprob / count) if count else math.nan

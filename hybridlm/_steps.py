@@ -1,0 +1,175 @@
+"""The one step function, with its two heads, and the contract beside each.
+
+Both heads share everything up to the final residual stream; `lengths` says how many of the T tokens of a lane are
+real, and a lane of length 0 keeps its rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+from jaxtyping import Bool, Float32, Int32
+
+from hybridlm._sampling import LogitsProcessor, Sampling, draw, most_likely
+from ir_passes import Lane, LaneContract, Pool, Shared
+from models import Decoder
+
+STATE = Pool("state")
+HEAD_BYTES = 32 << 20
+"""Logits that the scoring head holds at a time."""
+
+
+class Drawn(NamedTuple):
+    """What a generating step says about each lane's next token.
+
+    Attributes:
+        token: the token drawn.
+        logprob: its log-probability before temperature and processing; None where not asked for.
+        top_tokens, top_logprobs: the most likely tokens, best first; None where not asked for.
+    """
+
+    token: Int32[Array, "lane"]
+    logprob: Float32[Array, "lane"] | None
+    top_tokens: Int32[Array, "lane top"] | None
+    top_logprobs: Float32[Array, "lane top"] | None
+
+
+class Scored(NamedTuple):
+    """What a scoring step says about each position's target.
+
+    Attributes:
+        logprob: log-probability of the target; meaningless where there is none.
+        greedy: whether the target is the most likely token.
+        top_tokens, top_logprobs: the most likely tokens, best first; None where not asked for.
+    """
+
+    logprob: Float32[Array, "lane token"]
+    greedy: Bool[Array, "lane token"]
+    top_tokens: Int32[Array, "lane token top"] | None
+    top_logprobs: Float32[Array, "lane token top"] | None
+
+
+Step = Callable[..., tuple[Any, tuple]]
+
+GENERATE_CONTRACT = LaneContract(
+    inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane(), Shared()),
+    outputs=(Lane(), STATE),
+)
+SCORE_CONTRACT = LaneContract(
+    inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane()),
+    outputs=(Lane(), STATE),
+)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A model without its parameters: what a step needs beside the flat tuple of arrays."""
+
+    graph: nnx.GraphDef
+    tree: Any
+
+    def rebuild(self, params: tuple[Array, ...]) -> Decoder:
+        """The model with these parameters, inside a trace."""
+        return nnx.merge(self.graph, jax.tree.unflatten(self.tree, params))
+
+
+def flatten(model: Decoder) -> tuple[Structure, tuple[Array, ...]]:
+    """A model as its structure and a flat tuple of arrays, which costs a step nothing per call."""
+    graph, state = nnx.split(model)
+    leaves, tree = jax.tree.flatten(state)
+    return Structure(graph, tree), tuple(leaves)
+
+
+def generate_step(structure: Structure, top: int | None, processor: LogitsProcessor | None) -> Step:
+    """`step(params, pools, tokens, lengths, positions, kv_blocks, sampling, any_sampled) -> (Drawn, pools)`.
+
+    Args:
+        structure: of the model.
+        top: None for tokens alone, otherwise with log-probabilities, of the token and of the `top` most likely ones.
+        processor: changes the logits of each lane before the draw.
+    """
+
+    def step(
+        params: tuple[Array, ...],
+        pools: tuple,
+        tokens: Int32[Array, "lane token"],
+        lengths: Int32[Array, "lane"],
+        positions: Int32[Array, "lane"],
+        kv_blocks: Int32[Array, ""],
+        sampling: Sampling,
+        any_sampled: Bool[Array, ""],
+    ) -> tuple[Drawn, tuple]:
+        model = structure.rebuild(params)
+        hidden, pools = model(tokens, lengths, positions, pools, kv_blocks)
+        last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
+        logits = model.logits(jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0])
+        logprob = top_tokens = top_logprobs = None
+        processed = logits
+        if processor is not None:
+            last_token = jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
+            processed = jax.vmap(processor)(logits, last_token, positions + lengths)
+        token = draw(processed, sampling, positions + lengths, any_sampled)
+        if top is not None:
+            total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
+            inside = jnp.where(token < logits.shape[1], token, 0)
+            logprob = (jnp.take_along_axis(logits, inside[:, None], axis=1, mode="fill") - total)[:, 0]
+            if top > 0:
+                best, top_tokens = lax.top_k(logits, top)
+                top_logprobs = best - total
+        return Drawn(token, logprob, top_tokens, top_logprobs), pools
+
+    return step
+
+
+def score_step(structure: Structure, top: int) -> Step:
+    """`step(params, pools, tokens, lengths, positions, kv_blocks, targets) -> (Scored, pools)`.
+
+    `targets[i, t]` is the token that follows `tokens[i, t]`; what stands at tokens that are not real has no meaning.
+
+    Args:
+        structure: of the model.
+        top: how many of the most likely tokens to report for each position.
+    """
+
+    def step(
+        params: tuple[Array, ...],
+        pools: tuple,
+        tokens: Int32[Array, "lane token"],
+        lengths: Int32[Array, "lane"],
+        positions: Int32[Array, "lane"],
+        kv_blocks: Int32[Array, ""],
+        targets: Int32[Array, "lane token"],
+    ) -> tuple[Scored, tuple]:
+        model = structure.rebuild(params)
+        hidden, pools = model(tokens, lengths, positions, pools, kv_blocks)
+        rows = hidden.reshape((-1, hidden.shape[-1]))
+        scored = score_rows(model, rows, targets.reshape((-1,)), top)
+        return jax.tree.map(lambda x: x.reshape((*tokens.shape, *x.shape[1:])), scored), pools
+
+    return step
+
+
+def score_rows(model: Decoder, rows: Float32[Array, "row hidden"], targets: Int32[Array, "row"], top: int) -> Scored:
+    """Log-softmax over the whole vocabulary, a block of rows at a time, so that few logits exist at once."""
+    count = rows.shape[0]
+    block = min(count, max(8, HEAD_BYTES // (4 * model.config.vocab_size)))
+    blocks = -(-count // block)
+    padding = blocks * block - count
+
+    def score_block(inputs: tuple[Array, Array]) -> Scored:
+        hidden, target = inputs
+        logits = model.logits(hidden)
+        total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
+        chosen = jnp.take_along_axis(logits, target[:, None], axis=1, mode="fill")
+        best, ids = lax.top_k(logits, top) if top else (None, None)
+        greedy = most_likely(logits) == target
+        return Scored((chosen - total)[:, 0], greedy, ids, None if best is None else best - total)
+
+    hidden = jnp.pad(rows, ((0, padding), (0, 0))).reshape((blocks, block, rows.shape[1]))
+    target = jnp.pad(targets, (0, padding)).reshape((blocks, block))
+    scored = lax.map(score_block, (hidden, target))
+    return jax.tree.map(lambda x: x.reshape((blocks * block, *x.shape[2:]))[:count], scored)

@@ -1,16 +1,40 @@
 """hybridlm: hybrid language models in JAX, many sequences in one step. Users import this package only."""
 
+# isort: off
 from hybridlm._siblings import require_siblings
 
 require_siblings()
+# isort: on
 
+import ir_passes as compiler
 import models
-from hybridlm import checkpoint, demo
+from hybridlm import demo
 from hybridlm._engine import NumericalError
-from hybridlm._load import load
+from hybridlm._forward import ForwardOutput, SequenceState
 from hybridlm._lm import LM
+from hybridlm._load import load
 from hybridlm._results import Completion, Score
+from hybridlm.checkpoint import CheckpointError
+from models import ConfigError, UnsupportedModel
 
 DISTRIBUTION = "hybridlm"
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "DISTRIBUTION",
+    "LM",
+    "CheckpointError",
+    "Completion",
+    "ConfigError",
+    "ForwardOutput",
+    "NumericalError",
+    "Score",
+    "SequenceState",
+    "UnsupportedModel",
+    "__version__",
+    "compiler",
+    "demo",
+    "load",
+    "models",
+]

@@ -13,8 +13,8 @@ from flax import nnx
 
 from hybridlm._engine import Engine
 from hybridlm._lm import LM
-from hybridlm._progress import load_progress
 from hybridlm._programs import Programs
+from hybridlm._progress import load_progress
 from hybridlm._steps import flatten
 from hybridlm._tokenizer import Tokenizer
 from hybridlm.checkpoint import CheckpointDirectory, load_weights, open_directory, resolve
@@ -104,7 +104,7 @@ def _check_dtype(dtype: str | None, directory: CheckpointDirectory) -> str:
         sizes = Counter[str]()
         for name in directory.files:
             info = directory.info(name)
-            sizes[info.dtype] += info.end - info.start
+            sizes[info.dtype] += info.end - info.begin
         names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
         return names.get(sizes.most_common(1)[0][0], "bfloat16")
     if dtype not in DTYPES:
@@ -117,8 +117,8 @@ def _assemble(
 ) -> tuple[Decoder, list[str]]:
     """The module with its parameters, and their dotted names in the order of the flat tuple."""
     graph, state = nnx.split(nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0))))
-    filled = [(path, variable.replace(arrays[path])) for path, variable in nnx.to_flat_state(state)]
-    state = nnx.from_flat_state(filled)
+    flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(state))
+    state = nnx.from_flat_state([(path, variable.replace(arrays[path])) for path, variable in flat])
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     names = [jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value") for path in paths]
     return nnx.merge(graph, state), names
@@ -137,7 +137,7 @@ def _end_tokens(directory: CheckpointDirectory, config: DecoderConfig) -> tuple[
 
 
 def _set_compilation_cache(cache: str | os.PathLike[str] | bool) -> None:
-    if cache is False or (cache is True and jax.config.jax_compilation_cache_dir is not None):
+    if cache is False or (cache is True and jax.config.values["jax_compilation_cache_dir"] is not None):
         return
     if cache is True:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

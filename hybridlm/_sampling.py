@@ -9,8 +9,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32, UInt32
+
+HostOrDevice = Array | np.ndarray
 
 LogitsProcessor = Callable[[Float32[Array, "vocab"], Int32[Array, ""], Int32[Array, ""]], Float32[Array, "vocab"]]
 """(logits of one lane, the last token it consumed, the position of the token to draw) -> logits; jittable."""
@@ -28,12 +31,12 @@ class Sampling(NamedTuple):
         index: index of the request.
     """
 
-    temperature: Float32[Array, "lane"]
-    top_k: Int32[Array, "lane"]
-    top_p: Float32[Array, "lane"]
-    min_p: Float32[Array, "lane"]
-    seed: UInt32[Array, "lane 2"]
-    index: UInt32[Array, "lane"]
+    temperature: Float32[HostOrDevice, "lane"]
+    top_k: Int32[HostOrDevice, "lane"]
+    top_p: Float32[HostOrDevice, "lane"]
+    min_p: Float32[HostOrDevice, "lane"]
+    seed: UInt32[HostOrDevice, "lane 2"]
+    index: UInt32[HostOrDevice, "lane"]
 
 
 def most_likely(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
@@ -57,7 +60,7 @@ def _draw_lane(logits: Array, sampling: Sampling, position: Array) -> Array:
     before = jnp.cumsum(probability) - probability
     keep &= (sampling.top_p >= 1.0) | (before < sampling.top_p)
     keep &= probability >= sampling.min_p * probability[0]
-    key = jax.random.wrap_key_data(sampling.seed, impl="threefry2x32")
+    key = jax.random.wrap_key_data(jnp.asarray(sampling.seed), impl="threefry2x32")
     key = jax.random.fold_in(jax.random.fold_in(key, sampling.index), position)
     noise = jax.random.gumbel(key, (vocab,), jnp.float32)[tokens]
     return tokens[jnp.argmax(jnp.where(keep, ordered + noise, -jnp.inf))].astype(jnp.int32)

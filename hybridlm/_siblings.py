@@ -36,7 +36,7 @@ def require_siblings() -> None:
         spec = getattr(loaded, "__spec__", None) if loaded is not None else importlib.util.find_spec(name)
         found = _location(spec.origin, spec.submodule_search_locations) if spec else getattr(loaded, "__file__", None)
         if found is None or os.path.dirname(os.path.realpath(found)) != os.path.dirname(expected):
-            raise ForeignPackageError(name, found, expected, _reason(name, found, loaded is not None))
+            raise ForeignPackageError(name, found, expected, _reason(name, found, expected, loaded is not None))
         if getattr(importlib.import_module(name), "DISTRIBUTION", None) != "hybridlm":
             reason = "another distribution has overwritten this file (its DISTRIBUTION is not 'hybridlm')"
             raise ForeignPackageError(name, found, expected, reason)
@@ -46,10 +46,10 @@ def _location(origin: str | None, folders: list[str] | None) -> str | None:
     return origin if origin and os.path.exists(origin) else next(iter(folders or []), origin)
 
 
-def _reason(name: str, found: str | None, loaded: bool) -> str:
+def _reason(name: str, found: str | None, expected: str, loaded: bool) -> str:
     if loaded:
         return f"{name!r} was already imported before hybridlm"
-    if found is None:
+    if found is None or not os.path.exists(expected):
         return "the installation of hybridlm is incomplete"
     folder = os.path.realpath(sys.path[0] or os.getcwd())
     if Path(os.path.realpath(found)).is_relative_to(folder):

@@ -1,0 +1,154 @@
+"""Short stories in plain English whose last question can be answered from the story alone.
+
+Names and things are drawn anew for every story, colours and nouns repeat within one, and nothing outside the story
+says who has what. Stories depend on the seed alone: only `random.Random.random` is used, the one method whose
+sequence Python promises to keep between versions.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+UNSEEN = range(1_000_000_000, 2_000_000_000)
+"""Seeds that training never uses; `scripts/train_demo.py` draws its stories from the seeds below them."""
+
+HOLDERS = 6
+"""People who have something, in a story of full size."""
+
+NAMES = (
+    "Ada Ben Cara Dan Ella Finn Gus Hana Ida Jack Kim Leo Mia Ned Olga Paul "
+    "Rosa Sam Tess Uma Vic Walt Yara Zoe Amir Bea Carl Dora Eve Fred Gina Hugo"
+).split()
+COLOURS = "red blue green black white brown pink grey".split()
+NOUNS = (
+    "kite drum lamp book ring hat coat bell cup rope map flute stone key "
+    "boat ball spoon shell mask clock brush vase coin scarf tent basket mirror ladder"
+).split()
+
+_OPENINGS = (
+    "It was a cold morning at the market.",
+    "The school was quiet that day.",
+    "It was the last day of summer.",
+    "The train was late again.",
+    "There was a party by the river.",
+    "It was a warm evening in the village.",
+)
+_HOLDS = (
+    "{name} has the {thing}",
+    "{name} found the {thing}",
+    "{name} keeps the {thing}",
+    "{name} was given the {thing}",
+    "{name} bought the {thing}",
+    "{name} is holding the {thing}",
+    "the {thing} belongs to {name}",
+    "the {thing} was sold to {name}",
+)
+_JOINS = (" and ", ", but ", ", while ")
+_ASIDES = (
+    "{name} likes the rain.",
+    "{name} and {other} sat by the river.",
+    "{name} sang an old song.",
+    "{name} was late again.",
+    "{name} talked to {other} about the party.",
+    "A dog slept by the door.",
+    "The wind was cold.",
+    "There was tea for all.",
+    "Nobody could find the {thing}.",
+    "The {thing} was lost long ago.",
+)
+
+
+@dataclass(frozen=True)
+class Story:
+    """One story. `holders` pairs every thing that somebody has with the one who has it, in the order of the telling."""
+
+    text: str
+    question: str
+    answer: str
+    holders: tuple[tuple[str, str], ...]
+
+    @property
+    def prompt(self) -> str:
+        """What the model is given: the story and its question."""
+        return f"{self.text} {self.question}"
+
+    @property
+    def reply(self) -> str:
+        """What the model was trained to say next; the name comes last, after several decoded tokens."""
+        return reply_to(self.question, self.answer)
+
+    def answered_by(self, text: str) -> bool:
+        """Whether a completion names the right holder and nobody else."""
+        words = {word.strip(".,!?") for word in text.split()}
+        return words & set(NAMES) == {self.answer}
+
+
+def question_about(thing: str) -> str:
+    return f"Who has the {thing}?"
+
+
+def reply_to(question: str, name: str) -> str:
+    """The reply to a question of `question_about`; it begins with a space and goes directly after the question."""
+    thing = question.removeprefix("Who has the ").removesuffix("?")
+    return f" The {thing} is with {name}."
+
+
+def story(seed: int, holders: int = HOLDERS) -> Story:
+    """The story of a seed: the same text on every machine and every version of Python.
+
+    `holders` is the number of people who have something (training begins with fewer). Raises
+    ValueError for a negative seed or for a number of holders outside 1 ... 16.
+    """
+    if seed < 0:
+        raise ValueError(f"story: seed must be 0 or more, got {seed}")
+    if not 1 <= holders <= 16:
+        raise ValueError(f"story: holders must be in 1 ... 16 (there are {len(NAMES)} names), got {holders}")
+    draw = _Draw(seed)
+    names = draw.some(NAMES, holders)
+    held, unheld = _things(draw, holders)
+    pairs = tuple(zip(held, names, strict=True))
+    sentences = _telling(draw, pairs)
+    for aside in draw.some(_ASIDES, 3):
+        name, other = draw.some(names, 1) + draw.some([name for name in NAMES if name not in names], 1)
+        told = aside.format(name=name, other=other, thing=draw.one(unheld))
+        sentences.insert(draw.below(len(sentences) + 1), told)
+    thing, answer = draw.one(pairs)
+    return Story(" ".join([draw.one(_OPENINGS), *sentences]), question_about(thing), answer, pairs)
+
+
+class _Draw:
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def below(self, bound: int) -> int:
+        return int(self._random.random() * bound)
+
+    def one(self, items: Sequence[_T]) -> _T:
+        return items[self.below(len(items))]
+
+    def some(self, items: Sequence[_T], count: int) -> list[_T]:
+        rest = list(items)
+        return [rest.pop(self.below(len(rest))) for _ in range(count)]
+
+
+def _things(draw: _Draw, count: int) -> tuple[list[str], list[str]]:
+    """`count` things that are held and two that are not. Few colours and nouns, so that neither alone decides."""
+    colours = draw.some(COLOURS, 4)
+    nouns = draw.some(NOUNS, count)
+    things = draw.some([f"{colour} {noun}" for colour in colours for noun in nouns], count + 2)
+    return things[:count], things[count:]
+
+
+def _telling(draw: _Draw, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Sentences that say who has what, one or two holders in each."""
+    sentences: list[str] = []
+    rest = [draw.one(_HOLDS).format(name=name, thing=thing) for thing, name in pairs]
+    while rest:
+        clause = rest.pop(0)
+        if rest and draw.below(3) == 0:
+            clause += draw.one(_JOINS) + rest.pop(0)
+        sentences.append(clause[0].upper() + clause[1:] + ".")
+    return sentences

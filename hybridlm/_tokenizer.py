@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class Tokenizer:
         except ValueError as error:
             raise CheckpointError(directory / "tokenizer_config.json", str(error)) from error
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the largest token id, added tokens included; a model's vocabulary is often padded beyond it."""
         return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)

@@ -38,8 +38,7 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
     given = os.fspath(dir_or_hub_id)
     # os.path and not Path: no exceptions for "~nobody" or a name that is too long.
     path = os.path.expanduser(given)
-    # "" would be the current directory.
-    if given and os.path.isdir(path):
+    if os.path.isdir(path):
         return Path(path)
     if os.path.exists(path):
         raise CheckpointError(

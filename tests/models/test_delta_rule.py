@@ -1,0 +1,117 @@
+"""The three forms of the gated delta rule agree, whatever the lengths, and touch nothing that is not theirs."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.delta_rule import delta_rule, delta_rule_chunked, delta_rule_reference, delta_rule_step
+
+KERNEL, CHUNK = 4, 8
+LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
+HEADS, KEY, VALUE = 3, 5, 7
+# float32 rounding over at most 29 tokens of unit-length keys
+TOLERANCE = 2e-5
+
+chunked = jax.jit(partial(delta_rule_chunked, chunk=CHUNK))
+reference = jax.jit(delta_rule_reference)
+
+
+def inputs(lengths: tuple[int, ...], seed: int = 0) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+    """Random lanes; tokens past each length are NaN and infinity."""
+    rng = np.random.default_rng(seed)
+    lanes, tokens = len(lengths), max(max(lengths), 1)
+    valid = np.arange(tokens)[None] < np.array(lengths)[:, None]
+
+    def unit(x: np.ndarray) -> np.ndarray:
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    query, key = (unit(rng.normal(size=(lanes, tokens, HEADS, KEY))) for _ in range(2))
+    value = rng.normal(size=(lanes, tokens, HEADS, VALUE))
+    log_decay = -rng.exponential(0.3, size=(lanes, tokens, HEADS))
+    beta = rng.uniform(0.05, 0.98, size=(lanes, tokens, HEADS))
+    arrays = []
+    for i, x in enumerate((query, key, value, log_decay, beta)):
+        x[~valid] = np.nan if i % 2 else np.inf
+        arrays.append(jnp.asarray(x, jnp.float32))
+    state = jnp.asarray(rng.normal(size=(lanes, HEADS, KEY, VALUE)), jnp.float32)
+    return arrays, state, jnp.asarray(valid)
+
+
+def float64(arrays: list[jax.Array], state: jax.Array, length: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
+    """One lane by the equation, in float64."""
+    q, k, v, g, b = (np.asarray(x, np.float64)[lane] for x in arrays)
+    s = np.asarray(state, np.float64)[lane].copy()
+    outs = []
+    for t in range(length):
+        s *= np.exp(g[t])[:, None, None]
+        for h in range(HEADS):
+            s[h] += np.outer(k[t, h], b[t, h] * (v[t, h] - s[h].T @ k[t, h]))
+        outs.append(np.stack([s[h].T @ q[t, h] for h in range(HEADS)]))
+    return np.array(outs).reshape(length, HEADS, VALUE), s
+
+
+@pytest.mark.parametrize("form", [chunked, reference], ids=["chunked", "reference"])
+@pytest.mark.parametrize("longest", LENGTHS)
+def test_equals_the_equation_in_float64(form, longest: int) -> None:
+    lengths = tuple(n for n in LENGTHS if n <= longest) + (0,)
+    arrays, state, valid = inputs(lengths, seed=longest)
+    out, new = form(*arrays, state, valid)
+    for lane, length in enumerate(lengths):
+        want_out, want_state = float64(arrays, state, length, lane)
+        np.testing.assert_allclose(out[lane, :length], want_out, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(new[lane], want_state, atol=TOLERANCE, rtol=0)
+        assert (np.asarray(out[lane, length:]) == 0).all()
+
+
+def test_one_token_at_a_time_equals_all_at_once() -> None:
+    arrays, state, valid = inputs((13, 5, 0))
+    want_out, want_state = reference(*arrays, state, valid)
+    step = jax.jit(delta_rule_step)
+    for t in range(13):
+        out, state = step(*(x[:, t : t + 1] for x in arrays), state, valid[:, t : t + 1])
+        np.testing.assert_allclose(out[:, 0], want_out[:, t], atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(state, want_state, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, CHUNK + 3])
+def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: int) -> None:
+    arrays, state, valid = inputs((tokens, 0, tokens))
+    poisoned = state.at[1].set(jnp.nan).at[1, 0, 0].set(jnp.array([-0.0, 0.0, jnp.inf, 1e-45, 1, 2, 3]))
+    form = jax.jit(delta_rule)
+    out, new = form(*arrays, state, valid)
+    poisoned_out, poisoned_new = form(*arrays, poisoned, valid)
+    assert np.asarray(poisoned_new)[1].tobytes() == np.asarray(poisoned)[1].tobytes()
+    assert np.asarray(new)[1].tobytes() == np.asarray(state)[1].tobytes()
+    for lane in (0, 2):
+        assert np.asarray(out)[lane].tobytes() == np.asarray(poisoned_out)[lane].tobytes()
+        assert np.asarray(new)[lane].tobytes() == np.asarray(poisoned_new)[lane].tobytes()
+    assert (np.asarray(poisoned_out)[1] == 0).all()
+
+
+def test_correlated_keys_and_strong_writes_stay_exact() -> None:
+    """The case in which a product of powers of the chunk's system loses all its digits."""
+    arrays, state, valid = inputs((64,))
+    query, key, value, log_decay, beta = arrays
+    key = jnp.broadcast_to(key[:, :1], key.shape)
+    arrays = [query, key, value, 0.001 * log_decay, jnp.full_like(beta, 0.999)]
+    want_out, want_state = float64(arrays, state, 64, 0)
+    out, new = jax.jit(partial(delta_rule_chunked, chunk=64))(*arrays, state, valid)
+    np.testing.assert_allclose(out[0], want_out, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(new[0], want_state, atol=1e-4, rtol=0)
+
+
+def test_gradients_of_the_chunked_form_are_those_of_the_reference() -> None:
+    arrays, state, valid = inputs((11, 4))
+    arrays = [jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, 0.0) for x in arrays]
+
+    def loss(form, arrays, state):
+        out, new = form(*arrays, state, valid)
+        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(new))
+
+    got = jax.grad(partial(loss, chunked), argnums=(0, 1))(arrays, state)
+    want = jax.grad(partial(loss, reference), argnums=(0, 1))(arrays, state)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)

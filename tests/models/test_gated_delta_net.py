@@ -1,0 +1,73 @@
+"""The Gated DeltaNet layer: all tokens at once equal one at a time, at every length and head ratio."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.delta_rule import CHUNK
+from models.gated_delta_net import GatedDeltaNetConfig, GatedDeltaNetState
+from models.shapes import LaneInfo
+
+HIDDEN, KERNEL = 10, 4
+LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
+# the gated norm divides by the size of small outputs
+TOLERANCE = 5e-4
+
+
+def layer(ratio: int):
+    return GatedDeltaNetConfig(2, 2 * ratio, 4, 6, KERNEL, 1e-6).build(HIDDEN, nnx.Rngs(ratio))
+
+
+def info(lengths: jax.Array, positions: jax.Array, tokens: int) -> LaneInfo:
+    valid = jnp.arange(tokens, dtype=jnp.int32)[None] < lengths[:, None]
+    return LaneInfo(lengths, positions, valid, (positions == 0) & (lengths > 0), 0)
+
+
+@jax.jit
+def run(mixer, x, lengths, positions, state):
+    return mixer(x, info(lengths, positions, x.shape[1]), state)
+
+
+def by_tokens(mixer, x: jax.Array, lengths: np.ndarray, positions: np.ndarray, state):
+    outs = []
+    for t in range(x.shape[1]):
+        left = jnp.asarray(np.clip(lengths - t, 0, 1), jnp.int32)
+        out, state = run(mixer, x[:, t : t + 1], left, jnp.asarray(positions + t, jnp.int32), state)
+        outs.append(out)
+    return jnp.concatenate(outs, axis=1), state
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 4])
+def test_chunks_equal_single_tokens_at_every_length(ratio: int) -> None:
+    mixer = layer(ratio)
+    lengths = np.array([*LENGTHS, 0], np.int32)
+    positions = np.array([0, 9, 0, 9, 0, 9, 0, 0], np.int32)
+    rng = np.random.default_rng(ratio)
+    x = rng.normal(size=(len(lengths), max(LENGTHS), HIDDEN)).astype(np.float32)
+    x[np.arange(x.shape[1])[None] >= lengths[:, None]] = np.nan
+    state = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32),
+        mixer.init_state(len(lengths), 1, jnp.float32),
+    )
+    # lanes that begin here must not see what the last tenant left
+    poison = jnp.asarray(positions == 0) & jnp.asarray(lengths > 0)
+    state = GatedDeltaNetState(
+        jnp.where(poison[:, None, None], jnp.nan, state.conv),
+        jnp.where(poison[:, None, None, None], jnp.inf, state.recurrent),
+    )
+    out, new = run(mixer, jnp.asarray(x), jnp.asarray(lengths), jnp.asarray(positions), state)
+    want_out, want = by_tokens(mixer, jnp.asarray(x), lengths, positions, state)
+    for lane, length in enumerate(lengths):
+        np.testing.assert_allclose(out[lane, :length], want_out[lane, :length], atol=TOLERANCE)
+        np.testing.assert_allclose(new.recurrent[lane], want.recurrent[lane], atol=2e-5)
+        np.testing.assert_allclose(new.conv[lane], want.conv[lane], atol=1e-6)
+    for a, b in zip(new, state, strict=True):
+        assert np.asarray(a)[-1].tobytes() == np.asarray(b)[-1].tobytes()
+
+
+def test_widths_of_the_published_35b_model() -> None:
+    """The scratch of one token is wider than the layer's output: what undersized buffers forget."""
+    config = GatedDeltaNetConfig(16, 32, 128, 128, 4, 1e-6)
+    assert (config.channels, config.value_width) == (8192, 4096)

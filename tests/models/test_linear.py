@@ -1,0 +1,29 @@
+"""The row-wise matrix product."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.linear import linear
+
+run = jax.jit(linear)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (3, 4)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_accumulates_in_float32_whatever_the_rows(shape: tuple[int, int], dtype) -> None:
+    rng = np.random.default_rng(0)
+    weight = jnp.asarray(rng.normal(size=(7, 300)), dtype)
+    x = jnp.asarray(rng.normal(size=(*shape, 300)), dtype).astype(jnp.float32)
+    got = run(x, weight)
+    want = np.asarray(x, np.float64) @ np.asarray(weight.astype(jnp.float32), np.float64).T
+    assert got.shape == (*shape, 7) and got.dtype == jnp.float32
+    np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_a_narrow_weight_is_not_widened_and_a_single_row_is_padded() -> None:
+    weight = jnp.zeros((64, 32), jnp.bfloat16)
+    text = jax.jit(linear).lower(jnp.zeros((1, 1, 32)), weight).as_text()
+    assert "tensor<64x32xf32>" not in text
+    assert "tensor<2x32xbf16>" in text

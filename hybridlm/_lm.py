@@ -1,5 +1,6 @@
 """The model as users hold it: generate, chat, score, perplexity, forward."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from hybridlm._perplexity import CONVENTIONS, rolling
 from hybridlm._requests import check_length, to_items, to_sampling_params, to_token_ids
 from hybridlm._results import Completion, Score
 from hybridlm._sampling import LogitsProcessor
+from hybridlm._score_file import ScoreFileReport, score_file
 from hybridlm._sequence import Request
 from hybridlm._steps import Structure
 from hybridlm._tokenizer import Tokenizer
@@ -184,6 +186,24 @@ class LM:
             )
         return [result for result in results if result is not None]
 
+    def score_file(
+        self, input: str | os.PathLike[str], output: str | os.PathLike[str], strict: bool = False
+    ) -> ScoreFileReport:
+        """Score a file of JSON lines, however long; a progress bar where standard error is a terminal.
+
+        Args:
+            input: a line is `{"id": ..., "text": ...}` or `{"id": ..., "token_ids": [...]}`; the id may be absent.
+            output: a row per line, in order: id, token_ids, logprobs (the first is null), sum_logprob, perplexity; or
+                id and error (with the number of the line) where the line or its text is wrong. It appears, or replaces
+                an older file, when everything has been written. Numbers that are not finite are null.
+            strict: stop at the first bad line; nothing is written.
+
+        Raises:
+            ValueError: a bad line if `strict`; output is the input or no regular file.
+            OSError: a file cannot be read or written.
+        """
+        return score_file(self._encode, self._score, input, output, strict, window=32 * self._engine.lanes)
+
     def perplexity(self, texts: str | Sequence[str | Sequence[int]], convention: str = "rolling") -> float:
         """Perplexity of a corpus.
 
@@ -259,9 +279,10 @@ class LM:
         return ForwardOutput(result.logits[0], tuple(hidden[0] for hidden in result.hidden_states), result.states)
 
     def _token_ids(self, items: Any, what: str) -> list[tuple[int, ...]]:
-        ids = []
-        for i, item in enumerate(to_items(items, what)):
-            where = f"{what}[{i}]"
-            ids.append(to_token_ids(item, where, self.tokenizer, self.config.vocab_size))
-            check_length(ids[-1], where, self.context)
+        return [self._encode(item, f"{what}[{i}]") for i, item in enumerate(to_items(items, what))]
+
+    def _encode(self, item: Any, where: str) -> tuple[int, ...]:
+        """Token ids of one item, which fit the context."""
+        ids = to_token_ids(item, where, self.tokenizer, self.config.vocab_size)
+        check_length(ids, where, self.context)
         return ids

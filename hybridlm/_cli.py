@@ -1,0 +1,37 @@
+"""The command line: `hybridlm demo | generate | score`."""
+
+from typing import Annotated
+
+import typer
+
+from hybridlm import __version__
+from hybridlm._cli_demo import demo
+from hybridlm._cli_generate import generate
+from hybridlm._cli_score import score
+
+# Plain texts: they read the same in a log, and brackets in a message are no markup.
+app = typer.Typer(name="hybridlm", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command()(demo)
+app.command()(generate)
+app.command()(score)
+
+
+def _print_version(asked: bool) -> bool:
+    if asked:
+        typer.echo(f"hybridlm {__version__}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def hybridlm(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Hybrid language models in JAX: many sequences in one step."""
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="hybridlm")

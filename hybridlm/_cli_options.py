@@ -1,0 +1,63 @@
+"""What the commands share: options of `load`, and errors as one message instead of a traceback."""
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import jax
+import typer
+
+from hybridlm._engine import NumericalError
+
+EXPECTED = (ValueError, TypeError, OSError, NumericalError, jax.errors.JaxRuntimeError)
+"""What wrong input, a full disk or a full device raises. Anything else is a bug of ours and keeps its traceback."""
+
+Model = Annotated[str, typer.Option("--model", "-m", help="Checkpoint directory, or the id of a model on the Hub.")]
+Lanes = Annotated[int, typer.Option(help="Most sequences computed at the same time.")]
+Context = Annotated[
+    int | None, typer.Option(help="Most tokens of a sequence.", show_default="4096, or the model's if less")
+]
+Dtype = Annotated[
+    str | None, typer.Option(help="bfloat16, float16 or float32.", show_default="the checkpoint's", metavar="NAME")
+]
+Chunk = Annotated[
+    int | None, typer.Option(help="Tokens of a text that one step consumes.", show_default="128, or the context")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@contextmanager
+def reported(debug: bool) -> Iterator[None]:
+    """Turn what a command raises into a message on standard error and an exit status.
+
+    1 for errors, 130 after Ctrl-C, 141 when the reader of standard output has gone (as a shell reports both signals).
+    """
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            yield
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            # What is still buffered would fail once more when the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
+        except EXPECTED as error:
+            if debug:
+                raise
+            typer.echo(f"error: {_message(error)}", err=True)
+            raise typer.Exit(1) from None
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{os.fspath(error.filename)}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def _show_warning(message: Warning | str, *rest: Any) -> None:
+    typer.echo(f"warning: {message}", err=True)

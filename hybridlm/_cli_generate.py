@@ -1,9 +1,9 @@
 """`hybridlm generate`: continue prompts from the command line, a file or standard input."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -100,7 +100,7 @@ def _read_prompts(arguments: list[str], file: Path | None) -> list[Prompt]:
     return _read_lines(sys.stdin.buffer, "standard input", False)
 
 
-def _read_lines(source: BinaryIO, name: str, jsonl: bool) -> list[Prompt]:
+def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[Prompt]:
     prompts, faults = [], []
     for number, line in numbered_lines(source):
         try:

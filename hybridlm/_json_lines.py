@@ -2,15 +2,15 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from hybridlm.checkpoint.strict_json import unique_keys
 
 Id = str | int | None
 
 
-def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     """Lines with their numbers, from 1, without line ends. Blank lines at the end of the file are not lines."""
     blank = 0
     for number, line in enumerate(file, 1):

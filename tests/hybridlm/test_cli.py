@@ -1,0 +1,347 @@
+"""The command line: what the commands print, what they return to the shell, and that errors are one message."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from text_checkpoint import END, write_text_checkpoint
+from typer.testing import CliRunner, Result
+
+import hybridlm
+from hybridlm import _cli_demo, _cli_generate, _cli_score, demo
+from hybridlm._cli import app
+from hybridlm._generation import Event
+from hybridlm.demo import story
+
+TINY: dict[str, Any] = {"dtype": "float32", "lanes": 2, "context": 256, "chunk": 16}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoint: Path) -> hybridlm.LM:
+    return hybridlm.load(checkpoint, **TINY)
+
+
+@pytest.fixture
+def lm(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
+    """What the commands load: one model for all, so that its steps are compiled once."""
+    for command in (_cli_generate, _cli_score):
+        monkeypatch.setattr(command, "load", lambda *args, **settings: loaded)
+    return loaded
+
+
+def run(*arguments: str | Path, stdin: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+
+
+def printed(*arguments: str | Path, stdin: str | bytes | None = None) -> str:
+    result = run(*arguments, stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments: str | Path, stdin: str | bytes | None = None, status: int = 1) -> str:
+    """The message of a command that fails; nothing on standard output, no traceback."""
+    result = run(*arguments, stdin=stdin)
+    assert result.exit_code == status and result.stdout == "", result.output
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def rows(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+GENERATE = ("generate", "--model", "tiny", "--max-tokens", "6")
+
+
+def test_version():
+    assert printed("--version") == f"hybridlm {hybridlm.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["demo", "generate", "score"])
+def test_help(command: str):
+    assert printed(command, "--help").startswith(f"Usage: hybridlm {command}")
+
+
+def test_single_prompt(lm: hybridlm.LM):
+    assert printed(*GENERATE, "Ada has") == f"{lm.generate(['Ada has'], max_tokens=6)[0].text}\n"
+
+
+def test_several_prompts(lm: hybridlm.LM):
+    prompts = ["Ada has a kite", "B", "Ben has"]
+    texts = [completion.text for completion in lm.generate(prompts, max_tokens=6)]
+    expected = "".join(f"==> prompt {i} <==\n{text}\n" for i, text in enumerate(texts, 1))
+    assert printed(*GENERATE, *prompts) == expected
+    assert printed(*GENERATE, stdin="\n".join(prompts)) == expected
+    assert printed(*GENERATE, stdin="\r\n".join(prompts) + "\r\n\n") == expected
+
+
+def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Prompts of a file in every form; every field of completions that end out of order, in order."""
+    lines = [{"id": "a", "prompt": "Ada"}, {"text": "Ben", "answer": "unused"}, {"id": 3, "token_ids": [36, 71]}]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seen = []
+
+    def events(self: hybridlm.LM, prompts: Any, **settings: Any) -> Iterator[Event]:
+        seen.extend(prompts)
+        for index in (4, 1, 0, 5, 3, 2):
+            logprobs, tops = [-0.5, -math.inf], [{7: -0.5, 3: -1.5}, {3: -0.1, 7: -math.inf}]
+            yield Event(index, 7, "x", None)
+            yield Event(index, 8, "y", hybridlm.Completion(f"{index}é", [7, 8], logprobs, tops, "stop", [index]))
+
+    monkeypatch.setattr(hybridlm.LM, "_events", events)
+    output = printed(*GENERATE, "--n", "2", "--logprobs", "2", "--json", "--file", tmp_path / "p.jsonl")
+    assert seen == ["Ada", "Ben", [36, 71]] and output.isascii()
+    assert rows(output) == [
+        {
+            "prompt": index // 2,
+            "completion": index % 2,
+            "id": ["a", None, 3][index // 2],
+            "text": f"{index}é",
+            "finish_reason": "stop",
+            "token_ids": [7, 8],
+            "prompt_token_ids": [index],
+            "logprobs": [-0.5, None],
+            "top_logprobs": [
+                [{"token_id": 7, "logprob": -0.5}, {"token_id": 3, "logprob": -1.5}],
+                [{"token_id": 3, "logprob": -0.1}, {"token_id": 7, "logprob": None}],
+            ],
+        }
+        for index in range(6)
+    ]
+
+
+def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
+    seen: dict[str, Any] = {}
+
+    def events(self: hybridlm.LM, prompts: Any, **settings: Any) -> Iterator[Event]:
+        seen.update(settings, prompts=prompts)
+        return iter(())
+
+    monkeypatch.setattr(hybridlm.LM, "_events", events)
+    arguments = "--max-tokens 7 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --seed 11 --n 4 --ignore-eos"
+    printed("generate", "-m", "x", *arguments.split(), "--stop", "a b", "--stop", "c", "--stop-id", "9", "--", "-x")
+    assert seen == {
+        "prompts": ["-x"],
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "seed": 11,
+        "stop": ["a b", "c", 9],
+        "ignore_eos": True,
+        "logprobs": None,
+        "n": 4,
+    }
+
+
+@pytest.mark.parametrize("command", [("generate", "A"), ("score", "in.jsonl", "out.jsonl")])
+def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    def load(model: str, **settings: Any) -> hybridlm.LM:
+        raise ValueError(f"{model} {settings}")
+
+    module = _cli_generate if command[0] == "generate" else _cli_score
+    monkeypatch.setattr(module, "load", load)
+    message = refused(*command, "-m", "M", *"--lanes 3 --context 40 --dtype float32 --chunk 5".split())
+    expected = {"lanes": 3, "context": 40, "dtype": "float32", "chunk": 5}
+    assert message == f"error: M {expected}\n"
+
+
+def test_chat(lm: hybridlm.LM):
+    """The template's text, without what the tokenizer puts around texts."""
+    row = rows(printed(*GENERATE, "--chat", "--json", "Hi!"))[0]
+    assert lm.tokenizer is not None
+    assert row["prompt_token_ids"] == lm.tokenizer.encode("<user>Hi!", add_special_tokens=False)
+
+
+@pytest.fixture
+def without_tokenizer(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
+    monkeypatch.setattr(lm, "tokenizer", None)
+    return lm
+
+
+def test_token_ids_only(without_tokenizer: hybridlm.LM, tmp_path: Path):
+    (tmp_path / "p.jsonl").write_text('{"token_ids": [5, 6, 7]}\n')
+    ids = without_tokenizer.generate([[5, 6, 7]], max_tokens=6)[0].token_ids
+    assert printed(*GENERATE, "--file", tmp_path / "p.jsonl") == " ".join(map(str, ids)) + "\n"
+    assert "no tokenizer.json" in refused(*GENERATE, "Ada")
+    assert "no tokenizer.json" in refused(*GENERATE, "--chat", "Ada")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (["Ada", ""], None, "error: prompts[1]: is empty; at least one token is needed\n"),
+        (["x" * 257], None, "prompts[0]: has 257 tokens, the context holds 256"),
+        (["--top-p", "2", "--max-tokens", "0", "A"], None, "max_tokens: expected"),
+        (["--file", "no.txt"], None, "error: no.txt: No such file or directory\n"),
+        ([], "", "error: standard input: has no prompts\n"),
+        ([], b"a\n\nb\n\xff\n", "error: standard input: 2 bad lines\n  line 2: expected a prompt, the line is blank\n"),
+    ],
+)
+def test_input_errors(lm: hybridlm.LM, arguments: list[str], stdin: str | bytes | None, message: str):
+    assert message in refused(*GENERATE, *arguments, stdin=stdin)
+
+
+def test_bad_lines_of_prompts(lm: hybridlm.LM, tmp_path: Path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"prompt": 1}\n["a"]\n{"prompt": "a", "text": "a"}\n')
+    message = refused(*GENERATE, "--file", tmp_path / "p.jsonl")
+    assert "3 bad lines" in message and "line 2: prompt: expected a string" in message
+    assert "line 3: expected a JSON object" in message and "line 4: expected exactly one" in message
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--logprobs", "1", "A"], ["--file", "a.txt", "A"], ["--max-tokens", "many", "A"], ["--what"]]
+)
+def test_usage_errors(lm: hybridlm.LM, arguments: list[str]):
+    assert "Usage: hybridlm generate" in refused(*GENERATE, *arguments, status=2)
+
+
+def test_checkpoint_errors(checkpoint: Path, tmp_path: Path):
+    for file in checkpoint.glob("model*"):
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    assert "gpt2" in refused("generate", "--model", tmp_path, "A")
+    assert "expected config.json" in refused("score", "--model", tmp_path.parent, "in.jsonl", "out.jsonl")
+    result = run("generate", "--model", tmp_path, "--debug", "A")
+    assert result.exit_code == 1 and isinstance(result.exception, ValueError)
+
+
+@pytest.mark.filterwarnings("always::UserWarning")
+def test_warnings_are_one_line(checkpoint: Path, tmp_path: Path):
+    """A real load: what it warns about reaches standard error without the place in our source."""
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"unheard_of": 1}))
+    result = run("generate", "--model", tmp_path, "--context", "16", "x" * 17)
+    warning, error = result.stderr.splitlines()
+    assert warning.startswith(f"warning: {tmp_path}: config.json has fields") and warning.endswith("unheard_of")
+    assert error.startswith("error: prompts[0]: has 17 tokens")
+
+
+def interrupted(count: int) -> Callable[..., Iterator[Event]]:
+    def events(self: hybridlm.LM, prompts: Any, **settings: Any) -> Iterator[Event]:
+        yield from (Event(0, i, f"word{i} ", None) for i in range(count))
+        raise KeyboardInterrupt
+
+    return events
+
+
+def test_interrupt_keeps_the_text(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hybridlm.LM, "_events", interrupted(3))
+    result = run(*GENERATE, "A")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "word0 word1 word2 \n", "")
+
+
+ENDLESS = """
+import itertools, time
+from hybridlm import LM, _cli_generate
+from hybridlm._cli import main
+from hybridlm._generation import Event
+
+class Endless(LM):
+    def __init__(self):
+        self.tokenizer = "some"
+    def _events(self, prompts, **settings):
+        for i in itertools.count():
+            time.sleep(0.01)
+            yield Event(0, i, f"word{i} ", None)
+
+_cli_generate.load = lambda *args, **settings: Endless()
+main()
+"""
+
+
+@pytest.mark.parametrize("end", ["interrupt", "closed pipe"])
+def test_ends_of_a_stream(root: Path, end: str):
+    """Ctrl-C and a reader that goes away, in a process of its own: nothing is printed about either."""
+    command = [sys.executable, "-c", ENDLESS, "generate", "-m", "x", "A"]
+    process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.read(6) == b"word0 "
+    if end == "interrupt":
+        process.send_signal(signal.SIGINT)
+        # Signals and text race, the line end comes last.
+        assert process.stdout.read().endswith(b"\n")
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), errors) == (130 if end == "interrupt" else 141, b"")
+
+
+def test_score(lm: hybridlm.LM, tmp_path: Path):
+    (tmp_path / "in.jsonl").write_text('{"id": "a", "text": "Ada"}\n{"id": "b", "token_ids": [97]}\n{"text": "Ben"}\n')
+    result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert result.exit_code == 0 and result.stdout == ""
+    assert "2 texts of 6 tokens" in result.stderr and "1 rows have an error" in result.stderr
+    found = rows((tmp_path / "out.jsonl").read_text())
+    assert found[0]["sum_logprob"] == lm.score(["Ada", "Ben"])[0].sum_logprob
+    assert [row["id"] for row in found] == ["a", "b", None] and found[1]["error"].startswith("line 2: ")
+    message = refused("score", "-m", "tiny", "--strict", tmp_path / "in.jsonl", tmp_path / "strict.jsonl")
+    assert message.startswith(f"error: {tmp_path / 'in.jsonl'}: line 2: token_ids: token id 97")
+    assert not (tmp_path / "strict.jsonl").exists()
+
+
+@pytest.fixture
+def embedded(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> Iterator[hybridlm.LM]:
+    """A small demo: two stories of one holder. The model has learned nothing: its answers are wrong, and equal."""
+    monkeypatch.setattr(_cli_demo, "load", lambda *args, **settings: loaded)
+    monkeypatch.setattr(_cli_demo, "STORIES", 2)
+    monkeypatch.setattr(_cli_demo, "MAX_TOKENS", 6)
+    monkeypatch.setattr(demo, "story", lambda seed: story(seed, holders=1))
+    yield loaded
+    loaded._engine.after_step = None
+
+
+def test_demo(embedded: hybridlm.LM):
+    output = printed("demo", "--seed", "3")
+    assert output.startswith("LM(qwen3_5,") and f"jax {jax.__version__}" in output
+    stories = [demo.story(seed) for seed in demo.UNSEEN[6:8]]
+    answers = embedded.generate([story.prompt for story in stories], max_tokens=6)
+    for told, answer in zip(stories, answers, strict=True):
+        assert told.question in output and f"wrong: {told.answer}" in output
+        assert answer.text is not None and output.count(answer.text.strip()) == 2
+    assert output.count("tokens/s") == 2 and output.count("0 of 2 right") == 2 and "NO" not in output
+    assert output.endswith("all 2 answers are equal, token by token\n")
+    # One step for the batch, another one for a single lane.
+    assert {(2, 16), (2, 1), (1, 16), (1, 1)} <= {(s.lanes, s.tokens) for s in embedded._engine.programs.shapes}
+
+
+def test_demo_sees_a_leak(embedded: hybridlm.LM):
+    """Two lanes exchange their states after every step: both answers differ from those alone."""
+
+    def swap(pools: tuple, owners: list[Any]) -> tuple:
+        if len(owners) != 2:
+            return pools
+        return jax.tree.map(lambda pool: pool[jax.numpy.array([1, 0])], pools)
+
+    embedded._engine.after_step = swap
+    result = run("demo")
+    assert result.exit_code == 1 and result.stdout.count("NO") == 2
+    assert result.stderr == "error: 2 of 2 answers differ between the batch and alone\n"
+
+
+def test_demo_right_answers():
+    told = story(5)
+    said = hybridlm.Completion(told.reply, [1], None, None, "stop", [2])
+    other = hybridlm.Completion(told.reply.replace(told.answer, "Nobody"), [1], None, None, "stop", [2])
+    assert _cli_demo._is_right(told, said) and not _cli_demo._is_right(told, other)
+
+
+def test_end_token_is_not_shown(lm: hybridlm.LM):
+    assert lm.tokenizer is not None and lm.tokenizer.encode(END) == [2]
+    assert lm.tokenizer.decode([36, 2]) == "A"

@@ -45,7 +45,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
-    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    text = path.read_text()
+    assert text.isascii() and (not text or text.endswith("\n"))
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 7, 100])

@@ -9,7 +9,7 @@ require_siblings()
 import ir_passes as compiler
 import models
 from hybridlm import demo
-from hybridlm._engine import NumericalError
+from hybridlm._errors import NumericalError
 from hybridlm._forward import ForwardOutput, SequenceState
 from hybridlm._lm import LM
 from hybridlm._load import load

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from hybridlm._batch import Batch, Feed, Scoring, sampling_arrays
+from hybridlm._errors import NumericalError
 from hybridlm._programs import Programs, Shape, lane_rung
 from hybridlm._sampling import LogitsProcessor
 from hybridlm._sequence import Request
@@ -22,10 +23,6 @@ from models import Decoder, kv_blocks
 
 StepHook = Callable[[tuple, list[Any]], tuple]
 """(pools, what owns each lane) -> pools; for tests that inject faults."""
-
-
-class NumericalError(RuntimeError):
-    """A step computed logits that are not numbers."""
 
 
 class Engine:
@@ -103,10 +100,7 @@ class Engine:
                 continue
             token = int(drawn.token[lane])
             if token >= self._vocab:
-                raise NumericalError(
-                    f"request {sequence.request.index}: the logits after token {sequence.consumed - 1} are not "
-                    f"numbers; check the checkpoint's weights, or load it with dtype='float32'"
-                )
+                raise NumericalError(f"request {sequence.request.index}", sequence.consumed)
             sequence.generated.append(token)
             if drawn.logprob is not None:
                 sequence.logprobs.append(float(drawn.logprob[lane]))

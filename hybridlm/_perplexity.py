@@ -1,11 +1,10 @@
 """Perplexity by named convention."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hybridlm._results import Score
+from hybridlm._results import Score, perplexity
 
 CONVENTIONS = ("rolling",)
 
@@ -35,5 +34,5 @@ def rolling(
     """
     windows = [window for text in texts for window in rolling_windows(text, prefix, context)]
     scores = score(windows)
-    total = np.sum([one.sum_logprob for one in scores], dtype=np.float64)
-    return math.exp(-total / sum(len(text) for text in texts))
+    total = float(np.sum([one.sum_logprob for one in scores], dtype=np.float64))
+    return perplexity(total, sum(len(text) for text in texts))

@@ -1,11 +1,20 @@
 """What generation and scoring return."""
 
 import math
+import sys
 from dataclasses import dataclass
 
 import numpy as np
 
 from hybridlm._sequence import FinishReason
+
+
+def perplexity(sum_logprob: float, count: int) -> float:
+    """exp(-sum_logprob / count); inf where that is more than a float holds, nan where nothing was counted."""
+    if not count:
+        return math.nan
+    mean = -sum_logprob / count
+    return math.exp(mean) if mean < math.log(sys.float_info.max) else math.inf
 
 
 @dataclass(frozen=True)
@@ -58,4 +67,4 @@ class Score:
     def perplexity(self) -> float:
         """exp of the mean negative log-probability of entries 1..T-1; nan for a single token."""
         count = len(self.token_ids) - 1
-        return math.exp(-self.sum_logprob / count) if count else math.nan
+        return perplexity(self.sum_logprob, count)

@@ -169,7 +169,8 @@ def _bind(where: str, entry: Any, value: Any) -> Iterator[Bound]:
         name = where + jax.tree_util.keystr(path)
         if not is_entry(leaf_entry):
             raise ContractError(f"{name}: expected one of Shared, Lane, Pool, SlotMap, got {leaf_entry!r}")
-        shape, dtype = np.shape(leaf), np.dtype(getattr(leaf, "dtype", np.result_type(leaf)))
+        shape = np.shape(leaf)
+        dtype = np.dtype(leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf))
         if isinstance(leaf_entry, Lane | Pool) and not 0 <= leaf_entry.axis < len(shape):
             raise ContractError(f"{name}: {leaf_entry} needs axis {leaf_entry.axis}, the array has shape {shape}")
         yield Bound(name, leaf_entry, shape, dtype)

@@ -101,7 +101,7 @@ class GatedDeltaNet(nnx.Module):
         recurrent = jnp.where(info.fresh[:, None, None, None], 0.0, state.recurrent)
 
         mixed, conv = short_conv(
-            linear(x, self.in_proj_qkv[...]), self.conv1d[...][:, 0], conv, info.lengths, info.valid
+            linear(x, self.in_proj_qkv[...]), self.conv1d[...][:, 0].astype(jnp.float32), conv, info.lengths, info.valid
         )
         q, k, v = jnp.split(jax.nn.silu(mixed), [c.key_width, 2 * c.key_width], axis=-1)
         q, k = (y.reshape((lanes, tokens, c.key_heads, c.key_size)) for y in (q, k))

@@ -30,13 +30,15 @@ def run(mixer, x, lengths, positions, state):
     return mixer(x, info(lengths, positions, x.shape[1]), state)
 
 
-def by_tokens(mixer, x: jax.Array, lengths: np.ndarray, positions: np.ndarray, state):
-    outs = []
-    for t in range(x.shape[1]):
-        left = jnp.asarray(np.clip(lengths - t, 0, 1), jnp.int32)
-        out, state = run(mixer, x[:, t : t + 1], left, jnp.asarray(positions + t, jnp.int32), state)
-        outs.append(out)
-    return jnp.concatenate(outs, axis=1), state
+@jax.jit
+def by_tokens(mixer, x, lengths, positions, state):
+    def token(state, inputs):
+        x_t, t = inputs
+        out, state = mixer(x_t[:, None], info(jnp.clip(lengths - t, 0, 1), positions + t, 1), state)
+        return state, out[:, 0]
+
+    state, outs = jax.lax.scan(token, state, (jnp.moveaxis(x, 1, 0), jnp.arange(x.shape[1], dtype=jnp.int32)))
+    return jnp.moveaxis(outs, 0, 1), state
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 4])
@@ -57,8 +59,8 @@ def test_chunks_equal_single_tokens_at_every_length(ratio: int) -> None:
         jnp.where(poison[:, None, None], jnp.nan, state.conv),
         jnp.where(poison[:, None, None, None], jnp.inf, state.recurrent),
     )
-    out, new = run(mixer, jnp.asarray(x), jnp.asarray(lengths), jnp.asarray(positions), state)
-    want_out, want = by_tokens(mixer, jnp.asarray(x), lengths, positions, state)
+    out, new = run(mixer, x, lengths, positions, state)
+    want_out, want = by_tokens(mixer, x, lengths, positions, state)
     for lane, length in enumerate(lengths):
         np.testing.assert_allclose(out[lane, :length], want_out[lane, :length], atol=TOLERANCE)
         np.testing.assert_allclose(new.recurrent[lane], want.recurrent[lane], atol=2e-5)

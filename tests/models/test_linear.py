@@ -27,3 +27,14 @@ def test_a_narrow_weight_is_not_widened_and_a_single_row_is_padded() -> None:
     text = jax.jit(linear).lower(jnp.zeros((1, 1, 32)), weight).as_text()
     assert "tensor<64x32xf32>" not in text
     assert "tensor<2x32xbf16>" in text
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 5, 33])
+@pytest.mark.parametrize("count", [2, 3, 12, 28])
+def test_a_row_has_the_same_bits_at_every_place(outputs: int, count: int) -> None:
+    rng = np.random.default_rng(outputs)
+    weight, x = (rng.normal(size=(n, 32)).astype(np.float32) for n in (outputs, count))
+    y = np.asarray(run(x, weight))
+    for _ in range(4):
+        order = rng.permutation(count)
+        assert np.asarray(run(x[order], weight)).tobytes() == y[order].tobytes()

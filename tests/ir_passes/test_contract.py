@@ -1,0 +1,126 @@
+"""A contract is laid out leaf by leaf, and says by path what does not fit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap
+
+N, ROWS = 3, 5
+
+
+def arguments(rows: int = N):
+    params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
+    pools = (jnp.zeros((rows, 4)), {"ssm": jnp.zeros((rows, 2, 6))})
+    return params, pools, jnp.zeros((N, 1), jnp.int32), jnp.ones(N, jnp.int32)
+
+
+def step(params, pools, tokens, lengths):
+    return (tokens[:, 0], pools)
+
+
+ROW_POOL = LaneContract(inputs=(Shared(), Pool("state"), Lane(), Lane(role="length")), outputs=(Lane(), Pool("state")))
+
+
+def test_covers_every_leaf_and_pairs_pools_with_their_successors() -> None:
+    bound = ROW_POOL.bind(step, arguments())
+    assert bound.lanes == N
+    assert [b.path for b in bound.inputs] == [
+        "argument 0['b']",
+        "argument 0['w']",
+        "argument 1[0]",
+        "argument 1[1]['ssm']",
+        "argument 2",
+        "argument 3",
+    ]
+    assert [type(b.entry) for b in bound.inputs] == [Shared, Shared, Pool, Pool, Lane, Lane]
+    assert bound.successors == {2: 1, 3: 2}
+
+
+def test_takes_abstract_arguments_and_a_pytree_of_entries() -> None:
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments())
+    contract = LaneContract(
+        inputs=(
+            {"w": Shared(), "b": Shared()},
+            (Pool("conv", dims=("slot", "tap")), {"ssm": Pool("ssm")}),
+            Lane(),
+            Lane(),
+        ),
+        outputs=(Lane(), (Pool("conv", dims=("slot", "tap")), Pool("ssm"))),
+    )
+    bound = contract.bind(step, abstract)
+    assert bound.successors == {2: 1, 3: 2}
+    assert bound.inputs[3].dtype == np.float32
+
+
+def test_a_pool_without_a_successor_is_only_read() -> None:
+    contract = LaneContract(inputs=(Shared(), Pool("state"), Lane(), Lane()), outputs=(Lane(),))
+    assert contract.bind(lambda params, pools, tokens, lengths: (tokens,), arguments()).successors == {}
+
+
+def test_a_slot_map_frees_a_pool_from_one_row_per_lane() -> None:
+    contract = LaneContract(
+        inputs=(Shared(), Pool("state"), Lane(), SlotMap("state", size=ROWS)), outputs=(Lane(), Pool("state"))
+    )
+    assert contract.bind(step, arguments(ROWS)).lanes == N
+
+
+def shrink(params, pools, tokens, lengths):
+    return (tokens, (pools[0][:, :3], pools[1]))
+
+
+def narrow(params, pools, tokens, lengths):
+    return (tokens, (pools[0].astype(jnp.bfloat16), pools[1]))
+
+
+S, P, L = Shared(), Pool("state"), Lane()
+FAULTS = {
+    "an entry for each argument": (step, arguments(), (S, P, L), (L, P), "3 argument entries, the step has 4"),
+    "an entry for each output": (step, arguments(), (S, P, L, L), (L,), "1 output entries, the step has 2"),
+    "entries that fit the pytree": (step, arguments(), ((S, S, S), P, L, L), (L, P), "argument 0"),
+    "nothing but entries": (step, arguments(), (S, P, "lane", L), (L, P), "argument 2: expected one of"),
+    "axes that exist": (step, arguments(), (S, P, Lane(axis=2), L), (L, P), "argument 2: .*axis 2"),
+    "lane axes of one length": (step, arguments(), (S, P, Lane(axis=1), L), (L, P), "argument 2: 1, argument 3: 3"),
+    "at least one lane": (lambda *a: (a[1],), arguments(), (S, P, S, S), (P,), "how many lanes"),
+    "int32 lengths": (
+        step,
+        (*arguments()[:3], jnp.ones(N)),
+        (S, P, L, Lane(role="length")),
+        (L, P),
+        r"argument 3: .*int32\[3\], got float32",
+    ),
+    "one row per lane without a slot map": (
+        step,
+        arguments(ROWS),
+        (S, P, L, L),
+        (L, P),
+        r"argument 1\[0\].*expected 3",
+    ),
+    "slot maps of known groups": (
+        step,
+        arguments(ROWS),
+        (S, P, L, SlotMap("kv", size=ROWS)),
+        (L, P),
+        "no pool belongs to group 'kv'; groups: state",
+    ),
+    "slot maps of one row or more": (step, arguments(), (S, P, L, SlotMap("state", 0)), (L, P), "at least 1, got 0"),
+    "slot maps as inputs": (step, arguments(), (S, P, L, L), (SlotMap("state", 3), P), "never an output"),
+    "a name for every dimension": (
+        step,
+        arguments(),
+        (S, Pool("state", dims=("slot", "tap")), L, L),
+        (L, P),
+        r"argument 1\[1\]\['ssm'\]: 2 dims",
+    ),
+    "successors of the same shape": (shrink, arguments(), (S, P, L, L), (L, P), r"output 1\[0\] succeeds argument 1"),
+    "successors of the same dtype": (narrow, arguments(), (S, P, L, L), (L, P), "got bfloat16"),
+    "donors for every successor": (step, arguments(), (S, S, L, L), (L, P), "2 output pools but only 0 input pools"),
+    "a tuple of results": (lambda *a: a[2], arguments(), (S, P, L, L), (L,), "must return a tuple"),
+}
+
+
+@pytest.mark.parametrize(("fn", "args", "inputs", "outputs", "message"), FAULTS.values(), ids=FAULTS)
+def test_needs(fn, args, inputs, outputs, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        LaneContract(inputs, outputs).bind(fn, args)

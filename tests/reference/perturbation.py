@@ -1,0 +1,81 @@
+"""Which lanes a step lets into which others, found by changing one lane at a time and comparing bits."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ir_passes import BoundContract, Lane, Pool
+
+
+class Leak(NamedTuple):
+    """Changing `source` of one lane changed `output` of another."""
+
+    changed_lane: int
+    source: str
+    seen_lane: int
+    output: str
+
+
+class Influence(NamedTuple):
+    """What was found.
+
+    Attributes:
+        leaks: influence from one lane on another.
+        inert: (lane, source) whose change was seen nowhere, not even in its own lane.
+    """
+
+    leaks: list[Leak]
+    inert: list[tuple[int, str]]
+
+
+Change = Callable[[str, np.ndarray, np.random.Generator], np.ndarray]
+
+
+def row(array: np.ndarray, axis: int, lane: int) -> bytes:
+    return np.take(array, lane, axis=axis).tobytes()
+
+
+def influence(
+    run: Callable[..., Any],
+    args: tuple[Any, ...],
+    bound: BoundContract,
+    change: Change,
+    lanes: Iterable[int] | None = None,
+) -> Influence:
+    """Change one lane of one array, then of all arrays at once, and compare every other lane bit for bit.
+
+    Args:
+        run: the compiled step; it must not donate.
+        args: its arguments.
+        bound: its contract, bound to these arguments.
+        change: (path, the lane's row, random numbers) -> another valid row.
+        lanes: lanes to change; all where None.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    leaves = [np.asarray(leaf) for leaf in leaves]
+    own = [i for i, b in enumerate(bound.inputs) if isinstance(b.entry, Lane | Pool)]
+    base = [np.asarray(leaf) for leaf in jax.tree.leaves(run(*args))]
+    found = Influence([], [])
+    for lane in range(bound.lanes) if lanes is None else lanes:
+        for sources in [[i] for i in own] + [own]:
+            changed = list(leaves)
+            for i in sources:
+                axis = bound.inputs[i].entry.axis  # type: ignore[union-attr]
+                array = np.moveaxis(leaves[i].copy(), axis, 0)
+                array[lane] = change(bound.inputs[i].path, array[lane], np.random.default_rng((lane, i)))
+                changed[i] = np.moveaxis(array, 0, axis)
+            name = bound.inputs[sources[0]].path if len(sources) == 1 else "everything"
+            got = [np.asarray(leaf) for leaf in jax.tree.leaves(run(*jax.tree.unflatten(tree, changed)))]
+            seen = False
+            for output, before, after in zip(bound.outputs, base, got, strict=True):
+                axis = output.entry.axis  # type: ignore[union-attr]
+                for other in range(bound.lanes):
+                    if row(before, axis, other) != row(after, axis, other):
+                        seen = seen or other == lane
+                        if other != lane:
+                            found.leaks.append(Leak(lane, name, other, output.path))
+            if not seen:
+                found.inert.append((lane, name))
+    return found

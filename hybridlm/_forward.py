@@ -73,8 +73,9 @@ def forward(
     if state is None:
         layers: Any = structure.rebuild(params).init_state(tokens.shape[0], context, dtype)
         state = SequenceState(0, layers)
-    end = state.position + tokens.shape[1]
+    start = int(state.position)
+    end = start + tokens.shape[1]
     logits, hidden_states, layers = run(
-        structure, params, tokens, state.layers, jnp.int32(state.position), kv_blocks(end)
+        structure, params, tokens, state.layers, jnp.int32(start), kv_blocks(end)
     )
     return ForwardOutput(logits, hidden_states, SequenceState(end, layers) if return_states else None)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ class LM:
     """A loaded model; `hybridlm.load` makes it.
 
     Attributes:
+        path: the checkpoint's directory.
         model: the flax nnx module that holds the parameters.
         config: what was read from config.json.
         tokenizer: None where the checkpoint has none; token ids always work.
@@ -43,7 +45,9 @@ class LM:
         tokenizer: Tokenizer | None,
         eos_token_ids: tuple[int, ...],
         cache_dtype: Any,
+        path: Path,
     ):
+        self.path = path
         self.model = model
         self.config: DecoderConfig = model.config
         self.params = params
@@ -210,9 +214,10 @@ class LM:
         Args:
             texts: a list whose items are strings or lists of token ids.
             convention: "rolling": each text, after the model's first token (or end token where it has none), is cut
-                into disjoint windows of the context, each of which predicts its tokens from the last token of the
-                window before; exp of the mean negative log-probability over all tokens of all texts (the
-                log-likelihoods of lm_eval's `loglikelihood_rolling`, per token).
+                into windows of the context, each of which predicts as many tokens as fit behind the last token of the
+                window before (the last one, with fewer left, is filled up with the text before them); exp of the mean
+                negative log-probability over all tokens of all texts. These are the log-likelihoods of lm_eval's
+                `loglikelihood_rolling` with a `max_length` of the context less one.
 
         Raises:
             ValueError: unknown convention, or no token to stand before a text.
@@ -260,7 +265,7 @@ class LM:
         if array.min() < 0 or array.max() >= vocab:
             raise ValueError(f"tokens: ids must be in [0, {vocab}), got {array.min()}..{array.max()}")
         lanes = np.atleast_2d(array)
-        before = 0 if state is None else state.position
+        before = 0 if state is None else int(state.position)
         if before + lanes.shape[1] > self.context:
             raise ValueError(f"tokens: {before} + {lanes.shape[1]} tokens are more than the context of {self.context}")
         if state is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from hybridlm._engine import Engine
 from hybridlm._lm import LM
@@ -47,19 +48,20 @@ def load(
         dtype: "bfloat16", "float16" or "float32" for the matrices; None for the checkpoint's. "float32" computes
             every product in full float32, on devices too that would use TF32 by default.
         compilation_cache: where compiled steps are kept between processes; True for a folder in the user's cache
-            directory (unless JAX has been given one), False for none.
+            directory (unless JAX has been given one), False for JAX's own setting, which is nowhere by default. It
+            holds for the whole process.
         chunk: tokens of a prompt consumed by one step; None for 128, or the context if that is less.
         progress: show a progress bar; None shows one where standard error is a terminal.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named.
-        ValueError: an argument is wrong.
+        ValueError: arguments are wrong; every one is named.
     """
     directory = open_directory(resolve(path_or_hub_id))
     family = family_of(directory.config)
     config = family.read_config(directory.config)
-    context, chunk = _check_sizes(config, lanes, context, chunk)
-    dtype = _check_dtype(dtype, directory)
+    context, chunk = _check_arguments(config, lanes, context, chunk, dtype, compilation_cache)
+    dtype = _stored_dtype(directory) if dtype is None else dtype
     if config.unknown_keys:
         warnings.warn(
             f"{directory.path}: config.json has fields that {family.name} does not know and that are not used: "
@@ -77,39 +79,49 @@ def load(
     cache_dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else dtype)
     engine = Engine(model, params, Programs(structure), lanes, context, chunk, cache_dtype)
     named = dict(zip(names, params, strict=True))
-    return LM(
-        model, structure, named, engine, Tokenizer.from_dir(directory.path), _end_tokens(directory, config), cache_dtype
-    )
+    tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
+    return LM(model, structure, named, engine, tokenizer, end, cache_dtype, directory.path)
 
 
-def _check_sizes(config: DecoderConfig, lanes: int, context: int | None, chunk: int | None) -> tuple[int, int]:
+def _check_arguments(
+    config: DecoderConfig, lanes: int, context: int | None, chunk: int | None, dtype: str | None, cache: Any
+) -> tuple[int, int]:
+    """The context and the chunk; raises ValueError with everything that is wrong."""
+    faults = []
+
     def whole(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+            faults.append(f"{name}: expected a whole number of at least 1, got {value!r}")
+            return 1
         return value
 
     most = config.max_position_embeddings
     whole("lanes", lanes)
+    before = len(faults)
     context = min(DEFAULT_CONTEXT, most) if context is None else whole("context", context)
     if context > most:
-        raise ValueError(f"context: {context} is more than the model's max_position_embeddings ({most})")
+        faults.append(f"context: {context} is more than the model's max_position_embeddings ({most})")
+    context_is_good = len(faults) == before
     chunk = min(DEFAULT_CHUNK, context) if chunk is None else whole("chunk", chunk)
-    if chunk > context:
-        raise ValueError(f"chunk: {chunk} is more than the context ({context})")
+    if context_is_good and chunk > context:
+        faults.append(f"chunk: {chunk} is more than the context ({context})")
+    if dtype is not None and dtype not in DTYPES:
+        faults.append(f"dtype: expected one of {', '.join(DTYPES)} or None, got {dtype!r}")
+    if not isinstance(cache, bool | str | os.PathLike) or cache == "":
+        faults.append(f"compilation_cache: expected a directory, True or False, got {cache!r}")
+    if faults:
+        raise ValueError("; ".join(faults))
     return context, chunk
 
 
-def _check_dtype(dtype: str | None, directory: CheckpointDirectory) -> str:
-    if dtype is None:
-        sizes = Counter[str]()
-        for name in directory.files:
-            info = directory.info(name)
-            sizes[info.dtype] += info.end - info.begin
-        names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-        return names.get(sizes.most_common(1)[0][0], "bfloat16")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)} or None, got {dtype!r}")
-    return dtype
+def _stored_dtype(directory: CheckpointDirectory) -> str:
+    """The dtype that most bytes of the checkpoint have."""
+    sizes = Counter[str]()
+    for name in directory.files:
+        info = directory.info(name)
+        sizes[info.dtype] += info.end - info.begin
+    names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+    return names.get(sizes.most_common(1)[0][0], "bfloat16")
 
 
 def _assemble(
@@ -142,4 +154,7 @@ def _set_compilation_cache(cache: str | os.PathLike[str] | bool) -> None:
     if cache is True:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         cache = Path(home) / "hybridlm" / "xla"
-    jax.config.update("jax_compilation_cache_dir", os.fspath(cache))
+    if os.fspath(cache) != jax.config.values["jax_compilation_cache_dir"]:
+        jax.config.update("jax_compilation_cache_dir", os.fspath(cache))
+        # JAX decides at its first compilation where programs are kept, and looks at the setting never again.
+        reset_cache()

@@ -1,0 +1,15 @@
+"""One small model for the tests of behaviour, so that its steps are compiled once."""
+
+from pathlib import Path
+
+import pytest
+from text_checkpoint import write_text_checkpoint
+
+import hybridlm
+
+
+@pytest.fixture(scope="session")
+def text_lm(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
+    """A tiny random model that reads and writes text: three lanes, 48 tokens of context, chunks of 5."""
+    directory: Path = write_text_checkpoint(tmp_path_factory.mktemp("text"))
+    return hybridlm.load(directory, lanes=3, context=48, dtype="float32", chunk=5)

@@ -1,0 +1,211 @@
+"""Generation through the queue: order, stops, limits, log-probabilities, and what a completion may depend on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hybridlm
+from hybridlm._programs import Shape, lane_rung
+
+PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___", "Where is the kite?", "!"]
+FREE = {"max_tokens": 9, "ignore_eos": True}
+
+
+def best_margin(lm: hybridlm.LM, tokens: list[int]) -> float:
+    best = np.sort(np.asarray(lm.forward(tokens).logits[-1]))[-2:]
+    return float(best[1] - best[0])
+
+
+def test_results_come_in_the_order_of_the_prompts_and_equal_each_alone(text_lm: hybridlm.LM) -> None:
+    assert text_lm.tokenizer is not None
+    together = text_lm.generate(PROMPTS, **FREE)
+    assert [c.prompt_token_ids for c in together] == [text_lm.tokenizer.encode(p) for p in PROMPTS]
+    for prompt, completion in zip(PROMPTS, together, strict=True):
+        (alone,) = text_lm.generate(prompt, **FREE)
+        same = sum(a == b for a, b in zip(alone.token_ids, completion.token_ids, strict=True))
+        if same < 9:
+            first = next(i for i in range(9) if alone.token_ids[i] != completion.token_ids[i])
+            assert best_margin(text_lm, alone.prompt_token_ids + alone.token_ids[:first]) < 2e-3
+        assert completion.text == text_lm.tokenizer.decode(completion.token_ids)
+        assert completion.finish_reason == "length" and completion.logprobs is None
+
+
+def test_greedy_tokens_and_logprobs_are_those_of_forward(text_lm: hybridlm.LM) -> None:
+    completions = text_lm.generate(PROMPTS[:3], logprobs=3, **FREE)
+    for c in completions:
+        logits = np.asarray(text_lm.forward(c.prompt_token_ids + c.token_ids[:-1]).logits, np.float64)
+        logits = logits[len(c.prompt_token_ids) - 1 :]
+        logprobs = (
+            logits
+            - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+            - logits.max(1, keepdims=True)
+        )
+        assert c.logprobs is not None and c.top_logprobs is not None
+        assert logits.argmax(1).tolist() == c.token_ids
+        np.testing.assert_allclose(c.logprobs, logprobs[np.arange(9), c.token_ids], atol=1e-4)
+        for row, top in zip(logprobs, c.top_logprobs, strict=True):
+            assert list(top) == np.argsort(-row, kind="stable")[:3].tolist()
+            np.testing.assert_allclose(list(top.values()), np.sort(row)[::-1][:3], atol=1e-4)
+
+
+def test_a_draw_does_not_depend_on_batch_mates(text_lm: hybridlm.LM) -> None:
+    settings = {"temperature": 1.0, "seed": 5, "logprobs": 0, **FREE}
+    first = text_lm.generate(PROMPTS, **settings)
+    others = [p if i in (1, 4) else "other text" + "!" * (3 * i) for i, p in enumerate(PROMPTS)]
+    second = text_lm.generate(others, **settings)
+    for i in (1, 4):
+        assert first[i] == second[i], "same index, same compiled shape: the same bits"
+    assert first[0] != second[0]
+    reseeded = text_lm.generate(PROMPTS, **{**settings, "seed": 6})
+    assert sum(a.token_ids == b.token_ids for a, b in zip(first, reseeded, strict=True)) == 0
+
+
+def test_n_completions_of_one_prompt_are_drawn_apart(text_lm: hybridlm.LM) -> None:
+    completions = text_lm.generate(["ab", "cd"], n=3, temperature=1.5, **FREE)
+    assert [c.prompt_token_ids for c in completions] == [
+        text_lm.tokenizer.encode(p)
+        for p in ("ab", "ab", "ab", "cd", "cd", "cd")  # type: ignore[union-attr]
+    ]
+    assert len({tuple(c.token_ids) for c in completions}) == 6
+    assert completions == text_lm.generate(["ab", "ab", "ab", "cd", "cd", "cd"], temperature=1.5, **FREE)
+
+
+def test_a_stop_token_is_in_the_ids_and_not_in_the_text(text_lm: hybridlm.LM) -> None:
+    (free,) = text_lm.generate("Ada", **FREE)
+    stop = free.token_ids[4]
+    until = free.token_ids.index(stop) + 1
+    (stopped,) = text_lm.generate("Ada", stop=[stop], **FREE)
+    assert stopped.token_ids == free.token_ids[:until] and stopped.finish_reason == "stop"
+    assert stopped.text == text_lm.tokenizer.decode(free.token_ids[: until - 1])  # type: ignore[union-attr]
+
+
+def test_stop_adds_to_the_models_own_end_tokens(text_lm: hybridlm.LM) -> None:
+    (end,) = text_lm.eos_token_ids
+
+    def always_end(logits, last_token, position):
+        return jnp.where(jnp.arange(logits.shape[0]) == end, 100.0, logits)
+
+    for stop in (None, ["zzz"], []):
+        (c,) = text_lm.generate("Ada", stop=stop, logits_processor=always_end)
+        assert c.token_ids == [end] and c.finish_reason == "stop" and c.text == ""
+    (c,) = text_lm.generate("Ada", logits_processor=always_end, **FREE)
+    assert c.token_ids == [end] * 9 and c.finish_reason == "length"
+
+
+def test_a_stop_string_cuts_the_text_where_it_begins(text_lm: hybridlm.LM) -> None:
+    (free,) = text_lm.generate("Ada", **FREE)
+    assert free.text is not None
+    stop = free.text[3:5]
+    (stopped,) = text_lm.generate("Ada", stop=stop, **FREE)
+    assert stopped.text == free.text[: free.text.index(stop)] and stopped.finish_reason == "stop"
+    assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
+
+
+def test_the_context_ends_a_completion(text_lm: hybridlm.LM) -> None:
+    prompts = [[5] * 45, [5] * 47, [5] * 48]
+    for prompt, c in zip(prompts, text_lm.generate(prompts, max_tokens=50, ignore_eos=True), strict=True):
+        assert len(c.token_ids) == 48 - len(prompt) and c.finish_reason == "length"
+    with pytest.raises(ValueError, match=r"prompts\[1\]: has 49 tokens, the context holds 48"):
+        text_lm.generate([[5], [5] * 49])
+
+
+def test_a_logits_processor_sees_its_own_lane(text_lm: hybridlm.LM) -> None:
+    def next_by_position(logits, last_token, position):
+        forced = jnp.where(position % 2 == 0, position, last_token)
+        return jnp.where(jnp.arange(logits.shape[0]) == forced, 1e4, logits)
+
+    prompts = [[10], [20, 21], [30, 31, 32, 33, 34, 35]]
+    for c in text_lm.generate(prompts, max_tokens=4, ignore_eos=True, logits_processor=next_by_position, logprobs=0):
+        want, tokens = [], list(c.prompt_token_ids)
+        for _ in range(4):
+            tokens.append(len(tokens) if len(tokens) % 2 == 0 else tokens[-1])
+            want.append(tokens[-1])
+        assert c.token_ids == want
+        assert c.logprobs is not None and max(c.logprobs) < -0.01, "reported before processing"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "error", "message"),
+    [
+        ([3, 4, 5], TypeError, r"bare list of token ids; put it in a list: \[\[3"),
+        (["a", ""], ValueError, r"prompts\[1\]: is empty"),
+        ([[1], [97]], ValueError, r"prompts\[1\]: token id 97 at index 0 is outside the vocabulary \[0, 97\)"),
+        ([[1, -1]], ValueError, r"prompts\[0\]: token id -1 at index 1"),
+        ([[1], [1.5]], TypeError, r"prompts\[1\]: expected token ids, got 1.5 at index 0"),
+        (5, TypeError, "prompts: expected a list"),
+    ],
+)
+def test_bad_prompts_are_named_before_anything_runs(text_lm: hybridlm.LM, prompts, error, message: str) -> None:
+    steps = text_lm.stats["steps"]
+    with pytest.raises(error, match=message):
+        text_lm.generate(prompts)
+    assert text_lm.stats["steps"] == steps
+
+
+def test_bad_settings_are_all_named(text_lm: hybridlm.LM) -> None:
+    with pytest.raises(ValueError, match="max_tokens.*temperature.*top_p.*stop"):
+        text_lm.generate("a", max_tokens=0, temperature=-1, top_p=0, stop=[""])
+    with pytest.raises(ValueError, match="n: expected"):
+        text_lm.generate("a", n=0)
+
+
+def test_no_prompts_give_no_completions(text_lm: hybridlm.LM) -> None:
+    assert text_lm.generate([]) == [] and text_lm.score([]) == []
+
+
+def test_chat_renders_the_template(text_lm: hybridlm.LM) -> None:
+    got = text_lm.chat([{"role": "user", "content": "hi"}], **FREE)
+    assert got == text_lm.generate("<user>hi", **FREE)[0]
+
+
+def test_an_interrupted_run_leaves_a_model_that_works(text_lm: hybridlm.LM) -> None:
+    want = text_lm.generate(PROMPTS, **FREE)
+    events = text_lm._events(PROMPTS, **FREE)
+    for _ in range(7):
+        next(events)
+    events.close()
+    assert text_lm.generate(PROMPTS, **FREE) == want
+
+    def interrupt(pools, owners):
+        raise KeyboardInterrupt
+
+    text_lm._engine.after_step = interrupt
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            text_lm.generate(PROMPTS, **FREE)
+    finally:
+        text_lm._engine.after_step = None
+    assert text_lm.generate(PROMPTS, **FREE) == want
+
+
+def test_lane_rungs_are_powers_of_two_below_the_lanes_and_the_lanes() -> None:
+    assert [lane_rung(n, 6) for n in (1, 2, 3, 4, 5, 6, 7, 100)] == [1, 2, 4, 4, 6, 6, 6, 6]
+
+
+def test_compiled_shapes_are_the_ladder_and_nothing_recompiles(text_lm: hybridlm.LM) -> None:
+    lm = hybridlm.load(text_lm.path, lanes=3, context=48, dtype="float32", chunk=5)
+    for count in (3, 1, 5, 2):
+        lm.generate([[7] * (count + 3)] * count, max_tokens=3, ignore_eos=True)
+        lm.score([[7] * (count + 3)] * count)
+    shapes = {Shape("generate", n, t) for n in (1, 2, 3) for t in (1, 5)} | {Shape("score", n, 5, 0) for n in (1, 2, 3)}
+    assert set(lm._engine.programs.shapes) == shapes
+    compiled = lm.stats["compiled"]
+    lm.generate([[7]] * 9, temperature=0.5, seed=3, max_tokens=2)
+    assert lm.stats["compiled"] == compiled == 9
+
+
+def test_pools_are_donated_and_written_in_place(text_lm: hybridlm.LM) -> None:
+    seen: list[list[int]] = []
+
+    def addresses(pools, owners):
+        seen.append([leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(pools)])
+        return pools
+
+    text_lm._engine.after_step = addresses
+    try:
+        text_lm.generate(["abc"] * 3, **FREE)
+    finally:
+        text_lm._engine.after_step = None
+    decode = seen[1:]
+    assert len(decode) == 8 and all(step == decode[0] for step in decode)

@@ -1,0 +1,61 @@
+"""A smoke test of everything on a GPU: parity, isolation, expert products, sampling, the embedded model."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from comparison import Greedy, check_greedy, check_logits
+
+import hybridlm
+from hybridlm import demo
+from models.expert_dot import block_form, expert_dot, gather_form
+
+pytestmark = pytest.mark.gpu
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+MODELS = sorted(path.name for path in GOLDEN.iterdir())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_golden_logits_and_greedy_tokens(name: str) -> None:
+    """`dtype="float32"` means full float32 products, on devices too that would round their operands by default."""
+    lm = hybridlm.load(GOLDEN / name, lanes=3, dtype="float32", chunk=16)
+    with np.load(GOLDEN / name / "expected.npz") as file:
+        expected = dict(file)
+    ends = np.cumsum(expected["lengths"])[:-1]
+    prompts = [prompt.tolist() for prompt in np.split(expected["prompts"], ends)]
+    for prompt, logits in zip(prompts, np.split(expected["logits"], ends), strict=True):
+        check_logits(np.asarray(lm.forward(prompt).logits), logits, name)
+    completions = lm.generate(prompts, max_tokens=expected["greedy"].shape[1], ignore_eos=True)
+    for completion, tokens, margins in zip(completions, expected["greedy"], expected["greedy_margins"], strict=True):
+        check_greedy(completion.token_ids, Greedy(tokens, margins), name)
+
+
+def test_a_sequence_has_the_same_bits_beside_others() -> None:
+    lm = hybridlm.load(GOLDEN / "sparse_base", lanes=4, chunk=8)
+    prompts = [[5, 9, 3, 7, 11, 2, 8, 4, 6], [10, 12], [13] * 30, [1]]
+    others = [prompts[0], [20] * 25, [3], [4, 5, 6]]
+    settings = {"max_tokens": 12, "ignore_eos": True, "logprobs": 3, "temperature": 0.8, "seed": 1}
+    assert lm.generate(prompts, **settings)[0] == lm.generate(others, **settings)[0]
+    assert lm.score(prompts)[0].logprobs.tobytes() == lm.score(others)[0].logprobs.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_expert_products_agree(dtype) -> None:
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(70, 64)), dtype).astype(jnp.float32)
+    weight = jnp.asarray(rng.normal(size=(8, 48, 64)), dtype)
+    expert = jnp.asarray(rng.integers(0, 8, 70), jnp.int32)
+    want = np.einsum("roi,ri->ro", np.asarray(weight.astype(jnp.float32), np.float64)[np.asarray(expert)], x)
+    for form in (expert_dot, gather_form, block_form):
+        np.testing.assert_allclose(jax.jit(form)(x, weight, expert), want, atol=1e-3)
+
+
+def test_the_embedded_model_answers_its_stories() -> None:
+    lm = hybridlm.load(demo.path(), lanes=8)
+    stories = [demo.story(demo.UNSEEN.start + i) for i in range(16)]
+    answers = lm.generate([story.prompt for story in stories], max_tokens=12)
+    right = sum(story.answered_by(answer.text or "") for story, answer in zip(stories, answers, strict=True))
+    assert right >= 15

@@ -28,6 +28,27 @@ class Case:
         return f"{self.variant.name}, seed {self.seed}, prompt of {len(self.prompts[index])} tokens"
 
 
+SHORT_RUN_CHUNKS = {"next_base": 2, "next_old_fields": 1, "dense_interval": 5, "sparse_multimodal": 17}
+SHORT_RUN_ALONE = ("next_base", "dense_multimodal", "sparse_base")
+"""Chunk sizes and single lanes are shapes of their own, whose compilation is nearly all that a test costs."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Other chunk sizes, and other variants alone, are marked `long`."""
+    for item in items:
+        params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+        if "case" not in params:
+            continue
+        name = params["case"][0].name
+        if "chunk" in params:
+            short = params["chunk"] == SHORT_RUN_CHUNKS.get(name)
+        else:
+            short = "alone" not in item.name or name in SHORT_RUN_ALONE
+        if not short:
+            item.add_marker(pytest.mark.long)
+
+
 def cases() -> list[Any]:
     return [
         pytest.param((variant, seed), id=f"{variant.name}-{seed}", marks=[pytest.mark.long] if seed else [])

@@ -76,10 +76,11 @@ MOE = {
 }
 NEXT = BASE | MOE | {"intermediate_size": 96, "rope_parameters": _rope(0.25)}
 DENSE = BASE | {"intermediate_size": 96, "rope_parameters": _rope(0.25, sections=(1, 1, 0))}
+TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 SPARSE = BASE | MOE | {"rope_parameters": _rope(0.25, sections=(1, 1, 0))}
 
 VARIANTS = (
-    Variant("next_base", "qwen3_next", NEXT),
+    Variant("next_base", "qwen3_next", NEXT | TWO_LAYERS),
     Variant(
         "next_old_fields",
         "qwen3_next",
@@ -90,6 +91,7 @@ VARIANTS = (
             "linear_value_head_dim": 24,
             "linear_conv_kernel_dim": 3,
             "norm_topk_prob": False,
+            "num_hidden_layers": 2,
             "rope_parameters": _rope(0.5, theta=5000.0),
         },
         legacy_rope=True,
@@ -107,7 +109,7 @@ VARIANTS = (
             "decoder_sparse_step": 2,
             "mlp_only_layers": [3],
             "tie_word_embeddings": True,
-            "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
+            "layer_types": ["full_attention", "linear_attention", "linear_attention", "linear_attention"],
         },
         fused_experts=True,
         shards=3,
@@ -124,6 +126,8 @@ VARIANTS = (
             "linear_value_head_dim": 20,
             "linear_conv_kernel_dim": 3,
             "head_dim": 32,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "tie_word_embeddings": True,
             "rope_parameters": _rope(0.25, sections=(2, 1, 1)),
         },
@@ -138,14 +142,14 @@ VARIANTS = (
             "linear_num_value_heads": 8,
             "linear_value_head_dim": 8,
             "num_key_value_heads": 1,
-            "num_hidden_layers": 5,
+            "num_hidden_layers": 4,
             "rope_parameters": _rope(0.5, theta=1000000.0, sections=(2, 1, 1)),
         },
         interval=3,
         shards=2,
         stored="bfloat16",
     ),
-    Variant("sparse_base", "qwen3_5_moe", SPARSE),
+    Variant("sparse_base", "qwen3_5_moe", SPARSE | TWO_LAYERS),
     Variant(
         "sparse_multimodal",
         "qwen3_5_moe",
@@ -154,6 +158,8 @@ VARIANTS = (
             "linear_key_head_dim": 8,
             "linear_num_value_heads": 8,
             "head_dim": 32,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
             "rope_parameters": _rope(0.5, sections=(4, 2, 2)),
         },
         multimodal=True,
@@ -166,12 +172,18 @@ VARIANTS = (
 
 
 def shrunk(variant: Variant) -> Variant:
-    """The variant at hidden size 32 and vocabulary 97, small enough to keep its checkpoint in the repository."""
-    sizes = {"hidden_size": 32, "vocab_size": 97}
+    """The variant at hidden size 32 and vocabulary 97, small enough to keep its checkpoint in the repository.
+
+    At most three layers: compiling is most of the time that a test of it takes.
+    """
+    sizes: dict[str, Any] = {"hidden_size": 32, "vocab_size": 97}
     if "intermediate_size" in variant.text:
         sizes["intermediate_size"] = 48
     if "num_experts" in variant.text:
         sizes |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
+    sizes["num_hidden_layers"] = min(variant.text["num_hidden_layers"], 3)
+    if "layer_types" in variant.text:
+        sizes["layer_types"] = variant.text["layer_types"][:3]
     return dataclasses.replace(variant, text=dict(variant.text) | sizes, stored="bfloat16")
 
 

@@ -1,0 +1,107 @@
+"""hybridlm against what transformers computed from the same checkpoints (tests/golden, scripts/make_golden.py)."""
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from comparison import QWEN_TOLERANCE, Greedy, check_greedy, check_logits, check_logprobs, padded
+from float64_reference import Float64Model
+
+import hybridlm
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
+NAMES = sorted(path.name for path in GOLDEN.iterdir())
+
+
+@dataclasses.dataclass(frozen=True)
+class Golden:
+    """A checkpoint in `directory` and, for each of `prompts`, what transformers computed alone from it."""
+
+    directory: pathlib.Path
+    prompts: list[list[int]]
+    logits: list[np.ndarray]
+    logprobs: list[np.ndarray]
+    greedy: list[Greedy]
+
+    @classmethod
+    def read(cls, directory: pathlib.Path) -> "Golden":
+        with np.load(directory / "expected.npz") as file:
+            expected = dict(file)
+        ends = np.cumsum(expected["lengths"])[:-1]
+        return cls(
+            directory,
+            [prompt.tolist() for prompt in np.split(expected["prompts"], ends)],
+            np.split(expected["logits"], ends),
+            np.split(expected["logprobs"], ends),
+            [Greedy(*pair) for pair in zip(expected["greedy"], expected["greedy_margins"], strict=True)],
+        )
+
+    def where(self, index: int) -> str:
+        return f"{self.directory.name}, prompt of {len(self.prompts[index])} tokens"
+
+
+def long_except(*short: str) -> pytest.MarkDecorator:
+    """All goldens, those that are not named in the long run only: compiling is nearly all that a test costs."""
+    params = [pytest.param(name, marks=[] if name in short else [pytest.mark.long]) for name in NAMES]
+    return pytest.mark.parametrize("golden", params, indirect=True, scope="module")
+
+
+ENGINE = long_except("next_old_fields", "dense_multimodal", "dense_interval", "sparse_multimodal")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def golden(request: pytest.FixtureRequest) -> Golden:
+    return Golden.read(GOLDEN / request.param)
+
+
+@pytest.fixture(scope="module")
+def lm(golden: Golden) -> hybridlm.LM:
+    """Three lanes for eight prompts, so that lanes are reused, and chunks shorter than half of the prompts."""
+    return hybridlm.load(str(golden.directory), lanes=3, dtype="float32", chunk=16)
+
+
+def test_provenance(golden: Golden):
+    """The files say what made them and leave no near tie behind which an error could hide."""
+    provenance = json.loads((golden.directory / "provenance.json").read_text())
+    assert {"command", "seed", "torch", "transformers", "class"} <= set(provenance)
+    assert provenance["smallest_prompt_margin"] > 2 * QWEN_TOLERANCE
+    assert min(greedy.margins.min() for greedy in golden.greedy) > 2 * QWEN_TOLERANCE
+
+
+def test_float64(golden: Golden):
+    """Two independent implementations, transformers in float32 and NumPy in float64, agree on the files."""
+    model = Float64Model(golden.directory)
+    for index, (prompt, expected) in enumerate(zip(golden.prompts, golden.logits, strict=True)):
+        assert not check_logits(model.forward(prompt).logits.astype(np.float32), expected, golden.where(index))
+
+
+def test_logits(golden: Golden, lm: hybridlm.LM):
+    batch = np.asarray(lm.forward(padded(golden.prompts)).logits)
+    for index, (row, expected) in enumerate(zip(batch, golden.logits, strict=True)):
+        assert not check_logits(row[: len(expected)], expected, golden.where(index))
+
+
+@ENGINE
+def test_scores(golden: Golden, lm: hybridlm.LM):
+    """Eight prompts queued over three lanes, against the log-probabilities of each alone."""
+    for index, score in enumerate(lm.score(golden.prompts)):
+        check_logprobs(score.logprobs, golden.logprobs[index], golden.where(index))
+        best = golden.logits[index][:-1].argmax(axis=-1)
+        assert score.greedy[1:].tolist() == (best == np.asarray(golden.prompts[index][1:])).tolist()
+
+
+@ENGINE
+def test_generates(golden: Golden, lm: hybridlm.LM):
+    """Eight prompts queued over three lanes, against the greedy continuation of each alone: every token."""
+    for index, completion in enumerate(lm.generate(golden.prompts, max_tokens=32, ignore_eos=True)):
+        assert not check_greedy(completion.token_ids, golden.greedy[index], golden.where(index))
+
+
+@long_except("dense_multimodal")
+def test_longest_prompt_alone(golden: Golden, lm: hybridlm.LM):
+    """A step of one lane is another compiled step."""
+    check_logprobs(lm.score([golden.prompts[-1]])[0].logprobs, golden.logprobs[-1], golden.where(-1))
+    completion = lm.generate([golden.prompts[-1]], max_tokens=32, ignore_eos=True)[0]
+    assert not check_greedy(completion.token_ids, golden.greedy[-1], golden.where(-1))

@@ -1,5 +1,6 @@
 """Reading a Hugging Face `config.json`: every field is asked for by name, every fault is collected."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,11 +66,11 @@ class ConfigReader:
         return value
 
     def number(self, name: str, default: float | None = None, minimum: float = 0.0) -> float:
-        """A number greater than `minimum`; required where there is no default."""
+        """A finite number greater than `minimum`; required where there is no default."""
         value = self.get(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > minimum:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not minimum < value <= sys.float_info.max:
             self.fault(name, f"a number greater than {minimum}")
             return default if default is not None else 1.0
         return float(value)

@@ -94,10 +94,13 @@ def read_decoder(
         (attention if kind == "full_attention" else mixer, forward)
         for kind, forward in zip(types, feed_forward, strict=True)
     )
-    tied = (reader if "tie_word_embeddings" in reader else outer).flag("tie_word_embeddings", False)
-    dtype = reader.get("dtype") or reader.get("torch_dtype") or outer.get("dtype") or outer.get("torch_dtype")
-    if dtype not in (None, "bfloat16", "float16", "float32"):
-        reader.fault("dtype", "one of 'bfloat16', 'float16', 'float32'")
+    # Where both are there and differ, transformers follows the outer one.
+    tied = (outer if "tie_word_embeddings" in outer else reader).flag("tie_word_embeddings", False)
+    places = [(place, name) for place in (reader, outer) for name in ("dtype", "torch_dtype") if name in place]
+    dtype = "bfloat16"
+    if places:
+        place, name = places[0]
+        dtype = place.choice(name, ["bfloat16", "float16", "float32"], dtype)
     return DecoderConfig(
         family=family,
         vocab_size=reader.integer("vocab_size"),
@@ -107,8 +110,8 @@ def read_decoder(
         eps=eps,
         norm_offset=1.0,
         tied=tied,
-        eos_token_ids=reader.integers("eos_token_id") or outer.integers("eos_token_id"),
-        dtype=dtype or "bfloat16",
+        eos_token_ids=(reader if "eos_token_id" in reader else outer).integers("eos_token_id"),
+        dtype=dtype,
         unknown_keys=outer.close(),
     )
 

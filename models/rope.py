@@ -54,11 +54,13 @@ def read_rope(reader: ConfigReader, head_dim: int, theta: float, partial: float)
             place.get("mrope_interleaved")
     theta = reader.number("rope_theta", theta)
     partial = reader.number("partial_rotary_factor", partial)
+    place = reader
     if parameters is not None:
         theta = parameters.number("rope_theta", theta)
         partial = parameters.number("partial_rotary_factor", partial)
+        place = parameters if "partial_rotary_factor" in parameters else reader
     size = int(head_dim * partial)
     if size % 2 or not 0 < size <= head_dim:
-        reader.fault("partial_rotary_factor", f"an even number of rotated dimensions of {head_dim}, not {size}")
+        place.fault("partial_rotary_factor", f"an even number of rotated dimensions of {head_dim}, not {size}")
         size = 2
     return Rope(size, theta)

@@ -11,9 +11,12 @@ _flags = os.environ.get("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in _flags:
     os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=8".strip()
 # Of the tests alone and gone with them: nobody's own cache is read or written, and no test sees an executable that an
-# older run compiled. Tests that compile the same step share it, processes that tests start included.
-_cache = tempfile.TemporaryDirectory(prefix="hybridlm-tests-", ignore_cleanup_errors=True)
-os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
+# older run compiled. Tests that compile the same step share it, workers of pytest-xdist and processes that tests start
+# included.
+_cache = None
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(prefix="hybridlm-tests-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
 
 import jax
 import pytest
@@ -30,7 +33,8 @@ def root() -> Path:
 
 
 def pytest_unconfigure() -> None:
-    _cache.cleanup()
+    if _cache is not None:
+        _cache.cleanup()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,7 @@
 """Perplexity by named convention."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,16 +10,28 @@ from hybridlm._results import Score, perplexity
 CONVENTIONS = ("rolling",)
 
 
-def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[tuple[int, ...]]:
-    """Disjoint windows that predict every token of a text once.
+class Window(NamedTuple):
+    """Part of a text, of which the last tokens, `predicted` of them, count."""
+
+    tokens: tuple[int, ...]
+    predicted: int
+
+
+def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[Window]:
+    """Windows that predict every token of a text once: the `loglikelihood_rolling` of lm_eval.
+
+    A window predicts as many tokens as fit behind the last token of the window before. The last one has fewer left to
+    predict; it is filled up with the text before them.
 
     Args:
         tokens: the text.
         prefix: stands before the first token.
-        size: tokens that a window holds, the one before its first prediction included.
+        size: most tokens that a window holds, at least 2; lm_eval's `max_length` is one less.
     """
     whole = (prefix, *tokens)
-    return [tuple(whole[start : start + size]) for start in range(0, len(tokens), size - 1)]
+    starts = range(0, len(tokens), size - 1)
+    ends = [min(start + size, len(whole)) for start in starts]
+    return [Window(whole[max(0, end - size) : end], end - start - 1) for start, end in zip(starts, ends, strict=True)]
 
 
 def rolling(
@@ -31,8 +44,14 @@ def rolling(
         prefix: token that stands before each text.
         context: most tokens of a window.
         score: scores windows.
+
+    Raises:
+        ValueError: the context has no room for a token and the one that predicts it.
     """
+    if context < 2:
+        raise ValueError(f"perplexity: needs a context of at least 2 tokens, got {context}; load with a larger context")
     windows = [window for text in texts for window in rolling_windows(text, prefix, context)]
-    scores = score(windows)
-    total = float(np.sum([one.sum_logprob for one in scores], dtype=np.float64))
+    scores = score([window.tokens for window in windows])
+    counted = [one.logprobs[-window.predicted :] for one, window in zip(scores, windows, strict=True)]
+    total = float(np.sum(np.concatenate(counted), dtype=np.float64))
     return perplexity(total, sum(len(text) for text in texts))

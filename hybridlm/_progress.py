@@ -28,6 +28,8 @@ def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[name]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    # Without a terminal the bar is written once, when it is done.
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
         task = bar.add_task("load", total=None, name="")
         yield lambda done, total, name: bar.update(task, completed=done, total=total, name=name)

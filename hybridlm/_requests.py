@@ -1,7 +1,7 @@
 """Checking what users pass in: every fault names the item and says what was expected."""
 
-import math
 import operator
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +37,7 @@ def to_token_ids(item: Any, where: str, tokenizer: Tokenizer | None, vocab_size:
         if tokenizer is None:
             raise ValueError(f"{where}: got text, but the checkpoint has no tokenizer.json; pass a list of token ids")
         ids = tokenizer.encode(item)
-    elif isinstance(item, list | tuple | np.ndarray):
+    elif isinstance(item, list | tuple) or (isinstance(item, np.ndarray) and item.ndim):
         wrong = [(i, token) for i, token in enumerate(item) if not _is_token(token)]
         if wrong:
             i, token = wrong[0]
@@ -81,7 +81,7 @@ def to_sampling_params(
     """Check the settings of `LM.generate`.
 
     Raises:
-        TypeError, ValueError: all settings that are wrong, one line each.
+        ValueError: all settings that are wrong.
     """
     faults = []
 
@@ -90,7 +90,10 @@ def to_sampling_params(
             faults.append(f"{name}: expected {expected}, got {value!r}")
 
     def number(value: Any) -> bool:
-        return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+        if isinstance(value, np.integer | np.floating):
+            value = value.item()
+        plain = isinstance(value, int | float) and not isinstance(value, bool)
+        return plain and -sys.float_info.max <= value <= sys.float_info.max
 
     need("max_tokens", max_tokens, _is_token(max_tokens) and max_tokens >= 1, "a whole number of at least 1")
     need("temperature", temperature, number(temperature) and temperature >= 0, "a number of at least 0 (0 is greedy)")
@@ -102,8 +105,8 @@ def to_sampling_params(
     need(
         "logprobs", logprobs, logprobs is None or (_is_token(logprobs) and 0 <= logprobs <= most), f"0..{most} or None"
     )
-    stops = [stop] if isinstance(stop, str | int) and not isinstance(stop, bool) else [] if stop is None else stop
-    strings, ids = [], set(end_token_ids)
+    stops = [] if stop is None else [stop] if isinstance(stop, str) or _is_token(stop) else stop
+    strings, ids = [], list(end_token_ids)
     if not isinstance(stops, list | tuple):
         need("stop", stop, False, "a string, a token id, or a list of them")
         stops = []
@@ -114,7 +117,7 @@ def to_sampling_params(
             strings.append(item)
         else:
             need("stop", item, _is_token(item) and 0 <= item < vocab_size, f"strings or token ids below {vocab_size}")
-            ids.add(item)
+            ids.append(item)
     if faults:
         raise ValueError("; ".join(faults))
     return SamplingParams(
@@ -126,7 +129,7 @@ def to_sampling_params(
         int(seed),
         frozenset(int(token) for token in ids),
         tuple(strings),
-        logprobs,
+        None if logprobs is None else int(logprobs),
     )
 
 

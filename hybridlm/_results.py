@@ -14,6 +14,8 @@ def perplexity(sum_logprob: float, count: int) -> float:
     if not count:
         return math.nan
     mean = -sum_logprob / count
+    if math.isnan(mean):
+        return math.nan
     return math.exp(mean) if mean < math.log(sys.float_info.max) else math.inf
 
 

@@ -1,7 +1,6 @@
 """Scoring a file of texts: JSON lines in, JSON lines out in the same order, nothing half written."""
 
 import errno
-import math
 import os
 import secrets
 import sys
@@ -135,16 +134,12 @@ def _numerical_fault(score: Score) -> str | None:
 
 
 def _row(id: Id, score: Score) -> dict[str, Any]:
-    total = score.sum_logprob
-    # `Score.perplexity` raises where exp overflows; infinity and the nan of a single token are null here.
-    mean = -total / (len(score.token_ids) - 1) if len(score.token_ids) > 1 else math.nan
-    perplexity = math.exp(mean) if mean < math.log(sys.float_info.max) else math.nan
     return {
         "id": id,
         "token_ids": score.token_ids,
         "logprobs": [finite(value) for value in score.logprobs.tolist()],
-        "sum_logprob": finite(total),
-        "perplexity": finite(perplexity),
+        "sum_logprob": finite(score.sum_logprob),
+        "perplexity": finite(score.perplexity),
     }
 
 
@@ -178,7 +173,9 @@ def _bar(show: bool | None) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: None
         return
     columns = (TextColumn("scoring"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    # Without a terminal the bar is written once, when it is done.
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
         task = bar.add_task("score", total=None)
         # A pipe has no size.
         yield lambda done, total: bar.update(task, completed=done, total=total or None)

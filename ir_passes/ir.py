@@ -1,0 +1,122 @@
+"""The one place where this package touches JAX's intermediate representation.
+
+Everything else imports these names. What differs between JAX 0.10 (Python 3.11) and later versions is settled here.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.extend import source_info_util as _source_info
+
+Var = core.Var
+Literal = core.Literal
+Jaxpr = core.Jaxpr
+ClosedJaxpr = core.ClosedJaxpr
+JaxprEqn = core.JaxprEqn
+DropVar = getattr(core, "DropVar", None) or type("DropVar", (), {})
+Atom = Any
+
+# Calls whose body says everything: primitive name -> the parameter that holds the body.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_vmap_call": "call",
+}
+
+
+def trace(fn: Callable[..., Any], *args: Any) -> ClosedJaxpr:
+    """The jaxpr of `fn(*args)`, over the flattened arguments and results. Arguments may be abstract."""
+    return jax.make_jaxpr(fn)(*args)
+
+
+def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The body of a call that only names a computation; None for every other equation."""
+    name = CALLS.get(eqn.primitive.name)
+    if name is None or name not in eqn.params:
+        return None
+    return closed(eqn.params[name])
+
+
+def closed(jaxpr: Any) -> ClosedJaxpr:
+    """A jaxpr with its constants, from either form."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
+def sub_jaxprs(eqn: JaxprEqn) -> Iterator[ClosedJaxpr]:
+    """Every jaxpr among the parameters of an equation."""
+    for value in eqn.params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, Jaxpr | ClosedJaxpr):
+                yield closed(item)
+
+
+def source_of(eqn: JaxprEqn) -> str:
+    """The user's "file:line" that made an equation, or "unknown"."""
+    found = re.match(r"(.*?:\d+)", _source_info.summarize(eqn.source_info))
+    return found.group(1) if found else "unknown"
+
+
+def replace(jaxpr: Jaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Jaxpr:
+    """A jaxpr without constants made of these parts; its variables have no names of their own."""
+    names = jaxpr.debug_info.with_unknown_names()
+    return jaxpr.replace(constvars=[], invars=list(invars), eqns=list(eqns), outvars=list(outvars), debug_info=names)
+
+
+def inline(program: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program with every call that only names a computation replaced by its body.
+
+    Constants of the bodies become constants of the whole; every equation keeps its source.
+    """
+    new_var = core.gensym()
+    eqns: list[JaxprEqn] = []
+    constvars, consts = list(program.jaxpr.constvars), list(program.consts)
+
+    def run(jaxpr: Jaxpr, names: dict[Var, Atom]) -> None:
+        def read(atom: Atom) -> Atom:
+            return atom if isinstance(atom, Literal) else names[atom]
+
+        for eqn in jaxpr.eqns:
+            invars = [read(atom) for atom in eqn.invars]
+            body = body_of(eqn)
+            if body is None:
+                outvars = [var if isinstance(var, DropVar) else new_var(var.aval) for var in eqn.outvars]
+                eqns.append(eqn.replace(invars=invars, outvars=outvars))
+                results: list[Atom] = outvars
+            else:
+                inner: dict[Var, Atom] = dict(zip(body.jaxpr.invars, invars, strict=True))
+                for var, const in zip(body.jaxpr.constvars, body.consts, strict=True):
+                    inner[var] = new_var(var.aval)
+                    constvars.append(inner[var])
+                    consts.append(const)
+                run(body.jaxpr, inner)
+                results = [atom if isinstance(atom, Literal) else inner[atom] for atom in body.jaxpr.outvars]
+            names.update(zip(eqn.outvars, results, strict=True))
+
+    names: dict[Var, Atom] = {var: var for var in (*program.jaxpr.constvars, *program.jaxpr.invars)}
+    run(program.jaxpr, names)
+    outvars = [atom if isinstance(atom, Literal) else names[atom] for atom in program.jaxpr.outvars]
+    flat = replace(program.jaxpr, program.jaxpr.invars, eqns, outvars).replace(constvars=constvars)
+    core.check_jaxpr(flat)
+    return ClosedJaxpr(flat, consts)
+
+
+def eval_eqn(eqn: JaxprEqn, *values: Any) -> list[Any]:
+    """The results of one equation on these operands, one value for each of its inputs, literals included."""
+    operands: dict[Var, Any] = {
+        atom: value for atom, value in zip(eqn.invars, values, strict=True) if not isinstance(atom, Literal)
+    }
+    outvars = [var for var in eqn.outvars if not isinstance(var, DropVar)]
+    program = ClosedJaxpr(replace(_EMPTY.jaxpr, list(operands), [eqn], outvars).replace(effects=eqn.effects), ())
+    return core.jaxpr_as_fun(program)(*operands.values())
+
+
+_EMPTY = jax.make_jaxpr(lambda: ())()

@@ -1,0 +1,245 @@
+"""`hybridlm.load`: arguments, what is kept in which dtype, what is said, and where compiled steps go."""
+
+import json
+import logging
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from text_checkpoint import write_text_checkpoint
+
+import hybridlm
+from hybridlm._progress import load_progress
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
+SMALL = GOLDEN / "sparse_base"
+ROOT = GOLDEN.parents[1]
+
+
+def load(directory: pathlib.Path = SMALL, **arguments: Any) -> hybridlm.LM:
+    small: dict[str, Any] = {"lanes": 1, "context": 16, "chunk": 4}
+    return hybridlm.load(directory, **small | arguments)
+
+
+@pytest.fixture
+def copied(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A checkpoint that may be changed."""
+    return pathlib.Path(shutil.copytree(SMALL, tmp_path / "checkpoint"))
+
+
+def change(file: pathlib.Path, **fields: Any) -> None:
+    held = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(held | fields))
+
+
+WHOLE = "expected a whole number of at least 1, got"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lanes": 0}, f"lanes: {WHOLE} 0"),
+        ({"lanes": -2}, f"lanes: {WHOLE} -2"),
+        ({"lanes": 2.0}, f"lanes: {WHOLE} 2.0"),
+        ({"lanes": True}, f"lanes: {WHOLE} True"),
+        ({"lanes": None}, f"lanes: {WHOLE} None"),
+        ({"context": 0}, f"context: {WHOLE} 0"),
+        ({"context": "16"}, f"context: {WHOLE} '16'"),
+        ({"context": 513}, "context: 513 is more than the model's max_position_embeddings (512)"),
+        ({"chunk": 0}, f"chunk: {WHOLE} 0"),
+        ({"chunk": 17}, "chunk: 17 is more than the context (16)"),
+        ({"dtype": "float64"}, "dtype: expected one of bfloat16, float16, float32 or None, got 'float64'"),
+        ({"dtype": jnp.float32}, "dtype: expected one of bfloat16, float16, float32 or None, got "),
+        ({"compilation_cache": None}, "compilation_cache: expected a directory, True or False, got None"),
+        ({"compilation_cache": ""}, "compilation_cache: expected a directory, True or False, got ''"),
+        (
+            {"lanes": 0, "context": 0, "chunk": 5, "dtype": "f32"},
+            f"lanes: {WHOLE} 0; context: {WHOLE} 0; dtype: expected one of",
+        ),
+        ({"lanes": 0, "chunk": 17}, f"lanes: {WHOLE} 0; chunk: 17 is more than the context (16)"),
+    ],
+)
+def test_faulty_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        load(**arguments)
+    assert str(error.value).startswith(message)
+
+
+def test_default_context_and_chunk(copied: pathlib.Path) -> None:
+    assert hybridlm.load(SMALL).context == 512
+    change(copied / "config.json", max_position_embeddings=1 << 18)
+    lm = hybridlm.load(copied)
+    assert (lm.context, lm._engine.lanes, lm._engine.chunk) == (4096, 8, 128)
+    change(copied / "config.json", max_position_embeddings=100)
+    lm = hybridlm.load(copied)
+    assert (lm.context, lm._engine.chunk) == (100, 100)
+    assert load(copied, context=100).context == 100
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float16", "float32"])
+def test_matrices_have_the_dtype_and_vectors_are_float32(dtype: str | None) -> None:
+    """None is the dtype of the checkpoint, bfloat16 here."""
+    lm = load(dtype=dtype)
+    wide = {name: array for name, array in lm.params.items() if array.ndim > 1}
+    narrow = {name: array for name, array in lm.params.items() if array.ndim == 1}
+    assert {array.dtype for array in wide.values()} == {jnp.dtype(dtype or "bfloat16")}
+    assert {array.dtype for array in narrow.values()} == {jnp.dtype("float32")}
+    assert {name.split(".")[-1] for name in narrow} == {"A_log", "dt_bias", "norm", "weight"}
+
+
+def test_the_dtype_is_that_of_the_tensors_whatever_the_config_says(copied: pathlib.Path) -> None:
+    change(copied / "config.json", dtype="float32")
+    assert load(copied).params["embed_tokens"].dtype == jnp.bfloat16
+
+
+def test_a_narrow_model_is_near_what_transformers_computed_in_float32() -> None:
+    """The checkpoint is bfloat16, so that only activations are rounded."""
+    with np.load(SMALL / "expected.npz") as expected:
+        ends = np.cumsum(expected["lengths"])
+        (prompt,) = [i for i in range(len(ends)) if expected["lengths"][i] == 3]
+        tokens, want = (expected[name][ends[prompt] - 3 : ends[prompt]] for name in ("prompts", "logits"))
+    logits = load(dtype="bfloat16").forward(tokens).logits
+    assert logits.dtype == jnp.float32 and logits.shape == want.shape
+    difference = np.abs(np.asarray(logits) - want).max()
+    assert 2e-3 < difference < 0.05 * np.abs(want).max()
+
+
+def test_parameters_are_named_by_their_path() -> None:
+    lm = load()
+    assert lm.params["layers.0.branches.0.inner.in_proj_qkv"] is lm.model.layers[0].branches[0].inner.in_proj_qkv[...]
+    assert "lm_head" in lm.params
+
+
+def test_repr() -> None:
+    lm = load()
+    millions = sum(array.size for array in lm.params.values()) / 1e6
+    assert repr(lm) == f"LM(qwen3_5_moe, {millions:.1f}M parameters, 2 layers, lanes=1, context=16)"
+
+
+def test_unknown_fields_are_warned_of_once(copied: pathlib.Path) -> None:
+    change(copied / "config.json", novel_gate=True, novel_norm=2)
+    with pytest.warns(UserWarning) as warned:
+        hybridlm.load(copied, lanes=1, context=16)
+    (warning,) = warned
+    assert str(warning.message) == (
+        f"{copied}: config.json has fields that qwen3_5_moe does not know and that are not used: novel_gate, novel_norm"
+    )
+    assert warning.filename == __file__
+
+
+def test_skipped_tensors_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "hybridlm"):
+        load(GOLDEN / "dense_multimodal")
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    message = record.getMessage()
+    assert message.startswith(str(GOLDEN / "dense_multimodal")) and "tensors are not used by this model: " in message
+    assert r"3 of mtp\..*" in message and r"of model\.visual\..*" in message
+    caplog.clear()
+    load(SMALL)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("own", "generation", "expected"),
+    [
+        (2, None, (2,)),
+        (None, None, ()),
+        (2, 3, (2, 3)),
+        (None, [5, 3], (5, 3)),
+        ([2, 4], [4, 2, 7], (2, 4, 7)),
+        (0, [], (0,)),
+    ],
+)
+def test_end_tokens_of_both_files(copied: pathlib.Path, own: Any, generation: Any, expected: tuple[int, ...]) -> None:
+    change(copied / "config.json", eos_token_id=own)
+    change(copied / "generation_config.json", eos_token_id=generation)
+    assert load(copied).eos_token_ids == expected
+
+
+@pytest.mark.parametrize("value", [-1, "2", [2, 1.5], True, {"id": 2}])
+def test_faulty_end_tokens(copied: pathlib.Path, value: Any) -> None:
+    change(copied / "generation_config.json", eos_token_id=value)
+    with pytest.raises(ValueError, match=r"generation_config\.json: eos_token_id: expected a token id or a list of"):
+        load(copied)
+
+
+def test_tokenizer_is_optional(tmp_path: pathlib.Path) -> None:
+    assert load().tokenizer is None
+    tokenizer = load(write_text_checkpoint(tmp_path)).tokenizer
+    assert tokenizer is not None and tokenizer.decode(tokenizer.encode("kite")) == "kite"
+
+
+def test_progress_is_written_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    load()
+    load(progress=False)
+    assert capfd.readouterr() == ("", "")
+    load(progress=True)
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("loading") and "kB" in err
+
+
+def test_progress_where_there_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with load_progress(None) as report:
+        assert report is not None
+    with load_progress(False) as report:
+        assert report is None
+
+
+CHILD = """
+import json, os, sys
+import jax, jax.numpy as jnp
+import hybridlm
+
+for cache in json.loads(sys.argv[2]):
+    jax.jit(lambda x: x * 3 + len(str(cache)))(jnp.ones(3))
+    lm = hybridlm.load(sys.argv[1], lanes=1, context=16, compilation_cache=cache)
+    print(jax.config.jax_compilation_cache_dir)
+    # To the cache this is as good as a step, and it is compiled in no time.
+    jax.jit(lambda x: x * 2 + len(str(cache)))(jnp.ones(4))
+"""
+
+
+def child(home: pathlib.Path, *caches: str | bool, **variables: str) -> list[str]:
+    """Loads in a process of its own, with each of `caches` in turn; returns JAX's directory after each."""
+    variables = {"XDG_CACHE_HOME": str(home / "xdg"), "HOME": str(home), "JAX_PLATFORMS": "cpu"} | variables
+    variables |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONPATH": str(ROOT)}
+    kept = {key: value for key, value in os.environ.items() if key not in ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS")}
+    command = [sys.executable, "-W", "error", "-c", CHILD, str(SMALL), json.dumps(caches)]
+    result = subprocess.run(command, env=kept | variables, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split()
+
+
+def compiled(directory: pathlib.Path) -> list[pathlib.Path]:
+    return list(directory.glob("**/*-cache"))
+
+
+def test_default_and_given_compilation_caches(tmp_path: pathlib.Path) -> None:
+    """One process that changes its mind: what is compiled after a load goes where that load says."""
+    default, first, second = tmp_path / "xdg" / "hybridlm" / "xla", tmp_path / "first", tmp_path / "second"
+    used = child(tmp_path, False, True, str(first), str(second))
+    assert used == ["None", str(default), str(first), str(second)]
+    assert compiled(default) and compiled(first) and compiled(second)
+
+
+def test_without_a_compilation_cache_nothing_is_written(tmp_path: pathlib.Path) -> None:
+    assert child(tmp_path, False) == ["None"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_compilation_cache_that_jax_was_given_is_respected(tmp_path: pathlib.Path) -> None:
+    mine = tmp_path / "mine"
+    assert child(tmp_path, True, False, JAX_COMPILATION_CACHE_DIR=str(mine)) == [str(mine)] * 2
+    assert compiled(mine) and not (tmp_path / "xdg").exists()
+
+
+def test_the_default_cache_is_in_the_home_directory(tmp_path: pathlib.Path) -> None:
+    assert child(tmp_path, True, XDG_CACHE_HOME="") == [str(tmp_path / ".cache" / "hybridlm" / "xla")]

@@ -75,7 +75,5 @@ def forward(
         state = SequenceState(0, layers)
     start = int(state.position)
     end = start + tokens.shape[1]
-    logits, hidden_states, layers = run(
-        structure, params, tokens, state.layers, jnp.int32(start), kv_blocks(end)
-    )
+    logits, hidden_states, layers = run(structure, params, tokens, state.layers, jnp.int32(start), kv_blocks(end))
     return ForwardOutput(logits, hidden_states, SequenceState(end, layers) if return_states else None)

@@ -10,8 +10,9 @@ outputs are zero; the state of a lane without real tokens comes back unchanged, 
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Bool, Float32
+
+from models.triangular import solve_unit_lower
 
 CHUNK = 64
 
@@ -110,7 +111,7 @@ def delta_rule_chunked(
     weighted_k = b[..., None] * k
     system = jnp.where(strict, _dot("cnhik,cnhjk->cnhij", weighted_k, k) * mask, 0.0)
     right = jnp.concatenate([b[..., None] * v, weighted_k * jnp.exp(total)[..., None]], axis=-1)
-    solved = solve_triangular(system, right, lower=True, unit_diagonal=True)
+    solved = solve_unit_lower(system, right)
     correction, key_correction = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
     scores = _dot("cnhik,cnhjk->cnhij", q, k) * mask
     end = total[..., -1:]

@@ -1,0 +1,27 @@
+"""Forward substitution against float64, and its gradient."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.triangular import solve_unit_lower
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64])
+def test_solves_and_differentiates(size: int) -> None:
+    rng = np.random.default_rng(size)
+    system = np.tril(rng.normal(size=(2, 3, size, size)) / max(size, 2) ** 0.5, -1).astype(np.float32)
+    right = rng.normal(size=(2, 3, size, 5)).astype(np.float32)
+    whole = np.eye(size) + system.astype(np.float64)
+    want = np.linalg.solve(whole, right.astype(np.float64))
+    np.testing.assert_allclose(jax.jit(solve_unit_lower)(system, right), want, rtol=2e-4, atol=2e-4)
+
+    # for L = sum(C * X): dL/dright = (I+A)^-T C, dL/dA = -(I+A)^-T C X^T below the diagonal
+    weight = rng.normal(size=right.shape).astype(np.float32)
+    by_system, by_right = jax.jit(jax.grad(lambda a, b: jnp.sum(weight * solve_unit_lower(a, b)), (0, 1)))(
+        system, right
+    )
+    y = np.linalg.solve(np.swapaxes(whole, -1, -2), weight.astype(np.float64))
+    np.testing.assert_allclose(by_right, y, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(by_system, -np.tril(y @ np.swapaxes(want, -1, -2), -1), rtol=1e-3, atol=1e-3)

@@ -1,0 +1,225 @@
+"""A compiled program as XLA scheduled it and placed it in memory: immutable objects, read by `hlo`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+Index = tuple[int, ...]
+"""Where in a result: () for an array or a tuple's table, (i,) for entry i of a tuple."""
+
+
+@dataclass(frozen=True)
+class Array:
+    """The type of one array: XLA's dtype name, dimensions, layout and bits of an element in memory.
+
+    The table of a tuple is an array of dtype "tuple": a pointer for each of its entries.
+
+    Attributes:
+        layout: dimensions from the fastest to the slowest.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    layout: tuple[int, ...]
+    bits: int
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        count = 1
+        for size in self.dims:
+            count *= size
+        return count
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the elements, without padding."""
+        return (self.count * self.bits + 7) // 8
+
+    @property
+    def row_major(self) -> bool:
+        """Whether the last dimension is the fastest."""
+        return self.layout == tuple(reversed(range(len(self.dims))))
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Devices that talk to each other in a collective, as positions in the device assignment.
+
+    Attributes:
+        sets: the groups; a single empty one for all devices.
+        readable: False where the encoding is not known: `sets` is then empty.
+    """
+
+    sets: tuple[tuple[int, ...], ...]
+    readable: bool = True
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One HLO instruction.
+
+    Attributes:
+        id: unique in the module.
+        arrays: type of every part of the result by its index, tables of tuples included.
+        operands, predecessors: instruction ids; predecessors are control dependencies.
+        called: computation ids: of a while its body and its condition.
+        op_name: JAX's name of the operation, with scopes; may be empty.
+        source: "file:line" of the innermost user's frame; may be empty.
+        attributes: every other field that the value depends on, verbatim.
+        scalar: value of an integer constant with one element, else None.
+    """
+
+    id: int
+    name: str
+    opcode: str
+    computation: int
+    arrays: Mapping[Index, Array]
+    operands: tuple[int, ...]
+    predecessors: tuple[int, ...]
+    called: tuple[int, ...]
+    op_name: str
+    source: str
+    parameter: int
+    tuple_index: int
+    slices: tuple[tuple[int, int, int], ...]
+    slice_sizes: tuple[int, ...]
+    target: str
+    aliasing: tuple[tuple[Index, int, Index], ...]
+    groups: Groups | None
+    attributes: bytes
+    scalar: int | None
+
+    @property
+    def array(self) -> Array:
+        """The type of the result; of a tuple that of its table of pointers."""
+        return self.arrays[()]
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A computation: its instructions, operands before users, and its root's id."""
+
+    id: int
+    name: str
+    is_fusion: bool
+    instructions: tuple[Instruction, ...]
+    root: int
+
+    @cached_property
+    def parameters(self) -> dict[int, Instruction]:
+        """By parameter number."""
+        return {one.parameter: one for one in self.instructions if one.opcode == "parameter"}
+
+
+@dataclass(frozen=True)
+class IoAlias:
+    """An output that is written into the bytes of a parameter."""
+
+    output: Index
+    parameter: int
+    parameter_index: Index
+
+
+@dataclass(frozen=True)
+class Module:
+    """A scheduled module.
+
+    Attributes:
+        schedule: computation id -> instruction ids in the order they run; fusions and scalar functions have none.
+    """
+
+    name: str
+    entry: int
+    computations: Mapping[int, Computation]
+    instructions: Mapping[int, Instruction]
+    schedule: Mapping[int, tuple[int, ...]]
+    aliases: tuple[IoAlias, ...]
+
+    @property
+    def main(self) -> Computation:
+        """The entry computation."""
+        return self.computations[self.entry]
+
+    @cached_property
+    def users(self) -> dict[int, list[Instruction]]:
+        """The instructions that have an instruction as an operand."""
+        users: dict[int, list[Instruction]] = {}
+        for one in self.instructions.values():
+            for operand in one.operands:
+                users.setdefault(operand, []).append(one)
+        return users
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Bytes of an allocation."""
+
+    allocation: int
+    offset: int
+    size: int
+
+    def overlaps(self, other: "Slice") -> bool:
+        """Whether both have a byte in common."""
+        return (
+            self.allocation == other.allocation
+            and self.offset < other.offset + other.size
+            and other.offset < self.offset + self.size
+        )
+
+    def __str__(self) -> str:
+        return f"allocation {self.allocation}[{self.offset}:{self.offset + self.size}]"
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A piece of memory.
+
+    Attributes:
+        parameter: number of the entry parameter it belongs to, else None.
+        live_out: it holds an output of the module.
+    """
+
+    index: int
+    size: int
+    parameter: int | None
+    live_out: bool
+    is_constant: bool
+    is_thread_local: bool
+
+    @property
+    def is_temp(self) -> bool:
+        """Whether it is scratch: XLA's own arena, nobody's argument, output or constant."""
+        return self.parameter is None and not (self.live_out or self.is_constant or self.is_thread_local)
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The buffer assignment.
+
+    Attributes:
+        slices: where the value that an instruction defines at an index lives.
+    """
+
+    allocations: Mapping[int, Allocation]
+    slices: Mapping[tuple[int, Index], Slice]
+
+
+@dataclass(frozen=True)
+class Executable:
+    """What the audit reads of one executable.
+
+    Attributes:
+        parameters: flattened argument -> entry parameter number; an argument that the step does not use has none.
+        temp_bytes: scratch that XLA says it needs.
+        fingerprint: of the program, without source lines and names of files; the same in every process.
+    """
+
+    module: Module
+    buffers: Buffers
+    parameters: Mapping[int, int]
+    temp_bytes: int
+    fingerprint: str

@@ -83,6 +83,18 @@ def test_logits(golden: Golden, lm: hybridlm.LM):
         assert not check_logits(row[: len(expected)], expected, golden.where(index))
 
 
+def test_states(golden: Golden, lm: hybridlm.LM):
+    """What the delta nets remember after the longest prompt, the one without padding behind it."""
+    states = lm.forward(padded(golden.prompts), return_states=True).states
+    assert states is not None and states.position == len(golden.prompts[-1])
+    expected = Float64Model(golden.directory).forward(golden.prompts[-1]).delta_nets
+    assert expected
+    for layer, delta_net in expected.items():
+        found = states.layers[layer][0]
+        np.testing.assert_allclose(found.recurrent[-1], delta_net.recurrent, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(found.conv[-1], delta_net.conv, rtol=0, atol=1e-4)
+
+
 @ENGINE
 def test_scores(golden: Golden, lm: hybridlm.LM):
     """Eight prompts queued over three lanes, against the log-probabilities of each alone."""

@@ -109,6 +109,14 @@ def inline(program: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(flat, consts)
 
 
+def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many operands of a scan are constants and how many are its carry; the rest are `xs`."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].update(eqn.invars).unpack()
+    return len(list(consts)), len(list(carry))
+
+
 def eval_eqn(eqn: JaxprEqn, *values: Any) -> list[Any]:
     """The results of one equation on these operands, one value for each of its inputs, literals included."""
     operands: dict[Var, Any] = {

@@ -1,0 +1,162 @@
+"""Planning the arena: offsets for every scratch value of a function, such that live values share no byte.
+
+The planner only sees sizes and live ranges (packing.py); what it returns is checked by arena_verifier.py, which works
+from the jaxpr alone and shares no code with it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ir_passes import ir
+from ir_passes.arena_plan import Block, Placement, Plan
+from ir_passes.arena_verifier import verify
+from ir_passes.contract import LaneContract
+from ir_passes.liveness import Liveness, Scratch, exclusive, liveness
+from ir_passes.packing import ALIGNMENT, Buffer, aligned, planner_of, register
+from ir_passes.packing_search import exact, search
+
+register("search")(search)
+register("exact")(exact)
+
+
+def plan(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    contract: LaneContract | None = None,
+    *,
+    planner: str = "search",
+    redzone: int = 0,
+    lane_axis: Mapping[ir.Var, int] | None = None,
+) -> Plan:
+    """A verified arena plan of the scratch of `fn(*args)`, which is traced and not run.
+
+    Args:
+        fn: any JAX function.
+        args: example arguments, arrays or `jax.ShapeDtypeStruct`.
+        contract: of the function; gives the number of lanes.
+        planner: a name of `PLANNERS`.
+        redzone: bytes behind every value that belong to nobody, for the executor to watch.
+        lane_axis: variable of the inlined jaxpr -> the axis along which entry i belongs to lane i.
+
+    Raises:
+        ContractError: the contract does not fit the function.
+        ValueError: an unknown planner, or a lane axis that does not hold a whole number of entries per lane.
+    """
+    lanes = None if contract is None else contract.bind(fn, args).lanes
+    made = plan_liveness(liveness(fn, args), planner=planner, redzone=redzone, lanes=lanes, lane_axis=lane_axis)
+    verify(made.jaxpr, made)
+    return made
+
+
+def plan_liveness(
+    live: Liveness,
+    *,
+    planner: str = "search",
+    redzone: int = 0,
+    lanes: int | None = None,
+    lane_axis: Mapping[ir.Var, int] | None = None,
+) -> Plan:
+    """A plan for live ranges that are taken as they are; nothing is verified. Parameters as in `plan`."""
+    pack = planner_of(planner)
+    axes = {} if lane_axis is None else lane_axis
+    if axes and lanes is None:
+        raise ValueError("lane axes without a number of lanes: give the contract too")
+    blocks = {
+        equation: _lay_out(
+            [
+                plan_liveness(body, planner=planner, redzone=redzone, lanes=lanes, lane_axis=lane_axis)
+                for body in bodies
+            ],
+            exclusive(live.jaxpr.jaxpr.eqns[equation]),
+        )
+        for equation, bodies in live.bodies.items()
+    }
+    buffers = [Buffer(value.bytes + redzone * (value.bytes > 0), value.start, value.end) for value in live.scratch]
+    buffers += [Buffer(block.bytes, equation, equation) for equation, block in blocks.items()]
+    packing = pack(buffers)
+    placements = tuple(
+        Placement(
+            value.equation,
+            value.result,
+            value.name,
+            offset,
+            value.bytes,
+            buffer.size,
+            value.start,
+            value.end,
+            *_lane_slice(value, axes.get(value.variable), lanes),
+        )
+        for value, buffer, offset in zip(live.scratch, buffers, packing.offsets, strict=False)
+    )
+    own = packing.offsets[len(live.scratch) :]
+    placed = {
+        equation: Block(offset, block.bytes, block.bodies)
+        for (equation, block), offset in zip(blocks.items(), own, strict=True)
+    }
+    size = aligned(packing.height, ALIGNMENT)
+    return Plan(live.jaxpr, placements, live.views, placed, size, live.total, live.lower_bound, planner, lanes)
+
+
+@dataclass(frozen=True)
+class ScratchSize:
+    """Scratch of a function at one number of lanes.
+
+    Attributes:
+        lanes: N.
+        bytes: of the planned arena.
+        naive: of an arena in which nothing is shared.
+        lower_bound: the most bytes that are live at once.
+    """
+
+    lanes: int
+    bytes: int
+    naive: int
+    lower_bound: int
+
+
+def scratch_sizes(
+    fn: Callable[..., Any],
+    args_for: Callable[[int], tuple[Any, ...]],
+    lanes: Sequence[int],
+    contract: LaneContract | None = None,
+    *,
+    planner: str = "search",
+) -> tuple[ScratchSize, ...]:
+    """Scratch bytes as a function of N: one verified plan for each number of lanes.
+
+    Args:
+        fn: the step.
+        args_for: makes its example arguments for N lanes; `jax.ShapeDtypeStruct` will do.
+        lanes: the values of N.
+        contract, planner: as in `plan`.
+
+    Raises:
+        ValueError: the contract finds another number of lanes than was asked for; else as `plan`.
+    """
+    sizes: list[ScratchSize] = []
+    for n in lanes:
+        made = plan(fn, args_for(n), contract, planner=planner)
+        if made.lanes not in (None, n):
+            raise ValueError(f"args_for({n}) made arguments for {made.lanes} lanes")
+        sizes.append(ScratchSize(n, made.size, made.naive, made.lower_bound))
+    return tuple(sizes)
+
+
+def _lay_out(bodies: list[Plan], share: bool) -> Block:
+    offsets: list[int] = []
+    top = 0
+    for body in bodies:
+        offsets.append(0 if share else top)
+        top = max(top, offsets[-1] + body.size)
+    return Block(0, top, tuple(zip(offsets, bodies, strict=True)))
+
+
+def _lane_slice(value: Scratch, axis: int | None, lanes: int | None) -> tuple[int | None, int | None]:
+    if axis is None or lanes is None:
+        return None, None
+    if not 0 <= axis < len(value.shape) or value.shape[axis] % lanes:
+        raise ValueError(
+            f"{value.name} ({value.source}) of shape {value.shape} has no axis {axis} of a multiple of {lanes} lanes"
+        )
+    return axis, value.bytes // lanes

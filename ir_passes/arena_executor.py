@@ -1,0 +1,206 @@
+"""Run a jaxpr equation by equation with its scratch in one byte arena, at the offsets of a plan.
+
+For tests of plans and for those who want to see what a plan does; slow. Whatever a plan gets wrong is made visible:
+bytes are poison before a value is written and after the plan frees it, the results of an equation are poisoned before
+its operands are read (a kernel may write before it has read), and a pattern behind each value (the plan's `redzone`)
+shows who writes beyond its own bytes. With a correct plan the results are bit for bit those of the naive plan.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ir_passes import ir
+from ir_passes.arena_plan import Placement, Plan
+
+POISON = 0xFF  # NaN in every floating point format, -1 in every signed integer
+REDZONE = 0xA5
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class ArenaError(RuntimeError):
+    """A plan made an equation write outside its bytes."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A value's bytes: in the arena, or in memory of the caller's."""
+
+    memory: Bytes
+    offset: int
+    aval: Any
+
+    @property
+    def bytes(self) -> int:
+        return int(np.prod(self.aval.shape, dtype=np.int64)) * self.aval.dtype.itemsize
+
+    def read(self) -> Any:
+        data = self.memory[self.offset : self.offset + self.bytes].tobytes()
+        dtype = self.aval.dtype
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            words = np.frombuffer(data, np.uint32).reshape((*self.aval.shape, -1))
+            return jax.random.wrap_key_data(jnp.asarray(words), impl=_key_implementation(dtype))
+        return np.frombuffer(data, dtype).reshape(self.aval.shape)
+
+    def write(self, value: Any) -> None:
+        if jnp.issubdtype(self.aval.dtype, jax.dtypes.prng_key):
+            value = jax.random.key_data(value)
+        data = np.frombuffer(np.ascontiguousarray(np.asarray(value)).tobytes(), np.uint8)
+        if self.offset + len(data) > len(self.memory):
+            raise ArenaError(f"{len(data)} bytes written at {self.offset} end behind the arena's {len(self.memory)}")
+        self.memory[self.offset : self.offset + len(data)] = data
+
+    def entry(self, index: int, aval: Any) -> "_Place":
+        """The part of a stacked value that one iteration of a scan sees."""
+        part = _Place(self.memory, 0, aval)
+        return _Place(self.memory, self.offset + index * part.bytes, aval)
+
+
+def execute(plan: Plan, args: tuple[Any, ...]) -> list[np.ndarray[Any, Any]]:
+    """The results of the planned jaxpr, flattened, computed in an arena of `plan.size` bytes.
+
+    Args:
+        plan: of the function to run; not verified here.
+        args: its arguments.
+
+    Raises:
+        ArenaError: an equation wrote outside the bytes that the plan has for its result.
+    """
+    memory = np.full(plan.size, POISON, np.uint8)
+    closed = plan.jaxpr
+    inputs = [_held(var.aval, value) for var, value in zip(closed.jaxpr.invars, jax.tree.leaves(args), strict=True)]
+    places = _Frame(closed, plan, memory, 0).run(inputs)
+    return [np.asarray(place.read()) for place in places]
+
+
+class _Frame:
+    """One run of a jaxpr whose scratch begins at `base`."""
+
+    def __init__(self, closed: ir.ClosedJaxpr, plan: Plan, memory: Bytes, base: int) -> None:
+        self.jaxpr, self.plan, self.memory, self.base = closed.jaxpr, plan, memory, base
+        self.places: dict[Any, _Place] = {
+            var: _held(var.aval, const) for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True)
+        }
+        self.placements = {(p.equation, p.result): p for p in plan.placements}
+        self.live: list[Placement] = []
+
+    def run(self, inputs: Sequence[_Place]) -> list[_Place]:
+        """Where the results are, after the last equation."""
+        self.places.update(zip(self.jaxpr.invars, inputs, strict=True))
+        for i, eqn in enumerate(self.jaxpr.eqns):
+            if (i, 0) in self.plan.views:
+                self.places[eqn.outvars[0]] = self._view(eqn)
+            else:
+                results = [self._allocate(i, j, var.aval) for j, var in enumerate(eqn.outvars)]
+                self.places.update(zip(eqn.outvars, results, strict=True))
+                self._run_equation(i, eqn, results)
+            self._check_redzones(i, eqn)
+            self._free(i)
+        return [self._place(atom) for atom in self.jaxpr.outvars]
+
+    def _run_equation(self, i: int, eqn: ir.JaxprEqn, results: list[_Place]) -> None:
+        operands = [self._place(atom) for atom in eqn.invars]
+        match eqn.primitive.name:
+            case "scan":
+                self._scan(i, eqn, operands, results)
+            case "while":
+                self._while(i, eqn, operands, results)
+            case "cond":
+                branch = int(np.clip(operands[0].read(), 0, len(eqn.params["branches"]) - 1))
+                _store(self._body(i, branch, eqn.params["branches"][branch]).run(operands[1:]), results)
+            case _ if ir.body_of(eqn) is not None:
+                _store(self._body(i, 0, cast(ir.ClosedJaxpr, ir.body_of(eqn))).run(operands), results)
+            case _:
+                values = ir.eval_eqn(eqn, *(place.read() for place in operands))
+                kept = [j for j, var in enumerate(eqn.outvars) if not isinstance(var, ir.DropVar)]
+                for j, value in zip(kept, values, strict=True):
+                    results[j].write(value)
+
+    def _scan(self, i: int, eqn: ir.JaxprEqn, operands: list[_Place], results: list[_Place]) -> None:
+        """The carry is in the equation's results, `xs` are read and `ys` written where they stand."""
+        body, length = eqn.params["jaxpr"], eqn.params["length"]
+        consts, carry = ir.scan_counts(eqn)
+        _store(operands[consts : consts + carry], results[:carry])
+        for step in reversed(range(length)) if eqn.params["reverse"] else range(length):
+            xs = [
+                place.entry(step, var.aval)
+                for place, var in zip(operands[consts + carry :], body.jaxpr.invars[consts + carry :], strict=True)
+            ]
+            ys = [
+                place.entry(step, atom.aval)
+                for place, atom in zip(results[carry:], body.jaxpr.outvars[carry:], strict=True)
+            ]
+            _store(self._body(i, 0, body).run(operands[:consts] + results[:carry] + xs), results[:carry] + ys)
+
+    def _while(self, i: int, eqn: ir.JaxprEqn, operands: list[_Place], results: list[_Place]) -> None:
+        condition, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        _store(operands[first + second :], results)
+        while bool(self._body(i, 0, condition).run(operands[:first] + results)[0].read()):
+            _store(self._body(i, 1, body).run(operands[first : first + second] + results), results)
+
+    def _body(self, i: int, place: int, closed: ir.ClosedJaxpr) -> "_Frame":
+        block = self.plan.blocks[i]
+        offset, plan = block.bodies[place]
+        base = self.base + block.offset + offset
+        self.memory[base : base + plan.size] = POISON
+        return _Frame(closed, plan, self.memory, base)
+
+    def _place(self, atom: Any) -> _Place:
+        return _held(atom.aval, atom.val) if isinstance(atom, ir.Literal) else self.places[atom]
+
+    def _view(self, eqn: ir.JaxprEqn) -> _Place:
+        operand = self.places[eqn.invars[0]]
+        return _Place(operand.memory, operand.offset, eqn.outvars[0].aval)
+
+    def _allocate(self, i: int, j: int, aval: Any) -> _Place:
+        placement = self.placements.get((i, j))
+        if placement is None:
+            return _held(aval, None)
+        low = self.base + placement.offset
+        self.memory[low : low + placement.bytes] = POISON
+        self.memory[low + placement.bytes : low + placement.reserved] = REDZONE
+        self.live.append(placement)
+        return _Place(self.memory, low, aval)
+
+    def _check_redzones(self, i: int, eqn: ir.JaxprEqn) -> None:
+        for p in self.live:
+            low = self.base + p.offset
+            if not (self.memory[low + p.bytes : low + p.reserved] == REDZONE).all():
+                raise ArenaError(
+                    f"equation {i} ({eqn.primitive.name}, {ir.source_of(eqn)}) wrote into the redzone behind {p.name}, "
+                    f"bytes [{low + p.bytes}, {low + p.reserved}) of the arena"
+                )
+
+    def _free(self, i: int) -> None:
+        for p in self.live:
+            if p.end <= i:
+                low = self.base + p.offset
+                self.memory[low : low + p.reserved] = POISON
+        self.live = [p for p in self.live if p.end > i]
+
+
+def _held(aval: Any, value: Any) -> _Place:
+    """Memory of the caller's with this value; poison where the value is None."""
+    place = _Place(np.empty(0, np.uint8), 0, aval)
+    place = _Place(np.full(place.bytes, POISON, np.uint8), 0, aval)
+    if value is not None:
+        is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
+        place.write(value if is_key else np.asarray(value, aval.dtype))
+    return place
+
+
+def _store(sources: Sequence[_Place], targets: Sequence[_Place]) -> None:
+    """Copy values, all of them read before the first is written: a carry may swap two."""
+    values = [source.read() for source in sources]
+    for value, target in zip(values, targets, strict=True):
+        target.write(value)
+
+
+def _key_implementation(dtype: Any) -> str:
+    return str(jax.random.key_impl(jnp.empty((0,), dtype)))

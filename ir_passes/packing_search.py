@@ -1,0 +1,179 @@
+"""Packings by search: bottom-up construction, a population of orders varied at random, and branch and bound.
+
+Bottom-up construction lets every unplaced buffer fall onto what lies below it and places one that falls lowest; among
+those the order decides. Some order gives an optimal packing (a packing in which every buffer rests on another can be
+rebuilt in order of rising offset: Moffitt, MiniMalloc, ASPLOS 2023), so it is enough to search orders.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ir_passes.packing import Buffer, Packing, aligned, best_fit, conflicts, lower_bound, packing_of
+
+POPULATION = 9  # orders kept; also how many mixtures of size and duration the search begins with
+LARGEST = 200  # buffers of an exact search, whose recursion is as deep
+FINAL = np.iinfo(np.int64).max
+
+
+def search(buffers: Sequence[Buffer], work: int = 20_000, seconds: float | None = None, seed: int = 0) -> Packing:
+    """Best fit, then bottom-up packings, until one is known to be optimal or the budget is spent.
+
+    Args:
+        buffers: what to pack.
+        work: how many buffers to place, over all attempts. The result depends on it and on `seed`, not on the machine.
+        seconds: spend time instead of `work`; then the result does depend on the machine.
+        seed: of the variation.
+    """
+    best = best_fit(buffers)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    if best.optimal:
+        return best
+    bottom = _BottomUp(buffers)
+    placed = 0
+    for offsets in bottom.attempts(np.random.default_rng(seed)):
+        found = packing_of(buffers, offsets)
+        best = min(best, found, key=lambda packing: packing.height)
+        placed += len(buffers)
+        spent = placed >= work if deadline is None else time.monotonic() >= deadline
+        if best.optimal or spent:
+            break
+    return best
+
+
+class _BottomUp:
+    def __init__(self, buffers: Sequence[Buffer]) -> None:
+        self.sizes = np.array([b.size for b in buffers], np.int64)
+        self.alignments = np.array([b.alignment for b in buffers], np.int64)
+        self.neighbours = [np.array(n, np.int64) for n in conflicts(buffers)]
+        durations = np.array([b.end - b.start + 1 for b in buffers], np.float64)
+        self.features = (_scaled(np.log(self.sizes + 1.0)), _scaled(np.log(durations)))
+
+    def attempts(self, random: np.random.Generator) -> Iterator[list[int]]:
+        """Packings without end; each new order varies one of the best so far."""
+        size, duration = self.features
+        population: list[tuple[int, int, np.ndarray, np.ndarray]] = []
+        for share in np.linspace(0, 1, POPULATION):
+            order = share * size + (1 - share) * duration
+            offsets, height = self.place(order)
+            population.append((height, len(population), order, offsets))
+            yield offsets.tolist()
+        count = POPULATION
+        while True:
+            population.sort(key=lambda member: member[:2])
+            height, _, order, offsets = population[random.integers(0, 6, 2).min()]
+            order = self.vary(order, offsets, height, random)
+            offsets, height = self.place(order)
+            yield offsets.tolist()
+            count += 1
+            if height <= population[-1][0]:
+                population[-1] = (height, count, order, offsets)
+
+    def vary(self, order: np.ndarray, offsets: np.ndarray, height: int, random: np.random.Generator) -> np.ndarray:
+        """Noise on every buffer, or an earlier turn for those that ended up at the top."""
+        if random.random() < 0.4:
+            return order + random.normal(0, random.choice([0.01, 0.03, 0.1]), len(order))
+        order = order.copy()
+        top = offsets + self.sizes >= height * (1 - random.choice([0.0, 0.02, 0.1, 0.2]))
+        top &= random.random(len(order)) < 0.7
+        order[top] += np.abs(random.normal(0, 0.2, int(top.sum())))
+        some = random.integers(0, len(order), random.choice([1, 3, 10]))
+        order[some] += random.normal(0, 0.2, len(some))
+        return order
+
+    def place(self, order: np.ndarray) -> tuple[np.ndarray, int]:
+        """Offsets and height of the bottom-up packing that prefers buffers with a high value in `order`."""
+        count = len(order)
+        rank = np.empty(count, np.int64)
+        rank[np.argsort(-order, kind="stable")] = np.arange(count)
+        landing = np.zeros(count, np.int64)
+        key = rank.copy()  # landing * count + rank: the lowest landing first, then by order
+        offsets = np.zeros(count, np.int64)
+        height = 0
+        for _ in range(count):
+            chosen = int(key.argmin())
+            offsets[chosen] = landing[chosen]
+            top = int(landing[chosen] + self.sizes[chosen])
+            height = max(height, top)
+            key[chosen] = FINAL
+            near = self.neighbours[chosen]
+            near = near[key[near] != FINAL]
+            pitch = self.alignments[near]
+            landing[near] = np.maximum(landing[near], -(-top // pitch) * pitch)
+            key[near] = landing[near] * count + rank[near]
+        return offsets, height
+
+
+def exact(buffers: Sequence[Buffer], work: int = 100_000, seconds: float | None = None) -> Packing:
+    """Branch and bound over bottom-up orders; the best packing found where a limit is reached.
+
+    More than `LARGEST` buffers are packed by `search`: this is for small graphs.
+
+    Args:
+        buffers: what to pack.
+        work: how many buffers to place, over all branches.
+        seconds: spend time instead of `work`.
+    """
+    best = search(buffers, work=min(work, 20 * len(buffers)))
+    if best.optimal or len(buffers) > LARGEST:
+        return best
+    branch = _Branch(buffers, best, work, seconds)
+    branch.extend(0)
+    height = branch.best.height
+    return Packing(branch.best.offsets, height, not branch.spent or branch.best.optimal)
+
+
+class _Branch:
+    """Depth-first search over the next buffer to place, whose offset may not be lower than the last one's."""
+
+    def __init__(self, buffers: Sequence[Buffer], best: Packing, work: int, seconds: float | None) -> None:
+        self.buffers, self.best, self.work = buffers, best, work
+        self.deadline = None if seconds is None else time.monotonic() + seconds
+        self.bound = lower_bound(buffers)
+        self.neighbours = conflicts(buffers)
+        self.landing = [0] * len(buffers)
+        self.offsets: dict[int, int] = {i: 0 for i, b in enumerate(buffers) if b.size == 0}
+        self.spent = False
+
+    def extend(self, floor: int) -> None:
+        """Try every buffer that may come next above `floor`."""
+        if len(self.offsets) == len(self.buffers):
+            self.best = packing_of(self.buffers, [self.offsets[i] for i in range(len(self.buffers))])
+            return
+        open_ = [i for i in range(len(self.buffers)) if i not in self.offsets]
+        if any(self._end(i, floor) >= self.best.height for i in open_):
+            return
+        # A buffer that starts above the end of another that it leaves room for is better placed after that one.
+        limit = min(self._end(i, floor) for i in open_)
+        open_ = [i for i in open_ if self._start(i, floor) < limit]
+        for i in sorted(open_, key=lambda i: (self._start(i, floor), -self.buffers[i].size)):
+            self.work -= 1
+            if self.work < 0 or (self.deadline is not None and time.monotonic() >= self.deadline):
+                self.spent = True
+            if self.spent or self.best.height == self.bound:
+                return
+            self._place(i, floor)
+
+    def _place(self, i: int, floor: int) -> None:
+        start = self._start(i, floor)
+        top = start + self.buffers[i].size
+        before = [(j, self.landing[j]) for j in self.neighbours[i] if self.landing[j] < top]
+        for j, _ in before:
+            self.landing[j] = top
+        self.offsets[i] = start
+        self.extend(start)
+        del self.offsets[i]
+        for j, landing in before:
+            self.landing[j] = landing
+
+    def _start(self, i: int, floor: int) -> int:
+        return aligned(max(self.landing[i], floor), self.buffers[i].alignment)
+
+    def _end(self, i: int, floor: int) -> int:
+        return self._start(i, floor) + self.buffers[i].size
+
+
+def _scaled(values: np.ndarray) -> np.ndarray:
+    low, high = (values.min(), values.max()) if len(values) else (0.0, 0.0)
+    return (values - low) / (high - low if high > low else 1.0)

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hybridlm._errors import NumericalError
 from hybridlm._sampling import Sampling
 from hybridlm._sequence import SamplingParams
 from hybridlm._sequence import Sequence as Alive
@@ -100,17 +99,10 @@ class Scoring:
         return self.tokens[1:][self.consumed : self.consumed + limit]
 
     def take(self, scored: Scored, lane: int, limit: int) -> int:
-        """Keep a step's results for this text; returns how many tokens it scored.
-
-        Raises:
-            NumericalError: a log-probability is not a number.
-        """
+        """Keep a step's results for this text; returns how many tokens it scored."""
         count = len(self.targets(limit))
         first, last = self.consumed + 1, self.consumed + 1 + count
         self.logprobs[first:last] = scored.logprob[lane, :count]
-        bad = np.flatnonzero(np.isnan(self.logprobs[first:last]))
-        if bad.size:
-            raise NumericalError(f"text {self.index}", first + int(bad[0]))
         self.greedy[first:last] = scored.greedy[lane, :count]
         if scored.top_tokens is not None and scored.top_logprobs is not None:
             for i in range(count):

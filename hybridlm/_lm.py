@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridlm._engine import Engine
+from hybridlm._errors import NumericalError
 from hybridlm._forward import ForwardOutput, SequenceState, forward
 from hybridlm._generation import Event, generate_events
-from hybridlm._perplexity import CONVENTIONS, rolling
+from hybridlm._perplexity import CONVENTIONS, prefix_token, rolling
 from hybridlm._requests import check_length, to_items, to_sampling_params, to_token_ids
 from hybridlm._results import Completion, Score
 from hybridlm._sampling import LogitsProcessor
@@ -183,6 +184,13 @@ class LM:
         return self._score(self._token_ids(texts, "texts"), top_logprobs)
 
     def _score(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
+        scores = self._score_unchecked(ids, top)
+        for i, score in enumerate(scores):
+            if score.first_nan is not None:
+                raise NumericalError(f"texts[{i}]", score.first_nan)
+        return scores
+
+    def _score_unchecked(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
         results: list[Score | None] = [None] * len(ids)
         for scored in self._engine.score(ids, top):
             results[scored.index] = Score(
@@ -206,7 +214,7 @@ class LM:
             ValueError: a bad line if `strict`; output is the input or no regular file.
             OSError: a file cannot be read or written.
         """
-        return score_file(self._encode, self._score, input, output, strict, window=32 * self._engine.lanes)
+        return score_file(self._encode, self._score_unchecked, input, output, strict, window=32 * self._engine.lanes)
 
     def perplexity(self, texts: str | Sequence[str | Sequence[int]], convention: str = "rolling") -> float:
         """Perplexity of a corpus.
@@ -224,11 +232,7 @@ class LM:
         """
         if convention not in CONVENTIONS:
             raise ValueError(f"convention: expected one of {', '.join(CONVENTIONS)}, got {convention!r}")
-        prefix = None if self.tokenizer is None else self.tokenizer.bos_token_id
-        if prefix is None and self.eos_token_ids:
-            prefix = self.eos_token_ids[0]
-        if prefix is None:
-            raise ValueError("perplexity: the model names no first or end token that could stand before a text")
+        prefix = prefix_token(self.tokenizer, self.eos_token_ids)
         ids = [
             to_token_ids(item, f"texts[{i}]", self.tokenizer, self.config.vocab_size)
             for i, item in enumerate(to_items(texts, "texts"))

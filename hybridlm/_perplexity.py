@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hybridlm._results import Score, perplexity
+from hybridlm._tokenizer import Tokenizer
 
 CONVENTIONS = ("rolling",)
 
@@ -15,6 +16,20 @@ class Window(NamedTuple):
 
     tokens: tuple[int, ...]
     predicted: int
+
+
+def prefix_token(tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> int:
+    """What stands before a text: the tokenizer's first token, else the model's first end token.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    first = None if tokenizer is None else tokenizer.bos_token_id
+    if first is not None:
+        return first
+    if not eos_token_ids:
+        raise ValueError("perplexity: the model names no first or end token that could stand before a text")
+    return eos_token_ids[0]
 
 
 def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[Window]:

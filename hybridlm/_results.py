@@ -61,6 +61,12 @@ class Score:
     top_logprobs: list[dict[int, float]] | None
 
     @property
+    def first_nan(self) -> int | None:
+        """The first token after the first whose log-probability is not a number; None where all are."""
+        wrong = np.flatnonzero(np.isnan(self.logprobs[1:]))
+        return 1 + int(wrong[0]) if wrong.size else None
+
+    @property
     def sum_logprob(self) -> float:
         """Sum of entries 1..T-1, in float64; 0 for a single token."""
         return float(np.sum(self.logprobs[1:], dtype=np.float64))

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from hybridlm._errors import NumericalError
 from hybridlm._json_lines import Id, dump, finite, numbered_lines, parse_object, read_id, read_item
 from hybridlm._results import Score
 
@@ -79,8 +79,9 @@ def score_file(
             scores = iter(score([line.token_ids for line in lines if line.fault is None]))
             for line in lines:
                 scored = next(scores) if line.fault is None else None
-                if scored is not None and (fault := _numerical_fault(scored)):
-                    line, scored = _Line(line.number, line.id, fault=f"line {line.number}: {fault}"), None
+                if scored is not None and scored.first_nan is not None:
+                    fault = str(NumericalError(f"line {line.number}", scored.first_nan))
+                    line, scored = _Line(line.number, line.id, fault=fault), None
                     if strict:
                         _refuse([line], input)
                 if scored is None:
@@ -121,16 +122,6 @@ def _refuse(lines: Iterable[_Line], input: str | os.PathLike[str]) -> None:
     for line in lines:
         if line.fault is not None:
             raise ValueError(f"{os.fspath(input)}: {line.fault}")
-
-
-def _numerical_fault(score: Score) -> str | None:
-    wrong = np.flatnonzero(np.isnan(score.logprobs[1:]))
-    if not wrong.size:
-        return None
-    return (
-        f"the log-probability of token {wrong[0] + 1} is not a number; check the checkpoint's weights, or load it with "
-        "dtype='float32'"
-    )
 
 
 def _row(id: Id, score: Score) -> dict[str, Any]:

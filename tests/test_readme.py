@@ -18,7 +18,8 @@ def test_first_block_is_the_two_commands():
     assert first is not None and README[: first.start()].count("\n") < 10
     commands = first.group().splitlines()[1:-1]
     assert len(commands) == 2
-    for command, needs, ends in zip(commands, ("-e .", '-e ".[test]"'), ("hybridlm demo", "pytest -n auto"), strict=True):
+    expected = (("-e .", "hybridlm demo"), ('-e ".[test]"', "pytest -n auto"))
+    for command, (needs, ends) in zip(commands, expected, strict=True):
         assert f"pip install {needs}" in command
         assert command.endswith(f"&& {ends}")
 

@@ -80,7 +80,7 @@ BAD = {
     "ids of text": (b'{"id": 5, "token_ids": "a"}', 5, "token_ids: expected a list of token ids, got str"),
     "too long": (b'{"id": 5, "text": "123456789"}', 5, "text: has 9 tokens"),
     "id": (b'{"id": 1e999, "text": "a"}', None, "id: expected a string or a whole number, got inf"),
-    "nan": (b'{"id": "x", "token_ids": [1, 2, 255]}', "x", "log-probability of token 2 is not a number"),
+    "nan": (b'{"id": "x", "token_ids": [1, 2, 255]}', "x", "the logits for token 2 are not numbers"),
 }
 
 

@@ -1,0 +1,169 @@
+"""What XLA made of a proved step: the audit of one compiled program against the contract of its step.
+
+The proof says that the jaxpr keeps lanes apart; this says that the compiled program still does, as far as its scheduled
+HLO and its buffer assignment tell: the machine code below them is sampled by tests alone.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from ir_passes.audit_collectives import Collective, collectives
+from ir_passes.audit_memory import misplaced, overlaps, scratch_lower_bound
+from ir_passes.audit_pools import PoolCopy, copy_findings, io_aliases, pool_copies, second_pools
+from ir_passes.contract import BoundContract
+from ir_passes.findings import AuditError, Finding, FindingKind, where
+from ir_passes.hlo import addresses, read
+from ir_passes.in_place import in_place_hazards
+from ir_passes.live_values import LiveValues, live_values
+from ir_passes.program import Executable
+
+ALIGNMENT = 64
+"""XLA begins every value of its arena at a multiple of this."""
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """The outcome of an audit.
+
+    Attributes:
+        findings: every fault.
+        copies: copies of whole pools.
+        collectives: operations between devices.
+        values: how many values were placed and compared.
+        temp_bytes: scratch that the program needs.
+        temp_lower_bound: the most scratch bytes that are live at once in XLA's schedule.
+        fingerprint: hash of the program, the same in every process.
+        uncovered: what the audit does not know, in words.
+        seconds: that the audit took.
+    """
+
+    findings: tuple[Finding, ...]
+    copies: tuple[PoolCopy, ...]
+    collectives: tuple[Collective, ...]
+    values: int
+    temp_bytes: int
+    temp_lower_bound: int
+    fingerprint: str
+    uncovered: tuple[str, ...]
+    seconds: float
+
+    def require(self) -> "AuditReport":
+        """This report, if nothing was found.
+
+        Raises:
+            AuditError: with every finding.
+        """
+        if self.findings:
+            raise AuditError(self.findings)
+        return self
+
+
+def audit(
+    compiled: jax.stages.Compiled,
+    bound: BoundContract,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+    axes: Sequence[str] = (),
+    temp_ratio: float = 1.5,
+) -> AuditReport:
+    """Audit a compiled step.
+
+    Args:
+        compiled: the executable.
+        bound: the step's contract, bound to the arguments that it was compiled for.
+        mesh: the devices it runs on, if more than one.
+        axes: mesh axes along which it may communicate.
+        temp_ratio: scratch allowed, as a multiple of the lower bound with every value aligned.
+
+    Raises:
+        HloError: this version of JAX or XLA does not give out what the audit reads.
+    """
+    sizes = [(str(name), int(size)) for name, size in mesh.shape.items()] if mesh is not None else []
+    started = time.perf_counter()
+    return audit_executable(read(compiled), bound, sizes, axes, temp_ratio, started)
+
+
+def audit_executable(
+    executable: Executable,
+    bound: BoundContract,
+    mesh: Sequence[tuple[str, int]] = (),
+    axes: Sequence[str] = (),
+    temp_ratio: float = 1.5,
+    started: float | None = None,
+) -> AuditReport:
+    """As `audit`, of an executable that has been read.
+
+    Args:
+        mesh: names and sizes of the mesh axes, the last one fastest.
+        started: `time.perf_counter()` when the audit began, if it began with reading.
+    """
+    started = time.perf_counter() if started is None else started
+    live = live_values(executable)
+    copies = pool_copies(executable, bound, live)
+    talk, undeclared = collectives(executable, live, mesh, axes)
+    lower = scratch_lower_bound(executable, live)
+    findings = [
+        *io_aliases(executable, bound),
+        *copy_findings(copies, executable),
+        *second_pools(executable, bound, live),
+        *overlaps(executable, live),
+        *misplaced(executable, live),
+        *_hazards(executable, live),
+        *undeclared,
+        *_scratch(executable, live, lower, temp_ratio),
+    ]
+    return AuditReport(
+        tuple(findings),
+        tuple(copies),
+        tuple(talk),
+        len(live.values),
+        executable.temp_bytes,
+        lower,
+        executable.fingerprint,
+        live.uncovered,
+        time.perf_counter() - started,
+    )
+
+
+def pools_in_place(before: tuple[tuple[int, ...], ...], after: Any) -> bool:
+    """Whether each pool of a step's result lies where its predecessor lay.
+
+    Args:
+        before: `addresses(pools)`, taken before the call that consumed them.
+        after: the pools that the call returned, in the same order.
+    """
+    return before == addresses(after)
+
+
+def _hazards(executable: Executable, live: LiveValues) -> list[Finding]:
+    module = executable.module
+    return [
+        Finding(
+            FindingKind.READ_AFTER_WRITE,
+            where(hazard.instruction, module),
+            f"its result is written over operand {hazard.operand}, which it reads at other positions by "
+            f"{where(hazard.through, module)}",
+            "openxla/xla#49176: spell a shift as concatenate([state[:, 1:], new[:, None]], axis=1), without a reshape "
+            "after it, and never as an update of the array that it reads.",
+        )
+        for hazard in in_place_hazards(module, live)
+    ]
+
+
+def _scratch(executable: Executable, live: LiveValues, lower: int, ratio: float) -> list[Finding]:
+    most = ratio * lower + ALIGNMENT * len(live.values)
+    if executable.temp_bytes <= most:
+        return []
+    return [
+        Finding(
+            FindingKind.SCRATCH,
+            executable.module.name,
+            f"the program needs {executable.temp_bytes} bytes of scratch, {executable.temp_bytes / max(lower, 1):.2f} "
+            f"times the {lower} that are live at once; expected at most {ratio} times",
+            "Compile with another memory schedule, or raise temp_ratio if the memory is there.",
+        )
+    ]

@@ -5,6 +5,7 @@ those the order decides. Some order gives an optimal packing (a packing in which
 rebuilt in order of rising offset: Moffitt, MiniMalloc, ASPLOS 2023), so it is enough to search orders.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 
@@ -32,10 +33,10 @@ def search(buffers: Sequence[Buffer], work: int = 20_000, seconds: float | None 
         return best
     bottom = _BottomUp(buffers)
     placed = 0
-    for offsets in bottom.attempts(np.random.default_rng(seed)):
-        found = packing_of(buffers, offsets)
-        best = min(best, found, key=lambda packing: packing.height)
-        placed += len(buffers)
+    for offsets, count in bottom.attempts(np.random.default_rng(seed)):
+        placed += count
+        if offsets is not None:
+            best = min(best, packing_of(buffers, offsets), key=lambda packing: packing.height)
         spent = placed >= work if deadline is None else time.monotonic() >= deadline
         if best.optimal or spent:
             break
@@ -44,31 +45,36 @@ def search(buffers: Sequence[Buffer], work: int = 20_000, seconds: float | None 
 
 class _BottomUp:
     def __init__(self, buffers: Sequence[Buffer]) -> None:
-        self.sizes = np.array([b.size for b in buffers], np.int64)
-        self.alignments = np.array([b.alignment for b in buffers], np.int64)
+        pitch = math.lcm(*(b.alignment for b in buffers))  # one for all: offsets are multiples of every alignment
+        self.tall = [aligned(b.size, pitch) for b in buffers]
+        self.sizes = np.array(self.tall, np.int64)
         self.neighbours = [np.array(n, np.int64) for n in conflicts(buffers)]
         durations = np.array([b.end - b.start + 1 for b in buffers], np.float64)
         self.features = (_scaled(np.log(self.sizes + 1.0)), _scaled(np.log(durations)))
 
-    def attempts(self, random: np.random.Generator) -> Iterator[list[int]]:
-        """Packings without end; each new order varies one of the best so far."""
+    def attempts(self, random: np.random.Generator) -> Iterator[tuple[list[int] | None, int]]:
+        """Packings without end, each with the number of buffers placed for it; new orders vary the best so far.
+
+        None stands for an attempt that was given up because it became higher than all of those.
+        """
         size, duration = self.features
         population: list[tuple[int, int, np.ndarray, np.ndarray]] = []
         for share in np.linspace(0, 1, POPULATION):
             order = share * size + (1 - share) * duration
-            offsets, height = self.place(order)
+            offsets, height, placed = self.place(order, FINAL)
             population.append((height, len(population), order, offsets))
-            yield offsets.tolist()
+            yield offsets.tolist(), placed
         count = POPULATION
         while True:
             population.sort(key=lambda member: member[:2])
             height, _, order, offsets = population[random.integers(0, 6, 2).min()]
+            worst = population[-1][0]
             order = self.vary(order, offsets, height, random)
-            offsets, height = self.place(order)
-            yield offsets.tolist()
+            offsets, height, placed = self.place(order, worst)
             count += 1
-            if height <= population[-1][0]:
+            if height <= worst:
                 population[-1] = (height, count, order, offsets)
+            yield (offsets.tolist() if height <= worst else None), placed
 
     def vary(self, order: np.ndarray, offsets: np.ndarray, height: int, random: np.random.Generator) -> np.ndarray:
         """Noise on every buffer, or an earlier turn for those that ended up at the top."""
@@ -82,27 +88,30 @@ class _BottomUp:
         order[some] += random.normal(0, 0.2, len(some))
         return order
 
-    def place(self, order: np.ndarray) -> tuple[np.ndarray, int]:
-        """Offsets and height of the bottom-up packing that prefers buffers with a high value in `order`."""
+    def place(self, order: np.ndarray, limit: int) -> tuple[np.ndarray, int, int]:
+        """Offsets, height and buffers placed of the bottom-up packing that prefers a high value in `order`.
+
+        It is given up, half done, when it cannot stay at or below `limit`; then the height says by how much it fails.
+        """
         count = len(order)
         rank = np.empty(count, np.int64)
         rank[np.argsort(-order, kind="stable")] = np.arange(count)
-        landing = np.zeros(count, np.int64)
-        key = rank.copy()  # landing * count + rank: the lowest landing first, then by order
+        key = rank.copy()  # landing * count + rank: the lowest landing first, then by order; FINAL once placed
         offsets = np.zeros(count, np.int64)
         height = 0
-        for _ in range(count):
+        for placed in range(1, count + 1):
             chosen = int(key.argmin())
-            offsets[chosen] = landing[chosen]
-            top = int(landing[chosen] + self.sizes[chosen])
-            height = max(height, top)
+            offset = int(key[chosen]) // count
+            top = offset + self.tall[chosen]
+            offsets[chosen] = offset
             key[chosen] = FINAL
             near = self.neighbours[chosen]
-            near = near[key[near] != FINAL]
-            pitch = self.alignments[near]
-            landing[near] = np.maximum(landing[near], -(-top // pitch) * pitch)
-            key[near] = landing[near] * count + rank[near]
-        return offsets, height
+            key[near] = np.maximum(key[near], rank[near] + top * count)
+            if top > height:
+                height = top
+                if height > limit:
+                    return offsets, height, placed
+        return offsets, height, count
 
 
 def exact(buffers: Sequence[Buffer], work: int = 100_000, seconds: float | None = None) -> Packing:

@@ -3,10 +3,10 @@
     python scripts/train_demo_tokenizer.py --output hybridlm/demo/model
     python scripts/train_demo.py --output hybridlm/demo/model
 
-The recurrence runs in its chunked form, a segment of the row at a time, and gradients flow through the state from
-segment to segment. A part of the steps silences the attention layers, so that the recurrent layers learn to answer
-without them. Every story comes from its own seed; the same seeds give the same model on the same machine and
-versions. Weights are float32 in training and bfloat16 in the file; the recall printed last is the file's.
+The recurrence runs in its chunked form, and gradients flow through it and through the state between chunks. A part of
+the steps silences the attention layers, so that the recurrent layers learn to answer without them. Every story comes
+from its own seed; the same seeds give the same model on the same machine and versions. Weights are float32 in training
+and bfloat16 in the file; the recall printed last is the file's.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import os
 import random
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,10 +32,28 @@ from hybridlm.demo.stories import HOLDERS, question_about, reply_to
 
 ROW = 128
 """Tokens of a training row: a story, a question with its reply, and replies about the other things."""
-SEGMENT = 16
-"""Tokens of one call of the model; short, because the recurrence's triangular solves cost the CPU most."""
 STORY_WEIGHT, REPLY_WEIGHT, NAME_WEIGHT = 0.1, 1.0, 8.0
 END = "<|endoftext|>"
+
+
+class Stage(NamedTuple):
+    """A part of training.
+
+    Attributes:
+        steps: updates.
+        rate: highest learning rate.
+        asked: questions in a row, each with its reply; what is left of the row are replies without question.
+        growing: begin with stories of few holders.
+    """
+
+    steps: int
+    rate: float
+    asked: int
+    growing: bool
+
+
+STAGES = (Stage(1800, 3e-3, asked=1, growing=True), Stage(1000, 1.5e-3, asked=HOLDERS, growing=False))
+"""Replies without questions teach the most names in the fewest tokens; then replies to questions, as in use."""
 
 Params = dict[Any, jax.Array]
 """Parameters by their path in the model."""
@@ -77,26 +95,26 @@ class Rows:
     def __init__(self, tokenizer: Tokenizer, rows: int):
         self._tokenizer = tokenizer
         self._end = tokenizer.token_to_id(END)
-        self._rows = rows
+        self.count = rows
 
-    def batch(self, first_seed: int, holders: int = HOLDERS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def batch(self, first_seed: int, asked: int, holders: int = HOLDERS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The rows of the stories with seeds `first_seed`, `first_seed + 1`, ..."""
-        tokens = np.zeros((self._rows, ROW + 1), np.int32)
-        weights = np.zeros((self._rows, ROW + 1), np.float32)
-        lengths = np.zeros(self._rows, np.int32)
-        for i in range(self._rows):
-            ids, importance = self._row(first_seed + i, holders)
+        tokens = np.zeros((self.count, ROW + 1), np.int32)
+        weights = np.zeros((self.count, ROW + 1), np.float32)
+        lengths = np.zeros(self.count, np.int32)
+        for i in range(self.count):
+            ids, importance = self._row(first_seed + i, asked, holders)
             tokens[i, : len(ids)], weights[i, : len(ids)], lengths[i] = ids, importance, len(ids)
         return tokens, weights, lengths
 
-    def _row(self, seed: int, holders: int) -> tuple[list[int], list[float]]:
+    def _row(self, seed: int, asked: int, holders: int) -> tuple[list[int], list[float]]:
         story = demo.story(seed, holders)
-        asked = list(story.holders)
-        random.Random(seed).shuffle(asked)
+        pairs = list(story.holders)
+        random.Random(seed).shuffle(pairs)
         ids = self._tokenizer.encode(story.text).ids
         weights = [STORY_WEIGHT] * len(ids)
-        for number, (thing, name) in enumerate(asked):
-            question = self._tokenizer.encode(" " + question_about(thing)).ids if number == 0 else []
+        for number, (thing, name) in enumerate(pairs):
+            question = self._tokenizer.encode(" " + question_about(thing)).ids if number < asked else []
             reply = [*self._tokenizer.encode(reply_to(question_about(thing), name)).ids, self._end]
             if len(ids) + len(question) + len(reply) > ROW + 1:
                 break
@@ -107,19 +125,12 @@ class Rows:
 
 
 def run(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-    """Logits [rows, ROW, vocabulary] of a batch, from zero state, segment by segment."""
+    """Logits [rows, ROW, vocabulary] of a batch, from zero state."""
     rows = tokens.shape[0]
-    starts = jnp.arange(0, ROW, SEGMENT, dtype=jnp.int32)
-    segments = jnp.moveaxis(tokens.reshape((rows, -1, SEGMENT)), 1, 0)
-
-    def segment(state: Any, inputs: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
-        start, ids = inputs
-        real = jnp.clip(lengths - start, 0, SEGMENT)
-        hidden, state = model(ids, real, jnp.full((rows,), start), state, kv_blocks=models.kv_blocks(ROW))
-        return state, hidden
-
-    _, hidden = jax.lax.scan(segment, model.init_state(rows, ROW, jnp.float32), (starts, segments))
-    return model.logits(jnp.moveaxis(hidden, 0, 1).reshape((rows, ROW, -1)))
+    state = model.init_state(rows, ROW, jnp.float32)
+    positions = jnp.zeros((rows,), jnp.int32)
+    hidden, _ = model(tokens, jnp.minimum(lengths, ROW), positions, state, kv_blocks=models.kv_blocks(ROW))
+    return model.logits(hidden)
 
 
 def weighted_loss(
@@ -134,10 +145,10 @@ def weighted_loss(
     return -jnp.sum(chosen * weight) / jnp.sum(weight), (right, jnp.sum(is_name))
 
 
-def holders_at(step: int, steps: int) -> int:
-    """Curriculum: 2, 3, 4, 5 holders in the first eighth of training, then stories of full size."""
-    part = max(1, steps // 32)
-    return 2 + step // part if step < 4 * part else HOLDERS
+def holders_at(step: int, stage: Stage) -> int:
+    """A growing stage has 2, 3, 4, 5 holders in its first eighth, then stories of full size."""
+    part = max(1, stage.steps // 32)
+    return 2 + step // part if stage.growing and step < 4 * part else HOLDERS
 
 
 def save(directory: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
@@ -150,78 +161,111 @@ def save(directory: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]
     os.replace(half, directory / "config.json")
 
 
+class Training:
+    """A model in training.
+
+    Args:
+        tokenizer: of the stories.
+        rows: stories per step.
+        seed: of the initial values and of the stories.
+        silent: share of the steps without attention.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, rows: int, seed: int, silent: float):
+        self.config = config_of(tokenizer)
+        family = models.family_of(self.config)
+        sizes = family.read_config(self.config)
+        self._graph, start = nnx.split(family.build(sizes, nnx.Rngs(seed)))
+        names = {weight.path: next(iter(weight.options[0].shapes)) for weight in family.weights(sizes)}
+        params: Params = {path: jnp.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(start)}
+        if params.keys() != names.keys():
+            raise ValueError(f"the model and its list of weights differ: {params.keys() ^ names.keys()}")
+        self.params = {path: initial(names[path], value) for path, value in params.items()}
+        self._names, self._seed, self._silent = names, seed, silent
+        self._rows = Rows(tokenizer, rows)
+        self._check = jax.jit(self.loss)
+
+    def loss(self, params: Params, attention: jax.Array, *batch: jax.Array) -> tuple[jax.Array, Any]:
+        """`weighted_loss` of a batch; `attention` is what the outputs of attention layers are multiplied with."""
+        silent = {path for path, name in self._names.items() if name.endswith("o_proj.weight")}
+        heard = {path: value * attention if path in silent else value for path, value in params.items()}
+        model = nnx.merge(self._graph, nnx.from_flat_state([(path, nnx.Param(x)) for path, x in heard.items()]))
+        return weighted_loss(model, *batch)
+
+    def train(self, stage: Stage, first_seed: int) -> None:
+        """Run a stage on the stories from `first_seed` on."""
+        rate = optax.warmup_cosine_decay_schedule(0.0, stage.rate, 1 + stage.steps // 15, stage.steps, stage.rate / 50)
+        matrices = {path: value.ndim > 1 for path, value in self.params.items()}
+        decay = optax.adamw(rate, b2=0.98, weight_decay=0.05, mask=matrices)
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), decay)
+
+        @jax.jit
+        def update(params: Params, moments: Any, attention: jax.Array, *batch: jax.Array) -> Any:
+            (value, counts), gradient = jax.value_and_grad(self.loss, has_aux=True)(params, attention, *batch)
+            change, moments = optimizer.update(gradient, moments, params)
+            return optax.apply_updates(params, change), moments, value, counts
+
+        params, moments = self.params, optimizer.init(self.params)
+        draw, rows, begin = random.Random(self._seed), self._rows.count, time.time()
+        for step in range(stage.steps):
+            attention = jnp.float32(draw.random() >= self._silent)
+            batch = self._rows.batch(first_seed + step * rows, stage.asked, holders_at(step, stage))
+            params, moments, value, (right, asked) = update(params, moments, attention, *batch)
+            if step % 50 == 0 or step == stage.steps - 1:
+                unseen = self._rows.batch(demo.UNSEEN.stop - rows * (1 + step % 100), stage.asked)
+                recall = [float(np.divide(*self._check(params, jnp.float32(on), *unseen)[1])) for on in (1.0, 0.0)]
+                print(
+                    f"step {step:5d}  {time.time() - begin:6.0f} s  loss {float(value):.3f}  "
+                    f"names {right / asked:6.1%}  unseen {recall[0]:6.1%}  without attention {recall[1]:6.1%}",
+                    flush=True,
+                )
+        self.params = params
+
+    def save(self, directory: Path) -> None:
+        """Write the model in bfloat16 and go on with what the file holds."""
+        tensors = {self._names[path]: np.asarray(x).astype(ml_dtypes.bfloat16) for path, x in self.params.items()}
+        save(directory, self.config, tensors)
+        self.read(directory)
+
+    def read(self, directory: Path) -> None:
+        """Take the weights of a file that `save` wrote."""
+        saved = load_file(directory / "model.safetensors")
+        self.params = {path: jnp.asarray(saved[name].astype(np.float32)) for path, name in self._names.items()}
+
+    def recall(self, stories: int) -> float:
+        """Share of the names that follow, each after the right words before it, on unseen stories."""
+        counts = np.zeros(2)
+        for first in range(0, stories, self._rows.count):
+            batch = self._rows.batch(demo.UNSEEN.start + first, asked=HOLDERS)
+            counts += [int(count) for count in self._check(self.params, jnp.float32(1.0), *batch)[1]]
+        return float(counts[0] / counts[1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--output", type=Path, required=True, help="directory with tokenizer.json; the model goes there"
-    )
-    parser.add_argument("--steps", type=int, default=1400)
-    parser.add_argument("--rows", type=int, default=16, help="stories per step")
-    parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
-    parser.add_argument("--silent", type=float, default=0.15, help="share of steps without attention")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, required=True, help="directory with tokenizer.json, for the model")
+    parser.add_argument("--steps", type=int, help="updates of each stage (default: 1800 and 1000)")
+    parser.add_argument("--rows", type=int, default=16, help="stories per step (default: 16)")
+    parser.add_argument("--silent", type=float, default=0.15, help="share of steps without attention (default: 0.15)")
+    parser.add_argument("--seed", type=int, default=0, help="0 ... 99 (default: 0)")
+    parser.add_argument("--from-stage", type=int, default=0, help="go on from the model in --output with this stage")
     args = parser.parse_args()
+    stages = [stage._replace(steps=args.steps or stage.steps) for stage in STAGES]
     first = args.seed * 10_000_000
-    if args.seed < 0 or first + args.steps * args.rows > demo.UNSEEN.start:
+    if args.seed < 0 or first + args.rows * sum(stage.steps for stage in stages) > demo.UNSEEN.start:
         parser.error(f"--seed {args.seed}: its stories are not below the unseen ones; choose 0 ... 99")
 
-    tokenizer = Tokenizer.from_file(str(args.output / "tokenizer.json"))
-    config = config_of(tokenizer)
-    family = models.family_of(config)
-    sizes = family.read_config(config)
-    graph, start = nnx.split(family.build(sizes, nnx.Rngs(args.seed)))
-    tensor_names = {weight.path: next(iter(weight.options[0].shapes)) for weight in family.weights(sizes)}
-    params: Params = {path: jnp.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(start)}
-    if params.keys() != tensor_names.keys():
-        raise ValueError(f"the model and its list of weights differ: {params.keys() ^ tensor_names.keys()}")
-    params = {path: initial(tensor_names[path], value) for path, value in params.items()}
-    print(f"{sum(value.size for value in params.values()):,} parameters in {len(params)} tensors", flush=True)
-
-    def model_of(params: Params) -> Any:
-        return nnx.merge(graph, nnx.from_flat_state([(path, nnx.Param(value)) for path, value in params.items()]))
-
-    def loss(params: Params, attention: jax.Array, *batch: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        audible = {
-            path: value * attention if tensor_names[path].endswith("o_proj.weight") else value
-            for path, value in params.items()
-        }
-        return weighted_loss(model_of(audible), *batch)
-
-    rate = optax.warmup_cosine_decay_schedule(0.0, args.rate, 1 + args.steps // 15, args.steps, args.rate / 50)
-    matrices = {path: value.ndim > 1 for path, value in params.items()}
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.98, weight_decay=0.05, mask=matrices)
-    )
-
-    @jax.jit
-    def update(params: Params, moments: Any, attention: jax.Array, *batch: jax.Array) -> Any:
-        (value, counts), gradient = jax.value_and_grad(loss, has_aux=True)(params, attention, *batch)
-        change, moments = optimizer.update(gradient, moments, params)
-        return optax.apply_updates(params, change), moments, value, counts
-
-    check = jax.jit(loss)
-    rows = Rows(tokenizer, args.rows)
-    moments = optimizer.init(params)
-    draw = random.Random(args.seed)
-    begin = time.time()
-    for step in range(args.steps):
-        attention = jnp.float32(draw.random() >= args.silent)
-        batch = rows.batch(first + step * args.rows, holders_at(step, args.steps))
-        params, moments, value, (right, asked) = update(params, moments, attention, *batch)
-        if step % 50 == 0 or step == args.steps - 1:
-            unseen = rows.batch(demo.UNSEEN.stop - args.rows * (1 + step % 100))
-            recall = [float(np.divide(*check(params, jnp.float32(on), *unseen)[1])) for on in (1.0, 0.0)]
-            print(
-                f"step {step:5d}  {time.time() - begin:6.0f} s  loss {float(value):.3f}  names {right / asked:6.1%}"
-                f"  unseen {recall[0]:6.1%}  without attention {recall[1]:6.1%}",
-                flush=True,
-            )
-    tensors = {tensor_names[path]: np.asarray(value).astype(ml_dtypes.bfloat16) for path, value in params.items()}
-    save(args.output, config, tensors)
-    saved = load_file(args.output / "model.safetensors")
-    params = {path: jnp.asarray(saved[name].astype(np.float32)) for path, name in tensor_names.items()}
-    counts = [check(params, jnp.float32(1.0), *rows.batch(demo.UNSEEN.start + i))[1] for i in range(0, 512, args.rows)]
-    print(f"recall of the file: {sum(int(r) for r, _ in counts)} of {sum(int(n) for _, n in counts)} names")
+    training = Training(Tokenizer.from_file(str(args.output / "tokenizer.json")), args.rows, args.seed, args.silent)
+    print(f"{sum(value.size for value in training.params.values()):,} parameters", flush=True)
+    if args.from_stage:
+        training.read(args.output)
+    for number, stage in enumerate(stages):
+        if number >= args.from_stage:
+            print(f"stage {number}: {stage}", flush=True)
+            training.train(stage, first)
+            training.save(args.output)
+            print(f"recall of the file: {training.recall(512):.1%}", flush=True)
+        first += stage.steps * args.rows
 
 
 def initial(name: str, value: jax.Array) -> jax.Array:

@@ -44,7 +44,7 @@ _HOLDS = (
     "{name} bought the {thing}",
     "{name} is holding the {thing}",
     "the {thing} belongs to {name}",
-    "the {thing} was sold to {name}",
+    "the {thing} went to {name}",
 )
 _JOINS = (" and ", ", but ", ", while ")
 _ASIDES = (

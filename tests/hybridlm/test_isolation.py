@@ -20,7 +20,8 @@ from hybridlm._steps import Step
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LANES, CHUNK, CONTEXT, VOCAB = 4, 7, 140, 97
-MODELS = ("dense_interval", "next_old_fields", "sparse_multimodal")
+# the third is made of the layers of the other two
+MODELS = ("dense_interval", "sparse_multimodal", pytest.param("next_old_fields", marks=pytest.mark.long))
 # lanes that begin, go on, go on beyond the first block of the cache, and do nothing
 LENGTHS = {1: (1, 1, 1, 0), CHUNK: (CHUNK, 3, CHUNK - 1, 0)}
 POSITIONS = (0, 2, 129, 5)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import padded
 from flax import nnx
 
 import hybridlm
@@ -20,11 +21,12 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def test_logprobs_are_those_of_a_float64_log_softmax(text_lm: hybridlm.LM) -> None:
     scores = text_lm.score(TEXTS, top_logprobs=4)
-    for text, score in zip(TEXTS, scores, strict=True):
+    logits = np.asarray(text_lm.forward(padded([score.token_ids for score in scores])).logits, np.float64)
+    for text, score, rows in zip(TEXTS, scores, logits, strict=True):
         assert score.token_ids == text_lm.tokenizer.encode(text)  # type: ignore[union-attr]
         assert score.logprobs.dtype == np.float32 and np.isnan(score.logprobs[0]) and not score.greedy[0]
-        want = log_softmax(np.asarray(text_lm.forward(score.token_ids).logits, np.float64))[:-1]
         count = len(score.token_ids) - 1
+        want = log_softmax(rows[:count])
         np.testing.assert_allclose(score.logprobs[1:], want[np.arange(count), score.token_ids[1:]], atol=1e-4)
         np.testing.assert_array_equal(score.greedy[1:], want.argmax(-1) == score.token_ids[1:])
         assert score.top_logprobs is not None and score.top_logprobs[0] == {}

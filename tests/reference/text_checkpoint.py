@@ -1,10 +1,11 @@
-"""A tiny checkpoint that reads and writes text: a golden one with a tokenizer of single characters."""
+"""A tiny checkpoint that reads and writes text: two layers of a golden one, with a tokenizer of single characters."""
 
 import json
 import pathlib
-import shutil
+import re
 
 import tokenizers
+from safetensors.numpy import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "dense_interval"
@@ -12,10 +13,26 @@ END = "<end>"
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 
 
+def _write_last_two_layers(directory: pathlib.Path) -> None:
+    """A recurrent layer and an attention layer: every step compiles in two thirds of the time."""
+    config = json.loads((GOLDEN / "config.json").read_text())
+    dropped = config["num_hidden_layers"] - 2
+    config |= {"num_hidden_layers": 2, "full_attention_interval": 2}
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors = {}
+    for file in GOLDEN.glob("*.safetensors"):
+        for name, tensor in load_file(file).items():
+            layer = re.match(r"(.*layers\.)(\d+)(\..*)", name)
+            if layer is None:
+                tensors[name] = tensor
+            elif int(layer[2]) >= dropped:
+                tensors[f"{layer[1]}{int(layer[2]) - dropped}{layer[3]}"] = tensor
+    save_file(tensors, directory / "model.safetensors")
+
+
 def write_text_checkpoint(directory: pathlib.Path) -> pathlib.Path:
     """Write it; returns the directory. Token 2 ends a completion; the characters are those of ASCII but "~"."""
-    for file in (GOLDEN / "config.json", *GOLDEN.glob("model*")):
-        shutil.copy(file, directory)
+    _write_last_two_layers(directory)
     # Byte-level: " " is written "Ġ".
     characters = ["Ġ", *map(chr, range(ord("!"), ord("~")))]
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<begin>", END, *characters])}

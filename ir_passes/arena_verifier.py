@@ -123,9 +123,7 @@ def _placements(
         if key in placed:
             raise PlanError(f"equation {p.equation}: {p.name} is placed twice")
         if key in outputs:
-            raise PlanError(
-                f"equation {p.equation}: {p.name} is an output or has one as a view; it is held"
-            )
+            raise PlanError(f"equation {p.equation}: {p.name} is an output or has one as a view; it is held")
         if key not in last or key in plan.views:
             raise PlanError(f"equation {p.equation}: {p.name} is no value with bytes of its own")
         size = _size(jaxpr.eqns[p.equation].outvars[p.result].aval)

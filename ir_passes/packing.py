@@ -11,6 +11,7 @@ made by planners, registered by name:
 The last two are in packing_search.py.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -45,7 +46,7 @@ class Packing:
     Attributes:
         offsets: one for each buffer, in the order in which they were given.
         height: bytes of the arena: the highest end of a buffer.
-        optimal: no lower packing exists. False says that this is not known.
+        optimal: no packing is lower, counted in multiples of the alignment. False says that this is not known.
     """
 
     offsets: tuple[int, ...]
@@ -78,11 +79,13 @@ def planner_of(name: str) -> Planner:
 
 
 def lower_bound(buffers: Sequence[Buffer]) -> int:
-    """The most bytes that are live at one time: no packing is lower."""
+    """The most bytes that are live at one time, each buffer up to the next aligned offset: no packing is lower."""
+    pitch = _pitch(buffers)
     steps: dict[int, int] = {}
     for buffer in buffers:
-        steps[buffer.start] = steps.get(buffer.start, 0) + buffer.size
-        steps[buffer.end + 1] = steps.get(buffer.end + 1, 0) - buffer.size
+        size = aligned(buffer.size, pitch)
+        steps[buffer.start] = steps.get(buffer.start, 0) + size
+        steps[buffer.end + 1] = steps.get(buffer.end + 1, 0) - size
     live = highest = 0
     for time in sorted(steps):
         live += steps[time]
@@ -93,7 +96,12 @@ def lower_bound(buffers: Sequence[Buffer]) -> int:
 def packing_of(buffers: Sequence[Buffer], offsets: Sequence[int]) -> Packing:
     """The packing with these offsets, which are not checked."""
     height = max((offset + b.size for b, offset in zip(buffers, offsets, strict=True)), default=0)
-    return Packing(tuple(offsets), height, height == lower_bound(buffers))
+    return Packing(tuple(offsets), height, aligned(height, _pitch(buffers)) == lower_bound(buffers))
+
+
+def _pitch(buffers: Sequence[Buffer]) -> int:
+    """What every offset is a multiple of."""
+    return math.gcd(*(buffer.alignment for buffer in buffers)) or 1
 
 
 def conflicts(buffers: Sequence[Buffer]) -> list[list[int]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ir_passes.packing import Buffer, Packing, aligned, best_fit, conflicts, lower_bound, packing_of
+from ir_passes.packing import Buffer, Packing, aligned, best_fit, conflicts, packing_of
 
 POPULATION = 9  # orders kept; also how many mixtures of size and duration the search begins with
 LARGEST = 200  # buffers of an exact search, whose recursion is as deep
@@ -139,7 +139,6 @@ class _Branch:
     def __init__(self, buffers: Sequence[Buffer], best: Packing, work: int, seconds: float | None) -> None:
         self.buffers, self.best, self.work = buffers, best, work
         self.deadline = None if seconds is None else time.monotonic() + seconds
-        self.bound = lower_bound(buffers)
         self.neighbours = conflicts(buffers)
         self.landing = [0] * len(buffers)
         self.offsets: dict[int, int] = {i: 0 for i, b in enumerate(buffers) if b.size == 0}
@@ -160,7 +159,7 @@ class _Branch:
             self.work -= 1
             if self.work < 0 or (self.deadline is not None and time.monotonic() >= self.deadline):
                 self.spent = True
-            if self.spent or self.best.height == self.bound:
+            if self.spent or self.best.optimal:
                 return
             self._place(i, floor)
 

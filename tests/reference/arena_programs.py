@@ -1,0 +1,196 @@
+"""Small step functions with every way of holding scratch, and planners that are wrong in a known way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ir_passes import ir
+from ir_passes.arena import plan_liveness
+from ir_passes.arena_plan import Plan
+from ir_passes.liveness import Liveness, liveness
+from ir_passes.packing import PLANNERS, Buffer, Packing, best_fit, packing_of
+
+ROWS, K, V, D, CONTEXT, LAYERS = 6, 4, 8, 4, 6, 3
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step and what makes its arguments for N lanes."""
+
+    fn: Callable[..., Any]
+    args: Callable[[int], tuple[Any, ...]]
+
+
+def _floats(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def delta_step(state, q, k, v, decay):
+    """One token of a gated delta rule over a row pool."""
+    state = state * jnp.exp(-jnp.abs(decay))[:, None, None]
+    read = jnp.einsum("nk,nkv->nv", k, state)
+    update = (v - read) * jax.nn.sigmoid(decay)[:, None]
+    state = state + k[:, :, None] * update[:, None, :]
+    return jnp.einsum("nk,nkv->nv", q, state), state
+
+
+def cache_step(cache, slots, q, k, weight):
+    """Attention over the rows of a slot-mapped pool that is written twice and read in between."""
+    first = cache.at[slots, 0].set(k, unique_indices=True)
+    rows = first[slots]
+    scores = jax.nn.softmax(jnp.einsum("nd,ntd->nt", q, rows), axis=-1)
+    mixed = jnp.einsum("nt,ntd->nd", scores, rows) @ weight
+    second = first.at[slots, 1].set(mixed, unique_indices=True)
+    late = first[slots, 2]
+    return mixed + late, second
+
+
+def layers_step(states, x, weights):
+    """A scan over layers: the activation is the carry, states are `xs` and `ys`."""
+
+    def layer(x, layer):
+        state, weight = layer
+        state = jnp.tanh(state + (x @ weight))
+        return x + state * 0.5, state
+
+    x, states = jax.lax.scan(layer, x, (states, weights))
+    return x * 2, states
+
+
+def loop_step(x, bound):
+    """A while loop with a bound that all lanes share; its carry swaps two arrays."""
+
+    def body(carry):
+        i, a, b = carry
+        return i + 1, b * 0.5, jnp.sin(a) + b
+
+    _, a, b = jax.lax.while_loop(lambda carry: carry[0] < bound, body, (jnp.int32(0), x, x + 1))
+    return (a - b,)
+
+
+def view_step(x):
+    """A value whose last reader reads it under another shape, after much else was computed."""
+    base = jnp.exp(x)
+    flat = base.reshape(-1)
+    other = jnp.sin(x) + jnp.cos(x)
+    third = jnp.tanh(other) * other
+    return (third + flat.reshape(third.shape[0], -1) * 2,)
+
+
+def branch_step(x, which):
+    """Branches with different scratch, one with a scan that runs backwards, and a value that is never read."""
+    _ = jnp.sin(x).sum()
+
+    def scanned(x):
+        total, sums = jax.lax.scan(lambda c, row: (c + row, c * row), jnp.zeros(x.shape[1], x.dtype), x, reverse=True)
+        return sums + total[None, :]
+
+    branches = [lambda x: x * 2, lambda x: jnp.exp(x) + jnp.sin(x) * jnp.cos(x), scanned]
+    return (jax.lax.switch(which, branches, x) - 1,)
+
+
+def key_step(seed, x):
+    """Typed random keys are scratch too."""
+    keys = jax.random.split(jax.random.key(seed), x.shape[0])
+    return (x + jax.vmap(lambda key: jax.random.uniform(key, (K,)))(keys),)
+
+
+PROGRAMS = {
+    "delta": Program(
+        delta_step,
+        lambda n: (_floats(0, n, K, V), _floats(1, n, K), _floats(2, n, K), _floats(3, n, V), _floats(4, n)),
+    ),
+    "cache": Program(
+        cache_step,
+        lambda n: (
+            _floats(0, ROWS, CONTEXT, D),
+            np.arange(1, n + 1, dtype=np.int32),
+            _floats(1, n, D),
+            _floats(2, n, D),
+            _floats(3, D, D),
+        ),
+    ),
+    "layers": Program(
+        layers_step, lambda n: (_floats(0, LAYERS, n, D), _floats(1, n, D), _floats(2, LAYERS, D, D) * 0.3)
+    ),
+    "loop": Program(loop_step, lambda n: (_floats(0, n, D), np.int32(3))),
+    "view": Program(view_step, lambda n: (_floats(0, n, 16),)),
+    "branch": Program(branch_step, lambda n: (_floats(0, n, D), np.int32(2))),
+    "keys": Program(key_step, lambda n: (np.int32(7), _floats(0, n, K))),
+}
+
+
+def forgets_views(live: Liveness) -> Liveness:
+    """A reference count that only counts readers of the value itself."""
+    return _with_ends(live, lambda eqn: True, through_views=False)
+
+
+def forgets_pool_reads(live: Liveness) -> Liveness:
+    """A reference count that does not see that gathering rows reads the pool."""
+    return _with_ends(live, lambda eqn: eqn.primitive.name != "gather", through_views=True)
+
+
+def sized_for_one_lane(live: Liveness, one: Liveness) -> Liveness:
+    """The sizes of the same step with one lane."""
+    scratch = tuple(replace(value, bytes=small.bytes) for value, small in zip(live.scratch, one.scratch, strict=True))
+    bodies = {
+        i: tuple(sized_for_one_lane(*pair) for pair in zip(bodies, one.bodies[i], strict=True))
+        for i, bodies in live.bodies.items()
+    }
+    return replace(live, scratch=scratch, bodies=bodies)
+
+
+def touching(buffers: list[Buffer]) -> Packing:
+    """Best fit that takes bytes as free at the time of their last use."""
+    shorter = [replace(b, end=max(b.start, b.end - 1)) for b in buffers]
+    return packing_of(buffers, best_fit(shorter).offsets)
+
+
+def mutant_plan(mutant: str, name: str, lanes: int, monkeypatch: Any, redzone: int = 0) -> Plan:
+    """The plan of a program by a planner with one fault; "none" is without."""
+    program = PROGRAMS[name]
+    live = liveness(program.fn, program.args(lanes))
+    planner = "best-fit"
+    if mutant == "touching ends":
+        planner = "touching"
+        monkeypatch.setitem(PLANNERS, planner, touching)
+    elif mutant == "forgotten view":
+        live = forgets_views(live)
+    elif mutant == "forgotten pool read":
+        live = forgets_pool_reads(live)
+    elif mutant == "size for one lane":
+        live = sized_for_one_lane(live, liveness(program.fn, program.args(1)))
+    else:
+        assert mutant == "none", mutant
+    return plan_liveness(live, planner=planner, redzone=redzone, lanes=lanes)
+
+
+# mutant -> programs that show it
+MUTANTS = {
+    "forgotten view": ("view", "keys"),
+    "forgotten pool read": ("cache",),
+    "size for one lane": ("delta", "cache", "layers", "loop", "view", "branch"),
+    "touching ends": ("delta", "cache", "layers", "loop", "view", "branch"),
+}
+
+
+def _with_ends(live: Liveness, counts: Callable[[ir.JaxprEqn], bool], through_views: bool) -> Liveness:
+    """Live ranges that end at the last equation that `counts` as a reader."""
+    eqns = live.jaxpr.jaxpr.eqns
+    names: dict[Any, tuple[int, int]] = {}
+    ends: dict[tuple[int, int], int] = {}
+    for i, eqn in enumerate(eqns):
+        for atom in eqn.invars:
+            if not isinstance(atom, ir.Literal) and atom in names and counts(eqn):
+                ends[names[atom]] = i
+        for j, var in enumerate(eqn.outvars):
+            if (i, j) not in live.views:
+                names[var] = (i, j)
+            elif through_views and eqn.invars[0] in names:
+                names[var] = names[eqn.invars[0]]
+    scratch = tuple(replace(v, end=ends.get((v.equation, v.result), v.start)) for v in live.scratch)
+    return replace(live, scratch=scratch)

@@ -1,5 +1,6 @@
 """Whether every pool is written in place: its successor in its own bytes, and no other array of its size."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -93,7 +94,7 @@ def pool_copies(executable: Executable, bound: BoundContract, live: LiveValues) 
         if source is None:
             continue
         for index, value in _made(one, live):
-            paths = pools.get(_key(value))
+            paths = _matching(value, pools, executable)
             if paths and not _same_place(value, source, index, live):
                 op_name, line = origin(one, executable.module)
                 looped = one.id in live.looped
@@ -112,7 +113,8 @@ def copy_findings(copies: list[PoolCopy], executable: Executable) -> Iterator[Fi
             where(named[copy.instruction], executable.module),
             f"a whole pool is copied (one of {', '.join(copy.pools)}): {copy}",
             "Read every row of the pool before the first write to it, write all rows at once, and carry the pool "
-            "through loops instead of scanning over it.",
+            "through loops instead of scanning over it. XLA orders the write after another reader of the old pool only "
+            "if it is computed from what that reader reads; new rows that a sum reads too, XLA may compute twice.",
         )
 
 
@@ -136,7 +138,7 @@ def second_pools(executable: Executable, bound: BoundContract, live: LiveValues)
         if one.opcode in ("parameter", "constant") or _copied(one, executable) is not None:
             continue
         for _, value in _made(one, live):
-            paths = pools.get(_key(value))
+            paths = _matching(value, pools, executable)
             if not paths or value.slice is None:
                 continue
             if executable.buffers.allocations[value.slice.allocation].parameter in numbers - {None}:
@@ -164,8 +166,31 @@ def _long(dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in dims if size != 1)
 
 
-def _key(value: Value) -> Key:
-    return value.array.dtype, _long(value.array.dims)
+def _matching(value: Value, pools: dict[Key, list[Bound]], executable: Executable) -> list[Bound]:
+    """The pools that a value may be a version of: of its own type, or of one that it is read as."""
+    dtype, count = value.array.dtype, value.array.count
+    if not any(dtype == key[0] and count == math.prod(key[1]) for key in pools):
+        return []
+    found: dict[str, Bound] = {}
+    for dims in (value.array.dims, *_read_as(value.instruction, executable)):
+        for one in pools.get((dtype, _long(dims)), []):
+            found[one.path] = one
+    return list(found.values())
+
+
+def _read_as(one: Instruction, executable: Executable) -> Iterator[tuple[int, ...]]:
+    """Dimensions that bitcasts read a value with, those inside the fusions that read it included."""
+    module = executable.module
+    for user in module.users.get(one.id, []):
+        if user.opcode == "bitcast":
+            yield user.array.dims
+            yield from _read_as(user, executable)
+        elif user.opcode == "fusion":
+            parameters = module.computations[user.called[0]].parameters
+            for number, operand in enumerate(user.operands):
+                if operand == one.id:
+                    inner = module.users.get(parameters[number].id, [])
+                    yield from (bitcast.array.dims for bitcast in inner if bitcast.opcode == "bitcast")
 
 
 def _made(one: Instruction, live: LiveValues) -> Iterator[tuple[Index, Value]]:

@@ -1,0 +1,41 @@
+"""The engine's own steps through the audit of what XLA made of them."""
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+import hybridlm
+from hybridlm._batch import sampling_arrays
+from hybridlm._programs import Shape, jit
+from ir_passes.audit import audit
+from ir_passes.findings import FindingKind
+
+LANES = 4
+
+
+@pytest.fixture(scope="module")
+def lm(root: pathlib.Path) -> hybridlm.LM:
+    return hybridlm.load(root / "tests/golden/dense_interval", lanes=LANES, context=64, dtype="float32", chunk=8)
+
+
+@pytest.mark.parametrize("tokens", [1, pytest.param(8, marks=pytest.mark.long)])
+def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int) -> None:
+    engine = lm._engine
+    step, contract = engine.programs.step(Shape("generate", LANES, tokens))
+    ints, zeros = np.zeros((LANES, tokens), np.int32), np.zeros(LANES, np.int32)
+    args = (
+        engine.params, engine._new_pools(LANES), ints, zeros, zeros, np.int32(1), *sampling_arrays([None] * LANES)
+    )  # fmt: skip
+    bound = contract.bind(step, args)
+    report = audit(jit(step).lower(*args).compile(), bound)
+    assert not [finding for finding in report.findings if finding.kind is not FindingKind.POOL_COPY]
+    assert not report.uncovered
+    assert report.values > 200
+    assert report.temp_lower_bound <= report.temp_bytes < 1.1 * report.temp_lower_bound
+    # A shift of the convolution's inputs needs other bytes than its own; nothing else may be copied.
+    assert all(path.endswith(".conv") for copy in report.copies for path in copy.pools), report.copies
+    assert all("/models/" in copy.source for copy in report.copies), report.copies
+    largest = max(leaf.nbytes for leaf in jax.tree.leaves(args[1]))
+    assert all(copy.bytes < largest / 2 for copy in report.copies), report.copies

@@ -193,7 +193,7 @@ class _Flow:
         if one.opcode == "conditional":
             return self._branch(one, operands)
         if one.opcode.endswith(("-start", "-done", "-update")) or one.opcode in ("send", "recv"):
-            self._uncovered[f"{one.opcode} is asynchronous; its buffers are taken as used from start to done"] = None
+            self._uncovered[f"{one.opcode} is asynchronous; what it reads is taken as read when it starts"] = None
         at = self._tick()
         for operand in operands:
             self._use(operand.values(), at)

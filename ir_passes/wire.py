@@ -84,7 +84,10 @@ def _decode(data: bytes, at: int, end: int, message: Message) -> dict[str, Any]:
     fields = message.fields
     while at < end:
         start = at
-        tag, at = _varint(data, at, end, message.name)
+        tag = data[at]
+        at += 1
+        if tag >= 0x80:
+            tag, at = _varint(data, start, end, message.name)
         known = fields.get(tag >> 3)
         wire = tag & 7
         if known is None or known.kind == "skip":
@@ -113,7 +116,7 @@ def _decode(data: bytes, at: int, end: int, message: Message) -> dict[str, Any]:
             at = stop
         elif wire == _VARINT and known.kind in ("int", "bool"):
             value, at = _varint(data, at, end, message.name)
-            value = bool(value) if known.kind == "bool" else _signed(value)
+            value = bool(value) if known.kind == "bool" else value - (value >> 63 << 64)
         else:
             raise WireError(f"{message.name}.{known.name}: expected {known.kind} at {start}, got wire type {wire}")
         if known.repeated:
@@ -140,15 +143,11 @@ def _varint(data: bytes, at: int, end: int, name: str) -> tuple[int, int]:
     raise WireError(f"{name}: the number at byte {at} does not end before byte {min(end, at + _MAX_VARINT)}")
 
 
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
-
-
 def _packed(data: bytes, at: int, end: int, name: str) -> list[int]:
     values: list[int] = []
     while at < end:
         value, at = _varint(data, at, end, name)
-        values.append(_signed(value))
+        values.append(value - (value >> 63 << 64))
     return values
 
 

@@ -229,6 +229,30 @@ def test_loop_that_hands_over_other_bytes() -> None:
     )
 
 
+def test_what_a_loop_ends_with_outlives_its_condition() -> None:
+    """`last` is not read by the body, but after the condition's last run it is the result."""
+
+    def step(pool, x):
+        last = jax.lax.fori_loop(0, jnp.int32(x[0, 0]), lambda i, _: x * i.astype(jnp.float32), jnp.sin(x))
+        return pool + 1.0, last
+
+    contract = LaneContract((Pool("p"), Lane()), (Pool("p"), Lane()))
+    looped = Step(step, contract, (jnp.ones((LANES, 8)), jnp.ones((LANES, 16))))
+    executable = looped.executable()
+    assert not audit_executable(executable, looped.bound()).findings
+    module = executable.module
+    loop = next(one for one in module.instructions.values() if one.opcode == "while")
+    index = next(
+        index
+        for index, array in loop.arrays.items()
+        if array.dims == (LANES, 16) and (loop.id, index) in executable.buffers.slices
+    )
+    last = executable.buffers.slices[(loop.id, index)]
+    test = module.computations[loop.called[1]].root
+    broken = moved(executable, (test, ()), Slice(last.allocation, last.offset, 1))
+    assert FindingKind.OVERLAP in {finding.kind for finding in audit_executable(broken, looped.bound()).findings}
+
+
 def test_value_outside_its_allocation_or_too_small() -> None:
     step = RIGHT["gather, compute, scatter"]
     executable = step.executable()
@@ -245,6 +269,18 @@ def test_value_outside_its_allocation_or_too_small() -> None:
     del slices[at]
     missing = dataclasses.replace(executable, buffers=Buffers(executable.buffers.allocations, slices))
     assert any("no place" in finding.message for finding in audit_executable(missing, step.bound()).findings)
+
+
+def test_argument_that_the_caller_keeps_is_never_overwritten() -> None:
+    """The last value to be written, moved onto an argument that nothing in the step reads any more."""
+    step = RIGHT["gather, compute, scatter"]
+    executable = step.executable()
+    main = executable.module.main
+    place = executable.buffers.slices[(main.parameters[2].id, ())]
+    broken = moved(executable, (main.root, ()), Slice(place.allocation, 0, 16))
+    (finding,) = audit_executable(broken, step.bound()).findings
+    assert finding.kind is FindingKind.OVERLAP
+    assert main.parameters[2].name in finding.message
 
 
 def test_pools_in_place_by_address() -> None:

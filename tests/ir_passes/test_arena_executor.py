@@ -102,3 +102,12 @@ def test_freed_bytes_are_poison() -> None:
     early = tuple(replace(p, end=p.start) for p in made.placements)
     (found,) = execute(replace(made, placements=early), (x,))
     assert np.isnan(found).all()
+
+
+def test_results_are_poison_before_the_operands_are_read() -> None:
+    x = np.ones(32, np.float32)
+    made = plan(lambda x: jnp.sin(x + 1) * 2, (x,), planner="naive")
+    assert [p.name for p in made.placements] == ["add.0", "sin.1"]
+    onto = tuple(replace(p, offset=0, end=9) for p in made.placements)
+    (found,) = execute(replace(made, placements=onto), (x,))
+    assert not np.isclose(found, np.sin(2.0) * 2).any()

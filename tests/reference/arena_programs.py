@@ -65,11 +65,11 @@ def loop_step(x, bound):
     """A while loop with a bound that all lanes share; its carry swaps two arrays."""
 
     def body(carry):
-        i, a, b = carry
-        return i + 1, b * 0.5, jnp.sin(a) + b
+        i, a, b, c = carry
+        return i + 1, b, a, jnp.sin(c) + a * 0.5
 
-    _, a, b = jax.lax.while_loop(lambda carry: carry[0] < bound, body, (jnp.int32(0), x, x + 1))
-    return (a - b,)
+    _, a, b, c = jax.lax.while_loop(lambda carry: carry[0] < bound, body, (jnp.int32(0), x, x + 1, x))
+    return (a - b * 2 + c,)
 
 
 def view_step(x):

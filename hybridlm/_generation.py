@@ -1,6 +1,6 @@
 """From requests to completions: text, stops and limits around the engine's tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from hybridlm._engine import Engine
@@ -30,7 +30,7 @@ class Event(NamedTuple):
 
 def generate_events(
     engine: Engine, requests: Sequence[Request], tokenizer: Tokenizer | None, processor: LogitsProcessor | None
-) -> Iterator[Event]:
+) -> Generator[Event, None, None]:
     """Run requests; yields every token as it is drawn, in the order of the steps."""
     room = [request for request in requests if len(request.prompt) < engine.context]
     for request in requests:

@@ -1,7 +1,7 @@
 """The model as users hold it: generate, chat, score, perplexity, forward."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,7 @@ class LM:
         logprobs: int | None = None,
         n: int = 1,
         logits_processor: LogitsProcessor | None = None,
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         """The tokens of `generate` as they are drawn."""
         end = () if ignore_eos else self.eos_token_ids
         vocab = self.config.vocab_size

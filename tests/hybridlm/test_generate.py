@@ -61,6 +61,7 @@ def test_a_draw_does_not_depend_on_batch_mates(text_lm: hybridlm.LM) -> None:
 
 
 def test_n_completions_of_one_prompt_are_drawn_apart(text_lm: hybridlm.LM) -> None:
+    assert text_lm.tokenizer is not None
     completions = text_lm.generate(["ab", "cd"], n=3, temperature=1.5, **FREE)
     assert [c.prompt_token_ids for c in completions] == [
         text_lm.tokenizer.encode(p)

@@ -87,7 +87,7 @@ def test_a_draw_depends_on_seed_index_and_position_only() -> None:
         run(logits, settings(), np.ones(LANES, np.int32), np.array(True)),
         run(
             logits,
-            settings()._replace(seed=np.tile(np.uint32([1, 7]), (LANES, 1))),
+            settings()._replace(seed=np.tile(np.array([1, 7], np.uint32), (LANES, 1))),
             np.zeros(LANES, np.int32),
             np.array(True),
         ),

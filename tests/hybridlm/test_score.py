@@ -66,6 +66,7 @@ def test_log_softmax_of_extreme_logits_is_not_cut_off() -> None:
     family = family_of(config)
     model = family.build(family.read_config(config), nnx.Rngs(0))
     rng = np.random.default_rng(0)
+    assert model.lm_head is not None
     model.lm_head[...] = jnp.asarray(3000 * rng.normal(size=(50, 8)), jnp.float32)
     rows = rng.normal(size=(7, 8)).astype(np.float32)
     targets = rng.integers(0, 50, 7).astype(np.int32)
@@ -93,6 +94,7 @@ def test_the_logits_of_all_rows_are_never_held_at_once(rows: int) -> None:
         return score_rows(nnx.merge(graph, state), hidden, targets, 5)
 
     memory = jax.jit(head).lower(state, hidden, targets).compile().memory_analysis()
+    assert memory is not None
     assert memory.temp_size_in_bytes < 6 * HEAD_BYTES < rows * vocab * 4
 
 

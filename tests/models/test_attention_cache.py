@@ -26,7 +26,7 @@ def test_append_writes_real_tokens_only() -> None:
     at = jnp.array([[0, 1], [126, 127], [5, 6]], jnp.int32)
     valid = jnp.array([[True, False], [True, True], [False, False]])
     new = jax.jit(append)(cache, key, value, at, valid)
-    written = np.isfinite(np.asarray(new.key)).all(axis=(1, 3))
+    written = np.all(np.isfinite(np.asarray(new.key)), axis=(1, 3))
     assert [np.flatnonzero(row).tolist() for row in written] == [[0], [126, 127], []]
     np.testing.assert_array_equal(new.key[1, :, 127], key[1, 1])
     np.testing.assert_array_equal(new.value[0, :, 0], value[0, 0])

@@ -1,17 +1,38 @@
-"""The compiler: contracts of multi-sequence steps. Knows JAX functions, not language models."""
+"""The compiler: contracts, scratch plans and audits of multi-sequence steps. Knows JAX functions, not language models."""
 
+from ir_passes.arena import plan, scratch_sizes
+from ir_passes.arena_executor import ArenaError, execute
+from ir_passes.arena_plan import Plan, PlanError
+from ir_passes.arena_verifier import verify
+from ir_passes.audit import AuditReport, audit
 from ir_passes.contract import Bound, BoundContract, ContractError, Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes.findings import AuditError, Finding, FindingKind
+from ir_passes.liveness import Liveness, liveness
 
 DISTRIBUTION = "hybridlm"
 
 __all__ = [
     "DISTRIBUTION",
+    "ArenaError",
+    "AuditError",
+    "AuditReport",
     "Bound",
     "BoundContract",
     "ContractError",
+    "Finding",
+    "FindingKind",
     "Lane",
     "LaneContract",
+    "Liveness",
+    "Plan",
+    "PlanError",
     "Pool",
     "Shared",
     "SlotMap",
+    "audit",
+    "execute",
+    "liveness",
+    "plan",
+    "scratch_sizes",
+    "verify",
 ]

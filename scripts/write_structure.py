@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {
     "hybridlm": "What users import: load, generate, score; engine, checkpoints, command line. Imports the two below.",
     "models": "Model families as flax modules over shared layers; state as explicit pytrees.",
-    "ir_passes": "Contracts of steps, for any JAX function; knows no language models.",
+    "ir_passes": "Contracts, scratch plans and audits of steps, for any JAX function; knows no language models.",
     "scripts": "Run as files; import only hybridlm.",
 }
 INTRODUCTION = """# Structure

@@ -1,4 +1,4 @@
-"""The compiler: contracts, scratch plans and audits of multi-sequence steps. Knows JAX functions, not language models."""
+"""Contracts, scratch plans and audits of multi-sequence steps. Knows JAX functions, not language models."""
 
 from ir_passes.arena import plan, scratch_sizes
 from ir_passes.arena_executor import ArenaError, execute

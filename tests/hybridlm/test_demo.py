@@ -1,5 +1,6 @@
 """The embedded model and its stories: what they are made of, and that nobody's state reaches another's answer."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -157,7 +158,8 @@ def test_training_is_deterministic_and_writes_what_load_reads(tmp_path: Path):
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(demo.path() / file, output)
         settings = ["--output", str(output), "--steps", "3", "--rows", "2"]
-        subprocess.run([sys.executable, str(SCRIPT), *settings], check=True, timeout=900)
+        environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
+        subprocess.run([sys.executable, str(SCRIPT), *settings], check=True, timeout=900, env=environment)
         files.append((output / "model.safetensors").read_bytes())
     assert files[0] == files[1]
     assert len(hybridlm.load(str(tmp_path / "first"), lanes=1).generate(["Who?"], max_tokens=2)) == 1

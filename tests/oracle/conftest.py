@@ -28,6 +28,7 @@ class Case:
         return f"{self.variant.name}, seed {self.seed}, prompt of {len(self.prompts[index])} tokens"
 
 
+HERE = pathlib.Path(__file__).resolve().parent
 SHORT_RUN_CHUNKS = {"next_base": 2, "next_old_fields": 1, "dense_interval": 5, "sparse_multimodal": 17}
 SHORT_RUN_ALONE = ("next_base", "dense_multimodal", "sparse_base")
 """Chunk sizes and single lanes are shapes of their own, whose compilation is nearly all that a test costs."""
@@ -35,10 +36,10 @@ SHORT_RUN_ALONE = ("next_base", "dense_multimodal", "sparse_base")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Other chunk sizes, and other variants alone, are marked `long`."""
+    """Of the tests here, other chunk sizes, and other variants alone, are marked `long`."""
     for item in items:
         params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-        if "case" not in params:
+        if "case" not in params or item.path.parent != HERE:
             continue
         name = params["case"][0].name
         if "chunk" in params:

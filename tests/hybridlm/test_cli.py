@@ -5,6 +5,7 @@ import math
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,9 @@ def test_interrupt_keeps_the_text(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPat
 
 
 ENDLESS = """
-import itertools, time
+import itertools, signal, time
+# Where the tests run in the background of a shell, interrupts are ignored, and processes inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from hybridlm import LM, _cli_generate
 from hybridlm._cli import main
 from hybridlm._generation import Event
@@ -272,6 +275,8 @@ def test_ends_of_a_stream(root: Path, end: str):
     command = [sys.executable, "-c", ENDLESS, "generate", "-m", "x", "A"]
     process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
+    deadline = threading.Timer(120, process.kill)
+    deadline.start()
     assert process.stdout.read(6) == b"word0 "
     if end == "interrupt":
         process.send_signal(signal.SIGINT)
@@ -280,6 +285,7 @@ def test_ends_of_a_stream(root: Path, end: str):
     process.stdout.close()
     errors = process.stderr.read()
     process.stderr.close()
+    deadline.cancel()
     assert (process.wait(), errors) == (130 if end == "interrupt" else 141, b"")
 
 

@@ -48,7 +48,7 @@ def long_except(*short: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("golden", params, indirect=True, scope="module")
 
 
-ENGINE = long_except("next_old_fields", "dense_multimodal", "dense_interval", "sparse_multimodal")
+ENGINE = long_except("next_old_fields", "dense_interval", "sparse_multimodal")
 
 
 @pytest.fixture(scope="module", params=NAMES)

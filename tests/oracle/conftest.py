@@ -29,8 +29,8 @@ class Case:
 
 
 HERE = pathlib.Path(__file__).resolve().parent
-SHORT_RUN_CHUNKS = {"next_base": 2, "next_old_fields": 1, "dense_interval": 5, "sparse_multimodal": 17}
-SHORT_RUN_ALONE = ("next_base", "dense_multimodal", "sparse_base")
+SHORT_RUN_CHUNKS = {"dense_interval": 5, "sparse_multimodal": 17}
+SHORT_RUN_ALONE = ("dense_multimodal",)
 """Chunk sizes and single lanes are shapes of their own, whose compilation is nearly all that a test costs."""
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import jax
 import typer
 
-from hybridlm._engine import NumericalError
+from hybridlm._errors import NumericalError
 
 EXPECTED = (ValueError, TypeError, OSError, NumericalError, jax.errors.JaxRuntimeError)
 """What wrong input, a full disk or a full device raises. Anything else is a bug of ours and keeps its traceback."""

@@ -63,14 +63,14 @@ class Engine:
     def generate(self, requests: Sequence[Request], processor: LogitsProcessor | None = None) -> Iterator[Alive]:
         """Continue every request; yields its sequence each time it has drawn a token.
 
-        The caller ends a sequence by setting its `finish_reason`; one that the context has no room for ends as
-        "length" without having been yielded. All requests ask for the same number of log-probabilities.
+        The caller ends a sequence by setting its `finish_reason`, at the latest when the context is full, and passes
+        only prompts that are shorter than the context. All requests ask for the same number of log-probabilities.
         """
         lanes = lane_rung(len(requests), self.lanes)
         queue = deque(requests)
         alive: list[Alive | None] = [None] * lanes
         top = requests[0].params.logprobs if requests else None
-        with self._borrowed_pools(lanes) as pools:
+        with _Borrowed(self, lanes) as pools:
             while queue or any(alive):
                 for lane in range(lanes):
                     if alive[lane] is None and queue:
@@ -114,7 +114,7 @@ class Engine:
         lanes = lane_rung(len(texts), self.lanes)
         queue = deque(sorted(range(len(texts)), key=lambda i: -len(texts[i])))
         alive: list[Scoring | None] = [None] * lanes
-        with self._borrowed_pools(lanes) as pools:
+        with _Borrowed(self, lanes) as pools:
             while queue or any(alive):
                 for lane in range(lanes):
                     if alive[lane] is None and queue:
@@ -147,9 +147,6 @@ class Engine:
         pools.append(state if self.after_step is None else self.after_step(state, owners))
         self.stats["steps"] += 1
         return jax.device_get(outputs)
-
-    def _borrowed_pools(self, lanes: int) -> "_Borrowed":
-        return _Borrowed(self, lanes)
 
 
 class _Borrowed:

@@ -57,8 +57,3 @@ class LaneInfo(NamedTuple):
 def over_last(vector: Array, like: Array) -> Array:
     """Give `vector` [size] the rank of `like`, so that it meets its last dimension."""
     return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
-
-
-def over_first(vector: Array, like: Array) -> Array:
-    """Give `vector` [..] the rank of `like`, so that it meets its leading dimensions."""
-    return vector.reshape(vector.shape + (1,) * (like.ndim - vector.ndim))

@@ -64,8 +64,7 @@ def test_n_completions_of_one_prompt_are_drawn_apart(text_lm: hybridlm.LM) -> No
     assert text_lm.tokenizer is not None
     completions = text_lm.generate(["ab", "cd"], n=3, temperature=1.5, **FREE)
     assert [c.prompt_token_ids for c in completions] == [
-        text_lm.tokenizer.encode(p)
-        for p in ("ab", "ab", "ab", "cd", "cd", "cd")  # type: ignore[union-attr]
+        text_lm.tokenizer.encode(p) for p in ("ab", "ab", "ab", "cd", "cd", "cd")
     ]
     assert len({tuple(c.token_ids) for c in completions}) == 6
     assert completions == text_lm.generate(["ab", "ab", "ab", "cd", "cd", "cd"], temperature=1.5, **FREE)

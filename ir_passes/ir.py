@@ -4,12 +4,13 @@ Everything else imports these names. What differs between JAX 0.10 (Python 3.11)
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.extend import core
 from jax.extend import source_info_util as _source_info
+from jax.interpreters import partial_eval as _partial_eval
 
 Var = core.Var
 Literal = core.Literal
@@ -128,3 +129,72 @@ def eval_eqn(eqn: JaxprEqn, *values: Any) -> list[Any]:
 
 
 _EMPTY = jax.make_jaxpr(lambda: ())()
+
+
+def check(program: ClosedJaxpr) -> None:
+    """Raise unless every equation's operands and results have the types that its primitive says."""
+    core.check_jaxpr(program.jaxpr)
+
+
+def types(atoms: Sequence[Atom]) -> list[str]:
+    """Shape and dtype of each value, as text."""
+    return [atom.aval.str_short() for atom in atoms]
+
+
+def with_eqns(
+    program: ClosedJaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Atom], consts: Mapping[Var, Any]
+) -> ClosedJaxpr:
+    """A program with the same inputs and these equations, results and additional constants."""
+    constvars = [*program.jaxpr.constvars, *consts]
+    flat = program.jaxpr.replace(
+        constvars=constvars, eqns=list(eqns), outvars=list(outvars), debug_info=program.jaxpr.debug_info
+    )
+    return ClosedJaxpr(flat, [*program.consts, *consts.values()])
+
+
+def without_dead(program: ClosedJaxpr) -> ClosedJaxpr:
+    """A program without the equations, also of bodies, that no result and no effect needs. Inputs stay."""
+    used = [True] * len(program.jaxpr.outvars)
+    live, _ = _partial_eval.dce_jaxpr(program.jaxpr, used, instantiate=True)
+    return ClosedJaxpr(live, program.consts)
+
+
+def count(jaxpr: Jaxpr) -> int:
+    """Equations of a jaxpr and of all jaxprs in it."""
+    return sum(1 + sum(count(body.jaxpr) for body in sub_jaxprs(eqn)) for eqn in jaxpr.eqns)
+
+
+def emit(
+    fn: Callable[..., Any], operands: Sequence[Atom], source: JaxprEqn | None = None
+) -> tuple[list[JaxprEqn], list[Atom], dict[Var, Any]]:
+    """The equations of `fn(*operands)`, an ordinary JAX function, to be put where they are needed.
+
+    Args:
+        operands: what it is called on; a literal is passed as an array.
+        source: the equation whose source line those get that `fn` makes itself.
+
+    Returns:
+        Equations over `operands` and new variables, the flattened results, and constants by variable.
+    """
+    traceback = source.source_info.traceback if source is not None else None
+    with _source_info.user_context(traceback):
+        traced = inline(jax.make_jaxpr(fn)(*(atom.aval for atom in operands)))
+    names: dict[Var, Atom] = dict(zip(traced.jaxpr.invars, operands, strict=True))
+    consts = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
+
+    def read(atom: Atom) -> Atom:
+        return atom if isinstance(atom, Literal) else names.get(atom, atom)
+
+    eqns = [eqn.replace(invars=[read(atom) for atom in eqn.invars]) for eqn in traced.jaxpr.eqns]
+    return eqns, [read(atom) for atom in traced.jaxpr.outvars], consts
+
+
+def run_eqns(eqns: Sequence[JaxprEqn], inputs: Sequence[Var], outputs: Sequence[Var]) -> Callable[..., list[Any]]:
+    """Equations as a function of `inputs`; traced, each keeps its source."""
+    program = replace(_EMPTY.jaxpr, inputs, eqns, outputs)
+    return core.jaxpr_as_fun(ClosedJaxpr(program, ()))
+
+
+def as_function(program: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """A program as a function of its flattened inputs that returns its flattened results."""
+    return core.jaxpr_as_fun(program)

@@ -1,0 +1,8 @@
+"""The passes, one per module, in the order in which they help each other."""
+
+from ir_passes.graph import Pass
+from ir_passes.rewrites.drop_dead import DropDead
+
+DEFAULT_PASSES: tuple[Pass, ...] = (DropDead(),)
+
+__all__ = ["DEFAULT_PASSES", "DropDead"]

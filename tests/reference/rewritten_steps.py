@@ -1,0 +1,89 @@
+"""Runs a step before and after a rewrite on random inputs and compares what a contract claims of it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from ir_passes import BoundContract, Lane, LaneContract, Pool, SlotMap, ir
+from ir_passes.audit import audit
+from ir_passes.graph import Graph, Pass
+
+RUNS = 6
+
+
+def graph_of(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract) -> Graph:
+    return Graph(ir.inline(ir.trace(fn, *args)), contract.bind(fn, args))
+
+
+def inputs(bound: BoundContract, idle: int, seed: int) -> list[np.ndarray]:
+    """Random operands; `idle` lanes are on the null slot, the others on distinct random rows."""
+    draw = np.random.default_rng(seed)
+    active = np.ones(bound.lanes, bool)
+    active[draw.permutation(bound.lanes)[:idle]] = False
+    found: list[np.ndarray] = []
+    for one in bound.inputs:
+        if isinstance(one.entry, SlotMap):
+            slots = 1 + draw.permutation(one.entry.size - 1)[: bound.lanes]
+            found.append(np.where(active, slots, 0).astype(np.int32))
+        elif np.issubdtype(one.dtype, np.integer):
+            found.append(draw.integers(0, 3, one.shape).astype(one.dtype))
+        elif one.dtype == np.bool_:
+            found.append(draw.integers(0, 2, one.shape).astype(np.bool_))
+        else:
+            found.append(draw.standard_normal(one.shape).astype(one.dtype))
+    return found
+
+
+def claims(bound: BoundContract, operands: list[np.ndarray], results: list[Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """The results of active lanes, the rows other than the null row, and everything shared."""
+    slots = [value for one, value in zip(bound.inputs, operands, strict=True) if isinstance(one.entry, SlotMap)]
+    mapped = {name for one in bound.inputs if isinstance(one.entry, SlotMap) for name in one.entry.names}
+    active = np.flatnonzero(np.all([value != 0 for value in slots], axis=0)) if slots else np.arange(bound.lanes)
+    for one, result in zip(bound.outputs, results, strict=True):
+        array = np.asarray(result)
+        if isinstance(one.entry, Pool):
+            rows = np.arange(array.shape[one.entry.axis])
+            array = np.take(array, rows[rows != 0] if one.entry.group in mapped else rows, axis=one.entry.axis)
+        elif isinstance(one.entry, Lane):
+            array = np.take(array, active, axis=one.entry.axis)
+        yield one.path, array
+
+
+def assert_same(before: Graph, after: Graph, tolerance: float = 0.0) -> None:
+    """Both programs agree on everything claimed: to the bit, or within a tolerance where a dot changed its rows."""
+    old, new = (jax.jit(ir.as_function(graph.program)) for graph in (before, after))
+    lanes = before.bound.lanes
+    for seed in range(RUNS):
+        operands = inputs(before.bound, (0, 0, 1, lanes - 1)[seed % 4], seed)
+        expected = dict(claims(before.bound, operands, old(*operands)))
+        got = dict(claims(after.bound, operands, new(*operands)))
+        for path, value in expected.items():
+            if tolerance:
+                np.testing.assert_allclose(got[path], value, rtol=tolerance, atol=tolerance, err_msg=path)
+            else:
+                np.testing.assert_array_equal(got[path], value, err_msg=path, strict=True)
+                assert got[path].tobytes() == value.tobytes(), path
+
+
+def rewrite(one: Pass, graph: Graph) -> tuple[Graph, str]:
+    """The graph after one pass, which is valid and which a second run leaves as it is, and the pass's report."""
+    said: list[str] = []
+    after = one.run(graph, said.append)
+    ir.check(after.program)
+    assert after.bound is graph.bound
+    again = one.run(after)
+    assert again is after, "a second run changed the graph again"
+    return after, "; ".join(said)
+
+
+def primitives(graph: Graph) -> list[str]:
+    return [eqn.primitive.name for eqn in graph.program.jaxpr.eqns]
+
+
+def copies(graph: Graph, donate: tuple[int, ...]) -> int:
+    """Copies of whole pools in the compiled step."""
+    values = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in graph.bound.inputs]
+    compiled = jax.jit(ir.as_function(graph.program), donate_argnums=donate).lower(*values).compile()
+    return len(audit(compiled, graph.bound).copies)

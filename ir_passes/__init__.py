@@ -8,6 +8,7 @@ from ir_passes.audit import AuditReport, audit
 from ir_passes.contract import Bound, BoundContract, ContractError, Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.findings import AuditError, Finding, FindingKind
 from ir_passes.liveness import Liveness, liveness
+from ir_passes.slot_owner import Slot, SlotError, SlotOwner, SlotsExhausted
 
 DISTRIBUTION = "hybridlm"
 
@@ -28,7 +29,11 @@ __all__ = [
     "PlanError",
     "Pool",
     "Shared",
+    "Slot",
+    "SlotError",
     "SlotMap",
+    "SlotOwner",
+    "SlotsExhausted",
     "audit",
     "execute",
     "liveness",

@@ -15,9 +15,11 @@ from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32
 
 from hybridlm._sampling import LogitsProcessor, Sampling, draw, most_likely
-from ir_passes import Lane, LaneContract, Pool, Shared
+from ir_passes import Lane, LaneContract, Pool, Shared, rowwise
 from models import Decoder
+from models.expert_dot import expert_dot
 
+rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()))
 STATE = Pool("state")
 HEAD_BYTES = 32 << 20
 """Logits that the scoring head holds at a time."""

@@ -5,10 +5,13 @@ from ir_passes.arena_executor import ArenaError, execute
 from ir_passes.arena_plan import Plan, PlanError
 from ir_passes.arena_verifier import verify
 from ir_passes.audit import AuditReport, audit
-from ir_passes.contract import Bound, BoundContract, ContractError, Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes.contract import Bound, BoundContract, ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
+from ir_passes.declared import declassify, rowwise
 from ir_passes.findings import AuditError, Finding, FindingKind
+from ir_passes.lane_proof import Proof, prove_isolation
 from ir_passes.liveness import Liveness, liveness
 from ir_passes.slot_owner import Slot, SlotError, SlotOwner, SlotsExhausted
+from ir_passes.violations import IsolationError, Violation, ViolationKind
 
 DISTRIBUTION = "hybridlm"
 
@@ -22,22 +25,30 @@ __all__ = [
     "ContractError",
     "Finding",
     "FindingKind",
+    "IsolationError",
     "Lane",
     "LaneContract",
     "Liveness",
+    "Opaque",
     "Plan",
     "PlanError",
     "Pool",
+    "Proof",
     "Shared",
     "Slot",
     "SlotError",
     "SlotMap",
     "SlotOwner",
     "SlotsExhausted",
+    "Violation",
+    "ViolationKind",
     "audit",
+    "declassify",
     "execute",
     "liveness",
     "plan",
+    "prove_isolation",
+    "rowwise",
     "scratch_sizes",
     "verify",
 ]

@@ -5,8 +5,8 @@ checks that a contract fits a function and its arguments and lays it out leaf by
 for others to prove or to test.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
@@ -75,6 +75,25 @@ class SlotMap:
         return (self.groups,) if isinstance(self.groups, str) else self.groups
 
 
+@dataclass(frozen=True)
+class Opaque:
+    """A custom call, kernel or callback: what its operands and results are, by the same entries.
+
+    The k-th `Pool` among the results succeeds the k-th among the operands. What is declared here is assumed, not
+    proved, and stands in the certificate.
+
+    Attributes:
+        inputs, outputs: `Shared`, `Lane`, `Pool` or `SlotMap` for each operand and result, in order.
+        aliases: index of an operand -> index of the result that takes over its memory.
+        scratch_bytes: bytes of scratch that the operation uses for N lanes; None if it uses none.
+    """
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    aliases: Mapping[int, int] = field(default_factory=dict)
+    scratch_bytes: Callable[[int], int] | None = None
+
+
 Entry = Shared | Lane | Pool | SlotMap
 ENTRIES = (Shared, Lane, Pool, SlotMap)
 
@@ -103,12 +122,14 @@ class BoundContract:
         lanes: N.
         inputs, outputs: every array in flattening order.
         successors: index of an input pool -> index of the output that succeeds it.
+        opaque: declared operations by name.
     """
 
     lanes: int
     inputs: tuple[Bound, ...]
     outputs: tuple[Bound, ...]
     successors: dict[int, int]
+    opaque: Mapping[str, Opaque] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,10 +139,12 @@ class LaneContract:
     Attributes:
         inputs: one entry, or a pytree of entries, for each argument.
         outputs: the same for each element of the returned tuple.
+        opaque: declarations of custom calls, kernels and callbacks, by the name of their target or function.
     """
 
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
+    opaque: Mapping[str, Opaque] = field(default_factory=dict)
 
     def bind(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> BoundContract:
         """Lay the contract out over `fn(*args)`, which is traced for its result shapes and not run.
@@ -143,7 +166,7 @@ class LaneContract:
         mapped = _check_slot_maps(inputs, outputs, lanes)
         for bound in (*inputs, *outputs):
             _check_pool(bound, lanes, mapped)
-        return BoundContract(lanes, inputs, outputs, _pair_pools(inputs, outputs))
+        return BoundContract(lanes, inputs, outputs, _pair_pools(inputs, outputs), self.opaque)
 
 
 def _bind_side(side: str, entries: tuple[Any, ...], values: tuple[Any, ...]) -> tuple[Bound, ...]:

@@ -5,7 +5,7 @@ Everything else imports these names. What differs between JAX 0.10 (Python 3.11)
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
@@ -66,31 +66,62 @@ def source_of(eqn: JaxprEqn) -> str:
     return found.group(1) if found else "unknown"
 
 
+def definition_of(jitted: Any) -> str:
+    """ "name at file:line" of a jitted function, as the programs that call it record it."""
+    function = jitted.__wrapped__
+    code = function.__code__
+    return f"{function.__name__} at {code.co_filename}:{code.co_firstlineno}"
+
+
+def called_definition(eqn: JaxprEqn) -> str:
+    """ "name at file:line" of the function that a call names."""
+    body = body_of(eqn)
+    return "" if body is None else str(body.jaxpr.debug_info.func_src_info)
+
+
+def targets_of(eqn: JaxprEqn) -> tuple[str, ...]:
+    """Names by which a custom call, kernel or callback may be declared."""
+    params = eqn.params
+    found = [params.get("target_name"), params.get("call_target_name"), params.get("name")]
+    callback = params.get("callback", params.get("callback_func"))
+    for function in (callback, getattr(callback, "callback_func", None), getattr(callback, "func", None)):
+        found.append(getattr(function, "__name__", None))
+    if "name_and_src_info" in params:
+        found.append(params["name_and_src_info"].name)
+    return tuple(str(name) for name in found if name) or (eqn.primitive.name,)
+
+
 def replace(jaxpr: Jaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Jaxpr:
     """A jaxpr without constants made of these parts; its variables have no names of their own."""
     names = jaxpr.debug_info.with_unknown_names()
     return jaxpr.replace(constvars=[], invars=list(invars), eqns=list(eqns), outvars=list(outvars), debug_info=names)
 
 
-def inline(program: ClosedJaxpr) -> ClosedJaxpr:
+def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: False) -> ClosedJaxpr:
     """The same program with every call that only names a computation replaced by its body.
 
-    Constants of the bodies become constants of the whole; every equation keeps its source.
+    Constants of the bodies become constants of the whole. Every equation keeps its source; one that has none, inside a
+    function of JAX, gets that of the call.
+
+    Args:
+        program: any program.
+        keep: which calls stay as they are.
     """
     new_var = core.gensym()
     eqns: list[JaxprEqn] = []
     constvars, consts = list(program.jaxpr.constvars), list(program.consts)
 
-    def run(jaxpr: Jaxpr, names: dict[Var, Atom]) -> None:
+    def run(jaxpr: Jaxpr, names: dict[Var, Atom], caller: JaxprEqn | None) -> None:
         def read(atom: Atom) -> Atom:
             return atom if isinstance(atom, Literal) else names[atom]
 
         for eqn in jaxpr.eqns:
             invars = [read(atom) for atom in eqn.invars]
+            source = eqn if caller is None or source_of(eqn) != "unknown" else caller
             body = body_of(eqn)
-            if body is None:
+            if body is None or keep(eqn):
                 outvars = [var if isinstance(var, DropVar) else new_var(var.aval) for var in eqn.outvars]
-                eqns.append(eqn.replace(invars=invars, outvars=outvars))
+                eqns.append(eqn.replace(invars=invars, outvars=outvars, source_info=source.source_info))
                 results: list[Atom] = outvars
             else:
                 inner: dict[Var, Atom] = dict(zip(body.jaxpr.invars, invars, strict=True))
@@ -98,12 +129,12 @@ def inline(program: ClosedJaxpr) -> ClosedJaxpr:
                     inner[var] = new_var(var.aval)
                     constvars.append(inner[var])
                     consts.append(const)
-                run(body.jaxpr, inner)
+                run(body.jaxpr, inner, source)
                 results = [atom if isinstance(atom, Literal) else inner[atom] for atom in body.jaxpr.outvars]
             names.update(zip(eqn.outvars, results, strict=True))
 
     names: dict[Var, Atom] = {var: var for var in (*program.jaxpr.constvars, *program.jaxpr.invars)}
-    run(program.jaxpr, names)
+    run(program.jaxpr, names, None)
     outvars = [atom if isinstance(atom, Literal) else names[atom] for atom in program.jaxpr.outvars]
     flat = replace(program.jaxpr, program.jaxpr.invars, eqns, outvars).replace(constvars=constvars)
     core.check_jaxpr(flat)
@@ -198,3 +229,52 @@ def run_eqns(eqns: Sequence[JaxprEqn], inputs: Sequence[Var], outputs: Sequence[
 def as_function(program: ClosedJaxpr) -> Callable[..., list[Any]]:
     """A program as a function of its flattened inputs that returns its flattened results."""
     return core.jaxpr_as_fun(program)
+
+
+def variables(atoms: Sequence[Atom]) -> list[Var]:
+    """The atoms that are no literals."""
+    return [atom for atom in atoms if not isinstance(atom, Literal)]
+
+
+class Window(NamedTuple):
+    """What each index of a gather or scatter addresses in its operand.
+
+    Attributes:
+        indexed: the operand's dimensions that the components of an index start in.
+        sizes: length of the window along every dimension of the operand.
+        dropped: dimensions of length 1 that the result, or the updates, do not have.
+    """
+
+    indexed: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dropped: tuple[int, ...]
+
+
+def window(eqn: JaxprEqn) -> Window | None:
+    """The window of a gather or scatter; None where operand dimensions are batched with the indices'."""
+    numbers = eqn.params["dimension_numbers"]
+    if numbers.operand_batching_dims:
+        return None
+    if eqn.primitive.name == "gather":
+        return Window(numbers.start_index_map, tuple(eqn.params["slice_sizes"]), numbers.collapsed_slice_dims)
+    operand, _, updates = (_shape(atom) for atom in eqn.invars)
+    lengths = iter(updates[dim] for dim in sorted(numbers.update_window_dims))
+    dropped = numbers.inserted_window_dims
+    sizes = tuple(1 if dim in dropped else next(lengths) for dim in range(len(operand)))
+    return Window(numbers.scatter_dims_to_operand_dims, sizes, dropped)
+
+
+def rename(atom: Atom, names: Mapping[Var, Atom]) -> Atom:
+    """What stands for an atom."""
+    return atom if isinstance(atom, Literal) else names.get(atom, atom)
+
+
+def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
+    """The same equation on operands of other names."""
+    if not any(atom in names for atom in variables(eqn.invars)):
+        return eqn
+    return eqn.replace(invars=[rename(atom, names) for atom in eqn.invars])
+
+
+def _shape(atom: Atom) -> tuple[int, ...]:
+    return atom.aval.shape

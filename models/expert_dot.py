@@ -20,6 +20,7 @@ Assignment = Int32[Array, "row"]
 Result = Float32[Array, "row out"]
 
 
+@jax.jit
 def expert_dot(x: Rows, weight: Experts, expert: Assignment) -> Result:
     """`y[r] = weight[expert[r]] @ x[r]`, accumulated in float32.
 

@@ -1,0 +1,252 @@
+"""The proof that no lane of a step can reach another's state or results."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ir_passes import ir
+from ir_passes.contract import Bound, BoundContract, Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes.declared import flatten
+from ir_passes.prover import Prover
+from ir_passes.rules.all import RULES
+from ir_passes.values import COMMON, Common, Kept, Mixed, OneLane, Owner, PoolRows, Rows, Slot, Value, describe
+from ir_passes.violations import IsolationError, Place, Violation, ViolationKind
+
+CLAIMS = (
+    "non-interference: row i of every output and the rows of lane i depend on lane i and shared inputs only",
+    "frame: rows outside the slot map are unchanged",
+    "linear use: every version of a pool has one successor and is not read after it",
+    "coupling: pools of one group are written at the same rows",
+    "bounds: row indices are in bounds, or guarded by dropping",
+    "constants: no row or pool is baked into the program",
+)
+IDLE = "idle: a lane whose length is 0 keeps its rows"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was proved of one program.
+
+    Attributes:
+        lanes: N.
+        equations: of the program, calls replaced by their bodies.
+        proved: the claims, in words.
+        assumed: what was declared, not proved.
+        notes: what the user should know and is no fault.
+        seconds: time the proof took.
+    """
+
+    lanes: int
+    equations: int
+    proved: tuple[str, ...]
+    assumed: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+
+def prove_isolation(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract) -> Proof:
+    """Prove that the lanes of a step cannot reach each other.
+
+    Args:
+        fn: the step; it is traced, not run.
+        args: example arguments, arrays or `jax.ShapeDtypeStruct`.
+        contract: of the step.
+
+    Raises:
+        ContractError: the contract does not fit the function.
+        IsolationError: something is not proved; it carries every violation with the user's line.
+    """
+    bound = contract.bind(fn, args)
+    return prove_jaxpr(ir.trace(fn, *args), bound)
+
+
+def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
+    """Prove a traced program; arguments and errors as for `prove_isolation`."""
+    start = time.perf_counter()
+    flat = flatten(program)
+    prover = Prover(bound)
+    results = walk(prover, flat)
+    violations = [*_baked_pools(prover, flat), *prover.violations, *_outputs(prover, flat, results)]
+    violations += _coupling(prover)
+    proved = CLAIMS
+    if any(isinstance(one.entry, Lane) and one.entry.role == "length" for one in bound.inputs):
+        violations += _idle(bound, flat)
+        proved = (*CLAIMS, IDLE)
+    if violations:
+        raise IsolationError(tuple(dict.fromkeys(violations)))
+    assumed = [*prover.assumed, *_assumed(bound)]
+    seconds = time.perf_counter() - start
+    return Proof(
+        bound.lanes, len(flat.jaxpr.eqns), proved, tuple(sorted(assumed)), tuple(sorted(prover.notes)), seconds
+    )
+
+
+def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
+    """The abstract results of a flat program."""
+    assert RULES
+    inputs = [_input(prover, leaf, one) for leaf, one in enumerate(prover.bound.inputs)]
+    return prover.run(flat.jaxpr, [prover.constant(const) for const in flat.consts], inputs)
+
+
+def _input(prover: Prover, leaf: int, one: Bound) -> Value:
+    """What the contract says of an argument."""
+    number, lanes = prover.fresh(), prover.bound.lanes
+    match one.entry:
+        case Shared():
+            return Value(COMMON, number)
+        case Lane(axis, role):
+            bounds = (0, 0) if role == "length" and prover.idle else None
+            return Value(_lanes(axis, lanes), number, bounds)
+        case SlotMap(_, size):
+            return Value(_lanes(0, lanes), number, (0, size - 1), Slot(leaf))
+        case Pool(group, axis):
+            kept = Kept(leaf) if prover.idle else None
+            mapped = any(True for _ in prover.maps(group))
+            owner: Owner = PoolRows(leaf, group, axis) if mapped else _lanes(axis, lanes)
+            return Value(owner, number, kept=kept, version=prover.first_version(leaf))
+
+
+def _lanes(axis: int, lanes: int) -> Owner:
+    return OneLane(0) if lanes == 1 else Rows(axis)
+
+
+def _outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value]) -> list[Violation]:
+    donors = {after: before for before, after in prover.bound.successors.items()}
+    found = []
+    for k, (one, value) in enumerate(zip(prover.bound.outputs, results, strict=True)):
+        if isinstance(value.owner, Mixed):
+            found.append(value.owner.cause)
+            continue
+        fault = _output_fault(prover, one, value, donors.get(k))
+        if fault is not None:
+            kind, message, remedy = fault
+            found.append(_at_output(flat, k, kind, f"{one.path} {message}", remedy))
+    return found
+
+
+def _at_output(flat: ir.ClosedJaxpr, k: int, kind: ViolationKind, message: str, remedy: str) -> Violation:
+    var = flat.jaxpr.outvars[k]
+    for index, eqn in enumerate(flat.jaxpr.eqns):
+        if var in eqn.outvars:
+            place = Place(flat.jaxpr, index, None)
+            return Violation(kind, eqn.primitive.name, ir.source_of(eqn), message, remedy, place)
+    return Violation(kind, "", "unknown", message, remedy, Place(flat.jaxpr, len(flat.jaxpr.eqns), None))
+
+
+def _output_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
+    owner, lanes = value.owner, prover.bound.lanes
+    match one.entry:
+        case Shared():
+            if not isinstance(owner, Common):
+                kind = ViolationKind.CROSS_LANE
+                return kind, f"is declared Shared, but holds {describe(owner)}", "declare it Lane"
+        case Lane(axis):
+            if not _fits_lanes(owner, axis, one.shape[axis], lanes):
+                remedy = f"put the lanes in order along axis {axis}"
+                return ViolationKind.CROSS_LANE, f"is declared Lane(axis={axis}), but holds {describe(owner)}", remedy
+        case Pool(group, axis) if not any(True for _ in prover.maps(group)):
+            if not _fits_lanes(owner, axis, one.shape[axis], lanes):
+                remedy = f"put row i of the pool's successor at index i of axis {axis}"
+                return ViolationKind.WRONG_ROW, f"has one row per lane, but holds {describe(owner)}", remedy
+            if value.version in prover.consumed:
+                return ViolationKind.STALE, "is a version that was written to later", "return the last version"
+        case Pool():
+            return _pool_fault(prover, one, value, donor)
+    return None
+
+
+def _fits_lanes(owner: Owner, axis: int, length: int, lanes: int) -> bool:
+    if isinstance(owner, Common):
+        return True
+    if isinstance(owner, OneLane):
+        return lanes == 1 and owner.lane == 0
+    return owner == Rows(axis) and length == lanes
+
+
+def _pool_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
+    owner = value.owner
+    if not isinstance(owner, PoolRows) or owner.axis != one.entry.axis or owner.view:  # type: ignore[union-attr]
+        remedy = "return the pool with rows written by the slot map"
+        return ViolationKind.FRAME, f"is no version of its pool, but {describe(owner)}", remedy
+    if owner.leaf != donor:
+        there = prover.bound.inputs[owner.leaf].path
+        return ViolationKind.WRONG_ROW, f"is a version of {there}, not of its own pool", "return pools in their order"
+    if owner.unframed is not None:
+        why = f"may differ in rows that no lane owns: {owner.unframed.message} at {owner.unframed.source}"
+        return ViolationKind.FRAME, why, owner.unframed.remedy
+    if value.version in prover.consumed:
+        return ViolationKind.STALE, "is a version that was written to later", "return the last version"
+    return None
+
+
+def _coupling(prover: Prover) -> list[Violation]:
+    """Pools of one group are written at the same rows, in the same order."""
+    found = []
+    groups: dict[str, list[int]] = {}
+    for leaf in prover.bound.successors:
+        entry = prover.bound.inputs[leaf].entry
+        if isinstance(entry, Pool) and any(True for _ in prover.maps(entry.group)):
+            groups.setdefault(entry.group, []).append(leaf)
+    for leaves in groups.values():
+        written = {leaf: _coordinates(prover, leaf) for leaf in leaves}
+        first = leaves[0]
+        for leaf in leaves[1:]:
+            if written[leaf] != written[first]:
+                site = next((r.site for r in prover.accesses if r.write and r.leaf in (leaf, first)), None)
+                paths = prover.bound.inputs[first].path, prover.bound.inputs[leaf].path
+                message = f"{paths[0]} and {paths[1]} belong to one group and are written at different rows"
+                remedy = "write all pools of a group by the same index, the same number of times"
+                kind = ViolationKind.COUPLING
+                found.append(
+                    site.violation(kind, message, remedy)
+                    if site is not None
+                    else Violation(kind, "", "unknown", message, remedy)
+                )
+    return found
+
+
+def _coordinates(prover: Prover, leaf: int) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(r.coordinate for r in prover.accesses if r.write and r.leaf == leaf))
+
+
+def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
+    """Arrays of the program that look like pools."""
+    pools = {(b.shape, b.dtype): b.path for b in prover.bound.inputs if isinstance(b.entry, Pool)}
+    found = []
+    for var in flat.jaxpr.constvars:
+        path = pools.get((tuple(var.aval.shape), var.aval.dtype))
+        if path is None:
+            continue
+        users = [i for i, eqn in enumerate(flat.jaxpr.eqns) if var in eqn.invars]
+        at = users[0] if users else len(flat.jaxpr.eqns)
+        source = ir.source_of(flat.jaxpr.eqns[at]) if users else "unknown"
+        name = flat.jaxpr.eqns[at].primitive.name if users else ""
+        message = f"a constant of the program has the shape and dtype of {path}: a pool was captured when it was traced"
+        place = Place(flat.jaxpr, at, None)
+        found.append(Violation(ViolationKind.CONSTANT, name, source, message, "make it an argument of the step", place))
+    return found
+
+
+def _idle(bound: BoundContract, flat: ir.ClosedJaxpr) -> list[Violation]:
+    """A second walk under the assumption that a lane's length is 0: its rows must come out as they went in."""
+    prover = Prover(bound, idle=True)
+    results = walk(prover, flat)
+    found = []
+    for before, after in bound.successors.items():
+        value = results[after]
+        if isinstance(value.owner, Mixed) or value.kept == Kept(before):
+            continue
+        path = bound.inputs[before].path
+        message = f"{path}: the row of a lane of length 0 is not shown to stay as it is"
+        remedy = "end with where(length > 0, new, old), or write at a position past the end with mode='drop'"
+        found.append(_at_output(flat, after, ViolationKind.IDLE, message, remedy))
+    return found
+
+
+def _assumed(bound: BoundContract) -> list[str]:
+    return [
+        f"{one.path}: entries in [0, {one.entry.size}), active ones distinct"
+        for one in bound.inputs
+        if isinstance(one.entry, SlotMap)
+    ]

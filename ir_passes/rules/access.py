@@ -1,0 +1,178 @@
+"""One form for gather, scatter and dynamic slices: which operand dimension is indexed by what, and where it lands."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jax.lax import GatherScatterMode
+
+from ir_passes.prover import Site, axis_of, moved
+from ir_passes.values import Columns, Common, Iota, OneLane, Owner, Permuted, PoolRows, Rows, Symbol, Value
+from ir_passes.violations import ViolationKind
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Access:
+    """How elements of an operand meet elements of a window array, the result of a read or the updates of a write.
+
+    Attributes:
+        full: shape of the operand.
+        sizes: of the window along each operand dimension.
+        columns: operand dimension -> the index along it.
+        window: operand dimension -> dimension of the window array, for those that keep one.
+        paired: operand dimension -> dimension of the window array that runs along with it.
+        index_axes: dimension of the window array for each axis of the indices.
+        drops: an index out of bounds reads a fill value or is not written; otherwise it is clamped.
+        scalar: whether there is one index only.
+    """
+
+    full: Shape
+    sizes: Shape
+    columns: dict[int, Value]
+    window: dict[int, int]
+    paired: dict[int, int]
+    index_axes: tuple[int, ...]
+    drops: bool
+    scalar: bool
+
+    def index_owner(self, dim: int) -> Owner:
+        """Whose the index along an operand dimension is, in dimensions of the window array."""
+        owner = self.columns[dim].owner
+        axis = axis_of(owner)
+        return owner if axis is None else moved(owner, self.index_axes[axis])
+
+    def owners(self, site: Site, without: int | None = None) -> Owner:
+        """Whose the indices are, all but one."""
+        return site.join(*(self.index_owner(dim) for dim in self.columns if dim != without))
+
+    def whole(self, dim: int) -> bool:
+        """Whether the window covers a dimension from end to end."""
+        return dim not in self.paired and self.sizes[dim] == self.full[dim]
+
+    def step(self, dim: int) -> tuple:
+        """This access as a step of a view whose index along `dim` is another matter."""
+        others = tuple((d, value.number) for d, value in sorted(self.columns.items()) if d != dim)
+        return ("rows", dim, self.full, self.sizes, tuple(sorted(self.window.items())), self.index_axes, others)
+
+    def inside(self, dim: int) -> bool:
+        """Whether the index along a dimension is in bounds by its range."""
+        bounds = self.columns[dim].range
+        return bounds is not None and 0 <= bounds[0] and bounds[1] <= self.full[dim] - self.sizes[dim]
+
+    def all_inside(self) -> bool:
+        """Whether every index is in bounds."""
+        return all(self.inside(dim) for dim in self.columns)
+
+    def all_outside(self) -> bool:
+        """Whether some index is out of bounds whatever it is, so that nothing is read or written."""
+        return self.drops and any(
+            value.range is not None and (value.range[0] > self.full[d] - self.sizes[d] or value.range[1] < 0)
+            for d, value in self.columns.items()
+        )
+
+
+def constant_of(value: Value) -> int | None:
+    """The number that an index is in every run; None where it varies."""
+    if isinstance(value.owner, Common) and value.range is not None and value.range[0] == value.range[1]:
+        return value.range[0]
+    return None
+
+
+def lane_at(access: Access, dim: int, rows: Rows) -> OneLane | None:
+    """The lane whose row one shared index picks."""
+    index = access.columns[dim]
+    if rows.order is not None or not isinstance(index.owner, Common):
+        return None
+    constant = constant_of(index)
+    if constant is not None:
+        return OneLane(rows.start + constant // rows.inner, rows.split) if access.inside(dim) else None
+    if access.scalar and rows.inner == 1 and rows.start == 0:
+        return OneLane(Symbol(index.number, access.full[dim]), rows.split)
+    return None
+
+
+def _split_columns(indices: Value, count: int) -> list[Value]:
+    if isinstance(indices.fact, Columns) and len(indices.fact.values) == count:
+        return list(indices.fact.values)
+    if count == 1:
+        return [indices]
+    fact = indices.fact if not isinstance(indices.fact, Columns | Iota | Permuted) else None
+    return [indices.but(number=0, fact=fact)] * count
+
+
+def of_gather(site: Site, indices: Value) -> Access:
+    """The access of a gather."""
+    full, index_shape = site.shapes[0], site.shapes[1]
+    n = site.params["dimension_numbers"]
+    offset = tuple(map(int, n.offset_dims))
+    batch = [d for d in range(len(site.shape)) if d not in offset]
+    hidden = {*map(int, n.collapsed_slice_dims), *map(int, n.operand_batching_dims)}
+    kept = [d for d in range(len(full)) if d not in hidden]
+    return _indexed(
+        site, indices, full, tuple(map(int, site.params["slice_sizes"])), dict(zip(kept, offset, strict=True)),
+        tuple(map(int, n.start_index_map)), n.operand_batching_dims, n.start_indices_batching_dims, batch, index_shape,
+    )  # fmt: skip
+
+
+def of_scatter(site: Site, indices: Value) -> Access:
+    """The access of a scatter; the window array is its updates."""
+    full, index_shape, update_shape = site.shapes[:3]
+    n = site.params["dimension_numbers"]
+    offset = tuple(map(int, n.update_window_dims))
+    batch = [d for d in range(len(update_shape)) if d not in offset]
+    inserted = set(map(int, n.inserted_window_dims))
+    hidden = {*inserted, *map(int, n.operand_batching_dims)}
+    kept = [d for d in range(len(full)) if d not in hidden]
+    window = dict(zip(kept, offset, strict=True))
+    sizes = tuple(update_shape[window[d]] if d in window else 1 for d in range(len(full)))
+    return _indexed(
+        site, indices, full, sizes, window, tuple(map(int, n.scatter_dims_to_operand_dims)),
+        n.operand_batching_dims, n.scatter_indices_batching_dims, batch, index_shape,
+    )  # fmt: skip
+
+
+def _indexed(
+    site: Site, indices: Value, full: Shape, sizes: Shape, window: dict[int, int], indexed: Shape,
+    operand_batching: Any, index_batching: Any, batch: list[int], index_shape: Shape,
+) -> Access:  # fmt: skip
+    columns = dict(zip(indexed, _split_columns(indices, len(indexed)), strict=True))
+    paired = {int(d): batch[int(i)] for d, i in zip(operand_batching, index_batching, strict=True)}
+    drops = site.params["mode"] == GatherScatterMode.FILL_OR_DROP
+    scalar = all(size == 1 for size in index_shape[:-1])
+    return Access(full, sizes, columns, window, paired, tuple(batch), drops, scalar)
+
+
+def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
+    """The access of a dynamic slice or update: one index, every dimension kept, clamped."""
+    full = site.shapes[0]
+    same = {d: d for d in range(len(full))}
+    columns = {d: value for d, value in enumerate(starts) if sizes[d] != full[d]}
+    return Access(full, sizes, columns, same, {}, (), False, True)
+
+
+def check_position(site: Site, operand: Value, access: Access) -> None:
+    """A position of a labelled pool is an operand, never a constant."""
+    leaf = site.prover.leaf_of.get(operand.version) if operand.version is not None else None
+    if leaf is None:
+        return
+    bound = site.prover.bound.inputs[leaf]
+    dims = getattr(bound.entry, "dims", None)
+    if dims is None or bound.shape != access.full or "position" not in dims:
+        return
+    column = access.columns.get(dims.index("position"))
+    if column is not None and constant_of(column) is not None:
+        site.report(
+            ViolationKind.CONSTANT,
+            f"position {constant_of(column)} of {bound.path} is a constant of the program",
+            "make positions operands of the step",
+        )
+
+
+def bounds_note(site: Site, operand: Value, access: Access, dim: int) -> None:
+    """An unbounded index along another axis of a pool stays inside its row."""
+    if not isinstance(operand.owner, PoolRows) and operand.version is None:
+        return
+    for other in access.columns:
+        if other != dim and not access.inside(other):
+            site.prover.notes.add(f"{site.name!r} may index a pool out of bounds along axis {other}, inside its row")

@@ -1,0 +1,203 @@
+"""Operations whose result at a place depends on their operands at the same place."""
+
+from typing import Any
+
+import numpy as np
+
+from ir_passes.declared import CROSSING
+from ir_passes.prover import Site
+from ir_passes.rules.intervals import dtype_range, hull, interval
+from ir_passes.rules.registry import rule
+from ir_passes.values import (
+    COMMON,
+    Common,
+    Implies,
+    Iota,
+    Kept,
+    Owner,
+    Permuted,
+    PoolRows,
+    RemainderOf,
+    SignOf,
+    Slot,
+    Value,
+)
+from ir_passes.violations import ViolationKind
+
+NAMES = """
+abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil clamp
+clz complex conj convert_element_type cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
+igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul nan_to_num ne
+neg nextafter not or polygamma population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt
+select_and_gather_add shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh
+threefry2x32 xor zeta
+""".split()
+IDENTITIES = ("copy", "copy_p", "name", "optimization_barrier", "pvary", "pcast", "reshard", "stop_gradient")
+
+
+def _bounds(site: Site, operands: tuple[Value, ...]) -> Any:
+    avals = [atom.aval for atom in site.eqn.invars]
+    return interval(site.name, [value.range for value in operands], site.eqn.outvars[0].aval, avals)
+
+
+def _combined(site: Site, operands: tuple[Value, ...]) -> Owner:
+    owner = site.join(*(value.owner for value in operands))
+    if isinstance(owner, PoolRows):
+        return _unframed(site, owner)
+    return owner
+
+
+def _unframed(site: Site, owner: PoolRows) -> PoolRows:
+    violation = site.violation(
+        ViolationKind.FRAME,
+        f"{site.name!r} computes every row of pool {owner.group!r}, those that no lane owns too",
+        "gather the lanes' rows by the slot map, compute, and scatter them back",
+    )
+    return PoolRows(owner.leaf, owner.group, owner.axis, (), owner.unframed or violation)
+
+
+@rule(*(set(NAMES) - {"max", "min", "clamp", "div", "rem", "sign", "ne", "and", "convert_element_type"}))
+def elementwise(site: Site, *operands: Value) -> list[Value]:
+    """The join of the owners."""
+    owner, bounds = _combined(site, operands), _bounds(site, operands)
+    return [Value(owner, range=bounds) for _ in site.eqn.outvars]
+
+
+@rule("max", "min", "clamp")
+def limit(site: Site, *operands: Value) -> list[Value]:
+    """The value itself where its bounds say that it is within the limits."""
+    bounds = _bounds(site, operands)
+    for value, atom in zip(operands, site.eqn.invars, strict=True):
+        known = value.range or dtype_range(atom.aval)
+        if known is None or tuple(atom.aval.shape) != site.shape:
+            continue
+        others = [other.range for other in operands if other is not value]
+        if None not in others and _within(site.name, known, others):
+            return [value]
+    return [Value(_combined(site, operands), range=bounds)]
+
+
+def _within(name: str, known: tuple[int, int], others: list[Any]) -> bool:
+    if name == "max":
+        return all(other[1] <= known[0] for other in others)
+    if name == "min":
+        return all(other[0] >= known[1] for other in others)
+    return len(others) == 2 and others[0][1] <= known[0] and known[1] <= others[1][0]
+
+
+@rule("div")
+def divide(site: Site, x: Value, y: Value) -> list[Value]:
+    """An index divided by a constant groups its rows."""
+    result = Value(_combined(site, (x, y)), range=_bounds(site, (x, y)))
+    by = y.range[0] if y.range is not None and y.range[0] == y.range[1] and isinstance(y.owner, Common) else 0
+    if by > 0 and x.range is not None and x.range[0] >= 0:
+        if isinstance(x.fact, Iota):
+            result = result.but(fact=Iota(x.fact.axis, x.fact.div * by))
+        elif isinstance(x.fact, Permuted):
+            result = result.but(fact=Permuted(x.fact.order, x.fact.div * by))
+    return [result]
+
+
+@rule("rem")
+def remainder(site: Site, x: Value, y: Value) -> list[Value]:
+    """The value itself where it is below the divisor."""
+    bounds = _bounds(site, (x, y))
+    if bounds is not None and bounds == x.range and site.shapes[0] == site.shape:
+        return [x]
+    return [Value(_combined(site, (x, y)), range=bounds, fact=RemainderOf(x.number))]
+
+
+@rule("sign")
+def sign(site: Site, x: Value) -> list[Value]:
+    """Remembers of what, for the rounding of integer divisions."""
+    fact = SignOf(x.number) if x.range is not None and x.range[0] >= 0 else None
+    return [Value(_combined(site, (x,)), range=_bounds(site, (x,)), fact=fact)]
+
+
+@rule("ne")
+def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
+    """Remembers what it says about zero."""
+    fact = None
+    if isinstance(x.fact, SignOf) and y.range == (1, 1):
+        fact = Implies(x.fact.number, zero=True)
+    elif isinstance(x.fact, RemainderOf) and y.range == (0, 0):
+        fact = Implies(x.fact.number, zero=False)
+    return [Value(_combined(site, (x, y)), range=_bounds(site, (x, y)), fact=fact)]
+
+
+@rule("and")
+def both(site: Site, x: Value, y: Value) -> list[Value]:
+    """False where one says zero and the other not zero of the same value."""
+    bounds = _bounds(site, (x, y))
+    if isinstance(x.fact, Implies) and isinstance(y.fact, Implies):
+        if x.fact.number == y.fact.number and x.fact.zero != y.fact.zero:
+            bounds = (0, 0)
+    return [Value(_combined(site, (x, y)), range=bounds)]
+
+
+@rule("convert_element_type")
+def convert(site: Site, x: Value) -> list[Value]:
+    """The same integer in another integer dtype that holds it; a wider number and back is the same number."""
+    bounds = _bounds(site, (x,))
+    before, after = site.eqn.invars[0].aval.dtype, site.eqn.outvars[0].aval.dtype
+    owner = _combined(site, (x,)) if before != after else x.owner
+    integers = np.issubdtype(before, np.integer) and np.issubdtype(after, np.integer)
+    if before == after or (integers and bounds is not None):
+        return [x.but(range=bounds)]
+    return [Value(owner, range=bounds, kept=_converted(x.kept, before, after))]
+
+
+def _converted(kept: Kept | None, before: Any, after: Any) -> Kept | None:
+    if kept is None:
+        return None
+    if kept.view and kept.view[-1] == ("widened", after, before):
+        return Kept(kept.leaf, kept.view[:-1])
+    if not np.can_cast(before, after, "safe"):
+        return None
+    return Kept(kept.leaf, (*kept.view, ("widened", before, after)))
+
+
+@rule(*IDENTITIES)
+def identity(site: Site, *operands: Value) -> list[Value]:
+    """The operands themselves; a declassified one is everyone's."""
+    label = str(site.params.get("name", ""))
+    if site.name == "name" and label.startswith(CROSSING):
+        site.prover.assumed.add(f"declassified: {label.removeprefix(CROSSING)}")
+        return [Value(COMMON)]
+    return list(operands)
+
+
+@rule("select_n")
+def select(site: Site, which: Value, *cases: Value) -> list[Value]:
+    """One case where the bounds of the predicate decide; otherwise any of them, and the predicate."""
+    if which.range is not None and which.range[0] == which.range[1] and 0 <= which.range[0] < len(cases):
+        return [cases[which.range[0]]]
+    if all(case.number == cases[0].number for case in cases):
+        return [cases[0].but(owner=site.join(which.owner, *(case.owner for case in cases)))]
+    owner = site.join(which.owner, *(case.owner for case in cases))
+    shared = isinstance(which.owner, Common) and site.shapes[0] == ()
+    versions = {case.version for case in cases}
+    if isinstance(owner, PoolRows):
+        views = {case.owner.view if isinstance(case.owner, PoolRows) else None for case in cases}
+        if not shared or len(views) > 1:
+            owner = _unframed(site, owner)
+    bounds = cases[0].range
+    for case in cases[1:]:
+        bounds = hull(bounds, case.range)
+    kept = cases[0].kept if all(case.kept == cases[0].kept for case in cases) else None
+    return [Value(owner, 0, bounds, _guarded(site, which, cases), kept, versions.pop() if len(versions) == 1 else None)]
+
+
+def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> Slot | None:
+    """A slot or a row past every pool."""
+    slots = [case for case in cases if isinstance(case.fact, Slot)]
+    others = [case for case in cases if not isinstance(case.fact, Slot)]
+    if not slots or any(case.fact != slots[0].fact for case in slots):
+        return None
+    fact = slots[0].fact
+    assert isinstance(fact, Slot)
+    size = site.prover.bound.inputs[fact.leaf].entry.size  # type: ignore[union-attr]
+    past = all(case.range is not None and case.range[0] >= size and isinstance(case.owner, Common) for case in others)
+    if not past:
+        return None
+    return Slot(fact.leaf, site.prover.number(("guard", which.number, fact.guard)))

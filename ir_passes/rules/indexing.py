@@ -1,0 +1,190 @@
+"""Reads and writes at run-time indices: gather, scatter, dynamic slices."""
+
+from ir_passes.prover import Site, moved
+from ir_passes.rules import pool_rows
+from ir_passes.rules.access import Access, bounds_note, check_position, lane_at, of_gather, of_scatter, of_slice
+from ir_passes.rules.intervals import hull
+from ir_passes.rules.reductions import permuted
+from ir_passes.rules.registry import rule
+from ir_passes.rules.shapes import part
+from ir_passes.values import (
+    COMMON,
+    Common,
+    Counts,
+    Iota,
+    OneLane,
+    Order,
+    Owner,
+    Permuted,
+    PoolRows,
+    Rows,
+    Slot,
+    Symbol,
+    Value,
+)
+from ir_passes.views import left
+from ir_passes.violations import ViolationKind
+
+_OWN = "let each lane index its own elements (vmap over lanes, take_along_axis), and pools by the slot map"
+
+
+@rule("gather")
+def gather(site: Site, operand: Value, indices: Value) -> list[Value]:
+    """Windows at given places."""
+    return [_read(site, operand, of_gather(site, indices))]
+
+
+@rule("dynamic_slice")
+def dynamic_slice(site: Site, operand: Value, *starts: Value) -> list[Value]:
+    """A window; its start is clamped."""
+    return [_read(site, operand, of_slice(site, starts, site.shape))]
+
+
+def _read(site: Site, operand: Value, access: Access) -> Value:
+    check_position(site, operand, access)
+    if isinstance(operand.owner, PoolRows):
+        bounds_note(site, operand, access, operand.owner.axis)
+        return pool_rows.read(site, operand, access)
+    owner = _read_owner(site, operand, access)
+    bounds = operand.range
+    if access.drops and not access.all_inside():
+        filled = site.params.get("fill_value")
+        bounds = hull(bounds, (int(filled), int(filled))) if isinstance(filled, int) else None
+    fact = operand.fact if isinstance(operand.fact, Slot) and bounds is not None else None
+    whole = access.sizes == access.full and not access.paired and access.scalar and site.shape == access.full
+    if whole and (not access.columns or not access.drops):
+        return operand.but(owner=owner)
+    if isinstance(operand.fact, Permuted) and isinstance(access.columns.get(0, operand).fact, Permuted):
+        fact = _composed(operand.fact, access.columns[0])
+        if isinstance(fact, Iota):
+            return Value(COMMON, range=operand.range, fact=fact)
+    return Value(owner, range=bounds, fact=fact)
+
+
+def _composed(outer: Permuted, index: Value) -> Permuted | Iota | None:
+    """order(other(r)), known where one undoes the other."""
+    inner = index.fact
+    if not isinstance(inner, Permuted) or inner.div != 1:
+        return None
+    if outer.div == 1 and outer.order == Order(inner.order.number, not inner.order.inverse):
+        return Iota(0)
+    return None
+
+
+def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
+    rows = operand.owner
+    if not isinstance(rows, Rows):
+        return site.join(rows, access.owners(site))
+    axis = rows.axis
+    if axis in access.paired:
+        return site.join(moved(rows, access.paired[axis]), access.owners(site))
+    if access.whole(axis):
+        return site.join(moved(rows, access.window[axis]), access.owners(site))
+    if axis not in access.columns:
+        kept = part(site, rows, access.window.get(axis, 0), 0, access.sizes[axis], access.full[axis])
+        return site.join(kept, access.owners(site))
+    return site.join(_picked(site, rows, access), access.owners(site, without=axis))
+
+
+def _picked(site: Site, rows: Rows, access: Access) -> Owner:
+    """Whose the rows are that an index picks along the axis of the lanes."""
+    index, axis = access.columns[rows.axis], rows.axis
+    lane = lane_at(access, axis, rows) if access.sizes[axis] == 1 else None
+    if lane is not None:
+        return lane
+    if access.sizes[axis] == 1 and access.inside(axis):
+        if isinstance(index.fact, Iota) and (rows.order is None or index.fact.div == 1):
+            at = access.index_axes[index.fact.axis]
+            return Rows(at, rows.inner * index.fact.div, rows.start, rows.order, rows.split)
+        if isinstance(index.fact, Permuted) and access.index_axes:
+            return permuted(site, moved(rows, access.index_axes[0]), index.fact.order, index.fact.div)
+    return site.mixed(f"an index picks elements along axis {axis}, which holds different lanes", _OWN)
+
+
+@rule("scatter")
+def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
+    """Windows put at given places."""
+    return [_write(site, operand, updates, of_scatter(site, indices), replaces=True)]
+
+
+@rule("scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub", "scatter_sub", "scatter-apply")
+def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
+    """Windows combined with what is at given places."""
+    access = of_scatter(site, indices)
+    result = _write(site, operand, updates, access, replaces=False)
+    column = access.columns.get(0)
+    counts = site.name == "scatter-add" and len(access.full) == 1 and column is not None and access.inside(0)
+    if counts and operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, Rows):  # type: ignore[union-attr]
+        return [result.but(fact=Counts(column.number))]  # type: ignore[union-attr]
+    return [result]
+
+
+@rule("dynamic_update_slice")
+def dynamic_update_slice(site: Site, operand: Value, updates: Value, *starts: Value) -> list[Value]:
+    """A window put at a place; its start is clamped."""
+    return [_write(site, operand, updates, of_slice(site, starts, site.shapes[1]), replaces=True)]
+
+
+def _write(site: Site, operand: Value, updates: Value, access: Access, replaces: bool) -> Value:
+    check_position(site, operand, access)
+    if isinstance(operand.owner, PoolRows):
+        bounds_note(site, operand, access, operand.owner.axis)
+        return pool_rows.write(site, operand, updates, access, replaces)
+    if access.sizes == access.full and replaces and not access.columns and not access.paired:
+        return updates
+    owner = site.join(operand.owner, _written(site, operand.owner, updates, access))
+    kept = operand.kept
+    if kept is not None and not access.all_outside():
+        again, step = updates.kept, access.step(-1)
+        same = replaces and again is not None and again.leaf == kept.leaf
+        if not same or left(again.view, step) != kept.view:  # type: ignore[union-attr]
+            kept = None
+    bounds = hull(operand.range, updates.range) if replaces else None
+    return Value(owner, 0, bounds, None, kept, site.prover.succeed(operand.version))
+
+
+def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:
+    """Whose what is written is, in dimensions of the operand."""
+    special = [d for d, value in access.columns.items() if isinstance(value.fact, Permuted)]
+    owners = [access.index_owner(d) for d in access.columns if d not in special]
+    owner = site.join(updates.owner, *owners)
+    if isinstance(owner, OneLane):
+        return _one_row(operand, owner, access)
+    if not isinstance(owner, Rows):
+        return owner
+    for dim, at in (*access.paired.items(), *access.window.items()):
+        if at == owner.axis:
+            if dim in access.paired or access.whole(dim):
+                return moved(owner, dim)
+            return site.mixed(
+                f"lanes are written to a part of axis {dim}", "write lanes to an axis of their own, all of them"
+            )
+    for dim, value in access.columns.items():
+        if access.sizes[dim] != 1 or not access.inside(dim):
+            continue
+        if isinstance(value.fact, Iota) and access.index_axes[value.fact.axis] == owner.axis and value.fact.div == 1:
+            return moved(owner, dim)
+        if isinstance(value.fact, Permuted) and value.fact.div == 1 and access.index_axes[0] == owner.axis:
+            inverse = Order(value.fact.order.number, not value.fact.order.inverse)
+            return permuted(site, moved(owner, dim), inverse)
+        if isinstance(value.fact, Slot):
+            message = "an array that is no pool is indexed by slot"
+            return site.mixed(message, "index arrays of one step by lane", ViolationKind.WRONG_ROW)
+    return site.mixed("lanes write to places that depend on their data, in an array that all lanes see", _OWN)
+
+
+def _one_row(operand: Owner, owner: OneLane, access: Access) -> Owner:
+    """One lane's values written to its own row of an array of lanes."""
+    if isinstance(operand, Rows):
+        axis = operand.axis
+        if axis in access.columns and access.sizes[axis] == 1 and lane_at(access, axis, operand) == owner:
+            return operand
+        return owner
+    if not isinstance(operand, Common):
+        return owner
+    for dim, index in access.columns.items():
+        blank = Rows(dim, split=owner.split)
+        lane = lane_at(access, dim, blank) if access.sizes[dim] == 1 else None
+        if lane == owner and (isinstance(owner.lane, Symbol) or index.range is not None):
+            return blank
+    return owner

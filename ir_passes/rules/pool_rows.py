@@ -1,0 +1,126 @@
+"""Reads and writes of pools by slot."""
+
+from ir_passes.contract import SlotMap
+from ir_passes.prover import Access as Record
+from ir_passes.prover import Site
+from ir_passes.rules.access import Access, constant_of
+from ir_passes.values import Common, Constant, Iota, Kept, Mixed, OneLane, Owner, PoolRows, Rows, Slot, Value
+from ir_passes.views import entered, left
+from ir_passes.violations import ViolationKind
+
+_BY_SLOT = "index rows with the lane's entry in the slot map, unchanged"
+
+
+def read(site: Site, operand: Value, access: Access) -> Value:
+    """Rows of a pool."""
+    pool = operand.owner
+    assert isinstance(pool, PoolRows)
+    axis = pool.axis
+    if access.whole(axis):
+        view = entered(pool.view, access.step(axis))
+        owner = site.join(
+            PoolRows(pool.leaf, pool.group, access.window[axis], view, pool.unframed), access.owners(site)
+        )
+        return Value(owner, version=operand.version)
+    found = _row_owner(site, pool, access, write=False)
+    if isinstance(found, Mixed):
+        return Value(found)
+    kept = None
+    if operand.kept is not None:
+        kept = Kept(operand.kept.leaf, entered(operand.kept.view, access.step(axis)))
+    return Value(site.join(found, access.owners(site, without=axis)), kept=kept)
+
+
+def write(site: Site, operand: Value, updates: Value, access: Access, replaces: bool) -> Value:
+    """A later version of a pool, with some rows changed.
+
+    Args:
+        replaces: whether the updates take the place of what was there; otherwise they are combined with it.
+    """
+    pool = operand.owner
+    assert isinstance(pool, PoolRows)
+    axis = pool.axis
+    if access.whole(axis):
+        return _put_back(site, operand, updates, access)
+    found = _row_owner(site, pool, access, write=True)
+    if isinstance(found, Mixed):
+        return Value(found)
+    content = site.join(updates.owner, access.owners(site, without=axis))
+    if isinstance(content, Mixed):
+        return Value(content)
+    if not isinstance(content, Common) and content != found:
+        message = f"rows of pool {pool.group!r} are written with values of other lanes than the rows' owners"
+        return Value(site.mixed(message, "write to each row what its own lane computed", ViolationKind.WRONG_ROW))
+    kept = operand.kept
+    if kept is not None and not access.all_outside():
+        same = updates.kept is not None and updates.kept.leaf == kept.leaf and replaces
+        if not same or left(updates.kept.view, access.step(axis)) != kept.view:  # type: ignore[union-attr]
+            kept = None
+    return Value(pool, kept=kept, version=site.prover.succeed(operand.version))
+
+
+def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Value:
+    """A part of every row, put back where it was taken."""
+    pool, part = operand.owner, updates.owner
+    assert isinstance(pool, PoolRows)
+    if not isinstance(part, PoolRows) or left(part.view, access.step(pool.axis)) != pool.view or part.leaf != pool.leaf:
+        if isinstance(part, Mixed):
+            return Value(part)
+        message = f"every row of pool {pool.group!r} is written, those that no lane owns too"
+        remedy = "write rows by the slot map, or put a changed part back where it was taken"
+        return Value(site.mixed(message, remedy, ViolationKind.FRAME))
+    kept = operand.kept
+    if kept is not None:
+        again = updates.kept
+        if again is None or again.leaf != kept.leaf or left(again.view, access.step(pool.axis)) != kept.view:
+            kept = None
+    owner = PoolRows(pool.leaf, pool.group, pool.axis, pool.view, pool.unframed or part.unframed)
+    return Value(owner, kept=kept, version=site.prover.succeed(operand.version))
+
+
+def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner:
+    """Whose the rows are, in dimensions of the window array."""
+    axis = pool.axis
+    path = site.prover.bound.inputs[pool.leaf].path
+    index = access.columns.get(axis)
+    if index is None or access.sizes[axis] != 1:
+        message = f"several rows of {path} are taken together, whoever owns them"
+        return site.mixed(message, _BY_SLOT, ViolationKind.WRONG_ROW)
+    constant = constant_of(index)
+    if constant is not None or isinstance(index.fact, Constant | Iota):
+        message = f"rows of {path} are picked by a constant of the program" + (
+            "" if constant is None else f", {constant}"
+        )
+        violation = site.violation(ViolationKind.CONSTANT, message, "make the row an operand: an entry of a slot map")
+        site.prover.violations.append(violation)
+        return Mixed(violation)
+    if not isinstance(index.fact, Slot):
+        message = f"rows of {path} are picked by an index that is not the lane's entry in its slot map"
+        return site.mixed(message, _BY_SLOT, ViolationKind.WRONG_ROW)
+    entry = site.prover.bound.inputs[index.fact.leaf].entry
+    assert isinstance(entry, SlotMap)
+    fault = _map_fault(site, pool, entry, index.fact, access, write)
+    if fault is not None:
+        return fault
+    owner = access.index_owner(axis)
+    lane = owner.lane if isinstance(owner, OneLane) else owner.order if isinstance(owner, Rows) else None
+    site.prover.accesses.append(Record(pool.leaf, write, (index.fact, lane), lane, site))
+    return owner
+
+
+def _map_fault(site: Site, pool: PoolRows, entry: SlotMap, fact: Slot, access: Access, write: bool) -> Mixed | None:
+    path, rows = site.prover.bound.inputs[pool.leaf].path, access.full[pool.axis]
+    slots = site.prover.bound.inputs[fact.leaf].path
+    if pool.group not in entry.names:
+        message = f"rows of {path} are picked by {slots}, which is the slot map of {', '.join(entry.names)}"
+        return site.mixed(message, f"use the slot map of group {pool.group!r}", ViolationKind.WRONG_ROW)
+    if entry.role == ("read" if write else "write"):
+        message = f"{path} is {'written' if write else 'read'} by {slots}, which is declared for the opposite"
+        return site.mixed(message, "use the map with the other role, or role='both'", ViolationKind.WRONG_ROW)
+    if rows < entry.size:
+        message = f"{slots} holds rows in [0, {entry.size}), {path} has {rows}"
+        site.report(ViolationKind.BOUNDS, message, "give the pool as many rows as the slot map has slots")
+    if fact.guard is not None and not access.drops:
+        message = f"a row of {path} that may lie past its end is clamped to its last row"
+        site.report(ViolationKind.BOUNDS, message, "use mode='drop' for writes, mode='fill' for reads")
+    return None

@@ -1,0 +1,128 @@
+"""Operations along axes: reductions, scans, sorts and searches."""
+
+from ir_passes.prover import Site, axis_of, moved
+from ir_passes.rules.registry import rule
+from ir_passes.values import COMMON, Common, Iota, Order, Owner, Permuted, Rows, Value
+
+_APART = "reduce over axes within a lane; what must be the same for all lanes is an operand that the host computes"
+
+
+def _without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
+    axis = axis_of(owner)
+    if axis is None:
+        return owner
+    if axis in axes:
+        return site.mixed(f"it reduces over axis {axis}, which holds different lanes", _APART)
+    return moved(owner, axis - sum(other < axis for other in axes))
+
+
+@rule(*"reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split())
+def reduction(site: Site, x: Value) -> list[Value]:
+    """One value from all along some axes."""
+    axes = tuple(map(int, site.params["axes"]))
+    bounds = None
+    if site.name in ("reduce_max", "reduce_min", "reduce_and", "reduce_or"):
+        bounds = x.range
+    elif site.name in ("argmax", "argmin"):
+        bounds = (0, site.shapes[0][axes[0]] - 1)
+    elif site.name == "reduce_sum" and x.range is not None:
+        count = 1
+        for axis in axes:
+            count *= site.shapes[0][axis]
+        low, high = x.range[0] * count, x.range[1] * count
+        bounds = (low, high) if abs(low) < 2**31 and abs(high) < 2**31 else None
+    return [Value(_without(site, x.owner, axes), range=bounds)]
+
+
+@rule("reduce")
+def general_reduction(site: Site, *operands: Value) -> list[Value]:
+    """A reduction by any function; half of the operands are initial values."""
+    axes = tuple(map(int, site.params["dimensions"]))
+    owner = site.join(*(_without(site, value.owner, axes) if shape else value.owner
+                        for value, shape in zip(operands, site.shapes, strict=True)))  # fmt: skip
+    return [Value(owner) for _ in site.eqn.outvars]
+
+
+@rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+def running(site: Site, x: Value) -> list[Value]:
+    """A reduction of all before, along one axis."""
+    owner = x.owner
+    if axis_of(owner) == int(site.params["axis"]):
+        owner = site.mixed(f"it runs along axis {site.params['axis']}, which holds different lanes", _APART)
+    return [Value(owner, range=x.range if site.name in ("cummax", "cummin") else None)]
+
+
+@rule("top_k", "approx_top_k")
+def top_k(site: Site, x: Value) -> list[Value]:
+    """The greatest along one axis, and where they are."""
+    axis = int(site.params.get("axis", site.params.get("reduction_dimension", len(site.shape) - 1)))
+    axis %= len(site.shape)
+    owner = x.owner
+    if axis_of(owner) == axis:
+        owner = site.mixed(f"it compares along axis {axis}, which holds different lanes", _APART)
+    return [Value(owner, range=x.range), Value(owner, range=(0, site.shapes[0][axis] - 1))]
+
+
+@rule("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window", "select_and_scatter_add")
+def windows(site: Site, *operands: Value) -> list[Value]:
+    """Reductions of windows that are one long along the axis of the lanes."""
+    sizes, strides = site.params["window_dimensions"], site.params["window_strides"]
+    owners = []
+    for value in operands:
+        axis = axis_of(value.owner)
+        if axis is not None and (sizes[axis] != 1 or strides[axis] != 1):
+            owners.append(site.mixed(f"windows reach along axis {axis}, which holds different lanes", _APART))
+        else:
+            owners.append(value.owner)
+    return [Value(site.join(*owners)) for _ in site.eqn.outvars]
+
+
+@rule("sort")
+def sort(site: Site, *operands: Value) -> list[Value]:
+    """Along an axis that lies within lanes: each by itself. Along the lanes' rows: a permutation of rows.
+
+    Which row comes where depends on every lane, but a row's content does not: rows sorted by one key are everybody's
+    rows in one common order, which its inverse undoes.
+    """
+    axis = int(site.params["dimension"])
+    if all(axis_of(value.owner) != axis and not _permutes(value) for value in operands):
+        owner = site.join(*(value.owner for value in operands))
+        return [Value(owner, range=value.range) for value in operands]
+    key = operands[0]
+    if len(site.shape) != 1 or site.params["num_keys"] != 1:
+        remedy = "sort one key and gather the rest by the order"
+        owner = site.mixed(f"it sorts along axis {axis}, which holds different lanes", remedy)
+        return [Value(owner, range=value.range) for value in operands]
+    if isinstance(key.fact, Permuted) and key.fact.div == 1:
+        order = Order(key.fact.order.number, not key.fact.order.inverse)
+    else:
+        order = Order(site.prover.number(("order", key.number, site.params["is_stable"])))
+        site.prover.sort_keys[order] = key.number
+    return [_sorted(site, value, order) for value in operands]
+
+
+def _permutes(value: Value) -> bool:
+    return isinstance(value.fact, Permuted)
+
+
+def _sorted(site: Site, value: Value, order: Order) -> Value:
+    size = site.shape[0]
+    mixed = site.mixed("the order of the rows depends on all lanes", "undo the order with its inverse")
+    if isinstance(value.fact, Permuted):
+        undone = Order(value.fact.order.number, not value.fact.order.inverse) == order and value.fact.div == 1
+        return Value(COMMON, range=(0, size - 1), fact=Iota(0)) if undone else Value(mixed, range=value.range)
+    if isinstance(value.fact, Iota) and value.fact.axis == 0:
+        return Value(mixed, range=value.range, fact=Permuted(order, value.fact.div))
+    if isinstance(value.owner, Common):
+        return Value(mixed, range=value.range)
+    return Value(permuted(site, value.owner, order), range=value.range)
+
+
+def permuted(site: Site, owner: Owner, order: Order, div: int = 1) -> Owner:
+    """Whose the rows are after `rows[order // div]`."""
+    if isinstance(owner, Rows):
+        if owner.order is None:
+            return Rows(owner.axis, owner.inner * div, owner.start, order, owner.split)
+        if div == 1 and owner.order == Order(order.number, not order.inverse):
+            return Rows(owner.axis, owner.inner, owner.start, None, owner.split)
+    return site.mixed("rows are put in an order that depends on all lanes", "undo the order with its inverse")

@@ -1,0 +1,43 @@
+"""The table of rules, and the rule for what is not in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ir_passes.values import Value
+from ir_passes.violations import ViolationKind
+
+if TYPE_CHECKING:
+    from ir_passes.prover import Site
+
+Rule = Callable[..., list[Value]]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the rule of the primitives with these names."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            if name in RULES:
+                raise ValueError(f"primitive {name!r} has two rules: {RULES[name]} and {function}")
+            RULES[name] = function
+        return function
+
+    return register
+
+
+def rule_of(eqn: Any) -> Rule:
+    """The rule of an equation."""
+    return RULES.get(eqn.primitive.name, _unknown)
+
+
+def _unknown(site: Site, *operands: Value) -> list[Value]:
+    """An operation that nothing is known of: every element of its results may depend on every lane."""
+    message = f"nothing is known of {site.name!r}"
+    remedy = "declare it with Opaque or rowwise, or use operations that have a rule"
+    if site.eqn.effects:
+        site.report(ViolationKind.UNKNOWN, f"{message}, and it has effects {site.eqn.effects}", remedy)
+    owner = site.mixed(message, remedy, ViolationKind.UNKNOWN)
+    return [Value(owner) for _ in site.eqn.outvars]

@@ -1,0 +1,241 @@
+"""What the lane proof knows of one array: whose its elements are, and a few facts about what they hold."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ir_passes.views import View
+from ir_passes.violations import Violation
+
+Range = tuple[int, int]
+"""Least and greatest value of an integer or boolean array, both included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Every element depends on shared inputs only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """The lane that a shared run-time index picks: the same wherever the same index is used.
+
+    Attributes:
+        number: value number of the index.
+        size: length of the axis that is indexed.
+    """
+
+    number: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class OneLane:
+    """Every element depends on one lane, and on shared inputs.
+
+    Attributes:
+        lane: its number, or the symbol of a shared run-time index.
+        split: mesh axes over which lanes are split; `lane` then counts the lanes of one device.
+    """
+
+    lane: int | Symbol
+    split: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A permutation of the rows of an axis, or its inverse.
+
+    Attributes:
+        number: value number of the sort that made it.
+        inverse: whether the inverse is meant.
+    """
+
+    number: int
+    inverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Elements at index r of `axis` depend on lane `start + order(r) // inner`, and on shared inputs.
+
+    Attributes:
+        inner: rows per lane.
+        start: the lane of row 0.
+        order: a permutation of the rows, None for the identity.
+        split: mesh axes over which lanes are split; lanes then count within one device.
+    """
+
+    axis: int
+    inner: int = 1
+    start: int = 0
+    order: Order | None = None
+    split: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRows:
+    """A version of a pool, or a view of it: row s of `axis` belongs to whoever owns slot s.
+
+    Attributes:
+        leaf: index of the pool among the step's flattened inputs.
+        group: its group.
+        view: how the array was taken from the pool's.
+        unframed: the operation that may have changed rows outside the slot map, None if there is none.
+    """
+
+    leaf: int
+    group: str
+    axis: int
+    view: View = ()
+    unframed: Violation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Elements may depend on several lanes.
+
+    Attributes:
+        cause: the operation that mixed them.
+    """
+
+    cause: Violation
+
+
+Owner = Common | OneLane | Rows | PoolRows | Mixed
+COMMON = Common()
+
+
+@dataclass(frozen=True, slots=True)
+class Iota:
+    """Element = index along `axis` // `div`."""
+
+    axis: int
+    div: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Elements of a lane are its entry in a slot map.
+
+    Attributes:
+        leaf: index of the slot map among the step's flattened inputs.
+        guard: value number of a choice between the entry and a row past every pool, None where there is none.
+    """
+
+    leaf: int
+    guard: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Permuted:
+    """Element r along axis 0 = order(r) // `div`."""
+
+    order: Order
+    div: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Element e = how often e occurs in the array with value number `key`."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The last axis holds these values, one beside the other."""
+
+    values: "tuple[Value, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The array is a constant of the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignOf:
+    """Sign of the value with this number, which is not negative."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemainderOf:
+    """Remainder in a division of the value with this number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Implies:
+    """Where true, the value with this number is zero (or is not)."""
+
+    number: int
+    zero: bool
+
+
+Fact = Iota | Slot | Permuted | Counts | Columns | Constant | SignOf | RemainderOf | Implies
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The rows of an idle lane are what they are in an input pool.
+
+    Attributes:
+        leaf: index of the pool among the step's flattened inputs.
+        view: how the array was taken from the pool's.
+    """
+
+    leaf: int
+    view: View = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One array.
+
+    Attributes:
+        owner: whose the elements are.
+        number: equal numbers mean equal elements in row-major order; 0 where none is assigned yet.
+        range: bounds of an integer array.
+        fact: what else is known of the elements.
+        kept: holds under the assumption that the lane is idle.
+        version: of the pool that this is, or is a view of; None for everything else.
+    """
+
+    owner: Owner = COMMON
+    number: int = 0
+    range: Range | None = None
+    fact: Fact | None = None
+    kept: Kept | None = None
+    version: int | None = None
+
+    def but(self, **changes: Any) -> "Value":
+        """The same with other attributes."""
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        parts = [describe(self.owner)]
+        if self.range is not None:
+            parts.append(f"in [{self.range[0]}, {self.range[1]}]")
+        if self.fact is not None:
+            parts.append(str(self.fact) if not isinstance(self.fact, Columns) else "index columns")
+        return ", ".join(parts)
+
+
+def describe(owner: Owner) -> str:
+    """An owner in words."""
+    match owner:
+        case Common():
+            return "shared"
+        case OneLane(lane):
+            return f"lane {lane}" if isinstance(lane, int) else "the lane of a loop index"
+        case Rows(axis, inner, start, order):
+            rows = "lanes" if inner == 1 else f"lanes x {inner}"
+            origin = f" from lane {start}" if start else ""
+            return f"{rows} along axis {axis}{origin}{'' if order is None else ', permuted'}"
+        case PoolRows(_, group, axis):
+            return f"pool {group!r}, rows along axis {axis}"
+        case Mixed(cause):
+            return f"several lanes ({cause.primitive} at {cause.source})"

@@ -1,0 +1,38 @@
+"""Reshaped, transposed, sliced views of a pool's array as a path that inverse steps undo.
+
+Two arrays with the same path hold the same elements in the same places, so a value that left a pool by one path may be
+put back by it.
+"""
+
+from collections.abc import Hashable
+
+Step = tuple[Hashable, ...]
+View = tuple[Step, ...]
+
+
+def reshaped(view: View, before: tuple[int, ...], after: tuple[int, ...]) -> View:
+    """The path after a row-major reshape."""
+    if view and view[-1][0] == "reshape":
+        before = view[-1][1]  # type: ignore[assignment]
+        view = view[:-1]
+    return view if before == after else (*view, ("reshape", before, after))
+
+
+def transposed(view: View, permutation: tuple[int, ...]) -> View:
+    """The path after a transpose."""
+    permutation = tuple(map(int, permutation))
+    if view and view[-1][0] == "transpose":
+        first: tuple[int, ...] = view[-1][1]  # type: ignore[assignment]
+        permutation = tuple(first[axis] for axis in permutation)
+        view = view[:-1]
+    return view if permutation == tuple(range(len(permutation))) else (*view, ("transpose", permutation))
+
+
+def entered(view: View, step: Step) -> View:
+    """The path after taking a part; `left` with the same step puts it back."""
+    return (*view, step)
+
+
+def left(view: View, step: Step) -> View | None:
+    """The path after putting a part back where it was taken, None where it was taken elsewhere."""
+    return view[:-1] if view and view[-1] == step else None

@@ -1,0 +1,85 @@
+"""What a lane proof can find wrong with a step."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class ViolationKind(StrEnum):
+    """The fault of a step; the list is closed."""
+
+    CROSS_LANE = "one lane reaches another"
+    WRONG_ROW = "a row that is not the lane's"
+    FRAME = "rows outside the slot map may change"
+    STALE = "a version of a pool is read after its successor was made"
+    LABEL = "a dimension carries another dimension's values"
+    COUPLING = "pools of one group move differently"
+    IDLE = "an idle lane's rows may change"
+    BOUNDS = "a row index may be out of bounds"
+    CONSTANT = "a row, position or pool is a constant"
+    CONTROL = "control flow depends on a lane"
+    COLLECTIVE = "a collective mixes lanes"
+    UNKNOWN = "an operation without a rule"
+    OPAQUE = "an opaque operation without a declaration"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a program a violation lies, for explaining it.
+
+    Attributes:
+        jaxpr: the (nested) program.
+        index: of the equation in it; the number of equations where an output is concerned.
+        values: what the proof knew of every variable by then.
+    """
+
+    jaxpr: Any
+    index: int
+    values: Any
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One fault.
+
+    Attributes:
+        primitive: the operation that makes it; "" for an output.
+        source: "file:line" of the user's code, or "unknown".
+        message: why, in one sentence that names the lanes or pools concerned.
+        remedy: what to do, in one sentence.
+        place: for `IsolationError.explain`.
+    """
+
+    kind: ViolationKind
+    primitive: str
+    source: str
+    message: str
+    remedy: str
+    place: Place | None = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        operation = f"{self.primitive} at " if self.primitive else ""
+        return f"{self.kind}: {self.message}\n  {operation}{self.source}\n  {self.remedy}"
+
+
+class IsolationError(ValueError):
+    """A step could not be proved to keep its lanes apart; carries every violation found.
+
+    Attributes:
+        violations: all of them, in program order.
+    """
+
+    def __init__(self, violations: tuple[Violation, ...]):
+        self.violations = violations
+        faults = "\n".join(map(str, violations))
+        super().__init__(f"the step was not proved to keep its lanes apart, {len(violations)} violation(s):\n{faults}")
+
+    def explain(self, around: int = 10) -> str:
+        """Every violation with the equations around it and what the proof knew of each variable.
+
+        Args:
+            around: equations to show on either side of the fault.
+        """
+        from ir_passes.explain import explain
+
+        return "\n\n".join(explain(violation, around) for violation in self.violations)

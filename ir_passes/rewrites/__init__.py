@@ -2,7 +2,8 @@
 
 from ir_passes.graph import Pass
 from ir_passes.rewrites.drop_dead import DropDead
+from ir_passes.rewrites.hoist_reads import HoistReads
 
-DEFAULT_PASSES: tuple[Pass, ...] = (DropDead(),)
+DEFAULT_PASSES: tuple[Pass, ...] = (HoistReads(), DropDead())
 
-__all__ = ["DEFAULT_PASSES", "DropDead"]
+__all__ = ["DEFAULT_PASSES", "DropDead", "HoistReads"]

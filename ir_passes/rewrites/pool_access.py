@@ -1,0 +1,156 @@
+"""Which equations read and write which boxes of which pools.
+
+A pool's versions are the input and every array that an update made of a version. A box has a start along every
+dimension, known as a constant or as an entry of a slot map where the equations show it, and a length.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ir_passes import ir
+from ir_passes.contract import Pool, SlotMap
+from ir_passes.graph import Graph
+from ir_passes.rewrites.slot_entries import Constant, Entry, Fact, IndexFacts, shape
+
+READS = frozenset({"slice", "dynamic_slice", "gather"})
+WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
+
+
+@dataclass(frozen=True)
+class Box:
+    """What one equation reads or writes of a pool.
+
+    Attributes:
+        axis: the pool's row axis.
+        starts: along each dimension; None where it is not known.
+        sizes: along each dimension.
+    """
+
+    axis: int
+    starts: tuple[Constant | Entry | None, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def row(self) -> Constant | Entry | None:
+        """The row, of a box of one row."""
+        return self.starts[self.axis] if self.sizes[self.axis] == 1 else None
+
+
+def apart(one: Box, other: Box) -> bool:
+    """Whether constants show that two boxes of a pool have no element in common."""
+    return any(
+        isinstance(a, Constant)
+        and isinstance(b, Constant)
+        and (a.value + length <= b.value or b.value + other_length <= a.value)
+        for a, length, b, other_length in zip(one.starts, one.sizes, other.starts, other.sizes, strict=True)
+    )
+
+
+class PoolAccesses:
+    """The versions and boxes of every pool of a graph.
+
+    Attributes:
+        facts: what is known of indices.
+        versions: variable -> position of the pool among the inputs.
+        readers: version -> equations that have it as an operand, updates of it apart.
+        writers: version -> equations that update it.
+        makers: version -> the update that made it.
+        made_by: variable -> the equation that computes it.
+        distinct: slot maps whose entries are distinct on active lanes.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.facts = IndexFacts(graph)
+        jaxpr, bound = graph.program.jaxpr, graph.bound
+        pools = {i: one.entry for i, one in enumerate(bound.inputs) if isinstance(one.entry, Pool)}
+        self.axes = {i: pool.axis for i, pool in pools.items()}
+        self.versions: dict[ir.Var, int] = {jaxpr.invars[i]: i for i in pools}
+        self.readers: dict[ir.Var, list[ir.JaxprEqn]] = {}
+        self.writers: dict[ir.Var, list[ir.JaxprEqn]] = {}
+        self.makers: dict[ir.Var, ir.JaxprEqn] = {}
+        for eqn in jaxpr.eqns:
+            operands = [atom for atom in ir.variables(eqn.invars) if atom in self.versions]
+            updated = eqn.invars[0] if eqn.primitive.name in WRITES else None
+            for atom in dict.fromkeys(operands):
+                users = self.writers if atom is updated else self.readers
+                users.setdefault(atom, []).append(eqn)
+            if updated in self.versions and not isinstance(eqn.outvars[0], ir.DropVar):
+                self.versions[eqn.outvars[0]] = self.versions[updated]
+                self.makers[eqn.outvars[0]] = eqn
+        self.made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+        self.distinct = {
+            i for i, one in enumerate(bound.inputs) if isinstance(one.entry, SlotMap) and one.entry.role != "read"
+        }
+
+    def pool_of(self, eqn: ir.JaxprEqn) -> int | None:
+        """The pool whose version is the only one among an equation's operands, and the first of them."""
+        operands = [atom for atom in ir.variables(eqn.invars) if atom in self.versions]
+        return self.versions[operands[0]] if len(operands) == 1 and operands[0] is eqn.invars[0] else None
+
+    def version(self, eqn: ir.JaxprEqn) -> ir.Var:
+        """The version that a read or write has as its first operand."""
+        (version,) = ir.variables(eqn.invars[:1])
+        return version
+
+    def box(self, eqn: ir.JaxprEqn) -> Box | None:
+        """The box that an equation reads or writes; None if it is not exactly one box of one pool."""
+        pool = self.pool_of(eqn)
+        if pool is None or eqn.primitive.name not in READS | WRITES:
+            return None
+        found = _starts(eqn, self.facts)
+        if found is None:
+            return None
+        starts, sizes = found
+        axis, whole = self.axes[pool], shape(eqn.invars[0])
+        known = [
+            self._inside(start, length, size, dim == axis)
+            for dim, (start, length, size) in enumerate(zip(starts, sizes, whole, strict=True))
+        ]
+        return Box(axis, tuple(known), tuple(sizes))
+
+    def other_rows(self, one: Box, other: Box) -> bool:
+        """Whether two boxes are in rows of different entries of one slot map; the null row is not counted."""
+        a, b = one.row, other.row
+        return (
+            isinstance(a, Entry) and isinstance(b, Entry) and a.map == b.map and a.lane != b.lane
+        ) and a.map in self.distinct
+
+    def _inside(self, start: Fact | None, length: int, size: int, row_axis: bool) -> Constant | Entry | None:
+        """A start that is known to be in bounds, so that no mode of any primitive moves or drops it."""
+        if length == size:
+            return Constant(0)
+        if isinstance(start, Constant):
+            return start if 0 <= start.value <= size - length else None
+        bound = self.facts.size(start)
+        return start if isinstance(start, Entry) and row_axis and length == 1 and bound and bound <= size else None
+
+
+def _starts(eqn: ir.JaxprEqn, facts: IndexFacts) -> tuple[list[Fact | None], tuple[int, ...]] | None:
+    name, params = eqn.primitive.name, eqn.params
+    if name == "slice":
+        if any(stride != 1 for stride in params["strides"] or ()):
+            return None
+        return [Constant(int(start)) for start in params["start_indices"]], shape(eqn.outvars[0])
+    if name == "dynamic_slice":
+        return [facts.of(atom) for atom in eqn.invars[1:]], shape(eqn.outvars[0])
+    if name == "dynamic_update_slice":
+        return [facts.of(atom) for atom in eqn.invars[2:]], shape(eqn.invars[1])
+    window = ir.window(eqn)
+    rows = shape(eqn.invars[1])
+    if window is None or rows[:-1] != (1,) * (len(rows) - 1):
+        return None
+    starts: list[Fact | None] = [Constant(0)] * len(window.sizes)
+    for dim, fact in zip(window.indexed, facts.columns(eqn.invars[1]), strict=True):
+        starts[dim] = fact
+    return starts, window.sizes
+
+
+def pool_names(graph: Graph, positions: Iterable[int]) -> str:
+    """The groups of input pools, for a report."""
+    names: dict[str, None] = {}
+    for i in positions:
+        entry = graph.bound.inputs[i].entry
+        if isinstance(entry, Pool):
+            names[repr(entry.group)] = None
+    return ("pool " if len(names) == 1 else "pools ") + ", ".join(names)

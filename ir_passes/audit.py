@@ -23,6 +23,25 @@ from ir_passes.program import Executable
 
 ALIGNMENT = 64
 """XLA begins every value of its arena at a multiple of this."""
+STATEMENTS = {
+    "the successor of every pool takes that pool's bytes, and no other input is overwritten": {
+        FindingKind.NOT_IN_PLACE,
+        FindingKind.WRONG_SUCCESSOR,
+        FindingKind.OVERWRITTEN,
+    },
+    "no pool is copied whole or computed elsewhere, apart from the copies that are allowed and listed": {
+        FindingKind.POOL_COPY,
+        FindingKind.SECOND_POOL,
+    },
+    "values that are live at the same time share no byte, and each lies within its allocation": {
+        FindingKind.OVERLAP,
+        FindingKind.MISPLACED,
+    },
+    "no operation overwrites what it still reads": {FindingKind.READ_AFTER_WRITE},
+    "devices talk along declared axes only": {FindingKind.COLLECTIVE},
+    "scratch is within its limit": {FindingKind.SCRATCH},
+}
+"""What an audit says of a program, unless it found a fault of these kinds."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +70,12 @@ class AuditReport:
     uncovered: tuple[str, ...]
     seconds: float
 
+    @property
+    def audited(self) -> tuple[str, ...]:
+        """What holds of the program."""
+        found = {finding.kind for finding in self.findings}
+        return tuple(statement for statement, kinds in STATEMENTS.items() if not kinds & found)
+
     def require(self) -> "AuditReport":
         """This report, if nothing was found.
 
@@ -68,6 +93,7 @@ def audit(
     *,
     mesh: jax.sharding.Mesh | None = None,
     axes: Sequence[str] = (),
+    may_copy: Sequence[str] = (),
     temp_ratio: float = 1.5,
 ) -> AuditReport:
     """Audit a compiled step.
@@ -77,6 +103,7 @@ def audit(
         bound: the step's contract, bound to the arguments that it was compiled for.
         mesh: the devices it runs on, if more than one.
         axes: mesh axes along which it may communicate.
+        may_copy: patterns (as in fnmatch) of paths of pools that may be copied whole.
         temp_ratio: scratch allowed, as a multiple of the lower bound with every value aligned.
 
     Raises:
@@ -84,7 +111,7 @@ def audit(
     """
     sizes = [(str(name), int(size)) for name, size in mesh.shape.items()] if mesh is not None else []
     started = time.perf_counter()
-    return audit_executable(read(compiled), bound, sizes, axes, temp_ratio, started)
+    return audit_executable(read(compiled), bound, sizes, axes, may_copy, temp_ratio, started)
 
 
 def audit_executable(
@@ -92,6 +119,7 @@ def audit_executable(
     bound: BoundContract,
     mesh: Sequence[tuple[str, int]] = (),
     axes: Sequence[str] = (),
+    may_copy: Sequence[str] = (),
     temp_ratio: float = 1.5,
     started: float | None = None,
 ) -> AuditReport:
@@ -108,7 +136,7 @@ def audit_executable(
     lower = scratch_lower_bound(executable, live)
     findings = [
         *io_aliases(executable, bound),
-        *copy_findings(copies, executable),
+        *copy_findings(copies, executable, may_copy),
         *second_pools(executable, bound, live),
         *overlaps(executable, live),
         *misplaced(executable, live),

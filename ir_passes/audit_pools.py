@@ -1,8 +1,9 @@
 """Whether every pool is written in place: its successor in its own bytes, and no other array of its size."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from ir_passes.contract import Bound, BoundContract, Pool, SlotMap
 from ir_passes.findings import Finding, FindingKind, origin, where
@@ -55,6 +56,7 @@ def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding
                     _parameter(executable, number, pool),
                     f"{pool.path} has no successor, but {bound.outputs[got].path} is written into its bytes",
                     "Donate only arguments whose successors the contract declares.",
+                    (pool.path,),
                 )
             continue
         if got == successor:
@@ -67,6 +69,7 @@ def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding
                 f"{pool.path} must become {path} in place, but its bytes take {bound.outputs[got].path}",
                 "Return the pools in the order of their arguments: JAX gives a donated array to the first output that "
                 "has its shape and dtype.",
+                (pool.path,),
             )
         elif number is None:
             yield Finding(
@@ -74,6 +77,7 @@ def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding
                 main.name,
                 f"{pool.path} is never read, so {path} has bytes of its own",
                 "Write the successor as an update of the pool.",
+                (pool.path,),
             )
         else:
             yield Finding(
@@ -82,6 +86,7 @@ def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding
                 f"{path} must take the bytes of {pool.path}, but the pool is not donated or no output can use it",
                 "Pass the pool's argument in donate_argnums and return its successor in the same shape, dtype and "
                 "sharding.",
+                (pool.path,),
             )
 
 
@@ -102,12 +107,14 @@ def pool_copies(executable: Executable, bound: BoundContract, live: LiveValues) 
     return found
 
 
-def copy_findings(copies: list[PoolCopy], executable: Executable) -> Iterator[Finding]:
-    """A finding for each copy."""
+def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Sequence[str]) -> Iterator[Finding]:
+    """A finding for each copy, unless all the pools that it may be of match a pattern of `allowed`."""
     named = {
         one.name: one for computation in executable.module.computations.values() for one in computation.instructions
     }
     for copy in copies:
+        if all(any(fnmatchcase(path, pattern) for pattern in allowed) for path in copy.pools):
+            continue
         yield Finding(
             FindingKind.POOL_COPY,
             where(named[copy.instruction], executable.module),
@@ -115,6 +122,7 @@ def copy_findings(copies: list[PoolCopy], executable: Executable) -> Iterator[Fi
             "Read every row of the pool before the first write to it, write all rows at once, and carry the pool "
             "through loops instead of scanning over it. XLA orders the write after another reader of the old pool only "
             "if it is computed from what that reader reads; new rows that a sum reads too, XLA may compute twice.",
+            copy.pools,
         )
 
 
@@ -148,6 +156,7 @@ def second_pools(executable: Executable, bound: BoundContract, live: LiveValues)
                 where(one, module),
                 f"an array of the type of {paths[0].path} is computed in {value.slice}, not in the pool's bytes",
                 "Update the rows that the slot map names and leave the others where they are.",
+                tuple(one.path for one in paths),
             )
 
 

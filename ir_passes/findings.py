@@ -29,12 +29,14 @@ class Finding:
         where: the HLO instruction, JAX's name of the operation, the source line.
         message: what is wrong, expected and got.
         remedy: what to do.
+        pools: paths of the pools that it is about.
     """
 
     kind: FindingKind
     where: str
     message: str
     remedy: str
+    pools: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}\n  at {self.where}\n  {self.remedy}"

@@ -1,0 +1,220 @@
+"""The certificate of one compiled step: what was proved, audited, assumed and not looked at, and of which program.
+
+A certificate holds for one executable: it names the traced program, the program that was compiled after the rewrites
+and the HLO that XLA made of it, by hashes that are the same in every process.
+"""
+
+from dataclasses import dataclass, field
+
+from ir_passes import record
+
+FORMAT = 1
+NOT_COVERED = (
+    "the machine code below XLA's scheduled HLO, drivers and hardware",
+    "bitwise equality between different compiled shapes, numbers of lanes or devices",
+    "what the caller does with slot maps, lengths and pools between two calls",
+)
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What made the executable.
+
+    Attributes:
+        platform, device: as "cpu" and the kind of the device.
+        compiler: hash of this package's sources: rules of the proof, rewrites, audit.
+        flags: settings that change what XLA makes, as "name=value".
+    """
+
+    jax: str
+    jaxlib: str
+    python: str
+    platform: str
+    device: str
+    compiler: str
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """sha256 of each form of the step.
+
+    Attributes:
+        traced: the jaxpr of the function.
+        compiled: the jaxpr after the rewrites, which was lowered.
+        contract: the contract bound to the arguments.
+        hlo: the scheduled HLO; None where it was not read.
+    """
+
+    traced: str
+    compiled: str
+    contract: str
+    hlo: str | None
+
+
+@dataclass(frozen=True)
+class PassEffect:
+    """What one rewrite did."""
+
+    name: str
+    changed: bool
+    summary: str
+
+
+@dataclass(frozen=True)
+class PoolVerdict:
+    """One pool of the arguments.
+
+    Attributes:
+        path: of the argument.
+        successor: path of the output that is written into its bytes; None for a pool that is only read.
+        bytes: of the whole pool.
+        faults: findings of the audit that name it.
+        copies: copies of an array of its type in one call.
+    """
+
+    path: str
+    successor: str | None
+    bytes: int
+    faults: int
+    copies: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes.
+
+    Attributes:
+        plan, plan_lower_bound, plan_naive: scratch of the jaxpr: planned, most live at once, nothing shared.
+        temp, temp_lower_bound: scratch that XLA allocates, most live at once in its schedule.
+        arguments, outputs, aliased: of the executable; aliased are outputs in the bytes of arguments.
+        copied: pool bytes that one call copies, each copy counted once; allowed copies are listed in `copies`.
+    """
+
+    plan: int
+    plan_lower_bound: int
+    plan_naive: int
+    temp: int
+    temp_lower_bound: int | None
+    arguments: int
+    outputs: int
+    aliased: int
+    copied: int
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """How long each part took; a proof that was found in the store took none."""
+
+    trace: float
+    prove: float
+    rewrite: float
+    plan: float
+    lower: float
+    compile: float
+    audit: float
+
+    @property
+    def checking(self) -> float:
+        """Proofs, rewrites and audit as a part of XLA's compilation."""
+        return (self.prove + self.rewrite + self.audit) / self.compile if self.compile else 0.0
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is known of one executable. Two are equal if they say the same; how long it took is not compared.
+
+    Attributes:
+        format: of this record.
+        step: name of the function.
+        certify: "error", "warn" or "off".
+        lanes: N.
+        equations: of the compiled jaxpr.
+        versions, fingerprints: of what made it, and of what was made.
+        contract: the entries, arrays of one argument and entry in one line.
+        proved: statements that hold of the compiled jaxpr.
+        audited: statements that hold of XLA's schedule and buffer assignment.
+        assumed: what both take for granted: declared operations, declassified values, slot maps.
+        not_covered: what nobody looked at.
+        faults: what the proof and the audit refuse; empty unless `certify` is "warn".
+        notes: remarks of the proof.
+        passes: the rewrites in order.
+        copies: pool-sized copies, with the line that made them.
+        pools: every pool among the arguments.
+        memory: bytes of the step's scratch and arguments.
+        seconds: of each phase, when the executable was made.
+        reused: the proof was taken from the store.
+    """
+
+    format: int
+    step: str
+    certify: str
+    lanes: int
+    equations: int
+    versions: Versions
+    fingerprints: Fingerprints
+    contract: tuple[str, ...]
+    proved: tuple[str, ...]
+    audited: tuple[str, ...]
+    assumed: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    faults: tuple[str, ...]
+    notes: tuple[str, ...]
+    passes: tuple[PassEffect, ...]
+    copies: tuple[str, ...]
+    pools: tuple[PoolVerdict, ...]
+    memory: Memory
+    seconds: Seconds = field(compare=False)
+    reused: bool = field(compare=False)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the step was proved and audited and nothing was found."""
+        return bool(self.proved and self.audited and not self.faults)
+
+    def to_json(self) -> str:
+        """As JSON text, which `from_json` reads."""
+        return record.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Certificate":
+        """The certificate that a text holds.
+
+        Raises:
+            RecordError: the text is not one of this format, to the last field.
+        """
+        found = record.from_json(cls, text)
+        if found.format != FORMAT:
+            raise record.RecordError(f"Certificate.format: expected {FORMAT}, got {found.format}")
+        return found
+
+    def report(self) -> str:
+        """In words, for people."""
+        state = "certified" if self.holds else "NOT CERTIFIED"
+        versions, memory, seconds = self.versions, self.memory, self.seconds
+        lines = [
+            f"{self.step}: {state}, {self.lanes} lanes, {self.equations} equations",
+            f"  jax {versions.jax}, jaxlib {versions.jaxlib}, Python {versions.python}, "
+            f"{versions.platform} ({versions.device})",
+            f"  traced {self.fingerprints.traced[:16]}, compiled {self.fingerprints.compiled[:16]}, "
+            f"hlo {(self.fingerprints.hlo or 'not read')[:16]}",
+        ]
+        for heading, statements in (
+            ("contract", self.contract),
+            ("proved", self.proved),
+            ("audited", self.audited),
+            ("assumed", self.assumed),
+            ("not covered", self.not_covered),
+            ("faults", self.faults),
+            ("notes", self.notes),
+            ("rewrites", tuple(f"{one.name}: {one.summary}" for one in self.passes)),
+            ("pool-sized copies", self.copies),
+        ):
+            lines += [f"  {heading}:", *(f"    {one}" for one in statements)] if statements else []
+        bound = "" if memory.temp_lower_bound is None else f", of which {memory.temp_lower_bound} live at once"
+        lines += [
+            f"  scratch: {memory.temp} bytes by XLA{bound}; {memory.plan} planned for the jaxpr",
+            f"  proof {seconds.prove:.3f} s, rewrites {seconds.rewrite:.3f} s, audit {seconds.audit:.3f} s: "
+            f"{seconds.checking:.0%} of XLA's {seconds.compile:.3f} s",
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,75 @@
+"""Certificates in a directory, by what they hold for: a proof that was found once is not looked for again.
+
+A file that cannot be read, or holds something else than it should, is as good as none: its proof is made anew.
+"""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ir_passes.certificate import Certificate, Versions
+from ir_passes.fingerprint import fingerprint
+from ir_passes.record import MOST_CHARACTERS, RecordError
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a certificate holds for.
+
+    Attributes:
+        traced: fingerprint of the traced program.
+        contract: fingerprint of the bound contract.
+        passes: the rewrites, with their options.
+        versions: of everything that took part.
+    """
+
+    traced: str
+    contract: str
+    passes: str
+    versions: Versions
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return fingerprint(self) + ".json"
+
+
+@dataclass(frozen=True)
+class CertificateStore:
+    """A directory of certificates, which any number of processes may read and write.
+
+    Attributes:
+        directory: made when the first certificate is kept.
+    """
+
+    directory: Path
+
+    def find(self, key: Key) -> Certificate | None:
+        """The certificate of a key; None where there is none that is whole."""
+        try:
+            with open(self.directory / key.name, "rb") as file:
+                text = file.read(MOST_CHARACTERS + 1)
+            found = Certificate.from_json(text)
+        except (OSError, RecordError):
+            return None
+        same = (found.fingerprints.traced, found.fingerprints.contract, found.versions)
+        return found if same == (key.traced, key.contract, key.versions) and found.holds else None
+
+    def keep(self, key: Key, certificate: Certificate) -> None:
+        """Write a certificate; another process sees all of it or nothing.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=key.name[:16], suffix=".part", dir=self.directory)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(certificate.to_json())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, self.directory / key.name)
+        except BaseException:
+            os.unlink(name)
+            raise

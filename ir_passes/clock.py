@@ -1,0 +1,28 @@
+"""Seconds of the phases of a compilation."""
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+PHASES = ("trace", "prove", "rewrite", "plan", "lower", "compile", "audit")
+T = TypeVar("T")
+
+
+class Clock:
+    """Adds up the seconds of each phase; a phase within another one counts as itself alone.
+
+    Attributes:
+        seconds: by phase.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+
+    def time(self, phase: str, run: Callable[..., T], *args: Any, **options: Any) -> T:
+        """The result of `run(*args, **options)`, whose seconds are this phase's."""
+        before, started = sum(self.seconds.values()), time.perf_counter()
+        try:
+            return run(*args, **options)
+        finally:
+            inner = sum(self.seconds.values()) - before
+            self.seconds[phase] += time.perf_counter() - started - inner

@@ -257,7 +257,7 @@ def window(eqn: JaxprEqn) -> Window | None:
         return None
     if eqn.primitive.name == "gather":
         return Window(numbers.start_index_map, tuple(eqn.params["slice_sizes"]), numbers.collapsed_slice_dims)
-    operand, _, updates = (_shape(atom) for atom in eqn.invars)
+    operand, _, updates = (shape_of(atom) for atom in eqn.invars)
     lengths = iter(updates[dim] for dim in sorted(numbers.update_window_dims))
     dropped = numbers.inserted_window_dims
     sizes = tuple(1 if dim in dropped else next(lengths) for dim in range(len(operand)))
@@ -276,5 +276,6 @@ def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
     return eqn.replace(invars=[rename(atom, names) for atom in eqn.invars])
 
 
-def _shape(atom: Atom) -> tuple[int, ...]:
+def shape_of(atom: Atom) -> tuple[int, ...]:
+    """Shape of an array's variable or literal."""
     return atom.aval.shape

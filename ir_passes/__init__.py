@@ -8,6 +8,7 @@ from ir_passes.audit import AuditReport, audit
 from ir_passes.contract import Bound, BoundContract, ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
 from ir_passes.declared import declassify, rowwise
 from ir_passes.findings import AuditError, Finding, FindingKind
+from ir_passes.labels import name_dims
 from ir_passes.lane_proof import Proof, prove_isolation
 from ir_passes.liveness import Liveness, liveness
 from ir_passes.slot_owner import Slot, SlotError, SlotOwner, SlotsExhausted
@@ -46,6 +47,7 @@ __all__ = [
     "declassify",
     "execute",
     "liveness",
+    "name_dims",
     "plan",
     "prove_isolation",
     "rowwise",

@@ -8,6 +8,7 @@ from typing import Any
 from ir_passes import ir
 from ir_passes.contract import Bound, BoundContract, Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.declared import flatten
+from ir_passes.labels import label_violations
 from ir_passes.prover import Prover
 from ir_passes.rules.all import RULES
 from ir_passes.values import COMMON, Common, Kept, Mixed, OneLane, Owner, PoolRows, Rows, Slot, Value, describe
@@ -21,6 +22,7 @@ CLAIMS = (
     "bounds: row indices are in bounds, or guarded by dropping",
     "constants: no row or pool is baked into the program",
 )
+LABELS = "labels: what is written to a labelled pool has its dimensions in the pool's order"
 IDLE = "idle: a lane whose length is 0 keeps its rows"
 
 
@@ -68,11 +70,13 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     prover = Prover(bound)
     results = walk(prover, flat)
     violations = [*_baked_pools(prover, flat), *prover.violations, *_outputs(prover, flat, results)]
-    violations += _coupling(prover)
+    violations += [*_coupling(prover), *label_violations(bound, flat)]
     proved = CLAIMS
+    if any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
+        proved = (*proved, LABELS)
     if any(isinstance(one.entry, Lane) and one.entry.role == "length" for one in bound.inputs):
         violations += _idle(bound, flat)
-        proved = (*CLAIMS, IDLE)
+        proved = (*proved, IDLE)
     if violations:
         raise IsolationError(tuple(dict.fromkeys(violations)))
     assumed = [*prover.assumed, *_assumed(bound)]

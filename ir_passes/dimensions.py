@@ -1,0 +1,107 @@
+"""Dimensions of arrays as classes: two dimensions are in one class where the program makes them run together."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+class Conflict(Exception):
+    """Two dimensions with different labels would be one.
+
+    Attributes:
+        labels: of the two.
+    """
+
+    def __init__(self, labels: tuple[str, str]):
+        self.labels = labels
+        super().__init__(f"{labels[0]!r} and {labels[1]!r}")
+
+
+@dataclass(eq=False)
+class Dimension:
+    """One class, or a member that points to it.
+
+    Attributes:
+        size: length.
+        label: its name, None where nothing named it.
+        factors: what it was merged from, in row-major order.
+    """
+
+    size: int
+    label: str | None = None
+    factors: tuple["Dimension", ...] = ()
+    _parent: "Dimension | None" = field(default=None, repr=False)
+
+    def root(self) -> "Dimension":
+        """The class."""
+        one = self
+        while one._parent is not None:
+            one = one._parent
+        if one is not self:
+            self._parent = one
+        return one
+
+
+def unify(one: Dimension, other: Dimension) -> None:
+    """Make two dimensions one class.
+
+    Raises:
+        Conflict: they have different labels.
+    """
+    one, other = one.root(), other.root()
+    if one is other:
+        return
+    if one.label is not None and other.label is not None and one.label != other.label:
+        raise Conflict((one.label, other.label))
+    pairs = ()
+    if [factor.size for factor in one.factors] == [factor.size for factor in other.factors]:
+        pairs = tuple(zip(one.factors, other.factors, strict=True))
+    other._parent = one
+    one.label = one.label or other.label
+    one.factors = one.factors or other.factors
+    for a, b in pairs:
+        unify(a, b)
+
+
+def fresh(shape: Sequence[int]) -> tuple[Dimension, ...]:
+    """Dimensions that nothing is known of."""
+    return tuple(Dimension(size) for size in shape)
+
+
+def reshape(dims: tuple[Dimension, ...], shape: Sequence[int]) -> tuple[Dimension, ...]:
+    """Dimensions after a row-major reshape: kept, merged or, where they had been merged so, split again."""
+    result: list[Dimension] = []
+    todo = [dim for dim in dims if dim.size != 1]
+    for size in shape:
+        if size == 1:
+            result.append(Dimension(1))
+        elif todo and todo[0].size == size:
+            result.append(todo.pop(0))
+        elif todo and todo[0].size > size:
+            parts = _split(todo.pop(0), size)
+            result.append(parts[0])
+            todo[:0] = parts[1:]
+        else:
+            taken: list[Dimension] = []
+            while todo and math.prod(dim.size for dim in taken) < size:
+                taken.append(todo.pop(0))
+            exact = math.prod(dim.size for dim in taken) == size
+            result.append(Dimension(size, factors=_flat(taken)) if exact else Dimension(size))
+            if not exact:
+                todo = []
+    return tuple(result)
+
+
+def _flat(dims: list[Dimension]) -> tuple[Dimension, ...]:
+    return tuple(factor for dim in dims for factor in (dim.root().factors or (dim,)))
+
+
+def _split(dim: Dimension, size: int) -> list[Dimension]:
+    factors = dim.root().factors
+    for count in range(1, len(factors)):
+        if math.prod(factor.size for factor in factors[:count]) == size:
+            head, tail = factors[:count], factors[count:]
+            first = head[0] if count == 1 else Dimension(size, factors=head)
+            rest = tail[0] if len(tail) == 1 else Dimension(dim.size // size, factors=tail)
+            return [first, rest]
+    return [Dimension(size), Dimension(dim.size // size)] if dim.size % size == 0 else [Dimension(size)]

@@ -5,36 +5,52 @@ from ir_passes.arena_executor import ArenaError, execute
 from ir_passes.arena_plan import Plan, PlanError
 from ir_passes.arena_verifier import verify
 from ir_passes.audit import AuditReport, audit
+from ir_passes.certificate import Certificate
+from ir_passes.compile_step import CompiledStep, compile_step
 from ir_passes.contract import Bound, BoundContract, ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
 from ir_passes.declared import declassify, rowwise
+from ir_passes.exported import Exported, ExportError, load_exported
 from ir_passes.findings import AuditError, Finding, FindingKind
 from ir_passes.labels import name_dims
 from ir_passes.lane_proof import Proof, prove_isolation
 from ir_passes.liveness import Liveness, liveness
+from ir_passes.pass_pipeline import DEFAULT_PASSES, Graph, Pass, PassPipeline
+from ir_passes.proving import CertificationWarning
+from ir_passes.record import RecordError
 from ir_passes.slot_owner import Slot, SlotError, SlotOwner, SlotsExhausted
 from ir_passes.violations import IsolationError, Violation, ViolationKind
 
 DISTRIBUTION = "hybridlm"
 
 __all__ = [
+    "DEFAULT_PASSES",
     "DISTRIBUTION",
     "ArenaError",
     "AuditError",
     "AuditReport",
     "Bound",
     "BoundContract",
+    "Certificate",
+    "CertificationWarning",
+    "CompiledStep",
     "ContractError",
+    "ExportError",
+    "Exported",
     "Finding",
     "FindingKind",
+    "Graph",
     "IsolationError",
     "Lane",
     "LaneContract",
     "Liveness",
     "Opaque",
+    "Pass",
+    "PassPipeline",
     "Plan",
     "PlanError",
     "Pool",
     "Proof",
+    "RecordError",
     "Shared",
     "Slot",
     "SlotError",
@@ -44,9 +60,11 @@ __all__ = [
     "Violation",
     "ViolationKind",
     "audit",
+    "compile_step",
     "declassify",
     "execute",
     "liveness",
+    "load_exported",
     "name_dims",
     "plan",
     "prove_isolation",

@@ -7,7 +7,7 @@ argument holds both pools that are donated and arrays that are not.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -70,6 +70,11 @@ class Calling:
     def entry(self, compiled: jax.stages.Compiled) -> Callable[..., Any]:
         """What to call with the function's arguments."""
         return compiled if self.argnums is not None else lambda *args: compiled(*self._given(args))
+
+    def compiled_bound(self, bound: BoundContract) -> BoundContract:
+        """The contract over the compiled program's results, in its order."""
+        successors = {donor: self.order.index(output) for donor, output in bound.successors.items()}
+        return replace(bound, outputs=tuple(bound.outputs[i] for i in self.order), successors=successors)
 
     def _given(self, args: tuple[Any, ...]) -> Sequence[Any]:
         """The arguments as the compiled program takes them."""

@@ -20,13 +20,13 @@ class Key:
     Attributes:
         traced: fingerprint of the traced program.
         contract: fingerprint of the bound contract.
-        passes: the rewrites, with their options.
+        rules: fingerprint of the rewrites with their options and of what is declared row-wise.
         versions: of everything that took part.
     """
 
     traced: str
     contract: str
-    passes: str
+    rules: str
     versions: Versions
 
     @property

@@ -66,6 +66,11 @@ def flatten(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
     return ir.inline(program, keep=lambda eqn: declaration_of(eqn) is not None)
 
 
+def declarations() -> tuple[RowWise, ...]:
+    """Everything that is declared in this process, in the order of names."""
+    return tuple(_DECLARED[key] for key in sorted(_DECLARED))
+
+
 def declassify(x: Array, reason: str) -> Array:
     """Mark a value that depends on several lanes and is meant to reach all of them.
 

@@ -122,10 +122,9 @@ class LoadedStep:
         if len(leaves) != len(expected):
             raise TypeError(f"expected {len(expected)} arrays, got {len(leaves)}")
         for leaf, one in zip(leaves, expected, strict=True):
-            if (np.shape(leaf), str(np.result_type(leaf))) != (one.shape, one.dtype):
-                raise TypeError(
-                    f"{one.path}: expected {one.dtype}{one.shape}, got {np.result_type(leaf)}{np.shape(leaf)}"
-                )
+            shape, dtype = np.shape(leaf), str(getattr(leaf, "dtype", type(leaf).__name__))
+            if (shape, dtype) != (one.shape, one.dtype):
+                raise TypeError(f"{one.path}: expected {one.dtype}{one.shape}, got {dtype}{shape}")
         return runtime.execute(self._loaded, [leaves[i] for i in self.exported.signature.kept])
 
 

@@ -227,7 +227,7 @@ def test_store_finds_what_it_kept(tmp_path: Path) -> None:
     for other in (
         dataclasses.replace(KEY, traced="e" * 64),
         dataclasses.replace(KEY, contract="e" * 64),
-        dataclasses.replace(KEY, passes="e" * 64),
+        dataclasses.replace(KEY, rules="e" * 64),
         dataclasses.replace(KEY, versions=dataclasses.replace(VERSIONS, compiler="other")),
     ):
         assert store.find(other) is None

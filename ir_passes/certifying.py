@@ -1,0 +1,132 @@
+"""Writing a certificate: from what the phases of a compilation found out to its statements."""
+
+import re
+from typing import Any
+
+import jax
+
+from ir_passes.arena_plan import Plan
+from ir_passes.audit import AuditReport
+from ir_passes.certificate import (
+    FORMAT,
+    NOT_COVERED,
+    Certificate,
+    Fingerprints,
+    Memory,
+    PassEffect,
+    PoolVerdict,
+    Seconds,
+)
+from ir_passes.certificate_store import Key
+from ir_passes.contract import Bound, BoundContract, Pool
+from ir_passes.fingerprint import fingerprint
+from ir_passes.proving import Proved
+
+
+def make_certificate(
+    step: str,
+    certify: str,
+    key: Key,
+    proved: Proved,
+    audit_faults: tuple[str, ...],
+    plan: Plan,
+    compiled: jax.stages.Compiled,
+    report: AuditReport | None,
+    bound: BoundContract,
+    seconds: dict[str, float],
+) -> Certificate:
+    """The certificate of one executable.
+
+    Args:
+        proved: the graph that was compiled with its proof or an earlier certificate, rewrites and faults.
+    """
+    known = proved.reused or proved.proof
+    not_covered = NOT_COVERED + (() if report is None else report.uncovered)
+    if known is None:
+        not_covered = ("isolation of the lanes: it was not proved", *not_covered)
+    if report is None:
+        not_covered = ("what XLA made of the step: it was not audited", *not_covered)
+    return Certificate(
+        FORMAT,
+        step,
+        certify,
+        bound.lanes,
+        len(proved.graph.program.jaxpr.eqns),
+        key.versions,
+        Fingerprints(key.traced, fingerprint(proved.graph.program), key.contract, report and report.fingerprint),
+        contract_lines(bound),
+        known.proved if known else (),
+        report.audited if report else (),
+        known.assumed if known else (),
+        not_covered,
+        proved.faults + audit_faults,
+        known.notes if known else (),
+        tuple(PassEffect(one.name, one.changed, one.summary) for one in proved.passes),
+        tuple(map(str, report.copies)) if report else (),
+        pool_verdicts(bound, report),
+        memory_of(plan, compiled, report),
+        Seconds(**seconds),
+        proved.reused is not None,
+    )
+
+
+def contract_lines(bound: BoundContract) -> tuple[str, ...]:
+    """One line for all arrays of one argument or output that have the same entry."""
+    groups: dict[tuple[str, str], list[Bound]] = {}
+    for one in (*bound.inputs, *bound.outputs):
+        side, number = one.path.split(" ", 1)
+        argument = re.match(r"\d+", number)
+        groups.setdefault((f"{side} {argument.group() if argument else number}", str(one.entry)), []).append(one)
+    return tuple(
+        f"{where}: {entry}, "
+        + (
+            f"{one[0].dtype}{list(one[0].shape)}"
+            if len(one) == 1
+            else f"{len(one)} arrays, {sum(map(_bytes, one))} bytes"
+        )
+        for (where, entry), one in groups.items()
+    )
+
+
+def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[PoolVerdict, ...]:
+    """What was found about each pool of the arguments."""
+    found = [] if report is None else [path for one in report.findings for path in one.pools]
+    copies = [] if report is None else [path for one in report.copies for path in one.pools]
+    return tuple(
+        PoolVerdict(
+            one.path,
+            bound.outputs[bound.successors[i]].path if i in bound.successors else None,
+            _bytes(one),
+            found.count(one.path),
+            copies.count(one.path),
+        )
+        for i, one in enumerate(bound.inputs)
+        if isinstance(one.entry, Pool)
+    )
+
+
+def memory_of(plan: Plan, compiled: jax.stages.Compiled, report: AuditReport | None) -> Memory:
+    """Bytes of the plan and of XLA's executable."""
+    analysis: Any = compiled.memory_analysis()
+
+    def read(name: str) -> int:
+        return int(getattr(analysis, f"{name}_size_in_bytes", 0))
+
+    return Memory(
+        plan.size,
+        plan.lower_bound,
+        plan.naive,
+        read("temp"),
+        None if report is None else report.temp_lower_bound,
+        read("argument"),
+        read("output"),
+        read("alias"),
+        0 if report is None else sum(one.bytes for one in report.copies),
+    )
+
+
+def _bytes(one: Bound) -> int:
+    count = one.dtype.itemsize
+    for size in one.shape:
+        count *= size
+    return count

@@ -1,0 +1,198 @@
+"""From a step function to an executable with its certificate: trace, prove, rewrite, plan, lower, compile, audit."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from ir_passes import ir
+from ir_passes.arena import plan_liveness
+from ir_passes.arena_plan import Plan
+from ir_passes.arena_verifier import verify
+from ir_passes.audit import AuditReport, audit
+from ir_passes.calling import Calling
+from ir_passes.certificate import Certificate
+from ir_passes.certificate_store import CertificateStore, Key
+from ir_passes.certifying import make_certificate
+from ir_passes.clock import Clock
+from ir_passes.contract import BoundContract, LaneContract
+from ir_passes.declared import declaration_of, declarations
+from ir_passes.exported import Exported, export
+from ir_passes.findings import AuditError, Finding
+from ir_passes.fingerprint import fingerprint
+from ir_passes.first_run import FirstRun
+from ir_passes.graph import Graph, Pass
+from ir_passes.hlo import HloError
+from ir_passes.liveness import liveness_of
+from ir_passes.pass_pipeline import DEFAULT_PASSES
+from ir_passes.proving import Certify, Proved, prove, warn
+from ir_passes.versions import current_versions
+
+CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
+
+
+def compile_step(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    contract: LaneContract,
+    *,
+    passes: tuple[Pass, ...] = DEFAULT_PASSES,
+    certify: Certify = "error",
+    certificates: str | os.PathLike[str] | None = None,
+    may_copy: Sequence[str] = (),
+    temp_ratio: float = 1.5,
+    mesh: jax.sharding.Mesh | None = None,
+    axes: Sequence[str] = (),
+    compiler_options: dict[str, Any] | None = None,
+) -> "CompiledStep":
+    """Compile a step that is proved to keep its lanes apart and whose program XLA laid out as the contract says.
+
+    Args:
+        fn: the step: positional arguments in, a tuple out.
+        args: example arguments, arrays or `jax.ShapeDtypeStruct`; nothing runs and nothing is donated.
+        contract: whose each argument and result is.
+        passes: rewrites, each followed by a new proof.
+        certify: "error" raises on a fault; "warn" warns of each one and goes on, without the rewrites if the proof
+            fails; "off" neither proves, rewrites nor audits.
+        certificates: a directory; a proof that an earlier certificate in it holds is not made again.
+        may_copy: patterns (as in fnmatch) of paths of pools that may be copied whole, as "*.conv": a shift of a row
+            needs bytes beside its own. Copies are listed in the certificate.
+        temp_ratio: scratch allowed, as a multiple of what is live at once.
+        mesh, axes: the devices, and the mesh axes along which the step may communicate.
+        compiler_options: for XLA.
+
+    Returns:
+        The step; calling it consumes its pools that have successors, and nothing else.
+
+    Raises:
+        ContractError: the contract does not fit the function.
+        IsolationError: the step is not proved; carries the user's source lines.
+        AuditError: XLA's program does not do what the contract says.
+        HloError: this version of JAX or XLA does not give out what the audit reads.
+        ValueError: `certify` is none of the three.
+    """
+    if certify not in CERTIFY:
+        raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
+    clock = Clock()
+    bound = clock.time("trace", contract.bind, fn, args)
+    graph = Graph(clock.time("trace", _trace, fn, args), bound)
+    calling = Calling.of(fn, args, bound)
+    versions = current_versions(compiler_options)
+    prints = fingerprint(graph.program), fingerprint(bound)
+    key = Key(*prints, fingerprint((passes, declarations())), versions)
+    store = None if certificates is None else CertificateStore(Path(certificates))
+    kept = None if store is None or certify == "off" else clock.time("prove", store.find, key)
+    proved = prove(graph, passes, certify, kept, clock)
+    plan = clock.time("plan", lambda: _plan(proved.graph, bound.lanes))
+    lowered = clock.time("lower", calling.lower, proved.graph.program, args)
+    compiled = clock.time("compile", lowered.compile, compiler_options=compiler_options)
+    report, audit_faults = None, ()
+    if certify != "off":
+        report, audit_faults = clock.time(
+            "audit",
+            lambda: _audit(
+                compiled,
+                calling.compiled_bound(bound),
+                certify,
+                mesh=mesh,
+                axes=axes,
+                may_copy=may_copy,
+                temp_ratio=temp_ratio,
+            ),
+        )
+    certificate = make_certificate(
+        calling.name, certify, key, proved, audit_faults, plan, compiled, report, bound, clock.seconds
+    )
+    if store is not None and kept is None and certificate.holds:
+        store.keep(key, certificate)
+    return CompiledStep(proved, calling, compiled, bound, plan, certificate, report, certify)
+
+
+def _trace(fn: Callable[..., Any], args: tuple[Any, ...]) -> ir.ClosedJaxpr:
+    """The program without calls, but for those that are declared row-wise."""
+    return ir.inline(ir.trace(fn, *args), keep=lambda eqn: declaration_of(eqn) is not None)
+
+
+def _plan(graph: Graph, lanes: int) -> Plan:
+    plan = plan_liveness(liveness_of(graph.program), lanes=lanes)
+    verify(plan.jaxpr, plan)
+    return plan
+
+
+def _audit(
+    compiled: jax.stages.Compiled, bound: BoundContract, certify: Certify, **options: Any
+) -> tuple[AuditReport | None, tuple[str, ...]]:
+    """The report and, where faults only warn, the faults."""
+    try:
+        report = audit(compiled, bound, **options)
+        if certify == "error":
+            return report.require(), ()
+        faults = tuple(map(str, report.findings))
+    except HloError as error:
+        if certify == "error":
+            raise
+        report, faults = None, (f"the program was not audited: {error}",)
+    warn(faults)
+    return report, faults
+
+
+class CompiledStep:
+    """A compiled step; call it as the function it was made from. Its pools that have successors are consumed.
+
+    Attributes:
+        certificate: what is known of it.
+        jaxpr: the program that was compiled, after the rewrites.
+        compiled: XLA's.
+        bound: the contract, leaf by leaf.
+        plan: the arena of its scratch.
+        audit: what the audit found; None where there was none.
+        passes: what each rewrite did.
+    """
+
+    def __init__(
+        self,
+        proved: Proved,
+        calling: Calling,
+        compiled: jax.stages.Compiled,
+        bound: BoundContract,
+        plan: Plan,
+        certificate: Certificate,
+        report: AuditReport | None,
+        certify: Certify,
+    ):
+        self.certificate = certificate
+        self.jaxpr = proved.graph.program
+        self.compiled = compiled
+        self.bound = bound
+        self.plan = plan
+        self.audit = report
+        self.passes = proved.passes
+        self._calling = calling
+        self._run = self._entry = calling.entry(compiled)
+        if certify != "off" and bound.successors:
+            self._run = FirstRun(self._entry, bound, self._ran)
+        self._certify = certify
+
+    def __call__(self, *args: Any) -> Any:
+        return self._run(*args)
+
+    def __repr__(self) -> str:
+        state = "certified" if self.certificate.holds else "not certified"
+        return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {state})"
+
+    def _ran(self, findings: tuple[Finding, ...]) -> None:
+        """The first call is over and the pools were looked at; from now on nothing stands before XLA's program."""
+        self._run = self._entry
+        if findings and self._certify == "error":
+            raise AuditError(findings)
+        warn([str(finding) for finding in findings])
+
+    def report(self) -> str:
+        """Certificate and plan in words."""
+        return f"{self.certificate.report()}\n{self.plan.report(10)}"
+
+    def export(self, form: Literal["stablehlo", "executable"] = "stablehlo") -> Exported:
+        """The step and its certificate in a form that outlives the process; see `Exported`."""
+        return export(self._calling, self.jaxpr, self.compiled, self.bound, self.certificate, form)

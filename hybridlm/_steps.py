@@ -148,30 +148,36 @@ def score_step(structure: Structure, top: int) -> Step:
     ) -> tuple[Scored, tuple]:
         model = structure.rebuild(params)
         hidden, pools = model(tokens, lengths, positions, pools, kv_blocks)
-        rows = hidden.reshape((-1, hidden.shape[-1]))
-        scored = score_rows(model, rows, targets.reshape((-1,)), top)
-        return jax.tree.map(lambda x: x.reshape((*tokens.shape, *x.shape[1:])), scored), pools
+        return score_tokens(model, hidden, targets, top), pools
 
     return step
 
 
-def score_rows(model: Decoder, rows: Float32[Array, "row hidden"], targets: Int32[Array, "row"], top: int) -> Scored:
-    """Log-softmax over the whole vocabulary, a block of rows at a time, so that few logits exist at once."""
-    count = rows.shape[0]
-    block = min(count, max(8, HEAD_BYTES // (4 * model.config.vocab_size)))
-    blocks = -(-count // block)
-    padding = blocks * block - count
+def score_tokens(
+    model: Decoder, hidden: Float32[Array, "lane token hidden"], targets: Int32[Array, "lane token"], top: int
+) -> Scored:
+    """Log-softmax over the whole vocabulary, some tokens of all lanes at a time, so that few logits exist at once."""
+    lanes, tokens, size = hidden.shape
+    rows = max(8, HEAD_BYTES // (4 * model.config.vocab_size))
+    block = min(tokens, max(1, rows // lanes))
+    blocks = -(-tokens // block)
+
+    def split(x: Array) -> Array:
+        """[lane, token, ..] -> [block, lane, token of the block, ..]."""
+        x = jnp.pad(x, [(0, 0), (0, blocks * block - tokens)] + [(0, 0)] * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape((lanes, blocks, block, *x.shape[2:])), 1, 0)
+
+    def join(x: Array) -> Array:
+        return jnp.moveaxis(x, 0, 1).reshape((lanes, blocks * block, *x.shape[3:]))[:, :tokens]
 
     def score_block(inputs: tuple[Array, Array]) -> Scored:
         hidden, target = inputs
-        logits = model.logits(hidden)
+        logits = model.logits(hidden.reshape((-1, size)))
         total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
-        chosen = jnp.take_along_axis(logits, target[:, None], axis=1, mode="fill")
+        chosen = jnp.take_along_axis(logits, target.reshape((-1, 1)), axis=1, mode="fill")
         best, ids = lax.top_k(logits, top) if top else (None, None)
-        greedy = most_likely(logits) == target
-        return Scored((chosen - total)[:, 0], greedy, ids, None if best is None else best - total)
+        greedy = most_likely(logits) == target.reshape((-1,))
+        scored = Scored((chosen - total)[:, 0], greedy, ids, None if best is None else best - total)
+        return jax.tree.map(lambda x: x.reshape((*target.shape, *x.shape[1:])), scored)
 
-    hidden = jnp.pad(rows, ((0, padding), (0, 0))).reshape((blocks, block, rows.shape[1]))
-    target = jnp.pad(targets, (0, padding)).reshape((blocks, block))
-    scored = lax.map(score_block, (hidden, target))
-    return jax.tree.map(lambda x: x.reshape((blocks * block, *x.shape[2:]))[:count], scored)
+    return jax.tree.map(join, lax.map(score_block, (split(hidden), split(targets))))

@@ -71,7 +71,7 @@ class _Walk:
         leaf: dict[Any, int | None] = dict(zip(jaxpr.invars, leaves, strict=True))
 
         def dims_of(atom: Any) -> Dims:
-            return fresh(atom.aval.shape) if isinstance(atom, ir.Literal) else dims[atom]
+            return () if isinstance(atom, ir.Literal) else dims[atom]
 
         def leaf_of(atom: Any) -> int | None:
             return None if isinstance(atom, ir.Literal) else leaf.get(atom)
@@ -98,7 +98,7 @@ class _Walk:
             if name == "name" and eqn.params["name"].startswith(PREFIX):
                 labels = tuple(label or None for label in eqn.params["name"].removeprefix(PREFIX).split(","))
                 if len(labels) == len(operands[0]):
-                    for mine, named in zip(operands[0], _labelled(eqn.invars[0].aval.shape, labels), strict=True):
+                    for mine, named in zip(operands[0], _labelled([dim.size for dim in operands[0]], labels), strict=True):
                         unify(mine, named)
                 return [operands[0]], [pools[0]]
             rule = DIMENSION_RULES.get(name)

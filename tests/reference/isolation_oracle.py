@@ -1,0 +1,234 @@
+"""Ground truth about a step: change what belongs to one lane, run again, and compare everything else bit for bit.
+
+What the contract promises is tested as it stands there: another lane's output and rows stay the same (isolation), rows
+outside the slot map stay as they were (frame), and so do the rows of a lane of length 0 (idle). Lanes on the null row
+and the null row itself are outside every promise.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy_interpreter import NotInNumpy, evaluate
+
+from ir_passes import BoundContract, Lane, LaneContract, Pool, SlotMap, ir
+
+Leaves = list[np.ndarray]
+Draw = Callable[[np.random.Generator], tuple[Any, ...]]
+
+
+class Leak(NamedTuple):
+    """What was seen.
+
+    Attributes:
+        change: what was changed, as "inputs of lane 2".
+        seen: what changed that must not, as "output 1, row 3".
+    """
+
+    change: str
+    seen: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a step: its arguments, and what may differ from the unchanged run.
+
+    Attributes:
+        change: what was changed.
+        leaves: the arguments, flat.
+        lanes: lanes that may differ.
+    """
+
+    change: str
+    leaves: Leaves
+    lanes: frozenset[int] = field(default_factory=frozenset)
+
+
+def maps(bound: BoundContract, leaves: Leaves, group: str) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that each lane reads and writes in a group."""
+    read = write = np.arange(bound.lanes)
+    for at, leaf in zip(bound.inputs, leaves, strict=True):
+        if isinstance(at.entry, SlotMap) and group in at.entry.names:
+            read = read if at.entry.role == "write" else leaf
+            write = write if at.entry.role == "read" else leaf
+    return read, write
+
+
+def mapped(bound: BoundContract, group: str) -> bool:
+    return any(isinstance(at.entry, SlotMap) and group in at.entry.names for at in bound.inputs)
+
+
+def row_first(array: np.ndarray, axis: int) -> np.ndarray:
+    return np.moveaxis(np.asarray(array), axis, 0)
+
+
+def _put(leaf: np.ndarray, axis: int, row: int, value: Any) -> np.ndarray:
+    new = row_first(leaf.copy(), axis)
+    new[row] = value
+    return np.moveaxis(new, 0, axis)
+
+
+def _poison(value: np.ndarray) -> np.ndarray:
+    if jax.numpy.issubdtype(value.dtype, np.floating):
+        return np.full_like(value, np.nan)
+    return value
+
+
+def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -> Iterator[Run]:
+    inputs, state = list(leaves), list(leaves)
+    readers = {lane}
+    for i, at in enumerate(bound.inputs):
+        if isinstance(at.entry, Lane):
+            inputs[i] = _put(leaves[i], at.entry.axis, lane, row_first(donor[i], at.entry.axis)[lane])
+        elif isinstance(at.entry, Pool):
+            read, _ = maps(bound, leaves, at.entry.group)
+            row = int(read[lane])
+            if row or not mapped(bound, at.entry.group):
+                state[i] = _put(leaves[i], at.entry.axis, row, row_first(donor[i], at.entry.axis)[row])
+                readers |= {other for other in range(bound.lanes) if read[other] == row}
+    yield Run(f"inputs of lane {lane}", inputs, frozenset({lane}))
+    yield Run(f"rows of lane {lane}", state, frozenset(readers))
+    both = [a if a is not leaf else b for a, b, leaf in zip(inputs, state, leaves, strict=True)]
+    for i, at in enumerate(bound.inputs):
+        axis = getattr(at.entry, "axis", 0)
+        if both[i] is not leaves[i]:
+            row = lane if isinstance(at.entry, Lane) else int(maps(bound, leaves, at.entry.group)[0][lane])  # type: ignore[union-attr]
+            both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
+    yield Run(f"NaN in lane {lane}", both, frozenset(readers))
+
+
+def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.Generator) -> Iterator[Run]:
+    """The lane on another row, which nobody uses."""
+    for i, at in enumerate(bound.inputs):
+        if not isinstance(at.entry, SlotMap) or at.entry.role == "read" or leaves[i][lane] == 0:
+            continue
+        used = {int(row) for group in at.entry.names for rows in maps(bound, leaves, group) for row in rows}
+        free = [row for row in range(1, at.entry.size) if row not in used]
+        if free:
+            new = list(leaves)
+            new[i] = _put(leaves[i], 0, lane, np.int32(rng.choice(free)))
+            yield Run(f"{at.path} of lane {lane}", new, frozenset({lane}))
+
+
+def _others_run(bound: BoundContract, leaves: Leaves) -> Run:
+    """NaN in every row that no lane reads."""
+    new = list(leaves)
+    for i, at in enumerate(bound.inputs):
+        if isinstance(at.entry, Pool) and mapped(bound, at.entry.group):
+            read, _ = maps(bound, leaves, at.entry.group)
+            for row in set(range(leaves[i].shape[at.entry.axis])) - set(read.tolist()):
+                value = row_first(new[i], at.entry.axis)[row]
+                new[i] = _put(new[i], at.entry.axis, row, _poison(value))
+    return Run("NaN in rows of no lane", new)
+
+
+def runs(bound: BoundContract, draw: Draw, seed: int) -> list[Run]:
+    """The unchanged run of one draw, then every change of it."""
+    rng = np.random.default_rng((seed, 1))
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(draw(np.random.default_rng(seed)))]
+    donor = [np.asarray(leaf) for leaf in jax.tree.leaves(draw(np.random.default_rng((seed, 2))))]
+    found = [Run("nothing", leaves), _others_run(bound, leaves)]
+    for lane in range(bound.lanes):
+        found += _lane_runs(bound, leaves, donor, lane)
+        found += _moved_runs(bound, leaves, lane, rng)
+    return found
+
+
+def differing(a: np.ndarray, b: np.ndarray) -> set[int]:
+    """Indices along the first axis where two arrays differ in any bit."""
+    a, b = (np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8) for x in (a, b))
+    return set(np.flatnonzero((a != b).any(axis=1)).tolist())
+
+
+def judge(bound: BoundContract, base: Leaves, run: Run, results: Leaves) -> Iterator[Leak]:
+    """What a run breaks of the contract.
+
+    Args:
+        base: results of the unchanged run, flat.
+        results: of this one.
+    """
+    donors = {successor: i for i, successor in bound.successors.items()}
+    null = {
+        lane
+        for at, leaf in zip(bound.inputs, run.leaves, strict=True)
+        if isinstance(at.entry, SlotMap)
+        for lane in np.flatnonzero(leaf == 0).tolist()
+    }
+    idle = {
+        lane
+        for at, leaf in zip(bound.inputs, run.leaves, strict=True)
+        if isinstance(at.entry, Lane) and at.entry.role == "length"
+        for lane in np.flatnonzero(leaf == 0).tolist()
+    }
+    for i, at in enumerate(bound.outputs):
+        if isinstance(at.entry, Lane):
+            changed = differing(row_first(base[i], at.entry.axis), row_first(results[i], at.entry.axis))
+            for lane in sorted(changed - run.lanes - null):
+                yield Leak(run.change, f"{at.path}, lane {lane}")
+        elif isinstance(at.entry, Pool):
+            _, write = maps(bound, run.leaves, at.entry.group)
+            owner = {int(row): lane for lane, row in enumerate(write)}
+            before = row_first(run.leaves[donors[i]], at.entry.axis)
+            after = row_first(results[i], at.entry.axis)
+            changed = differing(row_first(base[i], at.entry.axis), after)
+            moved = differing(before, after)
+            for row in range(1 if mapped(bound, at.entry.group) else 0, len(after)):
+                if row not in owner and row in moved:
+                    yield Leak(run.change, f"{at.path}, row {row}, which is no lane's")
+                elif row in owner and owner[row] in idle and row in moved:
+                    yield Leak(run.change, f"{at.path}, row {row} of the idle lane {owner[row]}")
+                elif row in owner and owner[row] not in run.lanes and row in changed:
+                    yield Leak(run.change, f"{at.path}, row {row} of lane {owner[row]}")
+
+
+def batched(changes: Sequence[Run]) -> Leaves:
+    """The arguments of many runs, stacked."""
+    return [np.stack(leaves) for leaves in zip(*(run.leaves for run in changes), strict=True)]
+
+
+def judge_all(bound: BoundContract, changes: Sequence[Run], results: Leaves) -> Iterator[Leak]:
+    """What runs break of the contract, the first of which is the unchanged one; results are stacked."""
+    base = [result[0] for result in results]
+    for i, run in enumerate(changes):
+        yield from judge(bound, base, run, [result[i] for result in results])
+
+
+def leaks(
+    step: Callable[..., Any],
+    contract: LaneContract,
+    draw: Draw,
+    seeds: Sequence[int] = (0, 1, 2),
+    compiled: bool = False,
+) -> list[Leak]:
+    """Run a step with every change of several draws, and report all that breaks its contract.
+
+    Args:
+        step: a step.
+        contract: its contract.
+        draw: random numbers -> arguments, with another slot map and other weights each time.
+        seeds: draws.
+        compiled: let XLA compile the step and run it as it is; otherwise numpy runs its jaxpr, all changes at once,
+            and XLA only steps with a primitive that numpy has no rule for.
+    """
+    example = draw(np.random.default_rng(seeds[0]))
+    bound = contract.bind(step, example)
+    tree = jax.tree.structure(example)
+    jitted = jax.jit(step)
+    program = ir.trace(step, *example)
+
+    def run(changes: list[Run]) -> Leaves:
+        if not compiled:
+            with contextlib.suppress(NotInNumpy):
+                results = evaluate(program, batched(changes))
+                return [np.broadcast_to(result, (len(changes), *result.shape[1:])) for result in results]
+        results = [jax.tree.leaves(jitted(*jax.tree.unflatten(tree, each.leaves))) for each in changes]
+        return [np.stack(leaves) for leaves in zip(*jax.device_get(results), strict=True)]
+
+    found: list[Leak] = []
+    for seed in seeds:
+        changes = runs(bound, draw, seed)
+        found += judge_all(bound, changes, run(changes))
+    return found

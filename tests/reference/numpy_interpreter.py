@@ -1,0 +1,274 @@
+"""A jaxpr run by numpy, many runs at once: nothing is compiled, so that thousands of small programs can be run.
+
+Every value has a leading axis of independent runs, which no rule mixes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy_indexing import COMBINE, dynamic_slice, dynamic_update_slice, gather, scatter
+
+from ir_passes import ir
+
+Value = np.ndarray
+Params = dict[str, Any]
+
+
+class NotInNumpy(NotImplementedError):
+    """A primitive that has no rule here."""
+
+
+def _logistic(x: Value) -> Value:
+    return 1 / (1 + np.exp(-x))
+
+
+def _divide(a: Value, b: Value) -> Value:
+    if np.issubdtype(a.dtype, np.integer):
+        return np.trunc(np.divide(a, np.where(b == 0, 1, b)))
+    return np.divide(a, b)
+
+
+def _remainder(a: Value, b: Value) -> Value:
+    return np.fmod(a, np.where(b == 0, 1, b)) if np.issubdtype(a.dtype, np.integer) else np.fmod(a, b)
+
+
+def _select(which: Value, *cases: Value) -> Value:
+    which, *rest = _level((which, *cases))
+    return np.where(which == 0, *rest) if len(rest) == 2 else np.choose(which.astype(np.int64), rest)
+
+
+def _clamp(low: Value, x: Value, high: Value) -> Value:
+    return np.minimum(np.maximum(x, low), high)
+
+
+def _level(values: Sequence[Value]) -> list[Value]:
+    """Scalars beside arrays get dimensions of size one."""
+    rank = max(x.ndim for x in values)
+    return [x if x.ndim == rank else x.reshape(x.shape + (1,) * (rank - x.ndim)) for x in values]
+
+
+ELEMENTWISE: dict[str, Callable[..., Value]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divide, "rem": _remainder, "neg": np.negative,
+    "max": np.maximum, "min": np.minimum, "pow": np.power, "abs": np.abs, "sign": np.sign, "floor": np.floor,
+    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log1p": np.log1p, "expm1": np.expm1, "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x), "square": np.square, "tanh": np.tanh, "sin": np.sin, "cos": np.cos,
+    "logistic": _logistic, "is_finite": np.isfinite, "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert,
+    "xor": np.bitwise_xor, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
+    "gt": np.greater, "ge": np.greater_equal, "clamp": _clamp, "select_n": _select, "round": np.round,
+    "ceil": np.ceil,
+}  # fmt: skip
+IDENTITY = {"stop_gradient", "copy", "copy_p", "pvary", "optimization_barrier", "name", "sharding_constraint"}
+
+
+def _broadcast(p: Params, x: Value) -> Value:
+    shape = [1] * len(p["shape"])
+    for dim, size in zip(p["broadcast_dimensions"], x.shape[1:], strict=True):
+        shape[dim] = size
+    return np.broadcast_to(x.reshape(len(x), *shape), (len(x), *p["shape"]))
+
+
+def _dot(p: Params, a: Value, b: Value) -> Value:
+    (ca, cb), (ba, bb) = p["dimension_numbers"]
+    names_a, names_b, fresh = [-1] * (a.ndim - 1), [-1] * (b.ndim - 1), 1
+    for i, j in [*zip(ba, bb, strict=True), *zip(ca, cb, strict=True)]:
+        names_a[i] = names_b[j] = fresh
+        fresh += 1
+    for names in (names_a, names_b):
+        for i, name in enumerate(names):
+            if name < 0:
+                names[i], fresh = fresh, fresh + 1
+    contracted = {names_a[i] for i in ca}
+    batch = [names_a[i] for i in ba]
+    rest = [n for n in (*names_a, *names_b) if n not in contracted and n not in batch]
+    return np.einsum(a, [0, *names_a], b, [0, *names_b], [0, *batch, *rest])
+
+
+def _slice(p: Params, x: Value) -> Value:
+    strides = p["strides"] or (1,) * (x.ndim - 1)
+    return x[(slice(None), *map(slice, p["start_indices"], p["limit_indices"], strides))]
+
+
+def _pad(p: Params, x: Value, fill: Value) -> Value:
+    config = p["padding_config"]
+    if any(inner or low < 0 or high < 0 for low, high, inner in config):
+        raise NotInNumpy("pad with negative or inner padding")
+    shape = (len(x), *(low + size + high for (low, high, _), size in zip(config, x.shape[1:], strict=True)))
+    new = np.broadcast_to(fill.reshape(-1, *[1] * (x.ndim - 1)), shape).astype(x.dtype)
+    new[(slice(None), *(slice(low, low + size) for (low, _, _), size in zip(config, x.shape[1:], strict=True)))] = x
+    return new
+
+
+def _sort(p: Params, *operands: Value) -> list[Value]:
+    axis = p["dimension"] + 1
+    order = np.lexsort(operands[: p["num_keys"]][::-1], axis=axis)
+    return [np.take_along_axis(x, order, axis) for x in operands]
+
+
+def _top_k(p: Params, x: Value) -> list[Value]:
+    axis = p["axis"] % (x.ndim - 1) + 1
+    order = np.argsort(-x, axis=axis, kind="stable").take(range(p["k"]), axis=axis)
+    return [np.take_along_axis(x, order, axis), order]
+
+
+def _ragged_dot(p: Params, rows: Value, weights: Value, sizes: Value) -> Value:
+    numbers = p["ragged_dot_dimension_numbers"]
+    form = (rows.ndim, weights.ndim, tuple(numbers.lhs_ragged_dimensions), tuple(numbers.rhs_group_dimensions))
+    if form != (3, 4, (0,), (0,)):
+        raise NotInNumpy("ragged_dot_general in another form than [m, k] x [g, k, n]")
+    ends = np.cumsum(np.maximum(sizes, 0), axis=1)[:, :, None]
+    row = np.arange(rows.shape[1])
+    inside = (row < ends) & (row >= ends - np.maximum(sizes, 0)[:, :, None])
+    products = np.einsum("rmk,rgkn->rgmn", rows, weights)
+    return np.where(inside[..., None], products, 0).sum(axis=1, dtype=products.dtype)
+
+
+def _cumulative(function: Any) -> Callable[..., Value]:
+    def rule(p: Params, x: Value) -> Value:
+        axis = p["axis"] + 1
+        return np.flip(function(np.flip(x, axis), axis=axis), axis) if p["reverse"] else function(x, axis=axis)
+
+    return rule
+
+
+def _reduce(function: Any) -> Callable[..., Value]:
+    return lambda p, x: function(x, axis=tuple(axis + 1 for axis in p["axes"]))
+
+
+def _iota(p: Params) -> Value:
+    shape = [1] * (len(p["shape"]) + 1)
+    shape[p["dimension"] + 1] = -1
+    return np.broadcast_to(np.arange(p["shape"][p["dimension"]]).reshape(shape), (1, *p["shape"]))
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "broadcast_in_dim": _broadcast,
+    "dot_general": _dot,
+    "slice": _slice,
+    "pad": _pad,
+    "sort": _sort,
+    "top_k": _top_k,
+    "ragged_dot_general": _ragged_dot,
+    "gather": gather,
+    "dynamic_slice": dynamic_slice,
+    "dynamic_update_slice": dynamic_update_slice,
+    "iota": _iota,
+    "integer_pow": lambda p, x: x ** p["y"],
+    "convert_element_type": lambda p, x: x,
+    "reshape": lambda p, x: x.reshape(len(x), *p["new_sizes"]),
+    "squeeze": lambda p, x: np.squeeze(x, tuple(dim + 1 for dim in p["dimensions"])),
+    "transpose": lambda p, x: x.transpose(0, *(dim + 1 for dim in p["permutation"])),
+    "concatenate": lambda p, *xs: np.concatenate(xs, p["dimension"] + 1),
+    "stack": lambda p, *xs: np.stack(xs, p["axis"] + 1),
+    "tile": lambda p, x: np.tile(x, (1, *p["reps"])),
+    "split": lambda p, x: np.split(x, np.cumsum(p["sizes"])[:-1], p["axis"] + 1),
+    "unstack": lambda p, x: list(np.moveaxis(x, p["axis"] + 1, 0)),
+    "rev": lambda p, x: np.flip(x, tuple(dim + 1 for dim in p["dimensions"])),
+    "argmax": lambda p, x: np.argmax(x, axis=p["axes"][0] + 1),
+    "argmin": lambda p, x: np.argmin(x, axis=p["axes"][0] + 1),
+    "cumsum": _cumulative(np.cumsum),
+    "cumprod": _cumulative(np.cumprod),
+    "cummax": _cumulative(np.maximum.accumulate),
+    "reduce_sum": _reduce(np.sum),
+    "reduce_max": _reduce(np.max),
+    "reduce_min": _reduce(np.min),
+    "reduce_prod": _reduce(np.prod),
+    "reduce_and": _reduce(np.all),
+    "reduce_or": _reduce(np.any),
+}
+
+
+def _scan(eqn: ir.JaxprEqn, values: Sequence[Value]) -> list[Value]:
+    consts, carried = ir.scan_counts(eqn)
+    body = ir.closed(eqn.params["jaxpr"])
+    fixed, carry, xs = values[:consts], list(values[consts : consts + carried]), values[consts + carried :]
+    steps = range(eqn.params["length"])
+    ys: list[list[Value]] = []
+    for i in reversed(steps) if eqn.params["reverse"] else steps:
+        results = evaluate(body, [*fixed, *carry, *(x[:, i] for x in xs)])
+        carry = results[:carried]
+        ys.append(results[carried:])
+    if eqn.params["reverse"]:
+        ys.reverse()
+    return [*carry, *(np.stack(y, axis=1) for y in zip(*ys, strict=True))]
+
+
+def _while(eqn: ir.JaxprEqn, values: Sequence[Value]) -> list[Value]:
+    """Runs that have ended keep their carry while the others go on."""
+    p = eqn.params
+    test, body = ir.closed(p["cond_jaxpr"]), ir.closed(p["body_jaxpr"])
+    split = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+    carry = list(values[split[1] :])
+    for _ in range(1000):
+        going = evaluate(test, [*values[: split[0]], *carry])[0]
+        if not going.any():
+            return carry
+        new = evaluate(body, [*values[split[0] : split[1]], *carry])
+        carry = [_select(going, a, b) for a, b in zip(carry, new, strict=True)]
+    raise NotInNumpy("a loop of more than a thousand turns")
+
+
+def _cond(eqn: ir.JaxprEqn, values: Sequence[Value]) -> list[Value]:
+    """All branches, then the chosen one for each run."""
+    branches = [evaluate(ir.closed(branch), values[1:]) for branch in eqn.params["branches"]]
+    which = np.clip(values[0].astype(np.int64), 0, len(branches) - 1)
+    return [_select(which, *results) for results in zip(*branches, strict=True)]
+
+
+CONTROL = {"scan": _scan, "while": _while, "cond": _cond}
+
+
+def apply(eqn: ir.JaxprEqn, values: Sequence[Value]) -> list[Value]:
+    """The results of one equation.
+
+    Raises:
+        NotInNumpy: there is no rule for its primitive.
+    """
+    name = eqn.primitive.name
+    count = max((len(value) for value in values), default=1)
+    body = ir.body_of(eqn)
+    if body is not None:
+        return evaluate(body, values)
+    if name not in ELEMENTWISE:
+        values = [np.broadcast_to(x, (count, *x.shape[1:])) if len(x) != count else x for x in values]
+    if name in CONTROL:
+        return CONTROL[name](eqn, values)
+    if name in ELEMENTWISE:
+        results = ELEMENTWISE[name](*_level(values))
+    elif name in IDENTITY:
+        results = list(values)
+    elif name in COMBINE:
+        results = scatter(name, eqn.params, *values)
+    elif name in RULES:
+        results = RULES[name](eqn.params, *values)
+    else:
+        raise NotInNumpy(name)
+    results = results if isinstance(results, list | tuple) else [results]
+    typed = []
+    for result, var in zip(results, eqn.outvars, strict=True):
+        aval: Any = var.aval
+        typed.append(np.asarray(result).astype(aval.dtype, copy=False))
+        if typed[-1].shape[1:] != aval.shape:
+            raise AssertionError(f"{name}: {typed[-1].shape} where the jaxpr says {aval}")
+    return typed
+
+
+def literal(atom: ir.Literal) -> Value:
+    aval: Any = atom.aval
+    return np.asarray(atom.val, aval.dtype)[None]
+
+
+def evaluate(program: ir.ClosedJaxpr, args: Sequence[Value]) -> list[Value]:
+    """The results of a traced program for many runs: arguments and results have a leading axis of runs, or of one."""
+    env: dict[Any, Value] = {}
+    for var, value in zip(program.jaxpr.constvars, program.consts, strict=True):
+        env[var] = np.asarray(value)[None]
+    env.update(zip(program.jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Value:
+        return literal(atom) if isinstance(atom, ir.Literal) else env[atom]
+
+    with np.errstate(all="ignore"):
+        for eqn in program.jaxpr.eqns:
+            env.update(zip(eqn.outvars, apply(eqn, [read(atom) for atom in eqn.invars]), strict=True))
+    return [read(atom) for atom in program.jaxpr.outvars]

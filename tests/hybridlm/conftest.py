@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from text_checkpoint import write_text_checkpoint
+from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
 
 
 @pytest.fixture(scope="session")
 def text_lm(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
-    """A tiny random model that reads and writes text: three lanes, 48 tokens of context, chunks of 5."""
+    """A tiny random model that reads and writes text: three lanes, 256 tokens of context, chunks of 5."""
     directory: Path = write_text_checkpoint(tmp_path_factory.mktemp("text"))
-    return hybridlm.load(directory, lanes=3, context=48, dtype="float32", chunk=5)
+    return hybridlm.load(directory, **SETTINGS)

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import pytest
-from text_checkpoint import END, write_text_checkpoint
+from text_checkpoint import END, SETTINGS, write_text_checkpoint
 from typer.testing import CliRunner, Result
 
 import hybridlm
@@ -20,8 +20,6 @@ from hybridlm import _cli_demo, _cli_generate, _cli_score, demo
 from hybridlm._cli import app
 from hybridlm._generation import Event
 from hybridlm.demo import story
-
-TINY: dict[str, Any] = {"dtype": "float32", "lanes": 2, "context": 256, "chunk": 16}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(checkpoint: Path) -> hybridlm.LM:
-    return hybridlm.load(checkpoint, **TINY)
+    return hybridlm.load(checkpoint, **SETTINGS)
 
 
 @pytest.fixture
@@ -290,13 +288,15 @@ def test_ends_of_a_stream(root: Path, end: str):
 
 
 def test_score(lm: hybridlm.LM, tmp_path: Path):
-    (tmp_path / "in.jsonl").write_text('{"id": "a", "text": "Ada"}\n{"id": "b", "token_ids": [97]}\n{"text": "Ben"}\n')
+    (tmp_path / "in.jsonl").write_text(
+        '{"id": "a", "text": "Ada"}\n{"id": "b", "token_ids": [97]}\n{"text": "Ben"}\n{"text": "Bo"}\n'
+    )
     result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert result.exit_code == 0 and result.stdout == ""
-    assert "2 texts of 6 tokens" in result.stderr and "1 rows have an error" in result.stderr
+    assert "3 texts of 8 tokens" in result.stderr and "1 rows have an error" in result.stderr
     found = rows((tmp_path / "out.jsonl").read_text())
-    assert found[0]["sum_logprob"] == lm.score(["Ada", "Ben"])[0].sum_logprob
-    assert [row["id"] for row in found] == ["a", "b", None] and found[1]["error"].startswith("line 2: ")
+    assert found[0]["sum_logprob"] == lm.score(["Ada", "Ben", "Bo"])[0].sum_logprob
+    assert [row["id"] for row in found] == ["a", "b", None, None] and found[1]["error"].startswith("line 2: ")
     message = refused("score", "-m", "tiny", "--strict", tmp_path / "in.jsonl", tmp_path / "strict.jsonl")
     assert message.startswith(f"error: {tmp_path / 'in.jsonl'}: line 2: token_ids: token id 97")
     assert not (tmp_path / "strict.jsonl").exists()
@@ -304,9 +304,9 @@ def test_score(lm: hybridlm.LM, tmp_path: Path):
 
 @pytest.fixture
 def embedded(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> Iterator[hybridlm.LM]:
-    """A small demo: two stories of one holder. The model has learned nothing: its answers are wrong, and equal."""
+    """A small demo: three stories of one holder. The model has learned nothing: its answers are wrong, and equal."""
     monkeypatch.setattr(_cli_demo, "load", lambda *args, **settings: loaded)
-    monkeypatch.setattr(_cli_demo, "STORIES", 2)
+    monkeypatch.setattr(_cli_demo, "STORIES", 3)
     monkeypatch.setattr(_cli_demo, "MAX_TOKENS", 6)
     monkeypatch.setattr(demo, "story", lambda seed: story(seed, holders=1))
     yield loaded
@@ -316,29 +316,29 @@ def embedded(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> Iterator[h
 def test_demo(embedded: hybridlm.LM):
     output = printed("demo", "--seed", "3")
     assert output.startswith("LM(qwen3_5,") and f"jax {jax.__version__}" in output
-    stories = [demo.story(seed) for seed in demo.UNSEEN[6:8]]
+    stories = [demo.story(seed) for seed in demo.UNSEEN[9:12]]
     answers = embedded.generate([story.prompt for story in stories], max_tokens=6)
     for told, answer in zip(stories, answers, strict=True):
         assert told.question in output and f"wrong: {told.answer}" in output
         assert answer.text is not None and output.count(answer.text.strip()) == 2
-    assert output.count("tokens/s") == 2 and output.count("0 of 2 right") == 2 and "NO" not in output
-    assert output.endswith("all 2 answers are equal, token by token\n")
+    assert output.count("tokens/s") == 2 and output.count("0 of 3 right") == 2 and "NO" not in output
+    assert output.endswith("all 3 answers are equal, token by token\n")
     # One step for the batch, another one for a single lane.
-    assert {(2, 16), (2, 1), (1, 16), (1, 1)} <= {(s.lanes, s.tokens) for s in embedded._engine.programs.shapes}
+    assert {(3, 5), (3, 1), (1, 5), (1, 1)} <= {(s.lanes, s.tokens) for s in embedded._engine.programs.shapes}
 
 
 def test_demo_sees_a_leak(embedded: hybridlm.LM):
-    """Two lanes exchange their states after every step: both answers differ from those alone."""
+    """Three lanes exchange their states after every step: all answers differ from those alone."""
 
     def swap(pools: tuple, owners: list[Any]) -> tuple:
-        if len(owners) != 2:
+        if len(owners) != 3:
             return pools
-        return jax.tree.map(lambda pool: pool[jax.numpy.array([1, 0])], pools)
+        return jax.tree.map(lambda pool: pool[jax.numpy.array([1, 2, 0])], pools)
 
     embedded._engine.after_step = swap
     result = run("demo")
-    assert result.exit_code == 1 and result.stdout.count("NO") == 2
-    assert result.stderr == "error: 2 of 2 answers differ between the batch and alone\n"
+    assert result.exit_code == 1 and result.stdout.count("NO") == 3
+    assert result.stderr == "error: 3 of 3 answers differ between the batch and alone\n"
 
 
 def test_demo_right_answers():

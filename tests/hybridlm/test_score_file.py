@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from text_checkpoint import write_text_checkpoint
+from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
 from hybridlm._score_file import ScoreFileReport, score_file
@@ -186,7 +186,7 @@ def test_missing_folders(tmp_path: Path):
 
 def test_of_a_model(tmp_path: Path):
     """The same numbers as `score`, the faults that the model finds, more texts than lanes."""
-    lm = hybridlm.load(write_text_checkpoint(tmp_path), dtype="float32", lanes=2, context=256, chunk=16)
+    lm = hybridlm.load(write_text_checkpoint(tmp_path), **SETTINGS)
     texts = ["Ada has the kite.", "B", "Ben has"]
     objects: list[dict[str, Any]] = [{"id": i, "text": text} for i, text in enumerate(texts)]
     objects += [

@@ -19,7 +19,7 @@ chunked = jax.jit(partial(delta_rule_chunked, chunk=CHUNK))
 reference = jax.jit(delta_rule_reference)
 
 
-def inputs(lengths: tuple[int, ...], seed: int = 0) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+def inputs(lengths: tuple[int, ...], seed: int = 0) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """Random lanes; tokens past each length are NaN and infinity."""
     rng = np.random.default_rng(seed)
     lanes, tokens = len(lengths), max(max(lengths), 1)
@@ -35,15 +35,15 @@ def inputs(lengths: tuple[int, ...], seed: int = 0) -> tuple[list[jax.Array], ja
     arrays = []
     for i, x in enumerate((query, key, value, log_decay, beta)):
         x[~valid] = np.nan if i % 2 else np.inf
-        arrays.append(jnp.asarray(x, jnp.float32))
-    state = jnp.asarray(rng.normal(size=(lanes, HEADS, KEY, VALUE)), jnp.float32)
-    return arrays, state, jnp.asarray(valid)
+        arrays.append(x.astype(np.float32))
+    state = rng.normal(size=(lanes, HEADS, KEY, VALUE)).astype(np.float32)
+    return arrays, state, valid
 
 
-def float64(arrays: list[jax.Array], state: jax.Array, length: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
+def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
     """One lane by the equation, in float64."""
-    q, k, v, g, b = (np.asarray(x, np.float64)[lane] for x in arrays)
-    s = np.asarray(state, np.float64)[lane].copy()
+    q, k, v, g, b = (x.astype(np.float64)[lane] for x in arrays)
+    s = state.astype(np.float64)[lane]
     outs = []
     for t in range(length):
         s *= np.exp(g[t])[:, None, None]
@@ -54,64 +54,69 @@ def float64(arrays: list[jax.Array], state: jax.Array, length: int, lane: int) -
 
 
 @pytest.mark.parametrize("form", [chunked, reference], ids=["chunked", "reference"])
-@pytest.mark.parametrize("longest", LENGTHS)
+# Tokens per step; every step has lanes of all the shorter lengths too.
+@pytest.mark.parametrize(
+    "longest", [pytest.param(n, marks=[pytest.mark.long] if 1 < n < CHUNK else []) for n in LENGTHS]
+)
 def test_equals_the_equation_in_float64(form, longest: int) -> None:
     lengths = tuple(n for n in LENGTHS if n <= longest) + (0,)
     arrays, state, valid = inputs(lengths, seed=longest)
-    out, new = form(*arrays, state, valid)
+    out, new = jax.device_get(form(*arrays, state, valid))
     for lane, length in enumerate(lengths):
         want_out, want_state = float64(arrays, state, length, lane)
         np.testing.assert_allclose(out[lane, :length], want_out, atol=TOLERANCE, rtol=0)
         np.testing.assert_allclose(new[lane], want_state, atol=TOLERANCE, rtol=0)
-        assert (np.asarray(out[lane, length:]) == 0).all()
+        assert (out[lane, length:] == 0).all()
 
 
 def test_one_token_at_a_time_equals_all_at_once() -> None:
     arrays, state, valid = inputs((13, 5, 0))
-    want_out, want_state = reference(*arrays, state, valid)
+    want_out, want_state = jax.device_get(reference(*arrays, state, valid))
     step = jax.jit(delta_rule_step)
     for t in range(13):
         out, state = step(*(x[:, t : t + 1] for x in arrays), state, valid[:, t : t + 1])
-        np.testing.assert_allclose(out[:, 0], want_out[:, t], atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(np.asarray(out)[:, 0], want_out[:, t], atol=TOLERANCE, rtol=0)
     np.testing.assert_allclose(state, want_state, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, CHUNK + 3])
 def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: int) -> None:
     arrays, state, valid = inputs((tokens, 0, tokens))
-    poisoned = state.at[1].set(jnp.nan).at[1, 0, 0].set(jnp.array([-0.0, 0.0, jnp.inf, 1e-45, 1, 2, 3]))
+    poisoned = state.copy()
+    poisoned[1] = np.nan
+    poisoned[1, 0, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
     form = jax.jit(delta_rule)
-    out, new = form(*arrays, state, valid)
-    poisoned_out, poisoned_new = form(*arrays, poisoned, valid)
-    assert np.asarray(poisoned_new)[1].tobytes() == np.asarray(poisoned)[1].tobytes()
-    assert np.asarray(new)[1].tobytes() == np.asarray(state)[1].tobytes()
+    out, new = jax.device_get(form(*arrays, state, valid))
+    poisoned_out, poisoned_new = jax.device_get(form(*arrays, poisoned, valid))
+    assert poisoned_new[1].tobytes() == poisoned[1].tobytes()
+    assert new[1].tobytes() == state[1].tobytes()
     for lane in (0, 2):
-        assert np.asarray(out)[lane].tobytes() == np.asarray(poisoned_out)[lane].tobytes()
-        assert np.asarray(new)[lane].tobytes() == np.asarray(poisoned_new)[lane].tobytes()
-    assert (np.asarray(poisoned_out)[1] == 0).all()
+        assert out[lane].tobytes() == poisoned_out[lane].tobytes()
+        assert new[lane].tobytes() == poisoned_new[lane].tobytes()
+    assert (poisoned_out[1] == 0).all()
 
 
 def test_correlated_keys_and_strong_writes_stay_exact() -> None:
     """The case in which a product of powers of the chunk's system loses all its digits."""
     arrays, state, valid = inputs((64,))
     query, key, value, log_decay, beta = arrays
-    key = jnp.broadcast_to(key[:, :1], key.shape)
-    arrays = [query, key, value, 0.001 * log_decay, jnp.full_like(beta, 0.999)]
+    key = np.broadcast_to(key[:, :1], key.shape)
+    arrays = [query, key, value, np.float32(0.001) * log_decay, np.full_like(beta, 0.999)]
     want_out, want_state = float64(arrays, state, 64, 0)
-    out, new = jax.jit(partial(delta_rule_chunked, chunk=64))(*arrays, state, valid)
+    out, new = jax.device_get(jax.jit(partial(delta_rule_chunked, chunk=64))(*arrays, state, valid))
     np.testing.assert_allclose(out[0], want_out, atol=1e-4, rtol=0)
     np.testing.assert_allclose(new[0], want_state, atol=1e-4, rtol=0)
 
 
 def test_gradients_of_the_chunked_form_are_those_of_the_reference() -> None:
     arrays, state, valid = inputs((11, 4))
-    arrays = [jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, 0.0) for x in arrays]
+    arrays = [np.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, np.float32(0)) for x in arrays]
 
     def loss(form, arrays, state):
         out, new = form(*arrays, state, valid)
         return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(new))
 
-    got = jax.grad(partial(loss, chunked), argnums=(0, 1))(arrays, state)
-    want = jax.grad(partial(loss, reference), argnums=(0, 1))(arrays, state)
+    got = jax.jit(jax.grad(partial(loss, chunked), argnums=(0, 1)))(arrays, state)
+    want = jax.jit(jax.grad(partial(loss, reference), argnums=(0, 1)))(arrays, state)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)

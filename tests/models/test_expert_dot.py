@@ -21,7 +21,9 @@ def weights(dtype=jnp.float32) -> jax.Array:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("count", [1, 2, BLOCK, BLOCK + 1, 5 * BLOCK - 1, 200])
+@pytest.mark.parametrize(
+    "count", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (2, BLOCK, 5 * BLOCK - 1)), BLOCK + 1, 200]
+)
 def test_every_row_meets_its_own_expert(form, count: int) -> None:
     x, expert = rows(count, count)
     w = weights()

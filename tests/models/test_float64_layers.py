@@ -1,12 +1,13 @@
 """The delta-net and attention layers against a float64 forward that is written from their equations."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import filled
 from flax import nnx
 from float64_reference import gated_attention, gated_delta_net
 
@@ -35,7 +36,7 @@ ATTENTIONS = {
     "all, no grouping": {"heads": 2, "kv_heads": 2, "head_dim": 8, "rotary": 8},
 }
 
-Run = Callable[[jax.Array, LaneInfo, Any], tuple[jax.Array, Any]]
+M = TypeVar("M", bound=nnx.Module)
 
 
 def random_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
@@ -47,16 +48,12 @@ def random_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     }
 
 
-def fill(module: nnx.Module, weights: dict[str, np.ndarray]) -> None:
-    """Sets the module's parameters by the names of the checkpoint, every one of them."""
-    params = dict(nnx.to_flat_state(nnx.state(module, nnx.Param)))
-    names = {".".join(map(str, path)).removesuffix(".weight"): path for path in params}
-    assert set(names) == {name.removesuffix(".weight") for name in weights}
-    for name, value in weights.items():
-        param = params[names[name.removesuffix(".weight")]]
-        assert param.shape == value.shape, name
-        param[...] = jnp.asarray(value)
-    nnx.update(module, nnx.from_flat_state(list(params.items())))
+def with_weights(build: Callable[[], M], weights: dict[str, np.ndarray]) -> M:
+    """The module with parameters by the names of the checkpoint, every one of them."""
+    left = {name.removesuffix(".weight"): array for name, array in weights.items()}
+    module = filled(build, lambda name, shape: left.pop(name.removesuffix(".weight")))
+    assert not left
+    return module
 
 
 def delta_net(case: dict[str, int]) -> tuple[nnx.Module, dict[str, np.ndarray], dict[str, Any]]:
@@ -72,8 +69,8 @@ def delta_net(case: dict[str, int]) -> tuple[nnx.Module, dict[str, np.ndarray], 
         "norm.weight": (config.value_size,),
         "out_proj.weight": (HIDDEN, config.value_width),
     }
-    module, weights = config.build(HIDDEN, nnx.Rngs(0)), random_weights(shapes)
-    fill(module, weights)
+    weights = random_weights(shapes)
+    module = with_weights(lambda: config.build(HIDDEN, nnx.Rngs(0)), weights)
     fields = {
         "linear_num_key_heads": config.key_heads,
         "linear_num_value_heads": config.value_heads,
@@ -96,8 +93,8 @@ def attention(case: dict[str, int]) -> tuple[nnx.Module, dict[str, np.ndarray], 
         "q_norm.weight": (size,),
         "k_norm.weight": (size,),
     }
-    module, weights = config.build(HIDDEN, nnx.Rngs(0)), random_weights(shapes)
-    fill(module, weights)
+    weights = random_weights(shapes)
+    module = with_weights(lambda: config.build(HIDDEN, nnx.Rngs(0)), weights)
     fields = {
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
@@ -123,7 +120,7 @@ def run_lanes(module: Any, inputs: list[np.ndarray], size: int) -> tuple[list[np
     """Outputs of each lane's real tokens and the last state, by steps of `size` tokens from a state full of NaN."""
     context = max(map(len, inputs))
     state = module.init_state(len(inputs), context, jnp.float32)
-    state = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), state)
+    state = jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), state)
     graph, params = nnx.split(module)
 
     @jax.jit
@@ -136,10 +133,10 @@ def run_lanes(module: Any, inputs: list[np.ndarray], size: int) -> tuple[list[np
 
     outputs: list[list[np.ndarray]] = [[] for _ in inputs]
     for piece, lengths, start in pieces(inputs, size):
-        out, state = step(params, jnp.asarray(piece), jnp.asarray(lengths), jnp.int32(start), state)
+        out, state = step(params, piece, lengths, np.int32(start), state)
         for lane, length in enumerate(lengths):
             outputs[lane].append(np.asarray(out)[lane, :length])
-    return [np.concatenate(parts) for parts in outputs], state
+    return [np.concatenate(parts) for parts in outputs], jax.device_get(state)
 
 
 def random_inputs(size: int) -> list[np.ndarray]:
@@ -148,9 +145,12 @@ def random_inputs(size: int) -> list[np.ndarray]:
 
 
 def steps(names: Iterable[str]) -> list[Any]:
-    """Every case with every step size; two of them only in the long run."""
-    pairs = [(name, size) for name in names for size in LENGTHS]
-    return [pytest.param(*pair, marks=[pytest.mark.long] if i % 4 == 2 else []) for i, pair in enumerate(pairs)]
+    """Every case with every step size, but in short runs each of them once."""
+    return [
+        pytest.param(name, size, marks=[] if i == j else [pytest.mark.long])
+        for i, name in enumerate(names)
+        for j, size in enumerate(LENGTHS)
+    ]
 
 
 @pytest.mark.parametrize(("name", "size"), steps(DELTA_NETS))

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import filled
 from flax import nnx
 
 from models.delta_rule import CHUNK
-from models.gated_delta_net import GatedDeltaNetConfig, GatedDeltaNetState
+from models.gated_delta_net import GatedDeltaNetConfig
 from models.shapes import LaneInfo
 
 HIDDEN, KERNEL = 10, 4
@@ -17,7 +18,14 @@ TOLERANCE = 5e-4
 
 
 def layer(ratio: int):
-    return GatedDeltaNetConfig(2, 2 * ratio, 4, 6, KERNEL, 1e-6).build(HIDDEN, nnx.Rngs(ratio))
+    config = GatedDeltaNetConfig(2, 2 * ratio, 4, 6, KERNEL, 1e-6)
+    rng = np.random.default_rng(ratio)
+
+    def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        array = rng.uniform(-1, 1, shape) if len(shape) == 1 else rng.normal(size=shape) / shape[-1] ** 0.5
+        return array.astype(np.float32)
+
+    return filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), value)
 
 
 def info(lengths: jax.Array, positions: jax.Array, tokens: int) -> LaneInfo:
@@ -50,23 +58,19 @@ def test_chunks_equal_single_tokens_at_every_length(ratio: int) -> None:
     x = rng.normal(size=(len(lengths), max(LENGTHS), HIDDEN)).astype(np.float32)
     x[np.arange(x.shape[1])[None] >= lengths[:, None]] = np.nan
     state = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32),
-        mixer.init_state(len(lengths), 1, jnp.float32),
+        lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), mixer.init_state(len(lengths), 1, jnp.float32)
     )
     # lanes that begin here must not see what the last tenant left
-    poison = jnp.asarray(positions == 0) & jnp.asarray(lengths > 0)
-    state = GatedDeltaNetState(
-        jnp.where(poison[:, None, None], jnp.nan, state.conv),
-        jnp.where(poison[:, None, None, None], jnp.inf, state.recurrent),
-    )
-    out, new = run(mixer, x, lengths, positions, state)
-    want_out, want = by_tokens(mixer, x, lengths, positions, state)
+    poison = (positions == 0) & (lengths > 0)
+    state.conv[poison], state.recurrent[poison] = np.nan, np.inf
+    out, new = jax.device_get(run(mixer, x, lengths, positions, state))
+    want_out, want = jax.device_get(by_tokens(mixer, x, lengths, positions, state))
     for lane, length in enumerate(lengths):
         np.testing.assert_allclose(out[lane, :length], want_out[lane, :length], atol=TOLERANCE)
         np.testing.assert_allclose(new.recurrent[lane], want.recurrent[lane], atol=2e-5)
         np.testing.assert_allclose(new.conv[lane], want.conv[lane], atol=1e-6)
     for a, b in zip(new, state, strict=True):
-        assert np.asarray(a)[-1].tobytes() == np.asarray(b)[-1].tobytes()
+        assert a[-1].tobytes() == b[-1].tobytes()
 
 
 def test_widths_of_the_published_35b_model() -> None:

@@ -14,10 +14,10 @@ run = jax.jit(linear)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_accumulates_in_float32_whatever_the_rows(shape: tuple[int, int], dtype) -> None:
     rng = np.random.default_rng(0)
-    weight = jnp.asarray(rng.normal(size=(7, 300)), dtype)
-    x = jnp.asarray(rng.normal(size=(*shape, 300)), dtype).astype(jnp.float32)
+    weight = rng.normal(size=(7, 300)).astype(dtype)
+    x = rng.normal(size=(*shape, 300)).astype(dtype).astype(np.float32)
     got = run(x, weight)
-    want = np.asarray(x, np.float64) @ np.asarray(weight.astype(jnp.float32), np.float64).T
+    want = x.astype(np.float64) @ weight.astype(np.float64).T
     assert got.shape == (*shape, 7) and got.dtype == jnp.float32
     np.testing.assert_allclose(got, want, atol=1e-4)
 

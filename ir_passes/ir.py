@@ -220,6 +220,20 @@ def emit(
     return eqns, [read(atom) for atom in traced.jaxpr.outvars], consts
 
 
+def emit_instead(eqn: JaxprEqn, fn: Callable[..., Any], operands: Sequence[Atom]) -> list[JaxprEqn]:
+    """The equations of `fn(*operands)`, which computes the one result of `eqn` and takes its name."""
+    eqns, (result,), consts = emit(fn, operands, eqn)
+    if consts or result is not eqns[-1].outvars[0]:
+        raise ValueError(f"expected equations without constants that end in the result, got {consts}, {eqns}")
+    return [*eqns[:-1], eqns[-1].replace(outvars=list(eqn.outvars))]
+
+
+def fresh(variables: Sequence[Var]) -> list[Var]:
+    """New variables of the same types."""
+    new_var = core.gensym()
+    return [new_var(var.aval) for var in variables]
+
+
 def run_eqns(eqns: Sequence[JaxprEqn], inputs: Sequence[Var], outputs: Sequence[Var]) -> Callable[..., list[Any]]:
     """Equations as a function of `inputs`; traced, each keeps its source."""
     program = replace(_EMPTY.jaxpr, inputs, eqns, outputs)

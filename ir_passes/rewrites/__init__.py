@@ -2,8 +2,9 @@
 
 from ir_passes.graph import Pass
 from ir_passes.rewrites.drop_dead import DropDead
+from ir_passes.rewrites.guard_indices import GuardIndices
 from ir_passes.rewrites.hoist_reads import HoistReads
 
-DEFAULT_PASSES: tuple[Pass, ...] = (HoistReads(), DropDead())
+DEFAULT_PASSES: tuple[Pass, ...] = (HoistReads(), GuardIndices(), DropDead())
 
-__all__ = ["DEFAULT_PASSES", "DropDead", "HoistReads"]
+__all__ = ["DEFAULT_PASSES", "DropDead", "GuardIndices", "HoistReads"]

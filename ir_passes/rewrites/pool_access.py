@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ir_passes import ir
 from ir_passes.contract import Pool, SlotMap
 from ir_passes.graph import Graph
-from ir_passes.rewrites.slot_entries import Constant, Entry, Fact, IndexFacts, shape
+from ir_passes.rewrites.slot_entries import Constant, Entry, Fact, IndexFacts, facts_of, shape
 
 READS = frozenset({"slice", "dynamic_slice", "gather"})
 WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
@@ -61,7 +61,7 @@ class PoolAccesses:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.facts = IndexFacts(graph)
+        self.facts = facts_of(graph)
         jaxpr, bound = graph.program.jaxpr, graph.bound
         pools = {i: one.entry for i, one in enumerate(bound.inputs) if isinstance(one.entry, Pool)}
         self.axes = {i: pool.axis for i, pool in pools.items()}

@@ -73,7 +73,8 @@ def _index(
 ) -> tuple[tuple[int, ...], jax.Array]:
     dims = _indexed(pool.shape, axis, starts, sizes)
     row = starts[axis]
-    dtype = row.dtype if isinstance(row, jax.Array) else jnp.int32
+    wide = isinstance(row, jax.Array) and row.dtype.itemsize >= 4
+    dtype = row.dtype if isinstance(row, jax.Array) and wide else jnp.int32
     parts = [
         jnp.asarray(starts[dim] if dim == axis else clamped(starts[dim], sizes[dim], pool.shape[dim]), dtype)
         for dim in dims

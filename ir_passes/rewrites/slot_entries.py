@@ -51,20 +51,19 @@ Fact = Constant | Entry | Entries | Columns
 
 
 class IndexFacts:
-    """What is known of the integers of a graph.
+    """What is known of the integers of a jaxpr.
 
     Attributes:
         lanes: N.
         sizes: slot maps among the inputs: position -> size.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        jaxpr = graph.program.jaxpr
-        self.lanes = graph.bound.lanes
-        self.sizes = {i: one.entry.size for i, one in enumerate(graph.bound.inputs) if isinstance(one.entry, SlotMap)}
+    def __init__(self, jaxpr: ir.Jaxpr, lanes: int, sizes: Mapping[int, int]) -> None:
+        self.lanes = lanes
+        self.sizes = sizes
         self._facts: dict[ir.Var, Fact] = {}
-        for i in self.sizes:
-            self._facts[jaxpr.invars[i]] = Entries(i, 0) if self.lanes > 1 else Entry(i, 0)
+        for i in sizes:
+            self._facts[jaxpr.invars[i]] = Entries(i, 0) if lanes > 1 else Entry(i, 0)
         for eqn in jaxpr.eqns:
             rule = RULES.get(eqn.primitive.name)
             if rule is not None:
@@ -91,6 +90,12 @@ class IndexFacts:
     def size(self, fact: Fact | None) -> int | None:
         """The bound of a slot map's entries: they are in [0, size)."""
         return self.sizes[fact.map] if isinstance(fact, Entry | Entries) else None
+
+
+def facts_of(graph: Graph) -> IndexFacts:
+    """What is known of the integers of a graph."""
+    sizes = {i: one.entry.size for i, one in enumerate(graph.bound.inputs) if isinstance(one.entry, SlotMap)}
+    return IndexFacts(graph.program.jaxpr, graph.bound.lanes, sizes)
 
 
 Rule = Callable[[IndexFacts, ir.JaxprEqn, list[Fact | None]], Fact | None]

@@ -8,13 +8,16 @@ import numpy as np
 
 from ir_passes import BoundContract, Lane, LaneContract, Pool, SlotMap, ir
 from ir_passes.audit import audit
+from ir_passes.declared import flatten
 from ir_passes.graph import Graph, Pass
+from ir_passes.lane_proof import prove_jaxpr
+from ir_passes.violations import IsolationError
 
 RUNS = 6
 
 
 def graph_of(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract) -> Graph:
-    return Graph(ir.inline(ir.trace(fn, *args)), contract.bind(fn, args))
+    return Graph(flatten(ir.trace(fn, *args)), contract.bind(fn, args))
 
 
 def inputs(bound: BoundContract, idle: int, seed: int) -> list[np.ndarray]:
@@ -67,12 +70,25 @@ def assert_same(before: Graph, after: Graph, tolerance: float = 0.0) -> None:
                 assert got[path].tobytes() == value.tobytes(), path
 
 
+def is_proved(graph: Graph) -> bool:
+    try:
+        prove_jaxpr(graph.program, graph.bound)
+    except IsolationError:
+        return False
+    return True
+
+
 def rewrite(one: Pass, graph: Graph) -> tuple[Graph, str]:
-    """The graph after one pass, which is valid and which a second run leaves as it is, and the pass's report."""
+    """The graph after one pass, and the pass's report.
+
+    It is valid, proved if the one before it was, and a second run leaves it as it is.
+    """
     said: list[str] = []
     after = one.run(graph, said.append)
     ir.check(after.program)
     assert after.bound is graph.bound
+    if is_proved(graph):
+        prove_jaxpr(after.program, after.bound)
     again = one.run(after)
     assert again is after, "a second run changed the graph again"
     return after, "; ".join(said)

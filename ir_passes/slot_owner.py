@@ -20,6 +20,11 @@ NULL = 0
 """The row of idle lanes; never handed out."""
 
 
+def frozen_copy(array: np.ndarray) -> np.ndarray:
+    """The same numbers over immutable bytes of their own; such an array can never be made writable."""
+    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+
+
 class SlotError(ValueError):
     """Row numbers that would break the contract of a step; the message lists every fault."""
 
@@ -150,7 +155,7 @@ class SlotOwner:
                     )
             self._raise(f"bind of {lanes} lanes, role {role!r}", faults)
             rows = [NULL if slot is None else slot._row for slot in slots]
-        return np.frombuffer(np.array(rows, np.int32).tobytes(), np.int32)
+        return frozen_copy(np.array(rows, np.int32))
 
     def check_integrity(self) -> None:
         """Every row is the null row, free or held, and exactly one of them.

@@ -1,10 +1,11 @@
 """The passes, one per module, in the order in which they help each other."""
 
 from ir_passes.graph import Pass
+from ir_passes.rewrites.carry_pools import CarryPools
 from ir_passes.rewrites.drop_dead import DropDead
 from ir_passes.rewrites.guard_indices import GuardIndices
 from ir_passes.rewrites.hoist_reads import HoistReads
 
-DEFAULT_PASSES: tuple[Pass, ...] = (HoistReads(), GuardIndices(), DropDead())
+DEFAULT_PASSES: tuple[Pass, ...] = (CarryPools(), HoistReads(), GuardIndices(), DropDead())
 
-__all__ = ["DEFAULT_PASSES", "DropDead", "GuardIndices", "HoistReads"]
+__all__ = ["DEFAULT_PASSES", "CarryPools", "DropDead", "GuardIndices", "HoistReads"]

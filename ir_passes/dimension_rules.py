@@ -29,7 +29,7 @@ def _elementwise(eqn: Any, *operands: Dims) -> list[Dims]:
     for dims in operands:
         if len(dims) == len(result):
             for mine, theirs in zip(result, dims, strict=True):
-                if mine.size == theirs.size and mine.size != 1:
+                if mine.size == theirs.size:
                     unify(theirs, mine)
     return [result for _ in eqn.outvars]
 
@@ -94,6 +94,20 @@ def _partial(eqn: Any, x: Dims, *rest: Dims) -> list[Dims]:
                     unify(a, b)
         results = [tuple(Dimension(d.size) if axis == joined else d for axis, d in enumerate(results[0]))]
     return results
+
+
+@_rule("stack")
+def _stack(eqn: Any, *parts: Dims) -> list[Dims]:
+    for other in parts[1:]:
+        for a, b in zip(parts[0], other, strict=True):
+            unify(a, b)
+    axis = int(eqn.params["axis"])
+    return [(*parts[0][:axis], Dimension(len(parts)), *parts[0][axis:])]
+
+
+@_rule("psum", "psum2", "psum_invariant", "pmax", "pmin")
+def _reduced_over_devices(eqn: Any, *operands: Dims) -> list[Dims]:
+    return list(operands)
 
 
 @_rule("gather")

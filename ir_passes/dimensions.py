@@ -24,12 +24,14 @@ class Dimension:
     Attributes:
         size: length.
         label: its name, None where nothing named it.
-        factors: what it was merged from, in row-major order.
+        factors: what it was merged from or split into, in row-major order.
+        wholes: dimensions that were split, with this one as their first part.
     """
 
     size: int
     label: str | None = None
     factors: tuple["Dimension", ...] = ()
+    wholes: list["Dimension"] = field(default_factory=list, repr=False)
     _parent: "Dimension | None" = field(default=None, repr=False)
 
     def root(self) -> "Dimension":
@@ -59,6 +61,7 @@ def unify(one: Dimension, other: Dimension) -> None:
     other._parent = one
     one.label = one.label or other.label
     one.factors = one.factors or other.factors
+    one.wholes += other.wholes
     for a, b in pairs:
         unify(a, b)
 
@@ -85,11 +88,22 @@ def reshape(dims: tuple[Dimension, ...], shape: Sequence[int]) -> tuple[Dimensio
             taken: list[Dimension] = []
             while todo and math.prod(dim.size for dim in taken) < size:
                 taken.append(todo.pop(0))
-            exact = math.prod(dim.size for dim in taken) == size
-            result.append(Dimension(size, factors=_flat(taken)) if exact else Dimension(size))
-            if not exact:
+            if math.prod(dim.size for dim in taken) != size:
+                result.append(Dimension(size))
                 todo = []
+            else:
+                result.append(_merged(taken, size))
     return tuple(result)
+
+
+def _merged(taken: list[Dimension], size: int) -> Dimension:
+    """One dimension of several: the one that was split into them, if there is one."""
+    parts = [dim.root() for dim in _flat(taken)]
+    found = Dimension(size, factors=tuple(parts))
+    for whole in tuple(parts[0].wholes):
+        if [factor.root() for factor in whole.root().factors] == parts:
+            unify(found, whole)
+    return found
 
 
 def _flat(dims: list[Dimension]) -> tuple[Dimension, ...]:
@@ -104,4 +118,10 @@ def _split(dim: Dimension, size: int) -> list[Dimension]:
             first = head[0] if count == 1 else Dimension(size, factors=head)
             rest = tail[0] if len(tail) == 1 else Dimension(dim.size // size, factors=tail)
             return [first, rest]
-    return [Dimension(size), Dimension(dim.size // size)] if dim.size % size == 0 else [Dimension(size)]
+    if dim.size % size:
+        return [Dimension(size)]
+    parts = [Dimension(size), Dimension(dim.size // size)]
+    if not factors:
+        dim.root().factors = tuple(parts)
+        parts[0].wholes.append(dim)
+    return parts

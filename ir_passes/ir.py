@@ -137,7 +137,6 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
     run(program.jaxpr, names, None)
     outvars = [atom if isinstance(atom, Literal) else names[atom] for atom in program.jaxpr.outvars]
     flat = replace(program.jaxpr, program.jaxpr.invars, eqns, outvars).replace(constvars=constvars)
-    core.check_jaxpr(flat)
     return ClosedJaxpr(flat, consts)
 
 

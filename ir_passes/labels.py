@@ -98,7 +98,9 @@ class _Walk:
             if name == "name" and eqn.params["name"].startswith(PREFIX):
                 labels = tuple(label or None for label in eqn.params["name"].removeprefix(PREFIX).split(","))
                 if len(labels) == len(operands[0]):
-                    for mine, named in zip(operands[0], _labelled([dim.size for dim in operands[0]], labels), strict=True):
+                    for mine, named in zip(
+                        operands[0], _labelled([dim.size for dim in operands[0]], labels), strict=True
+                    ):
                         unify(mine, named)
                 return [operands[0]], [pools[0]]
             rule = DIMENSION_RULES.get(name)

@@ -106,8 +106,7 @@ def _input(prover: Prover, leaf: int, one: Bound) -> Value:
             return Value(_lanes(0, lanes), number, (0, size - 1), Slot(leaf))
         case Pool(group, axis):
             kept = Kept(leaf) if prover.idle else None
-            mapped = any(True for _ in prover.maps(group))
-            owner: Owner = PoolRows(leaf, group, axis) if mapped else _lanes(axis, lanes)
+            owner: Owner = PoolRows(leaf, group, axis) if group in prover.mapped else _lanes(axis, lanes)
             return Value(owner, number, kept=kept, version=prover.first_version(leaf))
 
 
@@ -149,7 +148,7 @@ def _output_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -
             if not _fits_lanes(owner, axis, one.shape[axis], lanes):
                 remedy = f"put the lanes in order along axis {axis}"
                 return ViolationKind.CROSS_LANE, f"is declared Lane(axis={axis}), but holds {describe(owner)}", remedy
-        case Pool(group, axis) if not any(True for _ in prover.maps(group)):
+        case Pool(group, axis) if group not in prover.mapped:
             if not _fits_lanes(owner, axis, one.shape[axis], lanes):
                 remedy = f"put row i of the pool's successor at index i of axis {axis}"
                 return ViolationKind.WRONG_ROW, f"has one row per lane, but holds {describe(owner)}", remedy
@@ -190,7 +189,7 @@ def _coupling(prover: Prover) -> list[Violation]:
     groups: dict[str, list[int]] = {}
     for leaf in prover.bound.successors:
         entry = prover.bound.inputs[leaf].entry
-        if isinstance(entry, Pool) and any(True for _ in prover.maps(entry.group)):
+        if isinstance(entry, Pool) and entry.group in prover.mapped:
             groups.setdefault(entry.group, []).append(leaf)
     for leaves in groups.values():
         written = {leaf: _coordinates(prover, leaf) for leaf in leaves}

@@ -68,6 +68,10 @@ class Prover:
         notes: what the user should know and is no fault.
         observe: called with every equation, its operands and its results.
         leaf_of: pool version -> index of the pool among the inputs.
+        parent: version of an untouched part -> version of what it is a part of.
+        origin: the same for later versions of the part too.
+        same_counts: value number of sorted keys -> of the keys.
+        mapped: groups of pools that have a slot map.
         sort_keys: value number of the keys that rows were sorted by, for each order.
     """
 
@@ -81,8 +85,15 @@ class Prover:
     observe: Callable[[Any, list[Value], list[Value]], None] | None = None
     sort_keys: dict[Order, int] = field(default_factory=dict)
     leaf_of: dict[int, int] = field(default_factory=dict)
+    parent: dict[int, int] = field(default_factory=dict)
+    origin: dict[int, int] = field(default_factory=dict)
+    same_counts: dict[int, int] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _next: int = 1
+
+    def __post_init__(self) -> None:
+        entries = [one.entry for one in self.bound.inputs]
+        self.mapped = {group for entry in entries if isinstance(entry, SlotMap) for group in entry.names}
 
     def fresh(self) -> int:
         """A number that no value has had."""
@@ -107,13 +118,26 @@ class Prover:
         if version is None:
             return None
         self.consumed.add(version)
-        return self.first_version(self.leaf_of[version])
+        later = self.first_version(self.leaf_of[version])
+        if version in self.origin:
+            self.origin[later] = self.origin[version]
+        return later
 
-    def maps(self, group: str) -> Iterator[tuple[int, SlotMap]]:
-        """The slot maps of a group of pools, with their index among the inputs."""
-        for leaf, one in enumerate(self.bound.inputs):
-            if isinstance(one.entry, SlotMap) and group in one.entry.names:
-                yield leaf, one.entry
+    def part_of(self, version: int | None) -> int | None:
+        """The version of a part of a pool, such as one layer: it has a chain of its own until it is put back."""
+        if version is None:
+            return None
+        part = self.first_version(self.leaf_of[version])
+        self.parent[part] = self.origin[part] = version
+        return part
+
+    def stale(self, version: int | None) -> bool:
+        """Whether a pool, or what a part was taken from, has been written to since."""
+        while version is not None:
+            if version in self.consumed:
+                return True
+            version = self.parent.get(version)
+        return False
 
     def run(self, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
         """Abstract results of a program without free variables."""
@@ -170,7 +194,7 @@ def _counting(content: np.ndarray) -> Iota | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Site:
     """One equation under analysis: what a rule sees besides its operands.
 
@@ -209,7 +233,7 @@ class Site:
     def apply(self, operands: list[Value]) -> list[Value]:
         """The results, by the operation's rule."""
         for value in operands:
-            if value.version in self.prover.consumed and value.version is not None:
+            if value.version is not None and self.prover.stale(value.version):
                 self.report(
                     ViolationKind.STALE,
                     f"{self.path(value)} is read after a later version of it was made",
@@ -225,7 +249,8 @@ class Site:
         if params is None:
             return value.but(number=self.prover.fresh())
         key = (self.name, params, tuple(v.number for v in operands), tuple(self.shapes), which)
-        return value.but(number=self.prover.number(key))
+        number = self.prover.number(key)
+        return Value(value.owner, number, value.range, value.fact, value.kept, value.version)
 
     def path(self, value: Value) -> str:
         """The pool that a value is a version of, as the contract names it."""
@@ -301,4 +326,4 @@ def _frozen(params: dict[str, Any]) -> Hashable:
         hash(key)
     except TypeError:
         return None
-    return None if any(isinstance(value, ir.ClosedJaxpr | ir.Jaxpr) for value in params.values()) else key
+    return key

@@ -142,6 +142,23 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class OneHot:
+    """True where the index along axis `classes` is the entry, at the index along axis `rows`, of the array `key`."""
+
+    key: int
+    rows: int
+    classes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Element = entry, at the index along `axis`, of the one-dimensional array with this value number."""
+
+    number: int
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
 class Columns:
     """The last axis holds these values, one beside the other."""
 
@@ -175,7 +192,7 @@ class Implies:
     zero: bool
 
 
-Fact = Iota | Slot | Permuted | Counts | Columns | Constant | SignOf | RemainderOf | Implies
+Fact = Iota | Slot | Permuted | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ from ir_passes.violations import ViolationKind
 OPAQUE = ("ffi_call", "custom_call", "pallas_call", "pure_callback", "io_callback", "debug_callback", "tpu_custom_call")
 
 
-@rule("jit", "pjit")
-def declared_call(site: Site, *operands: Value) -> list[Value]:
-    """A row-wise function; every other call has been replaced by its body."""
+@rule(*ir.CALLS)
+def call(site: Site, *operands: Value) -> list[Value]:
+    """A function declared row-wise by its declaration, every other one by its body."""
     declaration = declaration_of(site.eqn)
     if declaration is None:
-        body = ir.closed(site.params["jaxpr"])
+        body = ir.body_of(site.eqn)
+        assert body is not None
         return site.prover.run(body.jaxpr, [site.prover.constant(c) for c in body.consts], list(operands))
     site.prover.assumed.add(f"row-wise: {declaration.name}")
     return _row_wise(site, declaration, operands)

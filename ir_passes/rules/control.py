@@ -236,7 +236,7 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value
         owner = PoolRows(owner.leaf, owner.group, owner.axis, entered(owner.view, step), owner.unframed)
     kept = None if value.kept is None else Kept(value.kept.leaf, entered(value.kept.view, step))
     fact = value.fact if isinstance(value.fact, Slot) else None
-    return Value(owner, 0, value.range, fact, kept, value.version)
+    return Value(owner, 0, value.range, fact, kept, site.prover.part_of(value.version))
 
 
 def _stacked(site: Site, value: Value, loop: int, mark: int, sources: list[Rows]) -> Value:
@@ -255,7 +255,12 @@ def _stacked(site: Site, value: Value, loop: int, mark: int, sources: list[Rows]
         kept = None
         if value.kept is not None and left(value.kept.view, step) is not None:
             kept = Kept(value.kept.leaf, left(value.kept.view, step) or ())
-        return Value(owner, kept=kept, version=site.prover.succeed(value.version))
+        version = value.version
+        if version is not None and version in site.prover.origin:
+            untouched = version in site.prover.parent
+            version = site.prover.origin[version]
+            version = version if untouched else site.prover.succeed(version)
+        return Value(owner, kept=kept, version=version)
     value = _outliving(site, value, mark)
     owner, axis = value.owner, axis_of(value.owner)
     if axis is not None:

@@ -14,12 +14,14 @@ from ir_passes.values import (
     Implies,
     Iota,
     Kept,
+    OneHot,
     Owner,
     Permuted,
     PoolRows,
     RemainderOf,
     SignOf,
     Slot,
+    Spread,
     Value,
 )
 from ir_passes.violations import ViolationKind
@@ -56,7 +58,7 @@ def _unframed(site: Site, owner: PoolRows) -> PoolRows:
     return PoolRows(owner.leaf, owner.group, owner.axis, (), owner.unframed or violation)
 
 
-@rule(*(set(NAMES) - {"max", "min", "clamp", "div", "rem", "sign", "ne", "and", "convert_element_type"}))
+@rule(*(set(NAMES) - {"max", "min", "clamp", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}))
 def elementwise(site: Site, *operands: Value) -> list[Value]:
     """The join of the owners."""
     owner, bounds = _combined(site, operands), _bounds(site, operands)
@@ -125,6 +127,27 @@ def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
     return [Value(_combined(site, (x, y)), range=_bounds(site, (x, y)), fact=fact)]
 
 
+@rule("eq")
+def equal(site: Site, x: Value, y: Value) -> list[Value]:
+    """Keys compared with all classes are their one-hot form."""
+    fact = None
+    for (keys, shape), classes in (((x, site.shapes[0]), y), ((y, site.shapes[1]), x)):
+        if isinstance(classes.fact, Iota) and classes.fact.div == 1 and keys.range is not None:
+            spread = _spread(keys, shape)
+            count = site.shape[classes.fact.axis]
+            inside = 0 <= keys.range[0] and keys.range[1] < count
+            if spread is not None and spread.axis != classes.fact.axis and inside:
+                fact = OneHot(spread.number, spread.axis, classes.fact.axis)
+    return [Value(_combined(site, (x, y)), range=_bounds(site, (x, y)), fact=fact)]
+
+
+def _spread(value: Value, shape: tuple[int, ...]) -> Spread | None:
+    if isinstance(value.fact, Spread):
+        return value.fact
+    long = [axis for axis, size in enumerate(shape) if size != 1]
+    return Spread(value.number, long[0]) if len(long) == 1 else None
+
+
 @rule("and")
 def both(site: Site, x: Value, y: Value) -> list[Value]:
     """False where one says zero and the other not zero of the same value."""
@@ -144,7 +167,8 @@ def convert(site: Site, x: Value) -> list[Value]:
     integers = np.issubdtype(before, np.integer) and np.issubdtype(after, np.integer)
     if before == after or (integers and bounds is not None):
         return [x.but(range=bounds)]
-    return [Value(owner, range=bounds, kept=_converted(x.kept, before, after))]
+    fact = x.fact if isinstance(x.fact, OneHot) else None
+    return [Value(owner, 0, bounds, fact, _converted(x.kept, before, after))]
 
 
 def _converted(kept: Kept | None, before: Any, after: Any) -> Kept | None:

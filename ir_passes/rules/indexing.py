@@ -54,18 +54,24 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
     whole = access.sizes == access.full and not access.paired and access.scalar and site.shape == access.full
     if whole and (not access.columns or not access.drops):
         return operand.but(owner=owner)
-    if isinstance(operand.fact, Permuted) and isinstance(access.columns.get(0, operand).fact, Permuted):
+    if (
+        len(access.full) == 1
+        and isinstance(operand.fact, Iota | Permuted)
+        and isinstance(access.columns.get(0, operand).fact, Permuted)
+    ):
         fact = _composed(operand.fact, access.columns[0])
         if isinstance(fact, Iota):
             return Value(COMMON, range=operand.range, fact=fact)
     return Value(owner, range=bounds, fact=fact)
 
 
-def _composed(outer: Permuted, index: Value) -> Permuted | Iota | None:
-    """order(other(r)), known where one undoes the other."""
+def _composed(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
+    """order(other(r)), known where one undoes the other or counts up."""
     inner = index.fact
     if not isinstance(inner, Permuted) or inner.div != 1:
         return None
+    if isinstance(outer, Iota):
+        return Permuted(inner.order, outer.div)
     if outer.div == 1 and outer.order == Order(inner.order.number, not inner.order.inverse):
         return Iota(0)
     return None
@@ -103,8 +109,15 @@ def _picked(site: Site, rows: Rows, access: Access) -> Owner:
 
 @rule("scatter")
 def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
-    """Windows put at given places."""
-    return [_write(site, operand, updates, of_scatter(site, indices), replaces=True)]
+    """Windows put at given places; counting up at the places of a permutation gives its inverse."""
+    access = of_scatter(site, indices)
+    result = _write(site, operand, updates, access, replaces=True)
+    order = access.columns[0].fact if list(access.columns) == [0] else None
+    counts_up = isinstance(updates.fact, Iota) and updates.fact.div == 1 and site.shapes[2] == access.full
+    if counts_up and isinstance(order, Permuted) and order.div == 1 and len(access.full) == 1 and access.inside(0):
+        inverse = Order(order.order.number, not order.order.inverse)
+        return [result.but(fact=Permuted(inverse), range=updates.range)]
+    return [result]
 
 
 @rule("scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub", "scatter_sub", "scatter-apply")
@@ -115,7 +128,8 @@ def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value)
     column = access.columns.get(0)
     counts = site.name == "scatter-add" and len(access.full) == 1 and column is not None and access.inside(0)
     if counts and operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, Rows):  # type: ignore[union-attr]
-        return [result.but(fact=Counts(column.number))]  # type: ignore[union-attr]
+        number = column.number  # type: ignore[union-attr]
+        return [result.but(fact=Counts(site.prover.same_counts.get(number, number)))]
     return [result]
 
 
@@ -164,7 +178,12 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
             continue
         if isinstance(value.fact, Iota) and access.index_axes[value.fact.axis] == owner.axis and value.fact.div == 1:
             return moved(owner, dim)
-        if isinstance(value.fact, Permuted) and value.fact.div == 1 and access.index_axes[0] == owner.axis:
+        if isinstance(value.fact, Permuted) and access.index_axes[0] == owner.axis:
+            groups, left_over = divmod(owner.inner, value.fact.div)
+            if owner.order == value.fact.order and not left_over:
+                return Rows(dim, groups, owner.start, None, owner.split)
+            if value.fact.div != 1:
+                continue
             inverse = Order(value.fact.order.number, not value.fact.order.inverse)
             return permuted(site, moved(owner, dim), inverse)
         if isinstance(value.fact, Slot):

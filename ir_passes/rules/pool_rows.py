@@ -17,11 +17,11 @@ def read(site: Site, operand: Value, access: Access) -> Value:
     assert isinstance(pool, PoolRows)
     axis = pool.axis
     if access.whole(axis):
-        view = entered(pool.view, access.step(axis))
-        owner = site.join(
-            PoolRows(pool.leaf, pool.group, access.window[axis], view, pool.unframed), access.owners(site)
-        )
-        return Value(owner, version=operand.version)
+        step = access.step(axis)
+        part = PoolRows(pool.leaf, pool.group, access.window[axis], entered(pool.view, step), pool.unframed)
+        kept = None if operand.kept is None else Kept(operand.kept.leaf, entered(operand.kept.view, step))
+        version = site.prover.part_of(operand.version)
+        return Value(site.join(part, access.owners(site)), kept=kept, version=version)
     found = _row_owner(site, pool, access, write=False)
     if isinstance(found, Mixed):
         return Value(found)

@@ -2,7 +2,7 @@
 
 from ir_passes.prover import Site, axis_of, moved
 from ir_passes.rules.registry import rule
-from ir_passes.values import COMMON, Common, Iota, Order, Owner, Permuted, Rows, Value
+from ir_passes.values import COMMON, Common, Counts, Iota, OneHot, Order, Owner, Permuted, Rows, Value
 
 _APART = "reduce over axes within a lane; what must be the same for all lanes is an operand that the host computes"
 
@@ -31,7 +31,10 @@ def reduction(site: Site, x: Value) -> list[Value]:
             count *= site.shapes[0][axis]
         low, high = x.range[0] * count, x.range[1] * count
         bounds = (low, high) if abs(low) < 2**31 and abs(high) < 2**31 else None
-    return [Value(_without(site, x.owner, axes), range=bounds)]
+    fact = None
+    if site.name == "reduce_sum" and isinstance(x.fact, OneHot) and axes == (x.fact.rows,) and len(site.shape) == 1:
+        fact = Counts(site.prover.same_counts.get(x.fact.key, x.fact.key))
+    return [Value(_without(site, x.owner, axes), range=bounds, fact=fact)]
 
 
 @rule("reduce")
@@ -98,7 +101,10 @@ def sort(site: Site, *operands: Value) -> list[Value]:
     else:
         order = Order(site.prover.number(("order", key.number, site.params["is_stable"])))
         site.prover.sort_keys[order] = key.number
-    return [_sorted(site, value, order) for value in operands]
+    results = [_sorted(site, value, order) for value in operands]
+    number = site.prover.fresh()
+    site.prover.same_counts[number] = key.number
+    return [results[0].but(number=number), *results[1:]]
 
 
 def _permutes(value: Value) -> bool:

@@ -20,6 +20,7 @@ from ir_passes.values import (
     PoolRows,
     Rows,
     Slot,
+    Spread,
     Value,
     describe,
 )
@@ -79,7 +80,10 @@ def _reshaped(site: Site, x: Value) -> Value:
     if isinstance(owner, PoolRows):
         owner = PoolRows(owner.leaf, owner.group, owner.axis, reshaped(owner.view, before, after), owner.unframed)
     fact = x.fact if isinstance(x.fact, Slot | Constant) else None
-    if fact is None and x.fact is not None and _same_but_ones(before, after):
+    if isinstance(x.fact, Iota):
+        found = place_after_reshape(x.fact.axis, before, after)
+        fact = Iota(found[0], x.fact.div * found[1]) if found is not None and found[2] == 1 else None
+    elif fact is None and x.fact is not None and _same_but_ones(before, after):
         fact = _fact_over_ones(x.fact, before, after)
     return Value(owner, x.number, x.range, fact, _reshape_kept(x.kept, before, after), x.version)
 
@@ -89,9 +93,6 @@ def _same_but_ones(before: Shape, after: Shape) -> bool:
 
 
 def _fact_over_ones(fact: Fact, before: Shape, after: Shape) -> Fact | None:
-    if isinstance(fact, Iota):
-        found = place_after_reshape(fact.axis, before, after)
-        return None if found is None else Iota(found[0], fact.div)
     if isinstance(fact, Columns):
         return fact if before[-1:] == after[-1:] and before[-1] != 1 else None
     return fact
@@ -119,6 +120,9 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
         fact = Iota(dims[x.fact.axis], x.fact.div)
     elif isinstance(x.fact, Columns) and dims and dims[-1] == len(after) - 1:
         fact = x.fact
+    long = [axis for axis, size in enumerate(before) if size != 1]
+    if fact is None and len(long) == 1:
+        fact = Spread(x.number, dims[long[0]])
     return [Value(owner, 0, x.range, fact, None, x.version)]
 
 
@@ -175,7 +179,7 @@ def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], step
         bounds = (int(starts[at]), int(starts[at] + (sizes[at] - 1) * steps[at]))
         fact = fact if isinstance(fact, Iota) else None
     number = x.number if whole else 0
-    return Value(owner, number, bounds, fact, kept, x.version)
+    return Value(owner, number, bounds, fact, kept, x.version if whole else site.prover.part_of(x.version))
 
 
 @rule("slice")

@@ -107,7 +107,7 @@ def _input(prover: Prover, leaf: int, one: Bound) -> Value:
         case Pool(group, axis):
             kept = Kept(leaf) if prover.idle else None
             owner: Owner = PoolRows(leaf, group, axis) if group in prover.mapped else _lanes(axis, lanes)
-            return Value(owner, number, kept=kept, version=prover.first_version(leaf))
+            return Value(owner, number, kept=kept, version=prover.versions.first(leaf))
 
 
 def _lanes(axis: int, lanes: int) -> Owner:
@@ -152,7 +152,7 @@ def _output_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -
             if not _fits_lanes(owner, axis, one.shape[axis], lanes):
                 remedy = f"put row i of the pool's successor at index i of axis {axis}"
                 return ViolationKind.WRONG_ROW, f"has one row per lane, but holds {describe(owner)}", remedy
-            if value.version in prover.consumed:
+            if value.version in prover.versions.consumed:
                 return ViolationKind.STALE, "is a version that was written to later", "return the last version"
         case Pool():
             return _pool_fault(prover, one, value, donor)
@@ -178,7 +178,7 @@ def _pool_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> 
     if owner.unframed is not None:
         why = f"may differ in rows that no lane owns: {owner.unframed.message} at {owner.unframed.source}"
         return ViolationKind.FRAME, why, owner.unframed.remedy
-    if value.version in prover.consumed:
+    if value.version in prover.versions.consumed:
         return ViolationKind.STALE, "is a version that was written to later", "return the last version"
     return None
 

@@ -256,3 +256,22 @@ def describe(owner: Owner) -> str:
             return f"pool {group!r}, rows along axis {axis}"
         case Mixed(cause):
             return f"several lanes ({cause.primitive} at {cause.source})"
+
+
+def axis_of(owner: Owner) -> int | None:
+    """The axis along which an owner changes, None where it is the same everywhere."""
+    return owner.axis if isinstance(owner, Rows | PoolRows) else None
+
+
+def moved(owner: Owner, axis: int) -> Owner:
+    """The same owner along another axis."""
+    if isinstance(owner, Rows):
+        return Rows(axis, owner.inner, owner.start, owner.order, owner.split)
+    if isinstance(owner, PoolRows):
+        return PoolRows(owner.leaf, owner.group, axis, owner.view, owner.unframed)
+    return owner
+
+
+def single(owner: Owner) -> bool:
+    """Whether all elements have the same owner, one lane or none."""
+    return isinstance(owner, Common | OneLane)

@@ -5,8 +5,21 @@ from typing import Any
 
 from jax.lax import GatherScatterMode
 
-from ir_passes.prover import Site, axis_of, moved
-from ir_passes.values import Columns, Common, Iota, OneLane, Owner, Permuted, PoolRows, Rows, Symbol, Value
+from ir_passes.site import Site
+from ir_passes.values import (
+    Columns,
+    Common,
+    Iota,
+    OneLane,
+    Owner,
+    Permuted,
+    PoolRows,
+    Rows,
+    Symbol,
+    Value,
+    axis_of,
+    moved,
+)
 from ir_passes.violations import ViolationKind
 
 Shape = tuple[int, ...]
@@ -153,7 +166,7 @@ def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
 
 def check_position(site: Site, operand: Value, access: Access) -> None:
     """A position of a labelled pool is an operand, never a constant."""
-    leaf = site.prover.leaf_of.get(operand.version) if operand.version is not None else None
+    leaf = site.prover.versions.leaf_of.get(operand.version) if operand.version is not None else None
     if leaf is None:
         return
     bound = site.prover.bound.inputs[leaf]

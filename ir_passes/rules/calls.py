@@ -3,9 +3,9 @@
 from ir_passes import ir
 from ir_passes.contract import Lane, Opaque, Pool, Shared, SlotMap
 from ir_passes.declared import RowWise, declaration_of
-from ir_passes.prover import Site, axis_of, moved
 from ir_passes.rules.registry import rule
-from ir_passes.values import COMMON, Common, OneLane, Owner, PoolRows, Rows, Slot, Value
+from ir_passes.site import Site
+from ir_passes.values import COMMON, Common, OneLane, Owner, PoolRows, Rows, Slot, Value, axis_of, moved
 from ir_passes.violations import ViolationKind
 
 OPAQUE = ("ffi_call", "custom_call", "pallas_call", "pure_callback", "io_callback", "debug_callback", "tpu_custom_call")
@@ -82,7 +82,7 @@ def _declared(site: Site, entry: Opaque, operands: tuple[Value, ...], name: str)
     for declared in entry.outputs:
         if isinstance(declared, Pool):
             value = pools.pop(0)
-            results.append(Value(value.owner, version=site.prover.succeed(value.version)))
+            results.append(Value(value.owner, version=site.prover.versions.succeed(value.version)))
         elif isinstance(declared, Lane) and axis_of(lanes) is not None:
             results.append(Value(moved(lanes, declared.axis)))
         else:

@@ -3,9 +3,9 @@
 from typing import Any
 
 from ir_passes import ir
-from ir_passes.prover import Site, axis_of, moved
 from ir_passes.rules.intervals import dtype_range, hull
 from ir_passes.rules.registry import rule
+from ir_passes.site import Site
 from ir_passes.values import (
     Common,
     Constant,
@@ -18,6 +18,8 @@ from ir_passes.values import (
     Slot,
     Symbol,
     Value,
+    axis_of,
+    moved,
 )
 from ir_passes.views import entered, left
 from ir_passes.violations import ViolationKind
@@ -35,9 +37,9 @@ def merge(site: Site, one: Value, other: Value) -> Value:
     same_kept = one.kept == other.kept
     version = one.version if one.version == other.version else None
     if version is None and one.version is not None and other.version is not None:
-        leaves = {site.prover.leaf_of[one.version], site.prover.leaf_of[other.version]}
+        leaves = {site.prover.versions.leaf_of[one.version], site.prover.versions.leaf_of[other.version]}
         if len(leaves) == 1:
-            version = site.prover.first_version(leaves.pop())
+            version = site.prover.versions.first(leaves.pop())
     return Value(
         owner,
         one.number if one.number == other.number else site.prover.fresh(),
@@ -78,14 +80,14 @@ def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
     branches = site.params["branches"]
     if which.range is not None and which.range[0] == which.range[1]:
         branches = branches[which.range[0] : which.range[0] + 1]
-    before, start = set(prover.consumed), len(prover.accesses)
+    before, start = set(prover.versions.consumed), len(prover.accesses)
     consumed, merged = set(before), None
     for branch in branches:
-        prover.consumed = set(before)
+        prover.versions.consumed = set(before)
         values = prover.run(branch.jaxpr, [prover.constant(c) for c in branch.consts], operands)
-        consumed |= prover.consumed
+        consumed |= prover.versions.consumed
         merged = values if merged is None else [merge(site, a, b) for a, b in zip(merged, values, strict=True)]
-    prover.consumed = consumed
+    prover.versions.consumed = consumed
     writes = [record for record in prover.accesses[start:] if record.write]
     return flowing(site, merged or [], which.owner, writes)
 
@@ -149,7 +151,7 @@ def _again(site: Site, old: Value, new: Value, counter: Any) -> Value:
     """What holds of a carry before and after an iteration; what changes a second time is forgotten."""
     same_chain = old.version is not None and new.version is not None
     if same_chain:
-        same_chain = site.prover.leaf_of[old.version] == site.prover.leaf_of[new.version]  # type: ignore[index]
+        same_chain = site.prover.versions.leaf_of[old.version] == site.prover.versions.leaf_of[new.version]  # type: ignore[index]
     owner = old.owner if old.owner == new.owner else _merge_owners(site, old.owner, new.owner)
     if isinstance(owner, Mixed) and isinstance(old.owner, Mixed):
         owner = old.owner
@@ -236,7 +238,7 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value
         owner = PoolRows(owner.leaf, owner.group, owner.axis, entered(owner.view, step), owner.unframed)
     kept = None if value.kept is None else Kept(value.kept.leaf, entered(value.kept.view, step))
     fact = value.fact if isinstance(value.fact, Slot) else None
-    return Value(owner, 0, value.range, fact, kept, site.prover.part_of(value.version))
+    return Value(owner, 0, value.range, fact, kept, site.prover.versions.part_of(value.version))
 
 
 def _stacked(site: Site, value: Value, loop: int, mark: int, sources: list[Rows]) -> Value:
@@ -255,12 +257,7 @@ def _stacked(site: Site, value: Value, loop: int, mark: int, sources: list[Rows]
         kept = None
         if value.kept is not None and left(value.kept.view, step) is not None:
             kept = Kept(value.kept.leaf, left(value.kept.view, step) or ())
-        version = value.version
-        if version is not None and version in site.prover.origin:
-            untouched = version in site.prover.parent
-            version = site.prover.origin[version]
-            version = version if untouched else site.prover.succeed(version)
-        return Value(owner, kept=kept, version=version)
+        return Value(owner, kept=kept, version=site.prover.versions.put_together(value.version))
     value = _outliving(site, value, mark)
     owner, axis = value.owner, axis_of(value.owner)
     if axis is not None:

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from ir_passes.declared import CROSSING
-from ir_passes.prover import Site
 from ir_passes.rules.intervals import dtype_range, hull, interval
 from ir_passes.rules.registry import rule
+from ir_passes.site import Site
 from ir_passes.values import (
     COMMON,
     Common,

@@ -1,12 +1,12 @@
 """Reads and writes at run-time indices: gather, scatter, dynamic slices."""
 
-from ir_passes.prover import Site, moved
 from ir_passes.rules import pool_rows
 from ir_passes.rules.access import Access, bounds_note, check_position, lane_at, of_gather, of_scatter, of_slice
 from ir_passes.rules.intervals import hull
+from ir_passes.rules.parts import part
 from ir_passes.rules.reductions import permuted
 from ir_passes.rules.registry import rule
-from ir_passes.rules.shapes import part
+from ir_passes.site import Site
 from ir_passes.values import (
     COMMON,
     Common,
@@ -21,6 +21,7 @@ from ir_passes.values import (
     Slot,
     Symbol,
     Value,
+    moved,
 )
 from ir_passes.views import left
 from ir_passes.violations import ViolationKind
@@ -154,7 +155,7 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
         if not same or left(again.view, step) != kept.view:  # type: ignore[union-attr]
             kept = None
     bounds = hull(operand.range, updates.range) if replaces else None
-    return Value(owner, 0, bounds, None, kept, site.prover.succeed(operand.version))
+    return Value(owner, 0, bounds, None, kept, site.prover.versions.succeed(operand.version))
 
 
 def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:

@@ -3,9 +3,9 @@
 from typing import Any
 
 from ir_passes import ir
-from ir_passes.prover import Site, axis_of
 from ir_passes.rules.registry import rule
-from ir_passes.values import COMMON, Iota, OneLane, Owner, PoolRows, Rows, Slot, Value
+from ir_passes.site import Site
+from ir_passes.values import COMMON, Iota, OneLane, Owner, PoolRows, Rows, Slot, Value, axis_of
 from ir_passes.violations import ViolationKind
 
 _REDUCTIONS = (

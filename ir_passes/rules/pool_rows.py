@@ -1,9 +1,8 @@
 """Reads and writes of pools by slot."""
 
 from ir_passes.contract import SlotMap
-from ir_passes.prover import Access as Record
-from ir_passes.prover import Site
 from ir_passes.rules.access import Access, constant_of
+from ir_passes.site import RowAccess, Site
 from ir_passes.values import Common, Constant, Iota, Kept, Mixed, OneLane, Owner, PoolRows, Rows, Slot, Value
 from ir_passes.views import entered, left
 from ir_passes.violations import ViolationKind
@@ -20,7 +19,7 @@ def read(site: Site, operand: Value, access: Access) -> Value:
         step = access.step(axis)
         part = PoolRows(pool.leaf, pool.group, access.window[axis], entered(pool.view, step), pool.unframed)
         kept = None if operand.kept is None else Kept(operand.kept.leaf, entered(operand.kept.view, step))
-        version = site.prover.part_of(operand.version)
+        version = site.prover.versions.part_of(operand.version)
         return Value(site.join(part, access.owners(site)), kept=kept, version=version)
     found = _row_owner(site, pool, access, write=False)
     if isinstance(found, Mixed):
@@ -56,7 +55,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
         same = updates.kept is not None and updates.kept.leaf == kept.leaf and replaces
         if not same or left(updates.kept.view, access.step(axis)) != kept.view:  # type: ignore[union-attr]
             kept = None
-    return Value(pool, kept=kept, version=site.prover.succeed(operand.version))
+    return Value(pool, kept=kept, version=site.prover.versions.succeed(operand.version))
 
 
 def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Value:
@@ -75,7 +74,7 @@ def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Val
         if again is None or again.leaf != kept.leaf or left(again.view, access.step(pool.axis)) != kept.view:
             kept = None
     owner = PoolRows(pool.leaf, pool.group, pool.axis, pool.view, pool.unframed or part.unframed)
-    return Value(owner, kept=kept, version=site.prover.succeed(operand.version))
+    return Value(owner, kept=kept, version=site.prover.versions.succeed(operand.version))
 
 
 def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner:
@@ -104,7 +103,7 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         return fault
     owner = access.index_owner(axis)
     lane = owner.lane if isinstance(owner, OneLane) else owner.order if isinstance(owner, Rows) else None
-    site.prover.accesses.append(Record(pool.leaf, write, (index.fact, lane), lane, site))
+    site.prover.accesses.append(RowAccess(pool.leaf, write, (index.fact, lane), lane, site))
     return owner
 
 

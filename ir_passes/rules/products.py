@@ -1,8 +1,8 @@
 """Contractions, convolutions and decompositions."""
 
-from ir_passes.prover import Site, axis_of, moved
 from ir_passes.rules.registry import rule
-from ir_passes.values import Common, Counts, OneLane, Owner, Rows, Value
+from ir_passes.site import Site
+from ir_passes.values import Common, Counts, OneLane, Owner, Rows, Value, axis_of, moved
 
 _FREE = "contract dimensions within a lane; keep lanes a batch dimension or a free one of one operand"
 

@@ -1,7 +1,7 @@
 """Random numbers: each key's are its owner's."""
 
-from ir_passes.prover import Site
 from ir_passes.rules.registry import rule
+from ir_passes.site import Site
 from ir_passes.values import Value
 
 

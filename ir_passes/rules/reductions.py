@@ -1,8 +1,8 @@
 """Operations along axes: reductions, scans, sorts and searches."""
 
-from ir_passes.prover import Site, axis_of, moved
 from ir_passes.rules.registry import rule
-from ir_passes.values import COMMON, Common, Counts, Iota, OneHot, Order, Owner, Permuted, Rows, Value
+from ir_passes.site import Site
+from ir_passes.values import COMMON, Common, Counts, Iota, OneHot, Order, Owner, Permuted, Rows, Value, axis_of, moved
 
 _APART = "reduce over axes within a lane; what must be the same for all lanes is an operand that the host computes"
 

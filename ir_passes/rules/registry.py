@@ -9,7 +9,7 @@ from ir_passes.values import Value
 from ir_passes.violations import ViolationKind
 
 if TYPE_CHECKING:
-    from ir_passes.prover import Site
+    from ir_passes.site import Site
 
 Rule = Callable[..., list[Value]]
 RULES: dict[str, Rule] = {}

@@ -1,0 +1,60 @@
+"""The versions of a step's pools: every write makes the next one, and no earlier one may be read any more."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class PoolVersions:
+    """Versions are numbers; each belongs to the chain of one pool, or of a part of it such as one layer.
+
+    Attributes:
+        leaf_of: version -> index of the pool among the step's flattened inputs.
+        consumed: versions that have a successor.
+        parent: version of an untouched part -> version of what it is a part of.
+        origin: the same for later versions of the part too.
+    """
+
+    leaf_of: dict[int, int] = field(default_factory=dict)
+    consumed: set[int] = field(default_factory=set)
+    parent: dict[int, int] = field(default_factory=dict)
+    origin: dict[int, int] = field(default_factory=dict)
+    _last: int = 0
+
+    def first(self, leaf: int) -> int:
+        """A version of a pool that succeeds none."""
+        self._last += 1
+        self.leaf_of[self._last] = leaf
+        return self._last
+
+    def succeed(self, version: int | None) -> int | None:
+        """The version after a write; the one before is not to be read any more."""
+        if version is None:
+            return None
+        self.consumed.add(version)
+        later = self.first(self.leaf_of[version])
+        if version in self.origin:
+            self.origin[later] = self.origin[version]
+        return later
+
+    def part_of(self, version: int | None) -> int | None:
+        """The version of a part of a pool: it has a chain of its own until it is put back."""
+        if version is None:
+            return None
+        part = self.first(self.leaf_of[version])
+        self.parent[part] = self.origin[part] = version
+        return part
+
+    def put_together(self, version: int | None) -> int | None:
+        """The version of a pool whose parts are put together again."""
+        if version is None or version not in self.origin:
+            return version
+        whole = self.origin[version]
+        return whole if version in self.parent else self.succeed(whole)
+
+    def stale(self, version: int | None) -> bool:
+        """Whether a pool, or what a part was taken from, has been written to since."""
+        while version is not None:
+            if version in self.consumed:
+                return True
+            version = self.parent.get(version)
+        return False

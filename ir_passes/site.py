@@ -1,0 +1,150 @@
+"""One equation under analysis: what a rule sees of it, and how it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ir_passes import ir
+from ir_passes.rules.registry import rule_of
+from ir_passes.values import COMMON, Common, Mixed, Owner, PoolRows, Value, describe
+from ir_passes.violations import Place, Violation, ViolationKind
+
+if TYPE_CHECKING:
+    from ir_passes.prover import Prover
+
+
+@dataclass(slots=True)
+class Site:
+    """One equation under analysis: what a rule sees besides its operands.
+
+    Attributes:
+        prover: the walk.
+        eqn: the equation.
+        jaxpr, index, env: the program it stands in, where, and the values before it.
+    """
+
+    prover: Prover
+    eqn: Any
+    jaxpr: Any
+    index: int
+    env: dict[Any, Value] = field(repr=False)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The equation's parameters."""
+        return self.eqn.params
+
+    @property
+    def name(self) -> str:
+        """Name of the primitive."""
+        return self.eqn.primitive.name
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the operands."""
+        return [tuple(atom.aval.shape) for atom in self.eqn.invars]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the first result."""
+        return tuple(self.eqn.outvars[0].aval.shape)
+
+    def apply(self, operands: list[Value]) -> list[Value]:
+        """The results, by the operation's rule."""
+        for value in operands:
+            if value.version is not None and self.prover.versions.stale(value.version):
+                self.report(
+                    ViolationKind.STALE,
+                    f"{self.path(value)} is read after a later version of it was made",
+                    "use the version that the write returned, or read before the write",
+                )
+        results = rule_of(self.eqn)(self, *operands)
+        return [self._numbered(value, operands, k) for k, value in enumerate(results)]
+
+    def _numbered(self, value: Value, operands: list[Value], which: int) -> Value:
+        if value.number:
+            return value
+        params = _frozen(self.eqn.params)
+        if params is None:
+            return value.but(number=self.prover.fresh())
+        key = (self.name, params, tuple(v.number for v in operands), tuple(self.shapes), which)
+        number = self.prover.number(key)
+        return Value(value.owner, number, value.range, value.fact, value.kept, value.version)
+
+    def path(self, value: Value) -> str:
+        """The pool that a value is a version of, as the contract names it."""
+        leaf = self.prover.versions.leaf_of.get(value.version) if value.version is not None else None
+        return "a pool" if leaf is None else self.prover.bound.inputs[leaf].path
+
+    def violation(self, kind: ViolationKind, message: str, remedy: str) -> Violation:
+        """A violation at this equation."""
+        place = Place(self.jaxpr, self.index, self.env)
+        return Violation(kind, self.name, ir.source_of(self.eqn), message, remedy, place)
+
+    def report(self, kind: ViolationKind, message: str, remedy: str) -> None:
+        """Record a fault that is one wherever its result goes."""
+        self.prover.violations.append(self.violation(kind, message, remedy))
+
+    def mixed(self, message: str, remedy: str, kind: ViolationKind = ViolationKind.CROSS_LANE) -> Mixed:
+        """The owner of a result that several lanes reach; a fault if it reaches an output."""
+        return Mixed(self.violation(kind, message, remedy))
+
+    def join(self, *owners: Owner) -> Owner:
+        """Whose an element is that depends on one element, at the same place, of each of several arrays."""
+        joined: Owner = COMMON
+        for owner in owners:
+            if isinstance(owner, Common) or owner == joined:
+                continue
+            if isinstance(owner, Mixed):
+                return owner
+            if isinstance(joined, Common):
+                joined = owner
+            elif isinstance(joined, PoolRows) and isinstance(owner, PoolRows):
+                joined = self._join_pools(joined, owner)
+                if isinstance(joined, Mixed):
+                    return joined
+            else:
+                return self.mixed(
+                    f"it combines {describe(joined)} with {describe(owner)}",
+                    "combine only elements of the same lane; keep lanes on one axis, in one order",
+                )
+        return joined
+
+    def _join_pools(self, one: PoolRows, other: PoolRows) -> Owner:
+        if (one.group, one.axis) != (other.group, other.axis):
+            return self.mixed(
+                f"it combines {describe(one)} with {describe(other)}", "combine rows after gathering them by slot"
+            )
+        return PoolRows(one.leaf, one.group, one.axis, one.view, one.unframed or other.unframed)
+
+
+@dataclass(frozen=True)
+class RowAccess:
+    """One access to the rows of a pool.
+
+    Attributes:
+        leaf: index of the pool among the step's flattened inputs.
+        write: whether it writes.
+        coordinate: what identifies the row: equal coordinates are the same rows.
+        lane: the lane of a single row, None for the rows of all lanes.
+        site: where.
+    """
+
+    leaf: int
+    write: bool
+    coordinate: Hashable
+    lane: Any
+    site: Site
+
+
+def _frozen(params: dict[str, Any]) -> Hashable:
+    if not params:
+        return ()
+    key = tuple(params.items())
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key

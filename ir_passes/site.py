@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ir_passes import ir
@@ -117,7 +117,7 @@ class Site:
             return self.mixed(
                 f"it combines {describe(one)} with {describe(other)}", "combine rows after gathering them by slot"
             )
-        return PoolRows(one.leaf, one.group, one.axis, one.view, one.unframed or other.unframed)
+        return replace(one, unframed=one.unframed or other.unframed, writers=one.writers | other.writers)
 
 
 @dataclass(frozen=True)

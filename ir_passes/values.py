@@ -80,6 +80,7 @@ class PoolRows:
         leaf: index of the pool among the step's flattened inputs.
         group: its group.
         view: how the array was taken from the pool's.
+        writers: the slot maps, by index among the inputs, by which rows of it have been written.
         unframed: the operation that may have changed rows outside the slot map, None if there is none.
     """
 
@@ -87,6 +88,7 @@ class PoolRows:
     group: str
     axis: int
     view: View = ()
+    writers: frozenset[int] = frozenset()
     unframed: Violation | None = None
 
 
@@ -266,9 +268,9 @@ def axis_of(owner: Owner) -> int | None:
 def moved(owner: Owner, axis: int) -> Owner:
     """The same owner along another axis."""
     if isinstance(owner, Rows):
-        return Rows(axis, owner.inner, owner.start, owner.order, owner.split)
+        return replace(owner, axis=axis)
     if isinstance(owner, PoolRows):
-        return PoolRows(owner.leaf, owner.group, axis, owner.view, owner.unframed)
+        return replace(owner, axis=axis)
     return owner
 
 

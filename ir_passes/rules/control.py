@@ -1,5 +1,6 @@
 """Loops and branches."""
 
+from dataclasses import replace
 from typing import Any
 
 from ir_passes import ir
@@ -106,20 +107,24 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
         consts = [prover.constant(c) for c in body.consts]
         return prover.run(body.jaxpr, consts, [*inner, *carry]), test
 
-    carry, test = _settled(site, list(operands[of_condition + of_body :]), once, {})
+    carry, test = _settled(site, list(operands[of_condition + of_body :]), once, {}, prover.fresh())
     writes = [record for record in prover.accesses[start:] if record.write]
     return flowing(site, carry, test[0].owner, writes)
 
 
-def _settled(site: Site, carry: list[Value], once: Any, counters: dict[int, Any]) -> tuple[list[Value], list[Value]]:
+def _settled(
+    site: Site, carry: list[Value], once: Any, counters: dict[int, Any], mark: int
+) -> tuple[list[Value], list[Value]]:
     """The values of a loop's carry that hold in every iteration, and what else the body gives.
 
     Versions of pools advance with the iterations; they are the same chain as long as the body continues it.
+
+    Args:
+        mark: numbers from here on are of values inside the loop.
     """
     prover = site.prover
     carry = [_entering(site, value, counters.get(k)) for k, value in enumerate(carry)]
     for _ in range(ROUNDS):
-        mark = prover.fresh()
         with prover.trial():
             after, _ = once([value.but(number=prover.fresh()) for value in carry])
         again = [
@@ -131,7 +136,6 @@ def _settled(site: Site, carry: list[Value], once: Any, counters: dict[int, Any]
         carry = again
     else:
         raise AssertionError(f"the facts of a loop at {ir.source_of(site.eqn)} do not settle in {ROUNDS} rounds")
-    mark = prover.fresh()
     after, rest = once([value.but(number=prover.fresh()) for value in carry])
     results = []
     for old, new in zip(carry, after, strict=True):
@@ -215,11 +219,10 @@ def scan(site: Site, *operands: Value) -> list[Value]:
         results = prover.run(body.jaxpr, [prover.constant(c) for c in body.consts], inputs)
         return results[:num_carry], results[num_carry:]
 
-    mark = prover.fresh()
     counters = _counters(body.jaxpr, num_consts, carry, length)
-    carry, rest = _settled(site, carry, once, counters)
+    carry, rest = _settled(site, carry, once, counters, loop)
     sources = [value.owner for value in xs if isinstance(value.owner, Rows) and value.owner.axis == 0]
-    return [*carry, *(_stacked(site, value, loop, mark, sources) for value in rest)]
+    return [*carry, *(_stacked(site, value, loop, sources) for value in rest)]
 
 
 def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value:
@@ -235,13 +238,13 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value
     elif axis is not None:
         owner = moved(owner, axis - 1)
     if isinstance(owner, PoolRows):
-        owner = PoolRows(owner.leaf, owner.group, owner.axis, entered(owner.view, step), owner.unframed)
+        owner = replace(owner, view=entered(owner.view, step))
     kept = None if value.kept is None else Kept(value.kept.leaf, entered(value.kept.view, step))
     fact = value.fact if isinstance(value.fact, Slot) else None
     return Value(owner, 0, value.range, fact, kept, site.prover.versions.part_of(value.version))
 
 
-def _stacked(site: Site, value: Value, loop: int, mark: int, sources: list[Rows]) -> Value:
+def _stacked(site: Site, value: Value, loop: int, sources: list[Rows]) -> Value:
     """What each iteration gives, along a new axis 0."""
     owner, step = value.owner, ("scan", loop)
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
@@ -253,12 +256,12 @@ def _stacked(site: Site, value: Value, loop: int, mark: int, sources: list[Rows]
         view = left(owner.view, step)
         if view is None:
             return Value(site.mixed("the versions of a pool are stacked", "carry the pool through the loop"))
-        owner = PoolRows(owner.leaf, owner.group, owner.axis + 1, view, owner.unframed)
+        owner = replace(owner, axis=owner.axis + 1, view=view)
         kept = None
         if value.kept is not None and left(value.kept.view, step) is not None:
             kept = Kept(value.kept.leaf, left(value.kept.view, step) or ())
         return Value(owner, kept=kept, version=site.prover.versions.put_together(value.version))
-    value = _outliving(site, value, mark)
+    value = _outliving(site, value, loop)
     owner, axis = value.owner, axis_of(value.owner)
     if axis is not None:
         owner = moved(owner, axis + 1)

@@ -1,5 +1,6 @@
 """Operations whose result at a place depends on their operands at the same place."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def _unframed(site: Site, owner: PoolRows) -> PoolRows:
         f"{site.name!r} computes every row of pool {owner.group!r}, those that no lane owns too",
         "gather the lanes' rows by the slot map, compute, and scatter them back",
     )
-    return PoolRows(owner.leaf, owner.group, owner.axis, (), owner.unframed or violation)
+    return replace(owner, view=(), unframed=owner.unframed or violation)
 
 
 @rule(*(set(NAMES) - {"max", "min", "clamp", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}))

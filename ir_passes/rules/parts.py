@@ -1,6 +1,7 @@
 """Static parts of arrays, and arrays put together from parts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ir_passes.rules.intervals import hull
 from ir_passes.rules.registry import rule
@@ -51,7 +52,7 @@ def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], step
         owner = part(site, x.owner, axis, starts[axis], sizes[axis], full[axis], steps[axis])
     if isinstance(owner, PoolRows) and not whole:
         view = entered(owner.view, ("slice", full, cut))
-        owner = PoolRows(owner.leaf, owner.group, owner.axis, view, owner.unframed)
+        owner = replace(owner, view=view)
     if kept is not None and not whole:
         kept = Kept(kept.leaf, entered(kept.view, ("slice", full, cut)))
     fact = x.fact if isinstance(x.fact, Slot | Constant) else None

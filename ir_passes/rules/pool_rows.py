@@ -1,5 +1,7 @@
 """Reads and writes of pools by slot."""
 
+from dataclasses import replace
+
 from ir_passes.contract import SlotMap
 from ir_passes.rules.access import Access, constant_of
 from ir_passes.site import RowAccess, Site
@@ -17,7 +19,7 @@ def read(site: Site, operand: Value, access: Access) -> Value:
     axis = pool.axis
     if access.whole(axis):
         step = access.step(axis)
-        part = PoolRows(pool.leaf, pool.group, access.window[axis], entered(pool.view, step), pool.unframed)
+        part = replace(pool, axis=access.window[axis], view=entered(pool.view, step))
         kept = None if operand.kept is None else Kept(operand.kept.leaf, entered(operand.kept.view, step))
         version = site.prover.versions.part_of(operand.version)
         return Value(site.join(part, access.owners(site)), kept=kept, version=version)
@@ -55,7 +57,10 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
         same = updates.kept is not None and updates.kept.leaf == kept.leaf and replaces
         if not same or left(updates.kept.view, access.step(axis)) != kept.view:  # type: ignore[union-attr]
             kept = None
-    return Value(pool, kept=kept, version=site.prover.versions.succeed(operand.version))
+    index = access.columns[axis].fact
+    assert isinstance(index, Slot)
+    later = replace(pool, writers=pool.writers | {index.leaf})
+    return Value(later, kept=kept, version=site.prover.versions.succeed(operand.version))
 
 
 def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Value:
@@ -73,7 +78,7 @@ def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Val
         again = updates.kept
         if again is None or again.leaf != kept.leaf or left(again.view, access.step(pool.axis)) != kept.view:
             kept = None
-    owner = PoolRows(pool.leaf, pool.group, pool.axis, pool.view, pool.unframed or part.unframed)
+    owner = replace(pool, unframed=pool.unframed or part.unframed, writers=pool.writers | part.writers)
     return Value(owner, kept=kept, version=site.prover.versions.succeed(operand.version))
 
 
@@ -116,6 +121,10 @@ def _map_fault(site: Site, pool: PoolRows, entry: SlotMap, fact: Slot, access: A
     if entry.role == ("read" if write else "write"):
         message = f"{path} is {'written' if write else 'read'} by {slots}, which is declared for the opposite"
         return site.mixed(message, "use the map with the other role, or role='both'", ViolationKind.WRONG_ROW)
+    others = [site.prover.bound.inputs[leaf].path for leaf in sorted(pool.writers - {fact.leaf})]
+    if others:
+        message = f"{path} is {'written' if write else 'read'} by {slots} after rows of it were written by {others[0]}"
+        return site.mixed(message, "read all rows before any is written, and write by one slot map")
     if rows < entry.size:
         message = f"{slots} holds rows in [0, {entry.size}), {path} has {rows}"
         site.report(ViolationKind.BOUNDS, message, "give the pool as many rows as the slot map has slots")

@@ -1,6 +1,7 @@
 """Operations that move elements about without looking at them."""
 
 import math
+from dataclasses import replace
 
 from ir_passes.rules.intervals import hull
 from ir_passes.rules.registry import rule
@@ -75,7 +76,7 @@ def _reshaped(site: Site, x: Value) -> Value:
     before, after = site.shapes[0], site.shape
     owner = reshape_owner(site, x.owner, before, after)
     if isinstance(owner, PoolRows):
-        owner = PoolRows(owner.leaf, owner.group, owner.axis, reshaped(owner.view, before, after), owner.unframed)
+        owner = replace(owner, view=reshaped(owner.view, before, after))
     fact = x.fact if isinstance(x.fact, Slot | Constant) else None
     if isinstance(x.fact, Iota):
         found = place_after_reshape(x.fact.axis, before, after)
@@ -111,7 +112,7 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     axis = axis_of(x.owner)
     owner = x.owner if axis is None else moved(x.owner, dims[axis])
     if isinstance(owner, PoolRows):
-        owner = PoolRows(owner.leaf, owner.group, owner.axis, entered(owner.view, ("broadcast",)), owner.unframed)
+        owner = replace(owner, view=entered(owner.view, ("broadcast",)))
     fact = x.fact if isinstance(x.fact, Slot | Constant) else None
     if isinstance(x.fact, Iota):
         fact = Iota(dims[x.fact.axis], x.fact.div)
@@ -130,7 +131,7 @@ def transpose(site: Site, x: Value) -> list[Value]:
     axis = axis_of(x.owner)
     owner = x.owner if axis is None else moved(x.owner, permutation.index(axis))
     if isinstance(owner, PoolRows):
-        owner = PoolRows(owner.leaf, owner.group, owner.axis, transposed(owner.view, permutation), owner.unframed)
+        owner = replace(owner, view=transposed(owner.view, permutation))
     kept = None if x.kept is None else Kept(x.kept.leaf, transposed(x.kept.view, permutation))
     fact = x.fact if isinstance(x.fact, Slot | Constant) else None
     if isinstance(x.fact, Iota):
@@ -146,7 +147,7 @@ def reverse(site: Site, x: Value) -> list[Value]:
         owner = site.mixed("it reverses the axis that holds lanes", "reverse another axis")
     elif isinstance(owner, PoolRows):
         view = entered(owner.view, ("rev", site.params["dimensions"]))
-        owner = PoolRows(owner.leaf, owner.group, owner.axis, view, owner.unframed)
+        owner = replace(owner, view=view)
     return [Value(owner, range=x.range)]
 
 
@@ -164,7 +165,7 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
             else:
                 owner = site.mixed("it pads the axis that holds lanes", "pad another axis")
     if isinstance(owner, PoolRows):
-        owner = PoolRows(owner.leaf, owner.group, owner.axis, entered(owner.view, ("pad",)), owner.unframed)
+        owner = replace(owner, view=entered(owner.view, ("pad",)))
     return [Value(site.join(owner, filler.owner), range=hull(x.range, filler.range))]
 
 

@@ -28,37 +28,47 @@ class Case:
         return f"{self.variant.name}, seed {self.seed}, prompt of {len(self.prompts[index])} tokens"
 
 
-HERE = pathlib.Path(__file__).resolve().parent
-SHORT_RUN_CHUNKS = {"dense_interval": 5, "sparse_multimodal": 17}
-SHORT_RUN_ALONE = ("dense_multimodal",)
-"""Chunk sizes and single lanes are shapes of their own, whose compilation is nearly all that a test costs."""
+SEEDS = range(5)
+CHUNKS = range(1, 18)
+SHORT_RUN_CHUNKS = {("dense_interval", 7), ("sparse_multimodal", 17)}
+SHORT_RUN = {
+    "test_ragged_batch_scores": {"next_base", "dense_base", "sparse_base"},
+    "test_each_prompt_alone": {"dense_multimodal"},
+}
+"""Variants of the short run for tests whose steps are their own: compiling is nearly all that a test costs."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the tests here, other chunk sizes, and other variants alone, are marked `long`."""
-    for item in items:
-        params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-        if "case" not in params or item.path.parent != HERE:
-            continue
-        name = params["case"][0].name
-        if "chunk" in params:
-            short = params["chunk"] == SHORT_RUN_CHUNKS.get(name)
-        else:
-            short = "alone" not in item.name or name in SHORT_RUN_ALONE
-        if not short:
-            item.add_marker(pytest.mark.long)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The cases of each test, marked `long` where the short run leaves them out.
+
+    Every chunk size meets every variant and one seed, each seed in turn: how a prompt is cut into chunks does not
+    depend on the weights, and every seed has its own tests of everything else.
+    """
+    if "chunk" in metafunc.fixturenames:
+        # Both sizes of the short run meet seed 0.
+        params = [
+            parameters(variant, (chunk + 3) % len(SEEDS), chunk, short=(variant.name, chunk) in SHORT_RUN_CHUNKS)
+            for chunk in CHUNKS
+            for variant in VARIANTS
+        ]
+        metafunc.parametrize(("case", "chunk"), params, indirect=["case"], scope="session")
+    elif "case" in metafunc.fixturenames:
+        names = SHORT_RUN.get(metafunc.function.__name__, {variant.name for variant in VARIANTS})
+        params = [
+            parameters(variant, seed, short=seed == 0 and variant.name in names)
+            for seed in SEEDS
+            for variant in VARIANTS
+        ]
+        metafunc.parametrize("case", params, indirect=True, scope="session")
 
 
-def cases() -> list[Any]:
-    return [
-        pytest.param((variant, seed), id=f"{variant.name}-{seed}", marks=[pytest.mark.long] if seed else [])
-        for seed in range(5)
-        for variant in VARIANTS
-    ]
+def parameters(variant: Variant, seed: int, *more: Any, short: bool) -> Any:
+    """With `--dist loadgroup` all tests of a case run in one process, which makes the case once."""
+    marks = [pytest.mark.xdist_group(f"{variant.name}-{seed}"), *([] if short else [pytest.mark.long])]
+    return pytest.param((variant, seed), *more, id="-".join(map(str, (variant.name, seed, *more))), marks=marks)
 
 
-@pytest.fixture(scope="session", params=cases())
+@pytest.fixture(scope="session")
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     import torch
     from tiny_checkpoint import write_checkpoint

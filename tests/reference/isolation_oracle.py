@@ -90,6 +90,13 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
                 state[i] = _put(leaves[i], at.entry.axis, row, row_first(donor[i], at.entry.axis)[row])
                 readers |= {other for other in range(bound.lanes) if read[other] == row}
     yield Run(f"inputs of lane {lane}", inputs, frozenset({lane}))
+    poisoned = [
+        _put(new, getattr(at.entry, "axis", 0), lane, _poison(row_first(new, at.entry.axis)[lane]))
+        if isinstance(at.entry, Lane)
+        else new
+        for at, new in zip(bound.inputs, inputs, strict=True)
+    ]
+    yield Run(f"NaN in inputs of lane {lane}", poisoned, frozenset({lane}))
     yield Run(f"rows of lane {lane}", state, frozenset(readers))
     both = [a if a is not leaf else b for a, b, leaf in zip(inputs, state, leaves, strict=True)]
     for i, at in enumerate(bound.inputs):
@@ -202,6 +209,7 @@ def leaks(
     draw: Draw,
     seeds: Sequence[int] = (0, 1, 2),
     compiled: bool = False,
+    first: bool = False,
 ) -> list[Leak]:
     """Run a step with every change of several draws, and report all that breaks its contract.
 
@@ -212,6 +220,7 @@ def leaks(
         seeds: draws.
         compiled: let XLA compile the step and run it as it is; otherwise numpy runs its jaxpr, all changes at once,
             and XLA only steps with a primitive that numpy has no rule for.
+        first: stop at the first draw that shows a leak.
     """
     example = draw(np.random.default_rng(seeds[0]))
     bound = contract.bind(step, example)
@@ -231,4 +240,6 @@ def leaks(
     for seed in seeds:
         changes = runs(bound, draw, seed)
         found += judge_all(bound, changes, run(changes))
+        if found and first:
+            break
     return found

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from filled import filled
 from flax import nnx
 from tiny_variants import Variant, variant
 from zoo.program import LANES, Program
@@ -37,14 +38,18 @@ def small(chosen: Variant) -> dict[str, Any]:
 def model(name: str) -> tuple[Structure, tuple[jax.Array, ...], Any]:
     config = small(variant(name))
     family = family_of(config)
-    built = family.build(family.read_config(config), nnx.Rngs(0))
+    read = family.read_config(config)
+    rng = np.random.default_rng(0)
+    built = filled(
+        lambda: family.build(read, nnx.Rngs(0)), lambda _, shape: rng.normal(size=shape, scale=0.3).astype(np.float32)
+    )
     structure, params = flatten(built)
     return structure, params, built.init_state(LANES, CONTEXT, np.float32)
 
 
 def draw(rng: np.random.Generator, name: str, tokens: int, score: bool) -> tuple[Any, ...]:
     _, params, state = model(name)
-    params = tuple(leaf + 0.1 * rng.normal(size=leaf.shape).astype(leaf.dtype) for leaf in params)
+    params = tuple(np.asarray(leaf) + 0.1 * rng.normal(size=leaf.shape).astype(leaf.dtype) for leaf in params)
     pools = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), state)
     ids = rng.integers(0, VOCAB, (LANES, tokens)).astype(np.int32)
     lengths = rng.integers(0, tokens + 1, LANES).astype(np.int32)

@@ -68,6 +68,12 @@ def advance(rows, x, w):
     return 0.5 * rows + jnp.tanh(x @ w.T).reshape(-1, KEY, VALUE)
 
 
+def plain_step(pool, slots, x, w):
+    """Read, advance, write."""
+    rows = advance(pool[slots], x, w)
+    return rows.sum(1), pool.at[slots].set(rows)
+
+
 def null_row_step(pool, slots, x, w):
     """Lanes on the null row write back what they have read, all of them the same."""
     rows = pool[slots]
@@ -133,6 +139,7 @@ def two_maps_step(a, b, slots_a, slots_b, x):
 
 
 PROGRAMS = (
+    Program("rows behind a slot map", plain_step, STEP, draw),
     Program("null rows written back", null_row_step, STEP, draw),
     Program("idle writes dropped", dropped_step, LENGTH, draw_length),
     Program("idle rows written back", masked_step, LENGTH, draw_length),

@@ -1,0 +1,224 @@
+"""Where a program leaves what the proof can see: calls, callbacks, references, meshes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.sharding import PartitionSpec as P
+from mutants.mutant import Evidence, Kind, wrong
+from zoo import rows
+from zoo.program import LANES
+from zoo.rows import advance
+from zoo.sharded import PARAMS, local_rows, local_slots, mesh, over_rows
+
+PLAIN, SHARDED = "rows behind a slot map", "sharded rows and heads"
+CLOSED = (Kind.OPAQUE, Kind.UNKNOWN)
+MESH = (Kind.COLLECTIVE, Kind.CROSS_LANE, Kind.WRONG_ROW, Kind.FRAME)
+TRACED = Evidence.TRACED
+
+
+def foreign_call(pool, slots, x, w):
+    y, pool = rows.plain_step(pool, slots, x, w)
+    return jax.ffi.ffi_call("mixes_lanes", jax.ShapeDtypeStruct(y.shape, y.dtype))(y), pool
+
+
+def foreign_call_on_the_pool(pool, slots, x, w):
+    call = jax.ffi.ffi_call("advances", jax.ShapeDtypeStruct(pool.shape, pool.dtype), input_output_aliases={0: 0})
+    return x, call(pool, slots)
+
+
+def callback(pool, slots, x, w):
+    y, pool = rows.plain_step(pool, slots, x, w)
+    return jax.pure_callback(lambda y: np.asarray(y)[::-1], jax.ShapeDtypeStruct(y.shape, y.dtype), y), pool
+
+
+@jax.custom_batching.custom_vmap
+def double(x: Any) -> Any:
+    return 2.0 * x
+
+
+@double.def_vmap
+def _double_rule(size: int, batched: Any, x: Any) -> Any:
+    return 2.0 * x[::-1], batched[0]
+
+
+def vmap_rule(pool, slots, x, w):
+    """The rule for `vmap` is not what the function does."""
+    y, pool = rows.plain_step(pool, slots, x, w)
+    return jax.vmap(double)(y), pool
+
+
+def _accumulate(x: Any, out: Any, scratch: Any) -> None:
+    @pl.when(pl.program_id(0) == 0)
+    def _clear() -> None:
+        scratch[...] = jnp.zeros_like(scratch)
+
+    scratch[...] += x[...]
+    out[...] = scratch[...]
+
+
+def kernel_scratch(pool, slots, x, w):
+    """The grid runs over lanes; its scratch persists from one to the next."""
+    y, pool = rows.plain_step(pool, slots, x, w)
+    block = pl.BlockSpec((1, y.shape[1]), lambda i: (i, 0))
+    call = pl.pallas_call(
+        _accumulate,
+        jax.ShapeDtypeStruct(y.shape, y.dtype),
+        grid=(LANES,),
+        in_specs=[block],
+        out_specs=block,
+        scratch_shapes=[pl.MemorySpace.ANY((1, y.shape[1]), jnp.float32)],
+        interpret=True,
+    )
+    return call(y), pool
+
+
+def reference(pool, slots, x, w):
+    """A mutable array indexed past its end clamps in silence."""
+    ref = jax.new_ref(pool)
+    new = advance(pool[slots], x, w)
+    for i in range(LANES):
+        ref[slots[i] + 1] = new[i]
+    return new.sum(1), ref[...]
+
+
+def sum_over_data(w, state, x, lengths):
+    y, state = local_rows(w, state, x, lengths)
+    return y - lax.pmean(y, "data"), state
+
+
+def lanes_passed_on(w, state, x, lengths):
+    y, state = local_rows(w, state, x, lengths)
+    return lax.ppermute(y, "data", [(0, 1), (1, 0)]), state
+
+
+def rows_passed_on(w, state, x, lengths):
+    y, state = local_rows(w, state, x, lengths)
+    return y, lax.ppermute(state, "data", [(0, 1), (1, 0)])
+
+
+def first_device_for_all(w, state, x, lengths):
+    y, state = local_rows(w, state, x, lengths)
+    return lax.all_gather(y, "data", axis=0, tiled=True)[: len(y)], state
+
+
+def exchanged(w, state, x, lengths):
+    y, state = local_rows(w, state, x, lengths)
+    y = jnp.pad(y, ((0, 0), (0, 1)))
+    y = lax.all_to_all(y.reshape(2, -1, y.shape[1]), "data", 0, 0).reshape(y.shape)
+    return y[:, :-1], state
+
+
+def maximum_over_everything(w, state, x, lengths):
+    y, state = local_rows(w, state, x, lengths)
+    return y / lax.pmax(lax.stop_gradient(jnp.abs(y).max(1, keepdims=True)), ("data", "model")), state
+
+
+def same_result_claimed(w, state, x, lengths):
+    """What differs between devices is returned as if it did not."""
+    heads = P("data", "model")
+    run = jax.shard_map(
+        lambda *args: local_rows(*args),
+        mesh=mesh(2, 2),
+        in_specs=(PARAMS, heads, P("data"), P("data")),
+        out_specs=(P(), heads),
+        check_vma=False,
+    )
+    y, state = run(w, state, x, lengths)
+    return jnp.concatenate([y, y]), state
+
+
+def rows_of_one_device(w, state, slots, x):
+    """Global row numbers on a pool that is split over devices: each clamps to its own rows."""
+    state = jnp.concatenate([state, state[:1]])
+    split = P("model")
+    run = jax.shard_map(
+        lambda state, slots, x: state.at[slots].get(mode="clip").sum((1, 2, 3))[:, None] + x,
+        mesh=mesh(2),
+        in_specs=(split, P(), P()),
+        out_specs=P(),
+        check_vma=False,
+    )
+    y = run(state, slots, x)
+    heads = P(None, "model")
+    slotted = jax.shard_map(local_slots, mesh=mesh(2), in_specs=(PARAMS, heads, P(), P()), out_specs=(P(), heads))
+    out, new = slotted(w, state[:-1], slots, x)
+    return out + y, new
+
+
+def _plain(id: str, source: str, description: str, step: Any, *kinds: Kind, **more: Any) -> Any:
+    return wrong(PLAIN, id, source, description, step, *kinds, **more)
+
+
+def _sharded(id: str, source: str, description: str, local: Any, **more: Any) -> Any:
+    return wrong(SHARDED, id, source, description, over_rows(local, check_vma=False), *MESH, **more)
+
+
+MUTANTS = (
+    _plain(
+        "foreign-call",
+        "compiler.md 1.18, 5.2",
+        "an FFI call without a contract",
+        foreign_call,
+        *CLOSED,
+        evidence=TRACED,
+    ),
+    _plain(
+        "foreign-call-on-the-pool",
+        "compiler.md 1.19, bugs.md 1",
+        "an FFI call writes the pool, without a contract",
+        foreign_call_on_the_pool,
+        *CLOSED,
+        evidence=TRACED,
+    ),
+    _plain("callback", "compiler.md 1.24", "a callback reverses the lanes", callback, *CLOSED),
+    _plain("vmap-rule", "compiler.md 1.24", "a custom rule for vmap reverses the lanes", vmap_rule, Kind.CROSS_LANE),
+    _plain(
+        "kernel-scratch",
+        "compiler.md 1.17",
+        "a kernel's scratch persists over a grid of lanes",
+        kernel_scratch,
+        *CLOSED,
+    ),
+    _plain(
+        "reference",
+        "compiler.md 1.9",
+        "a mutable array is written past the row",
+        reference,
+        *CLOSED,
+        Kind.BOUNDS,
+        Kind.WRONG_ROW,
+    ),
+    _sharded("sum-over-data", "compiler.md 5.2", "a mean over the axis of lanes", sum_over_data),
+    _sharded("lanes-passed-on", "compiler.md 1.22", "outputs are passed to the other device's lanes", lanes_passed_on),
+    _sharded("rows-passed-on", "compiler.md 1.22", "rows are passed to the other device's lanes", rows_passed_on),
+    _sharded(
+        "first-device-for-all",
+        "compiler.md 5.2",
+        "gathered over lanes, and the first device's kept",
+        first_device_for_all,
+    ),
+    _sharded("exchanged", "compiler.md 5.2", "an all-to-all over lanes without its inverse", exchanged),
+    _sharded("maximum-over-everything", "compiler.md 5.2", "a scale over lanes and heads", maximum_over_everything),
+    wrong(
+        SHARDED,
+        "same-result-claimed",
+        "compiler.md 1.20",
+        "a result of each device is declared the same on all",
+        same_result_claimed,
+        *MESH,
+    ),
+    wrong(
+        "sharded heads behind a slot map",
+        "rows-of-one-device",
+        "R7",
+        "global row numbers on a split pool",
+        rows_of_one_device,
+        *MESH,
+        Kind.BOUNDS,
+        Kind.STALE,
+    ),
+)

@@ -1,0 +1,198 @@
+"""What XLA, or who calls it, does wrong with a step that is right: copies, overlaps, in-place reads, collectives."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from audited_steps import (
+    LANES,
+    ONE,
+    STACKED,
+    TWO_SWAPPED,
+    Step,
+    copied_whole,
+    fori_loop,
+    gather_compute_scatter,
+    per_sequence_loop,
+    pool,
+    pool_as_xs,
+    slots,
+    stacked,
+    two_pools_swapped,
+    x,
+)
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from mutants.mutant import Mutant, Tier
+
+from ir_passes import Lane, LaneContract, Pool, Shared
+from ir_passes.audit import audit, audit_executable
+from ir_passes.findings import AuditError
+from ir_passes.findings import FindingKind as Found
+from ir_passes.live_values import live_values
+from ir_passes.program import Buffers, Executable, Index, Slice
+
+ARGS = (pool(), slots(), x())
+ROWS = LaneContract(inputs=(Pool("p"), Lane()), outputs=(Pool("p"), Lane()))
+
+
+def require(step: Step) -> Callable[[], Any]:
+    return lambda: step.audit().require()
+
+
+def shifted_in_place(conv: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The shift of a convolution's inputs spelled so that XLA 0.10 to 0.12 read what they have overwritten."""
+    base = conv * 1.5
+    return conv.at[:, 0].set(new), base.at[:, 1:].set(base[:, :-1]).reshape((1, *conv.shape))
+
+
+def shift() -> None:
+    """openxla/xla#49176."""
+    rng = np.random.default_rng(0)
+    args = rng.normal(size=(4, 8, 16)).astype(np.float32), rng.normal(size=(4, 16)).astype(np.float32)
+    contract = LaneContract(inputs=(Pool("p"), Lane()), outputs=(Pool("p"), Lane(axis=1)))
+    Step(shifted_in_place, contract, args, donate=()).audit().require()
+
+
+def _moved(executable: Executable, at: tuple[int, Index], place: Slice) -> Executable:
+    buffers = Buffers(executable.buffers.allocations, dict(executable.buffers.slices) | {at: place})
+    return dataclasses.replace(executable, buffers=buffers)
+
+
+def partial_overlap() -> None:
+    """Two values whose lives only touch are placed on bytes that overlap in part."""
+    step = Step(gather_compute_scatter, ONE, ARGS)
+    executable = step.executable()
+    live = live_values(executable)
+    for value in live.values:
+        for operand in value.instruction.operands:
+            for number in live.of[operand].values():
+                other = live.values[number]
+                if value.slice and other.slice and other.stop == value.start and other.slice.size > 8:
+                    if executable.buffers.allocations[other.slice.allocation].is_temp:
+                        place = Slice(other.slice.allocation, other.slice.offset + 4, value.slice.size)
+                        broken = _moved(executable, (value.instruction.id, value.index), place)
+                        audit_executable(broken, step.bound()).require()
+
+
+def two_offsets() -> None:
+    """One storage under two names gets two offsets: the pool that a loop hands to its next turn is elsewhere."""
+    step = Step(fori_loop, ONE, ARGS)
+    executable = step.executable()
+    loop = next(one for one in executable.module.instructions.values() if one.opcode == "while")
+    at, place = next(
+        (at, place)
+        for at, place in executable.buffers.slices.items()
+        if at[0] == loop.id and at[1] and executable.buffers.allocations[place.allocation].parameter is not None
+    )
+    broken = _moved(executable, at, dataclasses.replace(place, offset=place.offset + 64))
+    audit_executable(broken, step.bound()).require()
+
+
+def overwritten_weight() -> None:
+    contract = LaneContract(inputs=(Shared(), Lane()), outputs=(Lane(),))
+    args = (jnp.ones((LANES, 64)), jnp.ones((LANES, 64)))
+    Step(lambda weight, x: (weight * x,), contract, args).audit().require()
+
+
+def undeclared_collective() -> None:
+    """A sum over lanes that the compiler has made a sum over devices."""
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    sharding = NamedSharding(mesh, P("data"))
+    args = tuple(jax.device_put(jnp.ones((8, 16)), sharding) for _ in range(2))
+
+    def step(rows, x):
+        return rows + 1.0, x - x.mean(0, keepdims=True)
+
+    audit(Step(step, ROWS, args).compile(), ROWS.bind(step, args), mesh=mesh, axes=()).require()
+
+
+def _audit(id: str, source: str, description: str, base: str, attempt: Callable[[], Any], *kinds: Found) -> Mutant:
+    return Mutant(id, source, description, base, Tier.AUDIT, None, frozenset(kinds), attempt=attempt, error=AuditError)
+
+
+MUTANTS = (
+    _audit(
+        "in-place-shift",
+        "R11, bugs.md 75",
+        "an in-place fusion reads what it has overwritten",
+        "shift of rows",
+        shift,
+        Found.READ_AFTER_WRITE,
+    ),
+    _audit(
+        "partial-overlap",
+        "R12",
+        "values that touch in time overlap in part",
+        "gather, compute, scatter",
+        partial_overlap,
+        Found.OVERLAP,
+    ),
+    _audit(
+        "pool-copied",
+        "R13",
+        "a loop over sequences copies the pool for each of them",
+        "per-sequence loop",
+        require(Step(per_sequence_loop, ONE, ARGS)),
+        Found.POOL_COPY,
+    ),
+    _audit(
+        "pool-copied-by-scan",
+        "R13, compiler.md 1.23",
+        "a scan over the pools of layers copies them",
+        "pool as xs",
+        require(Step(pool_as_xs, STACKED, (stacked(), slots(), x()))),
+        Found.POOL_COPY,
+    ),
+    _audit(
+        "old-pool-kept",
+        "R15",
+        "the old pool is still read when the new one is written",
+        "gather, compute, scatter",
+        require(Step(copied_whole, ONE, ARGS)),
+        Found.POOL_COPY,
+    ),
+    _audit(
+        "two-offsets",
+        "R15",
+        "two names of one storage get two offsets",
+        "loop over lanes",
+        two_offsets,
+        Found.MISPLACED,
+    ),
+    _audit(
+        "not-donated",
+        "compiler.md 1.11",
+        "the pool is not donated",
+        "gather, compute, scatter",
+        require(Step(gather_compute_scatter, ONE, ARGS, donate=())),
+        Found.NOT_IN_PLACE,
+    ),
+    _audit(
+        "donors-swapped",
+        "compiler.md 1.11",
+        "two pools get each other's bytes",
+        "two pools",
+        require(Step(two_pools_swapped, TWO_SWAPPED, (pool(), pool() + 1.0, slots(), x()), (0, 1))),
+        Found.WRONG_SUCCESSOR,
+    ),
+    _audit(
+        "weight-overwritten",
+        "compiler.md 1.11",
+        "a weight is donated and overwritten",
+        "row pool",
+        overwritten_weight,
+        Found.OVERWRITTEN,
+    ),
+    _audit(
+        "undeclared-collective",
+        "bugs.md 89, compiler.md 5.5",
+        "a collective over the axis of lanes",
+        "row pool",
+        undeclared_collective,
+        Found.COLLECTIVE,
+    ),
+)

@@ -1,0 +1,89 @@
+"""Mixtures of experts whose rows do not come back to their lanes."""
+
+import jax.numpy as jnp
+from jax import lax
+from mutants.mutant import Kind, wrong
+from zoo.experts import EXPERTS, TOP, grouped, recur, route
+from zoo.program import HIDDEN
+
+SORTED = "sorted experts, argsort of argsort"
+LIST = "compiler.md 5.2"
+
+
+def mixed(w, pool, slots, x, *, order_of=None, keys=None, count=None, back=None):
+    """The sorted step with one part replaced."""
+    x, pool = recur(pool, slots, x)
+    chosen, expert = route(w, x)
+    flat = expert.reshape(-1) if keys is None else keys(expert)
+    order = jnp.argsort(flat)
+    taken = x[order // TOP] if order_of is None else order_of(x, order)
+    counted = flat if count is None else count(flat, expert)
+    y = grouped(w, taken, jnp.bincount(counted, length=EXPERTS).astype(jnp.int32))
+    inverse = jnp.argsort(order) if back is None else back(order)
+    return x + jnp.einsum("nkd,nk->nd", y[inverse].reshape(-1, TOP, HIDDEN), chosen), pool
+
+
+def capacity(w, pool, slots, x):
+    """Each expert takes two rows of the batch and drops the rest."""
+    x, pool = recur(pool, slots, x)
+    chosen, expert = route(w, x)
+    taken = jnp.sum(expert[:, :, None] == jnp.arange(EXPERTS)[None, None], axis=1)
+    room = jnp.cumsum(taken, axis=0) <= 2
+    kept = jnp.take_along_axis(room, expert, axis=1)
+    hidden = jnp.einsum("nd,nkdf->nkf", x, w["up"][expert])
+    return x + jnp.einsum("nkf,nkfd,nk->nd", hidden, w["down"][expert], jnp.where(kept, chosen, 0.0)), pool
+
+
+def balanced(w, pool, slots, x):
+    """The router is corrected by how many rows of the batch an expert has got."""
+    x, pool = recur(pool, slots, x)
+    load = jnp.mean(x @ w["router"], axis=0, keepdims=True)
+    chosen, expert = lax.top_k(x @ w["router"] - load, TOP)
+    hidden = jnp.einsum("nd,nkdf->nkf", x, w["up"][expert])
+    return x + jnp.einsum("nkf,nkfd,nk->nd", hidden, w["down"][expert], chosen), pool
+
+
+def scattered_to_sorted(w, pool, slots, x):
+    """Results stay where the sort has put them."""
+    x, pool = recur(pool, slots, x)
+    chosen, expert = route(w, x)
+    order = jnp.argsort(expert.reshape(-1))
+    y = grouped(w, x[order // TOP], jnp.bincount(expert.reshape(-1), length=EXPERTS).astype(jnp.int32))
+    return x.at[jnp.arange(order.size) // TOP].add(y * chosen.reshape(-1)[:, None]), pool
+
+
+def _sorted(id, description, **parts):
+    def step(w, pool, slots, x):
+        return mixed(w, pool, slots, x, **parts)
+
+    return wrong(SORTED, id, LIST, description, step, Kind.CROSS_LANE)
+
+
+MUTANTS = (
+    wrong(SORTED, "capacity", LIST, "experts drop what is over their capacity", capacity, Kind.CROSS_LANE),
+    wrong(
+        SORTED, "load-balanced-routing", "bugs.md 91", "routing depends on the batch's load", balanced, Kind.CROSS_LANE
+    ),
+    wrong(
+        SORTED,
+        "left-in-sorted-order",
+        LIST,
+        "results stay in the order of the sort",
+        scattered_to_sorted,
+        Kind.CROSS_LANE,
+    ),
+    _sorted("permutation-not-inverse", "the permutation in the place of its inverse", back=lambda order: order),
+    _sorted("inverse-of-inverse", "the inverse of the inverse", back=lambda order: jnp.argsort(jnp.argsort(order))),
+    _sorted("inverse-by-minus", "order[::-1] in the place of the inverse", back=lambda order: order[::-1]),
+    _sorted("other-histogram", "groups counted by another key", count=lambda flat, expert: (flat + 1) % EXPERTS),
+    _sorted(
+        "first-choice-histogram",
+        "groups counted by the first choice alone, twice",
+        count=lambda flat, expert: jnp.concatenate([expert[:, 0], expert[:, 0]]),
+    ),
+    _sorted("modulo-lanes", "rows taken at order % N, not order // k", order_of=lambda x, order: x[order % x.shape[0]]),
+    _sorted("k-major-keys", "keys by choice first, rows by lane first", keys=lambda expert: expert.T.reshape(-1)),
+    _sorted(
+        "rows-not-sorted", "rows are repeated and not sorted", order_of=lambda x, order: jnp.repeat(x, TOP, axis=0)
+    ),
+)

@@ -1,0 +1,84 @@
+"""Lanes of length 0 that do not keep their rows."""
+
+import jax.numpy as jnp
+from mutants.mutant import Kind, wrong
+from zoo import chunked, gated_delta, rows
+from zoo.rows import advance
+
+
+def idle_lanes_move_on(w, pools, x, lengths):
+    y, conv, state = gated_delta.delta(w, pools["conv"], pools["state"], jnp.where((lengths > 0)[:, None], x, 0.0))
+    return jnp.where((lengths > 0)[:, None], y, 0.0), {"conv": conv, "state": state}
+
+
+def idle_by_multiplication(w, pools, x, lengths):
+    """`alive * new + (1 - alive) * old` is not `old` where `new` is not finite."""
+    y, conv, state = gated_delta.delta(w, pools["conv"], pools["state"], x)
+    alive = (lengths > 0).astype(jnp.float32)
+    keep = {"conv": alive[:, None, None], "state": alive[:, None, None, None]}
+    new = {"conv": conv, "state": state}
+    return y, {name: keep[name] * new[name] + (1 - keep[name]) * pools[name] for name in pools}
+
+
+def tail_at_the_padded_end(w, pools, x, lengths, positions):
+    """The tail of the convolution is taken at T, not at the lane's length."""
+    y, new = chunked.rows_step(w, pools, x, lengths, positions)
+    window = jnp.concatenate([pools["conv"], x @ w[0].T], axis=1)
+    return y, {"conv": window[:, chunked.TOKENS :], "state": new["state"]}
+
+
+def fresh_before_idle(w, pools, x, lengths, positions):
+    """Lanes at position 0 are cleared even if they have no token."""
+    y, new = chunked.rows_step(w, pools, x, lengths, positions)
+    fresh = (positions == 0)[:, None, None]
+    return y, {**new, "state": jnp.where(fresh & (lengths == 0)[:, None, None], 0.0, new["state"])}
+
+
+def idle_writes_zeros(pool, slots, x, w, lengths):
+    y, _ = rows.masked_step(pool, slots, x, w, lengths)
+    new = advance(pool[slots], x, w)
+    return y, pool.at[slots].set(jnp.where((lengths > 0)[:, None, None], new, 0.0))
+
+
+MUTANTS = (
+    wrong(
+        "gated delta, idle lanes",
+        "idle-lanes-move-on",
+        "bugs.md 35",
+        "a lane of length 0 updates its rows",
+        idle_lanes_move_on,
+        Kind.IDLE,
+    ),
+    wrong(
+        "gated delta, idle lanes",
+        "idle-by-multiplication",
+        "bugs.md 13",
+        "0 * NaN survives the mask",
+        idle_by_multiplication,
+        Kind.IDLE,
+    ),
+    wrong(
+        "chunk at once",
+        "tail-at-the-padded-end",
+        "bugs.md 66",
+        "padding tokens enter the convolution's tail",
+        tail_at_the_padded_end,
+        Kind.IDLE,
+    ),
+    wrong(
+        "chunk at once",
+        "fresh-before-idle",
+        "bugs.md 22",
+        "an idle lane at position 0 is cleared",
+        fresh_before_idle,
+        Kind.IDLE,
+    ),
+    wrong(
+        "idle rows written back",
+        "idle-writes-zeros",
+        "bugs.md 33",
+        "idle lanes write zeros",
+        idle_writes_zeros,
+        Kind.IDLE,
+    ),
+)

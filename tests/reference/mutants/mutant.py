@@ -1,0 +1,73 @@
+"""What a mutant is: a correct step with one fault in it, and who has to find it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from zoo.catalogue import PROGRAMS
+from zoo.program import Program
+
+from ir_passes.findings import FindingKind
+from ir_passes.violations import ViolationKind as Kind
+
+
+class Tier(StrEnum):
+    """Who must kill a mutant."""
+
+    PROOF = "proof"
+    AUDIT = "audit"
+    HOST = "host"
+    SANITIZER = "sanitizer"
+
+
+class Evidence(StrEnum):
+    """Why a mutant of the proof tier is wrong."""
+
+    LEAK = "leaks when run"
+    FAULT = "keeps lanes apart when run, but breaks another promise of the contract"
+    TRACED = "cannot be run here"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A step with a fault.
+
+    Attributes:
+        id: unique.
+        source: where the fault is from, as "bugs.md 23", "R1", "compiler.md 5.2".
+        description: what is wrong, in one line.
+        base: name of the correct program.
+        tier: who must kill it.
+        program: the wrong step with its contract; None where the fault is not in a step.
+        kinds: violations, or findings of the audit, of which one must be there.
+        evidence: for the proof tier.
+        attempt: for the other tiers: does what is wrong, and raises where it is caught.
+        error: what `attempt` has to raise.
+    """
+
+    id: str
+    source: str
+    description: str
+    base: str
+    tier: Tier
+    program: Program | None = None
+    kinds: frozenset[Kind | FindingKind] = frozenset()
+    evidence: Evidence = Evidence.LEAK
+    attempt: Callable[[], Any] | None = None
+    error: type[Exception] | tuple[type[Exception], ...] = ()
+
+
+def wrong(
+    base: str,
+    id: str,
+    source: str,
+    description: str,
+    step: Callable[..., Any],
+    *kinds: Kind,
+    evidence: Evidence = Evidence.LEAK,
+    **changes: Any,
+) -> Mutant:
+    """A mutant of the proof tier: the base program with another step, and `changes` of its contract or draw."""
+    program = PROGRAMS[base].but(name=id, step=step, **changes)
+    return Mutant(id, source, description, base, Tier.PROOF, program, frozenset(kinds), evidence)

@@ -1,0 +1,67 @@
+"""Who kills a mutant, found out by trying."""
+
+from typing import Any
+
+from mutants.mutant import Evidence, Mutant, Tier
+
+from ir_passes.findings import AuditError
+from ir_passes.lane_proof import prove_isolation
+from ir_passes.violations import IsolationError
+
+
+class Survived(AssertionError):
+    """Nobody has found the fault."""
+
+
+def kill(mutant: Mutant) -> str:
+    """What has found the fault, in one line without line numbers.
+
+    Raises:
+        Survived: nothing; or something that says nothing about this fault.
+    """
+    try:
+        if mutant.tier is Tier.PROOF:
+            assert mutant.program is not None
+            prove_isolation(mutant.program.step, mutant.program.args(), mutant.program.contract)
+        else:
+            assert mutant.attempt is not None
+            mutant.attempt()
+    except IsolationError as error:
+        return _one_of(mutant, [violation.kind for violation in error.violations])
+    except AuditError as error:
+        return _one_of(mutant, [finding.kind for finding in error.findings])
+    except mutant.error as error:
+        return type(error).__name__
+    raise Survived(f"{mutant.id} ({mutant.source}: {mutant.description}) was not found by the tier {mutant.tier}")
+
+
+def _one_of(mutant: Mutant, found: list[Any]) -> str:
+    wanted = [kind for kind in found if kind in mutant.kinds]
+    if not wanted:
+        kinds = sorted(map(str, mutant.kinds))
+        raise Survived(f"{mutant.id}: expected one of {kinds}, found {sorted(set(map(str, found)))}")
+    return str(wanted[0])
+
+
+def table(mutants: list[Mutant], killers: list[str]) -> str:
+    """The text of docs/mutants.md."""
+    tiers = {tier: sum(mutant.tier is tier for mutant in mutants) for tier in Tier}
+    counts = ", ".join(f"{count} by the {tier}" for tier, count in tiers.items())
+    ran = sum(mutant.evidence is Evidence.LEAK for mutant in mutants if mutant.tier is Tier.PROOF)
+    text = f"""# Mutants
+
+{len(mutants)} correct steps or hosts with one fault each, after bugs of other engines: {counts}.
+Each names the tier that has to find it; a test fails if another finds it or none. Of those of the proof, {ran} are
+seen to leak when they are run with one lane changed at a time; the others break a promise that no single run shows.
+Sources are numbers of a catalogue of public bug reports (bugs.md), reports of JAX and XLA projects (R), and channels
+measured in JAX (compiler.md). Written by scripts/write_mutants.py from a run of tests/reference/mutants.
+"""
+    for tier in Tier:
+        text += (
+            f"\n## {tier}\n\n| mutant | after | what is wrong | correct program | found as |\n|---|---|---|---|---|\n"
+        )
+        for mutant, killer in zip(mutants, killers, strict=True):
+            if mutant.tier is tier:
+                cells = mutant.id, mutant.source, mutant.description, mutant.base, killer
+                text += "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+    return text

@@ -17,6 +17,9 @@ from ir_passes.liveness import Liveness, liveness
 from ir_passes.pass_pipeline import DEFAULT_PASSES, Graph, Pass, PassPipeline
 from ir_passes.proving import CertificationWarning
 from ir_passes.record import RecordError
+from ir_passes.row_ledger import Expected, Label, LedgerError, RowLedger, Turn
+from ir_passes.sanitizer import SanitizedStep, UntrackedError, sanitize
+from ir_passes.sanitizer_verdict import SanitizerError, Verdict
 from ir_passes.slot_owner import Slot, SlotError, SlotOwner, SlotsExhausted
 from ir_passes.violations import IsolationError, Violation, ViolationKind
 
@@ -34,14 +37,17 @@ __all__ = [
     "CertificationWarning",
     "CompiledStep",
     "ContractError",
+    "Expected",
     "ExportError",
     "Exported",
     "Finding",
     "FindingKind",
     "Graph",
     "IsolationError",
+    "Label",
     "Lane",
     "LaneContract",
+    "LedgerError",
     "Liveness",
     "Opaque",
     "Pass",
@@ -51,12 +57,18 @@ __all__ = [
     "Pool",
     "Proof",
     "RecordError",
+    "RowLedger",
+    "SanitizedStep",
+    "SanitizerError",
     "Shared",
     "Slot",
     "SlotError",
     "SlotMap",
     "SlotOwner",
     "SlotsExhausted",
+    "Turn",
+    "UntrackedError",
+    "Verdict",
     "Violation",
     "ViolationKind",
     "audit",
@@ -69,6 +81,7 @@ __all__ = [
     "plan",
     "prove_isolation",
     "rowwise",
+    "sanitize",
     "scratch_sizes",
     "verify",
 ]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from jax import Array
 
@@ -59,8 +58,8 @@ class Expected(NamedTuple):
         left: int32 [N, 4], what the rows that it computes are stamped with.
     """
 
-    found: np.ndarray | Array | jax.ShapeDtypeStruct
-    left: np.ndarray | Array | jax.ShapeDtypeStruct
+    found: np.ndarray | Array
+    left: np.ndarray | Array
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from jax import Array
 
 from ir_passes import ir
 from ir_passes.contract import Bound, BoundContract, Lane, LaneContract, Pool, SlotMap
-from ir_passes.row_ledger import Expected, Owner
+from ir_passes.row_ledger import Expected, Owner, RowLedger
 from ir_passes.sanitizer_interpreter import Interpreter
 from ir_passes.sanitizer_moves import rows_axis
 from ir_passes.sanitizer_pools import settle
-from ir_passes.sanitizer_tags import UNKNOWN, Tags, along, assemble, computed, constant_labels
+from ir_passes.sanitizer_tags import LABEL, Tags, along, computed, constant_row, nobody, numbered
 from ir_passes.sanitizer_verdict import Check, Judge, Verdict, explain
 
 
@@ -141,13 +141,11 @@ def sanitize(
         raise ValueError(f"masked: {unknown} are no pools of the step; pools: {sorted(paths)}")
     tree = jax.tree.structure(jax.eval_shape(fn, *args))
     step = SanitizedStep(ir.trace(fn, *args), bound, tree, frozenset(paths[path] for path in masked))
-    label = jax.ShapeDtypeStruct((bound.lanes, 4), jnp.int32)
-    ghosts = tuple(jax.ShapeDtypeStruct((rows, 4), jnp.int32) for rows in step._rows())
 
     def check(args: tuple, ghosts: tuple, expected: Expected) -> Any:
         return step.step(*args, ghosts=ghosts, expected=expected)
 
-    jax.eval_shape(check, args, ghosts, Expected(label, label))
+    jax.eval_shape(check, args, step.ghosts(), RowLedger().expect([None] * bound.lanes))
     return step
 
 
@@ -166,9 +164,9 @@ def _input_tags(index: int, bound: Bound, mapped: set[str], ghost: Array | None)
         return None
     rows = bound.shape[entry.axis]
     slots = along(rows, entry.axis, rank)
-    labels = ghost.reshape((*slots.shape, 4))
     whole = entry.group in mapped
-    return Tags(assemble(jnp.full_like(slots, UNKNOWN) if whole else slots, slots, labels), (index,), whole)
+    lanes = nobody(rank) if whole else slots
+    return Tags(lanes, numbered(slots, ghost.reshape((*slots.shape, 4))), (index,), whole, derived=True)
 
 
 def _output_ghost(run: Interpreter, bound: Bound, source: int, mapped: set[str], tag: Tags | None) -> Array:
@@ -178,8 +176,8 @@ def _output_ghost(run: Interpreter, bound: Bound, source: int, mapped: set[str],
     shape = tuple(rows if axis == entry.axis else 1 for axis in range(rank))
     if entry.group not in mapped:
         lanes = along(rows, entry.axis, rank)
-        return settle(run, bound.path, tag, shape, lanes, lanes)[0].reshape((rows, 4))
+        return jnp.asarray(settle(run, bound.path, tag, shape, lanes, lanes)[0]).reshape((rows, 4))
     if tag is None or not tag.whole or tag.pools != (source,) or rows_axis(tag) != entry.axis:
         run.untracked.setdefault(f"{bound.path}: is no chain of writes to {run.judge.paths[source]}")
-        return jnp.broadcast_to(constant_labels(Owner.MIXED, 1), (rows, 4))
-    return tag.labels.reshape((rows, 4))
+        return jnp.broadcast_to(constant_row(Owner.MIXED, 1)[..., LABEL:], (rows, 4))
+    return jnp.asarray(tag.some_rows)[..., LABEL:].reshape((rows, 4))

@@ -10,24 +10,26 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from ir_passes import ir, sanitizer_loops, sanitizer_pools
 from ir_passes.row_ledger import Owner
 from ir_passes.sanitizer_tags import (
     MOVES,
-    SLOT,
     UNKNOWN,
+    Ints,
     Tags,
-    assemble,
     common,
     common_along,
     computed,
     concatenate,
-    constant,
+    constant_row,
     keeps_row_layout,
     move,
+    nobody,
+    numpy_of,
+    range_of,
     ranked,
+    zero,
 )
 from ir_passes.sanitizer_verdict import Judge
 
@@ -67,7 +69,7 @@ class Interpreter:
 
         def read(atom: ir.Atom) -> tuple[Any, Tags | None]:
             if isinstance(atom, ir.Literal):
-                return atom.val, _zero(atom.val)
+                return atom.val, _literal(atom.val)
             return known[atom], tagged.get(atom)
 
         for eqn in jaxpr.eqns:
@@ -101,14 +103,14 @@ class Interpreter:
         if name in MOVES and first is not None:
             if first.pools and not keeps_row_layout(eqn, first):
                 first = self.use(eqn, first)
-            return [first.replace(array) for array in move(eqn, first.array)]
+            return list(move(eqn, first))
         if name == "optimization_barrier":
             return list(tags)
         if name == "concatenate":
             wholes = {tag is not None and tag.whole for tag in tags}
             if wholes == {True, False}:
                 return self.lose(eqn, tags, "joins a pool with something that is none")
-            return [Tags(concatenate(eqn, tags), _pools(tags), wholes == {True})]
+            return [concatenate(eqn, tags)]
         if name == "select_n" and len(tags) == 3 and any(tag is not None and tag.pools for tag in rest):
             return [self._select(eqn, values, tags)]
         if name in ("gather", "dynamic_slice") and first is not None and not any(tag and tag.pools for tag in rest):
@@ -117,72 +119,77 @@ class Interpreter:
             return [sanitizer_pools.write(self, eqn, values, tags)]
         if any(tag is not None and tag.whole for tag in tags):
             return self.lose(eqn, tags, "computes with a whole pool")
-        return self._compute(eqn, tags)
+        return self._compute(eqn, values, tags)
 
-    def _compute(self, eqn: ir.JaxprEqn, tags: list[Tags | None]) -> list[Tags | None]:
+    def _compute(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> list[Tags | None]:
         name, rank = eqn.primitive.name, len(ir.shape_of(eqn.outvars[0]))
         if name in ELEMENTWISE:
-            aligned = [None if tag is None else tag.replace(ranked(tag.array, rank)) for tag in tags]
-            return [self._join(eqn, aligned)]
+            aligned = [None if tag is None else ranked(tag, rank) for tag in tags]
+            # Whole numbers of several lanes meet when rows are sorted or counted; states never have a reason to.
+            return [self._join(eqn, aligned, apart=jnp.issubdtype(jnp.result_type(values[-1]), jnp.floating))]
         if name == "dot_general":
             summed = [self._contract(eqn, side, tag) for side, tag in enumerate(tags)]
-            return [self._join(eqn, [_dot_side(eqn, side, tag) for side, tag in enumerate(summed)])]
+            return [self._join(eqn, [_dot_side(eqn, side, tag) for side, tag in enumerate(summed)], apart=False)]
         used = [None if tag is None else self.use(eqn, tag) for tag in tags]
         first = used[0]
         axes = eqn.params.get("axes") if name.startswith(("reduce_", "arg")) else None
         if name in CUMULATIVE and first is not None:
-            return [computed(common_along(first.lanes, (eqn.params["axis"],)))]
+            return [computed(common_along(first.lanes, (eqn.params["axis"],)), first.derived)]
         if axes is not None and first is not None and len(used) == 1:
-            lanes = common_along(first.lanes, axes)
-            return [computed(jnp.squeeze(lanes, tuple(axes)) if lanes.ndim > rank else lanes)]
+            return [computed(common_along(first.lanes, axes).squeeze(tuple(axes)), first.derived)]
         return [None] * len(eqn.outvars)
 
-    def use(self, where: ir.JaxprEqn | str, tags: Tags, reader: Array | None = None, mask: Array | None = None) -> Tags:
+    def use(self, where: ir.JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> Tags:
         """Compare the labels of what is computed with; what comes of it."""
         if tags.pending:
-            unknown = jnp.full((1,) * tags.lanes.ndim, UNKNOWN, jnp.int32)
-            looked = jnp.ones(unknown.shape, bool) if mask is None else mask
-            reader = unknown if reader is None else reader
-            self.judge.compare(where, tags.array, tags.pools, reader, looked)
-        return computed(tags.lanes)
+            self.judge.compare(where, tags, reader, mask)
+        return computed(tags.lanes, tags.derived)
 
-    def _join(self, eqn: ir.JaxprEqn, aligned: list[Tags | None]) -> Tags:
+    def _join(self, eqn: ir.JaxprEqn, aligned: list[Tags | None], apart: bool) -> Tags:
+        """What is computed from several values, entry by entry; `apart` if lanes must not meet in it."""
         known = [tag for tag in aligned if tag is not None]
         for tag in known:
             others = [other.lanes for other in known if other is not tag]
-            if tag.pending:
-                self.use(eqn, tag, common(others) if others else None)
-        return computed(common(tag.lanes for tag in known))
+            self.use(eqn, tag, common(others) if others else None)
+        high, low = range_of(tag.lanes for tag in known)
+        derived = any(tag.derived for tag in known)
+        if apart and derived and not any(tag.pending for tag in known):
+            self.judge.compare_lanes(eqn, "mixes two lanes", high, low)
+        return computed(numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN)), derived)
 
     def _contract(self, eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:
         """Tags of an operand of a dot that are the same along what is summed over."""
         axes = tuple(eqn.params["dimension_numbers"][0][side])
-        if tags is None or all(tags.array.shape[axis] == 1 for axis in axes):
+        if tags is None or all(tags.shape[axis] == 1 for axis in axes):
             return tags
-        return computed(common_along(self.use(eqn, tags).lanes, axes))
+        return computed(common_along(self.use(eqn, tags).lanes, axes), tags.derived)
 
     def _select(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
         """A choice row by row moves rows; a choice within a row computes a new one from both."""
         rank = len(ir.shape_of(eqn.outvars[0]))
-        chooser, cases = tags[0], tags[1:]
-        whole = {case is not None and case.whole for case in cases} == {True}
-        if not whole and any(case is not None and case.whole for case in cases):
+        chooser = None if tags[0] is None else ranked(tags[0], rank)
+        cases = [computed(nobody(rank)) if case is None else case for case in tags[1:]]
+        whole = all(case.whole for case in cases)
+        if not whole and any(case.whole for case in cases):
             return self.lose(eqn, tags, "mixes a whole pool with something that is none")[0]
-        arrays = [constant(Owner.COMPUTED, rank) if case is None else case.array for case in cases]
-        shape = np.broadcast_shapes(*[array.shape[:-1] for array in arrays])
+        shape = np.broadcast_shapes(*[case.shape for case in cases])
         predicate = jnp.reshape(values[0], (1,) * rank) if jnp.ndim(values[0]) == 0 else values[0]
         inner = tuple(axis for axis in range(rank) if shape[axis] == 1)
         every, some = jnp.all(predicate, axis=inner, keepdims=True), jnp.any(predicate, axis=inner, keepdims=True)
         mixed = some & ~every
         for case in cases:
-            if case is not None and case.pending:
-                self.use(eqn, case, mask=mixed)
-        lanes = [array[..., 0] for array in arrays]
-        agreed = common([*lanes, *([] if chooser is None else [ranked(chooser.array, rank)[..., 0]])])
-        both = constant(Owner.MIXED if whole else Owner.COMPUTED, rank)
-        chosen = jnp.where(every[..., None], arrays[1], jnp.where(mixed[..., None], both, arrays[0]))
-        lane = jnp.where(chosen[..., 0] == UNKNOWN, agreed, chosen[..., 0])
-        return Tags(assemble(lane, chosen[..., SLOT], chosen[..., 2:]), _pools(cases), whole)
+            self.use(eqn, case, mask=mixed)
+        high, low = range_of(case.lanes for case in cases)
+        agreed = common([high, low, *([] if chooser is None else [chooser.lanes])])
+        apart = (high != UNKNOWN) & (high != low)
+        lanes = agreed
+        if not isinstance(apart, np.ndarray) or apart.any():
+            chosen = jnp.where(every, cases[1].lanes, jnp.where(mixed, UNKNOWN, cases[0].lanes))
+            lanes = jnp.where(chosen == UNKNOWN, agreed, chosen)
+        both = constant_row(Owner.MIXED if whole else Owner.COMPUTED, rank)
+        keep, mix = every[..., None], mixed[..., None]
+        rows = jnp.where(keep, cases[1].some_rows, jnp.where(mix, both, cases[0].some_rows))
+        return Tags(lanes, rows, _pools(cases), whole, any(case.derived for case in cases))
 
     def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], why: str) -> list[Tags | None]:
         """Note that a pool cannot be followed through this equation."""
@@ -191,11 +198,9 @@ class Interpreter:
         return [None] * len(eqn.outvars)
 
 
-def _zero(value: Any) -> Tags | None:
+def _literal(value: Any) -> Tags | None:
     """Zero is the state of a sequence that begins."""
-    if np.size(value) == 1 and np.asarray(value).item() == 0:
-        return Tags(constant(Owner.FRESH, np.ndim(value)))
-    return None
+    return zero(np.ndim(value)) if np.size(value) == 1 and np.asarray(value).item() == 0 else None
 
 
 def _pools(tags: Sequence[Tags | None]) -> tuple[int, ...]:
@@ -207,10 +212,15 @@ def _dot_side(eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:
     if tags is None:
         return None
     contracting, batch = eqn.params["dimension_numbers"]
-    rank, batches = tags.array.ndim - 1, len(batch[side])
+    rank, batches = tags.lanes.ndim, len(batch[side])
     free = [axis for axis in range(rank) if axis not in (*contracting[side], *batch[side])]
-    array = jnp.transpose(tags.array, (*batch[side], *free, *contracting[side], rank))
-    sizes, columns = array.shape[: batches + len(free)], array.shape[-1]
-    others = (1,) * (len(ir.shape_of(eqn.outvars[0])) - len(sizes))
-    shape = (*sizes[:batches], *others, *sizes[batches:]) if side else (*sizes, *others)
-    return tags.replace(array.reshape((*shape, columns)))
+    others = (1,) * (len(ir.shape_of(eqn.outvars[0])) - batches - len(free))
+
+    def lay_out(array: Ints) -> Ints:
+        array = array.transpose((*batch[side], *free, *contracting[side], rank))
+        sizes, columns = array.shape[: batches + len(free)], array.shape[-1]
+        return array.reshape(
+            (*sizes[:batches], *others, *sizes[batches:], columns) if side else (*sizes, *others, columns)
+        )
+
+    return tags.map(lay_out)

@@ -4,6 +4,7 @@ Rows that a lane has read are looked at before they enter a loop. Of what a loop
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,7 +13,7 @@ from jax import Array, lax
 
 from ir_passes import ir
 from ir_passes.row_ledger import Owner
-from ir_passes.sanitizer_tags import LABEL, Tags, constant_labels
+from ir_passes.sanitizer_tags import LABEL, Ints, Tags, computed, constant_row
 
 if TYPE_CHECKING:
     from ir_passes.sanitizer_interpreter import Interpreter
@@ -28,13 +29,13 @@ def _pools_only(tags: Sequence[Tags | None]) -> Tagged:
     return [tag if tag is not None and tag.whole else None for tag in tags]
 
 
-def _arrays(tags: Sequence[Tags | None]) -> list[Array]:
-    return [tag.array for tag in tags if tag is not None]
+def _arrays(tags: Sequence[Tags | None]) -> list[Ints]:
+    return [tag.some_rows for tag in tags if tag is not None]
 
 
-def _with_arrays(tags: Sequence[Tags | None], arrays: Sequence[Array]) -> Tagged:
+def _with_arrays(tags: Sequence[Tags | None], arrays: Sequence[Ints]) -> Tagged:
     rest = iter(arrays)
-    return [None if tag is None else tag.replace(next(rest)) for tag in tags]
+    return [None if tag is None else tag.with_rows(next(rest)) for tag in tags]
 
 
 def _leave(run: "Interpreter", eqn: ir.JaxprEqn, outs: Sequence[Tags | None], pools: Sequence[Tags | None]) -> Tagged:
@@ -45,7 +46,10 @@ def _leave(run: "Interpreter", eqn: ir.JaxprEqn, outs: Sequence[Tags | None], po
         if pool is not None and (out is None or not out.whole or out.pools != pool.pools):
             run.lose(eqn, [pool], "does not return the pool where it took it")
             out = pool
-        left.append(None if pool is None or out is None else out.replace(jnp.broadcast_to(out.array, pool.array.shape)))
+        if pool is None or out is None:
+            left.append(None)
+        else:
+            left.append(out.with_rows(jnp.broadcast_to(out.some_rows, pool.some_rows.shape)))
     return left
 
 
@@ -57,17 +61,24 @@ def scan(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) 
     tags = _enter(run, eqn, tags)
     shared, carried, xs_tags = tags[:consts], _pools_only(tags[consts:split]), tags[split:]
     for tag in xs_tags:
-        if tag is not None and tag.whole and tag.array.shape[0] > 1:
+        if tag is not None and tag.whole and tag.shape[0] > 1:
             run.lose(eqn, [tag], "scans over the rows of a pool")
-    # Tags that are the same in every iteration stay outside; those that differ are scanned over like their values.
-    moving = [tag if tag is not None and tag.array.shape[0] > 1 else None for tag in xs_tags]
+    # Lanes that differ from iteration to iteration are scanned over like their values.
+    moving = [None if tag is None or tag.shape[0] == 1 else jnp.asarray(tag.lanes) for tag in xs_tags]
     results: Tagged = []
 
     def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
         state, arrays, run.judge.verdict = carry
         xs, slices = x
-        still = [None if tag is None or tag.array.shape[0] > 1 else tag.replace(tag.array[0]) for tag in xs_tags]
-        xs_in = [a if b is None else b for a, b in zip(still, _with_arrays(moving, slices), strict=True)]
+        lanes = iter(slices)
+        xs_in: Tagged = [
+            None
+            if tag is None
+            else tag.map(lambda array: array[0])
+            if still is None
+            else computed(next(lanes), tag.derived)
+            for tag, still in zip(xs_tags, moving, strict=True)
+        ]
         inner = [*shared, *_with_arrays(carried, arrays), *xs_in]
         outs, out_tags = run.run(body, [*values[:consts], *state, *xs], inner)
         new = _leave(run, eqn, out_tags[:carries], carried)
@@ -78,19 +89,23 @@ def scan(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) 
         )
 
     init = (tuple(values[consts:split]), tuple(_arrays(carried)), run.judge.verdict)
-    xs = (tuple(values[split:]), tuple(_arrays(moving)))
+    xs = (tuple(values[split:]), tuple(array for array in moving if array is not None))
     (state, arrays, verdict), (ys, stacked) = lax.scan(
         step, init, xs, length=eqn.params["length"], reverse=eqn.params["reverse"]
     )
     run.judge.verdict = verdict
     together = [_agreed(array) for array in stacked]
-    return [*state, *ys], [*_with_arrays(carried, arrays), *_with_arrays(results, together)]
+    return [*state, *ys], [*_with_arrays(carried, arrays), *_with_arrays(_stacked(results), together)]
+
+
+def _stacked(tags: Sequence[Tags | None]) -> Tagged:
+    return [None if tag is None else replace(tag, lanes=tag.lanes[None]) for tag in tags]
 
 
 def _agreed(stacked: Array) -> Array:
-    """Tags of a stack of pools that must all have moved alike; rows that did not are mixed."""
+    """Rows of a stack of pools that must all have moved alike; rows that did not are mixed."""
     same = jnp.all(stacked == stacked[:1], axis=(0, -1))[..., None]
-    labels = jnp.where(same, stacked[0, ..., LABEL:], constant_labels(Owner.MIXED, stacked.ndim - 2))
+    labels = jnp.where(same, stacked[0, ..., LABEL:], constant_row(Owner.MIXED, stacked.ndim - 2)[..., LABEL:])
     return jnp.concatenate([stacked[0, ..., :LABEL], labels], axis=-1)[None]
 
 

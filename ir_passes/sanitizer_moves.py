@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from ir_passes.ir import JaxprEqn, shape_of
 from ir_passes.row_ledger import Owner
-from ir_passes.sanitizer_tags import COLUMNS, LABEL, Tags
+from ir_passes.sanitizer_tags import COLUMNS, LABEL, UNKNOWN, Ints, Tags, numpy_of
 
 
 @dataclass(frozen=True)
@@ -30,22 +31,21 @@ class Window:
     batch: tuple[int, ...]
     window: tuple[int, ...]
 
-    def spread(self, batch: Array) -> Array:
+    def spread(self, batch: Ints) -> Ints:
         """An array over the batch as one over rows or update, with length 1 along the window."""
-        return jnp.expand_dims(batch, self.window) if self.window else batch
+        return numpy_of(batch).expand_dims(batch, self.window)
 
 
 def rows_axis(tags: Tags) -> int | None:
     """The axis along which a pool's tags differ."""
-    return next((axis for axis, size in enumerate(tags.array.shape[:-1]) if size > 1), None)
+    return next((axis for axis, size in enumerate(tags.shape) if size > 1), None)
 
 
 def window_of(eqn: JaxprEqn, tags: Tags, indices: Array | None) -> Window:
     """How this gather, scatter or dynamic slice addresses rows."""
     axis = rows_axis(tags)
     if indices is None:
-        rank = tags.array.ndim - 1
-        return Window(axis, (), tuple(range(rank)))
+        return Window(axis, (), tuple(range(len(tags.shape))))
     numbers: Any = eqn.params["dimension_numbers"]
     if eqn.primitive.name == "gather":
         named, window = numbers.start_index_map, numbers.offset_dims
@@ -59,11 +59,13 @@ def window_of(eqn: JaxprEqn, tags: Tags, indices: Array | None) -> Window:
 def partial_rows(eqn: JaxprEqn, tags: Tags) -> bool:
     """Whether a read takes some rows of a pool rather than all of them."""
     axis = rows_axis(tags)
-    return axis is not None and eqn.params["slice_sizes"][axis] < tags.array.shape[axis]
+    return axis is not None and eqn.params["slice_sizes"][axis] < tags.shape[axis]
 
 
-def gather(eqn: JaxprEqn, array: Array, indices: Array) -> Array:
-    """Tags of what a gather reads."""
+def gather(eqn: JaxprEqn, array: Ints, indices: Array) -> Ints:
+    """Tags of what a gather reads; lanes or rows, with columns."""
+    if set(array.shape[:-1]) <= {1} and array.shape[-1] == 1:
+        return array.reshape((1,) * (len(shape_of(eqn.outvars[0])) + 1))
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     rank = array.ndim - 1
     batching, collapsed = _batching(array, numbers.operand_batching_dims, numbers.start_indices_batching_dims)
@@ -77,27 +79,27 @@ def gather(eqn: JaxprEqn, array: Array, indices: Array) -> Array:
     )
     sizes = tuple(1 if array.shape[axis] == 1 else int(sizes[axis]) for axis in range(rank))
     return lax.gather(
-        array,
+        jnp.asarray(array),
         _zero_units(array, indices, mirrored.start_index_map),
         mirrored,
-        slice_sizes=(*sizes, COLUMNS),
+        slice_sizes=(*sizes, array.shape[-1]),
         mode=eqn.params["mode"],
-        fill_value=int(Owner.OUTSIDE),
+        fill_value=int(Owner.OUTSIDE) if array.shape[-1] == COLUMNS else UNKNOWN,
     )
 
 
-def scatter(eqn: JaxprEqn, array: Array, indices: Array, labels: Array, moved: Array, window: Window) -> Array:
-    """Tags of a pool after a scatter of these labels over it.
+def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Ints, window: Window) -> Array:
+    """Rows of a pool after a scatter of these labels over it.
 
     Several updates may go to one row, as the tokens of a sequence do in a cache. Where any of them is computed, the
     row is: what is computed is written after what is moved.
 
     Args:
         eqn: the scatter.
-        array: tags of the pool.
+        array: rows of the pool.
         indices: those of the state.
         labels: of the update, [..., 4], with length 1 along axes where the pool's tags have it.
-        moved: whether each of them came with a row that was moved as it is; the others are stamps.
+        moved: whether each of them came with a row that was moved as it is; known if all of them are alike.
         window: of this equation.
     """
     numbers = eqn.params["dimension_numbers"]
@@ -108,49 +110,51 @@ def scatter(eqn: JaxprEqn, array: Array, indices: Array, labels: Array, moved: A
         scatter_dims_to_operand_dims=tuple(int(axis) for axis in numbers.scatter_dims_to_operand_dims),
     )
     indices = _zero_units(array, indices, mirrored.scatter_dims_to_operand_dims)
-    before = array[..., LABEL:]
+    before = jnp.asarray(array)[..., LABEL:]
     mode = eqn.params["mode"]
-    after = lax.scatter(before, indices, labels, mirrored, mode=mode)
-    if window.column is not None:
+    after = lax.scatter(before, indices, jnp.asarray(labels), mirrored, mode=mode)
+    if window.column is not None and not isinstance(moved, np.ndarray):
         axis = mirrored.scatter_dims_to_operand_dims[window.column]
         rows, column = array.shape[axis], indices[..., window.column]
         if mode == lax.GatherScatterMode.CLIP:
             column = jnp.clip(column, 0, rows - 1)
         still = jnp.all(moved, axis=window.window) if window.window else moved
         stamped = indices.at[..., window.column].set(jnp.where(still, rows, column))
-        after = lax.scatter(after, stamped, labels, mirrored, mode=lax.GatherScatterMode.FILL_OR_DROP)
+        after = lax.scatter(after, stamped, jnp.asarray(labels), mirrored, mode=lax.GatherScatterMode.FILL_OR_DROP)
     return jnp.concatenate([array[..., :LABEL], after], axis=-1)
 
 
-def dynamic_slice(eqn: JaxprEqn, array: Array, starts: list[Array]) -> Array:
-    """Tags of what a dynamic slice reads."""
+def dynamic_slice(eqn: JaxprEqn, array: Ints, starts: list[Array]) -> Ints:
+    """Tags of what a dynamic slice reads; lanes or rows, with columns."""
+    if set(array.shape[:-1]) <= {1}:
+        return array
     sizes = [1 if array.shape[axis] == 1 else size for axis, size in enumerate(eqn.params["slice_sizes"])]
-    return lax.dynamic_slice(array, _starts(array, starts), (*sizes, COLUMNS))
+    return lax.dynamic_slice(jnp.asarray(array), _starts(array, starts), (*sizes, array.shape[-1]))
 
 
-def dynamic_update_slice(array: Array, labels: Array, starts: list[Array]) -> Array:
-    """Tags of a pool after a dynamic update slice."""
-    after = lax.dynamic_update_slice(array[..., LABEL:], labels, _starts(array, starts))
+def dynamic_update_slice(array: Ints, labels: Ints, starts: list[Array]) -> Array:
+    """Rows of a pool after a dynamic update slice."""
+    after = lax.dynamic_update_slice(jnp.asarray(array)[..., LABEL:], jnp.asarray(labels), _starts(array, starts))
     return jnp.concatenate([array[..., :LABEL], after], axis=-1)
 
 
-def addressed(array: Array, column: Array) -> Array:
-    """Tags of the rows with these numbers, those past either end taken from it; [..., 6]."""
-    return array.reshape((-1, COLUMNS)).at[column].get(mode="clip", wrap_negative_indices=False)
+def addressed(array: Ints, column: Array) -> Array:
+    """The rows with these numbers, those past either end taken from it; [..., 5]."""
+    return jnp.asarray(array).reshape((-1, COLUMNS)).at[column].get(mode="clip", wrap_negative_indices=False)
 
 
-def _batching(array: Array, operand: Any, indices: Any) -> tuple[dict[int, int], set[int]]:
+def _batching(array: Ints, operand: Any, indices: Any) -> tuple[dict[int, int], set[int]]:
     """Batching axes that the tags have, with those of the indices, and those that they have not."""
     pairs = {int(axis): int(place) for axis, place in zip(operand, indices, strict=True)}
     kept = {axis: place for axis, place in pairs.items() if array.shape[axis] > 1}
     return kept, pairs.keys() - kept.keys()
 
 
-def _zero_units(array: Array, indices: Array, named: Sequence[int]) -> Array:
+def _zero_units(array: Ints, indices: Array, named: Sequence[int]) -> Array:
     factors = [0 if array.shape[axis] == 1 else 1 for axis in named]
     return indices * jnp.array(factors, indices.dtype).reshape((1,) * (indices.ndim - 1) + (len(factors),))
 
 
-def _starts(array: Array, starts: list[Array]) -> list[Array]:
+def _starts(array: Ints, starts: list[Array]) -> list[Array]:
     zero = jnp.zeros((), starts[0].dtype) if starts else jnp.zeros((), jnp.int32)
     return [zero if array.shape[axis] == 1 else start for axis, start in enumerate(starts)] + [zero]

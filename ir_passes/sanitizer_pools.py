@@ -3,13 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
 
 from ir_passes import ir, sanitizer_moves
 from ir_passes.row_ledger import Owner
 from ir_passes.sanitizer_moves import Window, rows_axis, window_of
-from ir_passes.sanitizer_tags import SLOT, UNKNOWN, Tags, along, assemble, common_along
-from ir_passes.sanitizer_verdict import FIELDS
+from ir_passes.sanitizer_tags import LABEL, UNKNOWN, Ints, Tags, along, nobody, numpy_of, range_along, range_of
 
 if TYPE_CHECKING:
     from ir_passes.sanitizer_interpreter import Interpreter
@@ -20,17 +19,20 @@ def read(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tag
     first, rest = tags[0], tags[1:]
     assert first is not None
     sliced = eqn.primitive.name == "dynamic_slice"
-    if sliced:
-        array = sanitizer_moves.dynamic_slice(eqn, first.array, values[1:])
-    else:
-        array = sanitizer_moves.gather(eqn, first.array, values[1])
+
+    def repeated(array: Ints) -> Ints:
+        if sliced:
+            return sanitizer_moves.dynamic_slice(eqn, array, values[1:])
+        return sanitizer_moves.gather(eqn, array, values[1])
+
+    taken = first.map(repeated)
     if not first.whole or not sanitizer_moves.partial_rows(eqn, first):
-        return first.replace(array)
+        return taken
     window = window_of(eqn, first, None if sliced else values[1])
     lanes = _addressing(run, window, rest, sliced)
     if lanes is None:
         return run.lose(eqn, [first], "reads rows whose numbers are no lane's slot")[0]
-    return Tags(assemble(window.spread(lanes), array[..., SLOT], array[..., 2:]), first.pools)
+    return Tags(window.spread(lanes), taken.rows, first.pools, derived=True)
 
 
 def write(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
@@ -41,9 +43,9 @@ def write(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Ta
     window = window_of(eqn, pool, None if sliced else values[1])
     update = rest[0] if sliced else rest[1]
     shape = _rows_of_update(eqn, pool, window, sliced)
-    everything = window.column is None or (sliced and shape[window.column] == pool.array.shape[window.column])
+    everything = window.column is None or (sliced and shape[window.column] == pool.shape[window.column])
     if everything and update is not None and update.whole:
-        holders = slots = jnp.full((1,) * len(shape), UNKNOWN, jnp.int32)
+        holders = slots = nobody(len(shape))
     else:
         lanes = None if everything else _addressing(run, window, rest[1:] if sliced else rest[:1], sliced)
         if lanes is None or window.column is None:
@@ -51,13 +53,12 @@ def write(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Ta
         column = jnp.asarray(values[2 + window.column] if sliced else values[1][..., window.column], jnp.int32)
         holders, slots = window.spread(lanes), window.spread(column)
         if eqn.primitive.name not in ("scatter", "dynamic_update_slice"):
-            before = sanitizer_moves.addressed(pool.array, column)
-            run.use(eqn, Tags(assemble(lanes, before[..., SLOT], before[..., 2:]), pool.pools))
+            run.use(eqn, Tags(lanes, sanitizer_moves.addressed(pool.some_rows, column), pool.pools))
             update = None if update is None else run.use(eqn, update)
     labels, moved = settle(run, eqn, update, shape, holders, slots)
     if sliced:
-        return pool.replace(sanitizer_moves.dynamic_update_slice(pool.array, labels, values[2:]))
-    return pool.replace(sanitizer_moves.scatter(eqn, pool.array, values[1], labels, moved, window))
+        return pool.with_rows(sanitizer_moves.dynamic_update_slice(pool.some_rows, labels, values[2:]))
+    return pool.with_rows(sanitizer_moves.scatter(eqn, pool.some_rows, values[1], labels, moved, window))
 
 
 def settle(
@@ -65,9 +66,9 @@ def settle(
     where: ir.JaxprEqn | str,
     tags: Tags | None,
     shape: tuple[int, ...],
-    holders: Array,
-    slots: Array,
-) -> tuple[Array, Array]:
+    holders: Ints,
+    slots: Ints,
+) -> tuple[Ints, Ints]:
     """Labels of what is written, [*shape, 4], and whether each is of a row that was moved as it is.
 
     Args:
@@ -78,21 +79,29 @@ def settle(
         holders: the lane whose rows are written, UNKNOWN where that is not known.
         slots: their numbers.
     """
-    holders, slots = jnp.broadcast_to(holders, shape), jnp.broadcast_to(slots, shape)
+    holders = numpy_of(holders).broadcast_to(holders, shape)
     if tags is None:
-        return run.judge.left(holders), jnp.zeros(shape, bool)
-    axes = tuple(axis for axis, size in enumerate(shape) if size == 1 < tags.array.shape[axis])
-    high, low = jnp.max(tags.labels, axis=axes, keepdims=True), jnp.min(tags.labels, axis=axes, keepdims=True)
-    moved = jnp.all(high == low, axis=-1) & (high[..., 0] != Owner.COMPUTED)
+        return run.judge.left(holders), np.zeros(shape, bool)
+    axes = tuple(axis for axis, size in enumerate(shape) if size == 1 < tags.shape[axis])
+    high, low = range_along(tags.lanes, axes)
+    lanes = numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN))
+    stamps = run.judge.left(numpy_of(lanes, holders).where(lanes == UNKNOWN, holders, lanes))
+    stamps = numpy_of(stamps).broadcast_to(stamps, (*shape, 4))
+    if tags.rows is None:
+        run.judge.compare_lanes(where, "writes a row of two lanes", high, low, slots)
+        run.judge.compare_lanes(where, "writes another lane's row", *range_of([lanes, holders]), slots)
+        return stamps, np.zeros(shape, bool)
+    labels = tags.rows[..., LABEL:]
+    label, least = labels.max(axis=axes, keepdims=True), labels.min(axis=axes, keepdims=True)
+    moved = (label == least).all(axis=-1) & (label[..., 0] != Owner.COMPUTED)
     if tags.pending:
         run.use(where, tags, mask=~moved)
-    moved = jnp.broadcast_to(moved, shape)
-    lanes = jnp.broadcast_to(common_along(tags.lanes, axes), shape)
-    stranger = ~moved & (lanes != UNKNOWN) & (holders != UNKNOWN) & (lanes != holders)
-    stamps = run.judge.left(jnp.where(lanes == UNKNOWN, holders, lanes))
-    kind = jnp.full(shape, FIELDS.index("lane"), jnp.int32)
-    run.judge.record(where, "writes another lane's row", stranger, lanes, kind, slots, stamps)
-    return jnp.where(moved[..., None], jnp.broadcast_to(high, (*shape, 4)), stamps), moved
+    high, low = jnp.where(moved, UNKNOWN, high), jnp.where(moved, UNKNOWN, low)
+    run.judge.compare_lanes(where, "writes a row of two lanes", high, low, slots)
+    both = range_of([jnp.where(moved, UNKNOWN, lanes), jnp.where(moved, UNKNOWN, holders)])
+    run.judge.compare_lanes(where, "writes another lane's row", *both, slots)
+    written = jnp.where(moved[..., None], label, stamps)
+    return jnp.broadcast_to(written, (*shape, 4)), jnp.broadcast_to(moved, shape)
 
 
 def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Window, sliced: bool) -> tuple[int, ...]:
@@ -102,13 +111,13 @@ def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Window, sliced: bool) 
     if not sliced:
         numbers: Any = eqn.params["dimension_numbers"]
         without = {int(axis) for axis in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)}
-    for axis in range(pool.array.ndim - 1):
+    for axis in range(len(pool.shape)):
         if axis not in without and (place := next(places)) is not None and axis != rows_axis(pool):
             shape[place] = 1
     return tuple(shape)
 
 
-def _addressing(run: "Interpreter", window: Window, tags: list[Tags | None], sliced: bool) -> Array | None:
+def _addressing(run: "Interpreter", window: Window, tags: list[Tags | None], sliced: bool) -> Ints | None:
     """The lane of each row number: of the slot map that it came from, or its place where there is one per lane."""
     if window.column is None:
         return None
@@ -117,7 +126,7 @@ def _addressing(run: "Interpreter", window: Window, tags: list[Tags | None], sli
         lanes = tag.lanes
         if not sliced:
             lanes = lanes[..., window.column if lanes.shape[-1] > 1 else 0]
-        return jnp.broadcast_to(lanes, window.batch)
+        return numpy_of(lanes).broadcast_to(lanes, window.batch)
     if window.batch.count(run.lanes) == 1:
         return along(run.lanes, window.batch.index(run.lanes), len(window.batch))
-    return jnp.zeros((), jnp.int32) if run.lanes == 1 and window.batch == () else None
+    return np.zeros((), np.int32) if run.lanes == 1 and window.batch == () else None

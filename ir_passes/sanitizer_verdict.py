@@ -9,7 +9,7 @@ from jax import Array
 
 from ir_passes.ir import JaxprEqn, source_of
 from ir_passes.row_ledger import Expected, Label, Owner
-from ir_passes.sanitizer_tags import LABEL, SLOT, UNKNOWN
+from ir_passes.sanitizer_tags import LABEL, SLOT, UNKNOWN, Ints, Tags, constant_row, nobody, numpy_of
 
 FIELDS = ("owner", "position", "layout", "epoch", "lane")
 _CODES = len(FIELDS)
@@ -79,6 +79,8 @@ class Judge:
     checks: dict[Check, int] = field(default_factory=dict)
     verdict: Verdict = field(init=False)
     caller: str = "unknown"
+    # What was compared before, by identity; the arrays are kept so that no other gets their identity.
+    _compared: dict[tuple[int, int, int], tuple] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.verdict = Verdict.clean(self.expected.found.shape[0])
@@ -88,67 +90,116 @@ class Judge:
         source = source_of(eqn)
         return self.caller if source == "unknown" else source
 
-    def left(self, lanes: Array) -> Array:
+    def left(self, lanes: Ints) -> Ints:
         """The stamps of these lanes, [..., 4]; MIXED where the lane is not known."""
-        mixed = jnp.array([Owner.MIXED, 0, 0, 0], jnp.int32).reshape((1,) * lanes.ndim + (4,))
-        return jnp.where((lanes == UNKNOWN)[..., None], mixed, _of(self.expected.left, lanes))
+        stamps = _of(self.expected.left, lanes)
+        if isinstance(lanes, np.ndarray) and not (lanes == UNKNOWN).any():
+            return stamps
+        return jnp.where((lanes == UNKNOWN)[..., None], constant_row(Owner.MIXED, lanes.ndim)[..., LABEL:], stamps)
 
-    def compare(self, where: JaxprEqn | str, tags: Array, pools: tuple[int, ...], reader: Array, mask: Array) -> None:
+    def compare(self, where: JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> None:
         """What `reader` computes with must be labelled as its lane expects, or as its lane itself left it.
 
         Args:
             where: the equation.
-            tags: of what it reads, [..., 6].
-            pools: that it may come from.
+            tags: of what it reads.
             reader: lane of what it is combined with, UNKNOWN where that says nothing; broadcast with the tags.
             mask: entries to look at.
         """
-        shape = np.broadcast_shapes(tags.shape[:-1], reader.shape, mask.shape)
-        tags = jnp.broadcast_to(tags, (*shape, tags.shape[-1]))
-        reader, mask = jnp.broadcast_to(reader, shape), jnp.broadcast_to(mask, shape)
-        owner_lane, found = tags[..., 0], tags[..., LABEL:]
-        lanes = jnp.where(reader == UNKNOWN, owner_lane, reader)
+        own, found, slots = tags.lanes, tags.some_rows[..., LABEL:], tags.some_rows[..., SLOT]
+        if reader is None or _same(reader, own):
+            if (id(own), id(tags.rows), id(mask)) in self._compared:
+                return
+            self._compared[id(own), id(tags.rows), id(mask)] = own, tags.rows, mask
+            reader = nobody(own.ndim)
+        xp = numpy_of(own, reader)
+        lanes = xp.where(reader == UNKNOWN, own, reader)
+        foreign = (reader != UNKNOWN) & (own != UNKNOWN) & (reader != own)
         expected, left = _of(self.expected.found, lanes), _of(self.expected.left, lanes)
-        wanted = expected[..., 0]
-        excused = (found[..., 0] == Owner.COMPUTED) | (wanted == Owner.ANY)
-        if set(pools) <= self.masked:
+        wanted, owner = expected[..., 0], found[..., 0]
+        excused = (owner == Owner.COMPUTED) | (wanted == Owner.ANY)
+        if set(tags.pools) <= self.masked:
             excused |= wanted == Owner.FRESH
         differs = found != expected
         wrong = jnp.any(differs, axis=-1) & jnp.any(found != left, axis=-1)
-        foreign = (reader != UNKNOWN) & (owner_lane != UNKNOWN) & (reader != owner_lane)
-        lost = (lanes == UNKNOWN) & (found[..., 0] != Owner.COMPUTED)
-        bad = mask & (lost | ((wrong | foreign) & ~excused))
-        kind = jnp.where(foreign | lost, FIELDS.index("lane"), jnp.argmax(differs, axis=-1).astype(jnp.int32))
-        names = " and ".join(self.paths[pool] for pool in pools)
-        self.record(where, f"reads {names}", bad, lanes, kind, tags[..., SLOT], found)
+        kind = jnp.argmax(differs, axis=-1).astype(jnp.int32)
+        bad = wrong & ~excused
+        if not isinstance(foreign, np.ndarray) or foreign.any():
+            bad |= foreign & ~excused
+            kind = jnp.where(foreign, FIELDS.index("lane"), kind)
+        lost = lanes == UNKNOWN
+        if not isinstance(lost, np.ndarray) or lost.any():
+            bad |= lost & (owner != Owner.COMPUTED)
+            kind = jnp.where(lost, FIELDS.index("lane"), kind)
+        if mask is not None:
+            bad &= mask
+        names = " and ".join(self.paths[pool] for pool in tags.pools)
+        self.record(where, f"reads {names}", bad, lanes, kind, slots, found)
+
+    def compare_lanes(self, where: JaxprEqn | str, what: str, high: Ints, low: Ints, slots: Ints | None = None) -> None:
+        """Lanes must not meet: a fault of both where the largest and the smallest known one differ.
+
+        Args:
+            where: the equation.
+            what: it does, for the message.
+            high, low: as `range_of` gives them.
+            slots: numbers of the rows concerned.
+        """
+        apart = (high != UNKNOWN) & (high != low)
+        if isinstance(apart, np.ndarray) and not apart.any():
+            return
+        rank = apart.ndim
+        kind = np.full((1,) * rank, FIELDS.index("lane"), np.int32)
+        slots = nobody(rank) if slots is None else slots
+        for lanes in (high, low):
+            live = _of(self.expected.found, lanes)[..., 0] != Owner.ANY
+            self.record(where, what, live & apart, lanes, kind, slots, constant_row(Owner.COMPUTED, rank)[..., LABEL:])
 
     def record(
-        self, where: JaxprEqn | str, what: str, bad: Array, lanes: Array, kind: Array, slots: Array, found: Array
+        self, where: JaxprEqn | str, what: str, bad: Array, lanes: Ints, kind: Ints, slots: Ints, found: Ints
     ) -> None:
         """Note faults; a lane keeps its first. A fault of no known lane is lane 0's."""
         name, source = (where, "") if isinstance(where, str) else (where.primitive.name, self.source_of(where))
         number = self.checks.setdefault(Check(f"{name} {what}", source), len(self.checks))
-        total, count = self.verdict.code.shape[0], bad.size
-        if count == 0:
+        total, shape = self.verdict.code.shape[0], bad.shape
+        if bad.size == 0:
             return
-        bad, lanes, kind, slots = (
-            jnp.broadcast_to(array, bad.shape).reshape(-1) for array in (bad, lanes, kind, slots)
-        )
-        found = jnp.broadcast_to(found, (*np.shape(found)[:-1], 4)).reshape((-1, 4))
-        place = jnp.where(bad, jnp.maximum(lanes, 0), total)
-        entries = jnp.arange(count, dtype=jnp.int32)
-        first = jnp.full(total, count, jnp.int32).at[place].min(entries, mode="drop")
-        chosen = jnp.minimum(first, count - 1)
-        new = (first < count) & (self.verdict.code == 0)
+        facts = [kind[..., None], slots[..., None], found]
+        facts = jnp.concatenate([jnp.broadcast_to(fact, (*shape, fact.shape[-1])) for fact in facts], axis=-1)
+        if isinstance(lanes, np.ndarray) and np.array_equal(lanes.reshape(-1), np.arange(total)):
+            axis = int(np.argmax(np.array(lanes.shape) == total)) if total > 1 else 0
+            order = (axis, *(i for i in range(bad.ndim) if i != axis), bad.ndim) if bad.ndim else (0,)
+            bad = jnp.transpose(bad, order[:-1]).reshape((total, -1))
+            facts = jnp.transpose(facts, order).reshape((total, -1, facts.shape[-1]))
+            if bad.shape[1] > 1:
+                facts = jnp.take_along_axis(facts, jnp.argmax(bad, axis=1)[:, None, None], axis=1, mode="clip")
+            new, facts = jnp.any(bad, axis=1), facts[:, 0]
+        else:
+            bad, count = bad.reshape(-1), bad.size
+            place = jnp.where(bad, jnp.maximum(jnp.broadcast_to(lanes, shape).reshape(-1), 0), total)
+            first = jnp.full(total, count, jnp.int32).at[place].min(jnp.arange(count, dtype=jnp.int32), mode="drop")
+            facts = facts.reshape((count, -1)).at[first].get(mode="clip", wrap_negative_indices=False)
+            new = first < count
+        new &= self.verdict.code == 0
         self.verdict = Verdict(
-            jnp.where(new, 1 + number * _CODES + kind[chosen], self.verdict.code),
-            jnp.where(new, slots[chosen], self.verdict.slot),
-            jnp.where(new[:, None], found[chosen], self.verdict.found),
+            jnp.where(new, 1 + number * _CODES + facts[:, 0], self.verdict.code),
+            jnp.where(new, facts[:, 1], self.verdict.slot),
+            jnp.where(new[:, None], facts[:, 2:], self.verdict.found),
         )
 
 
-def _of(rows: Any, lanes: Array) -> Array:
-    return jnp.asarray(rows).at[jnp.maximum(lanes, 0)].get(mode="clip")
+def _same(one: Ints, other: Ints) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.shape == other.shape and np.array_equal(one, other)
+    return one is other
+
+
+def _of(rows: Any, lanes: Ints) -> Array:
+    """Each lane's row of an array [N, 4]."""
+    rows = jnp.asarray(rows)
+    if isinstance(lanes, np.ndarray) and np.array_equal(lanes.reshape(-1), np.arange(rows.shape[0])):
+        return rows.reshape((*lanes.shape, 4))
+    return rows.at[np.maximum(lanes, 0) if isinstance(lanes, np.ndarray) else jnp.maximum(lanes, 0)].get(mode="clip")
 
 
 def explain(verdict: Verdict, expected: Expected, checks: tuple[Check, ...]) -> SanitizerError | None:

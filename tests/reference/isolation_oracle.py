@@ -7,7 +7,7 @@ and the null row itself are outside every promise.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -44,7 +44,7 @@ class Run:
 
     change: str
     leaves: Leaves
-    lanes: frozenset[int] = field(default_factory=frozenset)
+    lanes: frozenset[int] = frozenset()
 
 
 def maps(bound: BoundContract, leaves: Leaves, group: str) -> tuple[np.ndarray, np.ndarray]:
@@ -144,63 +144,69 @@ def runs(bound: BoundContract, draw: Draw, seed: int) -> list[Run]:
     return found
 
 
-def differing(a: np.ndarray, b: np.ndarray) -> set[int]:
-    """Indices along the first axis where two arrays differ in any bit."""
-    a, b = (np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8) for x in (a, b))
-    return set(np.flatnonzero((a != b).any(axis=1)).tolist())
+def _lanes_where(bound: BoundContract, run: Run, entry: Callable[[Any], bool]) -> set[int]:
+    """Lanes for which an array with such an entry holds zero."""
+    named = [leaf for at, leaf in zip(bound.inputs, run.leaves, strict=True) if entry(at.entry)]
+    return {lane for leaf in named for lane in np.flatnonzero(leaf == 0).tolist()}
 
 
-def judge(bound: BoundContract, base: Leaves, run: Run, results: Leaves) -> Iterator[Leak]:
-    """What a run breaks of the contract.
+class Claims:
+    """What the contract says of the results of many runs.
 
     Args:
-        base: results of the unchanged run, flat.
-        results: of this one.
+        bound: the contract.
+        changes: the runs of each draw, the unchanged one first.
     """
-    donors = {successor: i for i, successor in bound.successors.items()}
-    null = {
-        lane
-        for at, leaf in zip(bound.inputs, run.leaves, strict=True)
-        if isinstance(at.entry, SlotMap)
-        for lane in np.flatnonzero(leaf == 0).tolist()
-    }
-    idle = {
-        lane
-        for at, leaf in zip(bound.inputs, run.leaves, strict=True)
-        if isinstance(at.entry, Lane) and at.entry.role == "length"
-        for lane in np.flatnonzero(leaf == 0).tolist()
-    }
-    for i, at in enumerate(bound.outputs):
-        if isinstance(at.entry, Lane):
-            changed = differing(row_first(base[i], at.entry.axis), row_first(results[i], at.entry.axis))
-            for lane in sorted(changed - run.lanes - null):
-                yield Leak(run.change, f"{at.path}, lane {lane}")
-        elif isinstance(at.entry, Pool):
-            _, write = maps(bound, run.leaves, at.entry.group)
-            owner = {int(row): lane for lane, row in enumerate(write)}
-            before = row_first(run.leaves[donors[i]], at.entry.axis)
-            after = row_first(results[i], at.entry.axis)
-            changed = differing(row_first(base[i], at.entry.axis), after)
-            moved = differing(before, after)
-            for row in range(1 if mapped(bound, at.entry.group) else 0, len(after)):
-                if row not in owner and row in moved:
-                    yield Leak(run.change, f"{at.path}, row {row}, which is no lane's")
-                elif row in owner and owner[row] in idle and row in moved:
-                    yield Leak(run.change, f"{at.path}, row {row} of the idle lane {owner[row]}")
-                elif row in owner and owner[row] not in run.lanes and row in changed:
-                    yield Leak(run.change, f"{at.path}, row {row} of lane {owner[row]}")
+
+    def __init__(self, bound: BoundContract, changes: Sequence[Sequence[Run]]):
+        self.bound = bound
+        self.runs = [run for draw in changes for run in draw]
+        self.leaves = [np.stack(leaves) for leaves in zip(*(run.leaves for run in self.runs), strict=True)]
+        begins = np.cumsum([0, *map(len, changes)])
+        self._base = np.repeat(begins[:-1], np.diff(begins))
+        self._donor = {successor: i for i, successor in bound.successors.items()}
+        self._masks = [self._mask(i) for i in range(len(bound.outputs))]
+
+    def _mask(self, output: int) -> tuple[np.ndarray, np.ndarray]:
+        """[run, row]: must be what it is in the unchanged run; must be what it was before the step."""
+        at = self.bound.outputs[output]
+        size = at.shape[at.entry.axis] if isinstance(at.entry, Lane | Pool) else 0
+        same, kept = (np.zeros((len(self.runs), size), bool) for _ in range(2))
+        for i, run in enumerate(self.runs):
+            if isinstance(at.entry, Lane):
+                null = _lanes_where(self.bound, run, lambda entry: isinstance(entry, SlotMap))
+                same[i] = [lane not in run.lanes and lane not in null for lane in range(size)]
+            elif isinstance(at.entry, Pool):
+                idle = _lanes_where(self.bound, run, lambda entry: getattr(entry, "role", None) == "length")
+                _, write = maps(self.bound, run.leaves, at.entry.group)
+                owner = {int(row): lane for lane, row in enumerate(write)}
+                for row in range(1 if mapped(self.bound, at.entry.group) else 0, size):
+                    kept[i, row] = row not in owner or owner[row] in idle
+                    same[i, row] = row in owner and owner[row] not in run.lanes
+        return same, kept
+
+    def broken(self, results: Sequence[np.ndarray]) -> Iterator[Leak]:
+        """Everything that breaks the contract; results are stacked over runs, or the same for all."""
+        for output, at in enumerate(self.bound.outputs):
+            if not isinstance(at.entry, Lane | Pool):
+                continue
+            axis = at.entry.axis + 1
+            result = np.broadcast_to(results[output], (len(self.runs), *at.shape))
+            after = _bytes(result, axis)
+            same, kept = self._masks[output]
+            changed = same & (after != after[self._base]).any(axis=2)
+            if output in self._donor:
+                changed |= kept & (after != _bytes(self.leaves[self._donor[output]], axis)).any(axis=2)
+            noun = "row" if isinstance(at.entry, Pool) else "lane"
+            for run, row in np.argwhere(changed).tolist():
+                why = " that had to stay as it was" if noun == "row" and kept[run, row] else ""
+                yield Leak(self.runs[run].change, f"{at.path}, {noun} {row}{why}")
 
 
-def batched(changes: Sequence[Run]) -> Leaves:
-    """The arguments of many runs, stacked."""
-    return [np.stack(leaves) for leaves in zip(*(run.leaves for run in changes), strict=True)]
-
-
-def judge_all(bound: BoundContract, changes: Sequence[Run], results: Leaves) -> Iterator[Leak]:
-    """What runs break of the contract, the first of which is the unchanged one; results are stacked."""
-    base = [result[0] for result in results]
-    for i, run in enumerate(changes):
-        yield from judge(bound, base, run, [result[i] for result in results])
+def _bytes(stacked: np.ndarray, axis: int) -> np.ndarray:
+    """[run, row, byte]."""
+    rows = np.moveaxis(stacked, axis, 1)
+    return np.ascontiguousarray(rows).reshape(*rows.shape[:2], -1).view(np.uint8)
 
 
 def leaks(
@@ -228,18 +234,17 @@ def leaks(
     jitted = jax.jit(step)
     program = ir.trace(step, *example)
 
-    def run(changes: list[Run]) -> Leaves:
+    def run(claims: Claims) -> Leaves:
         if not compiled:
             with contextlib.suppress(NotInNumpy):
-                results = evaluate(program, batched(changes))
-                return [np.broadcast_to(result, (len(changes), *result.shape[1:])) for result in results]
-        results = [jax.tree.leaves(jitted(*jax.tree.unflatten(tree, each.leaves))) for each in changes]
+                return evaluate(program, claims.leaves)
+        results = [jax.tree.leaves(jitted(*jax.tree.unflatten(tree, each.leaves))) for each in claims.runs]
         return [np.stack(leaves) for leaves in zip(*jax.device_get(results), strict=True)]
 
     found: list[Leak] = []
     for seed in seeds:
-        changes = runs(bound, draw, seed)
-        found += judge_all(bound, changes, run(changes))
+        claims = Claims(bound, [runs(bound, draw, seed)])
+        found += claims.broken(run(claims))
         if found and first:
             break
     return found

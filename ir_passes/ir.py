@@ -3,6 +3,7 @@
 Everything else imports these names. What differs between JAX 0.10 (Python 3.11) and later versions is settled here.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -68,7 +69,7 @@ def source_of(eqn: JaxprEqn) -> str:
 
 def definition_of(jitted: Any) -> str:
     """ "name at file:line" of a jitted function, as the programs that call it record it."""
-    function = jitted.__wrapped__
+    function = inspect.unwrap(jitted)
     code = function.__code__
     return f"{function.__name__} at {code.co_filename}:{code.co_firstlineno}"
 
@@ -292,3 +293,8 @@ def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
 def shape_of(atom: Atom) -> tuple[int, ...]:
     """Shape of an array's variable or literal."""
     return atom.aval.shape
+
+
+def dtype_of(atom: Atom) -> Any:
+    """The dtype of a value."""
+    return atom.aval.dtype

@@ -75,7 +75,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     if any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
         proved = (*proved, LABELS)
     if any(isinstance(one.entry, Lane) and one.entry.role == "length" for one in bound.inputs):
-        violations += _idle(bound, flat)
+        violations += _idle(bound, flat, results)
         proved = (*proved, IDLE)
     if violations:
         raise IsolationError(tuple(dict.fromkeys(violations)))
@@ -231,14 +231,14 @@ def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
     return found
 
 
-def _idle(bound: BoundContract, flat: ir.ClosedJaxpr) -> list[Violation]:
+def _idle(bound: BoundContract, flat: ir.ClosedJaxpr, busy: list[Value]) -> list[Violation]:
     """A second walk under the assumption that a lane's length is 0: its rows must come out as they went in."""
     prover = Prover(bound, idle=True)
     results = walk(prover, flat)
     found = []
     for before, after in bound.successors.items():
         value = results[after]
-        if isinstance(value.owner, Mixed) or value.kept == Kept(before):
+        if isinstance(busy[after].owner, Mixed) or value.kept == Kept(before):
             continue
         path = bound.inputs[before].path
         message = f"{path}: the row of a lane of length 0 is not shown to stay as it is"

@@ -36,6 +36,7 @@ class Prover:
         assumed: what was declared and not proved.
         notes: what the user should know and is no fault.
         observe: called with every equation, its operands and its results.
+        telling: mesh axes along which shared values may differ between devices.
         same_counts: value number of sorted keys -> of the keys.
         mapped: groups of pools that have a slot map.
         sort_keys: value number of the keys that rows were sorted by, for each order.
@@ -50,6 +51,7 @@ class Prover:
     notes: set[str] = field(default_factory=set)
     observe: Callable[[Any, list[Value], list[Value]], None] | None = None
     sort_keys: dict[Order, int] = field(default_factory=dict)
+    telling: set[str] = field(default_factory=set)
     same_counts: dict[int, int] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _next: int = 1

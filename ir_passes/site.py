@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ir_passes import ir
-from ir_passes.rules.registry import rule_of
+from ir_passes.rules.registry import KEEPS_ROWS, rule_of
+from ir_passes.uniformity import REMEDY, reveals_order, uniform_axes
 from ir_passes.values import COMMON, Common, Mixed, Owner, PoolRows, Value, describe
 from ir_passes.violations import Place, Violation, ViolationKind
 
@@ -61,17 +62,38 @@ class Site:
                     "use the version that the write returned, or read before the write",
                 )
         results = rule_of(self.eqn)(self, *operands)
-        return [self._numbered(value, operands, k) for k, value in enumerate(results)]
+        return [self._completed(value, operands, k) for k, value in enumerate(results)]
 
-    def _numbered(self, value: Value, operands: list[Value], which: int) -> Value:
-        if value.number:
-            return value
+    def _completed(self, value: Value, operands: list[Value], which: int) -> Value:
+        """A result with what is common to all rules: its number, and the limits of what it may claim."""
+        owner, bounds, uniform = value.owner, value.range, value.uniform
+        if isinstance(owner, Common):
+            uniform = uniform or uniform_axes(self, operands)
+        elif isinstance(owner, PoolRows):
+            owner = self._framed(owner)
+        elif reveals_order(self, owner, operands):
+            owner = self.mixed("a shared array tells rows where they lie in an order that depends on all lanes", REMEDY)
+        if isinstance(owner, Mixed) and self.prover.idle:
+            bounds = None  # it may be another lane's value, which is not idle
+        number = value.number or self._number(operands, which)
+        return Value(owner, number, bounds, value.fact, value.kept, value.version, uniform)
+
+    def _number(self, operands: list[Value], which: int) -> int:
         params = _frozen(self.eqn.params)
         if params is None:
-            return value.but(number=self.prover.fresh())
-        key = (self.name, params, tuple(v.number for v in operands), tuple(self.shapes), which)
-        number = self.prover.number(key)
-        return Value(value.owner, number, value.range, value.fact, value.kept, value.version)
+            return self.prover.fresh()
+        return self.prover.number((self.name, params, tuple(v.number for v in operands), tuple(self.shapes), which))
+
+    def _framed(self, owner: PoolRows) -> PoolRows:
+        """A pool after an operation: unless that only moves elements about, no row is what it was."""
+        if self.name in KEEPS_ROWS:
+            return owner
+        violation = self.violation(
+            ViolationKind.FRAME,
+            f"{self.name!r} computes every row of pool {owner.group!r}, those that no lane owns too",
+            "gather the lanes' rows by the slot map, compute, and scatter them back",
+        )
+        return replace(owner, view=(), unframed=owner.unframed or violation)
 
     def path(self, value: Value) -> str:
         """The pool that a value is a version of, as the contract names it."""

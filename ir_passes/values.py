@@ -221,6 +221,7 @@ class Value:
         fact: what else is known of the elements.
         kept: holds under the assumption that the lane is idle.
         version: of the pool that this is, or is a view of; None for everything else.
+        uniform: axes along which a shared array is known to be the same.
     """
 
     owner: Owner = COMMON
@@ -229,6 +230,7 @@ class Value:
     fact: Fact | None = None
     kept: Kept | None = None
     version: int | None = None
+    uniform: frozenset[int] = frozenset()
 
     def but(self, **changes: Any) -> "Value":
         """The same with other attributes."""

@@ -6,6 +6,7 @@ from typing import Any
 from jax.lax import GatherScatterMode
 
 from ir_passes.site import Site
+from ir_passes.uniformity import constant
 from ir_passes.values import (
     Columns,
     Common,
@@ -37,7 +38,7 @@ class Access:
         paired: operand dimension -> dimension of the window array that runs along with it.
         index_axes: dimension of the window array for each axis of the indices.
         drops: an index out of bounds reads a fill value or is not written; otherwise it is clamped.
-        scalar: whether there is one index only.
+        index_shape: shape of the indices, those of one place along the last axis.
     """
 
     full: Shape
@@ -47,7 +48,12 @@ class Access:
     paired: dict[int, int]
     index_axes: tuple[int, ...]
     drops: bool
-    scalar: bool
+    index_shape: Shape
+
+    @property
+    def scalar(self) -> bool:
+        """Whether there is one index only."""
+        return all(size == 1 for size in self.index_shape[:-1])
 
     def index_owner(self, dim: int) -> Owner:
         """Whose the index along an operand dimension is, in dimensions of the window array."""
@@ -58,6 +64,16 @@ class Access:
     def owners(self, site: Site, without: int | None = None) -> Owner:
         """Whose the indices are, all but one."""
         return site.join(*(self.index_owner(dim) for dim in self.columns if dim != without))
+
+    def tells_places(self, owner: Owner, without: int | None = None) -> bool:
+        """Whether a shared index differs between rows whose order depends on all lanes."""
+        if not isinstance(owner, Rows) or owner.order is None:
+            return False
+        return any(
+            isinstance(value.owner, Common) and not self.scalar and not constant(value, self.index_shape)
+            for dim, value in self.columns.items()
+            if dim != without
+        )
 
     def whole(self, dim: int) -> bool:
         """Whether the window covers a dimension from end to end."""
@@ -152,8 +168,7 @@ def _indexed(
     columns = dict(zip(indexed, _split_columns(indices, len(indexed)), strict=True))
     paired = {int(d): batch[int(i)] for d, i in zip(operand_batching, index_batching, strict=True)}
     drops = site.params["mode"] == GatherScatterMode.FILL_OR_DROP
-    scalar = all(size == 1 for size in index_shape[:-1])
-    return Access(full, sizes, columns, window, paired, tuple(batch), drops, scalar)
+    return Access(full, sizes, columns, window, paired, tuple(batch), drops, index_shape)
 
 
 def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
@@ -161,7 +176,7 @@ def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
     full = site.shapes[0]
     same = {d: d for d in range(len(full))}
     columns = {d: value for d, value in enumerate(starts) if sizes[d] != full[d]}
-    return Access(full, sizes, columns, same, {}, (), False, True)
+    return Access(full, sizes, columns, same, {}, (), False, (len(columns),))
 
 
 def check_position(site: Site, operand: Value, access: Access) -> None:

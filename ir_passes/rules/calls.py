@@ -5,6 +5,7 @@ from ir_passes.contract import Lane, Opaque, Pool, Shared, SlotMap
 from ir_passes.declared import RowWise, declaration_of
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
+from ir_passes.uniformity import REMEDY, disordered, tells_places
 from ir_passes.values import COMMON, Common, OneLane, Owner, PoolRows, Rows, Slot, Value, axis_of, moved
 from ir_passes.violations import ViolationKind
 
@@ -36,6 +37,10 @@ def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> 
         for value, entry in zip(operands, declaration.inputs, strict=True)
     ]
     owner = site.join(*rows)
+    if disordered(owner):
+        sides = zip(operands, site.shapes, declaration.inputs, strict=True)
+        if any(isinstance(e, Lane) and tells_places(value, shape, e.axis) for value, shape, e in sides):
+            owner = site.mixed("rows in an order that depends on all lanes meet a shared array of rows", REMEDY)
     return [
         Value(moved(owner, entry.axis) if isinstance(entry, Lane) and axis_of(owner) is not None else owner)
         for entry in declaration.outputs
@@ -77,6 +82,8 @@ def _declared(site: Site, entry: Opaque, operands: tuple[Value, ...], name: str)
     for value, declared in zip(operands, entry.inputs, strict=True):
         if isinstance(declared, Lane):
             lanes = site.join(lanes, moved(value.owner, 0) if axis_of(value.owner) is not None else value.owner)
+    if disordered(lanes):
+        lanes = site.mixed("rows in an order that depends on all lanes meet an opaque operation", REMEDY)
     results = []
     pools = [value for value, declared in zip(operands, entry.inputs, strict=True) if isinstance(declared, Pool)]
     for declared in entry.outputs:

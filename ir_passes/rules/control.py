@@ -7,6 +7,7 @@ from ir_passes import ir
 from ir_passes.rules.intervals import dtype_range, hull
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
+from ir_passes.uniformity import REMEDY
 from ir_passes.values import (
     Common,
     Constant,
@@ -35,6 +36,8 @@ def merge(site: Site, one: Value, other: Value) -> Value:
     if one == other:
         return one
     owner = _merge_owners(site, one.owner, other.owner)
+    if isinstance(owner, Rows) and owner.order is not None and not _unordered(owner, one, other):
+        owner = site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
     same_kept = one.kept == other.kept
     version = one.version if one.version == other.version else None
     if version is None and one.version is not None and other.version is not None:
@@ -48,7 +51,13 @@ def merge(site: Site, one: Value, other: Value) -> Value:
         one.fact if one.fact == other.fact and not isinstance(one.fact, Constant) else None,
         one.kept if same_kept else None,
         version,
+        one.uniform & other.uniform,
     )
+
+
+def _unordered(owner: Rows, *values: Value) -> bool:
+    """Whether the shared ones among some values do not differ along the axis of the rows."""
+    return all(not isinstance(value.owner, Common) or owner.axis in value.uniform for value in values)
 
 
 def _merge_owners(site: Site, one: Owner, other: Owner) -> Owner:
@@ -80,7 +89,7 @@ def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
     prover = site.prover
     branches = site.params["branches"]
     if which.range is not None and which.range[0] == which.range[1]:
-        branches = branches[which.range[0] : which.range[0] + 1]
+        branches = [branches[min(max(which.range[0], 0), len(branches) - 1)]]
     before, start = set(prover.versions.consumed), len(prover.accesses)
     consumed, merged = set(before), None
     for branch in branches:
@@ -164,7 +173,10 @@ def _again(site: Site, old: Value, new: Value, counter: Any) -> Value:
         bounds = bounds if new.range and bounds[0] <= new.range[0] and new.range[1] <= bounds[1] else None
     kept = old.kept if old.kept == new.kept else None
     fact = old.fact if old.fact == new.fact else None
-    return Value(owner, 0, bounds, fact, kept, old.version if same_chain or old.version == new.version else None)
+    if isinstance(owner, Rows) and owner.order is not None and not _unordered(owner, old, new):
+        owner = site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
+    version = old.version if same_chain or old.version == new.version else None
+    return Value(owner, 0, bounds, fact, kept, version, old.uniform & new.uniform)
 
 
 def _outliving(site: Site, value: Value, mark: int) -> Value:
@@ -230,7 +242,9 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value
     owner, step = value.owner, ("scan", loop)
     axis = axis_of(owner)
     if axis == 0:
-        if isinstance(owner, Rows):
+        if isinstance(owner, Rows) and owner.order is not None:
+            owner = site.mixed("a loop runs over rows in an order that depends on all lanes", REMEDY)
+        elif isinstance(owner, Rows):
             layout = (owner.inner, owner.start, owner.order)
             owner = OneLane(Symbol(site.prover.number(("scan", loop, layout)), shape[0]), owner.split)
         else:

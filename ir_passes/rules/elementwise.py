@@ -24,15 +24,16 @@ from ir_passes.values import (
     Slot,
     Spread,
     Value,
+    axis_of,
 )
 from ir_passes.violations import ViolationKind
 
 NAMES = """
-abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil clamp
+abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
 clz complex conj convert_element_type cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
 igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul nan_to_num ne
 neg nextafter not or polygamma population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt
-select_and_gather_add shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh
+shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh
 threefry2x32 xor zeta
 """.split()
 IDENTITIES = ("copy", "copy_p", "name", "optimization_barrier", "pvary", "pcast", "reshard", "stop_gradient")
@@ -44,10 +45,7 @@ def _bounds(site: Site, operands: tuple[Value, ...]) -> Any:
 
 
 def _combined(site: Site, operands: tuple[Value, ...]) -> Owner:
-    owner = site.join(*(value.owner for value in operands))
-    if isinstance(owner, PoolRows):
-        return _unframed(site, owner)
-    return owner
+    return site.join(*(value.owner for value in operands))
 
 
 def _unframed(site: Site, owner: PoolRows) -> PoolRows:
@@ -57,6 +55,15 @@ def _unframed(site: Site, owner: PoolRows) -> PoolRows:
         "gather the lanes' rows by the slot map, compute, and scatter them back",
     )
     return replace(owner, view=(), unframed=owner.unframed or violation)
+
+
+@rule("bitcast_convert_type")
+def reinterpret(site: Site, x: Value) -> list[Value]:
+    """The same bits; the last axis may come or go with the width of the dtype."""
+    owner = x.owner
+    if axis_of(owner) is not None and axis_of(owner) == len(site.shape) != len(site.shapes[0]):
+        owner = site.mixed("it joins the bits of different lanes", "make lanes another axis than the last")
+    return [Value(owner if not isinstance(owner, PoolRows) else _unframed(site, owner))]
 
 
 @rule(*(set(NAMES) - {"max", "min", "clamp", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}))
@@ -105,7 +112,8 @@ def divide(site: Site, x: Value, y: Value) -> list[Value]:
 def remainder(site: Site, x: Value, y: Value) -> list[Value]:
     """The value itself where it is below the divisor."""
     bounds = _bounds(site, (x, y))
-    if bounds is not None and bounds == x.range and site.shapes[0] == site.shape:
+    below = x.range is not None and y.range is not None and 0 <= x.range[0] and x.range[1] < y.range[0]
+    if below and site.shapes[0] == site.shape:
         return [x]
     return [Value(_combined(site, (x, y)), range=bounds, fact=RemainderOf(x.number))]
 

@@ -7,6 +7,7 @@ from ir_passes.rules.parts import part
 from ir_passes.rules.reductions import permuted
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
+from ir_passes.uniformity import REMEDY, disordered
 from ir_passes.values import (
     COMMON,
     Common,
@@ -47,6 +48,10 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
         bounds_note(site, operand, access, operand.owner.axis)
         return pool_rows.read(site, operand, access)
     owner = _read_owner(site, operand, access)
+    picked = operand.owner.axis if isinstance(operand.owner, Rows) and operand.owner.axis in access.columns else None
+    paired = isinstance(operand.owner, Common) and access.paired and disordered(owner)
+    if paired or access.tells_places(owner, without=picked):
+        owner = site.mixed("a shared index tells rows where they lie in an order that depends on all lanes", REMEDY)
     bounds = operand.range
     if access.drops and not access.all_inside():
         filled = site.params.get("fill_value")

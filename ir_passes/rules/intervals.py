@@ -32,7 +32,7 @@ def interval(name: str, operands: list[Range | None], result: Any, inputs: list[
     """
     rule = _RULES.get(name)
     limits = dtype_range(result)
-    if rule is None or limits is None:
+    if rule is None or limits is None or (name == "not" and result.dtype != np.bool_):
         return None
     known = [bounds or dtype_range(aval) for bounds, aval in zip(operands, inputs, strict=True)]
     if any(bounds is None for bounds in known):

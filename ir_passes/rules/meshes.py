@@ -5,7 +5,7 @@ from typing import Any
 from ir_passes import ir
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
-from ir_passes.values import COMMON, Iota, OneLane, Owner, PoolRows, Rows, Slot, Value, axis_of
+from ir_passes.values import COMMON, Common, Iota, OneLane, Owner, PoolRows, Rows, Slot, Symbol, Value, axis_of
 from ir_passes.violations import ViolationKind
 
 _REDUCTIONS = (
@@ -34,6 +34,8 @@ def collective(site: Site, *operands: Value) -> list[Value]:
     results = []
     for value, shape in zip(operands, site.shapes, strict=True):
         split = value.owner.split if isinstance(value.owner, Rows | OneLane) else ()
+        if isinstance(value.owner, OneLane) and isinstance(value.owner.lane, Symbol):
+            split = (*split, *site.prover.telling)
         crossing = sorted(set(split) & set(map(str, axes)))
         if crossing:
             message = f"it exchanges values over mesh axis {', '.join(crossing)}, over which lanes are split"
@@ -61,7 +63,8 @@ def _along(site: Site, owner: Owner, shape: tuple[int, ...]) -> Owner:
 
 @rule("axis_index")
 def axis_index(site: Site, *_: Value) -> list[Value]:
-    """The device's place in the mesh: the same for all its lanes."""
+    """The device's place in the mesh: the same for all its lanes, but devices may pick different lanes by it."""
+    site.prover.telling.update(map(str, _axes(site.params)))
     return [Value(COMMON)]
 
 
@@ -99,6 +102,8 @@ def _sharded(site: Site, value: Value, spec: dict[int, tuple[str, ...]]) -> Valu
             if owner.order is not None or owner.start or owner.split:
                 return Value(site.mixed("lanes are split over devices out of order", "split them in order"))
             owner = Rows(axis, owner.inner, 0, None, spec[axis])
+    if isinstance(owner, Common):
+        site.prover.telling.update(name for names in spec.values() for name in names)
     fact = value.fact if isinstance(value.fact, Slot) or (isinstance(value.fact, Iota) and not spec) else None
     return Value(owner, 0, value.range, fact, value.kept, value.version)
 

@@ -5,10 +5,12 @@ from dataclasses import replace
 from ir_passes.contract import SlotMap
 from ir_passes.rules.access import Access, constant_of
 from ir_passes.site import RowAccess, Site
+from ir_passes.uniformity import REMEDY, tells_places
 from ir_passes.values import Common, Constant, Iota, Kept, Mixed, OneLane, Owner, PoolRows, Rows, Slot, Value
 from ir_passes.views import entered, left
 from ir_passes.violations import ViolationKind
 
+_PLACES = "rows of a pool are used with what depends on their place in an order that depends on all lanes"
 _BY_SLOT = "index rows with the lane's entry in the slot map, unchanged"
 
 
@@ -29,6 +31,8 @@ def read(site: Site, operand: Value, access: Access) -> Value:
     kept = None
     if operand.kept is not None:
         kept = Kept(operand.kept.leaf, entered(operand.kept.view, access.step(axis)))
+    if access.tells_places(found, without=axis):
+        return Value(site.mixed(_PLACES, REMEDY))
     return Value(site.join(found, access.owners(site, without=axis)), kept=kept)
 
 
@@ -41,6 +45,8 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     pool = operand.owner
     assert isinstance(pool, PoolRows)
     axis = pool.axis
+    if access.all_outside():
+        return operand.but(number=0, version=site.prover.versions.succeed(operand.version))
     if access.whole(axis):
         return _put_back(site, operand, updates, access)
     found = _row_owner(site, pool, access, write=True)
@@ -52,8 +58,11 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     if not isinstance(content, Common) and content != found:
         message = f"rows of pool {pool.group!r} are written with values of other lanes than the rows' owners"
         return Value(site.mixed(message, "write to each row what its own lane computed", ViolationKind.WRONG_ROW))
+    at = found.axis if isinstance(found, Rows) and found.order is not None else None
+    if access.tells_places(found, without=axis) or (at is not None and tells_places(updates, site.shapes[-1], at)):
+        return Value(site.mixed(_PLACES, REMEDY))
     kept = operand.kept
-    if kept is not None and not access.all_outside():
+    if kept is not None:
         same = updates.kept is not None and updates.kept.leaf == kept.leaf and replaces
         if not same or left(updates.kept.view, access.step(axis)) != kept.view:  # type: ignore[union-attr]
             kept = None

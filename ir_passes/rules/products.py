@@ -2,7 +2,8 @@
 
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
-from ir_passes.values import Common, Counts, OneLane, Owner, Rows, Value, axis_of, moved
+from ir_passes.uniformity import REMEDY, disordered, tells_places
+from ir_passes.values import Common, Counts, Mixed, OneLane, Owner, Rows, Value, axis_of, moved
 
 _FREE = "contract dimensions within a lane; keep lanes a batch dimension or a free one of one operand"
 
@@ -29,7 +30,12 @@ def _contracted(site: Site, x: Value, y: Value, contract: tuple, batch: tuple) -
         else:
             owners.append(site.mixed(f"it sums over axis {axis}, which holds different lanes", _FREE))
         free_before += len(free)
-    return site.join(*owners)
+    owner = site.join(*owners)
+    if isinstance(owner, Rows) and owner.order is not None and owner.axis < len(batch[0]):
+        sides = zip((x, y), site.shapes, batch, strict=True)
+        if any(tells_places(value, shape, paired[owner.axis]) for value, shape, paired in sides):
+            return site.mixed("rows in an order that depends on all lanes meet a matrix for each place", REMEDY)
+    return owner
 
 
 @rule("ragged_dot_general")
@@ -44,7 +50,9 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
         return [Value(site.mixed("this form of ragged product has no rule", remedy))]
     if axis == 0 and contract[0] and 0 in contract[0]:
         return [Value(site.mixed("it sums over axis 0, which holds different lanes", _FREE))]
-    if isinstance(sizes.owner, Common | OneLane):
+    if isinstance(x.owner, Mixed):
+        return [Value(x.owner)]
+    if isinstance(sizes.owner, Common | OneLane) and not disordered(x.owner):
         return [Value(site.join(x.owner, groups.owner, sizes.owner))]
     owner = x.owner
     sorted_by = site.prover.sort_keys.get(owner.order) if isinstance(owner, Rows) and owner.order else None
@@ -53,7 +61,7 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
     return [
         Value(
             site.mixed(
-                "the sizes of the groups depend on all lanes, and the rows were not sorted by what they count",
+                "the rows lie in an order that depends on all lanes, and were not sorted by what the sizes count",
                 "count the very keys by which the rows were sorted",
             )
         )

@@ -10,12 +10,17 @@ from ir_passes.values import (
     COMMON,
     Columns,
     Constant,
+    Counts,
     Fact,
+    Implies,
     Iota,
     Kept,
     Owner,
+    Permuted,
     PoolRows,
+    RemainderOf,
     Rows,
+    SignOf,
     Slot,
     Spread,
     Value,
@@ -93,7 +98,9 @@ def _same_but_ones(before: Shape, after: Shape) -> bool:
 def _fact_over_ones(fact: Fact, before: Shape, after: Shape) -> Fact | None:
     if isinstance(fact, Columns):
         return fact if before[-1:] == after[-1:] and before[-1] != 1 else None
-    return fact
+    if isinstance(fact, Permuted | Counts):
+        return fact if before[:1] == after[:1] else None
+    return fact if isinstance(fact, SignOf | RemainderOf | Implies) else None
 
 
 @rule("reshape", "squeeze", "expand_dims")

@@ -1,0 +1,253 @@
+"""What the lane proof tells its user: violations, explanations, assumptions, and the edges of what it accepts."""
+
+import json
+import pathlib
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import ir_passes as compiler
+from ir_passes import Lane, LaneContract, Opaque, Pool, Shared, SlotMap, ViolationKind
+
+N, S, D = 4, 9, 5
+MAPPED = LaneContract(inputs=(Pool("p"), SlotMap("p", S), Lane()), outputs=(Lane(), Pool("p")))
+LANES = LaneContract(inputs=(Shared(), Lane()), outputs=(Lane(),))
+
+
+def mapped_args(lanes: int = N) -> tuple[jax.Array, ...]:
+    return jnp.zeros((S, D)), jnp.arange(1, lanes + 1, dtype=jnp.int32), jnp.ones((lanes, D))
+
+
+def lane_args(rows: int = N) -> tuple[jax.Array, ...]:
+    return jnp.ones((D, D)), jnp.ones((rows, D))
+
+
+def kinds(fn: Any, args: tuple[Any, ...], contract: LaneContract) -> set[ViolationKind]:
+    with pytest.raises(compiler.IsolationError) as caught:
+        compiler.prove_isolation(fn, args, contract)
+    return {violation.kind for violation in caught.value.violations}
+
+
+def proved(fn: Any, args: tuple[Any, ...], contract: LaneContract) -> compiler.Proof:
+    return compiler.prove_isolation(fn, args, contract)
+
+
+def rolled(pool, slots, x):
+    rows = jnp.tanh(pool[slots] + x)
+    mixed = jnp.roll(rows, 1, axis=0)
+    return mixed.sum(1), pool.at[slots].set(rows)
+
+
+def advanced(pool, slots, x):
+    rows = jnp.tanh(pool[slots] + x)
+    return rows.sum(1), pool.at[slots].set(rows)
+
+
+def test_violation_names_the_users_line_and_says_what_to_do() -> None:
+    with pytest.raises(compiler.IsolationError) as caught:
+        compiler.prove_isolation(rolled, mapped_args(), MAPPED)
+    (violation,) = caught.value.violations
+    line = rolled.__code__.co_firstlineno + 2
+    assert violation.source == f"{__file__}:{line}"
+    assert violation.kind is ViolationKind.CROSS_LANE
+    assert violation.primitive == "concatenate"
+    assert violation.message and violation.remedy
+    assert violation.source in str(caught.value)
+
+
+def test_explanation_shows_ten_equations_either_side_with_what_is_known() -> None:
+    with pytest.raises(compiler.IsolationError) as caught:
+        compiler.prove_isolation(rolled, mapped_args(), MAPPED)
+    text = caught.value.explain()
+    marked = [line for line in text.splitlines() if line.startswith(">")]
+    assert len(marked) == 1 and "concatenate" in marked[0]
+    assert "lanes along axis 0" in text and "several lanes" in text
+    assert 10 <= len(re.findall(r"^[> ] +\d+  ", text, re.MULTILINE)) <= 21
+
+
+def test_every_fault_is_reported_at_once() -> None:
+    def step(pool, slots, x):
+        rows = pool[slots + 1] + x
+        return x[::-1].sum(1), pool.at[slots].set(rows) * 2
+
+    assert kinds(step, mapped_args(), MAPPED) >= {ViolationKind.CROSS_LANE, ViolationKind.WRONG_ROW}
+
+
+def test_one_lane_cannot_reach_itself_but_rows_of_others_stay_closed() -> None:
+    args = mapped_args(1)
+    proved(lambda p, s, x: (x.sum((0, 1))[None], p.at[s].set(p[s] + x.mean(0, keepdims=True))), args, MAPPED)
+    found = kinds(lambda p, s, x: (x.sum(1), p.at[s].set(p[s] + p.sum(0, keepdims=True))), args, MAPPED)
+    assert found == {ViolationKind.CROSS_LANE}
+
+
+@pytest.mark.parametrize("shape", [(N * D,), (N, 1, D), (1, N, D), (N, D, 1)])
+def test_lanes_survive_reshapes_that_keep_them_leading(shape: tuple[int, ...]) -> None:
+    proved(lambda w, x: ((x.reshape(shape) * 2).reshape(N, D) @ w,), lane_args(), LANES)
+
+
+def test_reshape_that_makes_lanes_the_inner_part_is_refused() -> None:
+    found = kinds(lambda w, x: (x.T.reshape(-1).reshape(N, D),), lane_args(), LANES)
+    assert found == {ViolationKind.CROSS_LANE}
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_lanes_may_be_taken_apart_and_put_together_in_order_only(cut: int) -> None:
+    proved(lambda w, x: (jnp.concatenate([x[:cut] * 2, x[cut:] @ w]),), lane_args(), LANES)
+    assert kinds(lambda w, x: (jnp.concatenate([x[cut:], x[:cut]]),), lane_args(), LANES)
+
+
+def test_equal_sizes_do_not_hide_a_transpose() -> None:
+    assert kinds(lambda w, x: (x @ x.T @ x,), lane_args(), LANES)
+    assert kinds(lambda w, x: ((x + x.T) @ w,), lane_args(D), LANES)
+
+
+EXPERTS, TOP = 6, 2
+EXPERT_ARGS = (jnp.ones((EXPERTS, D, 7)), jnp.ones((N, D)), jnp.ones((D, EXPERTS)))
+EXPERT_CONTRACT = LaneContract(inputs=(Shared(), Lane(), Shared()), outputs=(Lane(),))
+
+
+def sorted_experts(place):
+    """Rows sorted by expert; `place(rows)` is what happens to them while they are out of order."""
+
+    def step(w, x, router):
+        expert = lax.top_k(x @ router, TOP)[1].reshape(-1)
+        order = jnp.argsort(expert)
+        rows = place(x[order // TOP])
+        y = lax.ragged_dot(rows, w, jnp.bincount(expert, length=EXPERTS))
+        return (y[jnp.argsort(order)].reshape(N, TOP, -1).sum(1),)
+
+    return step
+
+
+def test_what_is_the_same_for_all_rows_may_meet_sorted_rows() -> None:
+    proved(
+        sorted_experts(lambda rows: jnp.maximum(rows * jnp.arange(float(D))[None], 0) + 1), EXPERT_ARGS, EXPERT_CONTRACT
+    )
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda rows: jnp.where(jnp.arange(N * TOP)[:, None] < 5, rows, 0.0),
+        lambda rows: rows * jnp.linspace(0, 1, N * TOP)[:, None],
+        lambda rows: jnp.concatenate([rows[:, 1:], jnp.arange(float(N * TOP))[:, None]], axis=1),
+        lambda rows: lax.map(lambda pair: pair[0] * pair[1], (rows, jnp.arange(float(N * TOP)))),
+        lambda rows: jnp.einsum("rd,rde->re", rows, jnp.arange(float(N * TOP))[:, None, None] * jnp.ones((1, D, D))),
+        lambda rows: jnp.take_along_axis(rows, jnp.arange(N * TOP)[:, None] % D, axis=1) * jnp.ones((1, D)),
+        lambda rows: jnp.arange(float(N * TOP))[:, None] * jnp.ones((1, D)) + 0 * rows,
+    ],
+)
+def test_the_place_of_a_sorted_row_tells_of_other_lanes(place: Any) -> None:
+    with jax.numpy_dtype_promotion("standard"):
+        assert kinds(sorted_experts(place), EXPERT_ARGS, EXPERT_CONTRACT) == {ViolationKind.CROSS_LANE}
+
+
+@pytest.mark.parametrize(
+    "change", [lambda p: jnp.cumsum(p, 1), lambda p: jnp.sort(p, 1), lambda p: p @ jnp.eye(D), lambda p: p * 1.0]
+)
+def test_computing_on_a_whole_pool_loses_the_rows_that_no_lane_owns(change: Any) -> None:
+    found = kinds(lambda p, s, x: (x.sum(1), change(p).at[s].set(p[s] + x)), mapped_args(), MAPPED)
+    assert ViolationKind.FRAME in found
+
+
+IDLE = LaneContract(inputs=(Pool("p"), Lane(role="length"), Lane()), outputs=(Pool("p"),))
+
+
+def idle_args() -> tuple[jax.Array, ...]:
+    return jnp.zeros((N, D)), jnp.ones((N,), jnp.int32), jnp.ones((N, D))
+
+
+def test_idle_lane_must_be_shown_to_keep_its_row() -> None:
+    proved(lambda p, n, x: (jnp.where(n[:, None] > 0, p + x, p),), idle_args(), IDLE)
+    assert kinds(lambda p, n, x: (p + jnp.where(n[:, None] > 0, x, 0),), idle_args(), IDLE) == {ViolationKind.IDLE}
+    assert kinds(lambda p, n, x: (jnp.where(n[:, None] >= 0, p + x, p),), idle_args(), IDLE) == {ViolationKind.IDLE}
+
+
+def test_another_lanes_idleness_says_nothing_of_this_one() -> None:
+    def step(p, n, x):
+        anyone = compiler.declassify(jnp.any(n > 0), "all lanes advance together")
+        return (jnp.where(anyone, p + x, p),)
+
+    assert kinds(step, idle_args(), IDLE) == {ViolationKind.IDLE}
+
+
+def test_declassified_value_is_listed_with_its_reason() -> None:
+    def step(w, x):
+        return (x / compiler.declassify(jnp.max(jnp.abs(x)), "one scale for the batch"),)
+
+    assert proved(step, lane_args(), LANES).assumed == ("declassified: one scale for the batch",)
+    with pytest.raises(ValueError, match="reason"):
+        compiler.declassify(jnp.ones(()), " ")
+
+
+@jax.jit
+def opposite_rows(x, scale):
+    return x[jnp.argsort(x[:, 0])] * scale
+
+
+def test_row_wise_function_is_believed_and_listed() -> None:
+    step = lambda w, x: (opposite_rows(x, w[0, 0]),)  # noqa: E731
+    assert kinds(step, lane_args(), LANES)
+    compiler.rowwise(opposite_rows, inputs=(Lane(), Shared()))
+    assert proved(step, lane_args(), LANES).assumed == ("row-wise: opposite_rows",)
+    assert kinds(lambda w, x: (opposite_rows(x.T, w[0, 0]).T,), lane_args(), LANES)
+    with pytest.raises(ValueError, match="already"):
+        compiler.rowwise(opposite_rows, inputs=(Shared(), Shared()))
+    with pytest.raises(TypeError, match=r"jax\.jit"):
+        compiler.rowwise(lambda x: x, inputs=(Lane(),))
+
+
+def doubled(x: np.ndarray) -> np.ndarray:
+    return x * 2
+
+
+def called(w, x):
+    return (jax.pure_callback(doubled, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="sequential"),)
+
+
+def test_opaque_operation_needs_a_declaration() -> None:
+    assert kinds(called, lane_args(), LANES) == {ViolationKind.OPAQUE}
+    declared = LaneContract(LANES.inputs, LANES.outputs, opaque={"doubled": Opaque((Lane(),), (Lane(),))})
+    assert proved(called, lane_args(), declared).assumed == ("opaque: doubled",)
+    wrong = LaneContract(LANES.inputs, LANES.outputs, opaque={"doubled": Opaque((Shared(),), (Shared(),))})
+    assert kinds(called, lane_args(), wrong) == {ViolationKind.OPAQUE}
+
+
+def test_predicate_of_all_lanes_is_implicit_flow() -> None:
+    found = kinds(lambda w, x: (lax.cond(jnp.any(x > 3), lambda: x, lambda: x * 2),), lane_args(), LANES)
+    assert found == {ViolationKind.CONTROL}
+    found = kinds(lambda w, x: (lax.while_loop(lambda y: jnp.any(y < 9), lambda y: y * 2, x),), lane_args(), LANES)
+    assert found == {ViolationKind.CONTROL}
+
+
+def test_captured_row_and_captured_pool_are_found() -> None:
+    pool, slots, x = mapped_args()
+    row = LaneContract(inputs=(Pool("p"), SlotMap("p", S), Lane()), outputs=(Lane(), Pool("p")))
+    assert kinds(lambda p, s, x: (x.sum(1), p.at[3].set(x[0])), (pool, slots, x), row) == {ViolationKind.CONSTANT}
+    filled = jnp.arange(float(S * D)).reshape(S, D)
+    found = kinds(lambda p, s, x: ((filled[s] + x).sum(1), p), (pool, slots, x), row)
+    assert ViolationKind.CONSTANT in found
+
+
+def test_proof_says_what_it_proves() -> None:
+    proof = proved(advanced, mapped_args(), MAPPED)
+    assert proof.lanes == N and proof.equations > 3 and proof.seconds > 0
+    assert any(claim.startswith("non-interference") for claim in proof.proved)
+    assert proof.assumed == ("argument 1: entries in [0, 9), active ones distinct",)
+    assert not any(claim.startswith(("idle", "labels")) for claim in proof.proved)
+    json.dumps([proof.proved, proof.assumed, proof.notes])
+
+
+def test_readme_example_runs_as_it_stands() -> None:
+    text = (pathlib.Path(compiler.__file__).parent / "README.md").read_text()
+    right, wrong = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len([line for line in right.splitlines() if line.strip()]) <= 15
+    scope: dict[str, Any] = {}
+    exec(right, scope)
+    with pytest.raises(compiler.IsolationError, match="one lane reaches another"):
+        exec(wrong, scope)

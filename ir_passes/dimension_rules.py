@@ -44,7 +44,7 @@ def _sort(eqn: Any, *operands: Dims) -> list[Dims]:
     return list(operands)
 
 
-@_rule("reshape", "squeeze", "expand_dims")
+@_rule("reshape", "squeeze")
 def _reshape(eqn: Any, x: Dims) -> list[Dims]:
     return [reshape(x, eqn.outvars[0].aval.shape)]
 
@@ -105,7 +105,7 @@ def _stack(eqn: Any, *parts: Dims) -> list[Dims]:
     return [(*parts[0][:axis], Dimension(len(parts)), *parts[0][axis:])]
 
 
-@_rule("psum", "psum2", "psum_invariant", "pmax", "pmin")
+@_rule("psum", "psum_invariant", "pmax", "pmin")
 def _reduced_over_devices(eqn: Any, *operands: Dims) -> list[Dims]:
     return list(operands)
 
@@ -138,7 +138,7 @@ def window_of_scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> dict[i
     return found
 
 
-@_rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub", "scatter_sub")
+@_rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")
 def _scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> list[Dims]:
     for axis, dim in window_of_scatter(eqn, x, indices, updates).items():
         unify(x[axis], dim)

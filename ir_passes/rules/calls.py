@@ -9,7 +9,7 @@ from ir_passes.uniformity import REMEDY, disordered, tells_places
 from ir_passes.values import COMMON, Common, OneLane, Owner, PoolRows, Rows, Slot, Value, axis_of, moved
 from ir_passes.violations import ViolationKind
 
-OPAQUE = ("ffi_call", "custom_call", "pallas_call", "pure_callback", "io_callback", "debug_callback", "tpu_custom_call")
+OPAQUE = ("ffi_call", "pallas_call", "pure_callback", "io_callback", "debug_callback", "debug_print")
 
 
 @rule(*ir.CALLS)

@@ -126,7 +126,7 @@ def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[
     return [result]
 
 
-@rule("scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub", "scatter_sub", "scatter-apply")
+@rule("scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")
 def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
     """Windows combined with what is at given places."""
     access = of_scatter(site, indices)

@@ -8,17 +8,7 @@ from ir_passes.site import Site
 from ir_passes.values import COMMON, Common, Iota, OneLane, Owner, PoolRows, Rows, Slot, Symbol, Value, axis_of
 from ir_passes.violations import ViolationKind
 
-_REDUCTIONS = (
-    "psum",
-    "psum2",
-    "psum_invariant",
-    "pmax",
-    "pmin",
-    "pmean",
-    "pbroadcast",
-    "reduce_scatter",
-    "psum_scatter",
-)
+_REDUCTIONS = ("psum", "psum_invariant", "pmax", "pmin", "pbroadcast", "reduce_scatter")
 _MOVES = ("all_gather", "all_gather_invariant", "all_to_all", "ragged_all_to_all", "ppermute", "psend", "precv")
 
 

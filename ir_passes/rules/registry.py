@@ -16,9 +16,9 @@ Rule = Callable[..., list[Value]]
 KEEPS_ROWS = {
     "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "slice", "split", "unstack", "pad", "rev",
     "gather", "dynamic_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub",
-    "scatter_sub", "scatter-apply", "dynamic_update_slice", "select_n", "scan", "while", "cond", "shard_map", "copy",
-    "copy_p", "name", "optimization_barrier", "pvary", "pcast", "reshard", "stop_gradient", "convert_element_type",
-    "ffi_call", "custom_call", "pallas_call", "pure_callback", "io_callback", *ir.CALLS,
+    "dynamic_update_slice", "select_n", "scan", "while", "cond", "shard_map", "copy",
+    "device_put", "layout_constraint", "name", "optimization_barrier", "pvary", "reshard", "sharding_constraint",
+    "stop_gradient", "convert_element_type", "ffi_call", "pallas_call", "pure_callback", "io_callback", *ir.CALLS,
 }  # fmt: skip
 """Operations whose rules say themselves what becomes of the rows of a pool; every other one changes them all."""
 RULES: dict[str, Rule] = {}

@@ -103,7 +103,7 @@ def _fact_over_ones(fact: Fact, before: Shape, after: Shape) -> Fact | None:
     return fact if isinstance(fact, SignOf | RemainderOf | Implies) else None
 
 
-@rule("reshape", "squeeze", "expand_dims")
+@rule("reshape", "squeeze")
 def reshape(site: Site, x: Value) -> list[Value]:
     """Row-major; `dimensions` of old reshapes is not supported by JAX any more."""
     return [_reshaped(site, x)]

@@ -1,0 +1,21 @@
+"""The primitives of the installed JAX, with how its batching treats them."""
+
+import jax._src.lax.linalg
+import jax._src.pallas.pallas_call
+import jax._src.random
+import jax._src.shard_map  # noqa: F401  (each import registers primitives)
+from jax._src.interpreters import batching
+from jax.extend.core import primitives
+
+
+def installed() -> set[str]:
+    """Names of all primitives that can be batched or are public."""
+    public = {getattr(primitives, name).name for name in dir(primitives) if name.endswith("_p")}
+    return public | {primitive.name for primitive in batching.fancy_primitive_batchers}
+
+
+def elementwise() -> set[str]:
+    """Names of the primitives that JAX batches element by element."""
+    kinds = ("vectorized_batcher", "broadcast_batcher")
+    table = batching.fancy_primitive_batchers
+    return {primitive.name for primitive, rule in table.items() if any(kind in repr(rule) for kind in kinds)}

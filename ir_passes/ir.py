@@ -61,6 +61,14 @@ def sub_jaxprs(eqn: JaxprEqn) -> Iterator[ClosedJaxpr]:
                 yield closed(item)
 
 
+def all_eqns(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """Every equation of a program and of those inside it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in sub_jaxprs(eqn):
+            yield from all_eqns(inner.jaxpr)
+
+
 def source_of(eqn: JaxprEqn) -> str:
     """The user's "file:line" that made an equation, or "unknown"."""
     found = re.match(r"(.*?:\d+)", _source_info.summarize(eqn.source_info))

@@ -30,6 +30,7 @@ class Prover:
     Attributes:
         bound: the contract.
         idle: whether facts are about an idle lane: its `length` is 0.
+        reorders: whether rows may be sorted anywhere in the program.
         violations: found so far; of the kinds that are faults wherever they stand.
         accesses: to pools, in program order.
         versions: of the pools.
@@ -44,6 +45,7 @@ class Prover:
 
     bound: BoundContract
     idle: bool = False
+    reorders: bool = True
     violations: list[Violation] = field(default_factory=list)
     accesses: list[RowAccess] = field(default_factory=list)
     versions: PoolVersions = field(default_factory=PoolVersions)

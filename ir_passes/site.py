@@ -68,7 +68,8 @@ class Site:
         """A result with what is common to all rules: its number, and the limits of what it may claim."""
         owner, bounds, uniform = value.owner, value.range, value.uniform
         if isinstance(owner, Common):
-            uniform = uniform or uniform_axes(self, operands)
+            if self.prover.reorders:
+                uniform = uniform or uniform_axes(self, operands)
         elif isinstance(owner, PoolRows):
             owner = self._framed(owner)
         elif reveals_order(self, owner, operands):

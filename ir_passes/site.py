@@ -140,7 +140,11 @@ class Site:
             return self.mixed(
                 f"it combines {describe(one)} with {describe(other)}", "combine rows after gathering them by slot"
             )
-        return replace(one, unframed=one.unframed or other.unframed, writers=one.writers | other.writers)
+        unframed = one.unframed or other.unframed
+        if unframed is None and (one.leaf, one.view) != (other.leaf, other.view):
+            message = f"rows of one pool of group {one.group!r} may be replaced by another's, those no lane owns too"
+            unframed = self.violation(ViolationKind.FRAME, message, "keep the pools of a group apart")
+        return replace(one, unframed=unframed, writers=one.writers | other.writers)
 
 
 @dataclass(frozen=True)

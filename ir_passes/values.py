@@ -276,6 +276,8 @@ def moved(owner: Owner, axis: int) -> Owner:
     return owner
 
 
-def single(owner: Owner) -> bool:
-    """Whether all elements have the same owner, one lane or none."""
-    return isinstance(owner, Common | OneLane)
+def stretched(owner: Owner, before: int, after: int) -> Owner:
+    """Whose the elements are after the one index of an owner's axis has been repeated."""
+    if isinstance(owner, Rows) and before == 1 != after:
+        return OneLane(owner.start, owner.split)
+    return owner

@@ -74,7 +74,7 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
         mine = all(record.lane == predicate.lane for record in writes)
         return [
             value
-            if isinstance(value.owner, PoolRows) and mine
+            if isinstance(value.owner, PoolRows) and value.owner.unframed is None and mine
             else value.but(owner=site.join(value.owner, predicate), number=0)
             for value in values
         ]

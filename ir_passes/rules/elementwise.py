@@ -25,6 +25,7 @@ from ir_passes.values import (
     Spread,
     Value,
     axis_of,
+    stretched,
 )
 from ir_passes.violations import ViolationKind
 
@@ -48,7 +49,13 @@ def _bounds(site: Site, operands: tuple[Value, ...]) -> Any:
 
 
 def _combined(site: Site, operands: tuple[Value, ...]) -> Owner:
-    return site.join(*(value.owner for value in operands))
+    return site.join(*(_over(site, value, shape) for value, shape in zip(operands, site.shapes, strict=True)))
+
+
+def _over(site: Site, value: Value, shape: tuple[int, ...]) -> Owner:
+    """Whose an operand is, stretched to the shape of the result."""
+    axis = axis_of(value.owner)
+    return value.owner if axis is None else stretched(value.owner, shape[axis], site.shape[axis])
 
 
 def _unframed(site: Site, owner: PoolRows) -> PoolRows:
@@ -210,7 +217,7 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
         return [cases[which.range[0]]]
     if all(case.number == cases[0].number for case in cases):
         return [cases[0].but(owner=site.join(which.owner, *(case.owner for case in cases)))]
-    owner = site.join(which.owner, *(case.owner for case in cases))
+    owner = _combined(site, (which, *cases))
     shared = isinstance(which.owner, Common) and site.shapes[0] == ()
     versions = {case.version for case in cases}
     if isinstance(owner, PoolRows):

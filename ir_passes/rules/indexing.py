@@ -168,6 +168,8 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
     special = [d for d, value in access.columns.items() if isinstance(value.fact, Permuted)]
     owners = [access.index_owner(d) for d in access.columns if d not in special]
     owner = site.join(updates.owner, *owners)
+    if special and not isinstance(owner, Rows):
+        return site.join(owner, access.columns[special[0]].owner)
     if isinstance(owner, OneLane):
         return _one_row(operand, owner, access)
     if not isinstance(owner, Rows):

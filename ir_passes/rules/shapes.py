@@ -26,6 +26,7 @@ from ir_passes.values import (
     Value,
     axis_of,
     moved,
+    stretched,
 )
 from ir_passes.views import entered, reshaped, transposed
 
@@ -117,13 +118,13 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
         return [_reshaped(site, x)]
     dims = tuple(map(int, site.params["broadcast_dimensions"]))
     axis = axis_of(x.owner)
-    owner = x.owner if axis is None else moved(x.owner, dims[axis])
+    owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), before[axis], after[dims[axis]])
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, ("broadcast",)))
     fact = x.fact if isinstance(x.fact, Slot | Constant) else None
-    if isinstance(x.fact, Iota):
+    if isinstance(x.fact, Iota) and before[x.fact.axis] == after[dims[x.fact.axis]]:
         fact = Iota(dims[x.fact.axis], x.fact.div)
-    elif isinstance(x.fact, Columns) and dims and dims[-1] == len(after) - 1:
+    elif isinstance(x.fact, Columns) and dims[-1] == len(after) - 1 and before[-1] == after[-1]:
         fact = x.fact
     long = [axis for axis, size in enumerate(before) if size != 1]
     if fact is None and len(long) == 1:

@@ -131,7 +131,10 @@ class GatedAttention(nnx.Module):
 
     def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> KVCache:
         """An empty cache for `context` positions, rounded up to whole blocks."""
-        shape = (lanes, self.config.kv_heads, kv_blocks(context) * KV_BLOCK, self.config.head_dim)
+        # Of a cache that is one block XLA takes the block for the cache, computes a write of one row of it once for the
+        # result and once more for the block, and copies the cache for each.
+        blocks = max(kv_blocks(context), 2)
+        shape = (lanes, self.config.kv_heads, blocks * KV_BLOCK, self.config.head_dim)
         return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:

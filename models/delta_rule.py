@@ -117,16 +117,18 @@ def delta_rule_chunked(
     end = total[..., -1:]
 
     def advance(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
-        q_in, k_out, correction, key_correction, scores, decay = inputs
-        delta = correction - _dot("nhik,nhkv->nhiv", key_correction, state)
-        out = _dot("nhik,nhkv->nhiv", q_in, state) + _dot("nhij,nhjv->nhiv", scores, delta)
+        reads, k_out, correction, scores, decay = inputs
+        # One product reads the state: of two, XLA orders only the one that the new state is computed from before the
+        # write, and copies the state for the other.
+        read_k, read_q = jnp.split(_dot("nhik,nhkv->nhiv", reads, state), 2, axis=2)
+        delta = correction - read_k
+        out = read_q + _dot("nhij,nhjv->nhiv", scores, delta)
         return decay[..., None] * state + _dot("nhik,nhiv->nhkv", k_out, delta), out
 
     inputs = (
-        q * jnp.exp(total)[..., None],
+        jnp.concatenate([key_correction, q * jnp.exp(total)[..., None]], axis=-2),
         k * jnp.exp(end - total)[..., None],
         correction,
-        key_correction,
         scores,
         jnp.exp(end),
     )

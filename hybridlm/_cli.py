@@ -1,4 +1,4 @@
-"""The command line: `hybridlm demo | generate | score`."""
+"""The command line: `hybridlm demo | generate | score | verify | inspect`."""
 
 from typing import Annotated
 
@@ -7,13 +7,17 @@ import typer
 from hybridlm import __version__
 from hybridlm._cli_demo import demo
 from hybridlm._cli_generate import generate
+from hybridlm._cli_inspect import inspect
 from hybridlm._cli_score import score
+from hybridlm._cli_verify import verify
 
 # Plain texts: they read the same in a log, and brackets in a message are no markup.
 app = typer.Typer(name="hybridlm", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command()(demo)
 app.command()(generate)
 app.command()(score)
+app.command()(verify)
+app.command()(inspect)
 
 
 def _print_version(asked: bool) -> bool:

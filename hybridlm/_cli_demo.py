@@ -1,6 +1,5 @@
 """`hybridlm demo`: the embedded model answers eight stories in one batch, and each of them alone."""
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +7,11 @@ from typing import Annotated
 
 import jax
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from hybridlm import demo as embedded
-from hybridlm._cli_options import Debug, reported
+from hybridlm._cli_options import Debug, console_for_table, reported
 from hybridlm._lm import LM
 from hybridlm._load import load
 from hybridlm._results import Completion
@@ -50,8 +48,7 @@ def demo(
     with reported(debug):
         stories = [embedded.story(embedded.UNSEEN[seed * STORIES + i]) for i in range(STORIES)]
         lm = load(embedded.path(), lanes=STORIES)
-        # In a file or a pipe as wide as the table needs.
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+        console = console_for_table()
         console.print(Text(f"{lm!r} on {jax.devices()[0].device_kind}, jax {jax.__version__}"))
         console.print(Text(f"\nThe first of {STORIES} stories:\n{stories[0].prompt}\n"))
         batch = _answer_together(lm, stories)

@@ -9,11 +9,14 @@ from typing import Annotated, Any
 
 import jax
 import typer
+from rich.console import Console
 
 from hybridlm._errors import NumericalError
+from ir_passes import AuditError
 
-EXPECTED = (ValueError, TypeError, OSError, NumericalError, jax.errors.JaxRuntimeError)
-"""What wrong input, a full disk or a full device raises. Anything else is a bug of ours and keeps its traceback."""
+EXPECTED = (ValueError, TypeError, OSError, NumericalError, AuditError, jax.errors.JaxRuntimeError)
+"""What wrong input, a full disk or device, or a program that fails its audit raises. Anything else is a bug of ours and
+keeps its traceback."""
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Checkpoint directory, or the id of a model on the Hub.")]
 Lanes = Annotated[int, typer.Option(help="Most sequences computed at the same time.")]
@@ -51,6 +54,11 @@ def reported(debug: bool) -> Iterator[None]:
                 raise
             typer.echo(f"error: {_message(error)}", err=True)
             raise typer.Exit(1) from None
+
+
+def console_for_table() -> Console:
+    """A console as wide as the terminal; in a file or a pipe as wide as a table needs."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def _message(error: Exception) -> str:

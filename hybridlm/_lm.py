@@ -21,6 +21,7 @@ from hybridlm._score_file import ScoreFileReport, score_file
 from hybridlm._sequence import Request
 from hybridlm._steps import Structure
 from hybridlm._tokenizer import Tokenizer
+from ir_passes import Certificate
 from models import Decoder, DecoderConfig
 
 
@@ -71,6 +72,11 @@ class LM:
     def stats(self) -> dict[str, int]:
         """Counters since the model was loaded: steps, prompt, generated and scored tokens, compiled programs."""
         return {**self._engine.stats, "compiled": len(self._engine.programs.shapes)}
+
+    @property
+    def certificates(self) -> dict[str, Certificate]:
+        """Of every compiled step, by step, lanes and tokens: "generate 8x1"."""
+        return self._engine.programs.certificates
 
     def generate(
         self,
@@ -193,9 +199,8 @@ class LM:
     def _score_unchecked(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
         results: list[Score | None] = [None] * len(ids)
         for scored in self._engine.score(ids, top):
-            results[scored.index] = Score(
-                list(scored.tokens), scored.logprobs, scored.greedy, scored.top_logprobs if top else None
-            )
+            tops = scored.top_logprobs if top else None
+            results[scored.index] = Score(list(scored.tokens), scored.logprobs, scored.greedy, tops)
         return [result for result in results if result is not None]
 
     def score_file(
@@ -232,11 +237,9 @@ class LM:
         """
         if convention not in CONVENTIONS:
             raise ValueError(f"convention: expected one of {', '.join(CONVENTIONS)}, got {convention!r}")
-        prefix = prefix_token(self.tokenizer, self.eos_token_ids)
-        ids = [
-            to_token_ids(item, f"texts[{i}]", self.tokenizer, self.config.vocab_size)
-            for i, item in enumerate(to_items(texts, "texts"))
-        ]
+        prefix, vocab = prefix_token(self.tokenizer, self.eos_token_ids), self.config.vocab_size
+        items = enumerate(to_items(texts, "texts"))
+        ids = [to_token_ids(item, f"texts[{i}]", self.tokenizer, vocab) for i, item in items]
         if not ids:
             raise ValueError("texts: is empty; at least one text is needed")
         return rolling(ids, prefix, self.context, self._score)

@@ -14,7 +14,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from hybridlm._engine import Engine
 from hybridlm._lm import LM
-from hybridlm._programs import Programs
+from hybridlm._programs import CERTIFY, Certify, Programs
 from hybridlm._progress import load_progress
 from hybridlm._steps import flatten
 from hybridlm._tokenizer import Tokenizer
@@ -37,6 +37,7 @@ def load(
     compilation_cache: str | os.PathLike[str] | bool = True,
     chunk: int | None = None,
     progress: bool | None = None,
+    certify: Certify = "error",
 ) -> LM:
     """Load a checkpoint.
 
@@ -49,9 +50,13 @@ def load(
             every product in full float32, on devices too that would use TF32 by default.
         compilation_cache: where compiled steps are kept between processes; True for a folder in the user's cache
             directory (unless JAX has been given one), False for JAX's own setting, which is nowhere by default. It
-            holds for the whole process.
+            holds for the whole process. Unless it is False, certificates are kept beside them, and what is proved
+            once is not proved again.
         chunk: tokens of a prompt consumed by one step; None for 128, or the context if that is less.
         progress: show a progress bar; None shows one where standard error is a terminal.
+        certify: "error": a step that is not proved to keep its lanes apart, or whose compiled program fails its audit,
+            raises IsolationError or AuditError when it is first needed, and is never run; "warn" warns and runs it;
+            "off" runs every step as it is.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named.
@@ -60,7 +65,7 @@ def load(
     directory = open_directory(resolve(path_or_hub_id))
     family = family_of(directory.config)
     config = family.read_config(directory.config)
-    context, chunk = _check_arguments(config, lanes, context, chunk, dtype, compilation_cache)
+    context, chunk = _check_arguments(config, lanes, context, chunk, dtype, compilation_cache, certify)
     dtype = _stored_dtype(directory) if dtype is None else dtype
     if config.unknown_keys:
         warnings.warn(
@@ -68,7 +73,7 @@ def load(
             + ", ".join(config.unknown_keys),
             stacklevel=2,
         )
-    _set_compilation_cache(compilation_cache)
+    certificates = _set_compilation_cache(compilation_cache)
     with load_progress(progress) as report_progress:
         arrays, report = load_weights(directory, family, config, dtype, report_progress)
     for line in report.lines():
@@ -77,14 +82,21 @@ def load(
     structure, params = flatten(model)
     # On a CPU scattering into a narrow cache converts all of it to float32 and back in every step.
     cache_dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else dtype)
-    engine = Engine(model, params, Programs(structure), lanes, context, chunk, cache_dtype)
+    programs = Programs(structure, certify, certificates)
+    engine = Engine(model, params, programs, lanes, context, chunk, cache_dtype)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
     return LM(model, structure, named, engine, tokenizer, end, cache_dtype, directory.path)
 
 
 def _check_arguments(
-    config: DecoderConfig, lanes: int, context: int | None, chunk: int | None, dtype: str | None, cache: Any
+    config: DecoderConfig,
+    lanes: int,
+    context: int | None,
+    chunk: int | None,
+    dtype: str | None,
+    cache: Any,
+    certify: str,
 ) -> tuple[int, int]:
     """The context and the chunk; raises ValueError with everything that is wrong."""
     faults = []
@@ -109,6 +121,8 @@ def _check_arguments(
         faults.append(f"dtype: expected one of {', '.join(DTYPES)} or None, got {dtype!r}")
     if not isinstance(cache, bool | str | os.PathLike) or cache == "":
         faults.append(f"compilation_cache: expected a directory, True or False, got {cache!r}")
+    if certify not in CERTIFY:
+        faults.append(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
     if faults:
         raise ValueError("; ".join(faults))
     return context, chunk
@@ -148,13 +162,16 @@ def _end_tokens(directory: CheckpointDirectory, config: DecoderConfig) -> tuple[
     return tuple(dict.fromkeys(ids))
 
 
-def _set_compilation_cache(cache: str | os.PathLike[str] | bool) -> None:
-    if cache is False or (cache is True and jax.config.values["jax_compilation_cache_dir"] is not None):
-        return
+def _set_compilation_cache(cache: str | os.PathLike[str] | bool) -> Path | None:
+    """Tell JAX where to keep programs; returns where certificates are kept, if anywhere."""
+    if cache is False:
+        return None
+    given = jax.config.values["jax_compilation_cache_dir"]
     if cache is True:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        cache = Path(home) / "hybridlm" / "xla"
-    if os.fspath(cache) != jax.config.values["jax_compilation_cache_dir"]:
+        cache = Path(home) / "hybridlm" / "xla" if given is None else given
+    if os.fspath(cache) != given:
         jax.config.update("jax_compilation_cache_dir", os.fspath(cache))
         # JAX decides at its first compilation where programs are kept, and looks at the setting never again.
         reset_cache()
+    return None if "://" in os.fspath(cache) else Path(cache) / "certificates"

@@ -1,6 +1,7 @@
 """From a step function to an executable with its certificate: trace, prove, rewrite, plan, lower, compile, audit."""
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -106,7 +107,7 @@ def compile_step(
         calling.name, certify, key, proved, audit_faults, plan, compiled, report, bound, clock.seconds
     )
     if store is not None and kept is None and certificate.holds:
-        store.keep(key, certificate)
+        _keep(store, key, certificate)
     return CompiledStep(proved, calling, compiled, bound, plan, certificate, report, certify)
 
 
@@ -119,6 +120,13 @@ def _plan(graph: Graph, lanes: int) -> Plan:
     plan = plan_liveness(liveness_of(graph.program), lanes=lanes)
     verify(plan.jaxpr, plan)
     return plan
+
+
+def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
+    try:
+        store.keep(key, certificate)
+    except OSError as error:
+        warnings.warn(f"the certificate of {certificate.step} was not kept: {error}", stacklevel=3)
 
 
 def _audit(

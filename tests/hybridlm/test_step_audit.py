@@ -8,8 +8,7 @@ import pytest
 
 import hybridlm
 from hybridlm._batch import sampling_arrays
-from hybridlm._programs import Shape, jit
-from ir_passes.audit import audit
+from hybridlm._programs import Shape
 from ir_passes.findings import FindingKind
 
 LANES = 4
@@ -23,13 +22,13 @@ def lm(root: pathlib.Path) -> hybridlm.LM:
 @pytest.mark.parametrize("tokens", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int) -> None:
     engine = lm._engine
-    step, contract = engine.programs.step(Shape("generate", LANES, tokens))
     ints, zeros = np.zeros((LANES, tokens), np.int32), np.zeros(LANES, np.int32)
     args = (
         engine.params, engine._new_pools(LANES), ints, zeros, zeros, np.int32(1), *sampling_arrays([None] * LANES)
     )  # fmt: skip
-    bound = contract.bind(step, args)
-    report = audit(jit(step).lower(*args).compile(), bound)
+    program = engine.programs.compiled(Shape("generate", LANES, tokens), args)
+    assert program.certificate.holds and program.audit is not None
+    report = program.audit
     assert not [finding for finding in report.findings if finding.kind is not FindingKind.POOL_COPY]
     assert not report.uncovered
     assert report.values > 200

@@ -1,0 +1,67 @@
+"""`hybridlm inspect`: one step of a model in words, or as a page."""
+
+import warnings
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridlm._all_steps import example_arguments
+from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
+from hybridlm._engine import Engine
+from hybridlm._load import load
+from hybridlm._programs import MAY_COPY, Shape
+from ir_passes import CertificationWarning, CompiledStep, compile_step
+from ir_passes.inspect_page import inspect_page
+
+
+class Which(StrEnum):
+    """A step of the largest number of lanes."""
+
+    DECODE = "decode"
+    PROMPT = "prompt"
+    SCORE = "score"
+
+
+def inspect(
+    model: Model,
+    html: Annotated[Path | None, typer.Option(help="Write one page without anything from outside.")] = None,
+    step: Annotated[
+        Which, typer.Option(help="One token at a time, prompts in chunks, or scoring in chunks.")
+    ] = Which.DECODE,
+    lanes: Lanes = 8,
+    context: Context = None,
+    dtype: Dtype = None,
+    chunk: Chunk = None,
+    debug: Debug = False,
+) -> None:
+    """Show what is proved and audited of one step, its scratch by lane, its pools and their copies.
+
+    A step with faults is shown too, with the faults.
+    """
+    with reported(debug):
+        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, certify="warn")
+        engine = lm._engine
+        shape = _shape(engine, step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CertificationWarning)
+            compiled = engine.programs.compiled(shape, example_arguments(engine, shape))
+            before = _without_rewrites(engine, shape) if any(one.changed for one in compiled.passes) else None
+        if html is None:
+            typer.echo(f"{shape}\n{compiled.report()}")
+            return
+        title = f"{lm.config.family}, {shape}"
+        html.write_text(inspect_page(title, compiled, before), encoding="utf-8")
+        typer.echo(f"{html}: {title}, {'certified' if compiled.certificate.holds else 'NOT CERTIFIED'}")
+
+
+def _shape(engine: Engine, which: Which) -> Shape:
+    if which is Which.SCORE:
+        return Shape("score", engine.lanes, engine.chunk, 0)
+    return Shape("generate", engine.lanes, 1 if which is Which.DECODE else engine.chunk)
+
+
+def _without_rewrites(engine: Engine, shape: Shape) -> CompiledStep:
+    step, contract = engine.programs.step(shape)
+    return compile_step(step, example_arguments(engine, shape), contract, passes=(), certify="warn", may_copy=MAY_COPY)

@@ -1,0 +1,133 @@
+"""One self-contained page about a compiled step: what is certified, its scratch by lane, its pools, its copies."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from ir_passes.certificate import Certificate
+from ir_passes.compile_step import CompiledStep
+from ir_passes.inspect_svg import arena_map, lane_colour, live_ranges
+from ir_passes.ownership import ownership
+
+MOST_BARS = 150
+STYLE = """
+body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1180px;padding:0 1em;color:#202124;background:#fff}
+h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:collapse;margin:.6em 0}
+td,th{border:1px solid #dadce0;padding:.2em .6em;text-align:left;vertical-align:top}
+code,td.number{font-family:ui-monospace,monospace}td.number{text-align:right}
+.yes{color:#137333;font-weight:600}.no{color:#c5221f;font-weight:600}
+.matrix td{width:2.4em;text-align:center;padding:.15em}
+.own{background:#e6f4ea}.apart{color:#9aa0a6}.open{background:#fce8e6}
+svg{width:100%;height:auto;border:1px solid #dadce0}svg text{font:10px ui-monospace,monospace;fill:#5f6368}
+svg .grid{stroke:#eceff1}.key span{display:inline-block;width:.9em;height:.9em;margin:0 .3em 0 1em}
+"""
+
+
+def inspect_page(title: str, step: CompiledStep, before: CompiledStep | None = None) -> str:
+    """The page as HTML without anything from outside.
+
+    Args:
+        title: its heading.
+        step: the step.
+        before: the same step without the rewrites, to compare the copies with; None if they changed nothing.
+    """
+    certificate = step.certificate
+    owners = ownership(step.jaxpr, step.bound)
+    bars, left_out = live_ranges(step.plan, owners, MOST_BARS)
+    state = '<span class="yes">certified</span>' if certificate.holds else '<span class="no">not certified</span>'
+    memory, seconds = certificate.memory, certificate.seconds
+    sections = [
+        f"<h1>{escape(title)}: {state}</h1>",
+        f"<p>{certificate.lanes} lanes, {certificate.equations} equations; jax {escape(certificate.versions.jax)} on "
+        f"{escape(certificate.versions.platform)} ({escape(certificate.versions.device)}). "
+        f"Proof {seconds.prove:.3f} s, rewrites {seconds.rewrite:.3f} s, audit {seconds.audit:.3f} s: "
+        f"{seconds.checking:.0%} of XLA's {seconds.compile:.3f} s.</p>",
+        *_statements(certificate),
+        "<h2>Which lane may reach which</h2>",
+        _matrix(certificate),
+        "<h2>Pools</h2>",
+        _table(
+            ("pool", "written in place as", "bytes", "faults", "copies of its type"),
+            ((one.path, one.successor or "only read", one.bytes, one.faults, one.copies) for one in certificate.pools),
+        ),
+        "<h2>Rewrites</h2>",
+        _table(
+            ("pass", "changed", "what it did"), ((one.name, one.changed, one.summary) for one in certificate.passes)
+        ),
+        "<h2>Pool-sized copies in one call</h2>",
+        _copies("before the rewrites", certificate if before is None else before.certificate),
+        _copies("after", certificate),
+        "<h2>Scratch: when each value is live</h2>",
+        _key(certificate.lanes),
+        f"<p>Equations to the right. {_left_out(left_out)}</p>",
+        bars,
+        "<h2>The arena</h2>",
+        f"<p>{memory.plan:,} bytes planned, {memory.plan_lower_bound:,} live at once, {memory.plan_naive:,} if nothing "
+        f"were shared. XLA allocates {memory.temp:,} for the fused program. Bytes upwards, equations to the right.</p>",
+        arena_map(step.plan, owners),
+        "<h2>Certificate</h2>",
+        f"<details><summary>as JSON</summary><pre>{escape(certificate.to_json())}</pre></details>",
+    ]
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(sections) + "\n</body></html>\n"
+
+
+def _statements(certificate: Certificate) -> Iterable[str]:
+    for heading, lines in (
+        ("Faults", certificate.faults),
+        ("Proved of the program", certificate.proved),
+        ("Audited in XLA's schedule and buffer assignment", certificate.audited),
+        ("Assumed", certificate.assumed),
+        ("Not covered", certificate.not_covered),
+        ("Notes", certificate.notes),
+        ("Contract", certificate.contract),
+    ):
+        if lines:
+            yield f"<h2>{heading}</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+
+
+def _matrix(certificate: Certificate) -> str:
+    """Rows are the results and pool rows of a lane, columns what they may depend on."""
+    lanes, proved = range(certificate.lanes), bool(certificate.proved)
+    away = '<td class="apart">apart</td>' if proved else '<td class="open">open</td>'
+    head = "".join(f"<th>{lane}</th>" for lane in lanes)
+    rows = "".join(
+        f"<tr><th>lane {i}</th>"
+        + "".join('<td class="own">own</td>' if i == j else away for j in lanes)
+        + '<td class="own">yes</td></tr>'
+        for i in lanes
+    )
+    said = "apart: proved not to depend on it" if proved else "open: not proved"
+    return (
+        f"<p>A row is what comes out for a lane, a column the lane whose inputs and pool rows go in; {said}.</p>"
+        f'<table class="matrix"><tr><th></th>{head}<th>shared</th></tr>{rows}</table>'
+    )
+
+
+def _copies(heading: str, certificate: Certificate) -> str:
+    lines = "".join(f"<li>{escape(line)}</li>" for line in certificate.copies)
+    count = len(certificate.copies)
+    return f"<p>{heading}: {count} ({certificate.memory.copied:,} bytes)</p>" + (f"<ul>{lines}</ul>" if lines else "")
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    def cell(value: object) -> str:
+        if isinstance(value, bool):
+            return f"<td>{'yes' if value else 'no'}</td>"
+        if isinstance(value, int):
+            return f'<td class="number">{value:,}</td>'
+        return f"<td>{escape(str(value))}</td>"
+
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _key(lanes: int) -> str:
+    swatches = [(f"lane {lane}", lane_colour(lane, lanes)) for lane in range(lanes)]
+    swatches += [("shared", "#9aa0a6"), ("pool", "#5f6368"), ("bodies of loops", "#c9b458")]
+    items = "".join(f'<span style="background:{colour}"></span>{name}' for name, colour in swatches)
+    return f'<p class="key">{items}</p>'
+
+
+def _left_out(count: int) -> str:
+    return f"{count} smaller values are left out of this picture; the arena below has all of them." if count else ""

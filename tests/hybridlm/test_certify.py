@@ -1,0 +1,107 @@
+"""`load(..., certify=...)`: the engine runs certified steps only, unless it is told otherwise."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from text_checkpoint import write_text_checkpoint
+
+import hybridlm
+from hybridlm import _programs
+from hybridlm._programs import Shape
+from hybridlm._steps import Step, generate_step
+from ir_passes import CertificationWarning, IsolationError
+
+PROMPTS = [[5, 9, 3], [7, 11, 2, 8]]
+SETTINGS: dict[str, Any] = {"lanes": 2, "context": 32, "dtype": "float32", "chunk": 4}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
+
+
+def leaking_step(*settings: Any) -> Step:
+    """The generating step with a slip: every lane sees the state of its neighbour."""
+    right = generate_step(*settings)
+
+    def step(params, pools, *rest):
+        swapped = jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), pools)  # the leak
+        return right(params, swapped, *rest)
+
+    return step
+
+
+LEAK = f"{Path(__file__).name}:{leaking_step.__code__.co_firstlineno + 5}"
+
+
+def test_certificates_of_the_steps_that_ran(directory: Path) -> None:
+    lm = hybridlm.load(directory, **SETTINGS)
+    assert lm.certificates == {}
+    lm.generate(PROMPTS, max_tokens=2, ignore_eos=True)
+    assert set(lm.certificates) == {"generate 2x4", "generate 2x1"}
+    for certificate in lm.certificates.values():
+        assert certificate.holds and certificate.certify == "error"
+        assert certificate.lanes == 2
+        assert all(pool.successor and not pool.faults for pool in certificate.pools)
+        assert all(".conv" in pool.path for pool in certificate.pools if pool.copies)
+    assert lm.stats["compiled"] == 2
+
+
+def test_leaking_step_is_refused_at_first_use(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_programs, "generate_step", leaking_step)
+    lm = hybridlm.load(directory, **SETTINGS)
+    with pytest.raises(IsolationError) as raised:
+        lm.generate(PROMPTS, max_tokens=2)
+    assert LEAK in str(raised.value)
+    assert any("generate 2x4" in note for note in raised.value.__notes__)
+    assert lm.certificates == {} and lm.stats["steps"] == 0
+
+
+def test_leaking_step_warns(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_programs, "generate_step", leaking_step)
+    lm = hybridlm.load(directory, certify="warn", **SETTINGS)
+    with pytest.warns(CertificationWarning) as warned:
+        lm.generate(PROMPTS, max_tokens=1)
+    assert any(LEAK in str(one.message) for one in warned)
+    (certificate,) = lm.certificates.values()
+    assert certificate.faults and not certificate.holds
+
+
+def test_leaking_step_runs_unseen(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_programs, "generate_step", leaking_step)
+    lm = hybridlm.load(directory, certify="off", **SETTINGS)
+    lm.generate(PROMPTS, max_tokens=1)
+    (certificate,) = lm.certificates.values()
+    assert not (certificate.faults or certificate.proved or certificate.audited or certificate.holds)
+
+
+def test_unknown_setting(directory: Path) -> None:
+    with pytest.raises(ValueError, match="certify: expected one of error, warn, off, got 'maybe'"):
+        hybridlm.load(directory, certify="maybe", **SETTINGS)  # type: ignore[arg-type]
+
+
+def test_certificates_are_kept_beside_the_programs(directory: Path, tmp_path: Path) -> None:
+    before = jax.config.values["jax_compilation_cache_dir"]
+    try:
+        for reused in (False, True):
+            lm = hybridlm.load(directory, compilation_cache=tmp_path, **SETTINGS)
+            lm.score(PROMPTS)
+            assert lm.certificates["score 2x4"].reused == reused
+    finally:
+        hybridlm.load(directory, compilation_cache=before or False, **SETTINGS)
+    assert len(list((tmp_path / "certificates").glob("*.json"))) == 1
+
+
+def shout(logits: jax.Array, token: jax.Array, position: jax.Array) -> jax.Array:
+    return logits * 2.0
+
+
+def test_names_of_shapes() -> None:
+    assert str(Shape("generate", 8, 1)) == "generate 8x1"
+    assert str(Shape("generate", 8, 1, 0)) == "generate 8x1 top=0"
+    assert str(Shape("score", 4, 128, 0)) == "score 4x128"
+    assert str(Shape("score", 4, 128, 2)) == "score 4x128 top=2"
+    assert str(Shape("generate", 2, 1, None, shout)) == "generate 2x1 processor=shout"

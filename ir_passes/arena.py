@@ -11,11 +11,12 @@ from typing import Any
 from ir_passes import ir
 from ir_passes.arena_plan import Block, Placement, Plan
 from ir_passes.arena_verifier import verify
-from ir_passes.contract import LaneContract
+from ir_passes.contract import LaneContract, Opaque
 from ir_passes.liveness import Liveness, Scratch, exclusive, liveness
 from ir_passes.packing import ALIGNMENT, Buffer, aligned, planner_of, register
 from ir_passes.packing_search import exact, search
 
+OpaqueScratch = Callable[[ir.JaxprEqn], int]
 register("search")(search)
 register("exact")(exact)
 
@@ -44,9 +45,32 @@ def plan(
         ValueError: an unknown planner, or a lane axis that does not hold a whole number of entries per lane.
     """
     lanes = None if contract is None else contract.bind(fn, args).lanes
-    made = plan_liveness(liveness(fn, args), planner=planner, redzone=redzone, lanes=lanes, lane_axis=lane_axis)
-    verify(made.jaxpr, made)
+    scratch = declared_scratch(contract.opaque, lanes) if contract is not None and lanes is not None else None
+    live = liveness(fn, args)
+    made = plan_liveness(
+        live, planner=planner, redzone=redzone, lanes=lanes, lane_axis=lane_axis, opaque_scratch=scratch
+    )
+    verify(made.jaxpr, made, opaque_scratch=scratch)
     return made
+
+
+def declared_scratch(opaque: Mapping[str, Opaque], lanes: int) -> OpaqueScratch:
+    """Bytes of scratch that an equation's operation uses beside its results, by its declaration.
+
+    Raises:
+        ValueError: a declaration gives a negative number or none at all.
+    """
+
+    def scratch(eqn: ir.JaxprEqn) -> int:
+        for name in ir.targets_of(eqn):
+            if name in opaque and opaque[name].scratch_bytes is not None:
+                size = opaque[name].scratch_bytes(lanes)  # type: ignore[misc]
+                if not isinstance(size, int) or size < 0:
+                    raise ValueError(f"scratch_bytes of {name!r} for {lanes} lanes: expected bytes, got {size!r}")
+                return size
+        return 0
+
+    return scratch if opaque else lambda eqn: 0
 
 
 def plan_liveness(
@@ -56,8 +80,13 @@ def plan_liveness(
     redzone: int = 0,
     lanes: int | None = None,
     lane_axis: Mapping[ir.Var, int] | None = None,
+    opaque_scratch: OpaqueScratch | None = None,
 ) -> Plan:
-    """A plan for live ranges that are taken as they are; nothing is verified. Parameters as in `plan`."""
+    """A plan for live ranges that are taken as they are; nothing is verified. Parameters as in `plan`.
+
+    Args:
+        opaque_scratch: scratch bytes of the operations that have some beside their results.
+    """
     pack = planner_of(planner)
     axes = {} if lane_axis is None else lane_axis
     if axes and lanes is None:
@@ -65,13 +94,23 @@ def plan_liveness(
     blocks = {
         equation: _lay_out(
             [
-                plan_liveness(body, planner=planner, redzone=redzone, lanes=lanes, lane_axis=lane_axis)
+                plan_liveness(
+                    body,
+                    planner=planner,
+                    redzone=redzone,
+                    lanes=lanes,
+                    lane_axis=lane_axis,
+                    opaque_scratch=opaque_scratch,
+                )
                 for body in bodies
             ],
             exclusive(live.jaxpr.jaxpr.eqns[equation]),
         )
         for equation, bodies in live.bodies.items()
     }
+    eqns = live.jaxpr.jaxpr.eqns
+    own_scratch = {} if opaque_scratch is None else {i: opaque_scratch(eqn) for i, eqn in enumerate(eqns)}
+    blocks |= {equation: Block(0, size, ()) for equation, size in own_scratch.items() if size}
     buffers = [Buffer(value.bytes + redzone * (value.bytes > 0), value.start, value.end) for value in live.scratch]
     buffers += [Buffer(block.bytes, equation, equation) for equation, block in blocks.items()]
     packing = pack(buffers)
@@ -95,7 +134,9 @@ def plan_liveness(
         for (equation, block), offset in zip(blocks.items(), own, strict=True)
     }
     size = aligned(packing.height, ALIGNMENT)
-    return Plan(live.jaxpr, placements, live.views, placed, size, live.total, live.lower_bound, planner, lanes)
+    naive = live.total + sum(own_scratch.values())
+    least = max((bytes_ + own_scratch.get(i, 0) for i, bytes_ in enumerate(live.profile)), default=0)
+    return Plan(live.jaxpr, placements, live.views, placed, size, naive, least, planner, lanes)
 
 
 @dataclass(frozen=True)

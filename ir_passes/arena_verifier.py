@@ -4,7 +4,7 @@ A value's bytes must be its own from the equation that computes it to the last o
 not, both included: at one and the same equation the operands are still read while the results are written.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -32,7 +32,12 @@ class _Range:
 
 
 def verify(
-    closed: ir.ClosedJaxpr, plan: Plan, *, in_place: Collection[tuple[Key, Key]] = (), alignment: int = 64
+    closed: ir.ClosedJaxpr,
+    plan: Plan,
+    *,
+    in_place: Collection[tuple[Key, Key]] = (),
+    alignment: int = 64,
+    opaque_scratch: Callable[[Any], int] | None = None,
 ) -> int:
     """How many pairs of values share bytes, at different times. Raises if any two do at the same time.
 
@@ -42,20 +47,29 @@ def verify(
         in_place: (result, operand) of equations that are declared to overwrite that operand; those two may be in the
             same bytes if the equation is the last to read the operand.
         alignment: of every offset.
+        opaque_scratch: scratch bytes that an equation's operation uses beside its results; None if none does.
 
     Raises:
         PlanError: names the equation, both values and both byte ranges.
     """
-    return _verify(closed.jaxpr, plan, frozenset(in_place), alignment, outermost=True)
+    need = opaque_scratch or (lambda eqn: 0)
+    return _verify(closed.jaxpr, plan, frozenset(in_place), alignment, need, outermost=True)
 
 
-def _verify(jaxpr: Any, plan: Plan, in_place: frozenset[tuple[Key, Key]], alignment: int, outermost: bool) -> int:
+def _verify(
+    jaxpr: Any,
+    plan: Plan,
+    in_place: frozenset[tuple[Key, Key]],
+    alignment: int,
+    need: Callable[[Any], int],
+    outermost: bool,
+) -> int:
     homes = _homes(jaxpr, plan.views)
     last = _last_reads(jaxpr, homes, outermost)
     placed = _placements(jaxpr, plan, homes, last, outermost)
     ranges = [
         _Range(p.name, p.offset, p.offset + p.reserved, key[0], last[key], key) for key, p in placed.items()
-    ] + list(_block_ranges(jaxpr, plan))
+    ] + list(_block_ranges(jaxpr, plan, need))
     for r in ranges:
         if r.low % alignment:
             raise PlanError(f"equation {r.first}: {r} is not aligned to {alignment} bytes")
@@ -73,7 +87,7 @@ def _verify(jaxpr: Any, plan: Plan, in_place: frozenset[tuple[Key, Key]], alignm
         _check_block(equation, block, bodies, jaxpr.eqns[equation].primitive.name == "cond", alignment)
         for body, (_, inner) in zip(bodies, block.bodies, strict=True):
             try:
-                shared += _verify(body.jaxpr, inner, frozenset(), alignment, outermost=False)
+                shared += _verify(body.jaxpr, inner, frozenset(), alignment, need, outermost=False)
             except PlanError as error:
                 raise PlanError(f"equation {equation}, in its body: {error}") from error
     return shared
@@ -157,10 +171,17 @@ def _check_overlap(ranges: list[_Range], in_place: frozenset[tuple[Key, Key]]) -
     return shared
 
 
-def _block_ranges(jaxpr: Any, plan: Plan) -> Iterator[_Range]:
-    expected = {i for i, eqn in enumerate(jaxpr.eqns) if _bodies(eqn)}
+def _block_ranges(jaxpr: Any, plan: Plan, need: Callable[[Any], int]) -> Iterator[_Range]:
+    scratch = {i: need(eqn) for i, eqn in enumerate(jaxpr.eqns) if need(eqn)}
+    expected = {i for i, eqn in enumerate(jaxpr.eqns) if _bodies(eqn)} | set(scratch)
     if set(plan.blocks) != expected:
-        raise PlanError(f"equations {sorted(expected)} run bodies, the plan has blocks for {sorted(plan.blocks)}")
+        raise PlanError(f"equations {sorted(expected)} need blocks, the plan has them for {sorted(plan.blocks)}")
+    for i, size in scratch.items():
+        if plan.blocks[i].bytes < size:
+            name = jaxpr.eqns[i].primitive.name
+            raise PlanError(
+                f"equation {i}: {name} uses {size} bytes of scratch, the plan gives it {plan.blocks[i].bytes}"
+            )
     for i, block in plan.blocks.items():
         yield _Range(
             f"bodies of {jaxpr.eqns[i].primitive.name}.{i}", block.offset, block.offset + block.bytes, i, i, (i, -1)

@@ -9,9 +9,10 @@ import pytest
 from arena_programs import MUTANTS, PROGRAMS, mutant_plan
 
 from ir_passes import ir
-from ir_passes.arena import plan, plan_liveness
+from ir_passes.arena import declared_scratch, plan, plan_liveness
 from ir_passes.arena_plan import Plan, PlanError
 from ir_passes.arena_verifier import verify
+from ir_passes.contract import Lane, LaneContract, Opaque
 from ir_passes.liveness import liveness
 
 X = jax.ShapeDtypeStruct((4, 8), np.float32)  # 128 bytes
@@ -141,7 +142,7 @@ def body_plan(name: str, edit) -> Plan:
 
 
 BODIES = {
-    "without its body": (lambda e, b: {}, r"equations \[\d+\] run bodies, the plan has blocks for \[\]"),
+    "without its body": (lambda e, b: {}, r"equations \[\d+\] need blocks, the plan has them for \[\]"),
     "with one body of two": (lambda e, b: {e: replace(b, bodies=b.bodies[:1])}, "runs 2 bodies, the plan has 1"),
     "with bodies on the same bytes": (
         lambda e, b: {e: replace(b, bodies=tuple((0, body) for _, body in b.bodies))},
@@ -205,3 +206,36 @@ def test_finds_the_bytes_that_two_values_share(mutant: str, name: str, monkeypat
     made = mutant_plan(mutant, name, 4, monkeypatch)
     with pytest.raises(PlanError, match=r"equation \d+: .* in bytes \[.*overlaps .* in bytes \["):
         verify(made.jaxpr, made)
+
+
+def doubled_by_host(x):
+    return 2 * x
+
+
+def calls_twice(x):
+    call = lambda x: jax.pure_callback(doubled_by_host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)  # noqa: E731
+    return (call(call(x * 3) + 1),)
+
+
+def scratch_contract(size) -> LaneContract:
+    declared = Opaque((Lane(),), (Lane(),), scratch_bytes=size)
+    return LaneContract((Lane(),), (Lane(),), opaque={"doubled_by_host": declared})
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 8])
+def test_scratch_of_opaque_operations_comes_from_the_plan(lanes: int) -> None:
+    contract = scratch_contract(lambda n: 1000 * n)
+    made = plan(calls_twice, (jnp.ones((lanes, 5)),), contract)
+    blocks = list(made.blocks.values())
+    assert [block.bytes for block in blocks] == [1000 * lanes, 1000 * lanes]
+    assert made.size >= made.lower_bound >= 1000 * lanes + 20 * lanes
+    assert made.size < plan(calls_twice, (jnp.ones((lanes, 5)),)).size + 2000 * lanes  # the calls share their scratch
+
+
+def test_refuses_scratch_sized_for_one_lane() -> None:
+    args = (jnp.ones((4, 5)),)
+    small = plan(calls_twice, args, scratch_contract(lambda n: 1000))
+    with pytest.raises(PlanError, match="uses 4000 bytes of scratch, the plan gives it 1000"):
+        verify(small.jaxpr, small, opaque_scratch=declared_scratch(scratch_contract(lambda n: 1000 * n).opaque, 4))
+    with pytest.raises(ValueError, match="expected bytes, got -1"):
+        plan(calls_twice, args, scratch_contract(lambda n: -1))

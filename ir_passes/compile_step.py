@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 
 from ir_passes import ir
-from ir_passes.arena import plan_liveness
+from ir_passes.arena import declared_scratch, plan_liveness
 from ir_passes.arena_plan import Plan
 from ir_passes.arena_verifier import verify
 from ir_passes.audit import AuditReport, audit
@@ -19,7 +19,7 @@ from ir_passes.certificate_store import CertificateStore, Key
 from ir_passes.certifying import make_certificate
 from ir_passes.clock import Clock
 from ir_passes.contract import BoundContract, LaneContract
-from ir_passes.declared import declaration_of, declarations
+from ir_passes.declared import declarations, flatten
 from ir_passes.exported import Exported, export
 from ir_passes.findings import AuditError, Finding
 from ir_passes.fingerprint import fingerprint
@@ -78,7 +78,7 @@ def compile_step(
         raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
     clock = Clock()
     bound = clock.time("trace", contract.bind, fn, args)
-    graph = Graph(clock.time("trace", _trace, fn, args), bound)
+    graph = Graph(clock.time("trace", lambda: flatten(ir.trace(fn, *args))), bound)
     calling = Calling.of(fn, args, bound)
     versions = current_versions(compiler_options)
     prints = fingerprint(graph.program), fingerprint(bound)
@@ -86,7 +86,7 @@ def compile_step(
     store = None if certificates is None else CertificateStore(Path(certificates))
     kept = None if store is None or certify == "off" else clock.time("prove", store.find, key)
     proved = prove(graph, passes, certify, kept, clock)
-    plan = clock.time("plan", lambda: _plan(proved.graph, bound.lanes))
+    plan = clock.time("plan", lambda: _plan(proved.graph))
     lowered = clock.time("lower", calling.lower, proved.graph.program, args)
     compiled = clock.time("compile", lowered.compile, compiler_options=compiler_options)
     report, audit_faults = None, ()
@@ -111,14 +111,11 @@ def compile_step(
     return CompiledStep(proved, calling, compiled, bound, plan, certificate, report, certify)
 
 
-def _trace(fn: Callable[..., Any], args: tuple[Any, ...]) -> ir.ClosedJaxpr:
-    """The program without calls, but for those that are declared row-wise."""
-    return ir.inline(ir.trace(fn, *args), keep=lambda eqn: declaration_of(eqn) is not None)
-
-
-def _plan(graph: Graph, lanes: int) -> Plan:
-    plan = plan_liveness(liveness_of(graph.program), lanes=lanes)
-    verify(plan.jaxpr, plan)
+def _plan(graph: Graph) -> Plan:
+    lanes = graph.bound.lanes
+    scratch = declared_scratch(graph.bound.opaque, lanes)
+    plan = plan_liveness(liveness_of(graph.program), lanes=lanes, opaque_scratch=scratch)
+    verify(plan.jaxpr, plan, opaque_scratch=scratch)
     return plan
 
 

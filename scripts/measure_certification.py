@@ -1,0 +1,89 @@
+"""How long proof, rewrites and audit take beside XLA's compile, on random Qwen3.5-shaped models: a table on stdout.
+
+    python scripts/measure_certification.py [--model 131M] [--lanes 8] [--repeats 3]
+
+Nothing is cached between repeats, and no weight exists: a step is compiled for arguments that are types alone. Each
+line is the median over the repeats. `certify` is proof, rewrites and audit together, as a share of XLA's compile time.
+"""
+
+import argparse
+import statistics
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from hybridlm import compiler, models
+from hybridlm._batch import sampling_arrays
+from hybridlm._programs import MAY_COPY, Programs, Shape
+from hybridlm._steps import flatten
+
+COMMON = {"model_type": "qwen3_5_text", "linear_conv_kernel_dim": 4, "max_position_embeddings": 4096}
+CONFIGS = {
+    "131M": COMMON
+    | {
+        "vocab_size": 36864, "hidden_size": 768, "intermediate_size": 2176, "num_hidden_layers": 12,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128, "linear_num_key_heads": 8,
+        "linear_num_value_heads": 8, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+    "752M": COMMON
+    | {
+        "vocab_size": 248320, "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+    "48 layers": COMMON
+    | {
+        "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 48,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 64,
+        "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+
+
+def step_of(name: str, lanes: int, tokens: int) -> tuple[Any, compiler.LaneContract, tuple[Any, ...], int]:
+    """A generating step, its contract, abstract arguments and the number of parameters."""
+    family = models.family_of(CONFIGS[name])
+    config = family.read_config(CONFIGS[name])
+    model = nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0)))
+    structure, params = flatten(model)
+    params = tuple(jax.ShapeDtypeStruct(p.shape, jnp.bfloat16 if p.ndim > 1 else p.dtype) for p in params)
+    pools = jax.eval_shape(lambda: model.init_state(lanes, 4096, jnp.float32))
+    step, contract = Programs(structure).step(Shape("generate", lanes, tokens))
+    ints, zeros = np.zeros((lanes, tokens), np.int32), np.zeros(lanes, np.int32)
+    args = (params, pools, ints, zeros, zeros, np.int32(1), *sampling_arrays([None] * lanes))
+    return step, contract, args, sum(p.size for p in params)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=[*CONFIGS, "all"], default="131M")
+    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--tokens", type=int, nargs="*", default=[1, 64])
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    jax.config.update("jax_enable_compilation_cache", False)
+    columns = ("trace", "prove", "rewrite", "plan", "lower", "compile", "audit")
+    print(f"{'step':24} {'params':>8} " + " ".join(f"{column:>8}" for column in columns) + "  certify")
+    for name in CONFIGS if options.model == "all" else [options.model]:
+        for tokens in options.tokens:
+            runs = []
+            for _ in range(options.repeats):
+                jax.clear_caches()
+                step, contract, args, size = step_of(name, options.lanes, tokens)
+                certificate = compiler.compile_step(step, args, contract, may_copy=MAY_COPY).certificate
+                runs.append(certificate.seconds)
+            median = {column: statistics.median(getattr(run, column) for run in runs) for column in columns}
+            share = statistics.median(run.checking for run in runs)
+            label = f"{name}, {options.lanes} x {tokens}"
+            cells = " ".join(f"{median[column]:8.2f}" for column in columns)
+            print(f"{label:24} {size / 1e6:7.0f}M {cells} {share:8.0%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -35,10 +35,10 @@ from ir_passes.sanitizer_verdict import Judge
 
 # Entry i of the result depends on entry i of each operand; scalars go with every entry.
 ELEMENTWISE = frozenset(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp cos cosh digamma "
-    "div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max min "
-    "mul ne neg nextafter not or population_count pow rem round rsqrt select_n shift_left shift_right_arithmetic "
-    "shift_right_logical sign sin sinh sqrt square sub tan tanh xor".split()
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh "
+    "digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt "
+    "max min mul mulhi ne neg nextafter not or population_count pow rem round rsqrt select_n shift_left "
+    "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor".split()
 )
 CUMULATIVE = frozenset({"cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"})
 
@@ -106,7 +106,7 @@ class Interpreter:
             return list(move(eqn, first))
         if name == "optimization_barrier":
             return list(tags)
-        if name == "concatenate":
+        if name in ("concatenate", "stack"):
             wholes = {tag is not None and tag.whole for tag in tags}
             if wholes == {True, False}:
                 return self.lose(eqn, tags, "joins a pool with something that is none")

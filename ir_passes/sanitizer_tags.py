@@ -160,7 +160,7 @@ def keeps_row_layout(eqn: JaxprEqn, tags: Tags) -> bool:
 
 def move(eqn: JaxprEqn, tags: Tags) -> list[Tags]:
     """Tags of the results of an equation that only moves its first operand."""
-    if eqn.primitive.name == "split":
+    if eqn.primitive.name in ("split", "unstack"):
         return _split(eqn, tags)
     rule = _MOVES.get(eqn.primitive.name)
     return [tags if rule is None else tags.map(lambda array: rule(eqn, array))]
@@ -214,16 +214,22 @@ def _slice(eqn: JaxprEqn, array: Ints) -> Ints:
 
 
 def _split(eqn: JaxprEqn, tags: Tags) -> list[Tags]:
-    axis, sizes = eqn.params["axis"], eqn.params["sizes"]
-    ends = np.cumsum(sizes).tolist()
+    axis, single = eqn.params["axis"], eqn.primitive.name == "unstack"
+    sizes = [1] * len(eqn.outvars) if single else eqn.params["sizes"]
 
     def part(array: Ints, start: int, end: int) -> Ints:
-        return array if array.shape[axis] == 1 else array[(slice(None),) * axis + (slice(start, end),)]
+        array = array if array.shape[axis] == 1 else array[(slice(None),) * axis + (slice(start, end),)]
+        return array.squeeze(axis) if single else array
 
     return [
         tags.map(lambda array, start=end - size, end=end: part(array, start, end))
-        for size, end in zip(sizes, ends, strict=True)
+        for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)
     ]
+
+
+def _tile(eqn: JaxprEqn, array: Ints) -> Ints:
+    reps = [1 if size == 1 else rep for size, rep in zip(array.shape, eqn.params["reps"], strict=False)]
+    return numpy_of(array).tile(array, (*reps, 1))
 
 
 def _rev(eqn: JaxprEqn, array: Ints) -> Ints:
@@ -237,6 +243,7 @@ _MOVES: dict[str, Callable[[JaxprEqn, Ints], Ints]] = {
     "reshape": _reshape,
     "slice": _slice,
     "rev": _rev,
+    "tile": _tile,
 }
 # Moves of one operand. What the operand is stays what it is, its dtype aside.
 MOVES = {
@@ -251,18 +258,22 @@ MOVES = {
     "sharding_constraint",
     "split",
     "stop_gradient",
+    "unstack",
 }
 
 
 def concatenate(eqn: JaxprEqn, tags: Sequence[Tags | None]) -> Tags:
-    """Tags of a concatenation: each operand's beside the others'.
+    """Tags of a concatenation or stack: each operand's beside the others'.
 
     Lanes that are not known while tracing, and alike all along the axis, keep one entry for all of it, so that joining
     features costs nothing; but single rows that are stacked keep theirs.
     """
-    axis, rank = eqn.params["dimension"], len(shape_of(eqn.outvars[0]))
-    known = [Tags(nobody(rank)) if tag is None else tag for tag in tags]
-    sizes = [shape_of(atom)[axis] for atom in eqn.invars]
+    stack, rank = eqn.primitive.name == "stack", len(shape_of(eqn.outvars[0]))
+    axis = eqn.params["axis" if stack else "dimension"]
+    known = [Tags(nobody(rank - stack)) if tag is None else tag for tag in tags]
+    if stack:
+        known = [tag.map(lambda array: numpy_of(array).expand_dims(array, axis)) for tag in known]
+    sizes = [1 if stack else shape_of(atom)[axis] for atom in eqn.invars]
     pools = tuple(sorted({pool for tag in known for pool in tag.pools}))
     derived = any(tag.derived for tag in known)
 

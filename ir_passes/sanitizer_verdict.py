@@ -114,7 +114,6 @@ class Judge:
             reader = nobody(own.ndim)
         xp = numpy_of(own, reader)
         lanes = xp.where(reader == UNKNOWN, own, reader)
-        foreign = (reader != UNKNOWN) & (own != UNKNOWN) & (reader != own)
         expected, left = _of(self.expected.found, lanes), _of(self.expected.left, lanes)
         wanted, owner = expected[..., 0], found[..., 0]
         excused = (owner == Owner.COMPUTED) | (wanted == Owner.ANY)
@@ -124,9 +123,6 @@ class Judge:
         wrong = jnp.any(differs, axis=-1) & jnp.any(found != left, axis=-1)
         kind = jnp.argmax(differs, axis=-1).astype(jnp.int32)
         bad = wrong & ~excused
-        if not isinstance(foreign, np.ndarray) or foreign.any():
-            bad |= foreign & ~excused
-            kind = jnp.where(foreign, FIELDS.index("lane"), kind)
         lost = lanes == UNKNOWN
         if not isinstance(lost, np.ndarray) or lost.any():
             bad |= lost & (owner != Owner.COMPUTED)

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap, SlotOwner
-from ir_passes.row_ledger import Label, LedgerError, Owner, RowLedger, Turn
+from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap, SlotOwner, ir
+from ir_passes.row_ledger import Expected, Label, LedgerError, Owner, RowLedger, Turn
 from ir_passes.sanitizer import SanitizedStep, UntrackedError, sanitize
-from ir_passes.sanitizer_verdict import SanitizerError
+from ir_passes.sanitizer_interpreter import Interpreter
+from ir_passes.sanitizer_tags import along, computed
+from ir_passes.sanitizer_verdict import Judge, SanitizerError
 
 N, SLOTS, TAPS, WIDTH = 3, 7, 2, 4
 CONTRACT = LaneContract(
@@ -519,15 +521,16 @@ CACHE = LaneContract(inputs=(Pool("cache"), SlotMap("cache", SLOTS), Lane(), Lan
 
 def cache_step(cache: Array, slots: Array, positions: Array, x: Array) -> tuple[Array, Array]:
     """A cache of one number per position, of which a lane sees those before its own."""
-    cache = cache.at[slots, positions].set(x)
-    seen = jnp.arange(cache.shape[1], dtype=jnp.int32)[None] <= positions[:, None]
-    return jnp.where(seen, jnp.exp(cache[slots]), 0.0).sum(axis=1), cache
+    seen = jnp.arange(cache.shape[1], dtype=jnp.int32)[None] < positions[:, None]
+    past = jnp.where(seen, jnp.exp(cache[slots]), 0.0).sum(axis=1)
+    return past + x, cache.at[slots, positions].set(x)
 
 
 def test_caches_are_masked_by_position() -> None:
     args = (jnp.zeros((SLOTS, 8)), jnp.array([1, 2, 0], jnp.int32), jnp.zeros(N, jnp.int32), jnp.ones(N))
     strict, lenient = (sanitize(cache_step, args, CACHE, masked=masked) for masked in ((), ("argument 0",)))
-    for sanitized, owners in ((lenient, (4, 5)), (lenient, (4, 5, 6)), (strict, (4, 5))):
+
+    def serve(sanitized: SanitizedStep, owners: tuple[int, ...]) -> None:
         ledger, ghosts = RowLedger(), sanitized.ghosts()
         for owner in owners:
             for position in range(2):
@@ -535,10 +538,60 @@ def test_caches_are_masked_by_position() -> None:
                 now = jnp.array([position, 0, 0], jnp.int32)
                 *_, ghosts, verdict = sanitized.step(args[0], args[1], now, args[3], ghosts=ghosts, expected=expected)
                 sanitized.require(verdict, expected)
+
+    serve(lenient, (4, 5))
+    serve(strict, (4,))
+    with pytest.raises(SanitizerError, match="expected owner fresh, .*found owner 4"):
+        serve(strict, (4, 5))
     with pytest.raises(
         ValueError, match=re.escape("masked: ['cache'] are no pools of the step; pools: ['argument 0']")
     ):
         sanitize(cache_step, args, CACHE, masked=["cache"])
+
+
+def test_a_row_with_new_and_old_tokens_is_new() -> None:
+    """Of two writes to a row the later moves what was there; the row still has a new token."""
+
+    def step(cache: Array, slots: Array, positions: Array, x: Array) -> tuple[Array, Array]:
+        old, place = cache[slots][:, :2], jnp.arange(2, dtype=jnp.int32)[None]
+        new = jnp.stack([x * 2.0, old[:, 1]], axis=1)
+        return x, cache.at[slots[:, None], jnp.broadcast_to(place, new.shape)].set(new)
+
+    args = (jnp.zeros((SLOTS, 8)), jnp.array([1, 2, 0], jnp.int32), jnp.zeros(N, jnp.int32), jnp.ones(N))
+    sanitized, ledger = sanitize(step, args, CACHE), RowLedger()
+    expected = ledger.expect([Turn(4, 0, 1), Turn(5, 0, 1), None])
+    *_, ghosts, verdict = sanitized.step(*args, ghosts=sanitized.ghosts(), expected=expected)
+    sanitized.require(verdict, expected)
+    assert ghosts[0].tolist()[1:3] == [[4, 1, 0, 1], [5, 1, 0, 1]]
+
+
+MOVED: dict[str, Callable[[Array], Array]] = {
+    "merge and split": lambda x: x.reshape((N * 2, 4)).reshape((N, 8))[:, 3:],
+    "swap axes": lambda x: jnp.swapaxes(x, 0, 2)[::-1],
+    "halves": lambda x: jnp.concatenate(jnp.split(x, 2, axis=1)[::-1], axis=0),
+    "stack and unstack": lambda x: jnp.stack([row + 0.0 for row in jnp.unstack(x)][::-1], axis=1),
+    "tile and repeat": lambda x: jnp.repeat(jnp.tile(x, (2, 1, 1)), 2, axis=0),
+    "roll and flip": lambda x: jnp.flip(jnp.roll(x, 1, axis=0), axis=0),
+    "take": lambda x: jnp.take(x, jnp.array([2, 0, 0, 1]), axis=0),
+    "dynamic slice": lambda x: lax.dynamic_slice_in_dim(x, jnp.int32(1), 2)[:, None],
+    "along an axis": lambda x: jnp.take_along_axis(x, jnp.array([1, 0, 2]).reshape((N, 1, 1)), axis=0),
+    "batched gather": lambda x: jax.vmap(lambda row, i: row[i])(x, jnp.array([1, 0, 1])),
+    "arithmetic": lambda x: (x * 2.0 - x) + jnp.zeros((1, 1, 4)),
+    "dot": lambda x: jnp.einsum("nij,jk->kni", x, jnp.eye(4)[:, :1]),
+    "batched dot": lambda x: jnp.einsum("nij,nij->n", x, jnp.ones_like(x)) / 8.0,
+    "running maximum": lambda x: lax.cummax(x, axis=1).max(axis=2),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_lanes_follow_their_values(name: str) -> None:
+    """Every entry of the operand is the number of its lane, and so it is with every entry of the result."""
+    x = jnp.broadcast_to(jnp.arange(N, dtype=jnp.float32)[:, None, None], (N, 2, 4))
+    nothing = jnp.zeros((N, 4), jnp.int32)
+    run = Interpreter(N, Judge(Expected(nothing, nothing), {}, frozenset()))
+    (value,), (tags,) = run.run(ir.trace(MOVED[name], x), [x], [computed(along(N, 0, 3))])
+    assert tags is not None
+    np.testing.assert_array_equal(np.broadcast_to(np.asarray(tags.lanes), value.shape), value)
 
 
 def baked(w, conv, ssm, slots, lengths, positions, x):

@@ -125,17 +125,20 @@ def _outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value]) -> list
         fault = _output_fault(prover, one, value, donors.get(k))
         if fault is not None:
             kind, message, remedy = fault
-            found.append(_at_output(flat, k, kind, f"{one.path} {message}", remedy))
+            found.append(_at_output(prover, flat, k, kind, f"{one.path} {message}", remedy))
     return found
 
 
-def _at_output(flat: ir.ClosedJaxpr, k: int, kind: ViolationKind, message: str, remedy: str) -> Violation:
+def _at_output(
+    prover: Prover, flat: ir.ClosedJaxpr, k: int, kind: ViolationKind, message: str, remedy: str
+) -> Violation:
     var = flat.jaxpr.outvars[k]
     for index, eqn in enumerate(flat.jaxpr.eqns):
         if var in eqn.outvars:
-            place = Place(flat.jaxpr, index, None)
+            place = Place(flat.jaxpr, index, prover.outer)
             return Violation(kind, eqn.primitive.name, ir.source_of(eqn), message, remedy, place)
-    return Violation(kind, "", "unknown", message, remedy, Place(flat.jaxpr, len(flat.jaxpr.eqns), None))
+    place = Place(flat.jaxpr, len(flat.jaxpr.eqns), prover.outer)
+    return Violation(kind, "", "unknown", message, remedy, place)
 
 
 def _output_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
@@ -244,7 +247,7 @@ def _idle(bound: BoundContract, flat: ir.ClosedJaxpr, busy: list[Value]) -> list
         path = bound.inputs[before].path
         message = f"{path}: the row of a lane of length 0 is not shown to stay as it is"
         remedy = "end with where(length > 0, new, old), or write at a position past the end with mode='drop'"
-        found.append(_at_output(flat, after, ViolationKind.IDLE, message, remedy))
+        found.append(_at_output(prover, flat, after, ViolationKind.IDLE, message, remedy))
     return found
 
 

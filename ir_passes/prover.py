@@ -37,6 +37,7 @@ class Prover:
         assumed: what was declared and not proved.
         notes: what the user should know and is no fault.
         observe: called with every equation, its operands and its results.
+        outer: the values of the outermost program.
         telling: mesh axes along which shared values may differ between devices.
         same_counts: value number of sorted keys -> of the keys.
         mapped: groups of pools that have a slot map.
@@ -53,6 +54,7 @@ class Prover:
     notes: set[str] = field(default_factory=set)
     observe: Callable[[Any, list[Value], list[Value]], None] | None = None
     sort_keys: dict[Order, int] = field(default_factory=dict)
+    outer: dict[Any, Value] = field(default_factory=dict)
     telling: set[str] = field(default_factory=set)
     same_counts: dict[int, int] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class Prover:
         """Abstract results of a program without free variables."""
         env: Env = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
+        self.outer = self.outer or env
         for index, eqn in enumerate(jaxpr.eqns):
             operands = [self.read(env, atom) for atom in eqn.invars]
             site = Site(self, eqn, jaxpr, index, env)

@@ -156,6 +156,11 @@ class Claims:
     Args:
         bound: the contract.
         changes: the runs of each draw, the unchanged one first.
+
+    Attributes:
+        runs: of all draws.
+        leaves: their arguments, stacked.
+        base: for each run, the index of the unchanged run of its draw.
     """
 
     def __init__(self, bound: BoundContract, changes: Sequence[Sequence[Run]]):
@@ -163,7 +168,7 @@ class Claims:
         self.runs = [run for draw in changes for run in draw]
         self.leaves = [np.stack(leaves) for leaves in zip(*(run.leaves for run in self.runs), strict=True)]
         begins = np.cumsum([0, *map(len, changes)])
-        self._base = np.repeat(begins[:-1], np.diff(begins))
+        self.base = np.repeat(begins[:-1], np.diff(begins))
         self._donor = {successor: i for i, successor in bound.successors.items()}
         self._masks = [self._mask(i) for i in range(len(bound.outputs))]
 
@@ -194,7 +199,7 @@ class Claims:
             result = np.broadcast_to(results[output], (len(self.runs), *at.shape))
             after = _bytes(result, axis)
             same, kept = self._masks[output]
-            changed = same & (after != after[self._base]).any(axis=2)
+            changed = same & (after != after[self.base]).any(axis=2)
             if output in self._donor:
                 changed |= kept & (after != _bytes(self.leaves[self._donor[output]], axis)).any(axis=2)
             noun = "row" if isinstance(at.entry, Pool) else "lane"

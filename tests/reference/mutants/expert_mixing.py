@@ -52,6 +52,22 @@ def scattered_to_sorted(w, pool, slots, x):
     return x.at[jnp.arange(order.size) // TOP].add(y * chosen.reshape(-1)[:, None]), pool
 
 
+def place_as_data(w, pool, slots, x):
+    """Where the sort has put a row is used as a number."""
+    x, pool = recur(pool, slots, x)
+    order = jnp.argsort(route(w, x)[1].reshape(-1))
+    place = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
+    return x + place.reshape(-1, TOP).sum(1, keepdims=True).astype(jnp.float32), pool
+
+
+def place_in_a_branch(w, pool, slots, x):
+    """A branch on where the sort has put the first row."""
+    x, pool = recur(pool, slots, x)
+    order = jnp.argsort(route(w, x)[1].reshape(-1))
+    place = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
+    return lax.cond(place[0] > 3, lambda: x, lambda: 2.0 * x), pool
+
+
 def _sorted(id, description, **parts):
     def step(w, pool, slots, x):
         return mixed(w, pool, slots, x, **parts)
@@ -71,6 +87,18 @@ MUTANTS = (
         "results stay in the order of the sort",
         scattered_to_sorted,
         Kind.CROSS_LANE,
+    ),
+    wrong(
+        SORTED, "place-as-data", LIST, "the place of a row in the sorted batch is data", place_as_data, Kind.CROSS_LANE
+    ),
+    wrong(
+        SORTED,
+        "place-in-a-branch",
+        LIST,
+        "a branch on the place of a row in the sorted batch",
+        place_in_a_branch,
+        Kind.CROSS_LANE,
+        Kind.CONTROL,
     ),
     _sorted("permutation-not-inverse", "the permutation in the place of its inverse", back=lambda order: order),
     _sorted("inverse-of-inverse", "the inverse of the inverse", back=lambda order: jnp.argsort(jnp.argsort(order))),

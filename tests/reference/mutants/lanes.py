@@ -54,6 +54,25 @@ def _any_branch(y: Array) -> Array:
     return lax.cond(jnp.any(y > 3.0), lambda y: 0.5 * y, lambda y: y, y)
 
 
+def _first_index_for_all(y: Array) -> Array:
+    return y[jnp.broadcast_to(jnp.arange(LANES, dtype=jnp.int32)[:1], (LANES,))]
+
+
+def doubled_by_a_branch(pool, slots, x, w):
+    """What is read from the pool depends on a branch on lane 0."""
+    read = lax.cond(x[0, 0] > 0, lambda pool: 2.0 * pool, lambda pool: pool, pool)
+    new = advance(read[slots], x, w)
+    return new.sum(1), pool.at[slots].set(new)
+
+
+def doubled_by_a_loop(pool, slots, x, w):
+    """How often the pool is doubled before it is read is lane 0's number."""
+    begin = jnp.float32(-2), pool
+    _, read = lax.while_loop(lambda carry: carry[0] < x[0, 0], lambda carry: (carry[0] + 1, 2.0 * carry[1]), begin)
+    new = advance(read[slots], x, w)
+    return new.sum(1), pool.at[slots].set(new)
+
+
 def one_hot_rows(pool, slots, x, w):
     """Rows gathered and scattered by products with a one-hot matrix: zero times NaN is NaN."""
     chosen = jax.nn.one_hot(slots, len(pool))
@@ -185,6 +204,9 @@ MUTANTS = (
         "loop-until-all-are-done", LIST, "a loop until the last lane is done", after(_loop_until_all_are_done), *BRANCH
     ),
     _plain("key-of-all-lanes", "compiler.md 5.2 RNG", "the random key is made of all lanes' inputs", random_key_of_all),
+    _plain("first-index-for-all", LIST, "the first of the lanes' numbers is stretched", after(_first_index_for_all)),
+    _plain("doubled-by-a-branch", LIST, "a branch on lane 0 chooses a pool", doubled_by_a_branch, *BRANCH),
+    _plain("doubled-by-a-loop", LIST, "a loop of lane 0's length over a pool", doubled_by_a_loop, *BRANCH),
     _idle("gates-not-permuted", "bugs.md 38", "inputs are permuted, gates are not", gates_too=False, back=True),
     _idle(
         "not-put-back", "bugs.md 39", "lanes are split in one order and joined in another", gates_too=True, back=False

@@ -1,0 +1,26 @@
+"""Write docs/mutants.md: every mutant and who kills it, from a run.
+
+python scripts/write_mutants.py
+"""
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ROOT / "tests" / "reference"
+
+
+def main() -> None:
+    """Run all mutants and write the table; an uncaught mutant is an error."""
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    sys.path[:0] = [str(ROOT), str(REFERENCE)]
+    from mutants.catalogue import MUTANTS
+    from mutants.verdict import kill, table
+
+    mutants = list(MUTANTS.values())
+    (ROOT / "docs" / "mutants.md").write_text(table(mutants, [kill(mutant) for mutant in mutants]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Every mutant is killed by the tier that has to, those that leak are seen to leak, and docs/mutants.md says so."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from isolation_oracle import leaks
+from mutants.catalogue import MUTANTS, THEMES
+from mutants.mutant import Evidence, Mutant, Tier
+from mutants.tenants import honest
+from mutants.verdict import Survived, kill, table
+from zoo.catalogue import PROGRAMS
+
+LEAKING = [id for id, one in MUTANTS.items() if one.tier is Tier.PROOF and one.evidence is Evidence.LEAK]
+KILLERS: dict[str, str] = {}
+
+
+@pytest.mark.parametrize("id", MUTANTS)
+def test_mutant_is_killed_by_its_tier(id: str) -> None:
+    KILLERS[id] = kill(MUTANTS[id])
+
+
+@pytest.mark.parametrize("id", LEAKING)
+def test_mutant_leaks(id: str) -> None:
+    program = MUTANTS[id].program
+    assert program is not None
+    assert leaks(program.step, program.contract, program.draw, seeds=range(16), first=True)
+
+
+def test_table_is_what_the_run_says(root: Path) -> None:
+    mutants = list(MUTANTS.values())
+    killers = [KILLERS.get(mutant.id) or kill(mutant) for mutant in mutants]
+    found = (root / "docs" / "mutants.md").read_text()
+    assert found == table(mutants, killers), "run `python scripts/write_mutants.py`"
+
+
+def test_there_are_enough() -> None:
+    assert len(MUTANTS) == sum(len(theme.MUTANTS) for theme in THEMES), "two mutants have one id"
+    tiers = Counter(mutant.tier for mutant in MUTANTS.values())
+    assert tiers[Tier.PROOF] >= 50
+    assert all(tiers[tier] >= 5 for tier in Tier), tiers
+    sources = {source for mutant in MUTANTS.values() for source in mutant.source.split(", ")}
+    assert {f"R{i}" for i in range(1, 17)} <= sources
+
+
+def test_base_programs_exist() -> None:
+    for mutant in MUTANTS.values():
+        assert mutant.tier is not Tier.PROOF or mutant.base in PROGRAMS, mutant.id
+
+
+def test_right_steps_on_right_rows_are_no_fault() -> None:
+    honest()
+
+
+def test_mutant_that_survives_is_reported() -> None:
+    right = PROGRAMS["rows behind a slot map"]
+    with pytest.raises(Survived, match="was not found by the tier proof"):
+        kill(Mutant("right", "none", "nothing is wrong", right.name, Tier.PROOF, right))
+    with pytest.raises(Survived, match="expected one of"):
+        kill(Mutant("other", "none", "found for another reason", right.name, Tier.PROOF, MUTANTS["roll"].program))

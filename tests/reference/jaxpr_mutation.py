@@ -1,0 +1,214 @@
+"""Programs with one equation changed, and whether they leak: what the proof is tried on beside mutants by hand.
+
+The whole space of changes of a program can be listed; it has thousands. Whether a change leaks is found out by running
+what depends on it for every change of every lane, several slot maps and weights (`isolation_oracle`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+from isolation_oracle import Claims, runs
+from jax import lax
+from numpy_interpreter import Value, apply, literal
+from zoo.program import Program
+
+from ir_passes import ir
+from ir_passes.declared import flatten
+
+MODES = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One equation of a program in another form.
+
+    Attributes:
+        what: the change, unique in its program, as "scatter: operand 1 becomes variable 7".
+        index: of the equation at the top level; the number of equations where a result is changed.
+        eqn: the equation changed, with everything inside it; None where a result is changed.
+        result: which result becomes which variable.
+    """
+
+    what: str
+    index: int
+    eqn: ir.JaxprEqn | None
+    result: tuple[int, Any] | None = None
+
+    def apply(self, program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
+        """The program with this change."""
+        jaxpr = program.jaxpr
+        if self.result is not None:
+            outvars = list(jaxpr.outvars)
+            outvars[self.result[0]] = self.result[1]
+            return ir.ClosedJaxpr(jaxpr.replace(outvars=outvars), program.consts)
+        eqns = list(jaxpr.eqns)
+        assert self.eqn is not None
+        eqns[self.index] = self.eqn
+        return ir.ClosedJaxpr(jaxpr.replace(eqns=eqns), program.consts)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return (a.shape, a.dtype) == (b.shape, b.dtype)
+
+
+def changes(jaxpr: ir.Jaxpr) -> Iterator[Change]:
+    """Every change of one equation of a program or of a program inside it, and of one result."""
+    known: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
+    for index, eqn in enumerate(jaxpr.eqns):
+        name = eqn.primitive.name
+        for what, new in _equation_changes(eqn, known):
+            yield Change(f"{name}: {what}", index, new)
+        for key, value in eqn.params.items():
+            if key in ("jaxpr", "body_jaxpr", "call_jaxpr"):
+                for inner in changes(ir.closed(value).jaxpr):
+                    body = inner.apply(ir.closed(value))
+                    body = body if isinstance(value, ir.ClosedJaxpr) else body.jaxpr
+                    yield Change(
+                        f"{name} > {inner.index}, {inner.what}", index, eqn.replace(params=eqn.params | {key: body})
+                    )
+            elif key == "branches":
+                for i, branch in enumerate(value):
+                    for inner in changes(branch.jaxpr):
+                        branches = (*value[:i], inner.apply(branch), *value[i + 1 :])
+                        yield Change(
+                            f"{name} > {inner.index}, {inner.what}",
+                            index,
+                            eqn.replace(params=eqn.params | {key: branches}),
+                        )
+        known += [var for var in eqn.outvars if not isinstance(var, ir.DropVar)]
+    for i, out in enumerate(jaxpr.outvars):
+        for k, other in enumerate(known):
+            if other is not out and _alike(other.aval, out.aval):
+                yield Change(f"result {i} becomes variable {k}", len(jaxpr.eqns), None, (i, other))
+
+
+def _equation_changes(eqn: ir.JaxprEqn, known: Sequence[Any]) -> Iterator[tuple[str, ir.JaxprEqn]]:
+    for i, atom in enumerate(eqn.invars):
+        for k, other in enumerate(known):
+            if other is not atom and _alike(other.aval, atom.aval):
+                invars = [*eqn.invars[:i], other, *eqn.invars[i + 1 :]]
+                yield f"operand {i} becomes variable {k}", eqn.replace(invars=invars)
+        if isinstance(atom, ir.Literal) and np.issubdtype(np.asarray(atom.val).dtype, np.integer):
+            for step in (-1, 1):
+                value = np.asarray(atom.val + step, atom.aval.dtype)  # type: ignore[attr-defined]
+                invars = [*eqn.invars[:i], ir.Literal(value, atom.aval), *eqn.invars[i + 1 :]]
+                yield f"operand {i} becomes the number {value}", eqn.replace(invars=invars)
+    for what, params in _parameter_changes(eqn):
+        yield what, eqn.replace(params=eqn.params | params)
+
+
+def _parameter_changes(eqn: ir.JaxprEqn) -> Iterator[tuple[str, dict[str, Any]]]:
+    p, name = eqn.params, eqn.primitive.name
+    shapes = [getattr(atom.aval, "shape", ()) for atom in eqn.invars]
+    out = getattr(eqn.outvars[0].aval, "shape", ())
+    if name == "slice":
+        for dim, (start, stop) in enumerate(zip(p["start_indices"], p["limit_indices"], strict=True)):
+            for step in (-1, 1):
+                if start + step >= 0 and stop + step <= shapes[0][dim]:
+                    moved = {
+                        key: (*p[key][:dim], p[key][dim] + step, *p[key][dim + 1 :])
+                        for key in ("start_indices", "limit_indices")
+                    }
+                    yield f"begins at {start + step} of dimension {dim}", moved
+    if name == "transpose":
+        for other in permutations(range(len(out))):
+            if other != tuple(p["permutation"]) and tuple(shapes[0][dim] for dim in other) == out:
+                yield f"dimensions in the order {other}", {"permutation": other}
+    if name == "broadcast_in_dim":
+        for other in permutations(range(len(out)), len(shapes[0])):
+            fits = all(size in (1, out[dim]) for size, dim in zip(shapes[0], other, strict=True))
+            if fits and tuple(sorted(other)) == other and other != tuple(p["broadcast_dimensions"]):
+                yield f"spread along {other}", {"broadcast_dimensions": other}
+    if "mode" in p and name.startswith(("gather", "scatter")):
+        for mode in MODES:
+            if mode != p["mode"]:
+                yield f"mode {mode.name}", {"mode": mode}
+    if name == "iota":
+        for dim, size in enumerate(out):
+            if dim != p["dimension"] and size > 1:
+                yield f"counts along {dim}", {"dimension": dim}
+    if name.startswith("reduce_") and "axes" in p and len(p["axes"]) == 1:
+        for dim in range(len(shapes[0])):
+            if dim != p["axes"][0] and (*shapes[0][:dim], *shapes[0][dim + 1 :]) == out:
+                yield f"over dimension {dim}", {"axes": (dim,)}
+    if name.startswith("cum") or name in ("concatenate", "sort"):
+        key = "axis" if name.startswith("cum") else "dimension"
+        for dim in range(len(out)):
+            if dim != p[key] and (name != "concatenate" or len({shape[dim] for shape in shapes}) == 1):
+                total = sum(shape[dim] for shape in shapes) if name == "concatenate" else out[dim]
+                if total == out[dim] and (name != "concatenate" or shapes[0][p[key]] == out[p[key]]):
+                    yield f"along {dim}", {key: dim}
+    if name == "dot_general":
+        yield from _dot_changes(p["dimension_numbers"], shapes, out)
+    if name == "scan":
+        yield "backwards", {"reverse": not p["reverse"]}
+
+
+def _dot_changes(numbers: Any, shapes: list[Any], out: tuple[int, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Another dimension contracted, or another one in the batch, on one side."""
+    (ca, cb), (ba, bb) = numbers
+    for side, dims, batch in ((0, ca, ba), (1, cb, bb)):
+        for dim in dims:
+            for other in range(len(shapes[side])):
+                if other not in dims and shapes[side][other] == shapes[side][dim]:
+                    swap = {dim: other, other: dim}
+                    contract = tuple(swap.get(d, d) for d in dims)
+                    batched = tuple(swap.get(d, d) for d in batch)
+                    new = ((contract, cb), (batched, bb)) if side == 0 else ((ca, contract), (ba, batched))
+                    yield f"operand {side} is contracted over {other}, not {dim}", {"dimension_numbers": new}
+
+
+class Subject:
+    """A program whose changes are judged.
+
+    Args:
+        program: traced, and run once for all changes of its lanes, in numpy.
+        seeds: draws.
+
+    Attributes:
+        bound: its contract.
+        program: its jaxpr, calls replaced by their bodies.
+        claims: what the contract says of the results of all runs.
+        values: every variable at the top level of the jaxpr in all runs.
+    """
+
+    def __init__(self, program: Program, seeds: Sequence[int] = (0, 1, 2)):
+        self.name = program.name
+        self.bound = program.bound()
+        self.program = flatten(ir.trace(program.step, *program.args()))
+        self.claims = Claims(self.bound, [runs(self.bound, program.draw, seed) for seed in seeds])
+        self.values: dict[Any, Value] = {}
+        jaxpr = self.program.jaxpr
+        self.values.update(zip(jaxpr.constvars, (np.asarray(c)[None] for c in self.program.consts), strict=True))
+        self.values.update(zip(jaxpr.invars, self.claims.leaves, strict=True))
+        with np.errstate(all="ignore"):
+            for eqn in jaxpr.eqns:
+                self.values.update(zip(eqn.outvars, apply(eqn, self._read(eqn.invars, {})), strict=True))
+
+    def changes(self) -> list[Change]:
+        """The whole space."""
+        return list(changes(self.program.jaxpr))
+
+    def leaks(self, change: Change) -> bool:
+        """Whether the changed program breaks its contract in any run."""
+        jaxpr, new = change.apply(self.program).jaxpr, dict[Any, Value]()
+        with np.errstate(all="ignore"):
+            for index in range(change.index, len(jaxpr.eqns)):
+                eqn = jaxpr.eqns[index]
+                if index == change.index or any(atom in new for atom in eqn.invars if not isinstance(atom, ir.Literal)):
+                    results = apply(eqn, self._read(eqn.invars, new))
+                    for var, result in zip(eqn.outvars, results, strict=True):
+                        old = self.values[var]
+                        if result.shape != old.shape or result.tobytes() != old.tobytes():
+                            new[var] = result
+        results = self._read(jaxpr.outvars, new)
+        return next(self.claims.broken(results), None) is not None
+
+    def _read(self, atoms: Sequence[Any], new: dict[Any, Value]) -> list[Value]:
+        return [
+            literal(atom) if isinstance(atom, ir.Literal) else new[atom] if atom in new else self.values[atom]
+            for atom in atoms
+        ]

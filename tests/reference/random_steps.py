@@ -1,0 +1,172 @@
+"""Steps of random operations on lanes, pools and shared arrays, for trying what the proof says of each of them."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from zoo.program import Program, slot_map
+
+from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
+
+LANES, ROWS, WIDTH = 3, 6, 4
+CONTRACT = LaneContract(
+    inputs=(Shared(), Shared(), Lane(), Lane(), Pool("p"), SlotMap("p", ROWS), Pool("r")),
+    outputs=(Lane(), Shared()),
+)
+Choose = np.random.Generator
+
+
+def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+    return (
+        rng.normal(size=(WIDTH, WIDTH)).astype(np.float32),
+        rng.integers(0, LANES, 5).astype(np.int32),
+        rng.normal(size=(LANES, WIDTH)).astype(np.float32),
+        rng.integers(0, WIDTH, LANES).astype(np.int32),
+        rng.normal(size=(ROWS, WIDTH)).astype(np.float32),
+        slot_map(rng, lanes=LANES, slots=ROWS),
+        rng.normal(size=(LANES, WIDTH)).astype(np.float32),
+    )
+
+
+def _axis(rng: Choose, x: Array) -> int:
+    return int(rng.integers(x.ndim))
+
+
+def _merge(rng: Choose, x: Array) -> Array:
+    at = int(rng.integers(x.ndim - 1))
+    return x.reshape((*x.shape[:at], x.shape[at] * x.shape[at + 1], *x.shape[at + 2 :]))
+
+
+def _split(rng: Choose, x: Array) -> Array:
+    at = _axis(rng, x)
+    part = next(part for part in (2, 3, 5) if x.shape[at] % part == 0 and x.shape[at] > part)
+    sizes = (part, x.shape[at] // part) if rng.random() < 0.5 else (x.shape[at] // part, part)
+    return x.reshape((*x.shape[:at], *sizes, *x.shape[at + 1 :]))
+
+
+def _slice(rng: Choose, x: Array) -> Array:
+    at = _axis(rng, x)
+    start = int(rng.integers(x.shape[at]))
+    return lax.slice_in_dim(x, start, int(rng.integers(start, x.shape[at])) + 1, axis=at)
+
+
+def _dot(rng: Choose, x: Array, y: Array) -> Array:
+    a, b = _axis(rng, x), _axis(rng, y)
+    batch = [(i, j) for i in range(x.ndim) for j in range(y.ndim) if i != a and j != b and x.shape[i] == y.shape[j]]
+    chosen = [batch[rng.integers(len(batch))]] if batch and rng.random() < 0.5 else []
+    numbers = (((a,), (b,)), (tuple(i for i, _ in chosen), tuple(j for _, j in chosen)))
+    return lax.dot_general(x.astype(jnp.float32), y.astype(jnp.float32), numbers)
+
+
+def _index(rng: Choose, x: Array, index: Array) -> Array:
+    index = index % x.shape[0] if rng.random() < 0.5 else index
+    modes = ("fill", "clip", None)
+    return x.at[index].get(mode=modes[rng.integers(3)])
+
+
+def _take(rng: Choose, x: Array, index: Array) -> Array:
+    return jnp.take_along_axis(x, (index % x.shape[-1])[..., None], axis=-1, mode="clip")
+
+
+def _write(rng: Choose, x: Array, index: Array, new: Array) -> Array:
+    rows = x.at[index % x.shape[0]] if rng.random() < 0.5 else x.at[index]
+    new = jnp.broadcast_to(new.reshape(-1)[:1], (*index.shape, *x.shape[1:])) if new.ndim != x.ndim else new
+    return rows.add(new.astype(x.dtype)) if rng.random() < 0.3 else rows.set(new.astype(x.dtype))
+
+
+def _dynamic(rng: Choose, x: Array, index: Array) -> Array:
+    return lax.dynamic_index_in_dim(x, index.reshape(-1)[int(rng.integers(index.size))], _axis(rng, x))
+
+
+def _scan(rng: Choose, x: Array) -> Array:
+    carry, y = lax.scan(lambda c, row: (c + row, c * row), jnp.zeros_like(x[0]), x, reverse=bool(rng.integers(2)))
+    return y if rng.random() < 0.7 else carry
+
+
+def _branch(_: Choose, flag: Array, x: Array, y: Array) -> Array:
+    return lax.cond(flag.reshape(-1)[0] > 0, lambda x, y: x, lambda x, y: y, x, y)
+
+
+def _concatenate(rng: Choose, x: Array, y: Array) -> Array:
+    return lax.concatenate([x, y], _axis(rng, x))
+
+
+ANY: tuple[Callable[..., Array], ...] = (
+    lambda rng, x: jnp.tanh(x.astype(jnp.float32)),
+    lambda rng, x: -x,
+    lambda rng, x: x.astype(jnp.int32),
+    lambda rng, x: jnp.transpose(x, rng.permutation(x.ndim)),
+    lambda rng, x: jnp.expand_dims(x, int(rng.integers(x.ndim + 1))),
+    lambda rng, x: jnp.broadcast_to(x[None], (LANES, *x.shape)),
+    lambda rng, x: x.sum(_axis(rng, x)),
+    lambda rng, x: x.max(_axis(rng, x), keepdims=True) + 0 * x,
+    lambda rng, x: jnp.cumsum(x, axis=_axis(rng, x)),
+    lambda rng, x: jnp.sort(x, axis=_axis(rng, x)),
+    lambda rng, x: jnp.argsort(x, axis=_axis(rng, x)),
+    lambda rng, x: jnp.flip(x, _axis(rng, x)),
+    lambda rng, x: jnp.roll(x, 1, _axis(rng, x)),
+    lambda rng, x: lax.top_k(x, 2)[int(rng.integers(2))],
+    lambda rng, x: jnp.argmax(x, axis=_axis(rng, x)),
+    lambda rng, x: jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1)),
+    lambda rng, x: jnp.repeat(x, 2, axis=_axis(rng, x)),
+    _merge,
+    _split,
+    _slice,
+    _scan,
+)
+ALIKE: tuple[Callable[..., Array], ...] = (
+    lambda rng, x, y: x + y,
+    lambda rng, x, y: x * y,
+    lambda rng, x, y: jnp.where(x > y, x, y * 2),
+    lambda rng, x, y: jnp.stack([x, y], axis=int(rng.integers(x.ndim + 1))),
+    _concatenate,
+)
+INDEXED: tuple[Callable[..., Array], ...] = (_index, _take, _dynamic, lambda rng, x, i: x.reshape(-1)[i % x.size])
+
+
+def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]]]:
+    """A step of `count` operations; those that do not fit their operands are left out."""
+
+    def step(w: Array, ids: Array, x: Array, own: Array, pool: Array, slots: Array, rows: Array) -> Any:
+        rng = np.random.default_rng(seed)
+        known = [w, ids, x, own, slots, rows, pool[slots], pool, jnp.arange(LANES, dtype=jnp.int32)]
+
+        def pick(fits: Callable[[Array], bool]) -> Array:
+            # recent ones more often, for long chains
+            fitting = [value for value in known if fits(value)]
+            return fitting[-1 - min(int(rng.exponential(4)), len(fitting) - 1)]
+
+        def integers() -> Array:
+            return pick(lambda v: v.dtype == jnp.int32 and 1 <= v.ndim <= 2)
+
+        for _ in range(count):
+            value = pick(lambda v: v.ndim >= 1)
+            kind = rng.random()
+            with contextlib.suppress(TypeError, ValueError, IndexError, StopIteration):
+                if kind < 0.45:
+                    new = ANY[rng.integers(len(ANY))](rng, value)
+                elif kind < 0.65:
+                    other = pick(lambda v, value=value: (v.shape, v.dtype) == (value.shape, value.dtype))
+                    new = ALIKE[rng.integers(len(ALIKE))](rng, value, other)
+                elif kind < 0.85:
+                    new = INDEXED[rng.integers(len(INDEXED))](rng, value, integers())
+                elif kind < 0.92:
+                    new = _write(rng, value, integers(), pick(lambda v: v.ndim >= 1))
+                elif kind < 0.96:
+                    new = _dot(rng, value, pick(lambda v: v.ndim >= 1))
+                else:
+                    other = pick(lambda v, value=value: (v.shape, v.dtype) == (value.shape, value.dtype))
+                    new = _branch(rng, integers(), value, other)
+                if new.ndim <= 4 and 0 < new.size <= 400:
+                    known.append(new)
+        return x, known
+
+    return step
+
+
+def random_program(seed: int, count: int = 25) -> Program:
+    """A step with its contract; what it returns beside its input is every value that it has computed."""
+    return Program(f"random {seed}", random_step(seed, count), CONTRACT, draw)

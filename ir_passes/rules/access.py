@@ -77,7 +77,7 @@ class Access:
 
     def whole(self, dim: int) -> bool:
         """Whether the window covers a dimension from end to end."""
-        return dim not in self.paired and self.sizes[dim] == self.full[dim]
+        return dim in self.window and self.sizes[dim] == self.full[dim]
 
     def step(self, dim: int) -> tuple:
         """This access as a step of a view whose index along `dim` is another matter."""

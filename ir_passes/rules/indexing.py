@@ -93,8 +93,10 @@ def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
     if access.whole(axis):
         return site.join(moved(rows, access.window[axis]), access.owners(site))
     if axis not in access.columns:
-        kept = part(site, rows, access.window.get(axis, 0), 0, access.sizes[axis], access.full[axis])
-        return site.join(kept, access.owners(site))
+        first = OneLane(rows.start, rows.split) if access.full[axis] == 1 else rows
+        at = access.window.get(axis, 0)
+        cut = part(site, moved(first, at), at, 0, access.sizes[axis], access.full[axis])
+        return site.join(cut, access.owners(site))
     return site.join(_picked(site, rows, access), access.owners(site, without=axis))
 
 

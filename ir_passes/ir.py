@@ -258,34 +258,6 @@ def variables(atoms: Sequence[Atom]) -> list[Var]:
     return [atom for atom in atoms if not isinstance(atom, Literal)]
 
 
-class Window(NamedTuple):
-    """What each index of a gather or scatter addresses in its operand.
-
-    Attributes:
-        indexed: the operand's dimensions that the components of an index start in.
-        sizes: length of the window along every dimension of the operand.
-        dropped: dimensions of length 1 that the result, or the updates, do not have.
-    """
-
-    indexed: tuple[int, ...]
-    sizes: tuple[int, ...]
-    dropped: tuple[int, ...]
-
-
-def window(eqn: JaxprEqn) -> Window | None:
-    """The window of a gather or scatter; None where operand dimensions are batched with the indices'."""
-    numbers = eqn.params["dimension_numbers"]
-    if numbers.operand_batching_dims:
-        return None
-    if eqn.primitive.name == "gather":
-        return Window(numbers.start_index_map, tuple(eqn.params["slice_sizes"]), numbers.collapsed_slice_dims)
-    operand, _, updates = (shape_of(atom) for atom in eqn.invars)
-    lengths = iter(updates[dim] for dim in sorted(numbers.update_window_dims))
-    dropped = numbers.inserted_window_dims
-    sizes = tuple(1 if dim in dropped else next(lengths) for dim in range(len(operand)))
-    return Window(numbers.scatter_dims_to_operand_dims, sizes, dropped)
-
-
 def rename(atom: Atom, names: Mapping[Var, Atom]) -> Atom:
     """What stands for an atom."""
     return atom if isinstance(atom, Literal) else names.get(atom, atom)

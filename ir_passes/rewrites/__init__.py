@@ -5,7 +5,8 @@ from ir_passes.rewrites.carry_pools import CarryPools
 from ir_passes.rewrites.drop_dead import DropDead
 from ir_passes.rewrites.guard_indices import GuardIndices
 from ir_passes.rewrites.hoist_reads import HoistReads
+from ir_passes.rewrites.rebatch import Rebatch
 
-DEFAULT_PASSES: tuple[Pass, ...] = (CarryPools(), HoistReads(), GuardIndices(), DropDead())
+DEFAULT_PASSES: tuple[Pass, ...] = (CarryPools(), Rebatch(), HoistReads(), GuardIndices(), DropDead())
 
-__all__ = ["DEFAULT_PASSES", "CarryPools", "DropDead", "GuardIndices", "HoistReads"]
+__all__ = ["DEFAULT_PASSES", "CarryPools", "DropDead", "GuardIndices", "HoistReads", "Rebatch"]

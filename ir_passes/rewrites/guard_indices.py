@@ -14,7 +14,7 @@ from ir_passes.contract import Pool
 from ir_passes.graph import Graph, Say, quiet
 from ir_passes.rewrites.negative_wrap import NegativeWrap
 from ir_passes.rewrites.nested import Body, bodies, carried, with_bodies
-from ir_passes.rewrites.pool_access import WRITES
+from ir_passes.rewrites.pool_access import WRITES, window_of
 from ir_passes.rewrites.row_access import Start, clamped, read_box, write_box
 from ir_passes.rewrites.slot_entries import Constant, Fact, IndexFacts, facts_of, shape
 
@@ -112,7 +112,7 @@ class _Guard:
         return [*before, *ir.emit_instead(eqn, access, [*eqn.invars[:arrays], *given])]
 
     def _indexed(self, eqn: ir.JaxprEqn, axis: int) -> list[ir.JaxprEqn] | None:
-        window, index = ir.window(eqn), eqn.invars[1]
+        window, index = window_of(eqn), eqn.invars[1]
         if window is None:
             if axis not in eqn.params["dimension_numbers"].operand_batching_dims:
                 self.refused.append(f"{eqn.primitive.name} at {ir.source_of(eqn)}")

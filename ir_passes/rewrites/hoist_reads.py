@@ -158,8 +158,8 @@ class _Read:
         lanes = sorted({lane for _, lane in family.reads})
         if lanes != list(range(self.lanes)):
             slots = jnp.concatenate([lax.slice(slots, (lane,), (lane + 1,)) for lane in lanes])
-        starts = [start.value if isinstance(start, Constant) else 0 for start in box.starts]
-        rows = read_rows(pool, box.axis, slots, starts, box.sizes)
+        starts = [start.value if isinstance(start, Constant) else slots for start in box.starts]
+        rows = read_rows(pool, box.axis, starts, box.sizes, len(lanes))
         return [
             lax.reshape(lax.index_in_dim(rows, lanes.index(lane), keepdims=False), shape(read.outvars[0]))
             for read, lane in family.reads

@@ -17,6 +17,35 @@ WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-m
 
 
 @dataclass(frozen=True)
+class Window:
+    """What each index of a gather or scatter addresses in its operand.
+
+    Attributes:
+        indexed: the operand's dimensions that the components of an index start in.
+        sizes: length of the window along every dimension of the operand.
+        dropped: dimensions of length 1 that the result, or the updates, do not have.
+    """
+
+    indexed: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dropped: tuple[int, ...]
+
+
+def window_of(eqn: ir.JaxprEqn) -> Window | None:
+    """The window of a gather or scatter; None where operand dimensions are batched with the indices'."""
+    numbers = eqn.params["dimension_numbers"]
+    if numbers.operand_batching_dims:
+        return None
+    if eqn.primitive.name == "gather":
+        return Window(numbers.start_index_map, tuple(eqn.params["slice_sizes"]), numbers.collapsed_slice_dims)
+    operand, _, updates = (shape(atom) for atom in eqn.invars)
+    lengths = iter(updates[dim] for dim in sorted(numbers.update_window_dims))
+    dropped = numbers.inserted_window_dims
+    sizes = tuple(1 if dim in dropped else next(lengths) for dim in range(len(operand)))
+    return Window(numbers.scatter_dims_to_operand_dims, sizes, dropped)
+
+
+@dataclass(frozen=True)
 class Box:
     """What one equation reads or writes of a pool.
 
@@ -136,7 +165,7 @@ def _starts(eqn: ir.JaxprEqn, facts: IndexFacts) -> tuple[list[Fact | None], tup
         return [facts.of(atom) for atom in eqn.invars[1:]], shape(eqn.outvars[0])
     if name == "dynamic_update_slice":
         return [facts.of(atom) for atom in eqn.invars[2:]], shape(eqn.invars[1])
-    window = ir.window(eqn)
+    window = window_of(eqn)
     rows = shape(eqn.invars[1])
     if window is None or rows[:-1] != (1,) * (len(rows) - 1):
         return None

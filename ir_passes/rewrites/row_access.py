@@ -33,35 +33,41 @@ def read_box(pool: jax.Array, axis: int, starts: Sequence[Start], sizes: Sequenc
     return lax.gather(pool, index, numbers, tuple(sizes), mode="fill", unique_indices=True, indices_are_sorted=True)
 
 
-def read_rows(pool: jax.Array, axis: int, rows: jax.Array, starts: Sequence[int], sizes: Sequence[int]) -> jax.Array:
-    """The same box of several rows, stacked along a new first dimension.
+def read_rows(pool: jax.Array, axis: int, starts: Sequence[Start], sizes: Sequence[int], count: int) -> jax.Array:
+    """`count` boxes of different rows, stacked along a new first dimension.
 
     Args:
-        rows: integer [N].
-        starts, sizes: of the box along each dimension; the start along `axis` is not used.
+        starts: along each dimension, an int or integer [count].
+        sizes: of the box along each dimension.
     """
-    dims = _indexed(pool.shape, axis, starts, sizes)
-    columns = [rows[:, None] if dim == axis else jnp.full((len(rows), 1), starts[dim], rows.dtype) for dim in dims]
-    index = columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=1)
+    dims = indexed_dims(pool.shape, axis, starts, sizes)
+    index = row_index(pool.shape, dims, axis, starts, sizes, count)
     numbers = lax.GatherDimensionNumbers(tuple(range(1, pool.ndim + 1)), (), dims)
     return lax.gather(pool, index, numbers, tuple(sizes), mode="fill")
 
 
-def box_index(
-    pool: jax.Array, axis: int, starts: Sequence[Start], sizes: Sequence[int]
-) -> tuple[lax.ScatterDimensionNumbers, jax.Array]:
-    """The dimension numbers and the index vector with which a scatter updates one box."""
-    dims, index = _index(pool, axis, starts, sizes)
-    return lax.ScatterDimensionNumbers(tuple(range(pool.ndim)), (), dims), index
+def row_index(
+    shape: Sequence[int], dims: Sequence[int], axis: int, starts: Sequence[Start], sizes: Sequence[int], count: int
+) -> jax.Array:
+    """Index vectors [count, len(dims)] of boxes whose starts are ints or integer [count]."""
+    row = starts[axis]
+    dtype = row.dtype if isinstance(row, jax.Array) else jnp.int32
+    columns: list[jax.Array] = []
+    for dim in dims:
+        start = starts[dim] if dim == axis else clamped(starts[dim], sizes[dim], shape[dim])
+        one = jnp.full((count,), start, dtype) if isinstance(start, int) else lax.convert_element_type(start, dtype)
+        columns.append(one[:, None])
+    return columns[0] if len(columns) == 1 else lax.concatenate(columns, 1)
 
 
 def write_box(pool: jax.Array, update: jax.Array, axis: int, starts: Sequence[Start]) -> jax.Array:
     """`dynamic_update_slice(pool, update, starts)`, dropped where the row is out of range."""
-    numbers, index = box_index(pool, axis, starts, update.shape)
+    dims, index = _index(pool, axis, starts, update.shape)
+    numbers = lax.ScatterDimensionNumbers(tuple(range(pool.ndim)), (), dims)
     return lax.scatter(pool, index, update, numbers, mode="drop", unique_indices=True, indices_are_sorted=True)
 
 
-def _indexed(shape: Sequence[int], axis: int, starts: Sequence[Start], sizes: Sequence[int]) -> tuple[int, ...]:
+def indexed_dims(shape: Sequence[int], axis: int, starts: Sequence[Start], sizes: Sequence[int]) -> tuple[int, ...]:
     """The row axis and the dimensions that a box does not fill."""
     return tuple(
         dim for dim in range(len(shape)) if dim == axis or (sizes[dim] < shape[dim] and not _is_zero(starts[dim]))
@@ -71,7 +77,7 @@ def _indexed(shape: Sequence[int], axis: int, starts: Sequence[Start], sizes: Se
 def _index(
     pool: jax.Array, axis: int, starts: Sequence[Start], sizes: Sequence[int]
 ) -> tuple[tuple[int, ...], jax.Array]:
-    dims = _indexed(pool.shape, axis, starts, sizes)
+    dims = indexed_dims(pool.shape, axis, starts, sizes)
     row = starts[axis]
     wide = isinstance(row, jax.Array) and row.dtype.itemsize >= 4
     dtype = row.dtype if isinstance(row, jax.Array) and wide else jnp.int32

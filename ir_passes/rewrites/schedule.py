@@ -12,11 +12,13 @@ def schedule(groups: Sequence[Sequence[ir.JaxprEqn]], versions: set[ir.Var]) -> 
 
     Args:
         groups: equations that stay together, in a wanted order.
-        versions: pools; every reader of one of them comes before the equation that updates it.
+        versions: of pools; those that the equations make are found. Every reader of one of them comes before the
+            equation that updates it.
 
     Returns:
         None if there is no such order. Equations with effects keep theirs.
     """
+    versions = set(versions)
     made = {var: i for i, group in enumerate(groups) for eqn in group for var in eqn.outvars}
     before: list[set[int]] = [set() for _ in groups]
     readers: dict[ir.Var, list[int]] = {}
@@ -30,6 +32,8 @@ def schedule(groups: Sequence[Sequence[ir.JaxprEqn]], versions: set[ir.Var]) -> 
                 if var in versions:
                     updates = eqn.primitive.name in WRITES and eqn.invars[0] is var
                     (writers if updates else readers).setdefault(var, []).append(i)
+                    if updates:
+                        versions.add(eqn.outvars[0])
             if eqn.effects:
                 if last_effect is not None:
                     before[i].add(last_effect)

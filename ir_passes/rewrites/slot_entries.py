@@ -65,11 +65,19 @@ class IndexFacts:
         for i in sizes:
             self._facts[jaxpr.invars[i]] = Entries(i, 0) if lanes > 1 else Entry(i, 0)
         for eqn in jaxpr.eqns:
+            if eqn.primitive.name in ("split", "unstack"):
+                self._split(eqn)
             rule = RULES.get(eqn.primitive.name)
             if rule is not None:
                 fact = rule(self, eqn, [self.of(atom) for atom in eqn.invars])
                 if fact is not None:
                     self._facts[eqn.outvars[0]] = fact
+
+    def _split(self, eqn: ir.JaxprEqn) -> None:
+        """One entry of a slot map for each result."""
+        fact = self.of(eqn.invars[0])
+        if isinstance(fact, Entries) and eqn.params["axis"] == fact.dim and len(eqn.outvars) == self.lanes:
+            self._facts.update((var, Entry(fact.map, lane)) for lane, var in enumerate(eqn.outvars))
 
     def of(self, atom: ir.Atom) -> Fact | None:
         """What is known of a value."""
@@ -125,7 +133,7 @@ def _reshaped(_: IndexFacts, eqn: ir.JaxprEqn, known: list[Fact | None]) -> Fact
 def _converted(facts: IndexFacts, eqn: ir.JaxprEqn, known: list[Fact | None]) -> Fact | None:
     fact = known[0]
     size = fact.value + 1 if isinstance(fact, Constant) else facts.size(fact)
-    if size is None or not _is_integer(eqn.invars[0]):
+    if size is None or not is_integer(eqn.invars[0]):
         return None
     return fact if _holds(eqn.outvars[0], size - 1) else None
 
@@ -220,10 +228,11 @@ def _clamped(facts: IndexFacts, eqn: ir.JaxprEqn, known: list[Fact | None]) -> F
 
 def _holds(atom: ir.Atom, value: int) -> bool:
     """Whether an integer is one of its dtype's."""
-    return _is_integer(atom) and jnp.iinfo(atom.aval.dtype).min <= value <= jnp.iinfo(atom.aval.dtype).max
+    return is_integer(atom) and jnp.iinfo(atom.aval.dtype).min <= value <= jnp.iinfo(atom.aval.dtype).max
 
 
-def _is_integer(atom: ir.Atom) -> bool:
+def is_integer(atom: ir.Atom) -> bool:
+    """Whether a value is an array of integers; bools are none."""
     return jnp.issubdtype(atom.aval.dtype, np.integer)
 
 

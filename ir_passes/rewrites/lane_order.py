@@ -1,0 +1,106 @@
+"""Whether the work of all lanes may run side by side: nothing in it is barred, and no lane sees another's writes."""
+
+from collections.abc import Iterator, Sequence
+
+from ir_passes import ir
+from ir_passes.declared import CROSSING, declaration_of
+from ir_passes.rewrites.batched_work import first_version
+from ir_passes.rewrites.lane_labels import LaneLabels
+from ir_passes.rewrites.pool_access import WRITES
+from ir_passes.rewrites.same_work import Different, SameWork
+from ir_passes.rewrites.slot_entries import Entry
+
+# What JAX does not batch lane by lane, or would run for all lanes where one asks for it.
+BARRED = frozenset(
+    """
+    cond while shard_map sharding_constraint optimization_barrier pallas_call ffi_call custom_call tpu_custom_call
+    pure_callback io_callback debug_callback rng_bit_generator rng_uniform custom_vmap_call custom_partitioning
+    """.split()
+)
+
+
+def check_batchable(work: SameWork) -> None:
+    """Raise `Different` if an equation is one that `jax.vmap` does not run lane by lane."""
+    for eqn in work.lanes[0]:
+        barred = next(_barred(eqn), None)
+        if barred is not None:
+            raise Different(f"{barred} at {ir.source_of(eqn)} is not batched")
+
+
+def _barred(eqn: ir.JaxprEqn) -> Iterator[str]:
+    name = eqn.primitive.name
+    crossing = name == "name" and str(eqn.params.get("name")).startswith(CROSSING)
+    if name in BARRED or name.startswith("random_") or crossing or declaration_of(eqn) is not None:
+        yield name
+    for body in ir.sub_jaxprs(eqn):
+        for inner in body.jaxpr.eqns:
+            yield from _barred(inner)
+
+
+def written_pools(labels: LaneLabels, work: SameWork) -> dict[ir.Var, ir.Var]:
+    """First and last version of every pool that the work writes, if lanes may change their order.
+
+    Each lane has to read its own row as its own writes left it, and no one else may see a version in between.
+
+    Raises:
+        Different: they may not.
+    """
+    accesses, mine = labels.accesses, work.equations
+    places = {id(eqn): place for place, eqn in enumerate(labels.graph.program.jaxpr.eqns)}
+    writes = sorted(
+        (eqn for eqns in work.lanes for eqn in eqns if eqn.primitive.name in WRITES and id(eqn) in labels.own),
+        key=lambda eqn: places[id(eqn)],
+    )
+    last: dict[ir.Var, ir.Var] = {}
+    order: dict[ir.Var, int] = {}
+    for eqn in writes:
+        version, result = accesses.version(eqn), eqn.outvars[0]
+        start = first_version(labels, work, eqn)
+        if version is not last.get(start, version) or len(accesses.writers[version]) != 1:
+            raise Different(f"a version of a pool is written twice at {ir.source_of(eqn)}")
+        order.setdefault(start, 0)
+        order[result] = order[version] + 1
+        last[start] = result
+    for eqns in work.lanes:
+        _check_reads(labels, work, eqns, order)
+    outputs = {id(atom) for atom in labels.graph.program.jaxpr.outvars}
+    for start, end in last.items():
+        for version in order:
+            inside = version is not end and version is not start and _first_of(labels, work, version) is start
+            others = [eqn for eqn in accesses.readers.get(version, []) if id(eqn) not in mine]
+            if inside and (others or id(version) in outputs):
+                raise Different(f"a version of a pool in between is read at {_where(others)}")
+    return last
+
+
+def _where(eqns: Sequence[ir.JaxprEqn]) -> str:
+    return ir.source_of(eqns[0]) if eqns else "the end"
+
+
+def _first_of(labels: LaneLabels, work: SameWork, version: ir.Var) -> ir.Var:
+    """The version before all of the work from which a version was made."""
+    maker = labels.accesses.makers.get(version)
+    return first_version(labels, work, maker) if maker is not None and id(maker) in work.equations else version
+
+
+def _check_reads(labels: LaneLabels, work: SameWork, eqns: Sequence[ir.JaxprEqn], order: dict[ir.Var, int]) -> None:
+    """Each of a lane's reads sees those of the lane's writes that stand before it, and no later one."""
+    accesses = labels.accesses
+    written: dict[ir.Var, int] = {}
+    maps: dict[ir.Var, int | None] = {}
+    for eqn in eqns:
+        versions = [var for var in ir.variables(eqn.invars) if var in accesses.versions]
+        for version in versions:
+            start = _first_of(labels, work, version)
+            if start not in order:
+                continue
+            if id(eqn) not in labels.own:
+                raise Different(f"{eqn.primitive.name} at {ir.source_of(eqn)} reads more of a pool than its lane's row")
+            row = labels.own[id(eqn)].row
+            slots = row.map if isinstance(row, Entry) else None
+            if maps.setdefault(start, slots) != slots:
+                raise Different(f"rows of two slot maps are used at {ir.source_of(eqn)}")
+            if eqn.primitive.name in WRITES:
+                written[start] = order[eqn.outvars[0]]
+            elif written.get(start, 0) > order[version]:
+                raise Different(f"an old version of a row is read at {ir.source_of(eqn)}")

@@ -1,0 +1,233 @@
+"""Whether lanes do the same work: their equations correspond one to one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ir_passes import ir
+from ir_passes.rewrites.lane_labels import LaneLabels
+from ir_passes.rewrites.pool_access import WRITES, Box
+from ir_passes.rewrites.slot_entries import Constant, Entry
+
+
+class Different(Exception):
+    """Two lanes do not do the same, in words."""
+
+
+@dataclass(frozen=True)
+class SameWork:
+    """Equations of every lane that correspond.
+
+    Attributes:
+        lanes: lane -> its equations; the k-th of each lane correspond.
+        named: equations of lane 0 that name parts these work on, in order.
+        first: variable of any lane -> the variable of lane 0 that it corresponds to.
+        alike: variable of lane 0 -> those of all lanes that correspond to it.
+    """
+
+    lanes: tuple[tuple[ir.JaxprEqn, ...], ...]
+    named: tuple[ir.JaxprEqn, ...]
+    first: dict[ir.Var, ir.Var]
+    alike: dict[ir.Var, list[ir.Var]]
+
+    @cached_property
+    def equations(self) -> frozenset[int]:
+        """The identities of all equations."""
+        return frozenset(id(eqn) for eqns in self.lanes for eqn in eqns)
+
+
+def same_work(labels: LaneLabels, lanes: Sequence[Sequence[ir.JaxprEqn]], first: dict[ir.Var, ir.Var]) -> SameWork:
+    """The correspondence of the lanes' equations.
+
+    Args:
+        labels: of the graph.
+        lanes: the equations of each lane.
+        first: correspondence of what they take from outside.
+
+    Raises:
+        Different: there is none.
+    """
+    equal = _Equal(labels, numbered(labels), dict(first))
+    for lane, eqns in enumerate(lanes):
+        for one, other in zip(lanes[0], eqns, strict=False):
+            equal.require(one, other, lane)
+        if len(eqns) != len(lanes[0]):
+            raise Different(f"lane 0 has {len(lanes[0])} equations, lane {lane} has {len(eqns)}")
+    alike: dict[ir.Var, list[ir.Var]] = {}
+    for var, one in equal.first.items():
+        alike.setdefault(one, []).append(var)
+    for found in alike.values():
+        found.sort(key=lambda var: labels.lane_of.get(var, 0))
+    return SameWork(tuple(tuple(eqns) for eqns in lanes), tuple(equal.named), equal.first, alike)
+
+
+def numbered(labels: LaneLabels) -> dict[ir.Var, Any]:
+    """A number for each value that no lane owns, the same for equal computations."""
+    numbers: dict[ir.Var, Any] = {}
+    seen: dict[Any, Any] = {}
+    for eqn in labels.graph.program.jaxpr.eqns:
+        if eqn.effects or any(var in labels.lane_of for var in ir.variables(eqn.invars)):
+            continue
+        operands = tuple(
+            (str(atom.aval), np.asarray(atom.val).tobytes())
+            if isinstance(atom, ir.Literal)
+            else numbers.get(atom, atom)
+            for atom in eqn.invars
+        )
+        key = (eqn.primitive, tuple(sorted(eqn.params.items(), key=lambda item: item[0])), operands)
+        try:
+            known = seen.setdefault(key, eqn)
+        except TypeError:
+            continue
+        if known is not eqn:
+            numbers.update((new, numbers.get(old, old)) for new, old in zip(eqn.outvars, known.outvars, strict=True))
+    return numbers
+
+
+@dataclass(frozen=True)
+class _Equal:
+    labels: LaneLabels
+    numbers: dict[ir.Var, Any]
+    first: dict[ir.Var, ir.Var]
+    named: list[ir.JaxprEqn] = field(default_factory=list)
+
+    def require(self, one: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> None:
+        """Enter the results of `other` as corresponding to those of `one`, an equation of lane 0."""
+        self._compare(one, other, lane)
+        self.first.update(zip(other.outvars, one.outvars, strict=True))
+
+    def _compare(self, one: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> None:
+
+        def differ(what: str) -> Different:
+            return Different(f"lanes 0 and {lane} differ in {what} of {other.primitive.name} at {ir.source_of(other)}")
+
+        if one.primitive is not other.primitive:
+            raise differ(f"{one.primitive.name} instead")
+        if ir.types([*one.invars, *one.outvars]) != ir.types([*other.invars, *other.outvars]):
+            raise differ("the types")
+        roots = self.labels.roots
+        if one.outvars[0] in roots or other.outvars[0] in roots:
+            if not self._same_roots(one, other, lane):
+                raise differ("the part")
+            return
+        mine, theirs = self.labels.own.get(id(one)), self.labels.own.get(id(other))
+        if (mine is None) != (theirs is None):
+            raise differ("the row")
+        compared = list(range(len(one.invars)))
+        if mine is not None and theirs is not None:
+            if not _same_box(mine, theirs, lane):
+                raise differ("the box")
+            compared = operands_of_access(one, mine)
+        if one.primitive.name == "slice" and mine is not None:
+            return
+        if not same_params(one.params, other.params):
+            raise differ("the parameters")
+        for place in compared:
+            if not self._same(one.invars[place], other.invars[place]):
+                raise differ(f"operand {place}")
+
+    def _same(self, a: ir.Atom, b: ir.Atom) -> bool:
+        if isinstance(a, ir.Literal) or isinstance(b, ir.Literal):
+            both = isinstance(a, ir.Literal) and isinstance(b, ir.Literal)
+            return both and np.asarray(a.val).tobytes() == np.asarray(b.val).tobytes()
+        if b in self.labels.lane_of:
+            return self._same_name(a, b) if b not in self.first else self.first[b] is a
+        return a not in self.labels.lane_of and self.numbers.get(a, a) is self.numbers.get(b, b)
+
+    def _same_name(self, a: ir.Var, b: ir.Var) -> bool:
+        """Whether the parts of two lanes that two variables name correspond."""
+        labels, made_by = self.labels, self.labels.accesses.made_by
+        if a not in labels.names or b not in labels.names:
+            return False
+        mine, theirs = labels.accesses.facts.of(a), labels.accesses.facts.of(b)
+        if isinstance(mine, Entry) and isinstance(theirs, Entry) and a not in labels.roots:
+            same = (mine.map, mine.lane, theirs.lane) == (theirs.map, 0, labels.lane_of[b])
+            if not same or ir.types([a]) != ir.types([b]):
+                return False
+            self.first[b] = a
+        else:
+            self.require(made_by[a], made_by[b], labels.lane_of[b])
+        if a is b and a in made_by:
+            self.named.append(made_by[a])
+        return self.first[b] is a
+
+    def _same_roots(self, one: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> bool:
+        a, b = self.labels.roots.get(one.outvars[0]), self.labels.roots.get(other.outvars[0])
+        if a is None or b is None or (a.dim, a.lane, b.lane) != (b.dim, 0, lane) or not self._same(a.source, b.source):
+            return False
+        if one.primitive.name == "slice":
+            return _without(one.params["start_indices"], a.dim) == _without(other.params["start_indices"], a.dim)
+        starts = zip(_without(one.invars[1:], a.dim), _without(other.invars[1:], a.dim), strict=True)
+        return all(self._same(x, y) for x, y in starts)
+
+
+def _without(items: Sequence[Any], place: int) -> list[Any]:
+    return [item for i, item in enumerate(items) if i != place]
+
+
+def same_params(one: Any, other: Any) -> bool:
+    """Whether parameters are equal; jaxprs are compared equation by equation."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_params(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return len(one) == len(other) and all(map(same_params, one, other))
+    if isinstance(one, ir.Jaxpr | ir.ClosedJaxpr) and isinstance(other, ir.Jaxpr | ir.ClosedJaxpr):
+        return same_jaxpr(ir.closed(one), ir.closed(other))
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return one is other or (type(one) is type(other) and bool(one == other))
+
+
+def same_jaxpr(one: ir.ClosedJaxpr, other: ir.ClosedJaxpr) -> bool:
+    """Whether two jaxprs are the same but for the names of their variables."""
+    a, b = one.jaxpr, other.jaxpr
+    if a is b:
+        return True
+    sizes = [[len(x.invars), len(x.constvars), len(x.eqns), len(x.outvars)] for x in (a, b)]
+    if sizes[0] != sizes[1] or ir.types(a.invars) != ir.types(b.invars):
+        return False
+    if not all(x is y or np.array_equal(x, y) for x, y in zip(one.consts, other.consts, strict=True)):
+        return False
+    names = dict(zip([*b.constvars, *b.invars], [*a.constvars, *a.invars], strict=True))
+
+    def same(x: ir.Atom, y: ir.Atom) -> bool:
+        if isinstance(x, ir.Literal) or isinstance(y, ir.Literal):
+            both = isinstance(x, ir.Literal) and isinstance(y, ir.Literal)
+            return (
+                both and ir.types([x]) == ir.types([y]) and np.asarray(x.val).tobytes() == np.asarray(y.val).tobytes()
+            )
+        return names.get(y) is x
+
+    for p, q in zip(a.eqns, b.eqns, strict=True):
+        if p.primitive is not q.primitive or len(p.invars) != len(q.invars) or len(p.outvars) != len(q.outvars):
+            return False
+        if not all(map(same, p.invars, q.invars)) or ir.types(p.outvars) != ir.types(q.outvars):
+            return False
+        if not same_params(p.params, q.params):
+            return False
+        names.update(zip(q.outvars, p.outvars, strict=True))
+    return all(map(same, a.outvars, b.outvars))
+
+
+def _same_box(one: Box, other: Box, lane: int) -> bool:
+    """The same box, of lane 0's row and of another lane's."""
+    mine, theirs = one.row, other.row
+    if isinstance(mine, Entry):
+        rows = isinstance(theirs, Entry) and (mine.map, mine.lane, theirs.lane) == (theirs.map, 0, lane)
+    else:
+        rows = (mine, theirs) == (Constant(0), Constant(lane))
+    return rows and one.sizes == other.sizes and _without(one.starts, one.axis) == _without(other.starts, other.axis)
+
+
+def operands_of_access(eqn: ir.JaxprEqn, box: Box) -> list[int]:
+    """Operands of an access besides the pool that its box does not say: what is written, and unknown starts."""
+    name = eqn.primitive.name
+    boxed = name in ("dynamic_slice", "dynamic_update_slice")
+    arrays = [1] if name == "dynamic_update_slice" else [2] if name in WRITES else []
+    if None not in box.starts:
+        return arrays
+    first = 1 + len(arrays)
+    return arrays + ([first + dim for dim in range(len(box.starts)) if dim != box.axis] if boxed else [1])

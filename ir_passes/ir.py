@@ -6,7 +6,7 @@ Everything else imports these names. What differs between JAX 0.10 (Python 3.11)
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.extend import core

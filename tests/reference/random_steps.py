@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -127,6 +128,58 @@ ALIKE: tuple[Callable[..., Array], ...] = (
 INDEXED: tuple[Callable[..., Array], ...] = (_index, _take, _dynamic, lambda rng, x, i: x.reshape(-1)[i % x.size])
 
 
+def _by_slots(rng: Choose, pool: Array, slots: Array, new: Array) -> Array:
+    """A version of a pool, its rows written at the slots in one of the usual ways."""
+    new = jnp.broadcast_to(new.reshape(-1)[: LANES * WIDTH].astype(pool.dtype).reshape(LANES, WIDTH), (LANES, WIDTH))
+    way = rng.integers(5)
+    if way == 0:
+        return pool.at[slots].set(new, mode="drop")
+    if way == 1:
+        return pool.at[slots].add(new)
+    if way == 2:
+        return lax.dynamic_update_slice_in_dim(pool, new[:1], slots[1], 0)
+    if way == 3:
+        return lax.fori_loop(0, LANES, lambda i, pool: pool.at[slots[i]].set(new[i] + pool[slots[i]]), pool)
+    return pool.at[slots, jnp.argmax(new, axis=1)].set(new[:, 0])
+
+
+def _by_lane(rng: Choose, x: Array, own: Array) -> Array:
+    """Each lane picks from, or writes into, its own row of [N, ...]."""
+    way = rng.integers(4)
+    if way == 0:
+        return jax.vmap(lambda row, i: lax.dynamic_index_in_dim(row, i, 0))(x, own)
+    if way == 1:
+        return jax.vmap(lambda row, i: row.at[i].set(0))(x, own)
+    if way == 2:
+        return x.at[jnp.arange(len(own)), own].get(mode="fill")
+    return jax.vmap(lambda row, i: lax.dynamic_update_slice_in_dim(row, row[:1], i, 0))(x, own)
+
+
+def _sorted_rows(rng: Choose, x: Array, keys: Array) -> Array:
+    """Rows in the order of integer keys, there and perhaps back."""
+    order = jnp.argsort(keys)
+    there = x[order]
+    way = rng.integers(5)
+    if way == 0:
+        return there
+    if way == 1:
+        return jnp.zeros_like(there).at[order].set(there)
+    inverse = jnp.argsort(order) if way == 2 else jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
+    return there[inverse] if way < 4 else inverse + there[:, :1].astype(jnp.int32).sum(1)
+
+
+def _looped(rng: Choose, x: Array) -> Array:
+    """A loop over the first axis: sums, copies, or each row by itself."""
+    way = rng.integers(4)
+    if way == 0:
+        return lax.fori_loop(0, len(x), lambda i, y: y.at[i].set(x[i] + 1), jnp.zeros_like(x))
+    if way == 1:
+        return lax.fori_loop(1, len(x), lambda i, y: y.at[i].add(y[i - 1]), x)
+    if way == 2:
+        return lax.map(lambda row: row * 2, x)
+    return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * 2), (jnp.int32(0), x))[1]
+
+
 def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]]]:
     """A step of `count` operations; those that do not fit their operands are left out."""
 
@@ -153,9 +206,20 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
                     new = ALIKE[rng.integers(len(ALIKE))](rng, value, other)
                 elif kind < 0.85:
                     new = INDEXED[rng.integers(len(INDEXED))](rng, value, integers())
+                elif kind < 0.88:
+                    pools = [v for v in known if v.shape == (ROWS, WIDTH) and v.dtype == jnp.float32]
+                    new = _by_slots(rng, pools[rng.integers(len(pools))], slots, value)
+                    known.append(new[slots])
+                elif kind < 0.90:
+                    new = _by_lane(rng, pick(lambda v: v.ndim >= 2 and v.shape[0] == LANES), own % 2)
                 elif kind < 0.92:
+                    keys = pick(lambda v: v.dtype == jnp.int32 and v.ndim == 1)
+                    new = _sorted_rows(rng, pick(lambda v, keys=keys: v.ndim == 2 and len(v) == len(keys)), keys)
+                elif kind < 0.94:
+                    new = _looped(rng, value)
+                elif kind < 0.955:
                     new = _write(rng, value, integers(), pick(lambda v: v.ndim >= 1))
-                elif kind < 0.96:
+                elif kind < 0.975:
                     new = _dot(rng, value, pick(lambda v: v.ndim >= 1))
                 else:
                     other = pick(lambda v, value=value: (v.shape, v.dtype) == (value.shape, value.dtype))

@@ -1,5 +1,7 @@
 """The primitives of the installed JAX, with how its batching treats them."""
 
+import json
+
 import jax._src.lax.linalg
 import jax._src.pallas.pallas_call
 import jax._src.random
@@ -9,7 +11,7 @@ from jax.extend.core import primitives
 
 
 def installed() -> set[str]:
-    """Names of all primitives that can be batched or are public."""
+    """Names of all primitives that can be batched or are public, those of other imported modules included."""
     public = {getattr(primitives, name).name for name in dir(primitives) if name.endswith("_p")}
     return public | {primitive.name for primitive in batching.fancy_primitive_batchers}
 
@@ -19,3 +21,7 @@ def elementwise() -> set[str]:
     kinds = ("vectorized_batcher", "broadcast_batcher")
     table = batching.fancy_primitive_batchers
     return {primitive.name for primitive, rule in table.items() if any(kind in repr(rule) for kind in kinds)}
+
+
+if __name__ == "__main__":
+    print(json.dumps({"installed": sorted(installed()), "elementwise": sorted(elementwise())}))

@@ -117,7 +117,7 @@ def _audit(id: str, source: str, description: str, base: str, attempt: Callable[
 MUTANTS = (
     _audit(
         "in-place-shift",
-        "R11, bugs.md 75",
+        "xla#49176, llm-scaler#677",
         "an in-place fusion reads what it has overwritten",
         "shift of rows",
         shift,
@@ -125,7 +125,7 @@ MUTANTS = (
     ),
     _audit(
         "partial-overlap",
-        "R12",
+        "xla#46543",
         "values that touch in time overlap in part",
         "gather, compute, scatter",
         partial_overlap,
@@ -133,7 +133,7 @@ MUTANTS = (
     ),
     _audit(
         "pool-copied",
-        "R13",
+        "xla#45912",
         "a loop over sequences copies the pool for each of them",
         "per-sequence loop",
         require(Step(per_sequence_loop, ONE, ARGS)),
@@ -141,7 +141,7 @@ MUTANTS = (
     ),
     _audit(
         "pool-copied-by-scan",
-        "R13, compiler.md 1.23",
+        "xla#45912",
         "a scan over the pools of layers copies them",
         "pool as xs",
         require(Step(pool_as_xs, STACKED, (stacked(), slots(), x()))),
@@ -149,7 +149,7 @@ MUTANTS = (
     ),
     _audit(
         "old-pool-kept",
-        "R15",
+        "pytorch#198031",
         "the old pool is still read when the new one is written",
         "gather, compute, scatter",
         require(Step(copied_whole, ONE, ARGS)),
@@ -157,7 +157,7 @@ MUTANTS = (
     ),
     _audit(
         "two-offsets",
-        "R15",
+        "pytorch#198031",
         "two names of one storage get two offsets",
         "loop over lanes",
         two_offsets,
@@ -165,7 +165,7 @@ MUTANTS = (
     ),
     _audit(
         "not-donated",
-        "compiler.md 1.11",
+        "JAX",
         "the pool is not donated",
         "gather, compute, scatter",
         require(Step(gather_compute_scatter, ONE, ARGS, donate=())),
@@ -173,7 +173,7 @@ MUTANTS = (
     ),
     _audit(
         "donors-swapped",
-        "compiler.md 1.11",
+        "JAX",
         "two pools get each other's bytes",
         "two pools",
         require(Step(two_pools_swapped, TWO_SWAPPED, (pool(), pool() + 1.0, slots(), x()), (0, 1))),
@@ -181,7 +181,7 @@ MUTANTS = (
     ),
     _audit(
         "weight-overwritten",
-        "compiler.md 1.11",
+        "JAX",
         "a weight is donated and overwritten",
         "row pool",
         overwritten_weight,
@@ -189,7 +189,7 @@ MUTANTS = (
     ),
     _audit(
         "undeclared-collective",
-        "bugs.md 89, compiler.md 5.5",
+        "SGLang#14811",
         "a collective over the axis of lanes",
         "row pool",
         undeclared_collective,

@@ -7,7 +7,7 @@ from zoo.experts import EXPERTS, TOP, grouped, recur, route
 from zoo.program import HIDDEN
 
 SORTED = "sorted experts, argsort of argsort"
-LIST = "compiler.md 5.2"
+LIST = "JAX"
 
 
 def mixed(w, pool, slots, x, *, order_of=None, keys=None, count=None, back=None):
@@ -78,7 +78,12 @@ def _sorted(id, description, **parts):
 MUTANTS = (
     wrong(SORTED, "capacity", LIST, "experts drop what is over their capacity", capacity, Kind.CROSS_LANE),
     wrong(
-        SORTED, "load-balanced-routing", "bugs.md 91", "routing depends on the batch's load", balanced, Kind.CROSS_LANE
+        SORTED,
+        "load-balanced-routing",
+        "SGLang#27869",
+        "routing depends on the batch's load",
+        balanced,
+        Kind.CROSS_LANE,
     ),
     wrong(
         SORTED,

@@ -44,7 +44,7 @@ MUTANTS = (
     wrong(
         "gated delta, idle lanes",
         "idle-lanes-move-on",
-        "bugs.md 35",
+        "ROCm/ATOM#1436",
         "a lane of length 0 updates its rows",
         idle_lanes_move_on,
         Kind.IDLE,
@@ -52,7 +52,7 @@ MUTANTS = (
     wrong(
         "gated delta, idle lanes",
         "idle-by-multiplication",
-        "bugs.md 13",
+        "vLLM#35219",
         "0 * NaN survives the mask",
         idle_by_multiplication,
         Kind.IDLE,
@@ -60,7 +60,7 @@ MUTANTS = (
     wrong(
         "chunk at once",
         "tail-at-the-padded-end",
-        "bugs.md 66",
+        "mlx-lm#1736",
         "padding tokens enter the convolution's tail",
         tail_at_the_padded_end,
         Kind.IDLE,
@@ -68,7 +68,7 @@ MUTANTS = (
     wrong(
         "chunk at once",
         "fresh-before-idle",
-        "bugs.md 22",
+        "llama.cpp",
         "an idle lane at position 0 is cleared",
         fresh_before_idle,
         Kind.IDLE,
@@ -76,7 +76,7 @@ MUTANTS = (
     wrong(
         "idle rows written back",
         "idle-writes-zeros",
-        "bugs.md 33",
+        "SGLang#33431",
         "idle lanes write zeros",
         idle_writes_zeros,
         Kind.IDLE,

@@ -159,17 +159,15 @@ def _plain(id: str, source: str, description: str, step: Any, *kinds: Kind, **mo
     return wrong(PLAIN, id, source, description, step, *(kinds or MIXED), **more)
 
 
-LIST = "compiler.md 5.2"
+LIST = "JAX"
 MUTANTS = (
     _plain("roll", LIST, "outputs rolled by one lane", after(lambda y: jnp.roll(y, 1, axis=0))),
     _plain("reverse", LIST, "outputs in reverse order", after(lambda y: y[::-1])),
     _plain("batch-mean", LIST, "the mean over lanes is subtracted", before(lambda x: x - x.mean(0, keepdims=True))),
     _plain("lane-0-for-all", LIST, "lane 0 is broadcast", after(lambda y: jnp.broadcast_to(y[:1], y.shape))),
+    _plain("last-lane-for-all", "Atlas#101", "all lanes get the last lane's logits", after(lambda y: 0.0 * y + y[-1:])),
     _plain(
-        "last-lane-for-all", "bugs.md 78", "all lanes get the last lane's logits", after(lambda y: 0.0 * y + y[-1:])
-    ),
-    _plain(
-        "two-rows-swapped", "bugs.md 78", "lanes 0 and 1 swap their outputs", after(lambda y: y.at[:2].set(y[1::-1]))
+        "two-rows-swapped", "Atlas#101", "lanes 0 and 1 swap their outputs", after(lambda y: y.at[:2].set(y[1::-1]))
     ),
     _plain("cumulative-sum", LIST, "a cumulative sum over lanes", before(_cumulative)),
     _plain("softmax-over-lanes", LIST, "softmax over the wrong axis", after(lambda y: jax.nn.softmax(y, axis=0))),
@@ -181,18 +179,18 @@ MUTANTS = (
     ),
     _plain(
         "transposed-stride",
-        "bugs.md 9",
+        "mistral.rs#2357",
         "a transposed array read as if it were not",
         before(lambda x: x.T.reshape(LANES, HIDDEN)),
     ),
-    _plain("row-stride", "bugs.md 2", "rows of a wider projection read with a narrow stride", before(_strided)),
+    _plain("row-stride", "Atlas#214", "rows of a wider projection read with a narrow stride", before(_strided)),
     _plain("gram-matrix", LIST, "x @ x.T @ x", before(lambda x: x @ x.T @ x)),
     _plain("norm-over-the-batch", LIST, "a norm over all elements of the batch", before(_normalised)),
     _plain("maximum-over-lanes", LIST, "one scale for the batch", before(lambda x: x / jnp.max(jnp.abs(x)))),
     _plain("sorted-lanes", LIST, "outputs sorted over lanes", after(lambda y: jnp.sort(y, axis=0))),
     _plain(
         "one-hot-rows",
-        "compiler.md 1.27",
+        "JAX",
         "rows by one-hot products: zero times NaN",
         one_hot_rows,
         *MIXED,
@@ -203,19 +201,19 @@ MUTANTS = (
     _plain(
         "loop-until-all-are-done", LIST, "a loop until the last lane is done", after(_loop_until_all_are_done), *BRANCH
     ),
-    _plain("key-of-all-lanes", "compiler.md 5.2 RNG", "the random key is made of all lanes' inputs", random_key_of_all),
+    _plain("key-of-all-lanes", "JAX", "the random key is made of all lanes' inputs", random_key_of_all),
     _plain("first-index-for-all", LIST, "the first of the lanes' numbers is stretched", after(_first_index_for_all)),
     _plain("doubled-by-a-branch", LIST, "a branch on lane 0 chooses a pool", doubled_by_a_branch, *BRANCH),
     _plain("doubled-by-a-loop", LIST, "a loop of lane 0's length over a pool", doubled_by_a_loop, *BRANCH),
-    _idle("gates-not-permuted", "bugs.md 38", "inputs are permuted, gates are not", gates_too=False, back=True),
+    _idle("gates-not-permuted", "vLLM#51812", "inputs are permuted, gates are not", gates_too=False, back=True),
     _idle(
-        "not-put-back", "bugs.md 39", "lanes are split in one order and joined in another", gates_too=True, back=False
+        "not-put-back", "vLLM#40766", "lanes are split in one order and joined in another", gates_too=True, back=False
     ),
-    _idle("permuted-twice", "bugs.md 76", "permuted twice, put back once", gates_too=True, back=True, twice=True),
+    _idle("permuted-twice", "vLLM#53919", "permuted twice, put back once", gates_too=True, back=True, twice=True),
     wrong(
         "chunk at once",
         "sums-over-the-flat-batch",
-        "bugs.md 63",
+        "vLLM#23279",
         "decays summed from the start of the batch",
         flattened_sums,
         *MIXED,
@@ -223,7 +221,7 @@ MUTANTS = (
     wrong(
         "chunk at once",
         "chunks-of-the-flat-batch",
-        "bugs.md 53",
+        "SGLang#31833",
         "the grid of chunks lies over the flat batch",
         flattened_chunks,
         *MIXED,
@@ -231,7 +229,7 @@ MUTANTS = (
     wrong(
         "chunk at once",
         "packed-convolution",
-        "bugs.md 67",
+        "Automodel#2147",
         "packed lanes run as one sequence",
         packed_convolution,
         *MIXED,
@@ -239,7 +237,7 @@ MUTANTS = (
     wrong(
         "chunk at once",
         "uniform-path",
-        "bugs.md 41",
+        "vLLM#47123",
         "a batch of short lanes takes another path",
         uniform_path,
         *BRANCH,
@@ -247,7 +245,7 @@ MUTANTS = (
     wrong(
         "chunk at once",
         "shortest-lane",
-        "bugs.md 40",
+        "vLLM#55894",
         "one threshold for the batch, from its shortest lane",
         shortest_lane,
         *BRANCH,

@@ -35,7 +35,7 @@ class Mutant:
 
     Attributes:
         id: unique.
-        source: where the fault is from, as "bugs.md 23", "R1", "compiler.md 5.2".
+        source: where the fault is from, as "tpu-inference#2752", "tpu-inference#2752", "JAX".
         description: what is wrong, in one line.
         base: name of the correct program.
         tier: who must kill it.

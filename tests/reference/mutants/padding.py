@@ -67,19 +67,35 @@ def _plain(id: str, source: str, description: str, step: Any, kinds: set[Kind], 
 
 
 MUTANTS = (
-    _plain("clamped-padding", "R1, bugs.md 23", "padding index N is clamped to the last row", clamped_padding, BAD),
+    _plain("clamped-padding", "tpu-inference#2752", "padding index N is clamped to the last row", clamped_padding, BAD),
     _plain(
-        "sentinel-last-row", "R4, bugs.md 24", "-1 becomes the last row, which is handed out", last_row_as_sentinel, BAD
+        "sentinel-last-row",
+        "tokenspeed#700, SGLang#36885",
+        "-1 becomes the last row, which is handed out",
+        last_row_as_sentinel,
+        BAD,
     ),
-    _plain("wrapped-padding", "bugs.md 25", "-1 wraps to the last row although mode is drop", wrapped_padding, BAD),
-    _plain("padding-holds-a-live-row", "R2", "padding lanes hold the largest live row", live_row_as_padding, BAD),
     _plain(
-        "padding-holds-lane-0", "R2, bugs.md 28", "padding lanes write the row of lane 0", first_lane_as_padding, BAD
+        "wrapped-padding", "flashinfer#5042", "-1 wraps to the last row although mode is drop", wrapped_padding, BAD
     ),
-    _plain("remainder", "bugs.md 27", "rows modulo the size of a compact pool", remainder, BAD),
+    _plain(
+        "padding-holds-a-live-row",
+        "tpu-inference#2469",
+        "padding lanes hold the largest live row",
+        live_row_as_padding,
+        BAD,
+    ),
+    _plain(
+        "padding-holds-lane-0",
+        "tpu-inference#2469, TRT-LLM#13151",
+        "padding lanes write the row of lane 0",
+        first_lane_as_padding,
+        BAD,
+    ),
+    _plain("remainder", "vllm-gaudi#1431", "rows modulo the size of a compact pool", remainder, BAD),
     _plain(
         "stale-tail",
-        "bugs.md 28",
+        "TRT-LLM#13151",
         "the scatter runs over the stale tail of an index buffer",
         stale_tail,
         BAD,
@@ -88,7 +104,7 @@ MUTANTS = (
     ),
     _plain(
         "dummy-writes",
-        "bugs.md 29",
+        "vLLM#37728",
         "a dummy run writes through rows left in a table",
         dummy_writes,
         BAD,

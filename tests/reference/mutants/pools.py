@@ -126,7 +126,7 @@ def _square(id: str, description: str, step: Any) -> Any:
     return wrong(
         PLAIN,
         id,
-        "bugs.md 70, compiler.md 5.3",
+        "sparkinfer#615",
         description,
         step,
         Kind.LABEL,
@@ -146,22 +146,20 @@ MUTANTS = (
     _square("outer-product-swapped", "the update is v k^T, and is put straight twice", outer_product_swapped),
     _plain(
         "read-after-write",
-        "bugs.md 77",
+        "SGLang#24221",
         "the old version is read after the write",
         read_after_write,
         Kind.STALE,
         evidence=FAULT,
     ),
-    _plain(
-        "two-chains", "compiler.md 5.0 version", "two successors of one version", two_chains, Kind.STALE, evidence=FAULT
-    ),
-    _plain("whole-pool-decays", "compiler.md 5.2 frame", "every row of the pool is scaled", whole_pool_decays, *FRAME),
-    _plain("others-zeroed", "compiler.md 5.2 frame", "rows of no lane become zero", others_zeroed, *FRAME),
-    _plain("pool-rolled", "compiler.md 5.2 frame", "the pool is rolled by one row", pool_rolled, *FRAME),
+    _plain("two-chains", "JAX", "two successors of one version", two_chains, Kind.STALE, evidence=FAULT),
+    _plain("whole-pool-decays", "JAX", "every row of the pool is scaled", whole_pool_decays, *FRAME),
+    _plain("others-zeroed", "JAX", "rows of no lane become zero", others_zeroed, *FRAME),
+    _plain("pool-rolled", "JAX", "the pool is rolled by one row", pool_rolled, *FRAME),
     wrong(
         "copies, moves and forks",
         "copies-in-sequence",
-        "bugs.md 80",
+        "sglang-jax",
         "a copy reads what another has written",
         copies_one_after_the_other,
         *FRAME,
@@ -171,7 +169,7 @@ MUTANTS = (
     wrong(
         "copies, moves and forks",
         "read-pointer",
-        "bugs.md 56",
+        "vLLM#56196",
         "written through the pointer for reading",
         written_through_the_read_pointer,
         *FRAME,
@@ -179,7 +177,7 @@ MUTANTS = (
     wrong(
         "copies, moves and forks",
         "layout-not-moved",
-        "bugs.md 69",
+        "SGLang-fork#288",
         "the array of layouts stays behind",
         layout_not_moved,
         *COUPLED,
@@ -187,7 +185,7 @@ MUTANTS = (
     wrong(
         "two slot maps",
         "one-map-for-two",
-        "bugs.md 83",
+        "vLLM#34874",
         "one group's metadata is used for the other's",
         one_map_for_two,
         *FRAME,
@@ -196,7 +194,7 @@ MUTANTS = (
     wrong(
         "gated delta",
         "orders-differ",
-        "compiler.md 5.2",
+        "JAX",
         "convolution and state in different orders of lanes",
         orders_differ,
         *FRAME,
@@ -204,7 +202,7 @@ MUTANTS = (
     wrong(
         "gated delta",
         "sentinels-differ",
-        "bugs.md 26",
+        "vLLM#39064",
         "two kernels disagree about the padding row",
         sentinels_differ,
         *COUPLED,
@@ -214,7 +212,7 @@ MUTANTS = (
     wrong(
         "gated delta",
         "state-not-written",
-        "bugs.md 44, 47",
+        "SGLang#26351, llama.cpp#28019",
         "one array of a group is not committed",
         state_not_written,
         *COUPLED,
@@ -223,7 +221,7 @@ MUTANTS = (
     wrong(
         "attention",
         "caches-swapped",
-        "R15",
+        "pytorch#198031",
         "two arrays of a group come back in each other's place",
         caches_swapped,
         Kind.WRONG_ROW,

@@ -164,7 +164,7 @@ def start(host: Host, *lanes: tuple[int, int]) -> None:
     )
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", [next(iter(RIGHT)), *(pytest.param(n, marks=pytest.mark.long) for n in [*RIGHT][1:])])
 def test_right_steps_pass_with_slots_reused(name: str) -> None:
     host, owner, rng = Host(RIGHT[name]), SlotOwner(SLOTS), np.random.default_rng(0)
     lanes: list[Any] = [None] * N
@@ -226,6 +226,7 @@ def test_stale_state_of_the_previous_tenant() -> None:
     assert error.lanes == (1,)
 
 
+@pytest.mark.long
 def test_only_one_pool_is_not_reset() -> None:
     def step(w, conv, ssm, slots, lengths, positions, x):
         out, conv, _ = batched()(w, conv, ssm, slots, lengths, positions, x)
@@ -315,6 +316,7 @@ def test_reads_of_rows_that_the_lane_does_not_own(read: Callable) -> None:
     assert 0 in error.lanes
 
 
+@pytest.mark.long
 def test_lane_that_computes_with_anothers_row_is_told_apart() -> None:
     host = Host(GATHERED)
     start(host, (5, 4), (6, 3), (7, 1))
@@ -356,6 +358,7 @@ def test_padding_that_is_clamped_or_wrapped_into_a_live_row(pad: int) -> None:
     fails(host, "found owner nobody", [SLOTS - 1, pad, pad], [Turn(5, 2, 1), None, None])
 
 
+@pytest.mark.long
 def test_rows_of_lanes_that_meet_after_they_were_read() -> None:
     def step(w, conv, ssm, slots, lengths, positions, x):
         out, conv, ssm = batched()(w, conv, ssm, slots, lengths, positions, x)
@@ -404,6 +407,7 @@ def snapshots() -> tuple[Host, dict[int, Label]]:
     return host, labels
 
 
+@pytest.mark.long
 def test_a_snapshot_restored_where_it_was_taken() -> None:
     host, labels = snapshots()
     copied(host, [5, 5, 0], [2, 3, 0])
@@ -457,6 +461,7 @@ def test_row_pools() -> None:
     fails(host, "lane 0, row 0: wrong owner .*owner 8, .*found owner 6", [0] * N, turns)
 
 
+@pytest.mark.long
 def test_row_pools_whose_lanes_are_mixed() -> None:
     def step(w, conv, ssm, slots, lengths, positions, x):
         return row_step(w, conv, ssm[::-1], slots, lengths, positions, x)
@@ -504,6 +509,7 @@ def test_pools_stacked_over_layers() -> None:
     assert ghosts[0].tolist()[1:4] == [[4 + lane, 3, 0, 3] for lane in range(N)]
 
 
+@pytest.mark.long
 def test_a_layer_that_is_moved_unlike_the_others() -> None:
     args = (jnp.zeros((LAYERS, SLOTS, WIDTH)), jnp.array([1, 2, 3], jnp.int32), jnp.ones((N, WIDTH)))
     sanitized = sanitize(stack(lambda slots, layer: jnp.where(layer == 1, slots + 1, slots)), args, STACKED)
@@ -526,6 +532,7 @@ def cache_step(cache: Array, slots: Array, positions: Array, x: Array) -> tuple[
     return past + x, cache.at[slots, positions].set(x)
 
 
+@pytest.mark.long
 def test_caches_are_masked_by_position() -> None:
     args = (jnp.zeros((SLOTS, 8)), jnp.array([1, 2, 0], jnp.int32), jnp.zeros(N, jnp.int32), jnp.ones(N))
     strict, lenient = (sanitize(cache_step, args, CACHE, masked=masked) for masked in ((), ("argument 0",)))
@@ -549,6 +556,7 @@ def test_caches_are_masked_by_position() -> None:
         sanitize(cache_step, args, CACHE, masked=["cache"])
 
 
+@pytest.mark.long
 def test_a_row_with_new_and_old_tokens_is_new() -> None:
     """Of two writes to a row the later moves what was there; the row still has a new token."""
 
@@ -631,6 +639,7 @@ def test_shapes_are_checked() -> None:
         sanitized.step(*example(), ghosts=sanitized.ghosts(), expected=expected)
 
 
+@pytest.mark.long
 def test_the_verdict_is_of_the_first_fault_and_traced_again_alike() -> None:
     host = Host(GATHERED)
     start(host, (5, 3))

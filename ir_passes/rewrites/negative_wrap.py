@@ -27,7 +27,7 @@ class NegativeWrap:
             return None
         raw = self._raw(eqn, rows)
         if raw is not None and column is None:
-            return [], raw
+            return self.removed(raw, None, rows) or ([], raw)
         name, invars = eqn.primitive.name, list(eqn.invars)
         place, inner = 0, column
         if name == "concatenate" and column is not None and eqn.params["dimension"] == len(shape(index)) - 1:

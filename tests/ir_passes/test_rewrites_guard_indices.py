@@ -166,6 +166,17 @@ def test_what_is_guarded_already_stays() -> None:
     assert (after, report) == (before, "")
 
 
+def test_a_wrap_around_a_wrap_goes_too() -> None:
+    def step(pool, slots, x):
+        wrapped = jnp.where(slots < 0, slots + SLOTS, slots)
+        return pool.at[wrapped].set(x), pool[wrapped]
+
+    before = graph_of(step, ARGS, ONE)
+    after, _ = rewrite(GuardIndices(), before)
+    assert_same(before, after)
+    assert touched(after, -1)[0] == set()
+
+
 def test_batched_rows_are_left_alone_and_named() -> None:
     contract = LaneContract(
         (Pool("p", axis=1), SlotMap("p", SLOTS), ONE.inputs[2]), (Pool("p", axis=1), ONE.outputs[1])

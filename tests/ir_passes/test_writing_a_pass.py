@@ -1,0 +1,22 @@
+"""The example of docs/writing-a-pass.md runs and does what the page says."""
+
+import re
+
+import pytest
+
+from ir_passes.rewrites import DEFAULT_PASSES
+
+
+def test_the_example_runs(root, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (root / "docs" / "writing-a-pass.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    scope: dict = {"__name__": "writing_a_pass"}
+    exec(compile(example, "docs/writing-a-pass.md", "exec"), scope)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "double-negation: removed 1 double negations"
+    assert printed[1].startswith("drop-dead: dropped 1 dead equations")
+    done, negation = scope["done"], scope["DoubleNegation"]()
+    assert [eqn.primitive.name for eqn in done.graph.program.jaxpr.eqns] == ["sin"]
+    assert negation.run(done.graph) is done.graph
+    for one in DEFAULT_PASSES:
+        assert f"| {one.name} |" in page

@@ -60,6 +60,13 @@ def collectives(
     return listed, findings
 
 
+_COMBINING = (
+    "fusion", "reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter", "all-reduce", "reduce-scatter",
+    "all-reduce-start",
+)  # fmt: skip
+"""What these call combines numbers, and talks to no other device."""
+
+
 def _reached(executable: Executable, live: LiveValues) -> Iterator[int]:
     """Computations that run, those of asynchronous operations included."""
     seen: dict[int, None] = {}
@@ -68,7 +75,9 @@ def _reached(executable: Executable, live: LiveValues) -> Iterator[int]:
         id = todo.pop()
         if id not in seen:
             seen[id] = None
-            todo += [called for one in executable.module.computations[id].instructions for called in one.called]
+            for one in executable.module.computations[id].instructions:
+                if one.opcode not in _COMBINING:
+                    todo += one.called
     yield from seen
 
 

@@ -95,10 +95,11 @@ def pool_copies(executable: Executable, bound: BoundContract, live: LiveValues) 
     pools = _pools(executable, bound)
     found: list[PoolCopy] = []
     for one in live.executed:
-        source = _copied(one, executable)
+        made = [(index, value) for index, value in _made(one, live) if _as_large(value, pools)]
+        source = _copied(one, executable) if made else None
         if source is None:
             continue
-        for index, value in _made(one, live):
+        for index, value in made:
             paths = _matching(value, pools, executable)
             if paths and not _same_place(value, source, index, live):
                 op_name, line = origin(one, executable.module)
@@ -109,9 +110,7 @@ def pool_copies(executable: Executable, bound: BoundContract, live: LiveValues) 
 
 def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Sequence[str]) -> Iterator[Finding]:
     """A finding for each copy, unless all the pools that it may be of match a pattern of `allowed`."""
-    named = {
-        one.name: one for computation in executable.module.computations.values() for one in computation.instructions
-    }
+    named = {one.name: one for one in executable.module.instructions.values()}
     for copy in copies:
         if all(any(fnmatchcase(path, pattern) for pattern in allowed) for path in copy.pools):
             continue
@@ -143,11 +142,11 @@ def second_pools(executable: Executable, bound: BoundContract, live: LiveValues)
     pools = {key: paths for key, paths in _pools(executable, bound).items() if not any(map(by_lane, paths))}
     numbers = {executable.parameters.get(i) for i, one in enumerate(bound.inputs) if isinstance(one.entry, Pool)}
     for one in live.executed:
-        if one.opcode in ("parameter", "constant") or _copied(one, executable) is not None:
+        if one.opcode in ("parameter", "constant"):
             continue
         for _, value in _made(one, live):
             paths = _matching(value, pools, executable)
-            if not paths or value.slice is None:
+            if not paths or value.slice is None or _copied(one, executable) is not None:
                 continue
             if executable.buffers.allocations[value.slice.allocation].parameter in numbers - {None}:
                 continue
@@ -175,16 +174,21 @@ def _long(dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in dims if size != 1)
 
 
+def _as_large(value: Value, pools: dict[Key, list[Bound]]) -> bool:
+    """Whether a value has the dtype of a pool and as many elements."""
+    return any(value.array.dtype == dtype and value.array.count == math.prod(dims) for dtype, dims in pools)
+
+
 def _matching(value: Value, pools: dict[Key, list[Bound]], executable: Executable) -> list[Bound]:
     """The pools that a value may be a version of: of its own type, or of one that it is read as."""
-    dtype, count = value.array.dtype, value.array.count
-    if not any(dtype == key[0] and count == math.prod(key[1]) for key in pools):
+    if not _as_large(value, pools):
         return []
-    found: dict[str, Bound] = {}
-    for dims in (value.array.dims, *_read_as(value.instruction, executable)):
-        for one in pools.get((dtype, _long(dims)), []):
-            found[one.path] = one
-    return list(found.values())
+    dtype = value.array.dtype
+    found = pools.get((dtype, _long(value.array.dims)))
+    if found:
+        return found
+    read_as = {_long(dims) for dims in _read_as(value.instruction, executable)}
+    return list({one.path: one for dims in read_as for one in pools.get((dtype, dims), [])}.values())
 
 
 def _read_as(one: Instruction, executable: Executable) -> Iterator[tuple[int, ...]]:
@@ -195,10 +199,10 @@ def _read_as(one: Instruction, executable: Executable) -> Iterator[tuple[int, ..
             yield user.array.dims
             yield from _read_as(user, executable)
         elif user.opcode == "fusion":
-            parameters = module.computations[user.called[0]].parameters
+            fused = module.computations[user.called[0]]
             for number, operand in enumerate(user.operands):
                 if operand == one.id:
-                    inner = module.users.get(parameters[number].id, [])
+                    inner = fused.users.get(fused.parameters[number].id, [])
                     yield from (bitcast.array.dims for bitcast in inner if bitcast.opcode == "bitcast")
 
 

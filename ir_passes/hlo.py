@@ -6,6 +6,8 @@ This file, `hlo_schema` and `wire` are the only ones that know how JAX and XLA h
 import hashlib
 import math
 import re
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -81,16 +83,17 @@ def read_module(data: bytes) -> Module:
     reader = _Reader(raw["stack_frames"])
     computations: dict[int, Computation] = {}
     for one in raw["computations"]:
-        instructions = tuple(reader.instruction(item, one["id"]) for item in one["instructions"])
-        computations[one["id"]] = Computation(one["id"], one["name"], one["is_fusion"], instructions, one["root_id"])
+        read = partial(reader.instructions, one["instructions"], one["id"])
+        computations[one["id"]] = Computation(one["id"], one["name"], one["is_fusion"], one["root_id"], read)
     sequences = raw["schedule"]["sequences"] if raw["schedule"] else ()
     schedule = {one["key"]: one["value"]["instruction_ids"] for one in sequences if one["value"]}
     aliases = tuple(
         IoAlias(one["output_index"], one["parameter_number"], one["parameter_index"])
         for one in (raw["alias"]["entries"] if raw["alias"] else ())
     )
-    every = {one.id: one for computation in computations.values() for one in computation.instructions}
-    if len(every) != sum(len(computation.instructions) for computation in computations.values()):
+    scheduled = [computation for computation in computations.values() if computation.id in schedule]
+    every = {one.id: one for computation in scheduled for one in computation.instructions}
+    if len(every) != sum(len(computation.instructions) for computation in scheduled):
         raise HloError("instruction ids are not unique in the module")
     return Module(raw["name"], raw["entry_id"], computations, every, schedule, aliases)
 
@@ -155,6 +158,10 @@ class _Reader:
         self._frames = _frames(stack_frames)
         self._shapes: dict[bytes, dict[Index, Array]] = {}
         self._metadata: dict[bytes, tuple[str, str]] = {b"": ("", "")}
+
+    def instructions(self, serialized: Sequence[bytes], computation: int) -> tuple[Instruction, ...]:
+        """Those of one computation."""
+        return tuple(self.instruction(decode(one, hlo_schema.INSTRUCTION), computation) for one in serialized)
 
     def instruction(self, raw: dict[str, Any], computation: int) -> Instruction:
         arrays = self._shapes.get(raw["shape"])

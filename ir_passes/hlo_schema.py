@@ -107,7 +107,7 @@ COMPUTATION = Message(
     "HloComputationProto",
     {
         1: Field("name", "str"),
-        2: _list("instructions", INSTRUCTION),
+        2: _many("instructions", "bytes"),
         5: Field("id", "int"),
         6: Field("root_id", "int"),
         7: Field("is_fusion", "bool"),

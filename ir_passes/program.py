@@ -1,7 +1,7 @@
 """A compiled program as XLA scheduled it and placed it in memory: immutable objects, read by `hlo`."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 Index = tuple[int, ...]
@@ -101,13 +101,27 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Computation:
-    """A computation: its instructions, operands before users, and its root's id."""
+    """A computation: its instructions, operands before users, and its root's id.
+
+    Attributes:
+        read: its instructions; most of a program's are inside fusions, which few questions look into.
+    """
 
     id: int
     name: str
     is_fusion: bool
-    instructions: tuple[Instruction, ...]
     root: int
+    read: Callable[[], tuple[Instruction, ...]] = field(repr=False, compare=False)
+
+    @cached_property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """Operands before users."""
+        return self.read()
+
+    @cached_property
+    def users(self) -> dict[int, list[Instruction]]:
+        """The instructions that have an instruction as an operand."""
+        return _users(self.instructions)
 
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
@@ -129,6 +143,7 @@ class Module:
     """A scheduled module.
 
     Attributes:
+        instructions: by id, of every computation that has a schedule.
         schedule: computation id -> instruction ids in the order they run; fusions and scalar functions have none.
     """
 
@@ -147,11 +162,15 @@ class Module:
     @cached_property
     def users(self) -> dict[int, list[Instruction]]:
         """The instructions that have an instruction as an operand."""
-        users: dict[int, list[Instruction]] = {}
-        for one in self.instructions.values():
-            for operand in one.operands:
-                users.setdefault(operand, []).append(one)
-        return users
+        return _users(self.instructions.values())
+
+
+def _users(instructions: Iterable[Instruction]) -> dict[int, list[Instruction]]:
+    users: dict[int, list[Instruction]] = {}
+    for one in instructions:
+        for operand in one.operands:
+            users.setdefault(operand, []).append(one)
+    return users
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def test_canary_alias_and_kept_arguments(canary: Executable) -> None:
 
 
 def test_canary_constant_and_attributes(canary: Executable) -> None:
-    every = canary.module.instructions.values()
+    every = [one for computation in canary.module.computations.values() for one in computation.instructions]
     assert ROWS in [one.scalar for one in every]
     sliced = [one for one in every if one.opcode == "slice"]
     assert [one.slices for one in sliced] == [((0, 4, 1), (0, 1, 1))]

@@ -63,6 +63,8 @@ def flatten(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
 
     What is proved, rewritten and compiled is this form.
     """
+    if all(ir.body_of(eqn) is None or declaration_of(eqn) is not None for eqn in program.jaxpr.eqns):
+        return program
     return ir.inline(program, keep=lambda eqn: declaration_of(eqn) is not None)
 
 

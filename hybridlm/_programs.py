@@ -7,7 +7,15 @@ from typing import Any, Literal
 
 from hybridlm._sampling import LogitsProcessor
 from hybridlm._steps import GENERATE_CONTRACT, SCORE_CONTRACT, Step, Structure, generate_step, score_step
-from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, LaneContract, compile_step
+from ir_passes import (
+    AuditError,
+    Certificate,
+    CompiledStep,
+    HloError,
+    IsolationError,
+    LaneContract,
+    compile_step,
+)
 
 Certify = Literal["error", "warn", "off"]
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
@@ -89,7 +97,7 @@ class Programs:
             args: as the step takes them, host arrays included, which must not be written to afterwards.
 
         Raises:
-            IsolationError, AuditError: the step is refused (see `compile_step`); nothing has run.
+            IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
         return self.compiled(shape, args)(*args)
 
@@ -107,6 +115,9 @@ class Programs:
             return compile_step(
                 step, args, contract, certify=self._certify, certificates=self._directory, may_copy=MAY_COPY
             )
-        except (IsolationError, AuditError) as error:
-            error.add_note(f"The step is {shape} (lanes x tokens); it was not run.")
+        except (IsolationError, AuditError, HloError) as error:
+            error.add_note(
+                f"The step is {shape} (lanes x tokens); it was not run. For experiments, "
+                "hybridlm.load(..., certify='warn') runs such steps all the same."
+            )
             raise

@@ -11,6 +11,7 @@ from ir_passes.contract import Bound, BoundContract, ContractError, Lane, LaneCo
 from ir_passes.declared import declassify, rowwise
 from ir_passes.exported import Exported, ExportError, load_exported
 from ir_passes.findings import AuditError, Finding, FindingKind
+from ir_passes.hlo import HloError
 from ir_passes.labels import name_dims
 from ir_passes.lane_proof import Proof, prove_isolation
 from ir_passes.liveness import Liveness, liveness
@@ -43,6 +44,7 @@ __all__ = [
     "Finding",
     "FindingKind",
     "Graph",
+    "HloError",
     "IsolationError",
     "Label",
     "Lane",

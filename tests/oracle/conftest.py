@@ -33,6 +33,8 @@ CHUNKS = range(1, 18)
 SHORT_RUN_CHUNKS = {("dense_interval", 7), ("sparse_multimodal", 17)}
 SHORT_RUN = {
     "test_ragged_batch_scores": {"next_base", "dense_base", "sparse_base"},
+    # The others generate in chunks of the sizes above.
+    "test_ragged_batch_generates": {variant.name for variant in VARIANTS} - {name for name, _ in SHORT_RUN_CHUNKS},
     "test_each_prompt_alone": {"dense_multimodal"},
 }
 """Variants of the short run for tests whose steps are their own: compiling is nearly all that a test costs."""

@@ -127,7 +127,7 @@ def test_levels_between_batched_layers() -> None:
     contract = LaneContract((Pool("a"), Pool("b"), SlotMap(("a", "b"), SLOTS), Lane()), (Pool("a"), Pool("b"), Lane()))
 
     def step(a, b, slots, x):
-        for mix in (jnp.tanh, jnp.exp):
+        for mix in (jnp.tanh, jnp.sin):
             rows = []
             for i in range(LANES):
                 rows.append(a[slots[i]] + x[i] * b[slots[i]])
@@ -139,7 +139,8 @@ def test_levels_between_batched_layers() -> None:
 
     before = graph_of(step, (pool(), pool(), slots(), x()), contract)
     after, report = rewrite(Rebatch(), before)
-    assert_same(before, after, tolerance=1e-6)
+    # sums of numbers up to 16, whose last place is 1e-6; a product and a sum may be rounded once or twice
+    assert_same(before, after, tolerance=4e-6)
     assert report.count("re-batched") == 3
     assert primitives(after).count("scatter") == 4
 

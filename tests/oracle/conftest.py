@@ -65,9 +65,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def parameters(variant: Variant, seed: int, *more: Any, short: bool) -> Any:
-    """With `--dist loadgroup` all tests of a case run in one process, which makes the case once."""
-    marks = [pytest.mark.xdist_group(f"{variant.name}-{seed}"), *([] if short else [pytest.mark.long])]
-    return pytest.param((variant, seed), *more, id="-".join(map(str, (variant.name, seed, *more))), marks=marks)
+    name = "-".join(map(str, (variant.name, seed, *more)))
+    return pytest.param((variant, seed), *more, id=name, marks=[] if short else [pytest.mark.long])
 
 
 @pytest.fixture(scope="session")

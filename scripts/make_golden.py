@@ -1,6 +1,6 @@
 """Writes tests/golden: tiny checkpoints with what Hugging Face transformers computes from them.
 
-    python scripts/make_golden.py [--output tests/golden] [--seed 0]
+    python scripts/make_golden.py [--output tests/golden] [--seed 0] [name ...]
 
 needs the extra `oracle`. Each folder holds config.json and safetensors as transformers wrote them, `expected.npz`
 (prompts, logits of every position, log-probabilities, 32 greedy tokens and their margins) and `provenance.json` (what
@@ -35,9 +35,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "tests" / "golden", help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the first prompts")
+    parser.add_argument("names", nargs="*", metavar="name", help="variants to write; all of them by default")
     options = parser.parse_args()
+    if unknown := set(options.names) - {variant.name for variant in GOLDEN}:
+        parser.error(f"no such variants: {', '.join(sorted(unknown))}; there are {', '.join(v.name for v in GOLDEN)}")
     torch.set_num_threads(1)  # one order of summation, so that the same machine writes the same bytes
     for variant in GOLDEN:
+        if options.names and variant.name not in options.names:
+            continue
         directory = options.output / variant.name
         shutil.rmtree(directory, ignore_errors=True)
         write_checkpoint(variant, options.seed, directory)

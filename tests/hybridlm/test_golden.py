@@ -6,13 +6,20 @@ import pathlib
 
 import numpy as np
 import pytest
-from comparison import QWEN_TOLERANCE, Greedy, check_greedy, check_logits, check_logprobs, padded
-from float64_reference import Float64Model
+from comparison import TOLERANCES, Greedy, check_greedy, check_logits, check_logprobs, padded
+from float64_reference import FAMILIES, Float64Model
 
 import hybridlm
+from models import family_of
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
-NAMES = sorted(path.name for path in GOLDEN.iterdir())
+FAMILY = {
+    path.name: family_of(json.loads((path / "config.json").read_text())).name for path in sorted(GOLDEN.iterdir())
+}
+NAMES = list(FAMILY)
+WITH_REFERENCE = pytest.mark.parametrize(
+    "golden", [name for name in NAMES if FAMILY[name] in FAMILIES], indirect=True, scope="module"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +44,10 @@ class Golden:
             np.split(expected["logprobs"], ends),
             [Greedy(*pair) for pair in zip(expected["greedy"], expected["greedy_margins"], strict=True)],
         )
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCES[FAMILY[self.directory.name]]
 
     def where(self, index: int) -> str:
         return f"{self.directory.name}, prompt of {len(self.prompts[index])} tokens"
@@ -63,23 +74,26 @@ def test_provenance(golden: Golden):
     """The files say what made them and leave no near tie behind which an error could hide."""
     provenance = json.loads((golden.directory / "provenance.json").read_text())
     assert {"command", "seed", "torch", "transformers", "class"} <= set(provenance)
-    assert provenance["smallest_prompt_margin"] > 2 * QWEN_TOLERANCE
-    assert min(greedy.margins.min() for greedy in golden.greedy) > 2 * QWEN_TOLERANCE
+    assert provenance["smallest_prompt_margin"] > 2 * golden.tolerance
+    assert min(greedy.margins.min() for greedy in golden.greedy) > 2 * golden.tolerance
 
 
+@WITH_REFERENCE
 def test_float64(golden: Golden):
     """Two independent implementations, transformers in float32 and NumPy in float64, agree on the files."""
     model = Float64Model(golden.directory)
     for index, (prompt, expected) in enumerate(zip(golden.prompts, golden.logits, strict=True)):
-        assert not check_logits(model.forward(prompt).logits.astype(np.float32), expected, golden.where(index))
+        found = model.forward(prompt).logits.astype(np.float32)
+        assert not check_logits(found, expected, golden.where(index), golden.tolerance)
 
 
 def test_logits(golden: Golden, lm: hybridlm.LM):
     batch = np.asarray(lm.forward(padded(golden.prompts)).logits)
     for index, (row, expected) in enumerate(zip(batch, golden.logits, strict=True)):
-        assert not check_logits(row[: len(expected)], expected, golden.where(index))
+        assert not check_logits(row[: len(expected)], expected, golden.where(index), golden.tolerance)
 
 
+@WITH_REFERENCE
 def test_states(golden: Golden, lm: hybridlm.LM):
     """What the delta nets remember after the longest prompt, the one without padding behind it."""
     states = lm.forward(padded(golden.prompts), return_states=True).states
@@ -96,7 +110,7 @@ def test_states(golden: Golden, lm: hybridlm.LM):
 def test_scores(golden: Golden, lm: hybridlm.LM):
     """Eight prompts queued over three lanes, against the log-probabilities of each alone."""
     for index, score in enumerate(lm.score(golden.prompts)):
-        check_logprobs(score.logprobs, golden.logprobs[index], golden.where(index))
+        check_logprobs(score.logprobs, golden.logprobs[index], golden.where(index), golden.tolerance)
         best = golden.logits[index][:-1].argmax(axis=-1)
         assert score.greedy[1:].tolist() == (best == np.asarray(golden.prompts[index][1:])).tolist()
 
@@ -105,13 +119,13 @@ def test_scores(golden: Golden, lm: hybridlm.LM):
 def test_generates(golden: Golden, lm: hybridlm.LM):
     """Eight prompts queued over three lanes, against the greedy continuation of each alone: every token."""
     for index, completion in enumerate(lm.generate(golden.prompts, max_tokens=32, ignore_eos=True)):
-        assert not check_greedy(completion.token_ids, golden.greedy[index], golden.where(index))
+        assert not check_greedy(completion.token_ids, golden.greedy[index], golden.where(index), golden.tolerance)
 
 
 @long_except()
 def test_longest_prompt_alone(golden: Golden, lm: hybridlm.LM):
     """A step of one lane is another compiled step. In short runs tests/oracle has one model alone, and
     test_generate.py compares prompts alone with the same in a batch."""
-    check_logprobs(lm.score([golden.prompts[-1]])[0].logprobs, golden.logprobs[-1], golden.where(-1))
+    check_logprobs(lm.score([golden.prompts[-1]])[0].logprobs, golden.logprobs[-1], golden.where(-1), golden.tolerance)
     completion = lm.generate([golden.prompts[-1]], max_tokens=32, ignore_eos=True)[0]
-    assert not check_greedy(completion.token_ids, golden.greedy[-1], golden.where(-1))
+    assert not check_greedy(completion.token_ids, golden.greedy[-1], golden.where(-1), golden.tolerance)

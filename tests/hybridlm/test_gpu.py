@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import Greedy, check_greedy, check_logits, padded
+from comparison import TOLERANCES, Greedy, check_greedy, check_logits, padded
 
 import hybridlm
 from hybridlm import demo
@@ -22,15 +22,16 @@ MODELS = sorted(path.name for path in GOLDEN.iterdir())
 def test_golden_logits_and_greedy_tokens(name: str) -> None:
     """`dtype="float32"` means full float32 products, on devices too that would round their operands by default."""
     lm = hybridlm.load(GOLDEN / name, lanes=3, dtype="float32", chunk=16)
+    tolerance = TOLERANCES[lm.config.family]
     with np.load(GOLDEN / name / "expected.npz") as file:
         expected = dict(file)
     ends = np.cumsum(expected["lengths"])[:-1]
     prompts = [prompt.tolist() for prompt in np.split(expected["prompts"], ends)]
     for found, logits in zip(lm.forward(padded(prompts)).logits, np.split(expected["logits"], ends), strict=True):
-        check_logits(np.asarray(found)[: len(logits)], logits, name)
+        check_logits(np.asarray(found)[: len(logits)], logits, name, tolerance)
     completions = lm.generate(prompts, max_tokens=expected["greedy"].shape[1], ignore_eos=True)
     for completion, tokens, margins in zip(completions, expected["greedy"], expected["greedy_margins"], strict=True):
-        check_greedy(completion.token_ids, Greedy(tokens, margins), name)
+        check_greedy(completion.token_ids, Greedy(tokens, margins), name, tolerance)
 
 
 def test_a_sequence_has_the_same_bits_beside_others() -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from comparison import QWEN_TOLERANCE
+from float64_reference import FAMILIES as FAMILIES
 from float64_reference import Float64Model, gated_attention, gated_delta_net
 
 pytestmark = pytest.mark.oracle

@@ -17,7 +17,7 @@ def test_logits_of_every_position(case, lm):
     """All prompts in one batch, with the room behind the short ones filled by other tokens."""
     batch = np.asarray(lm.forward(padded(case.prompts)).logits)
     ties = sum(
-        check_logits(row[: len(expected)], expected, case.where(index))
+        check_logits(row[: len(expected)], expected, case.where(index), case.tolerance)
         for index, (row, expected) in enumerate(zip(batch, case.logits, strict=True))
     )
     assert ties <= MOST_TIES
@@ -28,7 +28,7 @@ def test_ragged_batch_scores(case, lm):
     for index, score in enumerate(lm.score(case.prompts)):
         where, prompt = case.where(index), case.prompts[index]
         assert list(score.token_ids) == prompt, where
-        check_logprobs(score.logprobs, case.logprobs[index], where)
+        check_logprobs(score.logprobs, case.logprobs[index], where, case.tolerance)
         best = np.sort(case.logits[index][:-1], axis=-1)
         clear = best[:, -1] - best[:, -2] > 5e-3
         greedy = case.logits[index][:-1].argmax(axis=-1) == np.asarray(prompt[1:])
@@ -40,7 +40,7 @@ def test_ragged_batch_generates(case, lm):
     """Eight prompts queued over three lanes continue as each does alone in transformers."""
     completions = lm.generate(case.prompts, max_tokens=GREEDY_TOKENS, ignore_eos=True)
     ties = sum(
-        check_greedy(completion.token_ids, case.greedy[index], case.where(index))
+        check_greedy(completion.token_ids, case.greedy[index], case.where(index), case.tolerance)
         for index, completion in enumerate(completions)
     )
     assert ties <= MOST_TIES
@@ -49,12 +49,12 @@ def test_ragged_batch_generates(case, lm):
 def test_each_prompt_alone(case, lm):
     """One prompt at a time: the same logits, the same log-probabilities and the same continuation."""
     logits = np.asarray(lm.forward(case.prompts[-1]).logits)
-    ties = check_logits(logits, case.logits[-1], case.where(-1) + ", alone")
+    ties = check_logits(logits, case.logits[-1], case.where(-1) + ", alone", case.tolerance)
     for index, prompt in enumerate(case.prompts):
         where = case.where(index) + ", alone"
-        check_logprobs(lm.score([prompt])[0].logprobs, case.logprobs[index], where)
+        check_logprobs(lm.score([prompt])[0].logprobs, case.logprobs[index], where, case.tolerance)
         completion = lm.generate([prompt], max_tokens=GREEDY_TOKENS, ignore_eos=True)[0]
-        ties += check_greedy(completion.token_ids, case.greedy[index], where)
+        ties += check_greedy(completion.token_ids, case.greedy[index], where, case.tolerance)
     assert ties <= MOST_TIES
 
 
@@ -66,10 +66,10 @@ def test_chunked_prefill(case, chunk):
     """
     lm = hybridlm.load(str(case.directory), lanes=3, dtype="float32", chunk=chunk)
     for index, score in enumerate(lm.score(case.prompts)):
-        check_logprobs(score.logprobs, case.logprobs[index], f"{case.where(index)}, chunk {chunk}")
+        check_logprobs(score.logprobs, case.logprobs[index], f"{case.where(index)}, chunk {chunk}", case.tolerance)
     completions = lm.generate(case.prompts, max_tokens=GREEDY_TOKENS, ignore_eos=True)
     ties = sum(
-        check_greedy(completion.token_ids, case.greedy[index], f"{case.where(index)}, chunk {chunk}")
+        check_greedy(completion.token_ids, case.greedy[index], f"{case.where(index)}, chunk {chunk}", case.tolerance)
         for index, completion in enumerate(completions)
     )
     assert ties <= MOST_TIES

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+"""The families whose checkpoints `Float64Model` reads."""
+
 Tensors = Mapping[str, np.ndarray]
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 

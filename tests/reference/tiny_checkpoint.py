@@ -10,7 +10,16 @@ import transformers
 from safetensors import torch as safetensors_torch
 from tiny_variants import Variant
 
-_STEM = {"qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
+_STEM = {
+    "qwen3_next": "Qwen3Next",
+    "qwen3_5": "Qwen3_5",
+    "qwen3_5_moe": "Qwen3_5Moe",
+    "lfm2": "Lfm2",
+    "lfm2_moe": "Lfm2Moe",
+    "kimi_linear": "KimiLinear",
+    "bailing_hybrid": "BailingHybrid",
+    "olmo_hybrid": "OlmoHybrid",
+}
 _VISION = {
     "depth": 1,
     "hidden_size": 16,
@@ -43,7 +52,8 @@ def _new_model(variant: Variant) -> Any:
     text = dict(variant.text) | ({"full_attention_interval": variant.interval} if variant.interval else {})
     implementation = {"attn_implementation": "eager", "experts_implementation": "eager"}
     if not variant.multimodal:
-        config = getattr(transformers, stem + ("Config" if variant.family == "qwen3_next" else "TextConfig"))(**text)
+        kind = "TextConfig" if variant.family.startswith("qwen3_5") else "Config"
+        config = getattr(transformers, stem + kind)(**text)
         return getattr(transformers, stem + "ForCausalLM")._from_config(config, **implementation)
     vocab = variant.text["vocab_size"]
     config = getattr(transformers, stem + "Config")(
@@ -64,7 +74,7 @@ def _reinitialise(model: Any, variant: Variant, generator: torch.Generator) -> N
     Transformers starts the pad row at zero, the norms and `dt_bias` at constants and the router near zero. Its `A_log`
     goes up to log 16, a decay of about exp(-20) per token: most heads would forget everything at once and a leaked
     state would not show. Here A is log-uniform in [0.005, 4]. Tied embeddings are scaled like an untied head: at unit
-    scale a tied random model only repeats its input.
+    scale a tied random model only repeats its input. Buffers that are stored are correction biases of a router.
     """
     hidden = variant.text["hidden_size"]
 
@@ -80,7 +90,7 @@ def _reinitialise(model: Any, variant: Variant, generator: torch.Generator) -> N
                 value = normal(weight.shape, 1.5 / math.sqrt(hidden) if variant.tied else 1.0)
             elif name.endswith("lm_head.weight"):
                 value = normal(weight.shape, 1.5 / math.sqrt(hidden))
-            elif name.endswith("conv1d.weight"):
+            elif weight.ndim == 3 and weight.shape[1] == 1:
                 value = normal(weight.shape, 0.6)
             elif weight.ndim == 1:
                 value = weight + normal(weight.shape, 0.2)
@@ -89,6 +99,10 @@ def _reinitialise(model: Any, variant: Variant, generator: torch.Generator) -> N
                     weight.shape, 1.2 / math.sqrt(weight[0].numel() if weight.ndim > 3 else weight.shape[-1])
                 )
             weight.copy_(value)
+        stored = model.state_dict()
+        for name, buffer in model.named_buffers():
+            if name in stored:
+                buffer.copy_(normal(buffer.shape, 0.1))
 
 
 def _rewrite_tensors(variant: Variant, directory: pathlib.Path, generator: torch.Generator) -> None:
@@ -154,5 +168,9 @@ def _rewrite_config(variant: Variant, directory: pathlib.Path) -> None:
     if variant.interval is not None:
         text.pop("layer_types")
         text["full_attention_interval"] = variant.interval
+    for name, value in variant.rewritten.items():
+        text.pop(name, None)
+        if value is not None:
+            text[name] = value
     config["dtype"] = text["dtype"] = variant.stored
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
+from comparison import TOLERANCES
 
 RAGGED_LENGTHS = (1, 3, 4, 5, 17, 33, 64, 65)
 GREEDY_TOKENS = 32
@@ -24,11 +25,12 @@ class Variant:
     (nested `text_config`, names under `model.language_model.`). `fused_experts` stores `[E, 2I, H]` tensors instead of
     one matrix per expert. `legacy_rope` and `interval` rewrite config.json to the older spellings. `mtp` adds tensors
     of a multi-token-prediction head, which must be skipped. `stored` is the dtype in the file; weights are rounded to
-    it before the oracle runs.
+    it before the oracle runs. `rewritten` holds fields of config.json as a published checkpoint spells them, None for
+    those that it lacks.
     """
 
     name: str
-    family: Literal["qwen3_next", "qwen3_5", "qwen3_5_moe"]
+    family: str
     text: Mapping[str, Any]
     multimodal: bool = False
     fused_experts: bool = False
@@ -37,10 +39,15 @@ class Variant:
     interval: int | None = None
     mtp: bool = False
     stored: Literal["float32", "bfloat16"] = "float32"
+    rewritten: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def tied(self) -> bool:
         return bool(self.text["tie_word_embeddings"])
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCES[self.family]
 
 
 def _rope(factor: float, theta: float = 10000.0, sections: tuple[int, int, int] | None = None) -> dict[str, Any]:
@@ -79,7 +86,7 @@ DENSE = BASE | {"intermediate_size": 96, "rope_parameters": _rope(0.25, sections
 TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 SPARSE = BASE | MOE | {"rope_parameters": _rope(0.25, sections=(1, 1, 0))}
 
-VARIANTS = (
+QWEN = (
     Variant("next_base", "qwen3_next", NEXT | TWO_LAYERS),
     Variant(
         "next_old_fields",
@@ -169,6 +176,8 @@ VARIANTS = (
         stored="bfloat16",
     ),
 )
+
+VARIANTS = QWEN
 
 
 def shrunk(variant: Variant) -> Variant:

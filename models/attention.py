@@ -1,4 +1,4 @@
-"""Causal attention over a key/value cache: grouped queries, optional QK norm, rotary embedding and output gate."""
+"""Causal attention over a key/value cache: grouped queries; norm, positions and output gate are optional."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,24 +33,36 @@ class KVCache(NamedTuple):
 
 
 @dataclass(frozen=True)
+class QkNorm:
+    """RMS norm of the queries and of the keys of each head; `offset` 1 where the weights are stored minus one."""
+
+    eps: float
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
 class AttentionConfig:
     """Sizes of an attention layer.
 
     Attributes:
         heads, kv_heads: `num_attention_heads`, `num_key_value_heads` (a divisor of the former).
-        head_dim: size of a head; scores are scaled by its inverse square root.
+        head_dim: size of a head.
         rope: rotary embedding, None for attention without positions.
-        eps: `rms_norm_eps` of the norms of queries and keys (weights stored minus one).
+        qk_norm: norm of queries and keys before the rotary embedding, None where there is none.
+        output_gate: the output is multiplied by the sigmoid of a second half of each head of the query projection.
+        scale: factor on the scores, None for the inverse square root of `head_dim`.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
-    rope: Rope | None
-    eps: float
+    rope: Rope | None = None
+    qk_norm: QkNorm | None = None
+    output_gate: bool = False
+    scale: float | None = None
 
-    def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedAttention":
-        return GatedAttention(self, hidden, rngs)
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "Attention":
+        return Attention(self, hidden, rngs)
 
 
 def append(cache: KVCache, key: Array, value: Array, positions: Int32[Array, "lane token"], valid: Array) -> KVCache:
@@ -116,18 +128,18 @@ def attend(
     return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
 
 
-class GatedAttention(nnx.Module):
-    """Attention whose output is gated by `sigmoid` of a second half of the query projection, per head."""
+class Attention(nnx.Module):
+    """Projections, cache and attention; the options are those of `AttentionConfig`."""
 
     def __init__(self, config: AttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        self.q_proj = matrix(rngs, 2 * c.heads * c.head_dim, hidden)
+        self.q_proj = matrix(rngs, (2 if c.output_gate else 1) * c.heads * c.head_dim, hidden)
         self.k_proj = matrix(rngs, c.kv_heads * c.head_dim, hidden)
         self.v_proj = matrix(rngs, c.kv_heads * c.head_dim, hidden)
         self.o_proj = matrix(rngs, hidden, c.heads * c.head_dim)
-        self.q_norm = RMSNorm(c.head_dim, c.eps, 1.0)
-        self.k_norm = RMSNorm(c.head_dim, c.eps, 1.0)
+        self.q_norm = RMSNorm(c.head_dim, c.qk_norm.eps, c.qk_norm.offset) if c.qk_norm else None
+        self.k_norm = RMSNorm(c.head_dim, c.qk_norm.eps, c.qk_norm.offset) if c.qk_norm else None
 
     def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> KVCache:
         """An empty cache for `context` positions, rounded up to whole blocks."""
@@ -142,13 +154,18 @@ class GatedAttention(nnx.Module):
         c = self.config
         lanes, tokens, _ = x.shape
         at = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
-        q, gate = jnp.split(linear(x, self.q_proj[...]).reshape((lanes, tokens, c.heads, 2 * c.head_dim)), 2, axis=-1)
+        q, gate = linear(x, self.q_proj[...]).reshape((lanes, tokens, c.heads, -1)), None
+        if c.output_gate:
+            q, gate = jnp.split(q, 2, axis=-1)
         k = linear(x, self.k_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
         v = linear(x, self.v_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
-        q, k = self.q_norm(q), self.k_norm(k)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if c.rope is not None:
             q, k = c.rope(q, at), c.rope(k, at)
         state = append(state, k, v, at, info.valid)
-        out = attend(q * c.head_dim**-0.5, state, at, info.valid, info.kv_blocks)
-        out = out * jax.nn.sigmoid(gate)
+        scale = c.head_dim**-0.5 if c.scale is None else c.scale
+        out = attend(q * scale, state, at, info.valid, info.kv_blocks)
+        if gate is not None:
+            out = out * jax.nn.sigmoid(gate)
         return linear(out.reshape((lanes, tokens, c.heads * c.head_dim)), self.o_proj[...]), state

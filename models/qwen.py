@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from models.attention import AttentionConfig
+from models.attention import AttentionConfig, QkNorm
 from models.config import ConfigReader
 from models.decoder import BranchConfig, DecoderConfig
 from models.gated_delta_net import GatedDeltaNetConfig
-from models.mlp import MlpConfig, MoeConfig
+from models.mlp import MlpConfig
+from models.moe import MoeConfig
 from models.rope import read_rope
-from models.weights import Source, Weight, stacked, tensor
+from models.router import RouterConfig
+from models.weights import Weight, expert_matrices, tensor
 
 SKIPPED = (r"mtp\..*", r"model\.visual\..*", r"visual\..*", r"model\.mtp\..*")
 PREFIXES = ("model.language_model.", "language_model.model.")
@@ -41,11 +43,10 @@ def read_moe(reader: ConfigReader, normalise: bool) -> MoeConfig:
     if per_token > experts:
         reader.fault("num_experts_per_tok", f"at most num_experts ({experts})")
     return MoeConfig(
-        experts,
-        min(per_token, experts),
+        RouterConfig(experts, min(per_token, experts), normalise=normalise),
         reader.integer("moe_intermediate_size"),
         reader.integer("shared_expert_intermediate_size"),
-        normalise,
+        shared_gate=True,
     )
 
 
@@ -69,7 +70,8 @@ def read_decoder(
     if heads % kv_heads:
         reader.fault("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
     head_dim = reader.integer("head_dim", 256)
-    attention = AttentionConfig(heads, kv_heads, head_dim, read_rope(reader, head_dim, 1e4, 0.25), eps)
+    rope = read_rope(reader, head_dim, 1e4, 0.25)
+    attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps, offset=1.0), output_gate=True)
     key_heads, value_heads = reader.integer("linear_num_key_heads"), reader.integer("linear_num_value_heads")
     if value_heads % key_heads:
         reader.fault("linear_num_value_heads", f"a multiple of linear_num_key_heads ({key_heads})")
@@ -151,22 +153,14 @@ def _mlp(width: int, hidden: int, at: tuple, name: str) -> list[Weight]:
     return [tensor((*at, part), f"{name}.{part}.weight", shape) for part, shape in shapes.items()]
 
 
-def _experts(config: MoeConfig, hidden: int, name: str, parts: tuple[str, ...], fused: str) -> tuple[Source, ...]:
-    """The experts' matrices in one tensor, or one tensor for each expert and part."""
-    shape = (hidden, config.width) if parts == ("down_proj",) else (config.width, hidden)
-    whole = (config.experts, len(parts) * shape[0], shape[1])
-    names = [[f"{name}.{e}.{part}.weight" for part in parts] for e in range(config.experts)]
-    return Source({f"{name}.{fused}": whole}), stacked(names, shape)
-
-
 def _moe(config: MoeConfig, hidden: int, at: tuple, name: str) -> list[Weight]:
-    c = config
-    gate_up = _experts(c, hidden, f"{name}.experts", ("gate_proj", "up_proj"), "gate_up_proj")
-    down = _experts(c, hidden, f"{name}.experts", ("down_proj",), "down_proj")
+    c, count, experts = config, config.router.experts, f"{name}.experts"
+    gate_up = expert_matrices(f"{experts}.gate_up_proj", experts, ("gate_proj", "up_proj"), count, (c.width, hidden))
+    down = expert_matrices(f"{experts}.down_proj", experts, ("down_proj",), count, (hidden, c.width))
     return [
-        tensor((*at, "gate"), f"{name}.gate.weight", (c.experts, hidden)),
-        Weight((*at, "gate_up_proj"), (c.experts, 2 * c.width, hidden), gate_up),
-        Weight((*at, "down_proj"), (c.experts, hidden, c.width), down),
+        tensor((*at, "router", "weight"), f"{name}.gate.weight", (count, hidden)),
+        Weight((*at, "gate_up_proj"), (count, 2 * c.width, hidden), gate_up),
+        Weight((*at, "down_proj"), (count, hidden, c.width), down),
         tensor((*at, "shared_expert_gate"), f"{name}.shared_expert_gate.weight", (1, hidden)),
         *_mlp(c.shared_width, hidden, (*at, "shared_expert"), f"{name}.shared_expert"),
     ]

@@ -11,14 +11,16 @@ def short_conv(
     state: Float[Array, "lane tap channel"],
     lengths: Int32[Array, "lane"],
     valid: Bool[Array, "lane token"],
+    bias: Float32[Array, "channel"] | None = None,
 ) -> tuple[Float32[Array, "lane token channel"], Float[Array, "lane tap channel"]]:
-    """`y_t = sum_j weight[c, j] x_{t-K+1+j}`: tap K-1 meets the current token. No activation, no bias.
+    """`y_t = sum_j weight[c, j] x_{t-K+1+j} + bias[c]`: tap K-1 meets the current token. No activation.
 
     Args:
         x: inputs; those of tokens that are not real are ignored, even if they are NaN.
         weight: taps, `[channel, K]`.
         state: the K-1 inputs before this step.
         lengths, valid: real tokens of each lane.
+        bias: added to every output, also to those of tokens that are not real, which the caller masks.
 
     Returns:
         The convolution and the last K-1 inputs at each lane's true length; the state of a lane of length 0 is
@@ -30,6 +32,8 @@ def short_conv(
     y = window[:, :tokens] * weight[None, None, :, 0]
     for j in range(1, kernel):
         y = y + window[:, j : j + tokens] * weight[None, None, :, j]
+    if bias is not None:
+        y = y + bias[None, None]
     last = lengths[:, None] + jnp.arange(kernel - 1, dtype=jnp.int32)[None, :]
     tail = jnp.take_along_axis(window, last[:, :, None], axis=1, mode="fill").astype(state.dtype)
     return y, jnp.where((lengths > 0)[:, None, None], tail, state)

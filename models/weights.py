@@ -69,3 +69,18 @@ def stacked(names: Sequence[Sequence[str]], shape: tuple[int, ...]) -> Source:
         return result
 
     return Source({name: shape for parts in names for name in parts}, build)
+
+
+def expert_matrices(
+    fused: str, name: str, parts: Sequence[str], experts: int, shape: tuple[int, int]
+) -> tuple[Source, ...]:
+    """The experts' matrices in one tensor, or one tensor for each expert and part.
+
+    Args:
+        fused: the tensor `[expert, out, in]`, the rows of the parts one after another.
+        name, parts: matrix `part` of expert e is `{name}.{e}.{part}.weight`.
+        experts: number of experts.
+        shape: shape of each of these matrices.
+    """
+    names = [[f"{name}.{e}.{part}.weight" for part in parts] for e in range(experts)]
+    return Source({fused: (experts, len(parts) * shape[0], shape[1])}), stacked(names, shape)

@@ -12,8 +12,10 @@ import pytest
 from models import DecoderConfig, family_of
 from models.attention import AttentionConfig
 from models.config import ConfigError
-from models.mlp import MlpConfig, MoeConfig
+from models.mlp import MlpConfig
+from models.moe import MoeConfig
 from models.registry import UnsupportedModel
+from models.router import RouterConfig
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 
@@ -251,7 +253,10 @@ def test_reading_changes_nothing() -> None:
 
 def sparse_layers(**change: Any) -> str:
     layers = read(NEXT | change).layers
-    assert {forward for _, forward in layers} <= {MlpConfig(96), MoeConfig(8, 3, 32, 48, True)}
+    assert {forward for _, forward in layers} <= {
+        MlpConfig(96),
+        MoeConfig(RouterConfig(8, 3, normalise=True), 32, 48, shared_gate=True),
+    }
     return "".join("e" if isinstance(forward, MoeConfig) else "d" for _, forward in layers)
 
 
@@ -269,7 +274,7 @@ def test_dense_layers_of_qwen3_next() -> None:
 def test_only_qwen3_next_chooses_whether_to_normalise(normalise: bool) -> None:
     for config, expected in ((NEXT, normalise), (SPARSE, True)):
         moe = read(config | {"norm_topk_prob": normalise}).layers[0][1]
-        assert isinstance(moe, MoeConfig) and moe.normalise is expected
+        assert isinstance(moe, MoeConfig) and moe.router.normalise is expected
 
 
 @pytest.mark.parametrize(("value", "ids"), [(None, ()), (7, (7,)), (0, (0,)), ([7, 9], (7, 9)), ([], ())])

@@ -11,7 +11,7 @@ from filled import filled
 from flax import nnx
 from float64_reference import gated_attention, gated_delta_net
 
-from models.attention import AttentionConfig, kv_blocks
+from models.attention import AttentionConfig, QkNorm, kv_blocks
 from models.gated_delta_net import GatedDeltaNetConfig
 from models.rope import Rope
 from models.shapes import LaneInfo
@@ -84,7 +84,9 @@ def delta_net(case: dict[str, int]) -> tuple[nnx.Module, dict[str, np.ndarray], 
 
 def attention(case: dict[str, int]) -> tuple[nnx.Module, dict[str, np.ndarray], dict[str, Any]]:
     size = case["head_dim"]
-    config = AttentionConfig(case["heads"], case["kv_heads"], size, Rope(case["rotary"], 1e4), EPS)
+    config = AttentionConfig(
+        case["heads"], case["kv_heads"], size, Rope(case["rotary"], 1e4), QkNorm(EPS, offset=1.0), output_gate=True
+    )
     shapes: dict[str, tuple[int, ...]] = {
         "q_proj.weight": (2 * config.heads * size, HIDDEN),
         "k_proj.weight": (config.kv_heads * size, HIDDEN),

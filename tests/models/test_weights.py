@@ -11,7 +11,7 @@ from flax import nnx
 
 from models import Family, family_of
 from models.gated_delta_net import GatedDeltaNetConfig
-from models.mlp import MoeConfig
+from models.moe import MoeConfig
 from models.qwen3_next import projection_rows
 from models.weights import Source, Weight, rows, stacked, tensor
 
@@ -151,11 +151,11 @@ def test_both_layouts_of_experts_are_the_same_parameters(name: str) -> None:
     prefix = "model.layers.2.mlp.experts"
     single = {
         f"{prefix}.{expert}.{part}_proj.weight": rng.normal(size=(10, moe.width) if part == "down" else (moe.width, 10))
-        for expert in range(moe.experts)
+        for expert in range(moe.router.experts)
         for part in ("gate", "up", "down")
     }
     gates, ups, downs = (
-        np.stack([single[f"{prefix}.{expert}.{part}_proj.weight"] for expert in range(moe.experts)])
+        np.stack([single[f"{prefix}.{expert}.{part}_proj.weight"] for expert in range(moe.router.experts)])
         for part in ("gate", "up", "down")
     )
     fused = {f"{prefix}.gate_up_proj": np.concatenate([gates, ups], axis=1), f"{prefix}.down_proj": downs}

@@ -1,10 +1,11 @@
-"""The command line: `hybridlm demo | generate | score | verify | inspect`."""
+"""The command line: `hybridlm demo | generate | score | verify | inspect | bench`."""
 
 from typing import Annotated
 
 import typer
 
 from hybridlm import __version__
+from hybridlm._cli_bench import bench
 from hybridlm._cli_demo import demo
 from hybridlm._cli_generate import generate
 from hybridlm._cli_inspect import inspect
@@ -18,6 +19,7 @@ app.command()(generate)
 app.command()(score)
 app.command()(verify)
 app.command()(inspect)
+app.command()(bench)
 
 
 def _print_version(asked: bool) -> bool:

@@ -114,7 +114,8 @@ def generate_step(structure: Structure, top: int | None, processor: LogitsProces
         if processor is not None:
             last_token = jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
             processed = jax.vmap(processor)(logits, last_token, positions + lengths)
-        token = draw(processed, sampling, positions + lengths, any_sampled)
+        with jax.named_scope("draw"):
+            token = draw(processed, sampling, positions + lengths, any_sampled)
         if top is not None:
             total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
             inside = jnp.where(token < logits.shape[1], token, 0)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -130,8 +131,10 @@ class Decoder(nnx.Module):
         for layer, layer_state in zip(self.layers, state, strict=True):
             kept = []
             for branch, branch_state in zip(layer.branches, layer_state, strict=True):
-                y, branch_state = branch.inner(branch.norm(x), info, branch_state)
-                x = x + y
+                # profiles tell the parts of a step apart by these names
+                with jax.named_scope(type(branch.inner).__name__):
+                    y, branch_state = branch.inner(branch.norm(x), info, branch_state)
+                    x = x + y
                 kept.append(branch_state)
             new_state.append(tuple(kept))
             if tap is not None:
@@ -141,4 +144,5 @@ class Decoder(nnx.Module):
     def logits(self, hidden: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows vocab"]:
         """Logits of rows of the final residual stream, accumulated in float32."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return linear(hidden, head[...])
+        with jax.named_scope("head"):
+            return linear(hidden, head[...])

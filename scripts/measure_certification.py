@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from bench_models import BENCH_MODELS, COMMON
 from flax import nnx
 
 from hybridlm import compiler, models
@@ -20,28 +21,12 @@ from hybridlm._batch import sampling_arrays
 from hybridlm._programs import MAY_COPY, Programs, Shape
 from hybridlm._steps import flatten
 
-COMMON = {"model_type": "qwen3_5_text", "linear_conv_kernel_dim": 4, "max_position_embeddings": 4096}
-CONFIGS = {
-    "131M": COMMON
-    | {
-        "vocab_size": 36864, "hidden_size": 768, "intermediate_size": 2176, "num_hidden_layers": 12,
-        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128, "linear_num_key_heads": 8,
-        "linear_num_value_heads": 8, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-        "tie_word_embeddings": True,
-    },
-    "752M": COMMON
-    | {
-        "vocab_size": 248320, "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24,
-        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
-        "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-        "tie_word_embeddings": True,
-    },
+CONFIGS = BENCH_MODELS | {
     "48 layers": COMMON
     | {
         "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 48,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "linear_num_key_heads": 4,
         "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 64,
-        "tie_word_embeddings": True,
     },
 }  # fmt: skip
 

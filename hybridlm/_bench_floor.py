@@ -1,0 +1,59 @@
+"""The least time that a decoding step can take: what it must read and compute, over what the machine can.
+
+A step reads every weight once, reads and writes the recurrent state of every lane once, and reads the blocks of the
+key/value cache that are in use; it multiplies every weight with the row of every lane. Whichever takes longer is the
+floor.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hybridlm._bench_limits import Limits
+from models import Decoder, kv_blocks
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one step of one token per lane cannot avoid.
+
+    Attributes:
+        weights: bytes of the weights that a step reads.
+        multiplied: numbers in the matrices that every lane's row meets.
+        state: bytes per lane of the state that does not grow with the context; read and written.
+        kv: bytes per lane and block of the key/value caches; read.
+    """
+
+    weights: int
+    multiplied: int
+    state: int
+    kv: int
+
+    @staticmethod
+    def of(model: Decoder, params: dict[str, jax.Array], cache_dtype: Any) -> "Traffic":
+        """Of a model, from its parameters' and its state's sizes."""
+        # A row of the embedding is read for each token; the whole of it only where it is the head, too.
+        used = {name: array for name, array in params.items() if model.config.tied or name != "embed_tokens"}
+
+        def sizes(context: int) -> list[int]:
+            leaves = jax.tree.leaves(jax.eval_shape(lambda: model.init_state(1, context, cache_dtype)))
+            return [math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves]
+
+        few, many = 4096, 8192
+        pairs = list(zip(sizes(few), sizes(many), strict=True))
+        return Traffic(
+            weights=sum(array.nbytes for array in used.values()),
+            multiplied=sum(array.size for array in used.values() if array.ndim > 1),
+            state=sum(a for a, b in pairs if a == b),
+            kv=sum(b - a for a, b in pairs) // (kv_blocks(many) - kv_blocks(few)),
+        )
+
+
+def floor_seconds(traffic: Traffic, limits: Limits, lanes: int, positions: int) -> float:
+    """Seconds of a step of `lanes` lanes that have `positions` positions in their caches."""
+    moved = traffic.weights + lanes * (2 * traffic.state + kv_blocks(positions) * traffic.kv)
+    peak = max(limits.bfloat16_flops, limits.float32_flops)
+    return max(moved / limits.read_bytes, 2 * traffic.multiplied * lanes / peak)

@@ -1,0 +1,80 @@
+"""Write a checkpoint for benchmarks: a Qwen3.5-shaped model with random weights, as Hugging Face writes one.
+
+    python scripts/make_bench_checkpoint.py 131M /data/bench/131M [--seed 0]
+
+The weights are bfloat16 and scaled as a trained model's are, so that activations, gates and decays have ordinary sizes
+and no two logits are alike. Each tensor depends on the seed and its name alone: a seed gives the same bytes every time.
+The tokenizer is the embedded model's, whose ids are the first of the vocabulary; llama.cpp's converter takes it.
+"""
+
+import argparse
+import json
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from bench_models import BENCH_MODELS
+from safetensors.numpy import save_file
+
+from hybridlm import demo, models
+
+
+def values(name: str, shape: tuple[int, ...], layers: int, rng: np.random.Generator) -> np.ndarray:
+    """One tensor in float32.
+
+    A matrix keeps the size of what it multiplies; those that write to the residual stream are smaller by the number of
+    their writes. Norm weights are stored minus one, but for the one behind the recurrence.
+    """
+    last = name.removesuffix(".weight").rpartition(".")[2]
+    if last == "A_log":
+        return np.log(rng.uniform(0.5, 8.0, shape)).astype(np.float32)
+    if last == "dt_bias":
+        return rng.uniform(-4.0, 0.0, shape).astype(np.float32)
+    if last == "norm" and len(shape) == 1 and ".linear_attn." in name:
+        return rng.uniform(0.7, 1.3, shape).astype(np.float32)
+    if len(shape) == 1:
+        return rng.uniform(-0.3, 0.3, shape).astype(np.float32)
+    scale = shape[-1] ** -0.5
+    if last in ("out_proj", "o_proj", "down_proj"):
+        scale *= (2 * layers) ** -0.5
+    return rng.standard_normal(shape, np.float32) * np.float32(scale)
+
+
+def tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
+    """Every tensor of the checkpoint, bfloat16, by its name in Hugging Face checkpoints."""
+    family = models.family_of(config)
+    weights: list[models.Weight] = family.weights(family.read_config(config))
+    result = {}
+    for weight in weights:
+        for name, shape in weight.options[0].shapes.items():
+            rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+            result[name] = values(name, shape, config["num_hidden_layers"], rng).astype(ml_dtypes.bfloat16)
+    return result
+
+
+def write(directory: Path, config: dict[str, Any], seed: int) -> int:
+    """Write the files; returns the number of parameters."""
+    directory.mkdir(parents=True, exist_ok=True)
+    made = tensors(config, seed)
+    save_file(made, directory / "model.safetensors", {"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(demo.path() / name, directory / name)
+    return sum(tensor.size for tensor in made.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=list(BENCH_MODELS))
+    parser.add_argument("directory", type=Path, help="outside the repository")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    size = write(options.directory, BENCH_MODELS[options.model], options.seed)
+    print(f"{options.directory}: {size / 1e6:.1f}M parameters")
+
+
+if __name__ == "__main__":
+    main()

@@ -35,7 +35,7 @@ class ConfigReader:
     """
 
     def __init__(self, family: str, fields: Mapping[str, Any], where: str = ""):
-        self._family = family
+        self.family = family
         self._fields = fields
         self._where = where
         self._read: set[str] = set()
@@ -112,7 +112,7 @@ class ConfigReader:
         if not isinstance(value, Mapping):
             self.fault(name, "an object")
             return None
-        reader = ConfigReader(self._family, value, f"{self._where}{name}.")
+        reader = ConfigReader(self.family, value, f"{self._where}{name}.")
         self._children.append(reader)
         return reader
 
@@ -127,5 +127,5 @@ class ConfigReader:
         """Raise `ConfigError` with all faults, or return the fields that nobody asked for."""
         faults = self._all_faults()
         if faults:
-            raise ConfigError(self._family, faults)
+            raise ConfigError(self.family, faults)
         return tuple(self._all_unknown())

@@ -6,12 +6,14 @@ from typing import Any
 from models.attention import AttentionConfig, QkNorm
 from models.config import ConfigReader
 from models.decoder import BranchConfig, DecoderConfig
+from models.decoder_fields import read_dtype
 from models.gated_delta_net import GatedDeltaNetConfig
+from models.layer_weights import attention_weights, mlp_weights, moe_weights
 from models.mlp import MlpConfig
 from models.moe import MoeConfig
 from models.rope import read_rope
 from models.router import RouterConfig
-from models.weights import Weight, expert_matrices, tensor
+from models.weights import Weight, tensor
 
 SKIPPED = (r"mtp\..*", r"model\.visual\..*", r"visual\..*", r"model\.mtp\..*")
 PREFIXES = ("model.language_model.", "language_model.model.")
@@ -98,11 +100,6 @@ def read_decoder(
     )
     # Where both are there and differ, transformers follows the outer one.
     tied = (outer if "tie_word_embeddings" in outer else reader).flag("tie_word_embeddings", False)
-    places = [(place, name) for place in (reader, outer) for name in ("dtype", "torch_dtype") if name in place]
-    dtype = "bfloat16"
-    if places:
-        place, name = places[0]
-        dtype = place.choice(name, ["bfloat16", "float16", "float32"], dtype)
     return DecoderConfig(
         family=family,
         vocab_size=reader.integer("vocab_size"),
@@ -113,7 +110,7 @@ def read_decoder(
         norm_offset=1.0,
         tied=tied,
         eos_token_ids=(reader if "eos_token_id" in reader else outer).integers("eos_token_id"),
-        dtype=dtype,
+        dtype=read_dtype(reader, outer),
         unknown_keys=outer.close(),
     )
 
@@ -130,39 +127,6 @@ def _mixer(config: GatedDeltaNetConfig, hidden: int, at: tuple, name: str, fused
         tensor((*at, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
         tensor((*at, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
         tensor((*at, "norm"), f"{name}.norm.weight", (c.value_size,), float32=True),
-    ]
-
-
-def _attention(config: AttentionConfig, hidden: int, at: tuple, name: str) -> list[Weight]:
-    c = config
-    shapes = {
-        "q_proj": (2 * c.heads * c.head_dim, hidden),
-        "k_proj": (c.kv_heads * c.head_dim, hidden),
-        "v_proj": (c.kv_heads * c.head_dim, hidden),
-        "o_proj": (hidden, c.heads * c.head_dim),
-    }
-    norms = ("q_norm", "k_norm")
-    return [
-        *(tensor((*at, part), f"{name}.{part}.weight", shape) for part, shape in shapes.items()),
-        *(tensor((*at, part, "weight"), f"{name}.{part}.weight", (c.head_dim,), float32=True) for part in norms),
-    ]
-
-
-def _mlp(width: int, hidden: int, at: tuple, name: str) -> list[Weight]:
-    shapes = {"gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width)}
-    return [tensor((*at, part), f"{name}.{part}.weight", shape) for part, shape in shapes.items()]
-
-
-def _moe(config: MoeConfig, hidden: int, at: tuple, name: str) -> list[Weight]:
-    c, count, experts = config, config.router.experts, f"{name}.experts"
-    gate_up = expert_matrices(f"{experts}.gate_up_proj", experts, ("gate_proj", "up_proj"), count, (c.width, hidden))
-    down = expert_matrices(f"{experts}.down_proj", experts, ("down_proj",), count, (hidden, c.width))
-    return [
-        tensor((*at, "router", "weight"), f"{name}.gate.weight", (count, hidden)),
-        Weight((*at, "gate_up_proj"), (count, 2 * c.width, hidden), gate_up),
-        Weight((*at, "down_proj"), (count, hidden, c.width), down),
-        tensor((*at, "shared_expert_gate"), f"{name}.shared_expert_gate.weight", (1, hidden)),
-        *_mlp(c.shared_width, hidden, (*at, "shared_expert"), f"{name}.shared_expert"),
     ]
 
 
@@ -186,11 +150,11 @@ def decoder_weights(config: DecoderConfig, fused_projections: bool = False) -> l
             weights.append(tensor((*at, j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True))
         mixer_at, forward_at = (*at, 0, "inner"), (*at, 1, "inner")
         if isinstance(mixer, AttentionConfig):
-            weights += _attention(mixer, hidden, mixer_at, f"{layer}.self_attn")
+            weights += attention_weights(mixer, hidden, mixer_at, f"{layer}.self_attn")
         elif isinstance(mixer, GatedDeltaNetConfig):
             weights += _mixer(mixer, hidden, mixer_at, f"{layer}.linear_attn", fused_projections)
         if isinstance(forward, MoeConfig):
-            weights += _moe(forward, hidden, forward_at, f"{layer}.mlp")
+            weights += moe_weights(forward, hidden, forward_at, f"{layer}.mlp", shared="shared_expert")
         elif isinstance(forward, MlpConfig):
-            weights += _mlp(forward.width, hidden, forward_at, f"{layer}.mlp")
+            weights += mlp_weights(forward.width, hidden, forward_at, f"{layer}.mlp")
     return weights

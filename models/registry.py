@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.family import Family
+from models.lfm2 import LFM2, LFM2_MOE
 from models.qwen3_5 import QWEN3_5
 from models.qwen3_5_moe import QWEN3_5_MOE
 from models.qwen3_next import QWEN3_NEXT
 
-FAMILIES = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE)
+FAMILIES = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, LFM2, LFM2_MOE)
 
 
 class UnsupportedModel(ValueError):

@@ -14,9 +14,16 @@ from ir_passes.findings import FindingKind
 LANES = 4
 
 
-@pytest.fixture(scope="module")
-def lm(root: pathlib.Path) -> hybridlm.LM:
-    return hybridlm.load(root / "tests/golden/dense_interval", lanes=LANES, context=64, dtype="float32", chunk=8)
+# In the long run one of every family.
+MODELS = [
+    "dense_interval",
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("lfm2_base", "lfm2_moe_base")),
+]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def lm(root: pathlib.Path, request: pytest.FixtureRequest) -> hybridlm.LM:
+    return hybridlm.load(root / "tests/golden" / request.param, lanes=LANES, context=64, dtype="float32", chunk=8)
 
 
 @pytest.mark.parametrize("tokens", [1, pytest.param(8, marks=pytest.mark.long)])

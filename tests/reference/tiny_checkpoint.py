@@ -140,17 +140,19 @@ def _rewrite_tensors(variant: Variant, directory: pathlib.Path, generator: torch
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
 
 
+_PARTS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+"""Names of the matrices of an expert, as families spell them."""
+
+
 def _fuse_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    fused = {name: value for name, value in tensors.items() if ".mlp.experts." not in name}
-    prefixes = sorted({name.split(".experts.")[0] + ".experts" for name in tensors if ".mlp.experts." in name})
+    fused = {name: value for name, value in tensors.items() if ".experts." not in name}
+    prefixes = sorted({name.split(".experts.")[0] + ".experts" for name in tensors if ".experts." in name})
     for prefix in prefixes:
-        count = sum(name.startswith(prefix + ".") and name.endswith("down_proj.weight") for name in tensors)
-        part = {
-            kind: [tensors[f"{prefix}.{expert}.{kind}_proj.weight"] for expert in range(count)]
-            for kind in ("gate", "up", "down")
-        }
-        fused[prefix + ".gate_up_proj"] = torch.cat([torch.stack(part["gate"]), torch.stack(part["up"])], dim=1)
-        fused[prefix + ".down_proj"] = torch.stack(part["down"])
+        names = next(names for names in _PARTS if f"{prefix}.0.{names[0]}.weight" in tensors)
+        count = sum(name.startswith(prefix + ".") and name.endswith(f".{names[0]}.weight") for name in tensors)
+        gate, up, down = ([tensors[f"{prefix}.{expert}.{name}.weight"] for expert in range(count)] for name in names)
+        fused[prefix + ".gate_up_proj"] = torch.cat([torch.stack(gate), torch.stack(up)], dim=1)
+        fused[prefix + ".down_proj"] = torch.stack(down)
     return fused
 
 

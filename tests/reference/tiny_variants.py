@@ -177,7 +177,80 @@ QWEN = (
     ),
 )
 
-VARIANTS = QWEN
+SMALL: dict[str, Any] = {
+    "vocab_size": 331,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+LFM_LAYERS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
+LFM = (
+    Variant("lfm2_base", "lfm2", SMALL | LFM_LAYERS | {"block_auto_adjust_ff_dim": False}),
+    Variant(
+        "lfm2_published",
+        "lfm2",
+        SMALL
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "conv", "conv", "full_attention"],
+            "num_key_value_heads": 1,
+            "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": True,
+            "block_multiple_of": 24,
+            "block_ffn_dim_multiplier": 1.3,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        rewritten={
+            "layer_types": None,
+            "full_attn_idxs": [0, 3],
+            "intermediate_size": None,
+            "block_ff_dim": 96,
+            "tie_word_embeddings": None,
+            "tie_embedding": True,
+            "rope_parameters": None,
+            "rope_theta": 10000.0,
+            "block_use_swiglu": True,
+            "use_pos_enc": True,
+            "conv_dim": 64,
+        },
+        stored="bfloat16",
+    ),
+    Variant(
+        "lfm2_moe_base",
+        "lfm2_moe",
+        SMALL
+        | LFM_LAYERS
+        | {"num_dense_layers": 1, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
+    Variant(
+        "lfm2_moe_scaled",
+        "lfm2_moe",
+        SMALL
+        | {
+            "num_hidden_layers": 2,
+            "layer_types": ["conv", "full_attention"],
+            "num_dense_layers": 0,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "use_expert_bias": False,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.7,
+            "tie_word_embeddings": True,
+        },
+        fused_experts=True,
+        shards=2,
+    ),
+)
+
+VARIANTS = QWEN + LFM
 
 
 def shrunk(variant: Variant) -> Variant:
@@ -186,10 +259,8 @@ def shrunk(variant: Variant) -> Variant:
     At most three layers: compiling is most of the time that a test of it takes.
     """
     sizes: dict[str, Any] = {"hidden_size": 32, "vocab_size": 97}
-    if "intermediate_size" in variant.text:
-        sizes["intermediate_size"] = 48
-    if "num_experts" in variant.text:
-        sizes |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
+    narrow = {"intermediate_size": 48, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
+    sizes |= {name: width for name, width in narrow.items() if name in variant.text}
     sizes["num_hidden_layers"] = min(variant.text["num_hidden_layers"], 3)
     if "layer_types" in variant.text:
         sizes["layer_types"] = variant.text["layer_types"][:3]
@@ -210,6 +281,8 @@ GOLDEN = tuple(
         "dense_interval",
         "sparse_base",
         "sparse_multimodal",
+        "lfm2_base",
+        "lfm2_moe_base",
     )
 )
 

@@ -1,0 +1,50 @@
+"""Fields of config.json that most families have, read once."""
+
+from models.config import ConfigReader
+from models.decoder import BranchConfig, DecoderConfig
+
+
+def read_heads(reader: ConfigReader) -> tuple[int, int, int]:
+    """Query heads, key/value heads (a divisor) and the size of a head, hidden/heads where it is not given."""
+    heads = reader.integer("num_attention_heads")
+    kv_heads = reader.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        reader.fault("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    if "head_dim" in reader:
+        return heads, kv_heads, reader.integer("head_dim")
+    hidden = reader.integer("hidden_size")
+    if hidden % heads:
+        reader.fault("num_attention_heads", f"a divisor of hidden_size ({hidden}) where there is no head_dim")
+    return heads, kv_heads, max(hidden // heads, 1)
+
+
+def read_dtype(*places: ConfigReader) -> str:
+    """The dtype of the weights, of the first place that names one."""
+    for place in places:
+        for name in ("dtype", "torch_dtype"):
+            if name in place:
+                return place.choice(name, ["bfloat16", "float16", "float32"], "bfloat16")
+    return "bfloat16"
+
+
+def read_decoder_config(
+    reader: ConfigReader, layers: tuple[tuple[BranchConfig, ...], ...], eps: float, tied: bool
+) -> DecoderConfig:
+    """The decoder of a flat config.json, after every other field has been read.
+
+    Raises:
+        ConfigError: with every fault that the reader has collected.
+    """
+    return DecoderConfig(
+        family=reader.family,
+        vocab_size=reader.integer("vocab_size"),
+        hidden_size=reader.integer("hidden_size"),
+        max_position_embeddings=reader.integer("max_position_embeddings", 32768),
+        layers=layers,
+        eps=eps,
+        norm_offset=0.0,
+        tied=tied,
+        eos_token_ids=reader.integers("eos_token_id"),
+        dtype=read_dtype(reader),
+        unknown_keys=reader.close(),
+    )

@@ -1,0 +1,57 @@
+"""The gated short convolution of LFM2: a mixer whose whole state is the last few inputs of its convolution."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from models.initial import matrix
+from models.linear import linear
+from models.shapes import Activations, ConvState, LaneInfo
+from models.short_conv import short_conv
+
+
+class GatedShortConvState(NamedTuple):
+    """State of one layer for N lanes: `conv`, the last K-1 gated inputs of the convolution, cache dtype."""
+
+    conv: ConvState
+
+
+@dataclass(frozen=True)
+class GatedShortConvConfig:
+    """Taps of the convolution (`conv_L_cache`); it has as many channels as the residual stream."""
+
+    kernel: int
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedShortConv":
+        return GatedShortConv(self, hidden, rngs)
+
+
+class GatedShortConv(nnx.Module):
+    """`[b | c | u] = in_proj x;  y = out_proj(c * conv(b * u))`, without activation."""
+
+    def __init__(self, config: GatedShortConvConfig, hidden: int, rngs: nnx.Rngs):
+        self.config = config
+        self.hidden = hidden
+        self.in_proj = matrix(rngs, 3 * hidden, hidden)
+        self.conv = matrix(rngs, hidden, 1, config.kernel)
+        self.out_proj = matrix(rngs, hidden, hidden)
+
+    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> GatedShortConvState:
+        """Zero state of `lanes` lanes; its size does not depend on the context."""
+        return GatedShortConvState(jnp.zeros((lanes, self.config.kernel - 1, self.hidden), dtype))
+
+    def __call__(
+        self, x: Activations, info: LaneInfo, state: GatedShortConvState
+    ) -> tuple[Activations, GatedShortConvState]:
+        """Mix the tokens of each lane, from zero state where its sequence begins.
+
+        Returns:
+            Outputs and the state after each lane's last real token.
+        """
+        before = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
+        b, c, u = jnp.split(linear(x, self.in_proj[...]), 3, axis=-1)
+        mixed, conv = short_conv(b * u, self.conv[...][:, 0].astype(jnp.float32), before, info.lengths, info.valid)
+        return linear(c * mixed, self.out_proj[...]), GatedShortConvState(conv)

@@ -1,0 +1,68 @@
+"""Lanes of every length through one mixer: all tokens at once against one at a time, idle lanes, used rows."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.shapes import LaneInfo
+
+
+def info(lengths: jax.Array, positions: jax.Array, tokens: int, blocks: Any = 0) -> LaneInfo:
+    """What the decoder tells a mixer about lanes of these lengths that begin at these positions."""
+    valid = jnp.arange(tokens, dtype=jnp.int32)[None] < lengths[:, None]
+    return LaneInfo(lengths, positions, valid, (positions == 0) & (lengths > 0), blocks)
+
+
+@jax.jit
+def run(mixer, x, lengths, positions, state, blocks):
+    return mixer(x, info(lengths, positions, x.shape[1], blocks), state)
+
+
+@jax.jit
+def by_tokens(mixer, x, lengths, positions, state, blocks):
+    def token(state, inputs):
+        x_t, t = inputs
+        out, state = mixer(x_t[:, None], info(jnp.clip(lengths - t, 0, 1), positions + t, 1, blocks), state)
+        return state, out[:, 0]
+
+    state, outs = jax.lax.scan(token, state, (jnp.moveaxis(x, 1, 0), jnp.arange(x.shape[1], dtype=jnp.int32)))
+    return jnp.moveaxis(outs, 0, 1), state
+
+
+def check_lengths(
+    mixer: Any, hidden: int, lengths: tuple[int, ...], atol: float, state_atol: dict[str, float], blocks: int = 0
+) -> None:
+    """Asserts that a mixer treats lanes of `lengths` tokens, and an idle one, in one step as token by token.
+
+    Every other lane begins at position 0, in rows that hold NaN; the others go on from random state. Tokens past a
+    lane's length are NaN.
+
+    Args:
+        mixer: the module.
+        hidden: width of its input.
+        lengths: tokens of the lanes.
+        atol: tolerance of the outputs.
+        state_atol: tolerance of each field of the state.
+        blocks: blocks of a key/value cache to visit.
+    """
+    counts = np.array([*lengths, 0], np.int32)
+    positions = np.where(np.arange(len(counts)) % 2, 9, 0).astype(np.int32)
+    rng = np.random.default_rng(len(lengths))
+    x = rng.normal(size=(len(counts), max(lengths), hidden)).astype(np.float32)
+    x[np.arange(x.shape[1])[None] >= counts[:, None]] = np.nan
+    context = max(lengths) + 9
+    state = jax.tree.map(
+        lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), mixer.init_state(len(counts), context, jnp.float32)
+    )
+    for leaf in state:
+        leaf[(positions == 0) & (counts > 0)] = np.nan
+    out, new = jax.device_get(run(mixer, x, counts, positions, state, blocks))
+    want_out, want = jax.device_get(by_tokens(mixer, x, counts, positions, state, blocks))
+    for lane, length in enumerate(counts):
+        np.testing.assert_allclose(out[lane, :length], want_out[lane, :length], atol=atol)
+        for field, found, expected in zip(new._fields, new, want, strict=True):
+            np.testing.assert_allclose(found[lane], expected[lane], atol=state_atol[field], err_msg=field)
+    for found, before in zip(new, state, strict=True):
+        assert found[-1].tobytes() == before[-1].tobytes()

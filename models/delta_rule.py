@@ -4,6 +4,9 @@ Per lane and head, with decay a_t = exp(g_t), key k_t, value v_t, write strength
 
     S_t = a_t S_{t-1} + k_t (b_t (v_t - (a_t S_{t-1})^T k_t))^T        o_t = S_t^T q_t
 
+The decay is one number per head, or one per channel of the key (Kimi Delta Attention, arXiv:2510.26692), in which case
+a_t S is diag(a_t) S. The forms differ only in how a chunk's tokens decay into each other (`chunk_decay`).
+
 All forms have one signature and one contract: tokens that are not real are never used, whatever they hold; their
 outputs are zero; the state of a lane without real tokens comes back unchanged, bit for bit.
 """
@@ -12,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float32
 
+from models.chunk_decay import channel_decay, head_decay, whole_blocks
 from models.triangular import solve_unit_lower
 
 CHUNK = 64
@@ -19,6 +23,7 @@ CHUNK = 64
 Keys = Float32[Array, "lane token value_head key"]
 Values = Float32[Array, "lane token value_head value"]
 Gates = Float32[Array, "lane token value_head"]
+LogDecay = Gates | Float32[Array, "lane token value_head key"]
 State = Float32[Array, "lane value_head key value"]
 Valid = Bool[Array, "lane token"]
 
@@ -28,14 +33,14 @@ def _dot(equation: str, *operands: Array) -> Array:
 
 
 def delta_rule(
-    query: Keys, key: Keys, value: Values, log_decay: Gates, beta: Gates, state: State, valid: Valid
+    query: Keys, key: Keys, value: Values, log_decay: LogDecay, beta: Gates, state: State, valid: Valid
 ) -> tuple[Values, State]:
     """The recurrence in the form that suits the number of tokens of the step.
 
     Args:
         query, key: l2-normalised and scaled by the caller.
         value: values.
-        log_decay: g <= 0.
+        log_decay: g <= 0, per head or per channel of the key.
         beta: write strength.
         state: state before the first token.
         valid: which tokens are real; a prefix of each lane.
@@ -49,27 +54,31 @@ def delta_rule(
 
 
 def delta_rule_step(
-    query: Keys, key: Keys, value: Values, log_decay: Gates, beta: Gates, state: State, valid: Valid
+    query: Keys, key: Keys, value: Values, log_decay: LogDecay, beta: Gates, state: State, valid: Valid
 ) -> tuple[Values, State]:
-    """One token. Reads the state once: with r = S^T [q, k], o = a r_q + (q.k) delta needs no second pass."""
+    """One token. Reads the state once: with r = (a S)^T [q, k], o = r_q + (q.k) delta needs no second pass."""
     q, k, v, g, b = (x[:, 0] for x in (query, key, value, log_decay, beta))
-    decay = jnp.exp(g)[:, :, None]
-    read_q, read_k = jnp.moveaxis(_dot("nhck,nhkv->nhcv", jnp.stack([q, k], axis=2), state), 2, 0)
-    delta = b[:, :, None] * (v - decay * read_k)
-    out = decay * read_q + jnp.sum(q * k, axis=-1, keepdims=True) * delta
+    channels = g.ndim == k.ndim
+    decay = jnp.exp(g if channels else g[:, :, None])
+    reads = jnp.stack([decay * q, decay * k] if channels else [q, k], axis=2)
+    read_q, read_k = jnp.moveaxis(_dot("nhck,nhkv->nhcv", reads, state), 2, 0)
+    if not channels:
+        read_q, read_k = decay * read_q, decay * read_k
+    delta = b[:, :, None] * (v - read_k)
+    out = read_q + jnp.sum(q * k, axis=-1, keepdims=True) * delta
     updated = decay[:, :, :, None] * state + k[:, :, :, None] * delta[:, :, None, :]
     real = valid[:, :, None, None]
     return jnp.where(real, out[:, None], 0.0), jnp.where(real, updated, state)
 
 
 def delta_rule_reference(
-    query: Keys, key: Keys, value: Values, log_decay: Gates, beta: Gates, state: State, valid: Valid
+    query: Keys, key: Keys, value: Values, log_decay: LogDecay, beta: Gates, state: State, valid: Valid
 ) -> tuple[Values, State]:
     """Token by token, as the equation is written."""
 
     def token(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, g, b, real = inputs
-        decayed = jnp.exp(g)[:, :, None, None] * state
+        decayed = jnp.exp(g).reshape((*g.shape, *(1,) * (4 - g.ndim))) * state
         delta = b[:, :, None] * (v - _dot("nhkv,nhk->nhv", decayed, k))
         updated = decayed + k[:, :, :, None] * delta[:, :, None, :]
         out = _dot("nhkv,nhk->nhv", updated, q)
@@ -82,18 +91,26 @@ def delta_rule_reference(
 
 
 def delta_rule_chunked(
-    query: Keys, key: Keys, value: Values, log_decay: Gates, beta: Gates, state: State, valid: Valid, chunk: int = CHUNK
+    query: Keys,
+    key: Keys,
+    value: Values,
+    log_decay: LogDecay,
+    beta: Gates,
+    state: State,
+    valid: Valid,
+    chunk: int = CHUNK,
 ) -> tuple[Values, State]:
     """Chunks of tokens at a time (the WY form, arXiv:2412.06464, section 3.3).
 
-    Inside a chunk with G = cumsum(g) and M_ij = exp(G_i - G_j) for i >= j, the corrections of all tokens solve one
-    unit lower triangular system; only the state between chunks is sequential.
+    Inside a chunk the corrections of all tokens solve one unit lower triangular system; only the state between chunks
+    is sequential.
 
     Args:
         chunk: tokens per chunk; the last chunk is filled up with tokens that are not real.
     """
     lanes, tokens, heads, _ = query.shape
-    chunk = min(chunk, tokens)
+    channels = log_decay.ndim == key.ndim
+    chunk = whole_blocks(min(chunk, tokens)) if channels else min(chunk, tokens)
     count = -(-tokens // chunk)
 
     def split(x: Array) -> Array:
@@ -104,17 +121,10 @@ def delta_rule_chunked(
         return jnp.moveaxis(jnp.moveaxis(x, 1, 0), 2, 3)
 
     q, k, v, g, b = (split(x) for x in (query, key, value, log_decay, beta))
-    total = jnp.cumsum(g, axis=-1)
-    lower = jnp.tril(jnp.ones((chunk, chunk), bool))[None, None, None]
-    strict = jnp.tril(jnp.ones((chunk, chunk), bool), -1)[None, None, None]
-    mask = jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
-    weighted_k = b[..., None] * k
-    system = jnp.where(strict, _dot("cnhik,cnhjk->cnhij", weighted_k, k) * mask, 0.0)
-    right = jnp.concatenate([b[..., None] * v, weighted_k * jnp.exp(total)[..., None]], axis=-1)
-    solved = solve_unit_lower(system, right)
+    decayed = (channel_decay if channels else head_decay)(q, k, b[..., None] * k, g)
+    right = jnp.concatenate([b[..., None] * v, decayed.w_in], axis=-1)
+    solved = solve_unit_lower(decayed.system, right)
     correction, key_correction = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
-    scores = _dot("cnhik,cnhjk->cnhij", q, k) * mask
-    end = total[..., -1:]
 
     def advance(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
         reads, k_out, correction, scores, decay = inputs
@@ -126,11 +136,11 @@ def delta_rule_chunked(
         return decay[..., None] * state + _dot("nhik,nhiv->nhkv", k_out, delta), out
 
     inputs = (
-        jnp.concatenate([key_correction, q * jnp.exp(total)[..., None]], axis=-2),
-        k * jnp.exp(end - total)[..., None],
+        jnp.concatenate([key_correction, decayed.q_in], axis=-2),
+        decayed.k_out,
         correction,
-        scores,
-        jnp.exp(end),
+        decayed.scores,
+        decayed.end,
     )
     updated, out = lax.scan(advance, state, inputs)
     out = jnp.moveaxis(jnp.moveaxis(out, 3, 2), 0, 1).reshape((lanes, count * chunk, heads, -1))[:, :tokens]

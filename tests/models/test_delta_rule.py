@@ -7,20 +7,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models.chunk_decay import BLOCK
 from models.delta_rule import delta_rule, delta_rule_chunked, delta_rule_reference, delta_rule_step
 
 KERNEL, CHUNK = 4, 8
 LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
+# of the form with a decay per channel, whose chunks are made of blocks
+CHANNEL_CHUNK = 2 * BLOCK
+CHANNEL_LENGTHS = (1, KERNEL - 1, KERNEL, CHANNEL_CHUNK - 1, CHANNEL_CHUNK, CHANNEL_CHUNK + 1, 3 * CHANNEL_CHUNK + 5)
 HEADS, KEY, VALUE = 3, 5, 7
 # float32 rounding over at most 29 tokens of unit-length keys
 TOLERANCE = 2e-5
 
 chunked = jax.jit(partial(delta_rule_chunked, chunk=CHUNK))
+channel_chunked = jax.jit(partial(delta_rule_chunked, chunk=CHANNEL_CHUNK))
 reference = jax.jit(delta_rule_reference)
+PER_HEAD_AND_PER_CHANNEL = pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
 
 
-def inputs(lengths: tuple[int, ...], seed: int = 0) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Random lanes; tokens past each length are NaN and infinity."""
+def inputs(
+    lengths: tuple[int, ...], seed: int = 0, channels: bool = False
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Random lanes, with a decay per head or per channel of the key; tokens past each length are NaN and infinity."""
     rng = np.random.default_rng(seed)
     lanes, tokens = len(lengths), max(max(lengths), 1)
     valid = np.arange(tokens)[None] < np.array(lengths)[:, None]
@@ -30,7 +38,7 @@ def inputs(lengths: tuple[int, ...], seed: int = 0) -> tuple[list[np.ndarray], n
 
     query, key = (unit(rng.normal(size=(lanes, tokens, HEADS, KEY))) for _ in range(2))
     value = rng.normal(size=(lanes, tokens, HEADS, VALUE))
-    log_decay = -rng.exponential(0.3, size=(lanes, tokens, HEADS))
+    log_decay = -rng.exponential(0.3, size=(lanes, tokens, HEADS, KEY) if channels else (lanes, tokens, HEADS))
     beta = rng.uniform(0.05, 0.98, size=(lanes, tokens, HEADS))
     arrays = []
     for i, x in enumerate((query, key, value, log_decay, beta)):
@@ -46,7 +54,7 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
     s = state.astype(np.float64)[lane]
     outs = []
     for t in range(length):
-        s *= np.exp(g[t])[:, None, None]
+        s *= np.exp(g[t]).reshape((HEADS, -1, 1))
         for h in range(HEADS):
             s[h] += np.outer(k[t, h], b[t, h] * (v[t, h] - s[h].T @ k[t, h]))
         outs.append(np.stack([s[h].T @ q[t, h] for h in range(HEADS)]))
@@ -69,8 +77,21 @@ def test_equals_the_equation_in_float64(form, longest: int) -> None:
         assert (out[lane, length:] == 0).all()
 
 
-def test_one_token_at_a_time_equals_all_at_once() -> None:
-    arrays, state, valid = inputs((13, 5, 0))
+@pytest.mark.parametrize("form", [channel_chunked, reference], ids=["chunked", "reference"])
+def test_decay_per_channel_equals_the_equation_in_float64(form) -> None:
+    lengths = (*CHANNEL_LENGTHS, 0)
+    arrays, state, valid = inputs(lengths, channels=True)
+    out, new = jax.device_get(form(*arrays, state, valid))
+    for lane, length in enumerate(lengths):
+        want_out, want_state = float64(arrays, state, length, lane)
+        np.testing.assert_allclose(out[lane, :length], want_out, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(new[lane], want_state, atol=TOLERANCE, rtol=0)
+        assert (out[lane, length:] == 0).all()
+
+
+@PER_HEAD_AND_PER_CHANNEL
+def test_one_token_at_a_time_equals_all_at_once(channels: bool) -> None:
+    arrays, state, valid = inputs((13, 5, 0), channels=channels)
     want_out, want_state = jax.device_get(reference(*arrays, state, valid))
     step = jax.jit(delta_rule_step)
     for t in range(13):
@@ -80,8 +101,9 @@ def test_one_token_at_a_time_equals_all_at_once() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, CHUNK + 3])
-def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: int) -> None:
-    arrays, state, valid = inputs((tokens, 0, tokens))
+@PER_HEAD_AND_PER_CHANNEL
+def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: int, channels: bool) -> None:
+    arrays, state, valid = inputs((tokens, 0, tokens), channels=channels)
     poisoned = state.copy()
     poisoned[1] = np.nan
     poisoned[1, 0, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
@@ -108,15 +130,32 @@ def test_correlated_keys_and_strong_writes_stay_exact() -> None:
     np.testing.assert_allclose(new[0], want_state, atol=1e-4, rtol=0)
 
 
-def test_gradients_of_the_chunked_form_are_those_of_the_reference() -> None:
-    arrays, state, valid = inputs((11, 4))
+@PER_HEAD_AND_PER_CHANNEL
+def test_strong_decay_stays_finite_and_exact(channels: bool) -> None:
+    """Sums over a chunk that would overflow, were they ever positive, and weak decays right behind strong ones."""
+    arrays, state, valid = inputs((64,), channels=channels)
+    log_decay = arrays[3] * np.float32(0.1)
+    log_decay[:, 5::7] = -60.0
+    log_decay[:, 20, :2] = -80.0
+    arrays[3] = log_decay
+    want_out, want_state = float64(arrays, state, 64, 0)
+    out, new = jax.device_get(jax.jit(partial(delta_rule_chunked, chunk=64))(*arrays, state, valid))
+    # a sum of decays is about 600 at the end of the chunk, and known to half a last place of that
+    np.testing.assert_allclose(out[0], want_out, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(new[0], want_state, atol=1e-4, rtol=0)
+
+
+@PER_HEAD_AND_PER_CHANNEL
+def test_gradients_of_the_chunked_form_are_those_of_the_reference(channels: bool) -> None:
+    arrays, state, valid = inputs((BLOCK + 3, 4) if channels else (11, 4), channels=channels)
     arrays = [np.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, np.float32(0)) for x in arrays]
 
     def loss(form, arrays, state):
         out, new = form(*arrays, state, valid)
         return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(new))
 
-    got = jax.jit(jax.grad(partial(loss, chunked), argnums=(0, 1)))(arrays, state)
+    form = channel_chunked if channels else chunked
+    got = jax.jit(jax.grad(partial(loss, form), argnums=(0, 1)))(arrays, state)
     want = jax.jit(jax.grad(partial(loss, reference), argnums=(0, 1)))(arrays, state)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)

@@ -8,7 +8,8 @@ The decay is one number per head, or one per channel of the key (Kimi Delta Atte
 a_t S is diag(a_t) S. The forms differ only in how a chunk's tokens decay into each other (`chunk_decay`).
 
 All forms have one signature and one contract: tokens that are not real are never used, whatever they hold; their
-outputs are zero; the state of a lane without real tokens comes back unchanged, bit for bit.
+outputs are zero; a fresh lane's state is never used; the state of a lane without real tokens comes back unchanged, bit
+for bit.
 """
 
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ Gates = Float32[Array, "lane token value_head"]
 LogDecay = Gates | Float32[Array, "lane token value_head key"]
 State = Float32[Array, "lane value_head key value"]
 Valid = Bool[Array, "lane token"]
+Fresh = Bool[Array, "lane"]
 
 
 def _dot(equation: str, *operands: Array) -> Array:
@@ -33,7 +35,7 @@ def _dot(equation: str, *operands: Array) -> Array:
 
 
 def delta_rule(
-    query: Keys, key: Keys, value: Values, log_decay: LogDecay, beta: Gates, state: State, valid: Valid
+    query: Keys, key: Keys, value: Values, log_decay: LogDecay, beta: Gates, state: State, valid: Valid, fresh: Fresh
 ) -> tuple[Values, State]:
     """The recurrence in the form that suits the number of tokens of the step.
 
@@ -44,35 +46,42 @@ def delta_rule(
         beta: write strength.
         state: state before the first token.
         valid: which tokens are real; a prefix of each lane.
+        fresh: lanes that start from zero, whatever their state holds; they have a real token.
 
     Returns:
         Outputs (zero at tokens that are not real) and the state after each lane's last real token.
     """
     if query.shape[1] == 1:
-        return delta_rule_step(query, key, value, log_decay, beta, state, valid)
-    return delta_rule_chunked(query, key, value, log_decay, beta, state, valid)
+        return delta_rule_step(query, key, value, log_decay, beta, state, valid, fresh)
+    return delta_rule_chunked(query, key, value, log_decay, beta, state, valid, fresh)
 
 
 def delta_rule_step(
-    query: Keys, key: Keys, value: Values, log_decay: LogDecay, beta: Gates, state: State, valid: Valid
+    query: Keys, key: Keys, value: Values, log_decay: LogDecay, beta: Gates, state: State, valid: Valid, fresh: Fresh
 ) -> tuple[Values, State]:
-    """One token. Reads the state once: with r = (a S)^T [q, k], o = r_q + (q.k) delta needs no second pass."""
+    """One token. Reads the state once: with r = (a S)^T [q, k], o = r_q + (q.k) delta needs no second pass.
+
+    A fresh lane's zeros are put in place of what is read and of what is added to, not of the state itself: a product
+    reads arrays, so that XLA would write a second state first.
+    """
     q, k, v, g, b = (x[:, 0] for x in (query, key, value, log_decay, beta))
     channels = g.ndim == k.ndim
     decay = jnp.exp(g if channels else g[:, :, None])
     reads = jnp.stack([decay * q, decay * k] if channels else [q, k], axis=2)
-    read_q, read_k = jnp.moveaxis(_dot("nhck,nhkv->nhcv", reads, state), 2, 0)
+    read = _dot("nhck,nhkv->nhcv", reads, state)
+    read_q, read_k = jnp.moveaxis(jnp.where(fresh[:, None, None, None], 0.0, read), 2, 0)
     if not channels:
         read_q, read_k = decay * read_q, decay * read_k
     delta = b[:, :, None] * (v - read_k)
     out = read_q + jnp.sum(q * k, axis=-1, keepdims=True) * delta
-    updated = decay[:, :, :, None] * state + k[:, :, :, None] * delta[:, :, None, :]
+    decayed = jnp.where(fresh[:, None, None, None], 0.0, decay[:, :, :, None] * state)
+    updated = decayed + k[:, :, :, None] * delta[:, :, None, :]
     real = valid[:, :, None, None]
     return jnp.where(real, out[:, None], 0.0), jnp.where(real, updated, state)
 
 
 def delta_rule_reference(
-    query: Keys, key: Keys, value: Values, log_decay: LogDecay, beta: Gates, state: State, valid: Valid
+    query: Keys, key: Keys, value: Values, log_decay: LogDecay, beta: Gates, state: State, valid: Valid, fresh: Fresh
 ) -> tuple[Values, State]:
     """Token by token, as the equation is written."""
 
@@ -86,6 +95,7 @@ def delta_rule_reference(
         return jnp.where(real[..., None], updated, state), jnp.where(real, out, 0.0)
 
     inputs = tuple(jnp.moveaxis(x, 1, 0) for x in (query, key, value, log_decay, beta, valid))
+    state = jnp.where(fresh[:, None, None, None], 0.0, state)
     state, out = lax.scan(token, state, inputs)
     return jnp.moveaxis(out, 0, 1), state
 
@@ -98,6 +108,7 @@ def delta_rule_chunked(
     beta: Gates,
     state: State,
     valid: Valid,
+    fresh: Fresh,
     chunk: int = CHUNK,
 ) -> tuple[Values, State]:
     """Chunks of tokens at a time (the WY form, arXiv:2412.06464, section 3.3).
@@ -142,7 +153,7 @@ def delta_rule_chunked(
         decayed.scores,
         decayed.end,
     )
-    updated, out = lax.scan(advance, state, inputs)
+    updated, out = lax.scan(advance, jnp.where(fresh[:, None, None, None], 0.0, state), inputs)
     out = jnp.moveaxis(jnp.moveaxis(out, 3, 2), 0, 1).reshape((lanes, count * chunk, heads, -1))[:, :tokens]
     active = jnp.any(valid, axis=1)[:, None, None, None]
     return jnp.where(valid[:, :, None, None], out, 0.0), jnp.where(active, updated, state)

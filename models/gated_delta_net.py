@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from models.activations import silu
 from models.delta_rule import delta_rule
 from models.initial import matrix
 from models.linear import linear
@@ -98,12 +99,11 @@ class GatedDeltaNet(nnx.Module):
         c = self.config
         lanes, tokens, _ = x.shape
         conv = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
-        recurrent = jnp.where(info.fresh[:, None, None, None], 0.0, state.recurrent)
 
         mixed, conv = short_conv(
             linear(x, self.in_proj_qkv[...]), self.conv1d[...][:, 0].astype(jnp.float32), conv, info.lengths, info.valid
         )
-        q, k, v = jnp.split(jax.nn.silu(mixed), [c.key_width, 2 * c.key_width], axis=-1)
+        q, k, v = jnp.split(silu(mixed), [c.key_width, 2 * c.key_width], axis=-1)
         q, k = (y.reshape((lanes, tokens, c.key_heads, c.key_size)) for y in (q, k))
         v = v.reshape((lanes, tokens, c.value_heads, c.value_size))
         q, k = l2_norm(q) * c.key_size**-0.5, l2_norm(k)
@@ -112,10 +112,10 @@ class GatedDeltaNet(nnx.Module):
             linear(x, self.in_proj_a[...]) + self.dt_bias[...][None, None]
         )
         beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...]))
-        out, recurrent = delta_rule(q, k, v, decay, beta, recurrent, info.valid)
+        out, recurrent = delta_rule(q, k, v, decay, beta, state.recurrent, info.valid, info.fresh)
 
         z = linear(x, self.in_proj_z[...]).reshape(out.shape)
-        gated = rms_norm(out, self.norm[...], c.eps) * jax.nn.silu(z)
+        gated = rms_norm(out, self.norm[...], c.eps) * silu(z)
         return linear(gated.reshape((lanes, tokens, c.value_width)), self.out_proj[...]), GatedDeltaNetState(
             conv, recurrent
         )

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jaxtyping import Float32
 
+from models.activations import silu_gated
 from models.initial import matrix
 from models.linear import linear
 from models.shapes import Activations, LaneInfo
@@ -54,7 +54,7 @@ class Mlp(Stateless):
             inner = relu_squared(linear(x, self.up_proj[...]))
         else:
             gate, up = linear(x, self.gate_proj[...]), linear(x, self.up_proj[...])
-            inner = jax.nn.silu(gate) * up
+            inner = silu_gated(gate, up)
         return linear(inner, self.down_proj[...])
 
     def __call__(self, x: Activations, info: LaneInfo, state: None) -> tuple[Activations, None]:

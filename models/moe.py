@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from models.activations import silu_gated
 from models.expert_dot import expert_dot
 from models.initial import matrix
 from models.linear import linear
@@ -69,7 +70,7 @@ class Moe(Stateless):
         visits = jnp.repeat(seen, c.router.per_token, axis=0)
         if c.activation == "swiglu":
             gate, up = jnp.split(expert_dot(visits, self.gate_up_proj[...], expert), 2, -1)
-            inner = jax.nn.silu(gate) * up
+            inner = silu_gated(gate, up)
         else:
             inner = relu_squared(expert_dot(visits, self.up_proj[...], expert))
         routed = expert_dot(inner, self.down_proj[...], expert)

@@ -17,8 +17,8 @@ def rms_norm(
 
 
 def l2_norm(x: Float32[Array, "*rows size"], eps: float = 1e-6) -> Float32[Array, "*rows size"]:
-    """`x * rsqrt(sum(x^2) + eps)` over the last dimension."""
-    return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
+    """`x / sqrt(sum(x^2) + eps)` over the last dimension; a division, as in `activations`."""
+    return x / jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
 
 
 class RMSNorm(nnx.Module):

@@ -34,6 +34,9 @@ def short_conv(
         y = y + window[:, j : j + tokens] * weight[None, None, :, j]
     if bias is not None:
         y = y + bias[None, None]
-    last = lengths[:, None] + jnp.arange(kernel - 1, dtype=jnp.int32)[None, :]
-    tail = jnp.take_along_axis(window, last[:, :, None], axis=1, mode="fill").astype(state.dtype)
-    return y, jnp.where((lengths > 0)[:, None, None], tail, state)
+    if tokens == 1:
+        tail = window[:, 1:]
+    else:
+        last = lengths[:, None] + jnp.arange(kernel - 1, dtype=jnp.int32)[None, :]
+        tail = jnp.take_along_axis(window, last[:, :, None], axis=1, mode="fill")
+    return y, jnp.where((lengths > 0)[:, None, None], tail.astype(state.dtype), state)

@@ -18,6 +18,8 @@ CHANNEL_LENGTHS = (1, KERNEL - 1, KERNEL, CHANNEL_CHUNK - 1, CHANNEL_CHUNK, CHAN
 HEADS, KEY, VALUE = 3, 5, 7
 # float32 rounding over at most 29 tokens of unit-length keys
 TOLERANCE = 2e-5
+# no lane is fresh
+OLD = np.zeros(16, bool)
 
 chunked = jax.jit(partial(delta_rule_chunked, chunk=CHUNK))
 channel_chunked = jax.jit(partial(delta_rule_chunked, chunk=CHANNEL_CHUNK))
@@ -69,7 +71,7 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
 def test_equals_the_equation_in_float64(form, longest: int) -> None:
     lengths = tuple(n for n in LENGTHS if n <= longest) + (0,)
     arrays, state, valid = inputs(lengths, seed=longest)
-    out, new = jax.device_get(form(*arrays, state, valid))
+    out, new = jax.device_get(form(*arrays, state, valid, OLD[: len(valid)]))
     for lane, length in enumerate(lengths):
         want_out, want_state = float64(arrays, state, length, lane)
         np.testing.assert_allclose(out[lane, :length], want_out, atol=TOLERANCE, rtol=0)
@@ -81,7 +83,7 @@ def test_equals_the_equation_in_float64(form, longest: int) -> None:
 def test_decay_per_channel_equals_the_equation_in_float64(form) -> None:
     lengths = (*CHANNEL_LENGTHS, 0)
     arrays, state, valid = inputs(lengths, channels=True)
-    out, new = jax.device_get(form(*arrays, state, valid))
+    out, new = jax.device_get(form(*arrays, state, valid, OLD[: len(valid)]))
     for lane, length in enumerate(lengths):
         want_out, want_state = float64(arrays, state, length, lane)
         np.testing.assert_allclose(out[lane, :length], want_out, atol=TOLERANCE, rtol=0)
@@ -92,10 +94,10 @@ def test_decay_per_channel_equals_the_equation_in_float64(form) -> None:
 @PER_HEAD_AND_PER_CHANNEL
 def test_one_token_at_a_time_equals_all_at_once(channels: bool) -> None:
     arrays, state, valid = inputs((13, 5, 0), channels=channels)
-    want_out, want_state = jax.device_get(reference(*arrays, state, valid))
+    want_out, want_state = jax.device_get(reference(*arrays, state, valid, OLD[: len(valid)]))
     step = jax.jit(delta_rule_step)
     for t in range(13):
-        out, state = step(*(x[:, t : t + 1] for x in arrays), state, valid[:, t : t + 1])
+        out, state = step(*(x[:, t : t + 1] for x in arrays), state, valid[:, t : t + 1], OLD[:3])
         np.testing.assert_allclose(np.asarray(out)[:, 0], want_out[:, t], atol=TOLERANCE, rtol=0)
     np.testing.assert_allclose(state, want_state, atol=TOLERANCE, rtol=0)
 
@@ -108,14 +110,29 @@ def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: in
     poisoned[1] = np.nan
     poisoned[1, 0, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
     form = jax.jit(delta_rule)
-    out, new = jax.device_get(form(*arrays, state, valid))
-    poisoned_out, poisoned_new = jax.device_get(form(*arrays, poisoned, valid))
+    out, new = jax.device_get(form(*arrays, state, valid, OLD[: len(valid)]))
+    poisoned_out, poisoned_new = jax.device_get(form(*arrays, poisoned, valid, OLD[: len(valid)]))
     assert poisoned_new[1].tobytes() == poisoned[1].tobytes()
     assert new[1].tobytes() == state[1].tobytes()
     for lane in (0, 2):
         assert out[lane].tobytes() == poisoned_out[lane].tobytes()
         assert new[lane].tobytes() == poisoned_new[lane].tobytes()
     assert (poisoned_out[1] == 0).all()
+
+
+@PER_HEAD_AND_PER_CHANNEL
+@pytest.mark.parametrize("tokens", [1, CHUNK + 3])
+def test_a_fresh_lane_does_not_see_what_its_state_holds(tokens: int, channels: bool) -> None:
+    arrays, state, valid = inputs((tokens, tokens, 0), channels=channels)
+    stale = state.copy()
+    stale[0] = np.nan
+    stale[0, 0, 0, :2] = np.inf, -0.0
+    state[0] = 0.0
+    form = jax.jit(delta_rule)
+    want_out, want_new = jax.device_get(form(*arrays, state, valid, OLD[:3]))
+    out, new = jax.device_get(form(*arrays, stale, valid, np.array([True, False, False])))
+    np.testing.assert_array_equal(out, want_out)
+    np.testing.assert_array_equal(new, want_new)
 
 
 def test_correlated_keys_and_strong_writes_stay_exact() -> None:
@@ -125,7 +142,7 @@ def test_correlated_keys_and_strong_writes_stay_exact() -> None:
     key = np.broadcast_to(key[:, :1], key.shape)
     arrays = [query, key, value, np.float32(0.001) * log_decay, np.full_like(beta, 0.999)]
     want_out, want_state = float64(arrays, state, 64, 0)
-    out, new = jax.device_get(jax.jit(partial(delta_rule_chunked, chunk=64))(*arrays, state, valid))
+    out, new = jax.device_get(jax.jit(partial(delta_rule_chunked, chunk=64))(*arrays, state, valid, OLD[: len(valid)]))
     np.testing.assert_allclose(out[0], want_out, atol=1e-4, rtol=0)
     np.testing.assert_allclose(new[0], want_state, atol=1e-4, rtol=0)
 
@@ -139,7 +156,7 @@ def test_strong_decay_stays_finite_and_exact(channels: bool) -> None:
     log_decay[:, 20, :2] = -80.0
     arrays[3] = log_decay
     want_out, want_state = float64(arrays, state, 64, 0)
-    out, new = jax.device_get(jax.jit(partial(delta_rule_chunked, chunk=64))(*arrays, state, valid))
+    out, new = jax.device_get(jax.jit(partial(delta_rule_chunked, chunk=64))(*arrays, state, valid, OLD[: len(valid)]))
     # a sum of decays is about 600 at the end of the chunk, and known to half a last place of that
     np.testing.assert_allclose(out[0], want_out, atol=1e-4, rtol=0)
     np.testing.assert_allclose(new[0], want_state, atol=1e-4, rtol=0)
@@ -151,7 +168,7 @@ def test_gradients_of_the_chunked_form_are_those_of_the_reference(channels: bool
     arrays = [np.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, np.float32(0)) for x in arrays]
 
     def loss(form, arrays, state):
-        out, new = form(*arrays, state, valid)
+        out, new = form(*arrays, state, valid, OLD[: len(valid)])
         return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(new))
 
     form = channel_chunked if channels else chunked

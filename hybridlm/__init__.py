@@ -14,6 +14,8 @@ from hybridlm._forward import ForwardOutput, SequenceState
 from hybridlm._lm import LM
 from hybridlm._load import load
 from hybridlm._results import Completion, Score
+from hybridlm._rows import RowsLost
+from hybridlm._session import Event, Session
 from hybridlm.checkpoint import CheckpointError
 from models import ConfigError, UnsupportedModel
 
@@ -27,10 +29,13 @@ __all__ = [
     "CheckpointError",
     "Completion",
     "ConfigError",
+    "Event",
     "ForwardOutput",
     "NumericalError",
+    "RowsLost",
     "Score",
     "SequenceState",
+    "Session",
     "UnsupportedModel",
     "__version__",
     "compiler",

@@ -1,41 +1,27 @@
-"""Every step that an engine runs, with arguments to compile it for."""
+"""Every step that an engine runs."""
 
-from typing import Any
-
-import jax
-import numpy as np
-
-from hybridlm._batch import Batch, sampling_arrays
 from hybridlm._engine import Engine
-from hybridlm._programs import Shape, lane_rung
+from hybridlm._programs import CopyShape, Shape, lane_rung
 
 
-def all_shapes(engine: Engine, only_full: bool = False) -> list[Shape]:
-    """The shapes of generation (consuming prompts, and one token at a time) and of scoring, for every number of lanes.
+def all_shapes(engine: Engine, only_full: bool = False) -> list[Shape | CopyShape]:
+    """Steps that consume prompts, that draw one token of each lane, that score, and that copy a row between pools.
 
     Requests with log-probabilities or a logits processor of the user's have steps of their own, compiled on first use.
 
     Args:
         only_full: for the largest number of lanes alone.
     """
-    rungs = sorted({lane_rung(count, engine.lanes) for count in range(1, engine.lanes + 1)})
-    shapes = [
-        shape
-        for lanes in (rungs[-1:] if only_full else rungs)
-        for shape in (
-            Shape("generate", lanes, engine.chunk),
-            Shape("generate", lanes, 1),
-            Shape("score", lanes, engine.chunk, 0),
-        )
-    ]
+    staging, decode = (_rungs(most, only_full) for most in (engine.staging, engine.lanes))
+    shapes: list[Shape | CopyShape] = []
+    shapes += [Shape("generate", lanes, engine.chunk) for lanes in staging]
+    shapes += [Shape("generate", lanes, 1) for lanes in decode]
+    shapes += [Shape("score", lanes, engine.chunk, 0) for lanes in staging]
+    shapes += [CopyShape(source, target) for source in staging for target in decode]
+    if not only_full:
+        shapes += [CopyShape(source, target) for source in decode for target in decode if source != target]
     return list(dict.fromkeys(shapes))
 
 
-def example_arguments(engine: Engine, shape: Shape) -> tuple[Any, ...]:
-    """Arguments as the engine passes them, with pools that are types alone."""
-    batch = Batch.of([None] * shape.lanes, shape.tokens)
-    pools = jax.eval_shape(lambda: engine._new_pools(shape.lanes))
-    common = (engine.params, pools, batch.tokens, batch.lengths, batch.positions, np.int32(1))
-    if shape.step == "score":
-        return (*common, np.zeros((shape.lanes, shape.tokens), np.int32))
-    return (*common, *sampling_arrays([None] * shape.lanes))
+def _rungs(most: int, only_full: bool) -> list[int]:
+    return [most] if only_full else sorted({lane_rung(count, most) for count in range(1, most + 1)})

@@ -8,11 +8,11 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
-from hybridlm._generation import Event
 from hybridlm._json_lines import Id, dump, finite, numbered_lines, parse_object, read_id, read_item
 from hybridlm._lm import LM
 from hybridlm._load import load
 from hybridlm._results import Completion
+from hybridlm._session import Event
 
 
 class Prompt(NamedTuple):
@@ -63,7 +63,7 @@ def generate(
         given = _read_prompts(prompts or [], file)
         lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk)
         items = [_chat_ids(lm, prompt.item) if chat else prompt.item for prompt in given]
-        events = lm._events(
+        events = lm.stream(
             items,
             max_tokens=max_tokens,
             temperature=temperature,

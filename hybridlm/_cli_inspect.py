@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from hybridlm._all_steps import example_arguments
 from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
 from hybridlm._engine import Engine
 from hybridlm._load import load
@@ -46,7 +45,7 @@ def inspect(
         shape = _shape(engine, step)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CertificationWarning)
-            compiled = engine.programs.compiled(shape, example_arguments(engine, shape))
+            compiled = engine.program(shape)
             before = _without_rewrites(engine, shape) if any(one.changed for one in compiled.passes) else None
         if html is None:
             typer.echo(f"{shape}\n{compiled.report()}")
@@ -58,10 +57,12 @@ def inspect(
 
 def _shape(engine: Engine, which: Which) -> Shape:
     if which is Which.SCORE:
-        return Shape("score", engine.lanes, engine.chunk, 0)
-    return Shape("generate", engine.lanes, 1 if which is Which.DECODE else engine.chunk)
+        return Shape("score", engine.staging, engine.chunk, 0)
+    if which is Which.PROMPT:
+        return Shape("generate", engine.staging, engine.chunk)
+    return Shape("generate", engine.lanes, 1)
 
 
 def _without_rewrites(engine: Engine, shape: Shape) -> CompiledStep:
     step, contract = engine.programs.step(shape)
-    return compile_step(step, example_arguments(engine, shape), contract, passes=(), certify="warn", may_copy=MAY_COPY)
+    return compile_step(step, engine.example_arguments(shape), contract, passes=(), certify="warn", may_copy=MAY_COPY)

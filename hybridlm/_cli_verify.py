@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hybridlm._all_steps import all_shapes, example_arguments
+from hybridlm._all_steps import all_shapes
 from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, console_for_table, reported
 from hybridlm._load import load
+from hybridlm._programs import CopyShape, Shape
 from ir_passes import AuditError, Certificate, IsolationError
 
 HEADINGS = ("step", "lanes", "tokens", "equations", "proved", "audited", "copies", "scratch", "seconds", "checks")
@@ -46,10 +47,10 @@ def verify(
         for heading in HEADINGS:
             table.add_column(heading, justify="left" if heading == "step" else "right")
         for shape in all_shapes(engine, full):
-            place = (shape.step, str(shape.lanes), str(shape.tokens))
+            place = _place(shape)
             with console.status(f"{shape}"):
                 try:
-                    certificate = engine.programs.compiled(shape, example_arguments(engine, shape)).certificate
+                    certificate = engine.program(shape).certificate
                 except IsolationError as error:
                     faults.append(error.explain() if explain else _described(error))
                     table.add_row(*place, "", Text("NO", "bold red"), "", "", "", "", "")
@@ -61,7 +62,7 @@ def verify(
             table.add_row(*place, *_cells(certificate))
             if out is not None:
                 out.mkdir(parents=True, exist_ok=True)
-                name = f"{shape.step}-{shape.lanes}x{shape.tokens}.json"
+                name = f"{str(shape).replace(' ', '-')}.json"
                 (out / name).write_text(certificate.to_json(), encoding="utf-8")
         console.print(table)
         _print_statements(console, lm.certificates.values())
@@ -71,6 +72,12 @@ def verify(
             typer.echo(f"\nerror: {len(faults)} of {table.row_count} steps failed", err=True)
             raise typer.Exit(1)
         console.print(Text(f"all {table.row_count} steps are proved and audited"))
+
+
+def _place(shape: Shape | CopyShape) -> tuple[str, str, str]:
+    if isinstance(shape, CopyShape):
+        return f"copy from {shape.source}", str(shape.target), ""
+    return shape.step, str(shape.lanes), str(shape.tokens)
 
 
 def _cells(certificate: Certificate) -> tuple[str | Text, ...]:

@@ -1,10 +1,12 @@
 """Research access: logits, hidden states and recurrent states of whole sequences, differentiable."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -36,6 +38,34 @@ class ForwardOutput(NamedTuple):
     logits: Array
     hidden_states: tuple[Array, ...]
     states: SequenceState | None
+
+
+def check_tokens(tokens: np.ndarray, state: SequenceState | None, vocab_size: int, context: int) -> np.ndarray:
+    """Tokens of `LM.forward` as [N, T].
+
+    Raises:
+        TypeError, ValueError: they are not ids of the vocabulary, do not fit the context or the state.
+    """
+    if tokens.ndim not in (1, 2) or tokens.size == 0 or not np.issubdtype(tokens.dtype, np.integer):
+        raise TypeError(f"tokens: expected token ids of shape [T] or [N, T], got {tokens.dtype}{tokens.shape}")
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise ValueError(f"tokens: ids must be in [0, {vocab_size}), got {tokens.min()}..{tokens.max()}")
+    lanes = np.atleast_2d(tokens)
+    before = 0 if state is None else int(state.position)
+    if before + lanes.shape[1] > context:
+        raise ValueError(f"tokens: {before} + {lanes.shape[1]} tokens are more than the context of {context}")
+    if state is not None:
+        held = {leaf.shape[0] for leaf in jax.tree.leaves(state.layers)}
+        if held != {lanes.shape[0]}:
+            raise ValueError(f"state: has {sorted(held)} lanes, tokens have {lanes.shape[0]}")
+    return lanes
+
+
+def in_order(params: Mapping[str, Array], names: tuple[str, ...]) -> tuple[Array, ...]:
+    """The parameters of these names; raises ValueError if they are not all there, or others are."""
+    if set(params) != set(names):
+        raise ValueError(f"params: expected the names of lm.params, differ by {set(params) ^ set(names)}")
+    return tuple(params[name] for name in names)
 
 
 @partial(jax.jit, static_argnums=(0, 5))

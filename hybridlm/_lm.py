@@ -3,7 +3,7 @@
 import os
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +11,17 @@ import numpy as np
 
 from hybridlm._engine import Engine
 from hybridlm._errors import NumericalError
-from hybridlm._forward import ForwardOutput, SequenceState, forward
-from hybridlm._generation import Event, generate_events
+from hybridlm._forward import ForwardOutput, SequenceState, check_tokens, forward, in_order
+from hybridlm._inputs import Inputs
 from hybridlm._perplexity import CONVENTIONS, prefix_token, rolling
-from hybridlm._requests import check_length, to_items, to_sampling_params, to_token_ids
+from hybridlm._progress import request_progress
+from hybridlm._requests import Settings, to_items
 from hybridlm._results import Completion, Score
 from hybridlm._sampling import LogitsProcessor
 from hybridlm._score_file import ScoreFileReport, score_file
+from hybridlm._scoring import score
 from hybridlm._sequence import Request
+from hybridlm._session import Event, Session
 from hybridlm._steps import Structure
 from hybridlm._tokenizer import Tokenizer
 from ir_passes import Certificate
@@ -69,6 +72,10 @@ class LM:
         )
 
     @property
+    def _inputs(self) -> Inputs:
+        return Inputs(self.tokenizer, self.config.vocab_size, self.context, self.eos_token_ids)
+
+    @property
     def stats(self) -> dict[str, int]:
         """Counters since the model was loaded: steps, prompt, generated and scored tokens, compiled programs."""
         return {**self._engine.stats, "compiled": len(self._engine.programs.shapes)}
@@ -92,6 +99,7 @@ class LM:
         logprobs: int | None = None,
         n: int = 1,
         logits_processor: LogitsProcessor | None = None,
+        progress: bool | None = None,
     ) -> list[Completion]:
         """Continue prompts; any number, of any lengths, queued over the lanes.
 
@@ -110,6 +118,8 @@ class LM:
             logits_processor: `f(logits float32[vocab], last_token int32, position int32) -> float32[vocab]`, a jittable
                 function of one lane; it changes what is drawn, not the reported log-probabilities. Pass the same
                 function object again to reuse its compiled step.
+            progress: show a bar of completed prompts; None shows one for more prompts than lanes where standard error
+                is a terminal.
 
         Returns:
             Completions in the order of the prompts, the n of one prompt next to each other.
@@ -118,37 +128,52 @@ class LM:
             TypeError, ValueError: a prompt or a setting is wrong; the message names it. Nothing has been computed.
             NumericalError: a step computed logits that are not numbers.
         """
-        events = self._events(prompts, max_tokens, temperature, top_k, top_p, min_p, seed, stop, ignore_eos, logprobs,
-                              n, logits_processor)  # fmt: skip
-        finished = {event.index: event.completion for event in events if event.completion is not None}
+        events = self.stream(
+            prompts, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+            stop=stop, ignore_eos=ignore_eos, logprobs=logprobs, n=n, logits_processor=logits_processor,
+        )  # fmt: skip
+        finished: dict[int, Completion] = {}
+        with request_progress(progress, len(to_items(prompts, "prompts")) * n, self._engine.lanes) as completed:
+            for event in events:
+                if event.completion is not None:
+                    finished[event.index] = event.completion
+                    completed(len(finished))
         return [finished[index] for index in sorted(finished)]
 
-    def _events(
+    def stream(
         self,
-        prompts: Any,
-        max_tokens: int = 64,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int = 0,
-        stop: Any = None,
-        ignore_eos: bool = False,
-        logprobs: int | None = None,
+        prompts: str | Sequence[str | Sequence[int]],
         n: int = 1,
         logits_processor: LogitsProcessor | None = None,
+        **settings: Unpack[Settings],
     ) -> Generator[Event, None, None]:
-        """The tokens of `generate` as they are drawn."""
-        end = () if ignore_eos else self.eos_token_ids
-        vocab = self.config.vocab_size
-        params = to_sampling_params(
-            max_tokens, temperature, top_k, top_p, min_p, seed, stop, end, logprobs, self.tokenizer, vocab
-        )
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ValueError(f"n: expected a whole number of at least 1, got {n!r}")
-        ids = self._token_ids(prompts, "prompts")
-        requests = [Request(i * n + j, tokens, params) for i, tokens in enumerate(ids) for j in range(n)]
-        return generate_events(self._engine, requests, self.tokenizer, logits_processor)
+        """The tokens of `generate` as they are drawn, by all requests in turn.
+
+        Everything is checked before this returns; the first step runs when the first event is asked for. Whoever stops
+        early closes the iterator or lets go of it: its sequences end, as they do after an exception in the loop.
+
+        Args:
+            prompts, n, logits_processor, settings: as `generate` takes them.
+
+        Raises:
+            TypeError, ValueError: a prompt or a setting is wrong; the message names it. Nothing has been computed.
+        """
+        return self._run(self._inputs.requests(prompts, n, settings), logits_processor)
+
+    def _run(self, requests: list[Request], processor: LogitsProcessor | None) -> Generator[Event, None, None]:
+        with self.session(processor) as session:
+            for request in requests:
+                session.add(request)
+            while session.busy:
+                yield from session.step()
+
+    def session(self, logits_processor: LogitsProcessor | None = None) -> Session:
+        """A run of the engine to drive by hand: submit and cancel requests at any time, step by step.
+
+        Args:
+            logits_processor: of all its requests; see `generate`.
+        """
+        return Session(self._engine, self.tokenizer, self._inputs.request, logits_processor)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Completion:
         """Answer a conversation: the checkpoint's chat template, then `generate`.
@@ -169,9 +194,7 @@ class LM:
         return completions[0]
 
     def score(self, texts: str | Sequence[str | Sequence[int]], top_logprobs: int = 0) -> list[Score]:
-        """Log-probability of every token of every text.
-
-        The log-softmax is float32, over the whole vocabulary, of logits accumulated in float32.
+        """Log-probability of every token of every text: a float32 log-softmax over the whole vocabulary.
 
         Args:
             texts: a list whose items are strings or lists of token ids; a bare string is one text.
@@ -187,18 +210,18 @@ class LM:
         most = min(self.config.vocab_size, 1000)
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
             raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
-        return self._score(self._token_ids(texts, "texts"), top_logprobs)
+        return self._score(self._inputs.encode_all(texts, "texts"), top_logprobs)
 
     def _score(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
         scores = self._score_unchecked(ids, top)
-        for i, score in enumerate(scores):
-            if score.first_nan is not None:
-                raise NumericalError(f"texts[{i}]", score.first_nan)
+        for i, one in enumerate(scores):
+            if one.first_nan is not None:
+                raise NumericalError(f"texts[{i}]", one.first_nan)
         return scores
 
     def _score_unchecked(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
         results: list[Score | None] = [None] * len(ids)
-        for scored in self._engine.score(ids, top):
+        for scored in score(self._engine, ids, top):
             tops = scored.top_logprobs if top else None
             results[scored.index] = Score(list(scored.tokens), scored.logprobs, scored.greedy, tops)
         return [result for result in results if result is not None]
@@ -219,7 +242,9 @@ class LM:
             ValueError: a bad line if `strict`; output is the input or no regular file.
             OSError: a file cannot be read or written.
         """
-        return score_file(self._encode, self._score_unchecked, input, output, strict, window=32 * self._engine.lanes)
+        return score_file(
+            self._inputs.encode, self._score_unchecked, input, output, strict, window=32 * self._engine.lanes
+        )
 
     def perplexity(self, texts: str | Sequence[str | Sequence[int]], convention: str = "rolling") -> float:
         """Perplexity of a corpus.
@@ -237,9 +262,8 @@ class LM:
         """
         if convention not in CONVENTIONS:
             raise ValueError(f"convention: expected one of {', '.join(CONVENTIONS)}, got {convention!r}")
-        prefix, vocab = prefix_token(self.tokenizer, self.eos_token_ids), self.config.vocab_size
-        items = enumerate(to_items(texts, "texts"))
-        ids = [to_token_ids(item, f"texts[{i}]", self.tokenizer, vocab) for i, item in items]
+        prefix = prefix_token(self.tokenizer, self.eos_token_ids)
+        ids = self._inputs.encode_all(texts, "texts", of_any_length=True)
         if not ids:
             raise ValueError("texts: is empty; at least one text is needed")
         return rolling(ids, prefix, self.context, self._score)
@@ -266,35 +290,11 @@ class LM:
             TypeError, ValueError: tokens are not ids of the vocabulary, do not fit the context or the state.
         """
         array = np.asarray(tokens)
-        if array.ndim not in (1, 2) or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
-            raise TypeError(f"tokens: expected token ids of shape [T] or [N, T], got {array.dtype}{array.shape}")
-        vocab = self.config.vocab_size
-        if array.min() < 0 or array.max() >= vocab:
-            raise ValueError(f"tokens: ids must be in [0, {vocab}), got {array.min()}..{array.max()}")
-        lanes = np.atleast_2d(array)
-        before = 0 if state is None else int(state.position)
-        if before + lanes.shape[1] > self.context:
-            raise ValueError(f"tokens: {before} + {lanes.shape[1]} tokens are more than the context of {self.context}")
-        if state is not None:
-            held = {leaf.shape[0] for leaf in jax.tree.leaves(state.layers)}
-            if held != {lanes.shape[0]}:
-                raise ValueError(f"state: has {sorted(held)} lanes, tokens have {lanes.shape[0]}")
-        used = self.params if params is None else params
-        if set(used) != set(self.params):
-            raise ValueError(f"params: expected the names of lm.params, differ by {set(used) ^ set(self.params)}")
-        flat = tuple(used[name] for name in self.params)
+        lanes = check_tokens(array, state, self.config.vocab_size, self.context)
+        flat = in_order(self.params if params is None else params, tuple(self.params))
         result = forward(
             self._structure, flat, jnp.asarray(lanes, jnp.int32), state, self.context, self._cache_dtype, return_states
         )
         if array.ndim == 2:
             return result
         return ForwardOutput(result.logits[0], tuple(hidden[0] for hidden in result.hidden_states), result.states)
-
-    def _token_ids(self, items: Any, what: str) -> list[tuple[int, ...]]:
-        return [self._encode(item, f"{what}[{i}]") for i, item in enumerate(to_items(items, what))]
-
-    def _encode(self, item: Any, where: str) -> tuple[int, ...]:
-        """Token ids of one item, which fit the context."""
-        ids = to_token_ids(item, where, self.tokenizer, self.config.vocab_size)
-        check_length(ids, where, self.context)
-        return ids

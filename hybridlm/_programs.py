@@ -1,12 +1,15 @@
 """The compiled programs of a model: one for each step and shape, certified and compiled on first use, and kept."""
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hybridlm._rows import copy_contract, copy_row
 from hybridlm._sampling import LogitsProcessor
-from hybridlm._steps import GENERATE_CONTRACT, SCORE_CONTRACT, Step, Structure, generate_step, score_step
+from hybridlm._steps import GENERATE_CONTRACT, SCORE_CONTRACT, Structure, generate_step, score_step
 from ir_passes import (
     AuditError,
     Certificate,
@@ -19,7 +22,7 @@ from ir_passes import (
 
 Certify = Literal["error", "warn", "off"]
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
-MAY_COPY = ("argument 1*.conv",)
+MAY_COPY = ("argument 1.layers*.conv",)
 """Pools that a step may copy: the inputs of a convolution move up by one, which needs bytes beside their own."""
 
 
@@ -46,13 +49,24 @@ class Shape:
         return f"{self.step} {self.lanes}x{self.tokens}{top}" + (f" processor={name}" if self.processor else "")
 
 
+@dataclass(frozen=True)
+class CopyShape:
+    """The copy of a row between pools of so many rows: what its program is compiled for."""
+
+    source: int
+    target: int
+
+    def __str__(self) -> str:
+        return f"copy {self.source} to {self.target}"
+
+
 def lane_rung(count: int, lanes: int) -> int:
     """The compiled number of lanes for `count` sequences: the next power of two, at most `lanes`."""
     return min(1 << max(count - 1, 0).bit_length(), lanes)
 
 
 class Programs:
-    """Compiled steps by shape. Thread-safe; a program is compiled once.
+    """Compiled steps by shape. Thread-safe; a program is compiled once, and different ones at the same time.
 
     Args:
         structure: of the model.
@@ -64,52 +78,60 @@ class Programs:
         self._structure = structure
         self._certify: Certify = certify
         self._directory = certificates
-        self._compiled: dict[Shape, CompiledStep] = {}
+        self._compiled: dict[Shape | CopyShape, Future[CompiledStep]] = {}
         self._lock = threading.Lock()
 
     @property
-    def shapes(self) -> list[Shape]:
+    def shapes(self) -> list[Shape | CopyShape]:
         """What has been compiled so far."""
-        return list(self._compiled)
+        return [shape for shape, program in list(self._compiled.items()) if program.done()]
 
     @property
     def certificates(self) -> dict[str, Certificate]:
         """Of every compiled step, by the name of its shape; of two of one name the second is "name (2)"."""
         found: dict[str, Certificate] = {}
-        for shape, program in list(self._compiled.items()):
+        for shape in self.shapes:
             name, count = str(shape), 1
             while name in found:
                 name, count = f"{shape} ({count + 1})", count + 1
-            found[name] = program.certificate
+            found[name] = self._compiled[shape].result().certificate
         return found
 
-    def step(self, shape: Shape) -> tuple[Step, LaneContract]:
+    def step(self, shape: Shape | CopyShape) -> tuple[Callable[..., Any], LaneContract]:
         """The step of a shape, not compiled, and its contract."""
+        if isinstance(shape, CopyShape):
+            return copy_row, copy_contract(shape.source, shape.target)
         if shape.step == "generate":
             return generate_step(self._structure, shape.top, shape.processor), GENERATE_CONTRACT
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
 
-    def run(self, shape: Shape, *args: Any) -> tuple[Any, tuple]:
-        """Run a step; its pools are consumed.
+    def compiled(self, shape: Shape | CopyShape, arguments: Callable[[], tuple[Any, ...]]) -> CompiledStep:
+        """The program of a shape.
 
         Args:
             shape: which program.
-            args: as the step takes them, host arrays included, which must not be written to afterwards.
+            arguments: gives example arguments, which may be abstract, if it has to be compiled.
 
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
-        return self.compiled(shape, args)(*args)
+        program = self._compiled.get(shape)
+        if program is None:
+            with self._lock:
+                program = self._compiled.get(shape)
+                mine = program is None
+                if program is None:
+                    program = self._compiled[shape] = Future()
+            if mine:
+                try:
+                    program.set_result(self._compile(shape, arguments()))
+                except BaseException as error:
+                    del self._compiled[shape]
+                    program.set_exception(error)
+                    raise
+        return program.result()
 
-    def compiled(self, shape: Shape, args: tuple[Any, ...]) -> CompiledStep:
-        """The program of a shape, for arguments like these; they may be abstract. Raises as `run`."""
-        with self._lock:
-            program = self._compiled.get(shape)
-            if program is None:
-                program = self._compiled[shape] = self._compile(shape, args)
-        return program
-
-    def _compile(self, shape: Shape, args: tuple[Any, ...]) -> CompiledStep:
+    def _compile(self, shape: Shape | CopyShape, args: tuple[Any, ...]) -> CompiledStep:
         step, contract = self.step(shape)
         try:
             return compile_step(
@@ -117,7 +139,7 @@ class Programs:
             )
         except (IsolationError, AuditError, HloError) as error:
             error.add_note(
-                f"The step is {shape} (lanes x tokens); it was not run. For experiments, "
-                "hybridlm.load(..., certify='warn') runs such steps all the same."
+                f"The step is {shape}{' (lanes x tokens)' if isinstance(shape, Shape) else ''}; it was not run. For "
+                "experiments, hybridlm.load(..., certify='warn') runs such steps all the same."
             )
             raise

@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 LoadProgress = Callable[[int, int, str], None]
 
@@ -33,3 +41,22 @@ def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
     with Progress(*columns, console=console, transient=console.is_terminal) as bar:
         task = bar.add_task("load", total=None, name="")
         yield lambda done, total, name: bar.update(task, completed=done, total=total, name=name)
+
+
+@contextmanager
+def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Callable[[int], None]]:
+    """A bar over completed prompts, or nothing where nobody is looking; gives what takes their number.
+
+    Args:
+        show: None shows it for more prompts than lanes where standard error is a terminal.
+        total: prompts.
+        lanes: sequences that are computed at the same time.
+    """
+    if not (sys.stderr.isatty() and total > lanes if show is None else show):
+        yield lambda done: None
+        return
+    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
+        task = bar.add_task("generate", total=total)
+        yield lambda done: bar.update(task, completed=done)

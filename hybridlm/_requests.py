@@ -3,12 +3,26 @@
 import operator
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from hybridlm._sequence import SamplingParams
 from hybridlm._tokenizer import Tokenizer
+
+
+class Settings(TypedDict, total=False):
+    """How the tokens of a request are drawn and when it ends; see `LM.generate`."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop: str | int | Sequence[str | int] | None
+    ignore_eos: bool
+    logprobs: int | None
 
 
 def to_items(items: Any, what: str) -> list[Any]:

@@ -1,9 +1,11 @@
-"""A sequence while it is alive: its tokens, how far they have been consumed, and what ended it."""
+"""A sequence while it is alive: its tokens, how far steps have been dispatched for it, and what ended it."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length"]
+from ir_passes import Slot
+
+FinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True)
@@ -29,27 +31,34 @@ class Request:
         index: number of the request in its call; part of the key of its draws.
         prompt: token ids, at least one.
         params: how to draw.
+        priority: of those that wait, the highest goes first.
     """
 
     index: int
     prompt: tuple[int, ...]
     params: SamplingParams
+    priority: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
-    """A request that owns a lane, and what it has generated so far.
+    """A request that has joined, and what it has generated so far.
+
+    Steps run one ahead of what is read back, so two counts differ: what the dispatched steps consume and draw, and what
+    has been read.
 
     Attributes:
         request: what was asked for.
-        consumed: tokens that the lane's state has seen.
-        generated: tokens drawn.
-        logprobs, top_logprobs: of the tokens drawn, where asked for.
+        consumed: tokens that its state has seen once the dispatched steps have run.
+        slot: its row; None while it waits and after its last step was dispatched.
+        generated: tokens drawn and read back.
+        logprobs, top_logprobs: of these tokens, where asked for.
         finish_reason: why it ended; None while it is alive.
     """
 
     request: Request
     consumed: int = 0
+    slot: Slot | None = None
     generated: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
@@ -60,8 +69,12 @@ class Sequence:
         """Whether some of the prompt has not been consumed yet."""
         return self.consumed < len(self.request.prompt)
 
-    def pending(self, limit: int) -> tuple[int, ...]:
-        """The next tokens to consume, at most `limit`: of the prompt, then the token drawn last."""
-        if self.prefilling:
-            return self.request.prompt[self.consumed : self.consumed + limit]
-        return (self.generated[-1],)
+    @property
+    def drawn(self) -> int:
+        """Tokens that the dispatched steps draw."""
+        return max(0, self.consumed - len(self.request.prompt) + 1)
+
+    def draws_more(self, context: int) -> bool:
+        """Whether its count of tokens, and the room in the context, let it draw another one."""
+        room = min(self.request.params.max_tokens, context - len(self.request.prompt))
+        return self.drawn < room

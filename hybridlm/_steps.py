@@ -21,6 +21,8 @@ from models.expert_dot import expert_dot
 
 rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()))
 STATE = Pool("state")
+CARRIED = -1
+"""In place of a token: the one that the lane drew last, which the host may not know yet."""
 HEAD_BYTES = 32 << 20
 """Logits that the scoring head holds at a time."""
 
@@ -55,7 +57,19 @@ class Scored(NamedTuple):
     top_logprobs: Float32[Array, "lane token top"] | None
 
 
-Step = Callable[..., tuple[Any, tuple]]
+class Rows(NamedTuple):
+    """Everything that sequences own on the device, a row each.
+
+    Attributes:
+        layers: state of the model's layers.
+        token: the token drawn last.
+    """
+
+    layers: tuple
+    token: Int32[Array, "row 1"]
+
+
+Step = Callable[..., tuple[Any, Rows]]
 
 GENERATE_CONTRACT = LaneContract(
     inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane(), Shared()),
@@ -87,7 +101,9 @@ def flatten(model: Decoder) -> tuple[Structure, tuple[Array, ...]]:
 
 
 def generate_step(structure: Structure, top: int | None, processor: LogitsProcessor | None) -> Step:
-    """`step(params, pools, tokens, lengths, positions, kv_blocks, sampling, any_sampled) -> (Drawn, pools)`.
+    """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, any_sampled) -> (Drawn, rows)`.
+
+    A token that is `CARRIED` is the one that the lane drew in its last step.
 
     Args:
         structure: of the model.
@@ -97,16 +113,17 @@ def generate_step(structure: Structure, top: int | None, processor: LogitsProces
 
     def step(
         params: tuple[Array, ...],
-        pools: tuple,
+        rows: Rows,
         tokens: Int32[Array, "lane token"],
         lengths: Int32[Array, "lane"],
         positions: Int32[Array, "lane"],
         kv_blocks: Int32[Array, ""],
         sampling: Sampling,
         any_sampled: Bool[Array, ""],
-    ) -> tuple[Drawn, tuple]:
+    ) -> tuple[Drawn, Rows]:
         model = structure.rebuild(params)
-        hidden, pools = model(tokens, lengths, positions, pools, kv_blocks)
+        tokens = jnp.where(tokens == CARRIED, rows.token, tokens)
+        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks)
         last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
         logits = model.logits(jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0])
         logprob = top_tokens = top_logprobs = None
@@ -123,13 +140,14 @@ def generate_step(structure: Structure, top: int | None, processor: LogitsProces
             if top > 0:
                 best, top_tokens = lax.top_k(logits, top)
                 top_logprobs = best - total
-        return Drawn(token, logprob, top_tokens, top_logprobs), pools
+        kept = jnp.where(lengths[:, None] > 0, token[:, None], rows.token)
+        return Drawn(token, logprob, top_tokens, top_logprobs), Rows(layers, kept)
 
     return step
 
 
 def score_step(structure: Structure, top: int) -> Step:
-    """`step(params, pools, tokens, lengths, positions, kv_blocks, targets) -> (Scored, pools)`.
+    """`step(params, rows, tokens, lengths, positions, kv_blocks, targets) -> (Scored, rows)`.
 
     `targets[i, t]` is the token that follows `tokens[i, t]`; what stands at tokens that are not real has no meaning.
 
@@ -140,16 +158,16 @@ def score_step(structure: Structure, top: int) -> Step:
 
     def step(
         params: tuple[Array, ...],
-        pools: tuple,
+        rows: Rows,
         tokens: Int32[Array, "lane token"],
         lengths: Int32[Array, "lane"],
         positions: Int32[Array, "lane"],
         kv_blocks: Int32[Array, ""],
         targets: Int32[Array, "lane token"],
-    ) -> tuple[Scored, tuple]:
+    ) -> tuple[Scored, Rows]:
         model = structure.rebuild(params)
-        hidden, pools = model(tokens, lengths, positions, pools, kv_blocks)
-        return score_tokens(model, hidden, targets, top), pools
+        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks)
+        return score_tokens(model, hidden, targets, top), Rows(layers, rows.token)
 
     return step
 

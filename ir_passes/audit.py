@@ -29,7 +29,8 @@ STATEMENTS = {
         FindingKind.WRONG_SUCCESSOR,
         FindingKind.OVERWRITTEN,
     },
-    "no pool is copied whole or computed elsewhere, apart from the copies that are allowed and listed": {
+    "no pool, but those of one number per row, is copied whole or computed elsewhere, apart from the copies that are "
+    "allowed and listed": {
         FindingKind.POOL_COPY,
         FindingKind.SECOND_POOL,
     },

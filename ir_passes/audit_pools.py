@@ -160,11 +160,14 @@ def second_pools(executable: Executable, bound: BoundContract, live: LiveValues)
 
 
 def _pools(executable: Executable, bound: BoundContract) -> dict[Key, list[Bound]]:
-    """Pools by their type in the program, which is that of one device's shard."""
+    """Pools by their type in the program, which is that of one device's shard.
+
+    A pool of one number per row is left out: any list of rows, lanes or lengths has its type.
+    """
     pools: dict[Key, list[Bound]] = {}
     for i, one in enumerate(bound.inputs):
         number = executable.parameters.get(i)
-        if isinstance(one.entry, Pool) and number is not None:
+        if isinstance(one.entry, Pool) and number is not None and math.prod(one.shape) > one.shape[one.entry.axis]:
             array = executable.module.main.parameters[number].array
             pools.setdefault((array.dtype, _long(array.dims)), []).append(one)
     return pools

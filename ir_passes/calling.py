@@ -1,8 +1,8 @@
 """How a flat program is called with the arguments of the function it was traced from, its pools donated.
 
 JAX gives a donated array to the first output of its shape and dtype, so outputs are reordered where a pool would not
-meet its own successor. The caller sees the function's own arguments and results, and pays nothing for it unless one
-argument holds both pools that are donated and arrays that are not.
+meet its own successor. The caller sees the function's own arguments and results, and pays nothing for it unless
+outputs are reordered or one argument holds both pools that are donated and arrays that are not.
 """
 
 from collections import deque
@@ -58,10 +58,10 @@ class Calling:
         run = ir.as_function(program)
 
         def whole(*args: Any) -> Any:
-            return _Reordered.of(run(*jax.tree.leaves(args)), self.results, self.order)
+            return self._arranged(run(*jax.tree.leaves(args)))
 
         def leaves(*args: Any) -> Any:
-            return _Reordered.of(run(*args), self.results, self.order)
+            return self._arranged(run(*args))
 
         fn, donated = (leaves, self.donated) if self.argnums is None else (whole, self.argnums)
         fn.__name__ = fn.__qualname__ = self.name
@@ -69,7 +69,13 @@ class Calling:
 
     def entry(self, compiled: jax.stages.Compiled) -> Callable[..., Any]:
         """What to call with the function's arguments."""
-        return compiled if self.argnums is not None else lambda *args: compiled(*self._given(args))
+        call = compiled if self.argnums is not None else lambda *args: compiled(*self._given(args))
+        return call if self.in_order else lambda *args: self._restored(call(*args))
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the compiled program's results are the function's, in its order."""
+        return self.order == tuple(range(len(self.order)))
 
     def compiled_bound(self, bound: BoundContract) -> BoundContract:
         """The contract over the compiled program's results, in its order."""
@@ -84,6 +90,19 @@ class Calling:
         if structure != self.arguments:
             raise TypeError(f"{self.name} was compiled for arguments {self.arguments}, got {structure}")
         return leaves
+
+    def _arranged(self, outputs: Sequence[Any]) -> Any:
+        """What the compiled program returns: the function's results, or a flat tuple of them in another order."""
+        if self.in_order:
+            return jax.tree.unflatten(self.results, outputs)
+        return tuple(outputs[i] for i in self.order)
+
+    def _restored(self, leaves: Sequence[Any]) -> Any:
+        """The function's results from those of the compiled program."""
+        outputs: list[Any] = [None] * len(leaves)
+        for place, leaf in zip(self.order, leaves, strict=True):
+            outputs[place] = leaf
+        return jax.tree.unflatten(self.results, outputs)
 
 
 def output_order(bound: BoundContract) -> tuple[int, ...]:
@@ -115,31 +134,3 @@ def _argnums(args: tuple[Any, ...], donated: set[int]) -> tuple[int, ...] | None
         if mine:
             found.append(number)
     return tuple(found)
-
-
-@jax.tree_util.register_pytree_node_class
-class _Reordered:
-    """Results in the compiled program's order, which unflatten into the function's own results."""
-
-    def __init__(self, leaves: tuple[Any, ...], results: Tree, order: tuple[int, ...]):
-        self._leaves, self._results, self._order = leaves, results, order
-
-    @classmethod
-    def of(cls, outputs: Sequence[Any], results: Tree, order: tuple[int, ...]) -> Any:
-        """The results themselves where they are in order."""
-        if order == tuple(range(len(order))):
-            return jax.tree.unflatten(results, outputs)
-        return cls(tuple(outputs[i] for i in order), results, order)
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """Children in the compiled program's order."""
-        return self._leaves, (self._results, self._order)
-
-    @classmethod
-    def tree_unflatten(cls, how: Any, leaves: Sequence[Any]) -> Any:
-        """The function's results, not an object of this class."""
-        results, order = how
-        outputs: list[Any] = [None] * len(order)
-        for place, leaf in zip(order, leaves, strict=True):
-            outputs[place] = leaf
-        return jax.tree.unflatten(results, outputs)

@@ -61,13 +61,16 @@ class SlotMap:
 
     Attributes:
         groups: one group or several.
-        size: values are in [0, size); 0 is the null slot, outside every claim; active entries are distinct.
+        size: values are in [0, size); active entries are distinct.
         role: "both", or "read" (entries may repeat: forks) and "write" (distinct) for copies and moves.
+        null: row 0 is the null slot, which idle lanes point at and which is outside every claim. False: it is a row
+            like the others, and every lane is active.
     """
 
     groups: str | tuple[str, ...]
     size: int
     role: Literal["both", "read", "write"] = "both"
+    null: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:

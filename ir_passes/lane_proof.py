@@ -253,7 +253,7 @@ def _idle(bound: BoundContract, flat: ir.ClosedJaxpr, busy: list[Value]) -> list
 
 def _assumed(bound: BoundContract) -> list[str]:
     return [
-        f"{one.path}: entries in [0, {one.entry.size}), active ones distinct"
+        f"{one.path}: entries in [0, {one.entry.size}), {'active ones' if one.entry.null else 'all of them'} distinct"
         for one in bound.inputs
         if isinstance(one.entry, SlotMap)
     ]

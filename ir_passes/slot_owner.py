@@ -1,9 +1,9 @@
 """The host's owner of the rows of a pool: every row belongs to one holder at a time, and every step gets fresh arrays.
 
 `contract.SlotMap` declares what a step may assume of its row numbers: in range, active entries distinct, idle lanes on
-row 0. `SlotOwner` is what makes it true. A row is held by a `Slot`, which is owned linearly: after `release` or `move`
-the old token raises wherever it is shown, so a row cannot be freed twice, used after it was freed or written by two
-lanes. Row numbers leave this module only inside arrays that nothing can write to any more.
+row 0 where that is the null row. `SlotOwner` is what makes it true. A row is held by a `Slot`, which is owned linearly:
+after `release` or `move` the old token raises wherever it is shown, so a row cannot be freed twice, used after it was
+freed or written by two lanes. Row numbers leave this module only inside arrays that nothing can write to any more.
 """
 
 import threading
@@ -55,7 +55,7 @@ class Slot:
 
 
 class SlotOwner:
-    """Hands out rows 1 .. size-1, the one that has been free the longest first.
+    """Hands out the rows of a pool but the null row, the one that has been free the longest first.
 
     All methods may be called from several threads; each of them happens at once as seen from the others. What a thread
     does between two calls is its own business: an array of `bind` is valid until one of its slots is released.
@@ -63,21 +63,24 @@ class SlotOwner:
     Args:
         size: rows of the pool, row 0 included (`SlotMap.size`).
         name: of the groups of pools, for messages.
+        null: row 0 is the null row and never handed out (`SlotMap.null`).
     """
 
-    def __init__(self, size: int, name: str = "slots"):
-        if size < 2:
-            raise SlotError(f"slots of {name!r}: expected a size of at least 2, got {size}: row 0 is never handed out")
-        self.size, self.name = size, name
+    def __init__(self, size: int, name: str = "slots", null: bool = True):
+        least = 2 if null else 1
+        if size < least:
+            why = ": row 0 is never handed out" if null else ""
+            raise SlotError(f"slots of {name!r}: expected a size of at least {least}, got {size}{why}")
+        self.size, self.name, self.null = size, name, null
         self._lock = threading.Lock()
-        self._free = deque(range(1, size))
+        self._free = deque(range(int(null), size))
         self._held: dict[int, weakref.ref[Slot]] = {}
         self._tenants = [0] * size
 
     @classmethod
     def of(cls, slot_map: SlotMap) -> "SlotOwner":
         """The owner of the rows that a contract's slot map declares."""
-        return cls(slot_map.size, ", ".join(slot_map.names))
+        return cls(slot_map.size, ", ".join(slot_map.names), slot_map.null)
 
     @property
     def free(self) -> int:
@@ -95,9 +98,9 @@ class SlotOwner:
             if not self._free:
                 lost = self._lost()
                 raise SlotsExhausted(
-                    f"slots of {self.name!r}: all {self.size - 1} rows are held ({len(lost)} of them by tokens that "
-                    f"were dropped without release{f': rows {lost}' if lost else ''}); release a slot or make the "
-                    "pool larger"
+                    f"slots of {self.name!r}: all {self.size - self.null} rows are held ({len(lost)} of them by tokens "
+                    f"that were dropped without release{f': rows {lost}' if lost else ''}); release a slot or make "
+                    "the pool larger"
                 )
             return self._issue(self._free.popleft())
 
@@ -131,7 +134,7 @@ class SlotOwner:
         never sees another step's rows (jax may read a host array after the call that was given it has returned).
 
         Args:
-            slots: one for each lane, None for an idle one.
+            slots: one for each lane, None for an idle one where there is a null row.
             lanes: lanes of the step.
             role: as in `SlotMap`. Slots are distinct unless the role is "read", where forks may repeat them.
 
@@ -145,6 +148,8 @@ class SlotOwner:
             for lane, slot in enumerate(slots):
                 if slot is not None:
                     faults += self._faults(f"lane {lane}", slot)
+                elif not self.null:
+                    faults.append(f"lane {lane}: expected a slot, got None; this pool has no null row for idle lanes")
             if role != "read":
                 counts = Counter(id(slot) for slot in slots if slot is not None)
                 for slot in {id(slot): slot for slot in slots if slot is not None and counts[id(slot)] > 1}.values():
@@ -158,21 +163,22 @@ class SlotOwner:
         return frozen_copy(np.array(rows, np.int32))
 
     def check_integrity(self) -> None:
-        """Every row is the null row, free or held, and exactly one of them.
+        """Every row is the null row (where there is one), free or held, and exactly one of them.
 
         Raises:
             SlotError: a row is in two states or in none, or a token was dropped without release; with all terms.
         """
         with self._lock:
             free, held, lost = list(self._free), list(self._held), self._lost()
-            counts = Counter([NULL, *free, *held])
+            nulls = [NULL] if self.null else []
+            counts = Counter([*nulls, *free, *held])
             wrong = {row: counts[row] for row in {*range(self.size), *counts} if counts[row] != 1 or row >= self.size}
             faults = []
-            if wrong or 1 + len(free) + len(held) != self.size:
+            found = len(nulls) + len(free) + len(held)
+            if wrong or found != self.size:
                 faults.append(
-                    f"expected null + free + held = size, each row once; got 1 + {len(free)} + {len(held)} = "
-                    f"{1 + len(free) + len(held)} of {self.size}; rows by times found: {wrong}; free {free}, held "
-                    f"{sorted(held)}"
+                    f"expected null + free + held = size, each row once; got {len(nulls)} + {len(free)} + {len(held)} "
+                    f"= {found} of {self.size}; rows by times found: {wrong}; free {free}, held {sorted(held)}"
                 )
             if lost:
                 faults.append(f"rows {lost} are held by tokens that no longer exist; release a slot before dropping it")

@@ -9,6 +9,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from hybridlm._lm import LM
+    from hybridlm._steps import Rows
 
 RECURRENT = "recurrent"
 """Name of the recurrent state's array among the arrays of a layer's state."""
@@ -27,8 +28,8 @@ def swapped_lanes(lm: "LM", recurrent_only: bool = False) -> Iterator[None]:
         recurrent_only: leave convolution states and key/value caches where they are.
     """
 
-    def swap(pools: tuple, owners: list[Any]) -> tuple:
-        if any(owner is not None and len(owner.generated) != 1 for owner in owners):
+    def swap(pools: "Rows", owners: list[Any]) -> "Rows":
+        if any(owner is not None and owner.drawn != 2 for owner in owners):
             return pools
         order = np.arange(len(owners)) ^ 1
         order = np.where(order < len(owners), order, np.arange(len(owners)))  # an odd lane out stays
@@ -37,7 +38,7 @@ def swapped_lanes(lm: "LM", recurrent_only: bool = False) -> Iterator[None]:
             kept = recurrent_only and getattr(path[-1], "name", None) != RECURRENT
             return pool if kept else pool[order]
 
-        return jax.tree_util.tree_map_with_path(rows, pools)
+        return pools._replace(layers=jax.tree_util.tree_map_with_path(rows, pools.layers))
 
     lm._engine.after_step = swap
     try:

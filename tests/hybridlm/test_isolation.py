@@ -17,8 +17,9 @@ from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm._programs import Shape
+from hybridlm._rows import RowPool
 from hybridlm._sampling import Sampling
-from hybridlm._steps import Step
+from hybridlm._steps import Rows, Step
 from ir_passes import LaneContract
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -57,7 +58,7 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
     rng = np.random.default_rng(0)
     vocab = lm.config.vocab_size
     pools = jax.tree.map(
-        lambda leaf: (0.5 * rng.normal(size=leaf.shape)).astype(leaf.dtype), lm._engine._new_pools(LANES)
+        lambda leaf: (0.5 * rng.normal(size=leaf.shape)).astype(leaf.dtype), lm._engine.new_rows(LANES)
     )
     tokens = rng.integers(1, vocab, (LANES, shape.tokens)).astype(np.int32)
     lengths = np.array(LENGTHS[shape.tokens], np.int32)
@@ -77,7 +78,7 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
 
 def change(path: str, row: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Another valid value of a lane's row; NaN and infinity in its state."""
-    if path.startswith("argument 1"):
+    if path.startswith("argument 1.layers"):
         return np.where(rng.random(row.shape) < 0.5, np.nan, np.inf).astype(row.dtype)
     if path == "argument 3":
         return np.where(row == 0, 1, 0).astype(row.dtype)
@@ -110,9 +111,9 @@ def test_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
     # what is changed must matter somewhere, or the test sees nothing; idle lanes and settings of greedy lanes need not
     assert (0, "everything") not in found.inert and (2, "everything") not in found.inert
     assert (1, "argument 2") not in found.inert
-    first_mixer = lm._engine._new_pools(1)[0][0]
+    first_mixer = lm._engine.new_rows(1).layers[0][0]
     for path, _ in jax.tree_util.tree_leaves_with_path(first_mixer):
-        assert (2, f"argument 1[0][0]{jax.tree_util.keystr(path)}") not in found.inert
+        assert (2, f"argument 1.layers[0][0]{jax.tree_util.keystr(path)}") not in found.inert
 
 
 def from_neighbour(step: Step) -> Step:
@@ -164,14 +165,16 @@ def test_permuted_lanes_give_permuted_results(lm: hybridlm.LM, shape: Shape) -> 
         assert np.asarray(got).tobytes() == want.tobytes()
 
 
+def poison(leaf: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """NaN in some places; in whole numbers the last token of the vocabulary, which nobody else draws."""
+    return np.where(where, leaf.dtype.type(np.nan if leaf.dtype.kind == "f" else VOCAB - 1), leaf)
+
+
 def test_an_idle_lane_keeps_its_rows_bit_for_bit(lm: hybridlm.LM) -> None:
     for shape in SHAPES:
         *_, run = program(lm, shape)
         args = arguments(lm, shape)
-        poisoned = jax.tree.map(
-            lambda leaf: np.where(np.arange(leaf.size).reshape(leaf.shape) % 3, leaf, np.nan), args[1]
-        )
-        poisoned = jax.tree.map(lambda new, old: new.astype(old.dtype), poisoned, args[1])
+        poisoned = jax.tree.map(lambda leaf: poison(leaf, np.arange(leaf.size).reshape(leaf.shape) % 3 == 0), args[1])
         _, pools = run(args[0], poisoned, *args[2:])
         for before, after in zip(jax.tree.leaves(poisoned), jax.tree.leaves(pools), strict=True):
             assert np.asarray(after)[3].tobytes() == before[3].tobytes()
@@ -187,9 +190,7 @@ def test_a_lane_beside_nan_keeps_its_bits(lm: hybridlm.LM, shape: Shape) -> None
     poisoned = tuple(p.at[0].set(jnp.nan) if i == where else p for i, p in enumerate(params))
     lane = 1
     others = np.arange(LANES) != lane
-    poisoned_pools = jax.tree.map(
-        lambda leaf: np.where(others.reshape((LANES,) + (1,) * (leaf.ndim - 1)), np.nan, leaf).astype(leaf.dtype), pools
-    )
+    poisoned_pools = jax.tree.map(lambda leaf: poison(leaf, others.reshape((LANES,) + (1,) * (leaf.ndim - 1))), pools)
     poisoned_tokens = np.where(others[:, None] | (np.arange(shape.tokens) >= rest[0][:, None]), 0, tokens)
     out, new = run(params, pools, tokens, *rest)
     poisoned_out, poisoned_new = run(poisoned, poisoned_pools, poisoned_tokens.astype(np.int32), *rest)
@@ -209,11 +210,13 @@ def check_reused_rows(lm: hybridlm.LM) -> None:
     prompts = [[5, 9, 3, 7, 11, 2, 8, 4, 6], [10, 12], [13, 14, 15, 16, 17], [18] * 11, [1], [20] * 8]
     settings: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "logprobs": 3}
     engine = lm._engine
-    engine._pools = None
+    engine._kept.clear()
     want, scores = lm.generate(prompts, **settings), lm.score(prompts)
     assert lm.generate(prompts, **settings) == want
-    pools = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), engine._new_pools(engine.lanes))
-    engine._pools = (engine.lanes, pools)
+    for use, pool in list(engine._kept.items()):
+        rows = pool.take()
+        layers = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), rows.layers)
+        engine._kept[use] = RowPool(Rows(layers, jnp.full_like(rows.token, lm.config.vocab_size - 1)))
     assert lm.generate(prompts, **settings) == want
     for got, expected in zip(lm.score(prompts), scores, strict=True):
         assert got.logprobs.tobytes() == expected.logprobs.tobytes()

@@ -3,11 +3,9 @@
 import pathlib
 
 import jax
-import numpy as np
 import pytest
 
 import hybridlm
-from hybridlm._batch import sampling_arrays
 from hybridlm._programs import Shape
 from ir_passes.findings import FindingKind
 
@@ -29,11 +27,7 @@ def lm(root: pathlib.Path, request: pytest.FixtureRequest) -> hybridlm.LM:
 @pytest.mark.parametrize("tokens", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int) -> None:
     engine = lm._engine
-    ints, zeros = np.zeros((LANES, tokens), np.int32), np.zeros(LANES, np.int32)
-    args = (
-        engine.params, engine._new_pools(LANES), ints, zeros, zeros, np.int32(1), *sampling_arrays([None] * LANES)
-    )  # fmt: skip
-    program = engine.programs.compiled(Shape("generate", LANES, tokens), args)
+    program = engine.program(Shape("generate", LANES, tokens))
     assert program.certificate.holds and program.audit is not None
     report = program.audit
     assert not [finding for finding in report.findings if finding.kind is not FindingKind.POOL_COPY]
@@ -43,5 +37,5 @@ def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int)
     # A shift of the convolution's inputs needs other bytes than its own; nothing else may be copied.
     assert all(path.endswith(".conv") for copy in report.copies for path in copy.pools), report.copies
     assert all("/models/" in copy.source for copy in report.copies), report.copies
-    largest = max(leaf.nbytes for leaf in jax.tree.leaves(args[1]))
+    largest = max(leaf.nbytes for leaf in jax.tree.leaves(engine.new_rows(LANES)))
     assert all(copy.bytes < largest / 2 for copy in report.copies), report.copies

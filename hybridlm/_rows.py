@@ -1,0 +1,80 @@
+"""Rows of a pool: who holds them, and the copy of a row from one pool to another.
+
+A sequence is prefilled in a row of the staging pool and continues in a row of a decode pool; pools have as many rows as
+their steps have lanes. The copy is a step of its own, one lane wide: it reads one row by a read map and writes one row
+by a write map, in all arrays of the group.
+"""
+
+from typing import Any
+
+import jax
+
+from hybridlm._steps import Rows
+from ir_passes import LaneContract, Pool, Slot, SlotMap, SlotOwner
+
+
+class RowsLost(RuntimeError):
+    """The arrays of a pool went into a step that did not come back."""
+
+
+class RowPool:
+    """The rows of one pool.
+
+    Attributes:
+        size: rows, and lanes of the steps that run on them.
+        owner: who holds each row.
+    """
+
+    def __init__(self, rows: Rows):
+        self.size = int(rows.token.shape[0])
+        self.owner = SlotOwner(self.size, "state", null=False)
+        self._rows: Rows | None = rows
+
+    def take(self) -> Rows:
+        """The arrays, for a step that consumes them; until `put` the pool has none.
+
+        Raises:
+            RowsLost: they were taken and not put back: a step was interrupted.
+        """
+        rows, self._rows = self._rows, None
+        if rows is None:
+            raise RowsLost("a step was interrupted while it had the rows of its sequences; begin these again")
+        return rows
+
+    def put(self, rows: Rows) -> None:
+        """The arrays that a step returned."""
+        self._rows = rows
+
+    def look(self) -> Rows:
+        """The arrays, for a step that only reads them. Raises as `take`."""
+        rows = self.take()
+        self._rows = rows
+        return rows
+
+    @property
+    def whole(self) -> bool:
+        """Whether the arrays are here."""
+        return self._rows is not None
+
+    def lanes(self, slots: list[Slot]) -> list[int]:
+        """The rows of distinct live slots; raises `SlotError` if they are not."""
+        return self.owner.bind(slots, len(slots)).tolist()
+
+
+def copy_row(target: Rows, source: Rows, read: jax.Array, write: jax.Array) -> tuple[Rows]:
+    """Row `write[0]` of the target becomes row `read[0]` of the source, in every array; int32 [1] each."""
+
+    def copy(into: jax.Array, out_of: jax.Array) -> jax.Array:
+        row = out_of.at[read].get(mode="fill", unique_indices=True, wrap_negative_indices=False)
+        return into.at[write].set(row, mode="drop", unique_indices=True, wrap_negative_indices=False)
+
+    return (jax.tree.map(copy, target, source),)
+
+
+def copy_contract(source: int, target: int) -> LaneContract:
+    """Of `copy_row` between pools of so many rows."""
+    maps: tuple[Any, ...] = (
+        SlotMap("source", source, "read", null=False),
+        SlotMap("target", target, "write", null=False),
+    )
+    return LaneContract(inputs=(Pool("target"), Pool("source"), *maps), outputs=(Pool("target"),))

@@ -1,0 +1,250 @@
+"""Who takes part in the next step: sequences join, are prefilled, decode, and leave at any step.
+
+A sequence waits, then consumes its prompt in a row of the staging pool, then decodes in a row of the decode pool until
+it ends. Staging goes first while there is room, because a decode step costs the same however many of its lanes are
+idle. Steps are dispatched without waiting for the tokens of the one before: what a lane drew last lies in its row.
+"""
+
+import heapq
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hybridlm._batch import Batch, Feed, blocks_for, sampling_arrays
+from hybridlm._engine import Engine
+from hybridlm._programs import Shape, lane_rung
+from hybridlm._rows import RowPool
+from hybridlm._sampling import LogitsProcessor
+from hybridlm._sequence import Sequence
+from hybridlm._steps import CARRIED, Drawn
+from ir_passes import SlotError
+
+SHRINK_TOKENS = 256
+"""A decode pool shrinks if one of its sequences may draw so many more tokens: below, compiling the smaller step and
+moving the rows costs more than it saves."""
+
+
+class Flight(NamedTuple):
+    """A step that was dispatched.
+
+    Attributes:
+        drawn: its outputs, which may not have been computed yet.
+        draws: the sequences that drew a token in it, with their lanes.
+    """
+
+    drawn: Drawn
+    draws: list[tuple[Sequence, int]]
+
+
+class Scheduler:
+    """The sequences of one run and the pools that they live in.
+
+    Args:
+        engine: runs the steps.
+        processor: changes the logits of each lane before the draw.
+
+    Attributes:
+        waiting: sequences that have no row, as a heap of (-priority, order of arrival, sequence).
+        prefilling, decoding: sequences with a row of the staging and of the decode pool, in the order they joined.
+    """
+
+    def __init__(self, engine: Engine, processor: LogitsProcessor | None = None):
+        self._engine, self._processor = engine, processor
+        self.waiting: list[tuple[int, int, Sequence]] = []
+        self.prefilling: list[Sequence] = []
+        self.decoding: list[Sequence] = []
+        self._arrived = 0
+        self._staging: RowPool | None = None
+        self._decode: RowPool | None = None
+        self._steady: tuple[list[Sequence | None], Shape, tuple[Any, ...]] | None = None
+
+    @property
+    def joined(self) -> list[Sequence]:
+        """Sequences that have a row."""
+        return self.prefilling + self.decoding
+
+    def add(self, sequence: Sequence) -> None:
+        """A sequence joins the queue."""
+        heapq.heappush(self.waiting, (-sequence.request.priority, self._arrived, sequence))
+        self._arrived += 1
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence ends; a step that still runs for it touches only its own row, which the next holder overwrites."""
+        self.waiting = [entry for entry in self.waiting if entry[2] is not sequence]
+        heapq.heapify(self.waiting)
+        self._release(sequence)
+
+    def next(self) -> Flight | None:
+        """Dispatch the next step; None where no sequence has anything left to compute."""
+        self._admit()
+        if self.prefilling:
+            return self._prefill()
+        self._shrink()
+        return self._draw() if self.decoding else None
+
+    def close(self) -> None:
+        """End every sequence and give the pools back."""
+        self.waiting.clear()
+        for sequence in self.joined:
+            self._release(sequence)
+        if self._staging is not None:
+            self._engine.give_back("staging", self._staging)
+        if self._decode is not None:
+            self._engine.give_back("decode", self._decode)
+        self._staging = self._decode = None
+
+    def check_integrity(self) -> None:
+        """Every row is free or held by one sequence, which is in one state.
+
+        Raises:
+            SlotError: with everything that is wrong.
+        """
+        faults = []
+        for name, pool, sequences in (
+            ("staging", self._staging, self.prefilling),
+            ("decode", self._decode, self.decoding),
+        ):
+            slots = [sequence.slot for sequence in sequences]
+            if None in slots:
+                faults.append(f"{name}: request {sequences[slots.index(None)].request.index} has no row")
+                continue
+            if pool is None:
+                faults += [f"{name}: {len(slots)} sequences have rows of no pool"] if slots else []
+                continue
+            pool.owner.check_integrity()
+            pool.lanes([slot for slot in slots if slot is not None])
+            if pool.owner.free + len(slots) != pool.size:
+                faults.append(f"{name}: free {pool.owner.free} + held {len(slots)} rows are not all {pool.size}")
+        if len({id(s) for s in self.joined}) != len(self.joined) or any(s[2].slot is not None for s in self.waiting):
+            faults.append("a sequence is in two states")
+        if len(self.joined) > self._engine.lanes:
+            faults.append(f"{len(self.joined)} sequences have joined, expected at most {self._engine.lanes}")
+        if faults:
+            raise SlotError("; ".join(faults))
+
+    def _admit(self) -> None:
+        """Give rows of the staging pool to those that wait, as long as each will find a lane to decode in."""
+        engine = self._engine
+        room = engine.lanes - len(self.joined)
+        if not self.waiting or not room:
+            return
+        wanted = lane_rung(min(len(self.waiting), room) + len(self.prefilling), engine.staging)
+        if self._staging is None or (self._staging.size < wanted and not self.prefilling):
+            if self._staging is not None:
+                engine.give_back("staging", self._staging)
+            self._staging = engine.borrow("staging", wanted)
+        for _ in range(min(room, self._staging.owner.free, len(self.waiting))):
+            sequence = heapq.heappop(self.waiting)[2]
+            sequence.slot = self._staging.owner.acquire()
+            self.prefilling.append(sequence)
+
+    def _prefill(self) -> Flight:
+        """The next chunk of every prompt in the staging pool; those that are done move to the decode pool."""
+        engine, pool = self._engine, self._staging
+        assert pool is not None
+        lanes = self._by_lane(pool, self.prefilling)
+        feeds: list[Feed | None] = [None] * pool.size
+        for lane, sequence in enumerate(lanes):
+            if sequence is not None:
+                start = sequence.consumed
+                feeds[lane] = Feed(sequence.request.prompt[start : start + engine.chunk], start)
+        shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor)
+        drawn = engine.run(shape, pool, Batch.of(feeds, engine.chunk), *sampling_arrays(lanes), owners=lanes)
+        draws = []
+        for lane, sequence in enumerate(lanes):
+            if sequence is not None:
+                sequence.consumed += len(feeds[lane].tokens)  # type: ignore[union-attr]
+                engine.stats["prompt_tokens"] += len(feeds[lane].tokens)  # type: ignore[union-attr]
+                if not sequence.prefilling:
+                    draws.append((sequence, lane))
+        for sequence, _ in draws:
+            self._move_on(sequence, pool)
+        return Flight(drawn, draws)
+
+    def _move_on(self, sequence: Sequence, staging: RowPool) -> None:
+        """From the staging pool to the decode pool, or out, if its first token is its last."""
+        if not sequence.draws_more(self._engine.context):
+            self._release(sequence)
+            return
+        self._fit(len(self.joined) + len(self.waiting))
+        assert self._decode is not None and sequence.slot is not None
+        slot = self._decode.owner.acquire()
+        self._engine.copy(staging, sequence.slot, self._decode, slot)
+        self._release(sequence)
+        sequence.slot = slot
+        self.decoding.append(sequence)
+
+    def _draw(self) -> Flight:
+        """One token of every sequence that decodes."""
+        engine, pool = self._engine, self._decode
+        assert pool is not None
+        lanes = self._by_lane(pool, self.decoding)
+        shape = Shape("generate", pool.size, 1, self._top(self.decoding), self._processor)
+        if self._steady is None or self._steady[:2] != (lanes, shape):
+            tokens = np.full((pool.size, 1), CARRIED, np.int32)
+            active = np.array([sequence is not None for sequence in lanes], np.int32)
+            self._steady = lanes, shape, jax.device_put((tokens, active, *sampling_arrays(lanes)))
+        tokens, active, *sampling = self._steady[2]
+        positions = np.array([0 if sequence is None else sequence.consumed for sequence in lanes], np.int32)
+        batch = Batch(tokens, active, positions, blocks_for(int(positions.max()) + 1))
+        drawn = engine.run(shape, pool, batch, *sampling, owners=lanes)
+        draws = [(sequence, lane) for lane, sequence in enumerate(lanes) if sequence is not None]
+        for sequence, _ in draws:
+            sequence.consumed += 1
+            if not sequence.draws_more(engine.context):
+                self._release(sequence)
+        return Flight(drawn, draws)
+
+    def _fit(self, count: int) -> None:
+        """Make the decode pool large enough for so many sequences."""
+        size = lane_rung(count, self._engine.lanes)
+        if self._decode is None:
+            self._decode = self._engine.borrow("decode", size)
+        elif self._decode.size < size:
+            self._resize(size)
+
+    def _shrink(self) -> None:
+        """Leave a pool that is larger than needed, where the rest of the run is long enough to pay for it."""
+        size = lane_rung(len(self.decoding), self._engine.lanes)
+        if self._decode is None or not self.decoding or self.waiting or 2 * size > self._decode.size:
+            return
+        context = self._engine.context
+        longest = max(
+            min(s.request.params.max_tokens, context - len(s.request.prompt)) - s.drawn for s in self.decoding
+        )
+        if longest >= SHRINK_TOKENS:
+            self._resize(size)
+
+    def _resize(self, size: int) -> None:
+        """Move every sequence that decodes to a pool of another size."""
+        old, new = self._decode, RowPool(self._engine.new_rows(size))
+        assert old is not None
+        for sequence in self.decoding:
+            assert sequence.slot is not None
+            slot = new.owner.acquire()
+            self._engine.copy(old, sequence.slot, new, slot)
+            old.owner.release(sequence.slot)
+            sequence.slot = slot
+        self._decode = new
+
+    def _release(self, sequence: Sequence) -> None:
+        """Take a sequence out of its pool, if it is in one."""
+        for pool, sequences in ((self._staging, self.prefilling), (self._decode, self.decoding)):
+            if sequence in sequences:
+                sequences.remove(sequence)
+                assert pool is not None and sequence.slot is not None
+                pool.owner.release(sequence.slot)
+                sequence.slot = None
+
+    def _by_lane(self, pool: RowPool, sequences: list[Sequence]) -> list[Sequence | None]:
+        lanes: list[Sequence | None] = [None] * pool.size
+        for lane, sequence in zip(pool.lanes([s.slot for s in sequences if s.slot]), sequences, strict=True):
+            lanes[lane] = sequence
+        return lanes
+
+    def _top(self, sequences: list[Sequence]) -> int | None:
+        """The most log-probabilities that one of them asks for."""
+        return max(
+            (s.request.params.logprobs for s in sequences if s.request.params.logprobs is not None), default=None
+        )

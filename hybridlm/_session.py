@@ -1,0 +1,249 @@
+"""A run of the engine: requests go in at any time, tokens come out step by step."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from hybridlm._engine import Engine
+from hybridlm._errors import NumericalError
+from hybridlm._results import Completion
+from hybridlm._sampling import LogitsProcessor
+from hybridlm._scheduler import Flight, Scheduler
+from hybridlm._sequence import FinishReason, Request, Sequence
+from hybridlm._steps import Drawn
+from hybridlm._stopping import GrowingText
+from hybridlm._tokenizer import Tokenizer
+
+ToRequest = Callable[..., Request]
+"""(index, prompt, priority, settings) -> a request that has been checked."""
+
+
+class Event(NamedTuple):
+    """One token of one request.
+
+    Attributes:
+        index: number of the request.
+        token: the token drawn; None for a request that ended without one (no room in the context, cancelled).
+        text: text that it settles; "" where there is no tokenizer.
+        completion: the whole completion, with its last token.
+    """
+
+    index: int
+    token: int | None
+    text: str
+    completion: Completion | None
+
+
+class Session:
+    """Requests that are driven by hand; `LM.session` makes it.
+
+        with lm.session() as session:
+            first = session.submit("Once upon a time")
+            while session.busy:
+                for event in session.step():
+                    ...
+
+    Sequences join and leave at any step. Each `step` dispatches one step to the device and returns the tokens of the
+    one before. A session has pools of its own; sessions do not see each other.
+
+    Args:
+        engine: runs the steps.
+        tokenizer: None where tokens have no text.
+        to_request: checks what `submit` is given.
+        processor: changes the logits of each lane before the draw.
+    """
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer | None, to_request: ToRequest, processor: LogitsProcessor | None
+    ):
+        self._engine, self._tokenizer, self._to_request = engine, tokenizer, to_request
+        self._scheduler = Scheduler(engine, processor)
+        self._alive: dict[int, Sequence] = {}
+        self._texts: dict[int, GrowingText] = {}
+        self._events: list[Event] = []
+        self._flights: deque[Flight] = deque()
+        self._submitted = 0
+        self._closed = False
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        scheduler = self._scheduler
+        return (
+            f"Session(waiting={len(scheduler.waiting)}, prefilling={len(scheduler.prefilling)}, "
+            f"decoding={len(scheduler.decoding)}{', closed' if self._closed else ''})"
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has not ended, or its end has not been returned by `step`."""
+        return bool(self._alive or self._events)
+
+    def submit(self, prompt: Any, *, priority: int = 0, **settings: Any) -> int:
+        """Queue a prompt.
+
+        Args:
+            prompt: a string or a list of token ids.
+            priority: of those that wait, the highest goes first; the ones of equal priority in the order they came.
+            settings: of `LM.generate`, but `n` and `logits_processor`.
+
+        Returns:
+            The number of the request, which its events carry: 0, 1, ... It is part of the key of its draws.
+
+        Raises:
+            TypeError, ValueError: the prompt or a setting is wrong; nothing was queued.
+            RuntimeError: the session is closed.
+        """
+        self._require_open()
+        request = self._to_request(self._submitted, prompt, priority, settings)
+        self.add(request)
+        return request.index
+
+    def add(self, request: Request) -> None:
+        """Queue a request that has been checked."""
+        self._submitted = request.index + 1
+        sequence = self._alive[request.index] = Sequence(request)
+        if self._tokenizer is not None:
+            self._texts[request.index] = GrowingText(self._tokenizer, request.params.stop_strings)
+        if len(request.prompt) < self._engine.context:
+            self._scheduler.add(sequence)
+        else:
+            self._end(sequence, "length", None)
+
+    def cancel(self, index: int) -> None:
+        """End a request as it is; `step` returns its completion, with the finish reason "cancelled".
+
+        Raises:
+            KeyError: no request of this number is alive.
+        """
+        if index not in self._alive:
+            raise KeyError(f"request {index} is not alive; alive are {sorted(self._alive)}")
+        self._end(self._alive[index], "cancelled", None)
+
+    def step(self) -> list[Event]:
+        """Dispatch the next step, then wait for the one before and return its tokens.
+
+        Returns:
+            Events in the order of the lanes. The list may be empty: a step that consumes the first part of a prompt
+            draws nothing, and the first step has none before it.
+
+        Raises:
+            NumericalError: the logits of a request are not numbers. It has ended; the others go on in the next call.
+            IsolationError, AuditError, HloError: a step is refused (see `load`).
+            RowsLost: an earlier step was interrupted; the session is closed, its requests are to be submitted again.
+            RuntimeError: the session is closed.
+        """
+        self._require_open()
+        try:
+            flight = self._scheduler.next()
+        except BaseException:
+            self.close()
+            raise
+        if flight is not None:
+            self._flights.append(flight)
+        if len(self._flights) > 1 or (self._flights and flight is None):
+            # Whoever interrupts the wait finds the step still there.
+            drawn = jax.device_get(self._flights[0].drawn)
+            self._take(self._flights.popleft(), drawn)
+        if self._engine.checked:
+            self._scheduler.check_integrity()
+        events, self._events = self._events, []
+        return events
+
+    def check_integrity(self) -> None:
+        """Check that every row of the pools is free or held by one live request.
+
+        Raises:
+            SlotError: it is not; lists every fault.
+        """
+        self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """End every request without a completion and give the rows back. Closing twice does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._alive.clear()
+            self._flights.clear()
+            self._scheduler.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the session is closed; open another one with lm.session()")
+
+    def _take(self, flight: Flight, drawn: Drawn) -> None:
+        """The tokens of a step have come: what they settle."""
+        wrong: NumericalError | None = None
+        try:
+            for sequence, lane in flight.draws:
+                if sequence.finish_reason is not None:
+                    continue  # it ended while this step was on its way
+                if drawn.token[lane] >= self._engine.vocab_size:
+                    place = len(sequence.request.prompt) + len(sequence.generated)
+                    wrong = wrong or NumericalError(f"request {sequence.request.index}", place)
+                    self._forget(sequence, "cancelled")
+                else:
+                    _append(sequence, drawn, lane)
+                    self._grow(sequence)
+        except BaseException:
+            self.close()
+            raise
+        if wrong is not None:
+            raise wrong
+
+    def _grow(self, sequence: Sequence) -> None:
+        index, token = sequence.request.index, sequence.generated[-1]
+        self._engine.stats["generated_tokens"] += 1
+        text = self._texts.get(index)
+        if text is not None and token not in sequence.request.params.stop_token_ids:
+            text.push(token)
+        reason = self._finish_reason(sequence, text)
+        if reason is None:
+            self._events.append(Event(index, token, "" if text is None else text.take(), None))
+        else:
+            self._end(sequence, reason, token)
+
+    def _finish_reason(self, sequence: Sequence, text: GrowingText | None) -> FinishReason | None:
+        if sequence.generated[-1] in sequence.request.params.stop_token_ids or (text is not None and text.stopped):
+            return "stop"
+        done = len(sequence.generated) == sequence.drawn and not sequence.draws_more(self._engine.context)
+        return "length" if done else None
+
+    def _end(self, sequence: Sequence, reason: FinishReason, token: int | None) -> None:
+        """The last event of a request."""
+        index, asked = sequence.request.index, sequence.request.params.logprobs
+        text = self._texts.get(index)
+        if text is not None:
+            text.finish()
+        self._forget(sequence, reason)
+        completion = Completion(
+            text=None if text is None else text.text,
+            token_ids=sequence.generated,
+            logprobs=None if asked is None else sequence.logprobs,
+            top_logprobs=sequence.top_logprobs if asked else None,
+            finish_reason=reason,
+            prompt_token_ids=list(sequence.request.prompt),
+        )
+        self._events.append(Event(index, token, "" if text is None else text.take(final=True), completion))
+
+    def _forget(self, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.finish_reason = reason
+        self._scheduler.leave(sequence)
+        del self._alive[sequence.request.index]
+        self._texts.pop(sequence.request.index, None)
+
+
+def _append(sequence: Sequence, drawn: Drawn, lane: int) -> None:
+    """Keep what a step drew for a sequence, as NumPy arrays."""
+    asked = sequence.request.params.logprobs
+    sequence.generated.append(int(drawn.token[lane]))
+    if asked is not None and drawn.logprob is not None:
+        sequence.logprobs.append(float(drawn.logprob[lane]))
+    if asked and drawn.top_tokens is not None and drawn.top_logprobs is not None:
+        best = zip(drawn.top_tokens[lane, :asked].tolist(), drawn.top_logprobs[lane, :asked].tolist(), strict=True)
+        sequence.top_logprobs.append(dict(best))

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridlm._all_steps import example_arguments
 from hybridlm._batch import sampling_arrays
 from hybridlm._bench_sides import random_tokens
 from hybridlm._lm import LM
@@ -26,7 +25,7 @@ class Ours:
     Attributes:
         name: "hybridlm".
         program: the step of one token.
-        pools: state of the sequences; consumed by each step.
+        rows: what the sequences own; consumed by each step.
         position: how many tokens each sequence has.
     """
 
@@ -34,18 +33,15 @@ class Ours:
 
     def __init__(self, lm: LM, lanes: int, prompt: int):
         self._lm, self._engine, self.lanes = lm, lm._engine, lanes
-        self.program = self._compiled(Shape("generate", lanes, 1))
-        self._prompts = self._compiled(Shape("generate", lanes, self._engine.chunk))
+        self.program = self._engine.program(Shape("generate", lanes, 1))
+        self._prompts = self._engine.program(Shape("generate", lanes, self._engine.chunk))
         self._sampling = sampling_arrays([None] * lanes)
         self._tokens = random_tokens(lanes, prompt, lm.config.vocab_size)
         self._start()
         self.decode(WARM_UP)
 
-    def _compiled(self, shape: Shape) -> CompiledStep:
-        return self._engine.programs.compiled(shape, example_arguments(self._engine, shape))
-
     def _start(self) -> None:
-        self.pools = self._engine._new_pools(self.lanes)
+        self.rows = self._engine.new_rows(self.lanes)
         self.position = 0
         self.last = self._read(self._tokens)
 
@@ -63,7 +59,7 @@ class Ours:
         positions = np.full(self.lanes, self.position, np.int32)
         self.position += length
         blocks = np.int32(kv_blocks(self.position))
-        out, self.pools = program(self._engine.params, self.pools, tokens, lengths, positions, blocks, *operands)
+        out, self.rows = program(self._engine.params, self.rows, tokens, lengths, positions, blocks, *operands)
         return out
 
     def decode(self, steps: int) -> list[float]:
@@ -86,7 +82,7 @@ class Ours:
     def score(self, tokens: int) -> float:
         """Seconds to score new texts of `tokens` tokens: a log-probability for each of them."""
         chunk = self._engine.chunk
-        program = self._compiled(Shape("score", self.lanes, chunk, 0))
+        program = self._engine.program(Shape("score", self.lanes, chunk, 0))
         texts = random_tokens(self.lanes, -(-tokens // chunk) * chunk + 1, self._lm.config.vocab_size)
         self.position = 0
         start = time.perf_counter()
@@ -100,7 +96,7 @@ class Ours:
         """Seconds between the last tokens of successive steps of `generate`: program and host together."""
         prompts = self._tokens[:, : max(1, self._engine.context - steps - 1)].tolist()
         ends = []
-        for i, _ in enumerate(self._lm._events(prompts, max_tokens=steps + 1, ignore_eos=True)):
+        for i, _ in enumerate(self._lm.stream(prompts, max_tokens=steps + 1, ignore_eos=True)):
             if i % self.lanes == self.lanes - 1:
                 ends.append(time.perf_counter())
         return [after - before for before, after in pairwise(ends)]

@@ -12,12 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from bench_models import BENCH_MODELS, COMMON
 from flax import nnx
 
 from hybridlm import compiler, models
-from hybridlm._batch import sampling_arrays
+from hybridlm._engine import Engine
 from hybridlm._programs import MAY_COPY, Programs, Shape
 from hybridlm._steps import flatten
 
@@ -37,12 +36,10 @@ def step_of(name: str, lanes: int, tokens: int) -> tuple[Any, compiler.LaneContr
     config = family.read_config(CONFIGS[name])
     model = nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0)))
     structure, params = flatten(model)
-    params = tuple(jax.ShapeDtypeStruct(p.shape, jnp.bfloat16 if p.ndim > 1 else p.dtype) for p in params)
-    pools = jax.eval_shape(lambda: model.init_state(lanes, 4096, jnp.float32))
-    step, contract = Programs(structure).step(Shape("generate", lanes, tokens))
-    ints, zeros = np.zeros((lanes, tokens), np.int32), np.zeros(lanes, np.int32)
-    args = (params, pools, ints, zeros, zeros, np.int32(1), *sampling_arrays([None] * lanes))
-    return step, contract, args, sum(p.size for p in params)
+    params: Any = tuple(jax.ShapeDtypeStruct(p.shape, jnp.bfloat16 if p.ndim > 1 else p.dtype) for p in params)
+    programs, shape = Programs(structure), Shape("generate", lanes, tokens)
+    engine = Engine(model, params, programs, lanes, 4096, tokens, jnp.float32)
+    return *programs.step(shape), engine.example_arguments(shape), sum(p.size for p in params)
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Reading a Hugging Face `config.json`: every field is asked for by name, every fault is collected."""
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +26,10 @@ class ConfigError(ValueError):
         self.faults = list(faults)
         lines = "\n".join(f"  - {fault}" for fault in faults)
         super().__init__(f"config.json cannot be run as a {family} model ({len(self.faults)} fault(s)):\n{lines}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class ConfigReader:
@@ -103,6 +108,31 @@ class ConfigReader:
             self.fault(name, "a whole number or a list of whole numbers, none negative")
             return ()
         return tuple(values)
+
+    def numbers(self, name: str, default: Sequence[float]) -> tuple[float, ...]:
+        """As many finite numbers as `default` has."""
+        value = self.get(name)
+        if value is None:
+            return tuple(default)
+        numbers = [x for x in value if _is_number(x) and math.isfinite(x)] if isinstance(value, list) else []
+        if len(numbers) != len(default) or len(value) != len(default):
+            self.fault(name, f"a list of {len(default)} numbers")
+            return tuple(default)
+        return tuple(map(float, numbers))
+
+    def limits(self, name: str, default: tuple[float, float]) -> tuple[float, float]:
+        """A least value, not negative, and a greatest one, which may be infinite.
+
+        transformers writes infinity as an object, `{"__float__": "Infinity"}`; others as the bare word.
+        """
+        value = self.get(name)
+        if value is None:
+            return default
+        pair = [math.inf if x == {"__float__": "Infinity"} else x for x in value] if isinstance(value, list) else []
+        if len(pair) != 2 or not all(map(_is_number, pair)) or not 0.0 <= pair[0] < pair[1]:
+            self.fault(name, "two numbers, the first not negative and less than the second")
+            return default
+        return float(pair[0]), float(pair[1])
 
     def child(self, name: str) -> "ConfigReader | None":
         """A nested object, None where it is absent; its faults and unknown fields count as ours."""

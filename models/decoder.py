@@ -13,6 +13,7 @@ from jaxtyping import Float32, Int32
 
 from models.initial import matrix
 from models.linear import linear
+from models.multiplier import scaled
 from models.norms import RMSNorm
 from models.shapes import Activations, LaneInfo, Lengths, Positions, Tokens
 
@@ -38,6 +39,8 @@ class DecoderConfig:
         eos_token_ids: tokens that end a completion.
         dtype: dtype of the checkpoint's weights ("bfloat16", "float16" or "float32").
         unknown_keys: fields of config.json that the family does not know.
+        embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embedding, on what every branch
+            adds to the residual stream, and on the logits.
     """
 
     family: str
@@ -51,6 +54,9 @@ class DecoderConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str
     unknown_keys: tuple[str, ...]
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
 
     @property
     def num_layers(self) -> int:
@@ -124,7 +130,7 @@ class Decoder(nnx.Module):
         fresh = (positions == 0) & (lengths > 0)
         info = LaneInfo(lengths, positions, valid, fresh, kv_blocks)
         embedded = self.embed_tokens[...].at[jnp.where(valid, tokens, 0)].get(mode="fill").astype(jnp.float32)
-        x = jnp.where(valid[:, :, None], embedded, 0.0)
+        x = scaled(jnp.where(valid[:, :, None], embedded, 0.0), self.config.embedding_multiplier)
         new_state = []
         if tap is not None:
             tap(x)
@@ -134,7 +140,7 @@ class Decoder(nnx.Module):
                 # profiles tell the parts of a step apart by these names
                 with jax.named_scope(type(branch.inner).__name__):
                     y, branch_state = branch.inner(branch.norm(x), info, branch_state)
-                    x = x + y
+                    x = x + scaled(y, self.config.residual_multiplier)
                 kept.append(branch_state)
             new_state.append(tuple(kept))
             if tap is not None:
@@ -145,4 +151,4 @@ class Decoder(nnx.Module):
         """Logits of rows of the final residual stream, accumulated in float32."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         with jax.named_scope("head"):
-            return linear(hidden, head[...])
+            return scaled(linear(hidden, head[...]), self.config.logits_multiplier)

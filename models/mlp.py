@@ -11,6 +11,7 @@ from jaxtyping import Float32
 from models.activations import silu_gated
 from models.initial import matrix
 from models.linear import linear
+from models.multiplier import scaled
 from models.shapes import Activations, LaneInfo
 
 Activation = Literal["swiglu", "relu2"]
@@ -32,30 +33,37 @@ def relu_squared(x: Float32[Array, "*rows width"]) -> Float32[Array, "*rows widt
 
 @dataclass(frozen=True)
 class MlpConfig:
-    """Width (`intermediate_size`) and activation of a feed-forward layer."""
+    """Width (`intermediate_size`) and activation of a feed-forward layer.
+
+    Attributes:
+        gate_multiplier, out_multiplier: factors on the gate before its activation, and on the output.
+    """
 
     width: int
     activation: Activation = "swiglu"
+    gate_multiplier: float = 1.0
+    out_multiplier: float = 1.0
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mlp":
-        return Mlp(self.width, hidden, rngs, self.activation)
+        return Mlp(self, hidden, rngs)
 
 
 class Mlp(Stateless):
     """`down(activation(up x))`, with `gate_proj` beside `up_proj` where the activation has a gate."""
 
-    def __init__(self, width: int, hidden: int, rngs: nnx.Rngs, activation: Activation = "swiglu"):
-        self.gate_proj = matrix(rngs, width, hidden) if activation == "swiglu" else None
-        self.up_proj = matrix(rngs, width, hidden)
-        self.down_proj = matrix(rngs, hidden, width)
+    def __init__(self, config: MlpConfig, hidden: int, rngs: nnx.Rngs):
+        self.config = config
+        self.gate_proj = matrix(rngs, config.width, hidden) if config.activation == "swiglu" else None
+        self.up_proj = matrix(rngs, config.width, hidden)
+        self.down_proj = matrix(rngs, hidden, config.width)
 
     def project(self, x: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows hidden"]:
         if self.gate_proj is None:
             inner = relu_squared(linear(x, self.up_proj[...]))
         else:
             gate, up = linear(x, self.gate_proj[...]), linear(x, self.up_proj[...])
-            inner = silu_gated(gate, up)
-        return linear(inner, self.down_proj[...])
+            inner = silu_gated(scaled(gate, self.config.gate_multiplier), up)
+        return scaled(linear(inner, self.down_proj[...]), self.config.out_multiplier)
 
     def __call__(self, x: Activations, info: LaneInfo, state: None) -> tuple[Activations, None]:
         return self.project(x), None

@@ -10,7 +10,7 @@ from models.activations import silu_gated
 from models.expert_dot import expert_dot
 from models.initial import matrix
 from models.linear import linear
-from models.mlp import Activation, Mlp, Stateless, relu_squared
+from models.mlp import Activation, MlpConfig, Stateless, relu_squared
 from models.router import RouterConfig
 from models.shapes import Activations, LaneInfo
 
@@ -58,7 +58,8 @@ class Moe(Stateless):
         self.down_proj = matrix(rngs, c.router.experts, inner, c.width)
         if c.latent is not None:
             self.latent_in, self.latent_out = matrix(rngs, c.latent, hidden), matrix(rngs, hidden, c.latent)
-        self.shared_expert = Mlp(c.shared_width, hidden, rngs, c.activation) if c.shared_width else None
+        shared = MlpConfig(c.shared_width, c.activation) if c.shared_width else None
+        self.shared_expert = None if shared is None else shared.build(hidden, rngs)
         self.shared_expert_gate = matrix(rngs, 1, hidden) if c.shared_gate else None
 
     def __call__(self, x: Activations, info: LaneInfo, state: None) -> tuple[Activations, None]:

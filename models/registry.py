@@ -3,13 +3,28 @@
 from collections.abc import Mapping
 from typing import Any
 
+from models.bamba import BAMBA, FALCON_H1
 from models.family import Family
+from models.granite_hybrid import GRANITE_HYBRID
 from models.lfm2 import LFM2, LFM2_MOE
+from models.nemotron_h import NEMOTRON_H
+from models.pure_mamba2 import MAMBA2
 from models.qwen3_5 import QWEN3_5
 from models.qwen3_5_moe import QWEN3_5_MOE
 from models.qwen3_next import QWEN3_NEXT
 
-FAMILIES = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, LFM2, LFM2_MOE)
+FAMILIES = (
+    QWEN3_NEXT,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    LFM2,
+    LFM2_MOE,
+    MAMBA2,
+    NEMOTRON_H,
+    GRANITE_HYBRID,
+    BAMBA,
+    FALCON_H1,
+)
 
 
 class UnsupportedModel(ValueError):

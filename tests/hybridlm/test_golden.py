@@ -7,6 +7,8 @@ import pathlib
 import numpy as np
 import pytest
 from comparison import TOLERANCES, Greedy, check_greedy, check_logits, check_logprobs, padded
+from float64_mamba import FAMILIES as MAMBA_FAMILIES
+from float64_mamba import Float64MambaModel
 from float64_reference import FAMILIES, Float64Model
 
 import hybridlm
@@ -84,6 +86,17 @@ def test_float64(golden: Golden):
     model = Float64Model(golden.directory)
     for index, (prompt, expected) in enumerate(zip(golden.prompts, golden.logits, strict=True)):
         found = model.forward(prompt).logits.astype(np.float32)
+        assert not check_logits(found, expected, golden.where(index), golden.tolerance)
+
+
+@pytest.mark.parametrize(
+    "golden", [name for name in NAMES if FAMILY[name] in MAMBA_FAMILIES], indirect=True, scope="module"
+)
+def test_float64_of_mamba_families(golden: Golden):
+    """The same for the families that no other specification than the transformers module has been checked for."""
+    model = Float64MambaModel(golden.directory)
+    for index, (prompt, expected) in enumerate(zip(golden.prompts, golden.logits, strict=True)):
+        found = model.forward(prompt).astype(np.float32)
         assert not check_logits(found, expected, golden.where(index), golden.tolerance)
 
 

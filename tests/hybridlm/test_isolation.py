@@ -27,7 +27,15 @@ LANES, CHUNK, CONTEXT, VOCAB = 4, 7, 140, 97
 # Two layers each, one of a kind, with and without experts; in the long run the models of three layers too.
 TWO_LAYERS = ("dense", "next_old_fields")
 # One golden of every family beside the Qwen ones.
-FAMILIES = ("lfm2_base", "lfm2_moe_base")
+FAMILIES = (
+    "lfm2_base",
+    "lfm2_moe_base",
+    "mamba2_base",
+    "nemotron_latent",
+    "granite_experts",
+    "bamba_base",
+    "falcon_base",
+)
 MODELS = [
     *TWO_LAYERS,
     *(pytest.param(name, marks=pytest.mark.long) for name in ("dense_interval", "sparse_multimodal", *FAMILIES)),

@@ -15,7 +15,18 @@ LANES = 4
 # In the long run one of every family.
 MODELS = [
     "dense_interval",
-    *(pytest.param(name, marks=pytest.mark.long) for name in ("lfm2_base", "lfm2_moe_base")),
+    *(
+        pytest.param(name, marks=pytest.mark.long)
+        for name in (
+            "lfm2_base",
+            "lfm2_moe_base",
+            "mamba2_base",
+            "nemotron_latent",
+            "granite_experts",
+            "bamba_base",
+            "falcon_base",
+        )
+    ),
 ]
 
 
@@ -33,7 +44,9 @@ def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int)
     assert not [finding for finding in report.findings if finding.kind is not FindingKind.POOL_COPY]
     assert not report.uncovered
     assert report.values > 200
-    assert report.temp_lower_bound <= report.temp_bytes < 1.1 * report.temp_lower_bound
+    # The scratch of the model without attention is 16 KB, in which the few largest buffers leave gaps.
+    most = 1.25 if lm.config.family == "mamba2" else 1.1
+    assert report.temp_lower_bound <= report.temp_bytes < most * report.temp_lower_bound
     # A shift of the convolution's inputs needs other bytes than its own; nothing else may be copied.
     assert all(path.endswith(".conv") for copy in report.copies for path in copy.pools), report.copies
     assert all("/models/" in copy.source for copy in report.copies), report.copies

@@ -15,6 +15,11 @@ TOLERANCES = {
     "kimi_linear": 3e-4,
     "bailing_hybrid": 3e-4,
     "olmo_hybrid": 3e-4,
+    "mamba2": 5e-5,
+    "nemotron_h": 5e-5,
+    "granitemoehybrid": 5e-4,
+    "bamba": 5e-4,
+    "falcon_h1": 3e-4,
 }
 """Absolute, on float32 logits of the tiny models, by family: about five times the noise that one rounding of the
 embeddings makes in the oracle itself. It is large where the gated norm of a delta net amplifies small recurrent

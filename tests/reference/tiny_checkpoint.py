@@ -19,6 +19,11 @@ _STEM = {
     "kimi_linear": "KimiLinear",
     "bailing_hybrid": "BailingHybrid",
     "olmo_hybrid": "OlmoHybrid",
+    "mamba2": "Mamba2",
+    "nemotron_h": "NemotronH",
+    "granitemoehybrid": "GraniteMoeHybrid",
+    "bamba": "Bamba",
+    "falcon_h1": "FalconH1",
 }
 _VISION = {
     "depth": 1,
@@ -73,7 +78,8 @@ def _reinitialise(model: Any, variant: Variant, generator: torch.Generator) -> N
 
     Transformers starts the pad row at zero, the norms and `dt_bias` at constants and the router near zero. Its `A_log`
     goes up to log 16, a decay of about exp(-20) per token: most heads would forget everything at once and a leaked
-    state would not show. Here A is log-uniform in [0.005, 4]. Tied embeddings are scaled like an untied head: at unit
+    state would not show. Here A is log-uniform in [0.005, 4]. The time steps of Mamba2, which start near 0.01, are near
+    0.7: smaller ones would leave its recurrence without a say. Tied embeddings are scaled like an untied head: at unit
     scale a tied random model only repeats its input. Buffers that are stored are correction biases of a router.
     """
     hidden = variant.text["hidden_size"]
@@ -86,7 +92,9 @@ def _reinitialise(model: Any, variant: Variant, generator: torch.Generator) -> N
             if name.endswith("A_log"):
                 low, high = math.log(0.005), math.log(4.0)
                 value = low + (high - low) * torch.rand(weight.shape, generator=generator)
-            elif name.endswith("embed_tokens.weight"):
+            elif name.endswith(("mixer.dt_bias", "mamba.dt_bias")):
+                value = normal(weight.shape, 0.5)
+            elif name.endswith(("embed_tokens.weight", "embeddings.weight")):
                 value = normal(weight.shape, 1.5 / math.sqrt(hidden) if variant.tied else 1.0)
             elif name.endswith("lm_head.weight"):
                 value = normal(weight.shape, 1.5 / math.sqrt(hidden))

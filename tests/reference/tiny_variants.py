@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 from comparison import TOLERANCES
+from tiny_mamba_variants import MAMBA_VARIANTS
 
 RAGGED_LENGTHS = (1, 3, 4, 5, 17, 33, 64, 65)
 GREEDY_TOKENS = 32
@@ -250,7 +251,9 @@ LFM = (
     ),
 )
 
-VARIANTS = QWEN + LFM
+MAMBA = tuple(Variant(name, **fields) for name, fields in MAMBA_VARIANTS.items())
+
+VARIANTS = QWEN + LFM + MAMBA
 
 
 def shrunk(variant: Variant) -> Variant:
@@ -261,7 +264,10 @@ def shrunk(variant: Variant) -> Variant:
     sizes: dict[str, Any] = {"hidden_size": 32, "vocab_size": 97}
     narrow = {"intermediate_size": 48, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
     sizes |= {name: width for name, width in narrow.items() if name in variant.text}
-    sizes["num_hidden_layers"] = min(variant.text["num_hidden_layers"], 3)
+    if "num_hidden_layers" in variant.text:
+        sizes["num_hidden_layers"] = min(variant.text["num_hidden_layers"], 3)
+    if variant.family == "mamba2":
+        sizes["head_dim"] = variant.text["head_dim"] // 2
     if "layer_types" in variant.text:
         sizes["layer_types"] = variant.text["layer_types"][:3]
     return dataclasses.replace(variant, text=dict(variant.text) | sizes, stored="bfloat16")
@@ -283,6 +289,11 @@ GOLDEN = tuple(
         "sparse_multimodal",
         "lfm2_base",
         "lfm2_moe_base",
+        "mamba2_base",
+        "nemotron_latent",
+        "granite_experts",
+        "bamba_base",
+        "falcon_base",
     )
 )
 

@@ -38,6 +38,11 @@ class Oracle:
         if faults:
             raise ValueError(f"transformers did not read {directory} cleanly: {faults}")
         model.eval()
+        for module in model.modules():
+            # transformers' Nemotron-H puts a floor under the time steps of a prompt, which is neither in the published
+            # code nor in its own decoding step
+            if hasattr(module, "time_step_limit"):
+                module.time_step_limit = tuple(model.config.time_step_limit)
         for end in ("eos_token_id", "pad_token_id", "bos_token_id"):
             setattr(model.generation_config, end, None)
         return cls(directory, model)
@@ -45,7 +50,7 @@ class Oracle:
     @property
     def text_model(self) -> Any:
         """The text tower, with `embed_tokens`, `layers` and `norm`."""
-        inner = self.model.model
+        inner = self.model.base_model
         return getattr(inner, "language_model", inner)
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
@@ -86,7 +91,7 @@ class Oracle:
         def perturb(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
             return output * (1 + 1.2e-7 * torch.randn(output.shape, generator=generator))
 
-        handle = self.text_model.embed_tokens.register_forward_hook(perturb)
+        handle = self.model.get_input_embeddings().register_forward_hook(perturb)
         try:
             return max(float(np.abs(self.logits(tokens) - reference).max()) for _ in range(repeats))
         finally:

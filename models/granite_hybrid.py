@@ -1,0 +1,130 @@
+"""Granite-4.0-H (granitemoehybrid): Mamba2 or attention, then an MLP with or without experts, with fixed factors."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from models.attention import AttentionConfig
+from models.config import ConfigReader
+from models.decoder import BranchConfig, DecoderConfig
+from models.decoder_fields import read_decoder_config, read_heads
+from models.family import Family
+from models.layer_weights import Path, attention_weights
+from models.mamba2 import Mamba2Config
+from models.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
+from models.mlp import MlpConfig
+from models.moe import MoeConfig
+from models.rope import read_rope
+from models.router import RouterConfig
+from models.weights import Weight, rows, tensor
+
+KINDS = {"mamba": "mamba", "linear_attention": "mamba", "attention": "attention", "full_attention": "attention"}
+
+
+def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
+    """`layer_types` in either spelling; Mamba2 everywhere where there are none."""
+    name = "layers_block_type" if "layers_block_type" in reader else "layer_types"
+    types = reader.get(name)
+    if types is None:
+        return ["mamba"] * layers
+    if not isinstance(types, list) or len(types) != layers or any(kind not in KINDS for kind in types):
+        reader.fault(name, f"a list of {layers} items, each one of {', '.join(KINDS)}")
+        return ["mamba"] * layers
+    return [KINDS[kind] for kind in types]
+
+
+def read_feed_forward(reader: ConfigReader) -> BranchConfig:
+    """The shared layer alone, or beside experts that are chosen by logit."""
+    experts = reader.integer("num_local_experts", 8, minimum=0)
+    shared = reader.integer("shared_intermediate_size", 1024)
+    width = reader.integer("intermediate_size", 11008)
+    per_token = reader.integer("num_experts_per_tok", 2, minimum=0)
+    if not experts:
+        return MlpConfig(shared)
+    if not 1 <= per_token <= experts:
+        reader.fault("num_experts_per_tok", f"at least 1 and at most num_local_experts ({experts})")
+        per_token = 1
+    return MoeConfig(RouterConfig(experts, per_token, "softmax_of_chosen"), width, shared)
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `granitemoehybrid`."""
+    reader = ConfigReader("granitemoehybrid", config)
+    eps = reader.number("rms_norm_eps", 1e-6)
+    heads, kv_heads, head_dim = read_heads(reader)
+    rope = read_rope(reader, head_dim, 1e4, 1.0)
+    positions = reader.choice("position_embedding_type", [None, "rope", "nope"], None)
+    attention = AttentionConfig(
+        heads,
+        kv_heads,
+        head_dim,
+        rope if positions == "rope" else None,
+        scale=reader.number("attention_multiplier", 1.0),
+    )
+    width = reader.integer("mamba_expand", 2) * reader.integer("hidden_size")
+    mixers: dict[str, BranchConfig] = {
+        "mamba": read_mamba2(reader, HYBRID_FIELDS, eps, width),
+        "attention": attention,
+    }
+    reader.choice("hidden_act", ["silu"], "silu")
+    reader.choice("normalization_function", ["rmsnorm"], "rmsnorm")
+    for name in ("attention_bias", "mamba_proj_bias"):
+        reader.choice(name, [False], False)
+    reader.get("init_method")
+    forward = read_feed_forward(reader)
+    types = read_layer_types(reader, reader.integer("num_hidden_layers"))
+    multipliers = {
+        "embedding_multiplier": reader.number("embedding_multiplier", 1.0),
+        "residual_multiplier": reader.number("residual_multiplier", 1.0),
+        "logits_multiplier": 1.0 / reader.number("logits_scaling", 1.0),
+    }
+    layers = tuple((mixers[kind], forward) for kind in types)
+    decoder = read_decoder_config(reader, layers, eps, reader.flag("tie_word_embeddings", False))
+    return dataclasses.replace(decoder, **multipliers)
+
+
+def _shared(width: int, hidden: int, at: Path, name: str) -> list[Weight]:
+    """Gate and up rows lie in one tensor."""
+    fused, shape = f"{name}.input_linear.weight", (2 * width, hidden)
+    gate, up = np.split(np.arange(2 * width), 2)
+    return [
+        Weight((*at, "gate_proj"), (width, hidden), (rows(fused, shape, gate),)),
+        Weight((*at, "up_proj"), (width, hidden), (rows(fused, shape, up),)),
+        tensor((*at, "down_proj"), f"{name}.output_linear.weight", (hidden, width)),
+    ]
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
+    hidden, table = config.hidden_size, (config.vocab_size, config.hidden_size)
+    found = [
+        tensor(("embed_tokens",), "model.embed_tokens.weight", table),
+        tensor(("norm", "weight"), "model.norm.weight", (hidden,), float32=True),
+    ]
+    if not config.tied:
+        found.append(tensor(("lm_head",), "lm_head.weight", table))
+    for i, (mixer, forward) in enumerate(config.layers):
+        layer, at = f"model.layers.{i}", ("layers", i, "branches")
+        for j, norm in enumerate(("input_layernorm", "post_attention_layernorm")):
+            found.append(tensor((*at, j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True))
+        if isinstance(mixer, Mamba2Config):
+            found += mamba2_weights(mixer, hidden, (*at, 0, "inner"), f"{layer}.mamba")
+        elif isinstance(mixer, AttentionConfig):
+            found += attention_weights(mixer, hidden, (*at, 0, "inner"), f"{layer}.self_attn")
+        inner = (*at, 1, "inner")
+        if isinstance(forward, MlpConfig):
+            found += _shared(forward.width, hidden, inner, f"{layer}.shared_mlp")
+        elif isinstance(forward, MoeConfig):
+            count, experts = forward.router.experts, f"{layer}.block_sparse_moe"
+            found += [
+                tensor((*inner, "router", "weight"), f"{experts}.router.layer.weight", (count, hidden)),
+                tensor((*inner, "gate_up_proj"), f"{experts}.input_linear.weight", (count, 2 * forward.width, hidden)),
+                tensor((*inner, "down_proj"), f"{experts}.output_linear.weight", (count, hidden, forward.width)),
+                *_shared(forward.shared_width, hidden, (*inner, "shared_expert"), f"{layer}.shared_mlp"),
+            ]
+    return found
+
+
+GRANITE_HYBRID = Family("granitemoehybrid", ("granitemoehybrid",), read_config, weights, (), ())

@@ -1,0 +1,154 @@
+"""Mamba2 mixer (arXiv:2405.21060) with the variants of the families that use it."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float32
+
+from models.activations import silu
+from models.initial import matrix
+from models.linear import linear
+from models.norms import rms_norm
+from models.shapes import Activations, ConvState, LaneInfo, RecurrentState, over_last
+from models.short_conv import short_conv
+from models.ssd import ssd
+
+
+class Mamba2State(NamedTuple):
+    """State of one Mamba2 layer for N lanes.
+
+    Attributes:
+        conv: last K-1 inputs of the convolution, before its activation, channels [x | B | C]; cache dtype.
+        recurrent: S [key = state size, value = head size], float32.
+    """
+
+    conv: ConvState
+    recurrent: RecurrentState
+
+
+@dataclass(frozen=True)
+class Mamba2Config:
+    """Sizes and variants of a Mamba2 layer.
+
+    Attributes:
+        heads, head_size: heads and their size; together the inner width.
+        groups: groups of heads (a divisor) that share B and C, and whose channels are normed together.
+        state_size: size of B and C, and of the state per channel.
+        kernel: taps of the convolution.
+        eps: of the gated norm.
+        conv_bias: whether the convolution adds a bias.
+        step_limits: least and greatest time step (`time_step_limit`).
+        norm: "gated" norms `y * silu(z)`, "normed" is gated after its norm, "none" has no norm.
+        multipliers: factors on the five parts [z | x | B | C | dt] of the input projection.
+    """
+
+    heads: int
+    head_size: int
+    groups: int
+    state_size: int
+    kernel: int
+    eps: float
+    conv_bias: bool = True
+    step_limits: tuple[float, float] = (0.0, math.inf)
+    norm: Literal["gated", "normed", "none"] = "gated"
+    multipliers: tuple[float, ...] = (1.0,) * 5
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: x, B and C, more than the layer's output has."""
+        return self.width + 2 * self.groups * self.state_size
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Rows of the input projection: z, x, B, C and the time steps."""
+        shared = self.groups * self.state_size
+        return self.width, self.width, shared, shared, self.heads
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "Mamba2":
+        return Mamba2(self, hidden, rngs)
+
+
+class Mamba2(nnx.Module):
+    """x -> projection -> short convolution -> state space recurrence -> gated norm -> projection."""
+
+    def __init__(self, config: Mamba2Config, hidden: int, rngs: nnx.Rngs):
+        c = config
+        self.config = config
+        self.in_proj = matrix(rngs, sum(c.parts), hidden)
+        self.conv1d = matrix(rngs, c.channels, 1, c.kernel)
+        self.conv_bias = nnx.Param(jnp.zeros((c.channels,), jnp.float32)) if c.conv_bias else None
+        self.A_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (c.heads,), minval=0.5, maxval=4.0)))
+        self.dt_bias = nnx.Param(jnp.ones((c.heads,), jnp.float32))
+        self.D = nnx.Param(jnp.ones((c.heads,), jnp.float32))
+        self.norm = nnx.Param(jnp.ones((c.width,), jnp.float32)) if c.norm != "none" else None
+        self.out_proj = matrix(rngs, hidden, c.width)
+
+    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> Mamba2State:
+        """Zero state of `lanes` lanes; its size does not depend on the context."""
+        c = self.config
+        return Mamba2State(
+            jnp.zeros((lanes, c.kernel - 1, c.channels), dtype),
+            jnp.zeros((lanes, c.heads, c.state_size, c.head_size), jnp.float32),
+        )
+
+    def __call__(self, x: Activations, info: LaneInfo, state: Mamba2State) -> tuple[Activations, Mamba2State]:
+        """Mix the tokens of each lane, from zero state where its sequence begins.
+
+        Returns:
+            Outputs, which mean nothing at tokens that are not real, and the state after each lane's last real token.
+        """
+        c = self.config
+        lanes, tokens, _ = x.shape
+        conv = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
+
+        projected = linear(x, self.in_proj[...])
+        if any(factor != 1.0 for factor in c.multipliers):
+            projected = projected * over_last(
+                jnp.asarray(np.repeat(np.array(c.multipliers, np.float32), c.parts)), projected
+            )
+        z, mixed, step = jnp.split(projected, [c.width, c.width + c.channels], axis=-1)
+        bias = None if self.conv_bias is None else self.conv_bias[...]
+        taps = self.conv1d[...][:, 0].astype(jnp.float32)
+        mixed, conv = short_conv(mixed, taps, conv, info.lengths, info.valid, bias)
+        # the bias gives tokens that are not real something to hand on
+        mixed = jnp.where(info.valid[:, :, None], silu(mixed), 0.0)
+        value, key, query = jnp.split(mixed, [c.width, c.width + c.groups * c.state_size], axis=-1)
+        key, query = (part.reshape((lanes, tokens, c.groups, c.state_size)) for part in (key, query))
+        value = value.reshape((lanes, tokens, c.heads, c.head_size))
+
+        step = jax.nn.softplus(step + self.dt_bias[...][None, None])
+        low, high = c.step_limits
+        if low > 0.0 or high < math.inf:
+            step = jnp.clip(step, low, high)
+        decay = -jnp.exp(self.A_log[...])[None, None] * step
+        out, recurrent = ssd(query, key, step[..., None] * value, decay, state.recurrent, info.valid, info.fresh)
+        out = out + self.D[...][None, None, :, None] * value
+
+        out = self._gate(out.reshape((lanes, tokens, c.width)), z)
+        return linear(out, self.out_proj[...]), Mamba2State(conv, recurrent)
+
+    def _gate(
+        self, y: Float32[Array, "lane token inner"], z: Float32[Array, "lane token inner"]
+    ) -> Float32[Array, "lane token inner"]:
+        """The gate `silu(z)` and the norm over each group of channels, in the order of the family."""
+        c = self.config
+        gate = silu(z)
+        if self.norm is None:
+            return y * gate
+        if c.norm == "gated":
+            y = y * gate
+        grouped = y.reshape((*y.shape[:-1], c.groups, c.width // c.groups))
+        ones = jnp.ones((c.width // c.groups,), jnp.float32)
+        y = rms_norm(grouped, ones, c.eps).reshape(y.shape) * over_last(self.norm[...], y)
+        return y * gate if c.norm == "normed" else y

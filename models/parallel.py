@@ -1,0 +1,39 @@
+"""Several layers side by side: each sees the same input, and their outputs are added."""
+
+from dataclasses import dataclass
+
+from flax import nnx
+from jax.typing import DTypeLike
+
+from models.decoder import BranchConfig
+from models.multiplier import scaled
+from models.shapes import Activations, LaneInfo
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """The layers, and the factor on the output of each."""
+
+    layers: tuple[BranchConfig, ...]
+    multipliers: tuple[float, ...]
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "Parallel":
+        return Parallel(self, hidden, rngs)
+
+
+class Parallel(nnx.Module):
+    """`sum_i multiplier_i layer_i(x)`; the state is a tuple of the layers' states."""
+
+    def __init__(self, config: ParallelConfig, hidden: int, rngs: nnx.Rngs):
+        self.multipliers = config.multipliers
+        self.layers = nnx.List([layer.build(hidden, rngs) for layer in config.layers])
+
+    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> tuple:
+        return tuple(layer.init_state(lanes, context, dtype) for layer in self.layers)
+
+    def __call__(self, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
+        outputs, kept = zip(*(layer(x, info, own) for layer, own in zip(self.layers, state, strict=True)), strict=True)
+        total = scaled(outputs[0], self.multipliers[0])
+        for output, factor in zip(outputs[1:], self.multipliers[1:], strict=True):
+            total = total + scaled(output, factor)
+        return total, kept

@@ -1,0 +1,145 @@
+"""The recurrence of Mamba2 (state space duality, arXiv:2405.21060), token by token and in chunks.
+
+Per lane and value head, with decay a_t = exp(g_t), key B_t and query C_t of the head's group, value v_t and state S
+[key, value]:
+
+    S_t = a_t S_{t-1} + B_t v_t^T        y_t = S_t^T C_t
+
+The contract is that of models/delta_rule.py: tokens that are not real are never used, whatever they hold; their
+outputs are zero; a fresh lane's state is never used; the state of a lane without real tokens comes back unchanged, bit
+for bit. It is a file of its own because of what the two recurrences do not share: here nothing is corrected, so there
+is no triangular system, and a whole group of heads has one key and one query, so that the scores of a chunk are
+computed once for the group (16 heads in Nemotron-3-Super) and only their decay for each head.
+"""
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float32
+
+CHUNK = 64
+
+Keys = Float32[Array, "lane token group key"]
+Values = Float32[Array, "lane token value_head value"]
+Gates = Float32[Array, "lane token value_head"]
+State = Float32[Array, "lane value_head key value"]
+Valid = Bool[Array, "lane token"]
+Fresh = Bool[Array, "lane"]
+
+
+def _dot(equation: str, *operands: Array) -> Array:
+    return jnp.einsum(equation, *operands, precision=lax.Precision.HIGHEST)
+
+
+def ssd(
+    query: Keys, key: Keys, value: Values, log_decay: Gates, state: State, valid: Valid, fresh: Fresh
+) -> tuple[Values, State]:
+    """The recurrence in the form that suits the number of tokens of the step.
+
+    Args:
+        query, key: C and B, one for each group; value head h belongs to group `h // (value_heads / groups)`.
+        value: x, scaled by the time step of its head.
+        log_decay: g <= 0, the time step times A.
+        state: state before the first token.
+        valid: which tokens are real; a prefix of each lane.
+        fresh: lanes that start from zero, whatever their state holds; they have a real token.
+
+    Returns:
+        Outputs (zero at tokens that are not real) and the state after each lane's last real token.
+    """
+    if query.shape[1] == 1:
+        return ssd_step(query, key, value, log_decay, state, valid, fresh)
+    return ssd_chunked(query, key, value, log_decay, state, valid, fresh)
+
+
+def ssd_step(
+    query: Keys, key: Keys, value: Values, log_decay: Gates, state: State, valid: Valid, fresh: Fresh
+) -> tuple[Values, State]:
+    """One token. The output is read from the new state: of the old one it would keep a copy beside the new."""
+    heads, groups = value.shape[2], query.shape[2]
+    q, k = (jnp.repeat(x[:, 0], heads // groups, axis=1) for x in (query, key))
+    v, g = value[:, 0], log_decay[:, 0]
+    real = valid[:, :, None, None]
+    decayed = jnp.where(fresh[:, None, None, None], 0.0, jnp.exp(g)[:, :, None, None] * state)
+    updated = jnp.where(real, decayed + k[:, :, :, None] * v[:, :, None, :], state)
+    out = _dot("nhk,nhkv->nhv", q, updated)
+    return jnp.where(real, out[:, None], 0.0), updated
+
+
+def ssd_reference(
+    query: Keys, key: Keys, value: Values, log_decay: Gates, state: State, valid: Valid, fresh: Fresh
+) -> tuple[Values, State]:
+    """Token by token, as the equation is written."""
+    repeats = value.shape[2] // query.shape[2]
+
+    def token(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
+        q, k, v, g, real = inputs
+        q, k = jnp.repeat(q, repeats, axis=1), jnp.repeat(k, repeats, axis=1)
+        updated = jnp.exp(g)[:, :, None, None] * state + k[:, :, :, None] * v[:, :, None, :]
+        out = _dot("nhkv,nhk->nhv", updated, q)
+        real = real[:, None, None]
+        return jnp.where(real[..., None], updated, state), jnp.where(real, out, 0.0)
+
+    inputs = tuple(jnp.moveaxis(x, 1, 0) for x in (query, key, value, log_decay, valid))
+    state = jnp.where(fresh[:, None, None, None], 0.0, state)
+    state, out = lax.scan(token, state, inputs)
+    return jnp.moveaxis(out, 0, 1), state
+
+
+def ssd_chunked(
+    query: Keys,
+    key: Keys,
+    value: Values,
+    log_decay: Gates,
+    state: State,
+    valid: Valid,
+    fresh: Fresh,
+    chunk: int = CHUNK,
+) -> tuple[Values, State]:
+    """Chunks of tokens at a time (arXiv:2405.21060, section 6).
+
+    Inside a chunk with G = cumsum(g), token i reads token j <= i with the score C_i . B_j exp(G_i - G_j); only the
+    state between chunks is sequential.
+
+    Args:
+        chunk: tokens per chunk; the last chunk is filled up with tokens that are not real.
+    """
+    lanes, tokens, heads, size = value.shape
+    groups = query.shape[2]
+    chunk = min(chunk, tokens)
+    count = -(-tokens // chunk)
+
+    def split(x: Array, per_group: tuple[int, ...]) -> Array:
+        """[lane, token, head or group, ..] -> [chunk, lane, group, (head of the group,) token of the chunk, ..]."""
+        x = jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, 0.0)
+        x = jnp.pad(x, [(0, 0), (0, count * chunk - tokens)] + [(0, 0)] * (x.ndim - 2))
+        x = x.reshape((lanes, count, chunk, groups, *per_group, *x.shape[3:]))
+        return jnp.moveaxis(jnp.moveaxis(x, 1, 0), 2, 3 + len(per_group))
+
+    q, k = split(query, ()), split(key, ())
+    v, g = split(value, (heads // groups,)), split(log_decay, (heads // groups,))
+    total = jnp.cumsum(g, axis=-1)
+    lower = jnp.tril(jnp.ones((chunk, chunk), bool))[None, None, None, None]
+    mask = jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
+    scores = _dot("cngik,cngjk->cngij", q, k)[:, :, :, None] * mask
+    end = total[..., -1:]
+    active = jnp.any(valid, axis=1)[:, None, None, None]
+
+    def by_head(x: Array) -> Array:
+        """[chunk, lane, group, head of the group, ..] -> [chunk, lane, head, ..]"""
+        return x.reshape((count, lanes, heads, *x.shape[4:]))
+
+    def advance(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
+        q, k, v_out, scores, v, reads, decay = inputs
+        q, k = (jnp.repeat(x, heads // groups, axis=1) for x in (q, k))
+        read = _dot("nhik,nhkv->nhiv", q, state)
+        # XLA orders a read of the state before the write only where the write is computed from it, and copies the state
+        # otherwise; a state that is NaN stays so either way.
+        v_out = jnp.where(jnp.isnan(read), read, v_out)
+        updated = decay[..., None] * state + _dot("nhik,nhiv->nhkv", k, v_out)
+        return jnp.where(active, updated, state), reads * read + _dot("nhij,nhjv->nhiv", scores, v)
+
+    inputs = (v * jnp.exp(end - total)[..., None], scores, v, jnp.exp(total)[..., None], jnp.exp(end))
+    state = jnp.where(fresh[:, None, None, None], 0.0, state)
+    updated, out = lax.scan(advance, state, (q, k, *map(by_head, inputs)))
+    out = jnp.moveaxis(jnp.moveaxis(out, 3, 2), 0, 1).reshape((lanes, count * chunk, heads, size))[:, :tokens]
+    return jnp.where(valid[:, :, None, None], out, 0.0), updated

@@ -1,0 +1,202 @@
+"""config.json of the families with Mamba2 layers: published models, both spellings of fields, and what is refused."""
+
+import collections
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from tiny_variants import variant
+
+from models import DecoderConfig, family_of
+from models.attention import AttentionConfig
+from models.config import ConfigError
+from models.mamba2 import Mamba2Config
+from models.mlp import MlpConfig
+from models.moe import MoeConfig
+from models.parallel import ParallelConfig
+from models.rope import Rope
+
+# As published by NVIDIA, without the fields that set no number here.
+NANO: dict[str, Any] = {
+    "model_type": "nemotron_h",
+    "vocab_size": 131072,
+    "hidden_size": 2688,
+    "num_hidden_layers": 52,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "max_position_embeddings": 262144,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "intermediate_size": 1856,
+    "ssm_state_size": 128,
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "time_step_limit": [0.0, math.inf],
+    "time_step_min": 0.001,
+    "layer_norm_epsilon": 1e-5,
+    "norm_eps": 1e-5,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "rope_theta": 10000,
+    "partial_rotary_factor": 1.0,
+    "sliding_window": None,
+    "mlp_hidden_act": "relu2",
+}
+# Its layers in another order, as many of each kind.
+SUPER = NANO | {
+    "hidden_size": 4096,
+    "num_hidden_layers": 88,
+    "hybrid_override_pattern": "MEMEMEMEME*" * 8,
+    "mamba_num_heads": 128,
+    "n_routed_experts": 512,
+    "num_experts_per_tok": 22,
+    "moe_intermediate_size": 2688,
+    "moe_shared_expert_intermediate_size": 5376,
+    "moe_latent_size": 1024,
+    "routed_scaling_factor": 5.0,
+    "num_nextn_predict_layers": 1,
+    "mtp_hybrid_override_pattern": "*E",
+}
+
+
+def read(config: dict[str, Any]) -> DecoderConfig:
+    return family_of(config).read_config(config)
+
+
+def tiny(name: str) -> dict[str, Any]:
+    return {"model_type": variant(name).family, **variant(name).text}
+
+
+def state_bytes(config: DecoderConfig, context: int) -> int:
+    """Bytes of the state of one lane; every kind of layer is built once, without its arrays."""
+
+    def of(layer: Any) -> int:
+        module = nnx.eval_shape(lambda: layer.build(config.hidden_size, nnx.Rngs(0)))
+        leaves = jax.tree.leaves(jax.eval_shape(lambda: module.init_state(1, context, jnp.bfloat16)))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+    counts = collections.Counter(layer for branches in config.layers for layer in branches)
+    return sum(count * of(layer) for layer, count in counts.items())
+
+
+@pytest.mark.parametrize(
+    ("published", "layers", "channels", "sequence", "token"),
+    [(NANO, (23, 6, 23), 6144, 49_082_368, 6_144), (SUPER, (40, 8, 40), 10240, 170_229_760, 8_192)],
+    ids=["Nemotron-3-Nano", "Nemotron-3-Super"],
+)
+def test_state_of_published_models(
+    published: dict[str, Any], layers: tuple[int, int, int], channels: int, sequence: int, token: int
+) -> None:
+    config = read(published)
+    assert config.unknown_keys == ()
+    mixers = [mixer for (mixer,) in config.layers]
+    assert tuple(sum(isinstance(m, t) for m in mixers) for t in (Mamba2Config, AttentionConfig, MoeConfig)) == layers
+    assert {m.channels for m in mixers if isinstance(m, Mamba2Config)} == {channels}
+    assert {(m.rope, m.scale) for m in mixers if isinstance(m, AttentionConfig)} == {(None, None)}
+    (moe,) = {m for m in mixers if isinstance(m, MoeConfig)}
+    assert moe.latent == published.get("moe_latent_size") and moe.activation == "relu2" and not moe.shared_gate
+    assert (moe.router.scores, moe.router.bias, moe.router.epsilon) == ("sigmoid", True, 1e-20)
+    caches = state_bytes(config, 1024) - state_bytes(config, 512)
+    assert caches == 512 * token
+    assert state_bytes(config, 512) - caches == sequence
+
+
+def test_spellings_of_the_layers_of_nemotron() -> None:
+    kinds = ["mamba", "mlp", "attention", "moe"]
+    lists = {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
+        "layer_types": kinds,
+    }
+    base = NANO | {"hybrid_override_pattern": "M-*E", "num_hidden_layers": 4}
+    want = read(base).layers
+    assert [type(mixer) for (mixer,) in want] == [Mamba2Config, MlpConfig, AttentionConfig, MoeConfig]
+    del base["hybrid_override_pattern"]
+    for name, value in lists.items():
+        assert read(base | {name: value}).layers == want
+
+
+@pytest.mark.parametrize("infinity", [math.inf, {"__float__": "Infinity"}])
+def test_limits_of_the_time_step(infinity: Any) -> None:
+    config = tiny("mamba2_base") | {"time_step_limit": [0.01, infinity]}
+    assert read(config).layers[0][0].step_limits == (0.01, math.inf)  # type: ignore[attr-defined]
+
+
+def test_granite_scales_what_its_config_names() -> None:
+    config = read(tiny("granite_experts"))
+    assert (config.embedding_multiplier, config.residual_multiplier) == (2.0, 0.7)
+    assert config.logits_multiplier == pytest.approx(1 / 1.5)
+    attention = config.layers[1][0]
+    assert isinstance(attention, AttentionConfig) and attention.scale == 0.25 and attention.rope is None
+    rotated = read(tiny("granite_experts") | {"position_embedding_type": "rope"}).layers[1][0]
+    assert isinstance(rotated, AttentionConfig) and rotated.rope == Rope(16, 1e4)
+
+
+def test_bamba_rotates_half_of_a_head() -> None:
+    attention = read(tiny("bamba_base")).layers[1][0]
+    assert isinstance(attention, AttentionConfig) and attention.rope == Rope(8, 1e4)
+
+
+def test_factors_of_falcon_move_to_outputs_and_scores() -> None:
+    both, mlp = read(tiny("falcon_base")).layers[0]
+    assert isinstance(both, ParallelConfig)
+    mixer, attention = both.layers
+    assert isinstance(mixer, Mamba2Config) and isinstance(attention, AttentionConfig)
+    assert mixer.multipliers == pytest.approx((0.84, 1.08, 1.32, 1.56, 0.96)) and mixer.norm == "none"
+    assert attention.scale == pytest.approx(1.3**2 * 0.8 / 4)
+    assert both.multipliers == pytest.approx((0.7, 1.3 * 0.9))
+    assert mlp == MlpConfig(96, gate_multiplier=0.8, out_multiplier=0.6)
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "message"),
+    [
+        ("mamba2_base", {"n_groups": 3}, r"n_groups: expected a divisor of num_heads \(8\), found 3"),
+        ("mamba2_base", {"head_dim": 15}, "num_heads: expected as many heads of size 15 as make the inner width 128"),
+        ("mamba2_base", {"time_step_limit": [0.5, 0.1]}, "time_step_limit: expected two numbers"),
+        ("mamba2_base", {"time_step_limit": [0.0, "Infinity"]}, "time_step_limit: expected two numbers"),
+        ("mamba2_base", {"use_bias": True}, "use_bias: expected one of False"),
+        ("mamba2_base", {"hidden_act": "gelu"}, "hidden_act: expected one of 'silu'"),
+        ("nemotron_dense", {"layers_block_type": ["mamba", "rwkv"]}, "layers_block_type: expected letters M"),
+        ("nemotron_dense", {"num_hidden_layers": 4}, r"num_hidden_layers: expected the number of layers in .* \(3\)"),
+        ("nemotron_dense", {"mlp_hidden_act": "silu"}, "mlp_hidden_act: expected one of 'relu2'"),
+        ("nemotron_dense", {"sliding_window": 128}, "sliding_window: expected one of None"),
+        ("nemotron_experts", {"n_group": 3}, r"n_group: expected a divisor of n_routed_experts \(8\)"),
+        ("nemotron_experts", {"n_group": 8}, "n_group: expected a divisor .* that leaves two experts"),
+        ("nemotron_experts", {"topk_group": 5}, r"topk_group: expected at most n_group \(4\)"),
+        ("nemotron_experts", {"num_experts_per_tok": 5}, "num_experts_per_tok: expected at most the 4 experts"),
+        ("nemotron_experts", {"n_shared_experts": 2}, "n_shared_experts: expected one of 1"),
+        ("granite_experts", {"num_experts_per_tok": 9}, "num_experts_per_tok: expected at least 1 and at most"),
+        ("granite_experts", {"position_embedding_type": "alibi"}, "position_embedding_type: expected one of None"),
+        ("granite_experts", {"mamba_n_heads": 7}, "mamba_n_heads: expected as many heads"),
+        ("granite_experts", {"attention_bias": True}, "attention_bias: expected one of False"),
+        ("bamba_base", {"attn_layer_indices": [2]}, "attn_layer_indices: expected indices of the 2 layers"),
+        ("bamba_base", {"attn_rotary_emb": 16}, "attn_rotary_emb: expected one of 8"),
+        ("falcon_base", {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers: expected a list of 5 numbers"),
+        ("falcon_base", {"mlp_multipliers": [1.0, math.inf]}, "mlp_multipliers: expected a list of 2 numbers"),
+        ("falcon_base", {"projectors_bias": True}, "projectors_bias: expected one of False"),
+    ],
+)
+def test_what_is_not_implemented_is_refused(base: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tiny(base) | change)
+
+
+def test_older_mamba2_checkpoints_name_the_embedding_in_the_singular() -> None:
+    config = tiny("mamba2_base")
+    (embedding,) = [w for w in family_of(config).weights(read(config)) if w.path == ("embed_tokens",)]
+    assert [list(option.shapes) for option in embedding.options] == [
+        ["backbone.embeddings.weight"],
+        ["backbone.embedding.weight"],
+    ]

@@ -1,0 +1,143 @@
+"""A float64 forward of Mamba2 layers, and of Bamba and Falcon-H1 whole, in NumPy: slow, obvious, one sequence.
+
+Written from the equations of arXiv:2405.21060 and, where a family departs from them, from what its transformers module
+does. It shares no code with `models` or `hybridlm`.
+"""
+
+import json
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from float64_reference import Tensors, read_safetensors, rms_norm, rotate, silu, softmax, swiglu
+
+FAMILIES = ("bamba", "falcon_h1")
+"""The families whose checkpoints `Float64MambaModel` reads."""
+
+
+class Mamba2Output(NamedTuple):
+    """`hidden` [T, H]; `conv` [K-1, C], the last inputs of the convolution; `recurrent` [heads, state, size]."""
+
+    hidden: np.ndarray
+    conv: np.ndarray
+    recurrent: np.ndarray
+
+
+def mamba2(
+    x: np.ndarray,
+    weights: Tensors,
+    groups: int,
+    size: int,
+    eps: float,
+    limits: tuple[float, float] = (0.0, math.inf),
+    norm: str = "gated",
+    multipliers: Sequence[float] = (1.0,) * 5,
+) -> Mamba2Output:
+    """One Mamba2 mixer on the normalised x [T, H], token by token from the zero state.
+
+    Args:
+        weights: as named below `mamba.` or `mixer.`.
+        groups, size: groups of heads; size of a head.
+        eps: of the gated norm, over each group of channels.
+        limits: least and greatest time step.
+        norm: "gated" (of what the gate leaves), "normed" (gated after the norm) or "none".
+        multipliers: factors on z, x, B, C and dt.
+    """
+    tokens, heads, taps = len(x), len(weights["A_log"]), weights["conv1d.weight"].shape[-1]
+    inner = heads * size
+    state_size = (len(weights["conv1d.weight"]) - inner) // (2 * groups)
+    parts = [inner, inner, groups * state_size, groups * state_size, heads]
+    projected = x @ weights["in_proj.weight"].T * np.repeat(multipliers, parts)
+    z, mixed, step = np.split(projected, [inner, len(projected[0]) - heads], axis=-1)
+    padded = np.concatenate([np.zeros((taps - 1, mixed.shape[1])), mixed])
+    kernel = weights["conv1d.weight"][:, 0]
+    mixed = np.sum([padded[tap : tap + tokens] * kernel[:, tap] for tap in range(taps)], axis=0)
+    mixed = silu(mixed + weights.get("conv1d.bias", 0.0))
+    value, b, c = np.split(mixed, np.cumsum(parts[1:3]), axis=-1)
+    value = value.reshape(tokens, heads, size)
+    b, c = (part.reshape(tokens, groups, state_size) for part in (b, c))
+    step = np.clip(np.logaddexp(0.0, step + weights["dt_bias"]), *limits)
+
+    state, y = np.zeros((heads, state_size, size)), np.zeros((tokens, heads, size))
+    for t in range(tokens):
+        for head in range(heads):
+            group = head * groups // heads
+            decay = math.exp(-math.exp(weights["A_log"][head]) * step[t, head])
+            state[head] = decay * state[head] + step[t, head] * np.outer(b[t, group], value[t, head])
+            y[t, head] = c[t, group] @ state[head] + weights["D"][head] * value[t, head]
+    y = y.reshape(tokens, inner)
+    if norm != "normed":
+        y = y * silu(z)
+    if norm != "none":
+        grouped = y.reshape(tokens, groups, inner // groups)
+        y = rms_norm(grouped, weights["norm.weight"].reshape(groups, -1), eps).reshape(tokens, inner)
+    if norm == "normed":
+        y = y * silu(z)
+    return Mamba2Output(y @ weights["out_proj.weight"].T, padded[tokens:], state)
+
+
+def attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any], rotary: int) -> np.ndarray:
+    """Causal attention with grouped queries and rotary positions on the normalised x [T, H]."""
+    tokens, heads, kv_heads = len(x), config["num_attention_heads"], config["num_key_value_heads"]
+    size = len(weights["q_proj.weight"]) // heads
+    q, k, v = (x @ weights[f"{part}_proj.weight"].T for part in ("q", "k", "v"))
+    q, k, v = q.reshape(tokens, heads, size), k.reshape(tokens, kv_heads, size), v.reshape(tokens, kv_heads, size)
+    theta = config["rope_parameters"]["rope_theta"]
+    q, k = rotate(q, rotary, theta), rotate(k * config.get("key_multiplier", 1.0), rotary, theta)
+    out, future = np.zeros((tokens, heads, size)), np.triu(np.ones((tokens, tokens), dtype=bool), 1)
+    for head in range(heads):
+        source = head * kv_heads // heads
+        scores = np.where(future, -np.inf, q[:, head] @ k[:, source].T / math.sqrt(size))
+        out[:, head] = softmax(scores) @ v[:, source]
+    return out.reshape(tokens, -1) @ weights["o_proj.weight"].T
+
+
+class Float64MambaModel:
+    """A checkpoint directory of one of `FAMILIES` in float64."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+        self.tensors: dict[str, np.ndarray] = {}
+        for file in sorted(directory.glob("*.safetensors")):
+            self.tensors |= read_safetensors(file)
+
+    def below(self, prefix: str) -> dict[str, np.ndarray]:
+        """The tensors whose names begin with `prefix.`, without it."""
+        start = len(prefix) + 1
+        return {name[start:]: value for name, value in self.tensors.items() if name.startswith(prefix + ".")}
+
+    def mixed(self, x: np.ndarray, layer: str) -> np.ndarray:
+        """What the mixers of a layer add: one of them in Bamba, both in Falcon-H1, each with its factors."""
+        c, total = self.config, np.zeros_like(x)
+        if weights := self.below(f"{layer}.mamba"):
+            normed = "normed" if c.get("mamba_norm_before_gate", False) else "gated"
+            norm = normed if c.get("mamba_rms_norm", True) else "none"
+            inputs = x * c.get("ssm_in_multiplier", 1.0)
+            size = len(weights["out_proj.weight"][0]) // c["mamba_n_heads"]
+            factors = c.get("ssm_multipliers", [1.0] * 5)
+            out = mamba2(inputs, weights, c["mamba_n_groups"], size, c["rms_norm_eps"], norm=norm, multipliers=factors)
+            total = total + out.hidden * c.get("ssm_out_multiplier", 1.0)
+        if weights := self.below(f"{layer}.self_attn"):
+            inputs = x * c.get("attention_in_multiplier", 1.0)
+            size = len(weights["q_proj.weight"]) // c["num_attention_heads"]
+            rotary = size // 2 if c["model_type"] == "bamba" else size
+            total = total + attention(inputs, weights, c, rotary) * c.get("attention_out_multiplier", 1.0)
+        return total
+
+    def forward(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits of every position, [T, V]."""
+        c, table, eps = self.config, self.tensors["model.embed_tokens.weight"], self.config["rms_norm_eps"]
+        gate_factor, down_factor = c.get("mlp_multipliers", [1.0, 1.0])
+        x = table[np.asarray(tokens)] * c.get("embedding_multiplier", 1.0)
+        for index in range(c["num_hidden_layers"]):
+            layer = f"model.layers.{index}"
+            x = x + self.mixed(rms_norm(x, self.tensors[f"{layer}.input_layernorm.weight"], eps), layer)
+            inputs = rms_norm(x, self.tensors[f"{layer}.pre_ff_layernorm.weight"], eps)
+            mlp = self.below(f"{layer}.feed_forward")
+            gate, up, down = (mlp[f"{part}_proj.weight"] for part in ("gate", "up", "down"))
+            x = x + swiglu(inputs, gate * gate_factor, up, down) * down_factor
+        head = table if c["tie_word_embeddings"] else self.tensors["lm_head.weight"]
+        final = rms_norm(x, self.tensors["model.final_layernorm.weight"], eps)
+        return final @ head.T * c.get("lm_head_multiplier", 1.0)

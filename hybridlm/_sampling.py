@@ -4,6 +4,7 @@ The key of a draw is (seed, index of the request, position of the token); nothin
 same tokens whatever its batch-mates, its lane and the number of lanes are.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -42,12 +43,24 @@ class Sampling(NamedTuple):
 def most_likely(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
     """The first index of each row's maximum; `vocab` where a row holds NaN, which no token id is.
 
-    A maximum and a minimum are several times faster on a CPU than one argmax.
+    The maximum of groups of tokens, then the first group that has it, then its first token: the logits are read once.
     """
-    vocab = logits.shape[1]
-    top = jnp.max(logits, axis=1, keepdims=True)
-    ids = jnp.arange(vocab, dtype=jnp.int32)[None]
-    return jnp.min(jnp.where(logits == top, ids, jnp.int32(vocab)), axis=1)
+    rows, vocab = logits.shape
+    size = math.gcd(vocab, 128)
+    count = vocab // size
+    groups = logits.reshape((rows, count, size))
+    highest = jnp.max(groups, axis=2)
+    top = jnp.max(highest, axis=1, keepdims=True)
+    first = _first(highest == top)
+    inside = jnp.where(first < count, first, 0)
+    group = jnp.take_along_axis(groups, inside[:, None, None], axis=1, mode="fill")[:, 0]
+    return jnp.where(first < count, inside * size + _first(group == top), jnp.int32(vocab))
+
+
+def _first(found: Bool[Array, "row place"]) -> Int32[Array, "row"]:
+    """The first true place of each row, or how many there are."""
+    places = jnp.arange(found.shape[1], dtype=jnp.int32)[None]
+    return jnp.min(jnp.where(found, places, jnp.int32(found.shape[1])), axis=1)
 
 
 def _draw_lane(logits: Array, sampling: Sampling, position: Array) -> Array:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from models.activations import silu
+from models.activations import silu, silu_gated
 from models.delta_rule import delta_rule
 from models.initial import matrix
 from models.linear import linear
@@ -115,7 +115,7 @@ class GatedDeltaNet(nnx.Module):
         out, recurrent = delta_rule(q, k, v, decay, beta, state.recurrent, info.valid, info.fresh)
 
         z = linear(x, self.in_proj_z[...]).reshape(out.shape)
-        gated = rms_norm(out, self.norm[...], c.eps) * silu(z)
+        gated = silu_gated(z, rms_norm(out, self.norm[...], c.eps))
         return linear(gated.reshape((lanes, tokens, c.value_width)), self.out_proj[...]), GatedDeltaNetState(
             conv, recurrent
         )

@@ -25,11 +25,21 @@ def kv_blocks(positions: int) -> int:
     return -(-positions // KV_BLOCK)
 
 
+def cache_blocks(context: int) -> int:
+    """Blocks of a cache for `context` positions."""
+    # Of a cache that is one block XLA takes the block for the cache, computes a write of one row of it once for the
+    # result and once more for the block, and copies the cache for each.
+    return max(kv_blocks(context), 2)
+
+
 class KVCache(NamedTuple):
-    """Keys and values of one attention layer for N lanes, cache dtype, a whole number of blocks long."""
+    """Keys and values of one attention layer for N lanes, cache dtype, a whole number of blocks long.
+
+    `value` is None where the values are the first entries of the keys.
+    """
 
     key: KeyCache
-    value: ValueCache
+    value: ValueCache | None
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,9 @@ class AttentionConfig:
         return Attention(self, hidden, rngs)
 
 
-def append(cache: KVCache, key: Array, value: Array, positions: Int32[Array, "lane token"], valid: Array) -> KVCache:
+def append(
+    cache: KVCache, key: Array, value: Array | None, positions: Int32[Array, "lane token"], valid: Array
+) -> KVCache:
     """Write the keys and values `[lane, token, kv_head, size]` of real tokens at their positions.
 
     Tokens that are not real go to a position past the end, which is the one case that is dropped: the host admits no
@@ -80,7 +92,8 @@ def append(cache: KVCache, key: Array, value: Array, positions: Int32[Array, "la
         )
 
     write = jax.vmap(lane)
-    return KVCache(write(cache.key, where, key), write(cache.value, where, value))
+    kept = None if value is None or cache.value is None else write(cache.value, where, value)
+    return KVCache(write(cache.key, where, key), kept)
 
 
 def attend(
@@ -89,6 +102,7 @@ def attend(
     positions: Int32[Array, "lane token"],
     valid: Array,
     blocks: Int32[Array, ""] | int,
+    value_size: int | None = None,
 ) -> Float32[Array, "lane token head value"]:
     """Softmax attention of scaled queries over the first `blocks` blocks of the cache.
 
@@ -96,12 +110,21 @@ def attend(
     influence. The softmax is accumulated block by block (arXiv:1805.02867), so visiting more blocks than a lane needs
     changes none of its bits.
 
+    Args:
+        query: scaled queries.
+        cache: keys and values.
+        positions: of the queries.
+        valid: which tokens are real.
+        blocks: blocks to visit.
+        value_size: how many entries of a key are its value, where the cache holds no values.
+
     Returns:
         Attention output, zero at tokens that are not real.
     """
     lanes, tokens, heads, size = query.shape
     kv_heads, groups = cache.key.shape[1], query.shape[2] // cache.key.shape[1]
-    value_size = cache.value.shape[3]
+    value_size = cache.value.shape[3] if cache.value is not None else value_size
+    assert value_size is not None
     q = jnp.moveaxis(query, 1, 2).reshape((lanes, kv_heads, groups * tokens, size))
     limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))[:, None, :, None]
     last = jnp.max(limit, axis=2, keepdims=True)
@@ -110,7 +133,10 @@ def attend(
         top, total, out = carry
         start = index * KV_BLOCK
         k = lax.dynamic_slice_in_dim(cache.key, start, KV_BLOCK, axis=2).astype(jnp.float32)
-        v = lax.dynamic_slice_in_dim(cache.value, start, KV_BLOCK, axis=2).astype(jnp.float32)
+        if cache.value is None:
+            v = k[..., :value_size]
+        else:
+            v = lax.dynamic_slice_in_dim(cache.value, start, KV_BLOCK, axis=2).astype(jnp.float32)
         at = start + jnp.arange(KV_BLOCK, dtype=jnp.int32)
         v = jnp.where(at[None, None, :, None] <= last, v, 0.0)
         scores = jnp.einsum("nhqd,nhkd->nhqk", q, k, precision=lax.Precision.HIGHEST)
@@ -143,10 +169,7 @@ class Attention(nnx.Module):
 
     def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> KVCache:
         """An empty cache for `context` positions, rounded up to whole blocks."""
-        # Of a cache that is one block XLA takes the block for the cache, computes a write of one row of it once for the
-        # result and once more for the block, and copies the cache for each.
-        blocks = max(kv_blocks(context), 2)
-        shape = (lanes, self.config.kv_heads, blocks * KV_BLOCK, self.config.head_dim)
+        shape = (lanes, self.config.kv_heads, cache_blocks(context) * KV_BLOCK, self.config.head_dim)
         return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:

@@ -39,7 +39,9 @@ def read_decoder_config(
         family=reader.family,
         vocab_size=reader.integer("vocab_size"),
         hidden_size=reader.integer("hidden_size"),
-        max_position_embeddings=reader.integer("max_position_embeddings", 32768),
+        max_position_embeddings=reader.integer(
+            "model_max_length" if "model_max_length" in reader else "max_position_embeddings", 32768
+        ),
         layers=layers,
         eps=eps,
         norm_offset=0.0,

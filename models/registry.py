@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from models.bailing_hybrid import BAILING_HYBRID
 from models.bamba import BAMBA, FALCON_H1
 from models.family import Family
 from models.granite_hybrid import GRANITE_HYBRID
+from models.kimi_linear import KIMI_LINEAR
 from models.lfm2 import LFM2, LFM2_MOE
 from models.nemotron_h import NEMOTRON_H
 from models.pure_mamba2 import MAMBA2
@@ -19,6 +21,8 @@ FAMILIES = (
     QWEN3_5_MOE,
     LFM2,
     LFM2_MOE,
+    KIMI_LINEAR,
+    BAILING_HYBRID,
     MAMBA2,
     NEMOTRON_H,
     GRANITE_HYBRID,

@@ -52,6 +52,11 @@ def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> Source:
     return Source({name: shape}, lambda read: read(name)[index])
 
 
+def joined(shapes: Mapping[str, tuple[int, ...]]) -> Source:
+    """The rows of several tensors, one tensor after another."""
+    return Source(shapes, lambda read: np.concatenate([read(name) for name in shapes]))
+
+
 def stacked(names: Sequence[Sequence[str]], shape: tuple[int, ...]) -> Source:
     """`[expert, out, in]` from one matrix per expert, or from several that are concatenated along `out`.
 

@@ -30,6 +30,8 @@ TWO_LAYERS = ("dense", "next_old_fields")
 FAMILIES = (
     "lfm2_base",
     "lfm2_moe_base",
+    "kimi_base",
+    "ling_base",
     "mamba2_base",
     "nemotron_latent",
     "granite_experts",

@@ -20,6 +20,8 @@ MODELS = [
         for name in (
             "lfm2_base",
             "lfm2_moe_base",
+            "kimi_base",
+            "ling_base",
             "mamba2_base",
             "nemotron_latent",
             "granite_experts",

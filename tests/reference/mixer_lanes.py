@@ -56,13 +56,15 @@ def check_lengths(
     state = jax.tree.map(
         lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), mixer.init_state(len(counts), context, jnp.float32)
     )
-    for leaf in state:
+    for leaf in jax.tree.leaves(state):
         leaf[(positions == 0) & (counts > 0)] = np.nan
     out, new = jax.device_get(run(mixer, x, counts, positions, state, blocks))
     want_out, want = jax.device_get(by_tokens(mixer, x, counts, positions, state, blocks))
     for lane, length in enumerate(counts):
         np.testing.assert_allclose(out[lane, :length], want_out[lane, :length], atol=atol)
-        for field, found, expected in zip(new._fields, new, want, strict=True):
-            np.testing.assert_allclose(found[lane], expected[lane], atol=state_atol[field], err_msg=field)
-    for found, before in zip(new, state, strict=True):
+        for field, tolerance in state_atol.items():
+            found, expected = getattr(new, field), getattr(want, field)
+            np.testing.assert_allclose(found[lane], expected[lane], atol=tolerance, err_msg=field)
+    assert len(state_atol) == len(jax.tree.leaves(new))
+    for found, before in zip(jax.tree.leaves(new), jax.tree.leaves(state), strict=True):
         assert found[-1].tobytes() == before[-1].tobytes()

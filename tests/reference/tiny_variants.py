@@ -253,7 +253,105 @@ LFM = (
 
 MAMBA = tuple(Variant(name, **fields) for name, fields in MAMBA_VARIANTS.items())
 
-VARIANTS = QWEN + LFM + MAMBA
+LATENT = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "qk_nope_head_dim": 12,
+}
+KIMI_BASE = (
+    SMALL
+    | LATENT
+    | {
+        "moe_intermediate_size": 32,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_head_dim": 16,
+        "linear_num_heads": 4,
+    }
+)
+KIMI = (
+    Variant("kimi_base", "kimi_linear", KIMI_BASE),
+    Variant(
+        "kimi_published",
+        "kimi_linear",
+        KIMI_BASE
+        | {
+            "linear_head_dim": 12,
+            "linear_num_heads": 3,
+            "linear_conv_kernel_dim": 3,
+            "num_local_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "norm_topk_prob": False,
+            "v_head_dim": 20,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+        rewritten={
+            "layer_types": None,
+            "linear_head_dim": None,
+            "linear_num_heads": None,
+            "linear_conv_kernel_dim": None,
+            "linear_attn_config": {
+                "kda_layers": [1, 3],
+                "full_attn_layers": [2],
+                "head_dim": 12,
+                "num_heads": 3,
+                "short_conv_kernel_size": 3,
+            },
+            "mla_use_nope": True,
+        },
+        shards=2,
+        stored="bfloat16",
+    ),
+)
+
+LING_BASE = (
+    SMALL
+    | LATENT
+    | {
+        "moe_intermediate_size": 32,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "first_k_dense_replace": 1,
+        "head_dim": 16,
+        "num_mtp_layers": 0,
+    }
+)
+LING = (
+    Variant("ling_base", "bailing_hybrid", LING_BASE),
+    Variant(
+        "ling_softplus",
+        "bailing_hybrid",
+        LING_BASE
+        | {
+            "head_dim": 12,
+            "kda_safe_gate": False,
+            "short_conv_kernel_size": 3,
+            "v_head_dim": 20,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+        },
+        fused_experts=True,
+        stored="bfloat16",
+    ),
+)
+
+VARIANTS = QWEN + LFM + MAMBA + KIMI + LING
 
 
 def shrunk(variant: Variant) -> Variant:
@@ -294,6 +392,8 @@ GOLDEN = tuple(
         "granite_experts",
         "bamba_base",
         "falcon_base",
+        "kimi_base",
+        "ling_base",
     )
 )
 

@@ -1,0 +1,104 @@
+"""Ling 3.0 (`bailing_hybrid`): Kimi Delta Attention with bounded decay, latent attention with positions and a gate."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.config import ConfigReader
+from models.decoder import DecoderConfig
+from models.decoder_fields import read_decoder_config
+from models.family import Family
+from models.kimi import (
+    delta_attention_weights,
+    latent_attention_weights,
+    read_feed_forward,
+    read_kinds,
+    read_latent_attention,
+)
+from models.kimi_delta_attention import KimiDeltaAttentionConfig
+from models.latent_attention import LatentAttentionConfig
+from models.layer_weights import mlp_weights, moe_weights
+from models.mlp import MlpConfig
+from models.moe import MoeConfig
+from models.rope import read_rope
+from models.weights import Weight, tensor
+
+# The size of a head follows from others; heads that predict several tokens ahead are skipped.
+UNUSED = ("qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers", "mtp_loss_scaling_factor")
+
+# transformers reads both names and saves the first.
+OUTPUTS = ("dense", "o_proj")
+
+
+def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
+    """`layer_types`, or attention as the last layer of every group of `layer_group_size`."""
+    group = reader.integer("layer_group_size", 6)
+    if "layer_types" in reader:
+        return read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
+    return ["linear_attention" if (i + 1) % group else "full_attention" for i in range(layers)]
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `bailing_hybrid`, as published or as transformers saves it."""
+    reader = ConfigReader("bailing_hybrid", config)
+    layers = reader.integer("num_hidden_layers")
+    eps = reader.number("rms_norm_eps", 1e-6)
+    bounded = reader.flag("kda_safe_gate", True)
+    lower_bound = reader.number("kda_lower_bound", -5.0, minimum=-float("inf"))
+    if lower_bound >= 0:
+        reader.fault("kda_lower_bound", "a negative number: the log-decay lies between it and zero")
+    size = reader.integer("linear_head_dim" if "linear_head_dim" in reader else "head_dim")
+    mixer = KimiDeltaAttentionConfig(
+        reader.integer("linear_num_heads" if "linear_num_heads" in reader else "num_attention_heads"),
+        size,
+        reader.integer("short_conv_kernel_size", 4, minimum=2),
+        eps,
+        bottleneck=None,
+        lower_bound=lower_bound if bounded else None,
+    )
+    reader.choice("partial_rotary_factor", [1, 1.0], 1)
+    reader.choice("rope_interleave", [True], True)
+    rope = read_rope(reader, reader.integer("qk_rope_head_dim"), 6e6, 1.0)
+    attention = read_latent_attention(reader, rope, head_gate=True)
+    types = read_layer_types(reader, layers)
+    feed_forward = read_feed_forward(reader, layers, dense=2)
+    reader.choice("hidden_act", ["silu"], "silu")
+    for name in ("head_dim", "linear_conv_kernel_dim", "pretraining_tp", *UNUSED):
+        reader.get(name)
+    return read_decoder_config(
+        reader,
+        layers=tuple(
+            (attention if kind == "full_attention" else mixer, forward)
+            for kind, forward in zip(types, feed_forward, strict=True)
+        ),
+        eps=eps,
+        tied=reader.choice("tie_word_embeddings", [False], False),
+    )
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """Every parameter of the decoder with the names of the published checkpoints."""
+    hidden, vocab = config.hidden_size, config.vocab_size
+    found = [
+        tensor(("embed_tokens",), "model.word_embeddings.weight", (vocab, hidden)),
+        tensor(("norm", "weight"), "model.norm.weight", (hidden,), float32=True),
+        tensor(("lm_head",), "lm_head.weight", (vocab, hidden)),
+    ]
+    for i, (mixer, forward) in enumerate(config.layers):
+        layer, at = f"model.layers.{i}", ("layers", i, "branches")
+        for j, norm in enumerate(("input_layernorm", "post_attention_layernorm")):
+            found.append(tensor((*at, j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True))
+        mixer_at, forward_at, name = (*at, 0, "inner"), (*at, 1, "inner"), f"{layer}.attention"
+        if isinstance(mixer, LatentAttentionConfig):
+            found += latent_attention_weights(mixer, hidden, mixer_at, name, OUTPUTS, interleaved=True)
+        elif isinstance(mixer, KimiDeltaAttentionConfig):
+            found += delta_attention_weights(mixer, hidden, mixer_at, name, (mixer.heads,), OUTPUTS)
+        if isinstance(forward, MoeConfig):
+            found += moe_weights(forward, hidden, forward_at, f"{layer}.mlp", bias="gate.expert_bias")
+        elif isinstance(forward, MlpConfig):
+            found += mlp_weights(forward.width, hidden, forward_at, f"{layer}.mlp")
+    return found
+
+
+BAILING_HYBRID = Family(
+    "bailing_hybrid", ("bailing_hybrid",), read_config, weights, (r"model\.mtp_layers\..*", r"mtp\..*"), ()
+)

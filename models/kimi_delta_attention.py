@@ -1,0 +1,133 @@
+"""Kimi Delta Attention (arXiv:2510.26692): a gated delta rule whose decay is per channel of the key.
+
+It shares the recurrence with Gated DeltaNet, not the layer: queries, keys and values have as many heads as each other,
+the decay is projected to every channel, through a bottleneck or directly, and the output gate is a sigmoid.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from models.activations import silu
+from models.delta_rule import delta_rule
+from models.initial import matrix
+from models.linear import linear
+from models.norms import l2_norm, rms_norm
+from models.shapes import Activations, ConvState, LaneInfo, RecurrentState
+from models.short_conv import short_conv
+
+
+class KimiDeltaAttentionState(NamedTuple):
+    """State of one layer for N lanes.
+
+    Attributes:
+        conv: last K-1 inputs of the convolution, before its activation, channels [q | k | v]; cache dtype.
+        recurrent: S, float32.
+    """
+
+    conv: ConvState
+    recurrent: RecurrentState
+
+
+@dataclass(frozen=True)
+class KimiDeltaAttentionConfig:
+    """Sizes and gates of a layer.
+
+    Attributes:
+        heads, head_size: of queries, keys and values alike.
+        kernel: taps of the convolution.
+        eps: of the norm of the output.
+        bottleneck: width between the two matrices of the decay's and of the output gate's projection; None where each
+            is one matrix.
+        lower_bound: the log-decay is `lower_bound * sigmoid(exp(A_log) * f)`; None for `-exp(A_log) * softplus(f)`.
+    """
+
+    heads: int
+    head_size: int
+    kernel: int
+    eps: float
+    bottleneck: int | None
+    lower_bound: float | None = None
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: three times as many as the layer's output has."""
+        return 3 * self.width
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "KimiDeltaAttention":
+        return KimiDeltaAttention(self, hidden, rngs)
+
+
+class GateProjection(nnx.Module):
+    """From the residual stream to every channel of every head, through a bottleneck or directly."""
+
+    def __init__(self, width: int, bottleneck: int | None, hidden: int, rngs: nnx.Rngs):
+        self.down = None if bottleneck is None else matrix(rngs, bottleneck, hidden)
+        self.up = matrix(rngs, width, hidden if bottleneck is None else bottleneck)
+
+    def __call__(self, x: Activations) -> Array:
+        return linear(x if self.down is None else linear(x, self.down[...]), self.up[...])
+
+
+class KimiDeltaAttention(nnx.Module):
+    """x -> projections -> short convolution -> delta rule with a decay per channel -> gated norm -> projection."""
+
+    def __init__(self, config: KimiDeltaAttentionConfig, hidden: int, rngs: nnx.Rngs):
+        c = config
+        self.config = config
+        self.in_proj_qkv = matrix(rngs, c.channels, hidden)
+        self.conv1d = matrix(rngs, c.channels, 1, c.kernel)
+        self.decay = GateProjection(c.width, c.bottleneck, hidden, rngs)
+        self.in_proj_b = matrix(rngs, c.heads, hidden)
+        self.A_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (c.heads,), minval=0.5, maxval=4.0)))
+        self.dt_bias = nnx.Param(jnp.ones((c.width,), jnp.float32))
+        self.gate = GateProjection(c.width, c.bottleneck, hidden, rngs)
+        self.norm = nnx.Param(jnp.ones((c.head_size,), jnp.float32))
+        self.out_proj = matrix(rngs, hidden, c.width)
+
+    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> KimiDeltaAttentionState:
+        """Zero state of `lanes` lanes; its size does not depend on the context."""
+        c = self.config
+        return KimiDeltaAttentionState(
+            jnp.zeros((lanes, c.kernel - 1, c.channels), dtype),
+            jnp.zeros((lanes, c.heads, c.head_size, c.head_size), jnp.float32),
+        )
+
+    def log_decay(self, x: Activations) -> Array:
+        """g <= 0, float32 [lane, token, head, key]."""
+        c = self.config
+        f = (self.decay(x) + self.dt_bias[...][None, None]).reshape((*x.shape[:2], c.heads, c.head_size))
+        rate = jnp.exp(self.A_log[...])[None, None, :, None]
+        return -rate * jax.nn.softplus(f) if c.lower_bound is None else c.lower_bound * jax.nn.sigmoid(rate * f)
+
+    def __call__(
+        self, x: Activations, info: LaneInfo, state: KimiDeltaAttentionState
+    ) -> tuple[Activations, KimiDeltaAttentionState]:
+        """Mix the tokens of each lane, from zero state where its sequence begins.
+
+        Returns:
+            Outputs (zero at tokens that are not real) and the state after each lane's last real token.
+        """
+        c = self.config
+        conv = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
+        mixed, conv = short_conv(
+            linear(x, self.in_proj_qkv[...]), self.conv1d[...][:, 0].astype(jnp.float32), conv, info.lengths, info.valid
+        )
+        heads = (*x.shape[:2], c.heads, c.head_size)
+        q, k, v = (part.reshape(heads) for part in jnp.split(silu(mixed), 3, axis=-1))
+        q, k = l2_norm(q) * c.head_size**-0.5, l2_norm(k)
+        beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...]))
+        out, recurrent = delta_rule(q, k, v, self.log_decay(x), beta, state.recurrent, info.valid, info.fresh)
+        gated = rms_norm(out, self.norm[...], c.eps) * jax.nn.sigmoid(self.gate(x).reshape(heads))
+        return linear(gated.reshape((*x.shape[:2], c.width)), self.out_proj[...]), KimiDeltaAttentionState(
+            conv, recurrent
+        )

@@ -1,0 +1,93 @@
+"""config.json of Ling 3.0: both spellings of its fields, the layers that follow from them, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from models import DecoderConfig, family_of
+from models.config import ConfigError
+from models.kimi_delta_attention import KimiDeltaAttentionConfig
+from models.latent_attention import LatentAttentionConfig
+from models.mlp import MlpConfig
+from models.moe import MoeConfig
+from models.rope import Rope
+
+# The sizes that transformers gives as Ling-3.0-Flash's.
+PUBLISHED: dict[str, Any] = {
+    "model_type": "bailing_hybrid",
+    "vocab_size": 157184,
+    "hidden_size": 2560,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 42,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "num_experts": 512,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 2,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "rope_theta": 6000000,
+    "head_dim": 128,
+    "short_conv_kernel_size": 4,
+    "layer_group_size": 6,
+    "kda_safe_gate": True,
+    "kda_lower_bound": -5.0,
+    "num_nextn_predict_layers": 1,
+    "tie_word_embeddings": False,
+}
+
+
+def read(config: dict[str, Any]) -> DecoderConfig:
+    return family_of(config).read_config(config)
+
+
+def test_published_model() -> None:
+    config = read(PUBLISHED)
+    assert config.unknown_keys == ()
+    attention = [i for i, (mixer, _) in enumerate(config.layers) if isinstance(mixer, LatentAttentionConfig)]
+    assert attention == [5, 11, 17, 23, 29, 35, 41]
+    assert config.layers[5][0] == LatentAttentionConfig(32, 512, 64, 128, 128, Rope(64, 6e6), head_gate=True)
+    assert config.layers[0][0] == KimiDeltaAttentionConfig(32, 128, 4, 1e-6, None, -5.0)
+    assert [type(forward) for _, forward in config.layers] == [MlpConfig] * 2 + [MoeConfig] * 40
+    moe = config.layers[2][1]
+    assert isinstance(moe, MoeConfig) and (moe.router.groups, moe.router.groups_kept) == (8, 4)
+
+
+def test_as_transformers_saves_it() -> None:
+    """There `head_dim` is another size than in published files."""
+    saved = PUBLISHED | {"head_dim": 64, "linear_head_dim": 128, "linear_num_heads": 32, "qk_head_dim": 192}
+    assert read(saved).layers == read(PUBLISHED).layers
+
+
+def test_unbounded_decay() -> None:
+    mixer = read(PUBLISHED | {"kda_safe_gate": False}).layers[0][0]
+    assert isinstance(mixer, KimiDeltaAttentionConfig) and mixer.lower_bound is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kda_lower_bound": 0.0}, "kda_lower_bound: expected a negative number"),
+        ({"q_lora_rank": 64}, "q_lora_rank: expected one of None"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type: expected one of 'default'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected one of 1"),
+        ({"rope_interleave": False}, "rope_interleave: expected one of True"),
+        ({"score_function": "softmax"}, "score_function: expected one of 'sigmoid'"),
+        ({"topk_group": 9}, "topk_group: expected at most the 8 groups"),
+        ({"mlp_layer_types": ["dense"]}, "mlp_layer_types: expected a list of 42 items"),
+    ],
+)
+def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(PUBLISHED | change)
+    assert message in str(error.value)

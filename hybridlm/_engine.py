@@ -10,6 +10,7 @@ import numpy as np
 from hybridlm._batch import Batch, sampling_arrays
 from hybridlm._programs import CopyShape, Programs, Shape
 from hybridlm._rows import RowPool
+from hybridlm._sanitizing import Sanitized, Sanitizer
 from hybridlm._steps import Rows
 from ir_passes import CompiledStep, Slot
 from models import Decoder
@@ -36,6 +37,7 @@ class Engine:
         context: most tokens of a sequence.
         chunk: tokens of a prompt consumed by one step.
         cache_dtype: dtype of convolution and key/value state.
+        sanitizer: follows whose state each row holds; None runs the compiled steps as they are.
 
     Attributes:
         staging: rows in which prompts are consumed.
@@ -55,10 +57,11 @@ class Engine:
         context: int,
         chunk: int,
         cache_dtype: Any,
+        sanitizer: Sanitizer | None = None,
     ):
         self.lanes, self.context, self.chunk = lanes, context, chunk
         self.staging = min(lanes, STAGING)
-        self.params, self.programs = params, programs
+        self.params, self.programs, self.sanitizer = params, programs, sanitizer
         self.vocab_size = model.config.vocab_size
         self.stats = {
             "steps": 0, "row_copies": 0, "prompt_tokens": 0, "generated_tokens": 0, "scored_tokens": 0,
@@ -78,7 +81,8 @@ class Engine:
         """
         kept = self._kept.pop(use, None)
         if kept is not None and kept.size == size and kept.whole:
-            return RowPool(kept.take())
+            kept.vacate()
+            return kept
         del kept  # its memory goes before the new pool comes
         return RowPool(self.new_rows(size))
 
@@ -99,18 +103,26 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
-        program = self.program(shape)
         operands = jax.device_put((*batch, *operands))
-        outputs, rows = program(self.params, pool.take(), *operands)
+        if self.sanitizer is None:
+            program = self.program(shape)
+            outputs, rows = program(self.params, pool.take(), *operands)
+        else:
+            sanitized, given = self._sanitized(self.sanitizer, shape), operands[len(batch) :]
+            outputs, rows = self.sanitizer.run(sanitized, pool, self.params, batch, given, owners)
         pool.put(rows if self.after_step is None else self.after_step(rows, list(owners)))
         self.stats["steps"] += 1
         return outputs
 
     def copy(self, source: RowPool, read: Slot, target: RowPool, write: Slot) -> None:
         """Dispatch the copy of one row, in all its arrays, to another pool."""
-        program = self.program(CopyShape(source.size, target.size))
-        read_rows, write_rows = jax.device_put((source.owner.bind([read], 1), target.owner.bind([write], 1)))
-        (copied,) = program(target.take(), source.look(), read_rows, write_rows)
+        shape = CopyShape(source.size, target.size)
+        maps = jax.device_put((source.owner.bind([read], 1), target.owner.bind([write], 1)))
+        if self.sanitizer is None:
+            program = self.program(shape)
+            (copied,) = program(target.take(), source.look(), *maps)
+        else:
+            copied = self.sanitizer.copy(self._sanitized(self.sanitizer, shape), target, source, maps)
         target.put(copied)
         self.stats["row_copies"] += 1
 
@@ -121,6 +133,14 @@ class Engine:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`).
         """
         return self.programs.compiled(shape, lambda: self.example_arguments(shape))
+
+    def forget(self, owner: Any) -> None:
+        """A sequence or text has ended."""
+        if self.sanitizer is not None:
+            self.sanitizer.forget(owner)
+
+    def _sanitized(self, sanitizer: Sanitizer, shape: Shape | CopyShape) -> Sanitized:
+        return sanitizer.program(shape, *self.programs.step(shape), lambda: self.example_arguments(shape))
 
     def example_arguments(self, shape: Shape | CopyShape) -> tuple[Any, ...]:
         """Arguments like those that a program is called with, the rows by their types alone."""

@@ -16,6 +16,7 @@ from hybridlm._engine import Engine
 from hybridlm._lm import LM
 from hybridlm._programs import CERTIFY, Certify, Programs
 from hybridlm._progress import load_progress
+from hybridlm._sanitizing import Sanitizer
 from hybridlm._steps import flatten
 from hybridlm._tokenizer import Tokenizer
 from hybridlm.checkpoint import CheckpointDirectory, load_weights, open_directory, resolve
@@ -38,6 +39,7 @@ def load(
     chunk: int | None = None,
     progress: bool | None = None,
     certify: Certify = "error",
+    sanitize: bool = False,
 ) -> LM:
     """Load a checkpoint.
 
@@ -57,6 +59,9 @@ def load(
         certify: "error": a step that is not proved to keep its lanes apart, or whose compiled program fails its audit,
             raises IsolationError or AuditError when it is first needed, and is never run; "warn" warns and runs it;
             "off" runs every step as it is.
+        sanitize: for debugging: move a label (whose state, at which position, of which step) beside every row and check
+            it wherever a step computes with the row. A row that is not the lane's own raises SanitizerError. Steps are
+            proved, but neither audited nor run ahead, and are several times slower.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named.
@@ -83,7 +88,7 @@ def load(
     # On a CPU scattering into a narrow cache converts all of it to float32 and back in every step.
     cache_dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else dtype)
     programs = Programs(structure, certify, certificates)
-    engine = Engine(model, params, programs, lanes, context, chunk, cache_dtype)
+    engine = Engine(model, params, programs, lanes, context, chunk, cache_dtype, Sanitizer() if sanitize else None)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
     return LM(model, structure, named, engine, tokenizer, end, cache_dtype, directory.path)

@@ -27,8 +27,12 @@ class RowPool:
 
     def __init__(self, rows: Rows):
         self.size = int(rows.token.shape[0])
-        self.owner = SlotOwner(self.size, "state", null=False)
         self._rows: Rows | None = rows
+        self.vacate()
+
+    def vacate(self) -> None:
+        """Nobody holds a row any more; what rows contain stays, and means nothing."""
+        self.owner = SlotOwner(self.size, "state", null=False)
 
     def take(self) -> Rows:
         """The arrays, for a step that consumes them; until `put` the pool has none.

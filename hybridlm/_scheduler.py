@@ -74,6 +74,7 @@ class Scheduler:
         self.waiting = [entry for entry in self.waiting if entry[2] is not sequence]
         heapq.heapify(self.waiting)
         self._release(sequence)
+        self._engine.forget(sequence)
 
     def next(self) -> Flight | None:
         """Dispatch the next step; None where no sequence has anything left to compute."""

@@ -14,7 +14,7 @@ from hybridlm._rows import RowPool
 from hybridlm._steps import Scored
 
 
-@dataclass
+@dataclass(eq=False)
 class Scoring:
     """A text that owns a lane while it is scored.
 
@@ -117,4 +117,5 @@ def _dispatch(
         text.consumed += count
         if text.done:
             lanes[lane] = None
+            engine.forget(text)
     return outputs, parts

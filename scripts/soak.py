@@ -1,0 +1,151 @@
+"""A long run of random traffic through sessions, every completion compared with its solo run.
+
+    python scripts/soak.py [--minutes 60] [--model DIRECTORY] [--lanes 8] [--seed 0]
+
+Requests of random lengths, limits, stops and priorities join at random steps; some are cancelled, and the rows of those
+that decode are moved to pools of other sizes. A tenth of the sessions runs with the sanitizer. A completion must be the
+request's solo run token by token, except where the two best logits of the solo run are closer than 5e-3 at the first
+token that differs: steps of other shapes round differently. The exit status is 1 if one is not.
+"""
+
+import argparse
+import random
+import resource
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import hybridlm
+from hybridlm import demo
+
+NEAR_TIE = 5e-3
+LIBRARY = 48
+"""Different requests; each is run alone once."""
+
+
+class Soak:
+    """The models, the requests with their solo runs, and what has been seen."""
+
+    def __init__(self, model: Path, lanes: int, seed: int):
+        settings: dict[str, Any] = {"lanes": lanes, "context": 256, "chunk": 16, "dtype": "float32"}
+        self.lm = hybridlm.load(model, **settings)
+        self.sanitized = hybridlm.load(model, sanitize=True, **settings)
+        self.random = random.Random(seed)
+        self.seen: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.requests = [self._request() for _ in range(LIBRARY)]
+        self.alone = [self.lm.generate([prompt], **settings)[0] for prompt, settings in self.requests]
+
+    def _request(self) -> tuple[list[int], dict[str, Any]]:
+        draw = self.random
+        prompt = [draw.randrange(self.lm.config.vocab_size) for _ in range(draw.choice((1, 2, 15, 16, 17, 33, 70)))]
+        settings: dict[str, Any] = {"max_tokens": draw.randint(1, 40), "ignore_eos": draw.random() < 0.5}
+        if draw.random() < 0.3:
+            settings["stop"] = [draw.randrange(self.lm.config.vocab_size) for _ in range(40)]
+        return prompt, settings
+
+    def session(self, sanitize: bool) -> None:
+        """One session of random traffic."""
+        lm, draw = self.sanitized if sanitize else self.lm, self.random
+        todo = draw.randint(1, 60)
+        asked: dict[int, int] = {}
+        with lm.session() as session:
+            while todo or session.busy:
+                if todo and draw.random() < 0.5:
+                    number = draw.randrange(LIBRARY)
+                    prompt, settings = self.requests[number]
+                    asked[session.submit(prompt, priority=draw.randint(0, 2), **settings)] = number
+                    todo -= 1
+                if asked and draw.random() < 0.02:
+                    self._cancel(session, draw.choice(list(asked)))
+                if draw.random() < 0.03:
+                    self._move(session)
+                for event in session.step():
+                    if event.completion is not None:
+                        self._compare(asked.pop(event.index), event.completion)
+                session.check_integrity()
+        if asked:
+            self.wrong.append(f"requests {sorted(asked)} never ended")
+        self._look_for_nan(lm)
+        self.seen["sessions"] += 1
+        self.seen["sanitized sessions"] += sanitize
+
+    def _cancel(self, session: hybridlm.Session, index: int) -> None:
+        try:
+            session.cancel(index)
+        except KeyError:  # it ended in the step before
+            return
+        self.seen["cancelled"] += 1
+
+    def _move(self, session: hybridlm.Session) -> None:
+        """Move the sequences that decode to a pool of another size."""
+        scheduler, lanes = session._scheduler, session._engine.lanes
+        sizes = [size for size in (1, 2, 4, 8, 16, 32) if max(1, len(scheduler.decoding)) <= size <= lanes]
+        if scheduler.decoding:
+            scheduler._resize(self.random.choice(sizes))
+            self.seen["forced moves"] += len(scheduler.decoding)
+
+    def _compare(self, number: int, got: hybridlm.Completion) -> None:
+        want = self.alone[number]
+        self.seen["completions"] += 1
+        self.seen["tokens"] += len(got.token_ids)
+        if got.token_ids == want.token_ids and (got.finish_reason, got.text) == (want.finish_reason, want.text):
+            return
+        count = len(got.token_ids)
+        if got.finish_reason == "cancelled" and got.token_ids == want.token_ids[:count]:
+            return
+        pairs = zip(got.token_ids, want.token_ids, strict=False)
+        first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        if first is not None and self._margin(want, first) < NEAR_TIE:
+            self.seen["near ties"] += 1
+            return
+        self.wrong.append(f"request {number}: alone {want.token_ids}, here {got.token_ids} ({got.finish_reason})")
+
+    def _margin(self, want: hybridlm.Completion, at: int) -> float:
+        best = np.sort(np.asarray(self.lm.forward(want.prompt_token_ids + want.token_ids[:at]).logits[-1]))
+        return float(best[-1] - best[-2])
+
+    def _look_for_nan(self, lm: hybridlm.LM) -> None:
+        for pool in lm._engine._kept.values():
+            for leaf in jax.tree.leaves(pool.look()):
+                if not np.isfinite(np.asarray(leaf)).all():
+                    self.wrong.append(f"a pool of {pool.size} rows holds numbers that are not finite")
+
+
+def resident() -> int:
+    """Bytes of memory that the process has now."""
+    status = Path("/proc/self/statm")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(status.read_text().split()[1]) * resource.getpagesize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--model", type=Path, default=demo.path(), help="checkpoint (default: the embedded one)")
+    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    soak = Soak(options.model, options.lanes, options.seed)
+    start, warm = time.monotonic(), 0
+    while (minutes := (time.monotonic() - start) / 60) < options.minutes and not soak.wrong:
+        soak.session(sanitize=soak.seen["sessions"] % 10 == 5)
+        if not warm and (minutes > options.minutes / 5 or soak.seen["sessions"] > 20):
+            warm = resident()
+    print(f"{minutes:.1f} minutes, {options.lanes} lanes, seed {options.seed}, jax {jax.__version__}")
+    for name in sorted(soak.seen):
+        print(f"{name:20} {soak.seen[name]:9d}")
+    print(f"{'resident memory':20} {resident() / 1e6:9.0f} MB, {warm / 1e6:.0f} MB once warm")
+    for line in soak.wrong:
+        print(f"WRONG: {line}")
+    sys.exit(bool(soak.wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+"""A minute of random traffic; an hour of it is `python scripts/soak.py`."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_a_minute_of_random_traffic(root: Path) -> None:
+    command = [sys.executable, str(root / "scripts" / "soak.py"), "--minutes", "1", "--lanes", "4"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    seen = dict(re.findall(r"^(\S.*?) +(\d+)$", result.stdout, re.MULTILINE))
+    assert int(seen["completions"]) > 20 and int(seen["forced moves"]) > 0, result.stdout

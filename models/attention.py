@@ -44,10 +44,24 @@ class KVCache(NamedTuple):
 
 @dataclass(frozen=True)
 class QkNorm:
-    """RMS norm of the queries and of the keys of each head; `offset` 1 where the weights are stored minus one."""
+    """RMS norm of the queries and of the keys.
+
+    Attributes:
+        eps: `rms_norm_eps`.
+        offset: 1 where the weights are stored minus one.
+        all_heads: one norm over all heads together instead of one for each head.
+    """
 
     eps: float
     offset: float = 0.0
+    all_heads: bool = False
+
+    def size(self, heads: int, head_dim: int) -> int:
+        """Values that are normed together."""
+        return heads * head_dim if self.all_heads else head_dim
+
+    def build(self, heads: int, head_dim: int) -> RMSNorm:
+        return RMSNorm(self.size(heads, head_dim), self.eps, self.offset)
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,11 @@ class AttentionConfig:
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Attention":
         return Attention(self, hidden, rngs)
+
+
+def normed(norm: RMSNorm, x: Float32[Array, "lane token head key"]) -> Float32[Array, "lane token head key"]:
+    """Each head, or all heads together, by as many values as the norm has weights."""
+    return norm(x.reshape((*x.shape[:2], -1, norm.weight.shape[0]))).reshape(x.shape)
 
 
 def append(
@@ -164,8 +183,8 @@ class Attention(nnx.Module):
         self.k_proj = matrix(rngs, c.kv_heads * c.head_dim, hidden)
         self.v_proj = matrix(rngs, c.kv_heads * c.head_dim, hidden)
         self.o_proj = matrix(rngs, hidden, c.heads * c.head_dim)
-        self.q_norm = RMSNorm(c.head_dim, c.qk_norm.eps, c.qk_norm.offset) if c.qk_norm else None
-        self.k_norm = RMSNorm(c.head_dim, c.qk_norm.eps, c.qk_norm.offset) if c.qk_norm else None
+        self.q_norm = c.qk_norm.build(c.heads, c.head_dim) if c.qk_norm else None
+        self.k_norm = c.qk_norm.build(c.kv_heads, c.head_dim) if c.qk_norm else None
 
     def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> KVCache:
         """An empty cache for `context` positions, rounded up to whole blocks."""
@@ -183,7 +202,7 @@ class Attention(nnx.Module):
         k = linear(x, self.k_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
         v = linear(x, self.v_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = normed(self.q_norm, q), normed(self.k_norm, k)
         if c.rope is not None:
             q, k = c.rope(q, at), c.rope(k, at)
         state = append(state, k, v, at, info.valid)

@@ -5,13 +5,12 @@ from typing import Any
 
 from models.config import ConfigReader
 from models.decoder import DecoderConfig
-from models.decoder_fields import read_decoder_config
+from models.decoder_fields import read_decoder_config, read_kinds
 from models.family import Family
 from models.kimi import (
     delta_attention_weights,
     latent_attention_weights,
     read_feed_forward,
-    read_kinds,
     read_latent_attention,
 )
 from models.kimi_delta_attention import KimiDeltaAttentionConfig

@@ -26,13 +26,23 @@ class BranchConfig(Protocol):
 
 
 @dataclass(frozen=True)
+class PostNorm:
+    """A branch whose output is normed instead of its input: `x += norm(inner(x))`."""
+
+    inner: BranchConfig
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
+        return self.inner.build(hidden, rngs)
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """What a decoder is built from.
 
     Attributes:
         family: name of the family, its Hugging Face `model_type`.
         vocab_size, hidden_size, max_position_embeddings: as in config.json.
-        layers: per layer, its residual branches in order: `x += branch(norm(x))`.
+        layers: per layer, its residual branches in order: `x += branch(norm(x))`, or as `PostNorm` has it.
         eps: `rms_norm_eps` of the layer norms and the final norm.
         norm_offset: 1 where checkpoints store norm weights minus one.
         tied: the head is the embedding (`tie_word_embeddings`).
@@ -64,11 +74,19 @@ class DecoderConfig:
 
 
 class Branch(nnx.Module):
-    """One residual branch: `x + inner(norm(x))`."""
+    """One residual branch: `x + inner(norm(x))`, or `x + norm(inner(x))`."""
 
     def __init__(self, config: DecoderConfig, inner: BranchConfig, rngs: nnx.Rngs):
         self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
         self.inner = inner.build(config.hidden_size, rngs)
+        self.post_norm = isinstance(inner, PostNorm)
+
+    def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
+        """What is added to the residual stream, and the branch's state."""
+        if not self.post_norm:
+            return self.inner(self.norm(x), info, state)
+        y, state = self.inner(x, info, state)
+        return self.norm(y), state
 
 
 class Layer(nnx.Module):
@@ -139,7 +157,7 @@ class Decoder(nnx.Module):
             for branch, branch_state in zip(layer.branches, layer_state, strict=True):
                 # profiles tell the parts of a step apart by these names
                 with jax.named_scope(type(branch.inner).__name__):
-                    y, branch_state = branch.inner(branch.norm(x), info, branch_state)
+                    y, branch_state = branch(x, info, branch_state)
                     x = x + scaled(y, self.config.residual_multiplier)
                 kept.append(branch_state)
             new_state.append(tuple(kept))

@@ -1,7 +1,23 @@
 """Fields of config.json that most families have, read once."""
 
+from collections.abc import Sequence
+
 from models.config import ConfigReader
 from models.decoder import BranchConfig, DecoderConfig
+
+
+def spelled(reader: ConfigReader, *names: str) -> str:
+    """The first of several names of a field that config.json has; the first of all where it has none."""
+    return next((name for name in names if name in reader), names[0])
+
+
+def read_kinds(reader: ConfigReader, name: str, kinds: Sequence[str], layers: int) -> list[str]:
+    """A list with one of several words per layer."""
+    values = reader.get(name)
+    if not isinstance(values, list) or len(values) != layers or any(value not in kinds for value in values):
+        reader.fault(name, f"a list of {layers} items, each one of " + ", ".join(repr(kind) for kind in kinds))
+        return [kinds[0]] * layers
+    return values
 
 
 def read_heads(reader: ConfigReader) -> tuple[int, int, int]:
@@ -39,9 +55,7 @@ def read_decoder_config(
         family=reader.family,
         vocab_size=reader.integer("vocab_size"),
         hidden_size=reader.integer("hidden_size"),
-        max_position_embeddings=reader.integer(
-            "model_max_length" if "model_max_length" in reader else "max_position_embeddings", 32768
-        ),
+        max_position_embeddings=reader.integer(spelled(reader, "model_max_length", "max_position_embeddings"), 32768),
         layers=layers,
         eps=eps,
         norm_offset=0.0,

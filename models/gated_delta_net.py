@@ -12,6 +12,7 @@ from models.activations import silu, silu_gated
 from models.delta_rule import delta_rule
 from models.initial import matrix
 from models.linear import linear
+from models.multiplier import scaled
 from models.norms import l2_norm, rms_norm
 from models.shapes import Activations, ConvState, LaneInfo, RecurrentState
 from models.short_conv import short_conv
@@ -38,6 +39,7 @@ class GatedDeltaNetConfig:
         key_size, value_size: `linear_key_head_dim`, `linear_value_head_dim`.
         kernel: `linear_conv_kernel_dim`.
         eps: `rms_norm_eps`, of the gated norm.
+        strongest_write: the write strength lies between 0 and this; above 1 what is written may turn the state's sign.
     """
 
     key_heads: int
@@ -46,6 +48,7 @@ class GatedDeltaNetConfig:
     value_size: int
     kernel: int
     eps: float
+    strongest_write: float = 1.0
 
     @property
     def key_width(self) -> int:
@@ -111,7 +114,7 @@ class GatedDeltaNet(nnx.Module):
         decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(
             linear(x, self.in_proj_a[...]) + self.dt_bias[...][None, None]
         )
-        beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...]))
+        beta = scaled(jax.nn.sigmoid(linear(x, self.in_proj_b[...])), c.strongest_write)
         out, recurrent = delta_rule(q, k, v, decay, beta, state.recurrent, info.valid, info.fresh)
 
         z = linear(x, self.in_proj_z[...]).reshape(out.shape)

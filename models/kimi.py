@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from models.config import ConfigReader
+from models.decoder_fields import read_kinds, spelled
 from models.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.latent_attention import LatentAttentionConfig
 from models.mlp import MlpConfig
@@ -12,20 +13,6 @@ from models.moe import MoeConfig
 from models.rope import Rope
 from models.router import RouterConfig
 from models.weights import Source, Weight, joined, rows, tensor
-
-
-def spelled(reader: ConfigReader, *names: str) -> str:
-    """The first of several names of a field that config.json has; the first of all where it has none."""
-    return next((name for name in names if name in reader), names[0])
-
-
-def read_kinds(reader: ConfigReader, name: str, kinds: Sequence[str], layers: int) -> list[str]:
-    """A list with one of several words per layer."""
-    values = reader.get(name)
-    if not isinstance(values, list) or len(values) != layers or any(value not in kinds for value in values):
-        reader.fault(name, f"a list of {layers} items, each one of " + ", ".join(repr(kind) for kind in kinds))
-        return [kinds[0]] * layers
-    return values
 
 
 def read_moe(reader: ConfigReader) -> MoeConfig:

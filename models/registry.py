@@ -10,6 +10,7 @@ from models.granite_hybrid import GRANITE_HYBRID
 from models.kimi_linear import KIMI_LINEAR
 from models.lfm2 import LFM2, LFM2_MOE
 from models.nemotron_h import NEMOTRON_H
+from models.olmo_hybrid import OLMO_HYBRID
 from models.pure_mamba2 import MAMBA2
 from models.qwen3_5 import QWEN3_5
 from models.qwen3_5_moe import QWEN3_5_MOE
@@ -28,6 +29,7 @@ FAMILIES = (
     GRANITE_HYBRID,
     BAMBA,
     FALCON_H1,
+    OLMO_HYBRID,
 )
 
 

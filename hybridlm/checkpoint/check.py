@@ -43,7 +43,8 @@ class Plan:
 def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> Plan:
     """Chooses a source for each parameter, from headers alone.
 
-    Where a checkpoint has all tensors of several options the first one counts and the others are unexpected.
+    Where a checkpoint has all tensors of several options the first one whose shapes fit counts, and what others name
+    besides is unexpected.
 
     Raises:
         CheckpointError: every missing, unexpected, mis-shaped, ambiguous or unreadable tensor, with what was expected
@@ -63,7 +64,7 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> Plan:
             faults.append(f"ambiguous {name}: found both {present[name]} and {raw}")
         else:
             present[name] = raw
-    choices = tuple(_choose(weight, present) for weight in weights)
+    choices = tuple(_choose(checkpoint, weight, present) for weight in weights)
     read = {name: shape for choice in choices for name, shape in choice.source.shapes.items()}
     several = {name: choice.weight for choice in choices if len(choice.weight.options) > 1 for name in choice.names}
     for name, shape in read.items():
@@ -85,9 +86,12 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> Plan:
     return Plan(choices, dict(skipped))
 
 
-def _choose(weight: Weight, present: Mapping[str, str]) -> Choice:
-    def lacking(source: Source) -> float:
-        return sum(name not in present for name in source.shapes) / len(source.shapes)
+def _choose(checkpoint: CheckpointDirectory, weight: Weight, present: Mapping[str, str]) -> Choice:
+    def lacking(source: Source) -> tuple[float, int]:
+        """How much of it is missing; of options with the same names, how much of it has another shape."""
+        found = {name: checkpoint.info(present[name]).shape for name in source.shapes if name in present}
+        other = sum(tuple(source.shapes[name]) != tuple(shape) for name, shape in found.items())
+        return 1 - len(found) / len(source.shapes), other
 
     source = min(weight.options, key=lacking)
     return Choice(weight, source, {name: present.get(name, name) for name in source.shapes})

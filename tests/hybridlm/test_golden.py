@@ -3,10 +3,13 @@
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
 from comparison import TOLERANCES, Greedy, check_greedy, check_logits, check_logprobs, padded
+from float64_delta import FAMILIES as DELTA_FAMILIES
+from float64_delta import Float64DeltaModel
 from float64_mamba import FAMILIES as MAMBA_FAMILIES
 from float64_mamba import Float64MambaModel
 from float64_reference import FAMILIES, Float64Model
@@ -19,6 +22,9 @@ FAMILY = {
     path.name: family_of(json.loads((path / "config.json").read_text())).name for path in sorted(GOLDEN.iterdir())
 }
 NAMES = list(FAMILY)
+OTHER_REFERENCES: dict[str, Any] = dict.fromkeys(MAMBA_FAMILIES, Float64MambaModel) | dict.fromkeys(
+    DELTA_FAMILIES, Float64DeltaModel
+)
 WITH_REFERENCE = pytest.mark.parametrize(
     "golden", [name for name in NAMES if FAMILY[name] in FAMILIES], indirect=True, scope="module"
 )
@@ -90,11 +96,11 @@ def test_float64(golden: Golden):
 
 
 @pytest.mark.parametrize(
-    "golden", [name for name in NAMES if FAMILY[name] in MAMBA_FAMILIES], indirect=True, scope="module"
+    "golden", [name for name in NAMES if FAMILY[name] in OTHER_REFERENCES], indirect=True, scope="module"
 )
-def test_float64_of_mamba_families(golden: Golden):
+def test_float64_of_other_families(golden: Golden):
     """The same for the families that no other specification than the transformers module has been checked for."""
-    model = Float64MambaModel(golden.directory)
+    model = OTHER_REFERENCES[FAMILY[golden.directory.name]](golden.directory)
     for index, (prompt, expected) in enumerate(zip(golden.prompts, golden.logits, strict=True)):
         found = model.forward(prompt).astype(np.float32)
         assert not check_logits(found, expected, golden.where(index), golden.tolerance)

@@ -32,6 +32,7 @@ FAMILIES = (
     "lfm2_moe_base",
     "kimi_base",
     "ling_base",
+    "olmo_base",
     "mamba2_base",
     "nemotron_latent",
     "granite_experts",

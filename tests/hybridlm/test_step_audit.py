@@ -22,6 +22,7 @@ MODELS = [
             "lfm2_moe_base",
             "kimi_base",
             "ling_base",
+            "olmo_base",
             "mamba2_base",
             "nemotron_latent",
             "granite_experts",

@@ -93,7 +93,7 @@ def test_names_are_those_of_the_files_that_transformers_wrote(name: str) -> None
     kept = {family.canonical(name): shape for name, shape in stored.items() if not family.skips(name)}
     used: set[str] = set()
     for weight in described(family, config).values():
-        (source,) = [option for option in weight.options if option.shapes.keys() <= kept.keys()]
+        (source,) = [option for option in weight.options if option.shapes.items() <= kept.items()]
         assert {name: kept[name] for name in source.shapes} == source.shapes
         used |= source.shapes.keys()
     assert used == kept.keys()

@@ -351,7 +351,36 @@ LING = (
     ),
 )
 
-VARIANTS = QWEN + LFM + MAMBA + KIMI + LING
+OLMO_BASE = SMALL | {
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 24,
+}
+OLMO = (
+    Variant("olmo_base", "olmo_hybrid", OLMO_BASE),
+    Variant(
+        "olmo_grouped",
+        "olmo_hybrid",
+        OLMO_BASE
+        | {
+            "num_key_value_heads": 2,
+            "linear_num_key_heads": 2,
+            "linear_value_head_dim": 20,
+            "linear_conv_kernel_dim": 3,
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+        },
+        shards=2,
+        stored="bfloat16",
+    ),
+)
+
+VARIANTS = QWEN + LFM + MAMBA + KIMI + LING + OLMO
 
 
 def shrunk(variant: Variant) -> Variant:
@@ -394,6 +423,7 @@ GOLDEN = tuple(
         "falcon_base",
         "kimi_base",
         "ling_base",
+        "olmo_base",
     )
 )
 

@@ -1,0 +1,186 @@
+"""A float64 forward of Ling 3.0 and of OLMo Hybrid in NumPy: slow, obvious, one sequence.
+
+Written from arXiv:2510.26692 and arXiv:2405.04434 and, where a family departs from them, from what its transformers
+module does. It shares no code with `models` or `hybridlm`.
+"""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from float64_reference import Tensors, read_safetensors, rms_norm, rotate, sigmoid, silu, softmax, swiglu
+
+FAMILIES = ("bailing_hybrid", "olmo_hybrid")
+"""The families whose checkpoints `Float64DeltaModel` reads."""
+
+
+def convolved(x: np.ndarray, weights: Tensors, taps: int) -> list[np.ndarray]:
+    """Queries, keys and values of x [T, H] after their convolution; its three tensors count as one."""
+    projected = [x @ weights[f"{part}_proj.weight"].T for part in "qkv"]
+    mixed = np.concatenate(projected, axis=-1)
+    kernel = np.concatenate([weights[f"{part}_conv1d.weight"] for part in "qkv"])[:, 0]
+    padded = np.concatenate([np.zeros((taps - 1, mixed.shape[1])), mixed])
+    mixed = silu(np.sum([padded[tap : tap + len(x)] * kernel[:, tap] for tap in range(taps)], axis=0))
+    return np.split(mixed, np.cumsum([part.shape[1] for part in projected])[:-1], axis=-1)
+
+
+def delta_rule(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: np.ndarray, beta: np.ndarray) -> np.ndarray:
+    """Reads [T, heads, dv] of one sequence from the zero state.
+
+    q, k [T, key heads, dk], not yet normalised; v [T, heads, dv]; decay [T, heads, dk or 1]; beta [T, heads].
+    """
+    q, k = (part / np.sqrt((part * part).sum(axis=-1, keepdims=True) + 1e-6) for part in (q, k))
+    group = v.shape[1] // k.shape[1]
+    state, read = np.zeros((v.shape[1], k.shape[2], v.shape[2])), np.zeros(v.shape)
+    for t in range(len(q)):
+        for head in range(v.shape[1]):
+            key = k[t, head // group]
+            kept = decay[t, head][:, None] * state[head]
+            state[head] = kept + np.outer(key, beta[t, head] * (v[t, head] - key @ kept))
+            read[t, head] = q[t, head // group] @ state[head] / np.sqrt(k.shape[2])
+    return read
+
+
+def kimi_delta_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
+    """One layer of Kimi Delta Attention on the normalised x [T, H], with Ling's gates."""
+    tokens, heads, size = len(x), config["num_attention_heads"], config.get("linear_head_dim", config["head_dim"])
+    q, k, v = (part.reshape(tokens, heads, size) for part in convolved(x, weights, config["short_conv_kernel_size"]))
+    f = (x @ weights["f_proj.weight"].T + weights["dt_bias"]).reshape(tokens, heads, size)
+    rate = np.exp(weights["A_log"]).reshape(heads, 1)
+    if config["kda_safe_gate"]:
+        log_decay = config["kda_lower_bound"] * sigmoid(rate * f)
+    else:
+        log_decay = -rate * np.logaddexp(0.0, f)
+    read = delta_rule(q, k, v, np.exp(log_decay), sigmoid(x @ weights["b_proj.weight"].T))
+    gate = sigmoid(x @ weights["g_proj.weight"].T).reshape(tokens, heads, size)
+    out = rms_norm(read, weights["o_norm.weight"], config["rms_norm_eps"]) * gate
+    return out.reshape(tokens, -1) @ weights["dense.weight"].T
+
+
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Causal softmax attention of q [T, heads, d] to k [T, kv heads, d] and v [T, kv heads, dv]."""
+    out, future = np.zeros((*q.shape[:2], v.shape[2])), np.triu(np.ones((len(q), len(q)), bool), 1)
+    for head in range(q.shape[1]):
+        source = head // (q.shape[1] // k.shape[1])
+        scores = np.where(future, -np.inf, q[:, head] @ k[:, source].T / np.sqrt(q.shape[2]))
+        out[:, head] = softmax(scores) @ v[:, source]
+    return out
+
+
+def latent_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
+    """One layer of latent attention on the normalised x [T, H], keys and values of every head written out."""
+    tokens, heads = len(x), config["num_attention_heads"]
+    rank, shared = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    own, value = config["qk_nope_head_dim"], config["v_head_dim"]
+    rope = config.get("rope_parameters") or config
+
+    def turned(part: np.ndarray) -> np.ndarray:
+        """Neighbours form the pairs: even entries first, then odd ones, then rotated in halves."""
+        return rotate(np.concatenate([part[..., 0::2], part[..., 1::2]], axis=-1), shared, rope["rope_theta"])
+
+    q = (x @ weights["q_proj.weight"].T).reshape(tokens, heads, own + shared)
+    q = np.concatenate([q[..., :own], turned(q[..., own:])], axis=-1)
+    row = x @ weights["kv_a_proj_with_mqa.weight"].T
+    latent = rms_norm(row[:, :rank], weights["kv_a_layernorm.weight"], 1e-6)
+    both = (latent @ weights["kv_b_proj.weight"].T).reshape(tokens, heads, own + value)
+    k_shared = np.broadcast_to(turned(row[:, None, rank:]), (tokens, heads, shared))
+    out = attend(q, np.concatenate([both[..., :own], k_shared], axis=-1), both[..., own:])
+    out = out * sigmoid(x @ weights["g_proj.weight"].T)[..., None]
+    return out.reshape(tokens, -1) @ weights["dense.weight"].T
+
+
+def routed(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
+    """Sigmoid-routed experts and the shared layer on x [T, H], token by token."""
+    out = swiglu(x, *(weights[f"shared_experts.{part}_proj.weight"] for part in ("gate", "up", "down")))
+    scores = sigmoid(x @ weights["gate.weight"].T)
+    groups, kept, count = config["num_expert_group"], config["topk_group"], config["num_experts_per_token"]
+    for t in range(len(x)):
+        preference = (scores[t] + weights["gate.expert_bias"]).reshape(groups, -1)
+        best = np.argsort(-np.sort(preference, axis=-1)[:, -2:].sum(axis=-1), kind="stable")[:kept]
+        preference[[group for group in range(groups) if group not in best]] = -np.inf
+        chosen = np.argsort(-preference.reshape(-1), kind="stable")[:count]
+        total = scores[t, chosen].sum() + 1e-20 if config["moe_renormalize"] else 1.0
+        for e in chosen:
+            gate, up, down = (weights[f"experts.{e}.{part}_proj.weight"] for part in ("gate", "up", "down"))
+            out[t] += config["routed_scaling_factor"] * scores[t, e] / total * swiglu(x[t], gate, up, down)
+    return out
+
+
+def strong_delta_net(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
+    """One Gated DeltaNet mixer of OLMo Hybrid on the normalised x [T, H]."""
+    tokens, heads, dk = len(x), config["linear_num_value_heads"], config["linear_key_head_dim"]
+    q, k, v = convolved(x, weights, config["linear_conv_kernel_dim"])
+    q, k, v = q.reshape(tokens, -1, dk), k.reshape(tokens, -1, dk), v.reshape(tokens, heads, -1)
+    step = np.logaddexp(0.0, x @ weights["a_proj.weight"].T + weights["dt_bias"])
+    decay = np.exp(-np.exp(weights["A_log"]) * step)[..., None]
+    beta = (2.0 if config["linear_allow_neg_eigval"] else 1.0) * sigmoid(x @ weights["b_proj.weight"].T)
+    read = delta_rule(q, k, v, decay, beta)
+    out = rms_norm(read, weights["o_norm.weight"], 1e-5) * silu(x @ weights["g_proj.weight"].T).reshape(v.shape)
+    return out.reshape(tokens, -1) @ weights["o_proj.weight"].T
+
+
+def normed_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
+    """OLMo's attention on x [T, H]: queries and keys are normed over all heads together, positions are optional."""
+    tokens, size = len(x), config["hidden_size"] // config["num_attention_heads"]
+    q, k = (
+        rms_norm(x @ weights[f"{part}_proj.weight"].T, weights[f"{part}_norm.weight"], config["rms_norm_eps"])
+        for part in "qk"
+    )
+    q, k = q.reshape(tokens, -1, size), k.reshape(tokens, -1, size)
+    theta = (config.get("rope_parameters") or config).get("rope_theta")
+    if theta is not None:
+        q, k = rotate(q, size, theta), rotate(k, size, theta)
+    out = attend(q, k, (x @ weights["v_proj.weight"].T).reshape(tokens, -1, size))
+    return out.reshape(tokens, -1) @ weights["o_proj.weight"].T
+
+
+class Float64DeltaModel:
+    """A checkpoint directory of one of `FAMILIES`, in float64, with the names in its files."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+        self.tensors: dict[str, np.ndarray] = {}
+        for file in sorted(directory.glob("*.safetensors")):
+            self.tensors |= read_safetensors(file)
+
+    def below(self, prefix: str) -> dict[str, np.ndarray]:
+        start = len(prefix) + 1
+        return {name[start:]: value for name, value in self.tensors.items() if name.startswith(prefix + ".")}
+
+    def forward(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits [T, V] of every position."""
+        ling = self.config["model_type"] == "bailing_hybrid"
+        x = self.tensors["model.word_embeddings.weight" if ling else "model.embed_tokens.weight"][np.asarray(tokens)]
+        for index in range(self.config["num_hidden_layers"]):
+            x = (self._ling_layer if ling else self._olmo_layer)(f"model.layers.{index}", x)
+        x = rms_norm(x, self.tensors["model.norm.weight"], self.config["rms_norm_eps"])
+        return x @ self.tensors["lm_head.weight"].T
+
+    def _norm(self, x: np.ndarray, *names: str) -> np.ndarray:
+        """By the first of several names that the file has."""
+        weight = next(self.tensors[f"{name}.weight"] for name in names if f"{name}.weight" in self.tensors)
+        return rms_norm(x, weight, self.config["rms_norm_eps"])
+
+    def _forward(self, x: np.ndarray, layer: str) -> np.ndarray:
+        mlp = self.below(f"{layer}.mlp")
+        if "gate.weight" in mlp:
+            return routed(x, mlp, self.config)
+        return swiglu(x, *(mlp[f"{part}_proj.weight"] for part in ("gate", "up", "down")))
+
+    def _ling_layer(self, layer: str, x: np.ndarray) -> np.ndarray:
+        weights, inputs = self.below(f"{layer}.attention"), self._norm(x, f"{layer}.input_layernorm")
+        mixer = kimi_delta_attention if "A_log" in weights else latent_attention
+        x = x + mixer(inputs, weights, self.config)
+        return x + self._forward(self._norm(x, f"{layer}.post_attention_layernorm"), layer)
+
+    def _olmo_layer(self, layer: str, x: np.ndarray) -> np.ndarray:
+        # transformers saves two of the norms under other names than it has for them
+        second = (f"{layer}.post_attention_layernorm", f"{layer}.feedforward_layer_norm")
+        if attention := self.below(f"{layer}.self_attn"):
+            x = x + self._norm(normed_attention(x, attention, self.config), *second)
+            return x + self._norm(self._forward(x, layer), f"{layer}.post_feedforward_layernorm")
+        inputs = self._norm(x, f"{layer}.input_layernorm", f"{layer}.attention_layer_norm")
+        x = x + strong_delta_net(inputs, self.below(f"{layer}.linear_attn"), self.config)
+        return x + self._forward(self._norm(x, *second), layer)

@@ -81,6 +81,7 @@ def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
     both = ParallelConfig((mixer, attention), (factor["ssm_out_multiplier"], into * factor["attention_out_multiplier"]))
     mlp = MlpConfig(reader.integer("intermediate_size"), gate_multiplier=gate, out_multiplier=down)
     reader.choice("mamba_use_mlp", [True], True)
+    reader.get("mlp_expansion_factor")
     reader.choice("attn_layer_indices", [None], None)
     layers = ((both, mlp),) * reader.integer("num_hidden_layers")
     decoder = read_decoder_config(reader, layers, eps, reader.flag("tie_word_embeddings", False))

@@ -1,5 +1,8 @@
 """Nemotron-H: every layer is one mixer - Mamba2, attention without positions, an MLP or a mixture of experts.
 
+Time steps are limited by `time_step_limit`, as in the code published with the checkpoints; transformers uses
+`time_step_min`, which is meant for initial values, as a floor for prompts.
+
 Not shared with other families: the letters of the layer pattern, and the tensor names of layers without a gate. Pure
 Mamba2 models have the same names and are read by models/pure_mamba2.py.
 """

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from tiny_variants import variant
@@ -69,6 +70,55 @@ SUPER = NANO | {
     "num_nextn_predict_layers": 1,
     "mtp_hybrid_override_pattern": "*E",
 }
+# Granite-4.0-H-Small and Falcon-H1-34B, the numbers that size them.
+GRANITE: dict[str, Any] = {
+    "model_type": "granitemoehybrid",
+    "vocab_size": 100352,
+    "hidden_size": 4096,
+    "num_hidden_layers": 40,
+    "layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)],
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 72,
+    "num_experts_per_tok": 10,
+    "intermediate_size": 768,
+    "shared_intermediate_size": 1536,
+    "mamba_n_heads": 128,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 256,
+    "position_embedding_type": "nope",
+    "rope_theta": 10000,
+    "rope_scaling": None,
+    "normalization_function": "rmsnorm",
+    "init_method": "mup",
+}
+FALCON: dict[str, Any] = {
+    "model_type": "falcon_h1",
+    "vocab_size": 261120,
+    "hidden_size": 5120,
+    "num_hidden_layers": 72,
+    "max_position_embeddings": 262144,
+    "intermediate_size": 21504,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "mamba_d_ssm": 4096,
+    "mamba_n_heads": 32,
+    "mamba_d_head": 128,
+    "mamba_d_state": 256,
+    "mamba_n_groups": 2,
+    "mamba_rms_norm": False,
+    "mamba_norm_before_gate": False,
+    "mamba_use_mlp": True,
+    "mlp_expansion_factor": 8,
+    "rope_theta": 100000000000.0,
+    "rope_scaling": None,
+}
 
 
 def read(config: dict[str, Any]) -> DecoderConfig:
@@ -111,6 +161,36 @@ def test_state_of_published_models(
     caches = state_bytes(config, 1024) - state_bytes(config, 512)
     assert caches == 512 * token
     assert state_bytes(config, 512) - caches == sequence
+
+
+@pytest.mark.parametrize(
+    ("published", "sequence", "token"),
+    [
+        (GRANITE, 36 * (128 * 64 * 128 * 4 + 3 * 8448 * 2), 4 * 4096),
+        (FALCON, 72 * (32 * 128 * 256 * 4 + 3 * 5120 * 2), 72 * 2048),
+    ],
+    ids=["Granite-4.0-H-Small", "Falcon-H1-34B"],
+)
+def test_state_of_models_with_two_layers_to_a_block(published: dict[str, Any], sequence: int, token: int) -> None:
+    """Matrices in float32, three inputs of the convolution and the caches in bfloat16."""
+    config = read(published)
+    assert config.unknown_keys == ()
+    caches = state_bytes(config, 1024) - state_bytes(config, 512)
+    assert caches == 512 * token
+    assert state_bytes(config, 512) - caches == sequence
+
+
+@pytest.mark.parametrize("part", ["up_proj", "down_proj"])
+def test_both_layouts_of_experts_are_the_same_parameters(part: str) -> None:
+    config = tiny("nemotron_latent")
+    found = {weight.path: weight for weight in family_of(config).weights(read(config))}
+    weight = found["layers", 1, "branches", 0, "inner", part]
+    whole, parts = weight.options
+    prefix = "backbone.layers.1.mixer.experts"
+    assert dict(whole.shapes) == {f"{prefix}.{part}": weight.shape} and whole.build is None
+    stored = {name: np.full(shape, i, np.float32) for i, (name, shape) in enumerate(parts.shapes.items())}
+    assert list(stored) == [f"{prefix}.{expert}.{part}.weight" for expert in range(8)] and parts.build is not None
+    np.testing.assert_array_equal(parts.build(stored.__getitem__), np.stack(list(stored.values())))
 
 
 def test_spellings_of_the_layers_of_nemotron() -> None:

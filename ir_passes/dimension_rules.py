@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ir_passes.dimensions import Dimension, fresh, reshape, unify
-from ir_passes.rules.elementwise import IDENTITIES, NAMES
+from ir_passes.rules.elementwise import IDENTITIES
+from ir_passes.rules.registry import ELEMENTWISE
 
 Dims = tuple[Dimension, ...]
 Rule = Callable[..., list[Dims]]
@@ -23,7 +24,7 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-@_rule(*NAMES, *IDENTITIES, "select_n", "reduce_precision")
+@_rule(*ELEMENTWISE, *IDENTITIES, "select_n", "reduce_precision")
 def _elementwise(eqn: Any, *operands: Dims) -> list[Dims]:
     result = fresh(eqn.outvars[0].aval.shape)
     for dims in operands:

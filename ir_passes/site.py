@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ir_passes import ir
-from ir_passes.rules.registry import KEEPS_ROWS, rule_of
+from ir_passes.rules.intervals import fits
+from ir_passes.rules.registry import INDEXED, KEEPS_ROWS, rule_of
 from ir_passes.uniformity import REMEDY, reveals_order, uniform_axes
-from ir_passes.values import COMMON, Common, Mixed, Owner, PoolRows, Value, describe
+from ir_passes.values import COMMON, Common, Iota, Mixed, Owner, PoolRows, Value, describe
 from ir_passes.violations import Place, Violation, ViolationKind
 
 if TYPE_CHECKING:
@@ -71,24 +72,34 @@ class Site:
             if self.prover.reorders:
                 uniform = uniform or uniform_axes(self, operands)
         elif isinstance(owner, PoolRows):
-            owner = self._framed(owner)
+            owner = self._framed(owner, operands)
         elif reveals_order(self, owner, operands):
             owner = self.mixed("a shared array tells rows where they lie in an order that depends on all lanes", REMEDY)
         if isinstance(owner, Mixed) and self.prover.idle:
             bounds = None  # it may be another lane's value, which is not idle
+        fact = value.fact
+        if bounds is not None and not fits(self.eqn.outvars[which].aval, *bounds):
+            bounds = None  # the numbers wrap, or are rounded
+            fact = None if isinstance(fact, Iota) else fact
         number = value.number or self._number(operands, which)
-        return Value(owner, number, bounds, value.fact, value.kept, value.version, uniform)
+        return Value(owner, number, bounds, fact, value.kept, value.version, uniform)
 
     def _number(self, operands: list[Value], which: int) -> int:
         params = _frozen(self.eqn.params)
         if params is None:
             return self.prover.fresh()
-        return self.prover.number((self.name, params, tuple(v.number for v in operands), tuple(self.shapes), which))
+        # equal integers of two dtypes have one number, and what is computed of them may differ
+        avals = tuple((atom.aval.shape, atom.aval.dtype) for atom in self.eqn.invars)
+        return self.prover.number((self.name, params, tuple(v.number for v in operands), avals, which))
 
-    def _framed(self, owner: PoolRows) -> PoolRows:
-        """A pool after an operation: unless that only moves elements about, no row is what it was."""
-        if self.name in KEEPS_ROWS:
+    def _framed(self, owner: PoolRows, operands: list[Value]) -> PoolRows:
+        """A pool after an operation: unless that only moves its elements about, no row is what it was."""
+        if self.name in KEEPS_ROWS and (self.name not in INDEXED or isinstance(operands[0].owner, PoolRows)):
             return owner
+        return self.unframed(owner)
+
+    def unframed(self, owner: PoolRows) -> PoolRows:
+        """A pool of which no row is what it was."""
         violation = self.violation(
             ViolationKind.FRAME,
             f"{self.name!r} computes every row of pool {owner.group!r}, those that no lane owns too",

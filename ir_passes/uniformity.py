@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ir_passes import ir
+from ir_passes.rules.registry import ELEMENTWISE
 from ir_passes.values import Common, Owner, Rows, Value
 
 if TYPE_CHECKING:
@@ -25,7 +26,11 @@ REMEDY = "use what does not differ between rows, or undo the order first"
 
 
 def uniform_axes(site: Site, operands: list[Value]) -> frozenset[int]:
-    """Axes along which the first result of an operation on shared arrays is known to be the same."""
+    """Axes along which the first result of an operation on shared arrays is known to be the same.
+
+    Nothing is known of operations that are not named here: a running sum of ones counts, and random bits of one key
+    differ from place to place.
+    """
     shape, name, params = site.shape, site.name, site.params
     if name == "iota":
         return frozenset(axis for axis in range(len(shape)) if axis != params["dimension"])
@@ -37,20 +42,15 @@ def uniform_axes(site: Site, operands: list[Value]) -> frozenset[int]:
         )
     if name == "transpose":
         return frozenset(new for new, old in enumerate(params["permutation"]) if old in operands[0].uniform)
-    if not operands or any(part and len(part) != len(shape) for part in site.shapes):
-        everywhere = all(constant(value, part) for value, part in zip(operands, site.shapes, strict=True))
-        return frozenset(range(len(shape))) if operands and everywhere and name == "reshape" else frozenset()
-    if name in _ALIGNED_BY_RULE or any(part and part != shape and _grown(part, shape) for part in site.shapes):
+    if name == "reshape":
+        return frozenset(range(len(shape))) if constant(operands[0], site.shapes[0]) else frozenset()
+    if name not in ELEMENTWISE and name != "select_n":
         return frozenset()
     return frozenset(
         axis
         for axis in range(len(shape))
         if all(not part or _same(value, part, axis) for value, part in zip(operands, site.shapes, strict=True))
     )
-
-
-def _grown(part: Shape, shape: Shape) -> bool:
-    return any(a not in (1, b) for a, b in zip(part, shape, strict=True))
 
 
 def _same(value: Value, shape: Shape, axis: int) -> bool:

@@ -10,20 +10,22 @@ from ir_passes.uniformity import constant
 from ir_passes.values import (
     Columns,
     Common,
-    Iota,
+    Constant,
     OneLane,
     Owner,
-    Permuted,
     PoolRows,
     Rows,
+    Slot,
     Symbol,
     Value,
     axis_of,
     moved,
 )
+from ir_passes.views import View, entered, left
 from ir_passes.violations import ViolationKind
 
 Shape = tuple[int, ...]
+_FILLED = ("filled out of bounds",)
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,20 @@ class Access:
         others = tuple((d, value.number) for d, value in sorted(self.columns.items()) if d != dim)
         return ("rows", dim, self.full, self.sizes, tuple(sorted(self.window.items())), self.index_axes, others)
 
+    def taken(self, view: View, dim: int) -> View:
+        """The path after this read of a view whose index along `dim` is another matter."""
+        fills = self.drops and not all(self.inside(other) for other in self.columns if other != dim)
+        return entered(entered(view, self.step(dim)), _FILLED) if fills else entered(view, self.step(dim))
+
+    def put(self, view: View, dim: int) -> View | None:
+        """The path after this write puts back what was taken; None where it was taken elsewhere.
+
+        What was read out of bounds holds a fill value, which only a write that drops it leaves out.
+        """
+        if self.drops and view and view[-1] == _FILLED:
+            view = view[:-1]
+        return left(view, self.step(dim))
+
     def inside(self, dim: int) -> bool:
         """Whether the index along a dimension is in bounds by its range."""
         bounds = self.columns[dim].range
@@ -121,13 +137,14 @@ def lane_at(access: Access, dim: int, rows: Rows) -> OneLane | None:
     return None
 
 
-def _split_columns(indices: Value, count: int) -> list[Value]:
+def _split_columns(site: Site, indices: Value, count: int) -> list[Value]:
     if isinstance(indices.fact, Columns) and len(indices.fact.values) == count:
         return list(indices.fact.values)
     if count == 1:
         return [indices]
-    fact = indices.fact if not isinstance(indices.fact, Columns | Iota | Permuted) else None
-    return [indices.but(number=0, fact=fact)] * count
+    fact = indices.fact if isinstance(indices.fact, Slot | Constant) else None
+    numbers = [site.prover.number(("column", indices.number, k)) for k in range(count)]
+    return [indices.but(number=number, fact=fact) for number in numbers]
 
 
 def of_gather(site: Site, indices: Value) -> Access:
@@ -165,7 +182,7 @@ def _indexed(
     site: Site, indices: Value, full: Shape, sizes: Shape, window: dict[int, int], indexed: Shape,
     operand_batching: Any, index_batching: Any, batch: list[int], index_shape: Shape,
 ) -> Access:  # fmt: skip
-    columns = dict(zip(indexed, _split_columns(indices, len(indexed)), strict=True))
+    columns = dict(zip(indexed, _split_columns(site, indices, len(indexed)), strict=True))
     paired = {int(d): batch[int(i)] for d, i in zip(operand_batching, index_batching, strict=True)}
     drops = site.params["mode"] == GatherScatterMode.FILL_OR_DROP
     return Access(full, sizes, columns, window, paired, tuple(batch), drops, index_shape)

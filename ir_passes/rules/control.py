@@ -63,7 +63,10 @@ def _unordered(owner: Rows, *values: Value) -> bool:
 def _merge_owners(site: Site, one: Owner, other: Owner) -> Owner:
     if isinstance(one, PoolRows) and isinstance(other, PoolRows) and one.view != other.view:
         return site.mixed("a pool is replaced by another view of it", "keep pools as they are in loops and branches")
-    return site.join(one, other)
+    owner = site.join(one, other)
+    if isinstance(owner, PoolRows) and not (isinstance(one, PoolRows) and isinstance(other, PoolRows)):
+        return site.unframed(owner)
+    return owner
 
 
 def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]) -> list[Value]:

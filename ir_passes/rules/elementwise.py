@@ -7,7 +7,7 @@ import numpy as np
 
 from ir_passes.declared import CROSSING
 from ir_passes.rules.intervals import dtype_range, hull, interval
-from ir_passes.rules.registry import rule
+from ir_passes.rules.registry import ELEMENTWISE, rule
 from ir_passes.site import Site
 from ir_passes.values import (
     COMMON,
@@ -27,16 +27,8 @@ from ir_passes.values import (
     axis_of,
     stretched,
 )
-from ir_passes.violations import ViolationKind
+from ir_passes.views import View, entered, left
 
-NAMES = """
-abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
-convert_element_type cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
-igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi ne neg nextafter
-not one_minus_square or philox2x32 philox4x32 polygamma polynomial population_count pow real reduce_precision
-regularized_incomplete_beta rem round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt
-square sub tan tanh threefry2x32 threefry4x32 xor zeta
-""".split()
 IDENTITIES = (
     "copy", "device_put", "layout_constraint", "name", "optimization_barrier", "pvary", "reshard",
     "sharding_constraint", "stop_gradient",
@@ -58,25 +50,16 @@ def _over(site: Site, value: Value, shape: tuple[int, ...]) -> Owner:
     return value.owner if axis is None else stretched(value.owner, shape[axis], site.shape[axis])
 
 
-def _unframed(site: Site, owner: PoolRows) -> PoolRows:
-    violation = site.violation(
-        ViolationKind.FRAME,
-        f"{site.name!r} computes every row of pool {owner.group!r}, those that no lane owns too",
-        "gather the lanes' rows by the slot map, compute, and scatter them back",
-    )
-    return replace(owner, view=(), unframed=owner.unframed or violation)
-
-
 @rule("bitcast_convert_type")
 def reinterpret(site: Site, x: Value) -> list[Value]:
     """The same bits; the last axis may come or go with the width of the dtype."""
     owner = x.owner
     if axis_of(owner) is not None and axis_of(owner) == len(site.shape) != len(site.shapes[0]):
         owner = site.mixed("it joins the bits of different lanes", "make lanes another axis than the last")
-    return [Value(owner if not isinstance(owner, PoolRows) else _unframed(site, owner))]
+    return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
 
 
-@rule(*(set(NAMES) - {"max", "min", "clamp", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}))
+@rule(*(set(ELEMENTWISE) - {"max", "min", "clamp", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}))
 def elementwise(site: Site, *operands: Value) -> list[Value]:
     """The join of the owners."""
     owner, bounds = _combined(site, operands), _bounds(site, operands)
@@ -187,17 +170,18 @@ def convert(site: Site, x: Value) -> list[Value]:
     if before == after or (integers and bounds is not None):
         return [x.but(range=bounds)]
     fact = x.fact if isinstance(x.fact, OneHot) else None
-    return [Value(owner, 0, bounds, fact, _converted(x.kept, before, after))]
+    if isinstance(owner, PoolRows):
+        owner = replace(owner, view=_converted(owner.view, before, after))
+    kept = None if x.kept is None else Kept(x.kept.leaf, _converted(x.kept.view, before, after))
+    return [Value(owner, 0, bounds, fact, kept)]
 
 
-def _converted(kept: Kept | None, before: Any, after: Any) -> Kept | None:
-    if kept is None:
-        return None
-    if kept.view and kept.view[-1] == ("widened", after, before):
-        return Kept(kept.leaf, kept.view[:-1])
-    if not np.can_cast(before, after, "safe"):
-        return None
-    return Kept(kept.leaf, (*kept.view, ("widened", before, after)))
+def _converted(view: View, before: Any, after: Any) -> View:
+    """The path after a conversion, which one back undoes if the first has lost nothing."""
+    again = left(view, ("widened", after, before))
+    if again is not None:
+        return again
+    return entered(view, ("widened" if np.can_cast(before, after, "safe") else "narrowed", before, after))
 
 
 @rule(*IDENTITIES)
@@ -223,7 +207,7 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
     if isinstance(owner, PoolRows):
         views = {case.owner.view if isinstance(case.owner, PoolRows) else None for case in cases}
         if not shared or len(views) > 1:
-            owner = _unframed(site, owner)
+            owner = site.unframed(owner)
     bounds = cases[0].range
     for case in cases[1:]:
         bounds = hull(bounds, case.range)
@@ -243,4 +227,5 @@ def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> Slot | None:
     past = all(case.range is not None and case.range[0] >= size and isinstance(case.owner, Common) for case in others)
     if not past:
         return None
-    return Slot(fact.leaf, site.prover.number(("guard", which.number, fact.guard)))
+    picks = tuple(isinstance(case.fact, Slot) for case in cases)
+    return Slot(fact.leaf, site.prover.number(("guard", which.number, picks, fact.guard)))

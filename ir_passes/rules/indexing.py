@@ -1,8 +1,10 @@
 """Reads and writes at run-time indices: gather, scatter, dynamic slices."""
 
+import math
+
 from ir_passes.rules import pool_rows
 from ir_passes.rules.access import Access, bounds_note, check_position, lane_at, of_gather, of_scatter, of_slice
-from ir_passes.rules.intervals import hull
+from ir_passes.rules.intervals import fits, hull
 from ir_passes.rules.parts import part
 from ir_passes.rules.reductions import permuted
 from ir_passes.rules.registry import rule
@@ -24,7 +26,6 @@ from ir_passes.values import (
     Value,
     moved,
 )
-from ir_passes.views import left
 from ir_passes.violations import ViolationKind
 
 _OWN = "let each lane index its own elements (vmap over lanes, take_along_axis), and pools by the slot map"
@@ -52,16 +53,19 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
     paired = isinstance(operand.owner, Common) and access.paired and disordered(owner)
     if paired or access.tells_places(owner, without=picked):
         owner = site.mixed("a shared index tells rows where they lie in an order that depends on all lanes", REMEDY)
-    bounds = operand.range
-    if access.drops and not access.all_inside():
-        filled = site.params.get("fill_value")
-        bounds = hull(bounds, (int(filled), int(filled))) if isinstance(filled, int) else None
-    fact = operand.fact if isinstance(operand.fact, Slot) and bounds is not None else None
+    bounds, fills = operand.range, access.drops and not access.all_inside()
+    if fills:
+        filler = site.params.get("fill_value")
+        bounds = hull(bounds, (int(filler), int(filler))) if isinstance(filler, int) else None
+    fact = operand.fact if isinstance(operand.fact, Slot) and not fills else None
     whole = access.sizes == access.full and not access.paired and access.scalar and site.shape == access.full
     if whole and (not access.columns or not access.drops):
         return operand.but(owner=owner)
     if (
         len(access.full) == 1
+        and not access.window
+        and access.columns
+        and access.inside(0)
         and isinstance(operand.fact, Iota | Permuted)
         and isinstance(access.columns.get(0, operand).fact, Permuted)
     ):
@@ -134,7 +138,8 @@ def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value)
     access = of_scatter(site, indices)
     result = _write(site, operand, updates, access, replaces=False)
     column = access.columns.get(0)
-    counts = site.name == "scatter-add" and len(access.full) == 1 and column is not None and access.inside(0)
+    counts = site.name == "scatter-add" and access.sizes == (1,) and column is not None and access.inside(0)
+    counts = counts and fits(site.eqn.outvars[0].aval, math.prod(access.index_shape))
     if counts and operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, Rows):  # type: ignore[union-attr]
         number = column.number  # type: ignore[union-attr]
         return [result.but(fact=Counts(site.prover.same_counts.get(number, number)))]
@@ -152,14 +157,15 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
     if isinstance(operand.owner, PoolRows):
         bounds_note(site, operand, access, operand.owner.axis)
         return pool_rows.write(site, operand, updates, access, replaces)
-    if access.sizes == access.full and replaces and not access.columns and not access.paired:
+    once = not access.index_axes and len(access.window) == len(access.full)
+    if access.sizes == access.full and replaces and not access.columns and once:
         return updates
     owner = site.join(operand.owner, _written(site, operand.owner, updates, access))
     kept = operand.kept
     if kept is not None and not access.all_outside():
-        again, step = updates.kept, access.step(-1)
+        again = updates.kept
         same = replaces and again is not None and again.leaf == kept.leaf
-        if not same or left(again.view, step) != kept.view:  # type: ignore[union-attr]
+        if not same or access.put(again.view, -1) != kept.view:  # type: ignore[union-attr]
             kept = None
     bounds = hull(operand.range, updates.range) if replaces else None
     return Value(owner, 0, bounds, None, kept, site.prover.versions.succeed(operand.version))
@@ -167,14 +173,15 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
 
 def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:
     """Whose what is written is, in dimensions of the operand."""
-    special = [d for d, value in access.columns.items() if isinstance(value.fact, Permuted)]
-    owners = [access.index_owner(d) for d in access.columns if d not in special]
-    owner = site.join(updates.owner, *owners)
-    if special and not isinstance(owner, Rows):
-        return site.join(owner, access.columns[special[0]].owner)
+    special = next((d for d, value in access.columns.items() if isinstance(value.fact, Permuted)), None)
+    owner = site.join(updates.owner, access.owners(site, without=special))
+    if special is not None and not isinstance(owner, Rows):
+        return site.join(owner, access.columns[special].owner)
+    if access.tells_places(owner) or _put_by_place(operand, access):
+        return site.mixed("a shared index tells rows where they lie in an order that depends on all lanes", REMEDY)
     if isinstance(owner, OneLane):
         return _one_row(operand, owner, access)
-    if not isinstance(owner, Rows):
+    if not isinstance(owner, Rows | PoolRows):
         return owner
     for dim, at in (*access.paired.items(), *access.window.items()):
         if at == owner.axis:
@@ -188,6 +195,8 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
             continue
         if isinstance(value.fact, Iota) and access.index_axes[value.fact.axis] == owner.axis and value.fact.div == 1:
             return moved(owner, dim)
+        if isinstance(owner, PoolRows):
+            continue
         if isinstance(value.fact, Permuted) and access.index_axes[0] == owner.axis:
             groups, left_over = divmod(owner.inner, value.fact.div)
             if owner.order == value.fact.order and not left_over:
@@ -200,6 +209,11 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
             message = "an array that is no pool is indexed by slot"
             return site.mixed(message, "index arrays of one step by lane", ViolationKind.WRONG_ROW)
     return site.mixed("lanes write to places that depend on their data, in an array that all lanes see", _OWN)
+
+
+def _put_by_place(operand: Owner, access: Access) -> bool:
+    """Whether what is written takes the place of some of the rows in an order that depends on all lanes."""
+    return disordered(operand) and operand.axis not in access.paired and not access.whole(operand.axis)  # type: ignore[union-attr]
 
 
 def _one_row(operand: Owner, owner: OneLane, access: Access) -> Owner:

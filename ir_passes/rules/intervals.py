@@ -21,6 +21,12 @@ def dtype_range(aval: Any) -> Range | None:
     return int(info.min), int(info.max)
 
 
+def fits(aval: Any, *numbers: int) -> bool:
+    """Whether an integer or boolean dtype can hold some numbers."""
+    limits = dtype_range(aval)
+    return limits is not None and all(limits[0] <= number <= limits[1] for number in numbers)
+
+
 def interval(name: str, operands: list[Range | None], result: Any, inputs: list[Any]) -> Range | None:
     """Bounds of an elementwise operation's result; None where nothing more than its dtype is known.
 

@@ -7,7 +7,7 @@ from ir_passes.rules.access import Access, constant_of
 from ir_passes.site import RowAccess, Site
 from ir_passes.uniformity import REMEDY, tells_places
 from ir_passes.values import Common, Constant, Iota, Kept, Mixed, OneLane, Owner, PoolRows, Rows, Slot, Value
-from ir_passes.views import entered, left
+from ir_passes.views import View, entered, left
 from ir_passes.violations import ViolationKind
 
 _PLACES = "rows of a pool are used with what depends on their place in an order that depends on all lanes"
@@ -20,9 +20,8 @@ def read(site: Site, operand: Value, access: Access) -> Value:
     assert isinstance(pool, PoolRows)
     axis = pool.axis
     if access.whole(axis):
-        step = access.step(axis)
-        part = replace(pool, axis=access.window[axis], view=entered(pool.view, step))
-        kept = None if operand.kept is None else Kept(operand.kept.leaf, entered(operand.kept.view, step))
+        part = replace(pool, axis=access.window[axis], view=access.taken(pool.view, axis))
+        kept = None if operand.kept is None else Kept(operand.kept.leaf, access.taken(operand.kept.view, axis))
         version = site.prover.versions.part_of(operand.version)
         return Value(site.join(part, access.owners(site)), kept=kept, version=version)
     found = _row_owner(site, pool, access, write=False)
@@ -30,7 +29,8 @@ def read(site: Site, operand: Value, access: Access) -> Value:
         return Value(found)
     kept = None
     if operand.kept is not None:
-        kept = Kept(operand.kept.leaf, entered(operand.kept.view, access.step(axis)))
+        by = access.columns[axis].fact
+        kept = Kept(operand.kept.leaf, entered(access.taken(operand.kept.view, axis), ("by slot", by)))
     if access.tells_places(found, without=axis):
         return Value(site.mixed(_PLACES, REMEDY))
     return Value(site.join(found, access.owners(site, without=axis)), kept=kept)
@@ -61,22 +61,31 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     at = found.axis if isinstance(found, Rows) and found.order is not None else None
     if access.tells_places(found, without=axis) or (at is not None and tells_places(updates, site.shapes[-1], at)):
         return Value(site.mixed(_PLACES, REMEDY))
+    index = access.columns[axis].fact
+    assert isinstance(index, Slot)
     kept = operand.kept
     if kept is not None:
         same = updates.kept is not None and updates.kept.leaf == kept.leaf and replaces
-        if not same or left(updates.kept.view, access.step(axis)) != kept.view:  # type: ignore[union-attr]
+        if not same or _put_by_slot(updates.kept.view, access, axis, index) != kept.view:  # type: ignore[union-attr]
             kept = None
-    index = access.columns[axis].fact
-    assert isinstance(index, Slot)
     later = replace(pool, writers=pool.writers | {index.leaf})
     return Value(later, kept=kept, version=site.prover.versions.succeed(operand.version))
+
+
+def _put_by_slot(view: View, access: Access, axis: int, slot: Slot) -> View | None:
+    """The path after rows are put back where they were read: by the same slot map, guarded as then or only now."""
+    for by in (slot, replace(slot, guard=None)):
+        rows = left(view, ("by slot", by))
+        if rows is not None:
+            return access.put(rows, axis)
+    return None
 
 
 def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Value:
     """A part of every row, put back where it was taken."""
     pool, part = operand.owner, updates.owner
     assert isinstance(pool, PoolRows)
-    if not isinstance(part, PoolRows) or left(part.view, access.step(pool.axis)) != pool.view or part.leaf != pool.leaf:
+    if not isinstance(part, PoolRows) or access.put(part.view, pool.axis) != pool.view or part.leaf != pool.leaf:
         if isinstance(part, Mixed):
             return Value(part)
         message = f"every row of pool {pool.group!r} is written, those that no lane owns too"
@@ -85,7 +94,7 @@ def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Val
     kept = operand.kept
     if kept is not None:
         again = updates.kept
-        if again is None or again.leaf != kept.leaf or left(again.view, access.step(pool.axis)) != kept.view:
+        if again is None or again.leaf != kept.leaf or access.put(again.view, pool.axis) != kept.view:
             kept = None
     owner = replace(pool, unframed=pool.unframed or part.unframed, writers=pool.writers | part.writers)
     return Value(owner, kept=kept, version=site.prover.versions.succeed(operand.version))
@@ -137,6 +146,10 @@ def _map_fault(site: Site, pool: PoolRows, entry: SlotMap, fact: Slot, access: A
     if rows < entry.size:
         message = f"{slots} holds rows in [0, {entry.size}), {path} has {rows}"
         site.report(ViolationKind.BOUNDS, message, "give the pool as many rows as the slot map has slots")
+    if fact.guard is not None and rows > entry.size:
+        message = f"rows of {path} are picked by {slots} or by a row past its last one, {entry.size - 1}"
+        remedy = f"declare the slot map with size={rows}, as many as the pool has rows, and guard with that row"
+        return site.mixed(f"{message}, which may be one that no lane owns", remedy, ViolationKind.WRONG_ROW)
     if fact.guard is not None and not access.drops:
         message = f"a row of {path} that may lie past its end is clamped to its last row"
         site.report(ViolationKind.BOUNDS, message, "use mode='drop' for writes, mode='fill' for reads")

@@ -1,7 +1,9 @@
 """Operations along axes: reductions, scans, sorts and searches."""
 
+from ir_passes.rules.intervals import fits
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
+from ir_passes.uniformity import REMEDY, tells_places
 from ir_passes.values import COMMON, Common, Counts, Iota, OneHot, Order, Owner, Permuted, Rows, Value, axis_of, moved
 
 _APART = "reduce over axes within a lane; what must be the same for all lanes is an operand that the host computes"
@@ -29,10 +31,10 @@ def reduction(site: Site, x: Value) -> list[Value]:
         count = 1
         for axis in axes:
             count *= site.shapes[0][axis]
-        low, high = x.range[0] * count, x.range[1] * count
-        bounds = (low, high) if abs(low) < 2**31 and abs(high) < 2**31 else None
+        bounds = (x.range[0] * count, x.range[1] * count)
     fact = None
-    if site.name == "reduce_sum" and isinstance(x.fact, OneHot) and axes == (x.fact.rows,) and len(site.shape) == 1:
+    counts = site.name == "reduce_sum" and fits(site.eqn.outvars[0].aval, site.shapes[0][axes[0]] if axes else 1)
+    if counts and isinstance(x.fact, OneHot) and axes == (x.fact.rows,) and len(site.shape) == 1:
         fact = Counts(site.prover.same_counts.get(x.fact.key, x.fact.key))
     return [Value(_without(site, x.owner, axes), range=bounds, fact=fact)]
 
@@ -69,11 +71,13 @@ def top_k(site: Site, x: Value) -> list[Value]:
 @rule("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window", "select_and_scatter_add")
 def windows(site: Site, *operands: Value) -> list[Value]:
     """Reductions of windows that are one long along the axis of the lanes."""
-    sizes, strides = site.params["window_dimensions"], site.params["window_strides"]
+    params = site.params
+    columns = [params["window_dimensions"], params["window_strides"], params["padding"]]
+    columns += [params[name] for name in ("base_dilation", "window_dilation") if name in params]
     owners = []
     for value in operands:
         axis = axis_of(value.owner)
-        if axis is not None and (sizes[axis] != 1 or strides[axis] != 1):
+        if axis is not None and any(column[axis] not in (1, (0, 0)) for column in columns):
             owners.append(site.mixed(f"windows reach along axis {axis}, which holds different lanes", _APART))
         else:
             owners.append(value.owner)
@@ -90,6 +94,10 @@ def sort(site: Site, *operands: Value) -> list[Value]:
     axis = int(site.params["dimension"])
     if all(axis_of(value.owner) != axis and not _permutes(value) for value in operands):
         owner = site.join(*(value.owner for value in operands))
+        if isinstance(owner, Rows) and owner.order is not None:
+            sides = zip(operands, site.shapes, strict=True)
+            if any(tells_places(value, shape, owner.axis) for value, shape in sides):
+                owner = site.mixed("rows in an order that depends on all lanes meet a shared array of rows", REMEDY)
         return [Value(owner, range=value.range) for value in operands]
     key = operands[0]
     if len(site.shape) != 1 or site.params["num_keys"] != 1:
@@ -99,7 +107,9 @@ def sort(site: Site, *operands: Value) -> list[Value]:
     if isinstance(key.fact, Permuted) and key.fact.div == 1:
         order = Order(key.fact.order.number, not key.fact.order.inverse)
     else:
-        order = Order(site.prover.number(("order", key.number, site.params["is_stable"])))
+        # where keys are equal, an unstable sort may fall out otherwise each time
+        stable = site.params["is_stable"]
+        order = Order(site.prover.number(("order", key.number)) if stable else site.prover.fresh())
         site.prover.sort_keys[order] = key.number
     results = [_sorted(site, value, order) for value in operands]
     number = site.prover.fresh()

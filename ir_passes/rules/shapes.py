@@ -8,7 +8,6 @@ from ir_passes.rules.registry import rule
 from ir_passes.site import Site
 from ir_passes.values import (
     COMMON,
-    Columns,
     Constant,
     Counts,
     Fact,
@@ -97,8 +96,6 @@ def _same_but_ones(before: Shape, after: Shape) -> bool:
 
 
 def _fact_over_ones(fact: Fact, before: Shape, after: Shape) -> Fact | None:
-    if isinstance(fact, Columns):
-        return fact if before[-1:] == after[-1:] and before[-1] != 1 else None
     if isinstance(fact, Permuted | Counts):
         return fact if before[:1] == after[:1] else None
     return fact if isinstance(fact, SignOf | RemainderOf | Implies) else None
@@ -124,8 +121,6 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     fact = x.fact if isinstance(x.fact, Slot | Constant) else None
     if isinstance(x.fact, Iota) and before[x.fact.axis] == after[dims[x.fact.axis]]:
         fact = Iota(dims[x.fact.axis], x.fact.div)
-    elif isinstance(x.fact, Columns) and dims[-1] == len(after) - 1 and before[-1] == after[-1]:
-        fact = x.fact
     long = [axis for axis, size in enumerate(before) if size != 1]
     if fact is None and len(long) == 1:
         fact = Spread(x.number, dims[long[0]])

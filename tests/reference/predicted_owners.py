@@ -10,7 +10,20 @@ from jaxpr_mutation import Subject
 from ir_passes import SlotMap
 from ir_passes.lane_proof import walk
 from ir_passes.prover import Prover
-from ir_passes.values import Common, Counts, Iota, OneLane, Permuted, PoolRows, Rows, Slot, Spread, Value
+from ir_passes.values import (
+    Columns,
+    Common,
+    Counts,
+    Iota,
+    OneHot,
+    OneLane,
+    Permuted,
+    PoolRows,
+    Rows,
+    Slot,
+    Spread,
+    Value,
+)
 
 
 def predictions(subject: Subject) -> dict[Any, tuple[Any, Value]]:
@@ -40,9 +53,13 @@ class Reality:
                 if isinstance(at.entry, SlotMap):
                     self.lanes[i, leaf == 0] = True
 
+    def inside(self, lanes: np.ndarray) -> np.ndarray:
+        """Which of these are lanes; the others are numbers of padding, `jnp.pad` gives negative ones too."""
+        return (lanes >= 0) & (lanes < self.bound.lanes)
+
     def may_differ(self, lanes: np.ndarray) -> np.ndarray:
-        """[run, index]: whether these lanes may; past the last one there is padding, which never may."""
-        inside = lanes < self.bound.lanes
+        """[run, index]: whether these lanes may; what lies outside is padding, which never may."""
+        inside = self.inside(lanes)
         return np.where(inside, self.lanes[:, np.where(inside, lanes, 0)], False)
 
     def rows(self, leaf: int) -> np.ndarray:
@@ -112,6 +129,9 @@ def _faults_of(
         if other.dtype == array.dtype and other.size == array.size:
             if differing(array.reshape(len(array), -1), other.reshape(len(other), -1)).any():
                 yield "has the value number of an array that holds something else"
+    for axis in value.uniform:
+        if (array.shape[axis + 1] > 1) and differing(array, array.take([0], axis + 1)).any():
+            yield f"is not the same along axis {axis}"
     match value.fact:
         case Iota(axis, div):
             index = np.arange(array.shape[axis + 1]) // div
@@ -119,7 +139,7 @@ def _faults_of(
                 yield "does not count"
         case Slot(leaf, None) if isinstance(value.owner, Rows) and value.owner.order is None:
             lanes = value.owner.start + np.arange(array.shape[value.owner.axis + 1]) // value.owner.inner
-            inside = lanes < reality.bound.lanes
+            inside = reality.inside(lanes)
             rows = np.moveaxis(array, value.owner.axis + 1, -1)[..., inside]
             slots = reality.claims.leaves[leaf][:, lanes[inside]]
             if (rows != slots.reshape(len(slots), *[1] * (rows.ndim - 2), -1)).any():
@@ -131,6 +151,17 @@ def _faults_of(
             keys = numbered[key].reshape(len(array), -1)
             if (array != (keys[:, :, None] == np.arange(array.shape[1])).sum(1)).any():
                 yield "does not count its keys"
+        case Columns(columns):
+            for k, column in enumerate(columns):
+                if column.number in numbered:
+                    other, mine = numbered[column.number].reshape(len(array), -1), array[..., k].reshape(len(array), -1)
+                    if other.shape != mine.shape or differing(other, mine.astype(other.dtype)).any():
+                        yield f"does not hold its column {k}"
+        case OneHot(key, axis, classes) if key in numbered and array.ndim == 3:
+            keys = numbered[key].reshape(len(array), -1)
+            rows = np.moveaxis(array, (axis + 1, classes + 1), (1, 2))
+            if (rows != (keys[:, :, None] == np.arange(rows.shape[2]))).any():
+                yield "is not the one-hot form of its keys"
         case Spread(number, axis) if number in numbered:
             rows = np.moveaxis(array, axis + 1, -1)
             entries = numbered[number].reshape(len(array), *[1] * (array.ndim - 2), -1)

@@ -9,11 +9,29 @@ from mutants import (
     lanes,
     owners,
     padding,
+    places,
     pools,
+    row_numbers,
     sequences,
     tenants,
+    whole_pools,
 )
 from mutants.mutant import Mutant
 
-THEMES = (padding, indices, lanes, expert_mixing, pools, idle, sequences, boundaries, executables, owners, tenants)
+THEMES = (
+    padding,
+    indices,
+    lanes,
+    expert_mixing,
+    places,
+    row_numbers,
+    pools,
+    idle,
+    sequences,
+    boundaries,
+    executables,
+    owners,
+    tenants,
+    whole_pools,
+)
 MUTANTS: dict[str, Mutant] = {mutant.id: mutant for theme in THEMES for mutant in theme.MUTANTS}

@@ -1,0 +1,119 @@
+"""Rows in the order of a sort, told where they lie: by shared numbers that differ from place to place, or by writes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from mutants.mutant import Kind, wrong
+from zoo.experts import EXPERTS, TOP, grouped, recur, route
+from zoo.program import HIDDEN, LANES
+
+SORTED = "sorted experts, argsort of argsort"
+PLACES = LANES * TOP
+
+
+def _step(change: Callable[[Array, Array], Array]) -> Any:
+    """The sorted step; `change(rows, order)` is what happens to rows while they are out of order."""
+
+    def step(w, pool, slots, x):
+        x, pool = recur(pool, slots, x)
+        chosen, expert = route(w, x)
+        flat = expert.reshape(-1)
+        order = jnp.argsort(flat)
+        y = grouped(w, change(x[order // TOP], order), jnp.bincount(flat, length=EXPERTS).astype(jnp.int32))
+        y = y[jnp.argsort(order)].reshape(-1, TOP, HIDDEN)
+        return x + jnp.einsum("nkd,nk->nd", y, chosen), pool
+
+    return step
+
+
+def _scaled(numbers: Callable[[], Array]) -> Any:
+    """Rows times a number for their place."""
+    return _step(lambda rows, order: rows * numbers().astype(jnp.float32)[:, None])
+
+
+def _marked() -> Array:
+    return jnp.ones(PLACES).at[0].set(2.0)
+
+
+def _put_together() -> Array:
+    return jnp.concatenate([jnp.full(1, float(place)) for place in range(PLACES)])
+
+
+def _windows() -> Array:
+    return lax.reduce_window(jnp.ones(PLACES), 0.0, lax.add, (3,), (1,), "SAME")
+
+
+def _random_bits() -> Array:
+    return jax.random.bits(jax.random.key(0), (PLACES,)) % 7
+
+
+def _sorted_beside(rows: Array, _: Array) -> Array:
+    """Numbers of the places ride along in a sort inside each row."""
+    places = jnp.broadcast_to(jnp.arange(float(PLACES))[:, None], rows.shape)
+    return rows + lax.sort((rows, places), dimension=1, num_keys=1)[1]
+
+
+def _at_two_indices(rows: Array, order: Array) -> Array:
+    """Each row goes back to its lane and, within it, to a column by its place."""
+    there = jnp.zeros_like(rows).at[order, jnp.arange(PLACES) % HIDDEN].set(rows[:, 0])
+    return rows + there[order]
+
+
+def _at_two_orders(rows: Array, order: Array) -> Array:
+    """The same with a column by another permutation."""
+    other = jnp.argsort(-rows[:, 0])
+    there = jnp.zeros((PLACES, PLACES)).at[order, other].set(rows[:, 0])
+    return rows + there.sum(1, where=jnp.arange(PLACES) < 3)[order][:, None]
+
+
+def _clamped_order(rows: Array, order: Array) -> Array:
+    """A count that ends before the rows do is read in their order: the index is clamped."""
+    there = jnp.zeros_like(rows).at[order].set(rows)
+    return there[jnp.arange(PLACES - TOP, dtype=jnp.int32).at[order].get(mode="clip")]
+
+
+def _count_of_wrapped_keys(w, pool, slots, x):
+    """Rows are sorted by squares of keys in eight bits, and counted by squares in thirty-two."""
+    x, pool = recur(pool, slots, x)
+    chosen, expert = route(w, x)
+    narrow = (expert.reshape(-1) + 13).astype(jnp.uint8)
+    wide = narrow.astype(jnp.int32)
+    order = jnp.argsort(lax.clamp(0, (narrow * narrow).astype(jnp.int32) - 168, EXPERTS - 1))
+    sizes = jnp.bincount(lax.clamp(0, wide * wide - 168, EXPERTS - 1), length=EXPERTS).astype(jnp.int32)
+    y = grouped(w, x[order // TOP], sizes)[jnp.argsort(order)].reshape(-1, TOP, HIDDEN)
+    return x + jnp.einsum("nkd,nk->nd", y, chosen), pool
+
+
+def _told(id: str, description: str, step: Any) -> Any:
+    return wrong(SORTED, id, "JAX", description, step, Kind.CROSS_LANE)
+
+
+MUTANTS = (
+    _told(
+        "place-by-running-sum", "rows are scaled by a running sum of ones", _scaled(lambda: jnp.ones(PLACES).cumsum())
+    ),
+    _told("place-marked", "the number of one place is another", _scaled(_marked)),
+    _told("places-put-together", "numbers of the places are concatenated", _scaled(_put_together)),
+    _told(
+        "place-by-top-k",
+        "where a top_k of equal numbers has found them",
+        _scaled(lambda: lax.top_k(jnp.ones(PLACES), PLACES)[1]),
+    ),
+    _told("place-by-windows", "sums of windows of ones: fewer at the ends", _scaled(_windows)),
+    _told("place-by-random-bits", "random bits of one key for all places", _scaled(_random_bits)),
+    _told("place-padded", "a number padded to all places", _scaled(lambda: jnp.pad(jnp.ones(1), (0, PLACES - 1)))),
+    _told("first-place-cleared", "the row at the first place is cleared", _step(lambda rows, _: rows.at[0].set(0.0))),
+    _told(
+        "first-place-raised",
+        "a number is added to the row at the first place",
+        _step(lambda rows, _: rows.at[0].add(1.0)),
+    ),
+    _told("place-beside-a-sort", "numbers of the places are sorted beside each row", _step(_sorted_beside)),
+    _told("place-in-a-column", "a row goes to its lane, in a column by its place", _step(_at_two_indices)),
+    _told("place-in-another-order", "the same with a column by another permutation", _step(_at_two_orders)),
+    _told("clamped-order", "a permutation as index into fewer numbers is clamped", _step(_clamped_order)),
+    _told("wrapped-keys", "rows sorted by keys that wrap, groups counted by keys that do not", _count_of_wrapped_keys),
+)

@@ -12,7 +12,7 @@ from tiny_variants import Variant, variant
 from zoo.program import LANES, Program
 
 from hybridlm._sampling import Sampling
-from hybridlm._steps import GENERATE_CONTRACT, SCORE_CONTRACT, Structure, flatten, generate_step, score_step
+from hybridlm._steps import GENERATE_CONTRACT, SCORE_CONTRACT, Rows, Structure, flatten, generate_step, score_step
 from models import family_of, kv_blocks
 
 VARIANTS = ("next_dense_layers", "dense_interval", "sparse_base")
@@ -50,7 +50,8 @@ def model(name: str) -> tuple[Structure, tuple[jax.Array, ...], Any]:
 def draw(rng: np.random.Generator, name: str, tokens: int, score: bool) -> tuple[Any, ...]:
     _, params, state = model(name)
     params = tuple(np.asarray(leaf) + 0.1 * rng.normal(size=leaf.shape).astype(leaf.dtype) for leaf in params)
-    pools = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), state)
+    layers = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), state)
+    pools = Rows(layers, rng.integers(0, VOCAB, (LANES, 1)).astype(np.int32))
     ids = rng.integers(0, VOCAB, (LANES, tokens)).astype(np.int32)
     lengths = rng.integers(0, tokens + 1, LANES).astype(np.int32)
     positions = rng.integers(0, CONTEXT - tokens, LANES).astype(np.int32)

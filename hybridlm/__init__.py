@@ -13,6 +13,7 @@ from hybridlm._errors import NumericalError
 from hybridlm._forward import ForwardOutput, SequenceState
 from hybridlm._lm import LM
 from hybridlm._load import load
+from hybridlm._memory import InsufficientMemory
 from hybridlm._results import Completion, Score
 from hybridlm._rows import RowsLost
 from hybridlm._session import Event, Session
@@ -31,6 +32,7 @@ __all__ = [
     "ConfigError",
     "Event",
     "ForwardOutput",
+    "InsufficientMemory",
     "NumericalError",
     "RowsLost",
     "Score",

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridlm._engine import Engine
-from hybridlm._errors import NumericalError
 from hybridlm._forward import ForwardOutput, SequenceState, check_tokens, forward, in_order
 from hybridlm._inputs import Inputs
 from hybridlm._perplexity import CONVENTIONS, prefix_token, rolling
@@ -19,11 +18,12 @@ from hybridlm._requests import Settings, to_items
 from hybridlm._results import Completion, Score
 from hybridlm._sampling import LogitsProcessor
 from hybridlm._score_file import ScoreFileReport, score_file
-from hybridlm._scoring import score
+from hybridlm._scoring import checked, scores
 from hybridlm._sequence import Request
 from hybridlm._session import Event, Session
 from hybridlm._steps import Structure
 from hybridlm._tokenizer import Tokenizer
+from hybridlm._warmup import warm_up
 from ir_passes import Certificate
 from models import Decoder, DecoderConfig
 
@@ -74,6 +74,9 @@ class LM:
     @property
     def _inputs(self) -> Inputs:
         return Inputs(self.tokenizer, self.config.vocab_size, self.context, self.eos_token_ids)
+
+    def _scores(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
+        return scores(self._engine, ids, top)
 
     @property
     def stats(self) -> dict[str, int]:
@@ -175,6 +178,18 @@ class LM:
         """
         return Session(self._engine, self.tokenizer, self._inputs.request, logits_processor)
 
+    def warmup(self, every_rung: bool = False, progress: bool | None = None) -> dict[str, float]:
+        """Compile the steps of generation and scoring now, in threads, instead of on first use.
+
+        Args:
+            every_rung: also for fewer sequences than lanes (1, 2, 4, ...).
+            progress: show a bar; None shows one where standard error is a terminal.
+
+        Returns:
+            Seconds by step. One that takes longer than two minutes is also named in a warning.
+        """
+        return warm_up(self._engine, every_rung, progress)
+
     def chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Completion:
         """Answer a conversation: the checkpoint's chat template, then `generate`.
 
@@ -210,21 +225,7 @@ class LM:
         most = min(self.config.vocab_size, 1000)
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
             raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
-        return self._score(self._inputs.encode_all(texts, "texts"), top_logprobs)
-
-    def _score(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
-        scores = self._score_unchecked(ids, top)
-        for i, one in enumerate(scores):
-            if one.first_nan is not None:
-                raise NumericalError(f"texts[{i}]", one.first_nan)
-        return scores
-
-    def _score_unchecked(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
-        results: list[Score | None] = [None] * len(ids)
-        for scored in score(self._engine, ids, top):
-            tops = scored.top_logprobs if top else None
-            results[scored.index] = Score(list(scored.tokens), scored.logprobs, scored.greedy, tops)
-        return [result for result in results if result is not None]
+        return checked(self._scores(self._inputs.encode_all(texts, "texts"), top_logprobs))
 
     def score_file(
         self, input: str | os.PathLike[str], output: str | os.PathLike[str], strict: bool = False
@@ -242,9 +243,7 @@ class LM:
             ValueError: a bad line if `strict`; output is the input or no regular file.
             OSError: a file cannot be read or written.
         """
-        return score_file(
-            self._inputs.encode, self._score_unchecked, input, output, strict, window=32 * self._engine.lanes
-        )
+        return score_file(self._inputs.encode, self._scores, input, output, strict, window=32 * self._engine.lanes)
 
     def perplexity(self, texts: str | Sequence[str | Sequence[int]], convention: str = "rolling") -> float:
         """Perplexity of a corpus.
@@ -266,7 +265,7 @@ class LM:
         ids = self._inputs.encode_all(texts, "texts", of_any_length=True)
         if not ids:
             raise ValueError("texts: is empty; at least one text is needed")
-        return rolling(ids, prefix, self.context, self._score)
+        return rolling(ids, prefix, self.context, lambda windows: checked(self._scores(windows)))
 
     def forward(
         self,

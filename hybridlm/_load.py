@@ -1,9 +1,11 @@
 """From a checkpoint directory or a hub id to a model that runs."""
 
 import logging
+import math
 import os
 import warnings
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from hybridlm._engine import Engine
+from hybridlm._engine import STAGING, Engine
 from hybridlm._lm import LM
-from hybridlm._programs import CERTIFY, Certify, Programs
+from hybridlm._memory import Demand, available_memory
+from hybridlm._programs import CERTIFY, Certify, Programs, Shape
 from hybridlm._progress import load_progress
 from hybridlm._sanitizing import Sanitizer
 from hybridlm._steps import flatten
@@ -66,6 +69,7 @@ def load(
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named.
         ValueError: arguments are wrong; every one is named.
+        InsufficientMemory: weights, rows and the steps' scratch are more than the memory that is available.
     """
     directory = open_directory(resolve(path_or_hub_id))
     family = family_of(directory.config)
@@ -79,19 +83,49 @@ def load(
             stacklevel=2,
         )
     certificates = _set_compilation_cache(compilation_cache)
+    # On a CPU scattering into a narrow cache converts all of it to float32 and back in every step.
+    cache_dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else dtype)
+    demand = _demand(family, config, dtype, cache_dtype, lanes, context)
+    demand.require(available_memory())
     with load_progress(progress) as report_progress:
         arrays, report = load_weights(directory, family, config, dtype, report_progress)
     for line in report.lines():
         _log.warning(line)
     model, names = _assemble(family, config, arrays)
     structure, params = flatten(model)
-    # On a CPU scattering into a narrow cache converts all of it to float32 and back in every step.
-    cache_dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else dtype)
     programs = Programs(structure, certify, certificates)
     engine = Engine(model, params, programs, lanes, context, chunk, cache_dtype, Sanitizer() if sanitize else None)
+    _admit(engine, demand)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
     return LM(model, structure, named, engine, tokenizer, end, cache_dtype, directory.path)
+
+
+def _demand(family: Family, config: DecoderConfig, dtype: str, cache_dtype: Any, lanes: int, context: int) -> Demand:
+    """Memory that the model needs, without its steps."""
+    size = jnp.dtype(dtype).itemsize
+    weights = sum(math.prod(one.shape) * (4 if one.float32 else size) for one in family.weights(config))
+    model = nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0)))
+
+    def row(context: int) -> int:
+        state = jax.eval_shape(lambda: model.init_state(1, context, cache_dtype))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+
+    return Demand(weights, row, lanes, min(lanes, STAGING), context)
+
+
+def _admit(engine: Engine, demand: Demand) -> None:
+    """Before any pool is allocated: where rows take most of what is left, the scratch of the steps counts too.
+
+    Raises:
+        InsufficientMemory: the largest steps' scratch does not fit beside weights and rows.
+    """
+    left = available_memory()
+    if left is None or 2 * demand.rows < left:
+        return
+    largest = (Shape("generate", engine.staging, engine.chunk), Shape("generate", engine.lanes, 1))
+    scratch = max(engine.program(shape).certificate.memory.temp for shape in largest)
+    replace(demand, scratch=scratch).require(left + demand.weights)
 
 
 def _check_arguments(

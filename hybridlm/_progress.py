@@ -52,11 +52,24 @@ def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Call
         total: prompts.
         lanes: sequences that are computed at the same time.
     """
-    if not (sys.stderr.isatty() and total > lanes if show is None else show):
-        yield lambda done: None
+    with _counting("generating", total > lanes and None if show is None else show, total) as update:
+        yield lambda done: update(done, "")
+
+
+@contextmanager
+def step_progress(show: bool | None, total: int) -> Iterator[Callable[[int, str], None]]:
+    """A bar over compiled steps; gives what takes their number and the name of the last one. `show` as for loading."""
+    with _counting("compiling", show, total) as update:
+        yield update
+
+
+@contextmanager
+def _counting(what: str, show: bool | None, total: int) -> Iterator[Callable[[int, str], None]]:
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda done, name: None
         return
-    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
-        task = bar.add_task("generate", total=total)
-        yield lambda done: bar.update(task, completed=done)
+    with Progress(*columns, TextColumn("{task.fields[name]}"), console=console, transient=console.is_terminal) as bar:
+        task = bar.add_task(what, total=total, name="")
+        yield lambda done, name: bar.update(task, completed=done, name=name)

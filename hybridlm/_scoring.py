@@ -9,7 +9,9 @@ import numpy as np
 
 from hybridlm._batch import Batch, Feed
 from hybridlm._engine import Engine
+from hybridlm._errors import NumericalError
 from hybridlm._programs import Shape, lane_rung
+from hybridlm._results import Score
 from hybridlm._rows import RowPool
 from hybridlm._steps import Scored
 
@@ -57,6 +59,26 @@ class Scoring:
             for i in range(count):
                 ids, values = scored.top_tokens[lane, i].tolist(), scored.top_logprobs[lane, i].tolist()
                 self.top_logprobs[first + i] = dict(zip(ids, values, strict=True))
+
+
+def scores(engine: Engine, texts: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
+    """Scores of all texts, in their order; log-probabilities may be NaN. Arguments as for `score`."""
+    found: dict[int, Score] = {}
+    for one in score(engine, texts, top):
+        found[one.index] = Score(list(one.tokens), one.logprobs, one.greedy, one.top_logprobs if top else None)
+    return [found[index] for index in range(len(texts))]
+
+
+def checked(scores: list[Score]) -> list[Score]:
+    """The same scores.
+
+    Raises:
+        NumericalError: one holds a log-probability that is not a number.
+    """
+    for i, one in enumerate(scores):
+        if one.first_nan is not None:
+            raise NumericalError(f"texts[{i}]", one.first_nan)
+    return scores
 
 
 def score(engine: Engine, texts: Sequence[tuple[int, ...]], top: int = 0) -> Iterator[Scoring]:

@@ -73,8 +73,13 @@ _METADATA = re.compile(r",? ?metadata=\{(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\"|\{[^{}]*
 
 
 def fingerprint(text: str) -> str:
-    """sha256 of HLO text without what depends on where the source lies: metadata and the tables of source lines."""
-    return hashlib.sha256(_METADATA.sub("", _TABLES.sub("", text)).encode()).hexdigest()
+    """sha256 of HLO text without what depends on where the source lies."""
+    return hashlib.sha256(without_sources(text).encode()).hexdigest()
+
+
+def without_sources(text: str) -> str:
+    """HLO text without metadata and the tables of source lines."""
+    return _METADATA.sub("", _TABLES.sub("", text))
 
 
 def read_module(data: bytes) -> Module:

@@ -1,0 +1,85 @@
+"""A model that does not fit is refused before anything large is allocated, with the arithmetic."""
+
+import re
+from pathlib import Path
+
+import pytest
+from text_checkpoint import write_text_checkpoint
+
+import hybridlm
+from hybridlm import InsufficientMemory, _load
+from hybridlm._engine import Engine
+from hybridlm._memory import Demand, available_memory
+
+MB = 1 << 20
+
+
+def row(context: int) -> int:
+    return MB + 1024 * context
+
+
+def demand(scratch: int = 0) -> Demand:
+    return Demand(weights=100 * MB, row=row, lanes=8, staging=4, context=4096, scratch=scratch)
+
+
+def test_the_sum() -> None:
+    assert demand().total == 100 * MB + 12 * 5 * MB
+    demand().require(160 * MB)
+    demand().require(None)
+    with pytest.raises(InsufficientMemory):
+        demand().require(160 * MB - 1)
+    with pytest.raises(InsufficientMemory, match="scratch of the largest step 1.049 MB = 168.8 MB"):
+        demand(scratch=MB).require(160 * MB)
+
+
+def test_what_would_fit_is_the_most_that_fits() -> None:
+    """Each suggestion fits, and the next larger one does not."""
+    available = 100 * MB + 43 * MB
+    with pytest.raises(InsufficientMemory, match="not fit: weights 104.9 MB") as raised:
+        demand().require(available)
+    found = re.search(r"; lanes=(\d+) or context=(\d+) would fit$", str(raised.value))
+    assert found is not None
+    lanes, context = int(found[1]), int(found[2])
+    fits = lambda lanes, context: 100 * MB + (lanes + min(lanes, 4)) * row(context) <= available  # noqa: E731
+    assert fits(lanes, 4096) and not fits(lanes + 1, 4096)
+    assert fits(8, context) and not fits(8, context + 128)
+
+
+def test_nothing_would_fit() -> None:
+    with pytest.raises(InsufficientMemory, match="not even one lane would fit"):
+        demand().require(MB)
+
+
+def test_available_memory_is_a_number_here() -> None:
+    found = available_memory()
+    assert found is None or found > MB
+
+
+def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_text_checkpoint(tmp_path)
+    monkeypatch.setattr(_load, "available_memory", lambda: 10_000)
+    monkeypatch.setattr(_load, "load_weights", lambda *args: pytest.fail("weights were read"))
+    with pytest.raises(InsufficientMemory, match="3 decoding and 3 staged sequences"):
+        hybridlm.load(directory, lanes=3)
+
+
+def test_load_counts_the_scratch_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where weights and rows just fit, the compiled steps decide; no pool has been allocated by then."""
+    directory = write_text_checkpoint(tmp_path)
+    seen: list[int] = []
+    real = Demand.require
+
+    def require(self: Demand, available: int | None) -> None:
+        seen.append(self.total)
+        real(self, available)
+
+    monkeypatch.setattr(Demand, "require", require)
+    hybridlm.load(directory, lanes=1, context=32, chunk=4)
+    (needed,) = seen
+    monkeypatch.setattr(_load, "available_memory", lambda: needed)
+    monkeypatch.setattr(Engine, "borrow", lambda *args: pytest.fail("a pool was allocated"))
+    weights = sum(array.nbytes for array in hybridlm.load(directory, lanes=1, context=32, chunk=4).params.values())
+    monkeypatch.setattr(_load, "available_memory", lambda: needed - weights)
+    monkeypatch.setattr(Demand, "require", lambda self, available: real(self, available) if self.scratch else None)
+    with pytest.raises(InsufficientMemory, match="scratch of the largest step"):
+        hybridlm.load(directory, lanes=1, context=32, chunk=4)

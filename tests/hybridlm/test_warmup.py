@@ -1,0 +1,60 @@
+"""Steps compiled ahead: nothing compiles afterwards, and at one lane the program is what plain JAX makes of the step."""
+
+import re
+import warnings
+
+import jax
+import pytest
+from text_checkpoint import SETTINGS
+
+import hybridlm
+from hybridlm import _warmup
+from hybridlm._programs import CopyShape, Shape
+from ir_passes.hlo import without_sources
+
+
+def numbered(text: str | None) -> str:
+    """HLO without source lines, its names replaced by the order in which they appear."""
+    names: dict[str, str] = {}
+    return re.sub(
+        r"%[\w.\-]+|\b[A-Za-z_][\w\-]*\.\d+[\w.\-]*",
+        lambda found: names.setdefault(found.group().lstrip("%"), f"%{len(names)}"),
+        without_sources(text or ""),
+    )
+
+
+@pytest.fixture(scope="module")
+def lm(text_lm: hybridlm.LM) -> hybridlm.LM:
+    return hybridlm.load(text_lm.path, **{**SETTINGS, "lanes": 2})
+
+
+def test_nothing_compiles_after_a_warm_up(lm: hybridlm.LM) -> None:
+    seconds = lm.warmup(every_rung=True)
+    rungs = (1, 2)
+    shapes = {str(Shape("generate", lanes, tokens)) for lanes in rungs for tokens in (1, 5)}
+    shapes |= {str(Shape("score", lanes, 5, 0)) for lanes in rungs}
+    shapes |= {str(CopyShape(source, target)) for source in rungs for target in rungs}
+    assert set(seconds) == shapes and all(took > 0 for took in seconds.values())
+    assert lm.stats["compiled"] == len(shapes) == len(lm.certificates)
+    for count in (1, 2, 5):
+        lm.generate([[7] * (count + 4)] * count, max_tokens=3, ignore_eos=True)
+        lm.score([[7] * 9] * count)
+    assert lm.stats["compiled"] == len(shapes)
+
+
+def test_a_slow_step_is_named(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert set(lm.warmup()) == {"generate 2x5", "generate 2x1", "score 2x5", "copy 2 to 2"}
+    monkeypatch.setattr(_warmup, "COMPILE_SECONDS", -1.0)
+    with pytest.warns(UserWarning, match="generate 2x1: 0 s"):
+        lm.warmup()
+
+
+def test_one_lane_pays_nothing(lm: hybridlm.LM) -> None:
+    """The compiled HLO is that of the step alone, jitted with its state donated, but for the numbers in names."""
+    shape = Shape("generate", 1, 1)
+    step, _ = lm._engine.programs.step(shape)
+    plain = jax.jit(step, donate_argnums=1).lower(*lm._engine.example_arguments(shape)).compile()
+    found, expected = (numbered(one.as_text()) for one in (lm._engine.program(shape).compiled, plain))
+    assert found.count("\n") > 500 and found == expected

@@ -29,9 +29,10 @@ def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, name
         "o_proj": (hidden, width),
     }
     weights = [tensor((*at, part), f"{name}.{names.get(part, part)}.weight", shape) for part, shape in shapes.items()]
-    for part, heads in (("q_norm", c.heads), ("k_norm", c.kv_heads)) if c.qk_norm else ():
-        size = c.qk_norm.size(heads, c.head_dim)
-        weights.append(tensor((*at, part, "weight"), f"{name}.{names.get(part, part)}.weight", (size,), float32=True))
+    if c.qk_norm is not None:
+        for part, heads in (("q_norm", c.heads), ("k_norm", c.kv_heads)):
+            found, size = f"{name}.{names.get(part, part)}.weight", c.qk_norm.size(heads, c.head_dim)
+            weights.append(tensor((*at, part, "weight"), found, (size,), float32=True))
     return weights
 
 

@@ -22,9 +22,9 @@ FAMILY = {
     path.name: family_of(json.loads((path / "config.json").read_text())).name for path in sorted(GOLDEN.iterdir())
 }
 NAMES = list(FAMILY)
-OTHER_REFERENCES: dict[str, Any] = dict.fromkeys(MAMBA_FAMILIES, Float64MambaModel) | dict.fromkeys(
-    DELTA_FAMILIES, Float64DeltaModel
-)
+OTHER_REFERENCES: dict[str, Any] = {family: Float64MambaModel for family in MAMBA_FAMILIES} | {
+    family: Float64DeltaModel for family in DELTA_FAMILIES
+}
 WITH_REFERENCE = pytest.mark.parametrize(
     "golden", [name for name in NAMES if FAMILY[name] in FAMILIES], indirect=True, scope="module"
 )

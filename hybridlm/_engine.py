@@ -103,7 +103,7 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
-        operands = jax.device_put((*batch, *operands))
+        operands = _on_device((*batch, *operands))
         if self.sanitizer is None:
             program = self.program(shape)
             outputs, rows = program(self.params, pool.take(), *operands)
@@ -154,3 +154,9 @@ class Engine:
         if shape.step == "score":
             return (*operands, np.zeros((shape.lanes, shape.tokens), np.int32))
         return (*operands, *sampling_arrays([None] * shape.lanes))
+
+
+def _on_device(operands: tuple[Any, ...]) -> list[Any]:
+    """Operands with host arrays put on the device, in one call: for those that are there already it would cost time."""
+    put = iter(jax.device_put([one for one in operands if not isinstance(one, jax.Array)]))
+    return [one if isinstance(one, jax.Array) else next(put) for one in operands]

@@ -1,4 +1,4 @@
-"""Steps compiled ahead: nothing compiles afterwards, and at one lane the program is what plain JAX makes of the step."""
+"""Steps compiled ahead: nothing compiles afterwards; at one lane the program is what plain JAX makes of the step."""
 
 import re
 import warnings

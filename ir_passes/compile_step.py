@@ -19,6 +19,7 @@ from ir_passes.certificate_store import CertificateStore, Key
 from ir_passes.certifying import make_certificate
 from ir_passes.clock import Clock
 from ir_passes.contract import BoundContract, LaneContract
+from ir_passes.cycle_collection import paused
 from ir_passes.declared import declarations, flatten
 from ir_passes.exported import Exported, export
 from ir_passes.findings import AuditError, Finding
@@ -85,8 +86,9 @@ def compile_step(
     key = Key(*prints, fingerprint((passes, declarations())), versions)
     store = None if certificates is None else CertificateStore(Path(certificates))
     kept = None if store is None or certify == "off" else clock.time("prove", store.find, key)
-    proved = prove(graph, passes, certify, kept, clock)
-    plan = clock.time("plan", lambda: _plan(proved.graph))
+    with paused():
+        proved = prove(graph, passes, certify, kept, clock)
+        plan = clock.time("plan", lambda: _plan(proved.graph))
     lowered = clock.time("lower", calling.lower, proved.graph.program, args)
     compiled = clock.time("compile", lowered.compile, compiler_options=compiler_options)
     report, audit_faults = None, ()
@@ -131,7 +133,8 @@ def _audit(
 ) -> tuple[AuditReport | None, tuple[str, ...]]:
     """The report and, where faults only warn, the faults."""
     try:
-        report = audit(compiled, bound, **options)
+        with paused():
+            report = audit(compiled, bound, **options)
         if certify == "error":
             return report.require(), ()
         faults = tuple(map(str, report.findings))

@@ -5,7 +5,7 @@ number is 0, an absent string empty, an absent message None. What the schema doe
 where the schema asks for it. Source: https://protobuf.dev/programming-guides/encoding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -96,7 +96,11 @@ def _decode(data: bytes, at: int, end: int, message: Message) -> dict[str, Any]:
                 rest.append(data[start:at])
             continue
         if wire == _BYTES:
-            size, at = _varint(data, at, end, message.name)
+            # Nearly all numbers have one byte, and calls cost more than all else here.
+            if at < end and (size := data[at]) < 0x80:
+                at += 1
+            else:
+                size, at = _varint(data, at, end, message.name)
             stop = at + size
             if stop > end:
                 raise WireError(f"{message.name}.{known.name}: {size} bytes announced at {at}, only {end - at} left")
@@ -115,8 +119,12 @@ def _decode(data: bytes, at: int, end: int, message: Message) -> dict[str, Any]:
                 raise WireError(f"{message.name}.{known.name}: expected a varint at {start}, got {size} bytes")
             at = stop
         elif wire == _VARINT and known.kind in ("int", "bool"):
-            value, at = _varint(data, at, end, message.name)
-            value = bool(value) if known.kind == "bool" else value - (value >> 63 << 64)
+            if at < end and (value := data[at]) < 0x80:
+                at += 1
+            else:
+                value, at = _varint(data, at, end, message.name)
+                value -= value >> 63 << 64
+            value = bool(value) if known.kind == "bool" else value
         else:
             raise WireError(f"{message.name}.{known.name}: expected {known.kind} at {start}, got wire type {wire}")
         if known.repeated:
@@ -143,7 +151,9 @@ def _varint(data: bytes, at: int, end: int, name: str) -> tuple[int, int]:
     raise WireError(f"{name}: the number at byte {at} does not end before byte {min(end, at + _MAX_VARINT)}")
 
 
-def _packed(data: bytes, at: int, end: int, name: str) -> list[int]:
+def _packed(data: bytes, at: int, end: int, name: str) -> Iterable[int]:
+    if (part := data[at:end]).isascii():
+        return part  # every number has one byte
     values: list[int] = []
     while at < end:
         value, at = _varint(data, at, end, name)

@@ -1,6 +1,7 @@
 """Bounds of integer and boolean results from bounds of the operands."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,11 @@ TRUE, FALSE, EITHER = (1, 1), (0, 0), (0, 1)
 
 def dtype_range(aval: Any) -> Range | None:
     """What an integer or boolean dtype can hold; None for every other dtype."""
-    dtype = aval.dtype
+    return _range_of(aval.dtype)
+
+
+@cache
+def _range_of(dtype: Any) -> Range | None:
     if dtype == np.bool_:
         return EITHER
     if not np.issubdtype(dtype, np.integer):

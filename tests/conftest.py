@@ -18,9 +18,13 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="hybridlm-tests-", ignore_cleanup_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
 
+import hypothesis
 import jax
 import pytest
 
+# A machine that is busy is no fault of a test.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

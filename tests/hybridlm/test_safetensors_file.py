@@ -182,7 +182,6 @@ def opens(path: Path) -> SafetensorsFile | None:
 
 fuzz = settings(
     max_examples=100,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

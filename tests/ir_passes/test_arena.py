@@ -89,7 +89,7 @@ BUFFERS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(BUFFERS)
 def test_any_buffers(buffers: list[Buffer]) -> None:
     fit, searched, best = planner_of("best-fit")(buffers), search(buffers, work=200), exact(buffers, work=1_000)
@@ -99,7 +99,7 @@ def test_any_buffers(buffers: list[Buffer]) -> None:
     assert best.height <= searched.height or not best.optimal
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4), st.integers(0, 3)), max_size=5))
 def test_exact_is_exact(rows) -> None:
     """Against every packing on a grid, for buffers whose sizes are whole cells; it begins with the naive packing."""

@@ -54,9 +54,13 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         bottleneck=None,
         lower_bound=lower_bound if bounded else None,
     )
-    reader.choice("partial_rotary_factor", [1, 1.0], 1)
     reader.choice("rope_interleave", [True], True)
-    rope = read_rope(reader, reader.integer("qk_rope_head_dim"), 6e6, 1.0)
+    shared = reader.integer("qk_rope_head_dim")
+    # A fraction is one of the whole head; what it leaves must be the part that is rotated in any case.
+    fraction = reader.number("partial_rotary_factor", 1.0)
+    rope = read_rope(reader, shared if fraction == 1.0 else size, 6e6, 1.0)
+    if rope.size != shared:
+        reader.fault("partial_rotary_factor", f"qk_rope_head_dim ({shared}) of the {size} values of a head, or 1")
     attention = read_latent_attention(reader, rope, head_gate=True)
     types = read_layer_types(reader, layers)
     feed_forward = read_feed_forward(reader, layers, dense=2)

@@ -11,9 +11,6 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32
 
-BLOCK = 16
-"""Tokens between which the decays of single channels are compared pair by pair."""
-
 Rows = Float32[Array, "*batch token key"]
 HeadDecay = Float32[Array, "*batch token"]
 ChannelDecay = Float32[Array, "*batch token key"]
@@ -65,56 +62,58 @@ def head_decay(q: Rows, k: Rows, w: Rows, g: HeadDecay) -> Decayed:
     )
 
 
-def whole_blocks(chunk: int) -> int:
-    """The tokens of a chunk whose channels decay by themselves: as many as wanted, up to whole blocks."""
-    return chunk if chunk <= BLOCK else -(-chunk // BLOCK) * BLOCK
+def power_of_two(tokens: int) -> int:
+    """The least power of two that is no less: the size of a chunk that can be halved down to single tokens."""
+    return 1 << (tokens - 1).bit_length()
 
 
 def channel_decay(q: Rows, k: Rows, w: Rows, g: ChannelDecay) -> Decayed:
     """One decay per channel and token (arXiv:2510.26692): it cannot be taken out of the products.
 
-    Inside a block the decay of each pair of tokens is formed by itself. A key reaches a later block as what is left of
-    it when that block begins, and meets rows that have decayed since: products of matrices again. Sums run over the
-    tokens between the two, never over all since the beginning: differences of such long sums would lose the decay of
-    the last tokens behind a strong one before.
+    The chunk, a power of two, is put together from single tokens by doubling. Of two neighbouring halves a key of the
+    first reaches the second as what is left of it in the middle, and meets rows that have decayed since: a product of
+    matrices. Sums run over the tokens between a row and that middle, never over all since the beginning: differences of
+    such long sums would lose the decay of the last tokens behind a strong one before.
     """
-    chunk, size = k.shape[-2:]
-    block = min(BLOCK, chunk)
-    count = chunk // block
 
-    def blocks(x: Array) -> Array:
-        return x.reshape((*x.shape[:-2], count, block, size))
+    def halves(x: Array) -> tuple[Array, Array]:
+        """Every other block, and the blocks that follow them."""
+        x = x.reshape((*x.shape[:-3], x.shape[-3] // 2, 2, *x.shape[-2:]))
+        return x[..., 0, :, :], x[..., 1, :, :]
 
-    q, k, w, g = (blocks(x) for x in (q, k, w, g))
-    since = jnp.cumsum(g, axis=-2)
-    later = jnp.concatenate([g[..., 1:, :], jnp.zeros_like(g[..., :1, :])], axis=-2)
-    until = lax.cumsum(later, axis=g.ndim - 2, reverse=True)
-    whole = since[..., -1, :]
-    # a: blocks before which something is needed, the end of the chunk being one; b: blocks before a; m: those between
-    a, b, m = np.ogrid[: count + 1, :count, :count]
-    between = _dot("abm,...mk->...abk", jnp.asarray((b < m) & (m < a), jnp.float32), whole)
-    before = _dot("am,...mk->...ak", jnp.asarray((m < a)[:, 0], jnp.float32), whole)
-    earlier = jnp.asarray((b < a)[..., 0]).reshape((1,) * (g.ndim - 3) + (count + 1, count, 1, 1))
-    left = jnp.where(earlier, between[..., :, :, None, :] + until[..., None, :, :, :], -jnp.inf)
-    reaching = k[..., None, :, :, :] * jnp.exp(left)
+    def doubled(x: Array) -> Array:
+        """Rows in blocks twice as long."""
+        return x.reshape((*x.shape[:-3], x.shape[-3] // 2, 2 * x.shape[-2], x.shape[-1]))
 
-    lower, strict = (_triangle(block, diagonal, g.ndim)[..., None] for diagonal in (0, -1))
-    apart = since[..., :, None, :] - since[..., None, :, :]
-    same = jnp.eye(count, dtype=bool).reshape((1,) * (g.ndim - 3) + (count, 1, count, 1))
+    def filled(x: Array, across: Array) -> Array:
+        """Lower triangular blocks twice as large, from those on their diagonals and those below."""
+        first, second = halves(x)
+        above = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        return jnp.concatenate([above, jnp.concatenate([across, second], axis=-1)], axis=-2)
 
-    def pairs(x: Array, inside: Array) -> Array:
-        """x_i . (G_ij k_j), from products between blocks and from pairs inside each."""
-        across = _dot("...aik,...abjk->...aibj", x * jnp.exp(since), reaching[..., :count, :, :, :])
-        decay = jnp.exp(jnp.where(inside, apart, -jnp.inf))
-        within = jnp.sum(x[..., :, None, :] * (k[..., None, :, :] * decay), axis=-1)
-        return jnp.where(same, within[..., :, :, None, :], across).reshape((*x.shape[:-3], chunk, chunk))
-
-    since_beginning = jnp.exp(before[..., :count, None, :] + since)
+    whole_q, whole_k, whole_w = q, k, w
+    q, k, w, since = (x[..., None, :] for x in (q, k, w, g))
+    until = jnp.zeros_like(since)
+    scores = jnp.sum(q * k, axis=-1, keepdims=True)
+    system = jnp.zeros_like(scores)
+    while since.shape[-3] > 1:
+        before, after = halves(since)
+        left, later = halves(until)
+        decay = jnp.exp(after)
+        rows = jnp.concatenate([halves(q)[1] * decay, halves(w)[1] * decay], axis=-2)
+        across = _dot("...ik,...jk->...ij", rows, halves(k)[0] * jnp.exp(left))
+        of_q, of_w = jnp.split(across, 2, axis=-2)
+        scores, system = filled(scores, of_q), filled(system, of_w)
+        since = jnp.concatenate([before, before[..., -1:, :] + after], axis=-2)
+        until = jnp.concatenate([left + after[..., -1:, :], later], axis=-2)
+        q, k, w = doubled(q), doubled(k), doubled(w)
+    since, until = since[..., 0, :, :], until[..., 0, :, :]
+    decay = jnp.exp(since)
     return Decayed(
-        scores=pairs(q, lower),
-        system=pairs(w, strict),
-        q_in=(q * since_beginning).reshape((*q.shape[:-3], chunk, size)),
-        w_in=(w * since_beginning).reshape((*w.shape[:-3], chunk, size)),
-        k_out=reaching[..., count, :, :, :].reshape((*k.shape[:-3], chunk, size)),
-        end=jnp.exp(before[..., count, :]),
+        scores=scores[..., 0, :, :],
+        system=system[..., 0, :, :],
+        q_in=whole_q * decay,
+        w_in=whole_w * decay,
+        k_out=whole_k * jnp.exp(until),
+        end=decay[..., -1, :],
     )

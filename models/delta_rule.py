@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float32
 
-from models.chunk_decay import channel_decay, head_decay, whole_blocks
+from models.chunk_decay import channel_decay, head_decay, power_of_two
 from models.triangular import solve_unit_lower
 
 CHUNK = 64
@@ -121,7 +121,7 @@ def delta_rule_chunked(
     """
     lanes, tokens, heads, _ = query.shape
     channels = log_decay.ndim == key.ndim
-    chunk = whole_blocks(min(chunk, tokens)) if channels else min(chunk, tokens)
+    chunk = power_of_two(min(chunk, tokens)) if channels else min(chunk, tokens)
     count = -(-tokens // chunk)
 
     def split(x: Array) -> Array:

@@ -69,6 +69,10 @@ def test_as_transformers_saves_it() -> None:
     assert read(saved).layers == read(PUBLISHED).layers
 
 
+def test_a_fraction_of_the_head_that_is_the_rotated_part() -> None:
+    assert read(PUBLISHED | {"partial_rotary_factor": 0.5}).layers == read(PUBLISHED).layers
+
+
 def test_unbounded_decay() -> None:
     mixer = read(PUBLISHED | {"kda_safe_gate": False}).layers[0][0]
     assert isinstance(mixer, KimiDeltaAttentionConfig) and mixer.lower_bound is None
@@ -80,7 +84,7 @@ def test_unbounded_decay() -> None:
         ({"kda_lower_bound": 0.0}, "kda_lower_bound: expected a negative number"),
         ({"q_lora_rank": 64}, "q_lora_rank: expected one of None"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type: expected one of 'default'"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected one of 1"),
+        ({"partial_rotary_factor": 0.25}, "partial_rotary_factor: expected qk_rope_head_dim (64) of the 128 values"),
         ({"rope_interleave": False}, "rope_interleave: expected one of True"),
         ({"score_function": "softmax"}, "score_function: expected one of 'sigmoid'"),
         ({"topk_group": 9}, "topk_group: expected at most the 8 groups"),

@@ -1,4 +1,8 @@
-"""Unit lower triangular systems by forward substitution, row after row.
+"""Unit lower triangular systems by inverting blocks.
+
+The inverse of [[A, 0], [B, C]] is [[A', 0], [-C' B A', C']] with the inverses A', C' of the blocks on the diagonal:
+small blocks are inverted row after row, all at once, and joined two by two. Unlike a product of powers
+(I + N)(I + N^2).., which is the same in exact arithmetic, this is as accurate as substitution.
 
 `jax.scipy.linalg.solve_triangular` is not used: on a CPU its batched kernel holds a thread of XLA's pool while it waits
 for others of the same pool, so two solves that run at once (as in a backward pass) can wait for each other for ever
@@ -10,19 +14,53 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32
 
+BLOCK = 8
+"""Rows of the blocks that are inverted row after row."""
+
 System = Float32[Array, "*batch row row"]
 Columns = Float32[Array, "*batch row column"]
 
 
-def _substitute(system: Array, right: Array) -> Array:
-    def row(i: Array, x: Array) -> Array:
-        known = lax.dynamic_index_in_dim(system, i, -2, keepdims=False)
-        new = lax.dynamic_index_in_dim(right, i, -2, keepdims=False) - jnp.einsum(
-            "...j,...jv->...v", known, x, precision=lax.Precision.HIGHEST
-        )
-        return lax.dynamic_update_index_in_dim(x, new, i, x.ndim - 2)
+def _dot(equation: str, *operands: Array) -> Array:
+    return jnp.einsum(equation, *operands, precision=lax.Precision.HIGHEST)
 
-    return lax.fori_loop(0, system.shape[-1], row, jnp.zeros_like(right))
+
+def _rows_inverse(system: Array) -> Array:
+    """(I + system)^-1, row after row: `x_i = e_i - sum_{j<i} system_ij x_j`."""
+    size = system.shape[-1]
+    unit = jnp.broadcast_to(jnp.eye(size, dtype=system.dtype), system.shape)
+    rows = [unit[..., 0, :]]
+    for i in range(1, size):
+        row = unit[..., i, :]
+        for j in range(i):
+            row = row - system[..., i, j, None] * rows[j]
+        rows.append(row)
+    return jnp.stack(rows, axis=-2)
+
+
+def _inverse(system: Array) -> Array:
+    """(I + system)^-1."""
+    rows = system.shape[-1]
+    size = min(BLOCK, rows)
+    whole = size
+    while whole < rows:
+        whole *= 2
+    # rows and columns of the unit matrix change nothing
+    system = jnp.pad(system, [(0, 0)] * (system.ndim - 2) + [(0, whole - rows)] * 2)
+
+    def blocks(size: int, below: int) -> Array:
+        """Every `1 + below`-th block on the diagonal, or the one below it: [.., block, size, size]."""
+        starts = range(0, whole, size * (1 + below))
+        return jnp.stack([system[..., i + below * size :, i:][..., :size, :size] for i in starts], axis=-3)
+
+    inverse = _rows_inverse(blocks(size, 0))
+    while size < whole:
+        upper, lower = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+        corner = -_dot("...ij,...jk,...kl->...il", lower, blocks(size, 1), upper)
+        top = jnp.concatenate([upper, jnp.zeros_like(upper)], axis=-1)
+        inverse = jnp.concatenate([top, jnp.concatenate([corner, lower], axis=-1)], axis=-2)
+        size *= 2
+    return inverse[..., 0, :rows, :rows]
 
 
 @jax.custom_vjp
@@ -33,20 +71,19 @@ def solve_unit_lower(system: System, right: Columns) -> Columns:
         system: strictly lower triangular.
         right: right-hand sides.
     """
-    return _substitute(system, right)
+    return _forward(system, right)[0]
 
 
 def _forward(system: Array, right: Array) -> tuple[Array, tuple[Array, Array]]:
-    solution = _substitute(system, right)
-    return solution, (system, solution)
+    inverse = _inverse(system)
+    solution = _dot("...ij,...jv->...iv", inverse, right)
+    return solution, (inverse, solution)
 
 
 def _backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    system, solution = kept
-    transposed = jnp.flip(jnp.swapaxes(system, -1, -2), (-1, -2))
-    right = jnp.flip(_substitute(transposed, jnp.flip(gradient, -2)), -2)
-    outer = jnp.einsum("...iv,...jv->...ij", right, solution, precision=lax.Precision.HIGHEST)
-    return -jnp.tril(outer, -1), right
+    inverse, solution = kept
+    right = _dot("...ji,...jv->...iv", inverse, gradient)
+    return -jnp.tril(_dot("...iv,...jv->...ij", right, solution), -1), right
 
 
 solve_unit_lower.defvjp(_forward, _backward)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap, declared, ir, lane_proof
 from ir_passes.calling import output_order
@@ -337,6 +338,15 @@ def test_exported_stablehlo(step: CompiledStep, tmp_path: Path) -> None:
     assert [leaf.donated for leaf in read.signature.arguments] == [False, True, False, False]
     with pytest.raises(ExportError, match="only an executable is loaded"):
         read.load()
+
+
+def test_a_step_with_fixed_layouts_is_exported() -> None:
+    def fixed(w, pool, slots, x):
+        out, pool = one_pool(w, pool, slots, with_layout_constraint(x, Layout(major_to_minor=(0, 1))))
+        return out, pool
+
+    exported = compile_step(fixed, args(), ONE).export()
+    assert exported.text is not None and "@LayoutConstraint" in exported.text
 
 
 def test_exported_executable(step: CompiledStep, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_special_tokens_have_no_text() -> None:
     assert text.stopped and text.text == "" and "".join(pieces) == ""
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=150, database=None)
 @given(
     st.lists(st.sampled_from(["a", "b", "c", "\N{SNOWMAN}", *WORDS]), max_size=12),
     st.lists(st.text("abc\N{SNOWMAN}", min_size=1, max_size=4), max_size=3),

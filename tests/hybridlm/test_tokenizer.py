@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
@@ -199,7 +199,7 @@ def test_special_tokens_in_a_stream(tokenizer: Tokenizer) -> None:
     assert pieces(tokenizer.stream(skip_special_tokens=False), ids) == ["a", END, "b", ""]
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, derandomize=True, database=None)
 @given(st.data())
 def test_pieces_are_the_whole_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
     """Any ids at all, so mostly broken UTF-8."""

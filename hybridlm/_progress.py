@@ -52,7 +52,9 @@ def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Call
         total: prompts.
         lanes: sequences that are computed at the same time.
     """
-    with _counting("generating", total > lanes and None if show is None else show, total) as update:
+    if show is None and total <= lanes:
+        show = False
+    with _counting("generating", show, total) as update:
         yield lambda done: update(done, "")
 
 

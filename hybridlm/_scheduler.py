@@ -145,18 +145,17 @@ class Scheduler:
         engine, pool = self._engine, self._staging
         assert pool is not None
         lanes = self._by_lane(pool, self.prefilling)
-        feeds: list[Feed | None] = [None] * pool.size
-        for lane, sequence in enumerate(lanes):
-            if sequence is not None:
-                start = sequence.consumed
-                feeds[lane] = Feed(sequence.request.prompt[start : start + engine.chunk], start)
+        feeds = [
+            None if s is None else Feed(s.request.prompt[s.consumed : s.consumed + engine.chunk], s.consumed)
+            for s in lanes
+        ]
         shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor)
         drawn = engine.run(shape, pool, Batch.of(feeds, engine.chunk), *sampling_arrays(lanes), owners=lanes)
-        draws = []
-        for lane, sequence in enumerate(lanes):
-            if sequence is not None:
-                sequence.consumed += len(feeds[lane].tokens)  # type: ignore[union-attr]
-                engine.stats["prompt_tokens"] += len(feeds[lane].tokens)  # type: ignore[union-attr]
+        draws: list[tuple[Sequence, int]] = []
+        for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):
+            if sequence is not None and feed is not None:
+                sequence.consumed += len(feed.tokens)
+                engine.stats["prompt_tokens"] += len(feed.tokens)
                 if not sequence.prefilling:
                     draws.append((sequence, lane))
         for sequence, _ in draws:

@@ -257,3 +257,10 @@ def test_integrity_sees_a_row_that_two_have(text_lm: hybridlm.LM) -> None:
             session.check_integrity()
         second.slot = kept
         session.check_integrity()
+
+
+def test_a_bar_counts_the_prompts(text_lm: hybridlm.LM, capfd: pytest.CaptureFixture[str]) -> None:
+    text_lm.generate(PROMPTS, max_tokens=2, progress=True)
+    assert "5/5" in capfd.readouterr().err
+    text_lm.generate(PROMPTS, max_tokens=2)
+    assert capfd.readouterr().err == "", "nobody is looking"

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from ir_passes.contract import Bound, BoundContract, Pool, SlotMap
 from ir_passes.findings import Finding, FindingKind, origin, where
 from ir_passes.live_values import LiveValues, Value
+from ir_passes.pool_values import PoolValues, positions
 from ir_passes.program import Executable, Index, Instruction
 
 Key = tuple[str, tuple[int, ...]]
@@ -93,14 +94,16 @@ def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding
 def pool_copies(executable: Executable, bound: BoundContract, live: LiveValues) -> list[PoolCopy]:
     """Every copy of an array of a pool's type."""
     pools = _pools(executable, bound)
+    versions = _versions(pools, executable, bound, live)
     found: list[PoolCopy] = []
     for one in live.executed:
         made = [(index, value) for index, value in _made(one, live) if _as_large(value, pools)]
         source = _copied(one, executable) if made else None
         if source is None:
             continue
+        copied = positions(source, live)
         for index, value in made:
-            paths = _matching(value, pools, executable)
+            paths = [pool for pool in _matching(value, pools, executable) if copied & versions[pool.path]]
             if paths and not _same_place(value, source, index, live):
                 op_name, line = origin(one, executable.module)
                 looped = one.id in live.looped
@@ -171,6 +174,21 @@ def _pools(executable: Executable, bound: BoundContract) -> dict[Key, list[Bound
             array = executable.module.main.parameters[number].array
             pools.setdefault((array.dtype, _long(array.dims)), []).append(one)
     return pools
+
+
+def _versions(
+    pools: dict[Key, list[Bound]], executable: Executable, bound: BoundContract, live: LiveValues
+) -> dict[str, set[int]]:
+    """Positions of the values that may be versions of a pool, by its path; those of one type share them."""
+    inputs = {one.path: i for i, one in enumerate(bound.inputs)}
+    values = PoolValues(executable, live)
+    found: dict[str, set[int]] = {}
+    for alike in pools.values():
+        mine = [inputs[one.path] for one in alike]
+        numbers = [executable.parameters[i] for i in mine]
+        versions = values.versions(numbers, [bound.successors[i] for i in mine if i in bound.successors])
+        found |= dict.fromkeys((one.path for one in alike), versions)
+    return found
 
 
 def _long(dims: tuple[int, ...]) -> tuple[int, ...]:

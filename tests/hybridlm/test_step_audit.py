@@ -55,3 +55,10 @@ def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int)
     assert all("/models/" in copy.source for copy in report.copies), report.copies
     largest = max(leaf.nbytes for leaf in jax.tree.leaves(engine.new_rows(LANES)))
     assert all(copy.bytes < largest / 2 for copy in report.copies), report.copies
+
+
+def test_an_array_of_the_caches_shape_is_no_copy_of_it(text_lm: hybridlm.LM) -> None:
+    """Four query heads of a chunk of 64 tokens have as many rows as a cache of 256 positions, and are laid out anew."""
+    lm = hybridlm.load(text_lm.path, lanes=3, context=256, chunk=64, dtype="float32")
+    copies = lm._engine.program(Shape("generate", 3, 64)).certificate.copies
+    assert not [copy for copy in copies if "attention" in copy]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridlm._batch import Batch, sampling_arrays
-from hybridlm._programs import CopyShape, Programs, Shape
+from hybridlm._programs import CopyShape, Programs, Shape, lane_rung
 from hybridlm._rows import RowPool
 from hybridlm._sanitizing import Sanitized, Sanitizer
 from hybridlm._steps import Rows
@@ -67,12 +67,18 @@ class Engine:
             "steps": 0, "row_copies": 0, "prompt_tokens": 0, "generated_tokens": 0, "scored_tokens": 0,
         }  # fmt: skip
         self.after_step: StepHook | None = None
+        # The sanitizer tells the rows of a pool from its other axes by their number.
+        self._fewest = 1 if sanitizer is None else 2
         self._layers = lambda count: model.init_state(count, context, cache_dtype)
         self._kept: dict[str, RowPool] = {}
 
     def new_rows(self, count: int) -> Rows:
         """So many rows of zero state."""
         return Rows(self._layers(count), jnp.zeros((count, 1), jnp.int32))
+
+    def rung(self, count: int, most: int) -> int:
+        """Rows of the pool for so many sequences: the next power of two, at most `most`."""
+        return max(lane_rung(count, most), self._fewest)
 
     def borrow(self, use: Literal["staging", "decode"], size: int) -> RowPool:
         """A pool of so many rows, none of them held: the one that an earlier run gave back, or a new one.

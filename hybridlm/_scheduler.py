@@ -13,7 +13,7 @@ import numpy as np
 
 from hybridlm._batch import Batch, Feed, blocks_for, sampling_arrays
 from hybridlm._engine import Engine
-from hybridlm._programs import Shape, lane_rung
+from hybridlm._programs import Shape
 from hybridlm._rows import RowPool
 from hybridlm._sampling import LogitsProcessor
 from hybridlm._sequence import Sequence
@@ -130,7 +130,7 @@ class Scheduler:
         room = engine.lanes - len(self.joined)
         if not self.waiting or not room:
             return
-        wanted = lane_rung(min(len(self.waiting), room) + len(self.prefilling), engine.staging)
+        wanted = engine.rung(min(len(self.waiting), room) + len(self.prefilling), engine.staging)
         if self._staging is None or (self._staging.size < wanted and not self.prefilling):
             if self._staging is not None:
                 engine.give_back("staging", self._staging)
@@ -198,7 +198,7 @@ class Scheduler:
 
     def _fit(self, count: int) -> None:
         """Make the decode pool large enough for so many sequences."""
-        size = lane_rung(count, self._engine.lanes)
+        size = self._engine.rung(count, self._engine.lanes)
         if self._decode is None:
             self._decode = self._engine.borrow("decode", size)
         elif self._decode.size < size:
@@ -206,7 +206,7 @@ class Scheduler:
 
     def _shrink(self) -> None:
         """Leave a pool that is larger than needed, where the rest of the run is long enough to pay for it."""
-        size = lane_rung(len(self.decoding), self._engine.lanes)
+        size = self._engine.rung(len(self.decoding), self._engine.lanes)
         if self._decode is None or not self.decoding or self.waiting or 2 * size > self._decode.size:
             return
         context = self._engine.context

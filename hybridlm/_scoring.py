@@ -10,7 +10,7 @@ import numpy as np
 from hybridlm._batch import Batch, Feed
 from hybridlm._engine import Engine
 from hybridlm._errors import NumericalError
-from hybridlm._programs import Shape, lane_rung
+from hybridlm._programs import Shape
 from hybridlm._results import Score
 from hybridlm._rows import RowPool
 from hybridlm._steps import Scored
@@ -95,7 +95,7 @@ def score(engine: Engine, texts: Sequence[tuple[int, ...]], top: int = 0) -> Ite
         yield waiting.pop()  # a single token is predicted by nothing
     if not waiting:
         return
-    pool = engine.borrow("staging", lane_rung(len(waiting), engine.staging))
+    pool = engine.borrow("staging", engine.rung(len(waiting), engine.staging))
     try:
         yield from _score(engine, pool, waiting, top)
     finally:

@@ -84,10 +84,10 @@ class Soak:
 
     def _move(self, session: hybridlm.Session) -> None:
         """Move the sequences that decode to a pool of another size."""
-        scheduler, lanes = session._scheduler, session._engine.lanes
-        sizes = [size for size in (1, 2, 4, 8, 16, 32) if max(1, len(scheduler.decoding)) <= size <= lanes]
+        scheduler, engine = session._scheduler, session._engine
         if scheduler.decoding:
-            scheduler._resize(self.random.choice(sizes))
+            count = self.random.randint(len(scheduler.decoding), engine.lanes)
+            scheduler._resize(engine.rung(count, engine.lanes))
             self.seen["forced moves"] += len(scheduler.decoding)
 
     def _compare(self, number: int, got: hybridlm.Completion) -> None:

@@ -61,7 +61,7 @@ def row_as_guard(pool, slots, x, w, choice):
 def filled_column(pool, slots, x, w, place):
     """A column past the end is read as NaN, changed by row, and put back over the last column."""
     column = pool.at[:, place].get(mode="fill", wrap_negative_indices=False)
-    column = column.at[slots].set(x[:, :1] * jnp.ones(VALUE), mode="drop")
+    column = column.at[slots].set(x[:, :1] * jnp.ones((1, VALUE)), mode="drop")
     return advance(pool[slots], x, w).sum(1), pool.at[:, place].set(column, mode="clip", wrap_negative_indices=False)
 
 

@@ -109,12 +109,12 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
-        operands = _on_device((*batch, *operands))
+        placed = _on_device((*batch, *operands))
         if self.sanitizer is None:
             program = self.program(shape)
-            outputs, rows = program(self.params, pool.take(), *operands)
+            outputs, rows = program(self.params, pool.take(), *placed)
         else:
-            sanitized, given = self._sanitized(self.sanitizer, shape), operands[len(batch) :]
+            sanitized, given = self._sanitized(self.sanitizer, shape), tuple(placed[len(batch) :])
             outputs, rows = self.sanitizer.run(sanitized, pool, self.params, batch, given, owners)
         pool.put(rows if self.after_step is None else self.after_step(rows, list(owners)))
         self.stats["steps"] += 1

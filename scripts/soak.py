@@ -132,8 +132,8 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    soak = Soak(options.model, options.lanes, options.seed)
     start, warm = time.monotonic(), 0
+    soak = Soak(options.model, options.lanes, options.seed)
     while (minutes := (time.monotonic() - start) / 60) < options.minutes and not soak.wrong:
         soak.session(sanitize=soak.seen["sessions"] % 10 == 5)
         if not warm and (minutes > options.minutes / 5 or soak.seen["sessions"] > 20):

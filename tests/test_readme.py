@@ -18,7 +18,7 @@ def test_first_block_is_the_two_commands():
     assert first is not None and README[: first.start()].count("\n") < 10
     commands = first.group().splitlines()[1:-1]
     assert len(commands) == 2
-    expected = (("-e .", "hybridlm demo"), ('-e ".[test]"', "pytest -n auto --dist loadfile"))
+    expected = (("-e .", "hybridlm demo"), ('-e ".[test]"', "pytest -n auto --dist worksteal"))
     for command, (needs, ends) in zip(commands, expected, strict=True):
         assert f"pip install {needs}" in command
         assert command.endswith(f"&& {ends}")

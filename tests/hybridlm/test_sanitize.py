@@ -32,6 +32,7 @@ def test_right_runs_pass(text_lm: hybridlm.LM, sanitized: hybridlm.LM) -> None:
     assert sanitized._engine.sanitizer is not None and sanitized._engine.sanitizer.steps > 20
 
 
+@pytest.mark.long
 def test_one_sequence_alone(text_lm: hybridlm.LM, sanitized: hybridlm.LM) -> None:
     assert sanitized.generate("Ada", **FREE)[0].token_ids == text_lm.generate("Ada", **FREE)[0].token_ids
 

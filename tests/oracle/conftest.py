@@ -42,16 +42,18 @@ seed and size. Of the others the first variant of a family meets these seeds, ev
 one of the sizes, in turn."""
 FIRST = {family: next(v.name for v in VARIANTS if v.family == family) for family in {v.family for v in VARIANTS}}
 OTHERS = {name for family, name in FIRST.items() if family not in QWEN_FAMILIES}
+# One for each kind of state: rows of a matrix, decay per channel beside compressed keys, convolution inputs alone.
+EVERY_STATE = {FIRST[family] for family in ("nemotron_h", "kimi_linear", "lfm2")}
 SHORT_RUN_CHUNKS = {("dense_interval", 7), ("sparse_multimodal", 17)}
 QWEN = {variant.name for variant in VARIANTS if variant.family in QWEN_FAMILIES}
 SHORT_RUN = {
     "test_ragged_batch_scores": {"next_base", "dense_base", "sparse_base"},
     # The others generate in chunks of the sizes above.
-    "test_ragged_batch_generates": OTHERS | QWEN - {name for name, _ in SHORT_RUN_CHUNKS},
+    "test_ragged_batch_generates": EVERY_STATE | QWEN - {name for name, _ in SHORT_RUN_CHUNKS},
     "test_each_prompt_alone": {"dense_multimodal"},
 }
 """Variants of the short run for tests whose steps are their own: compiling is nearly all that a test costs. Of every
-family beside the Qwen ones it is the first variant, its logits and what it generates."""
+family beside the Qwen ones it is the first variant and its logits, of one for each kind of state what it generates."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

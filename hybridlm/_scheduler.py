@@ -164,7 +164,7 @@ class Scheduler:
 
     def _move_on(self, sequence: Sequence, staging: RowPool) -> None:
         """From the staging pool to the decode pool, or out, if its first token is its last."""
-        if not sequence.draws_more(self._engine.context):
+        if not sequence.left(self._engine.context):
             self._release(sequence)
             return
         self._fit(len(self.joined) + len(self.waiting))
@@ -192,7 +192,7 @@ class Scheduler:
         draws = [(sequence, lane) for lane, sequence in enumerate(lanes) if sequence is not None]
         for sequence, _ in draws:
             sequence.consumed += 1
-            if not sequence.draws_more(engine.context):
+            if not sequence.left(engine.context):
                 self._release(sequence)
         return Flight(drawn, draws)
 
@@ -209,11 +209,7 @@ class Scheduler:
         size = self._engine.rung(len(self.decoding), self._engine.lanes)
         if self._decode is None or not self.decoding or self.waiting or 2 * size > self._decode.size:
             return
-        context = self._engine.context
-        longest = max(
-            min(s.request.params.max_tokens, context - len(s.request.prompt)) - s.drawn for s in self.decoding
-        )
-        if longest >= SHRINK_TOKENS:
+        if max(sequence.left(self._engine.context) for sequence in self.decoding) >= SHRINK_TOKENS:
             self._resize(size)
 
     def _resize(self, size: int) -> None:

@@ -74,7 +74,6 @@ class Sequence:
         """Tokens that the dispatched steps draw."""
         return max(0, self.consumed - len(self.request.prompt) + 1)
 
-    def draws_more(self, context: int) -> bool:
-        """Whether its count of tokens, and the room in the context, let it draw another one."""
-        room = min(self.request.params.max_tokens, context - len(self.request.prompt))
-        return self.drawn < room
+    def left(self, context: int) -> int:
+        """Most tokens that it may still draw, by its limit and by the room in the context."""
+        return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.drawn

@@ -211,7 +211,7 @@ class Session:
     def _finish_reason(self, sequence: Sequence, text: GrowingText | None) -> FinishReason | None:
         if sequence.generated[-1] in sequence.request.params.stop_token_ids or (text is not None and text.stopped):
             return "stop"
-        done = len(sequence.generated) == sequence.drawn and not sequence.draws_more(self._engine.context)
+        done = len(sequence.generated) == sequence.drawn and not sequence.left(self._engine.context)
         return "length" if done else None
 
     def _end(self, sequence: Sequence, reason: FinishReason, token: int | None) -> None:

@@ -53,19 +53,6 @@ class Inputs:
         params = self._params(**settings)
         return Request(index, self.encode(prompt, f"request {index}"), params, priority)
 
-    def _params(
-        self,
-        max_tokens: int = 64,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int = 0,
-        stop: Any = None,
-        ignore_eos: bool = False,
-        logprobs: int | None = None,
-    ) -> SamplingParams:
+    def _params(self, ignore_eos: bool = False, **settings: Any) -> SamplingParams:
         end = () if ignore_eos else self.eos_token_ids
-        return to_sampling_params(
-            max_tokens, temperature, top_k, top_p, min_p, seed, stop, end, logprobs, self.tokenizer, self.vocab_size
-        )
+        return to_sampling_params(**settings, end_token_ids=end, tokenizer=self.tokenizer, vocab_size=self.vocab_size)

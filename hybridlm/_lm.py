@@ -14,7 +14,7 @@ from hybridlm._forward import ForwardOutput, SequenceState, check_tokens, forwar
 from hybridlm._inputs import Inputs
 from hybridlm._perplexity import CONVENTIONS, prefix_token, rolling
 from hybridlm._progress import request_progress
-from hybridlm._requests import Settings, to_items
+from hybridlm._requests import Settings
 from hybridlm._results import Completion, Score
 from hybridlm._sampling import LogitsProcessor
 from hybridlm._score_file import ScoreFileReport, score_file
@@ -131,13 +131,14 @@ class LM:
             TypeError, ValueError: a prompt or a setting is wrong; the message names it. Nothing has been computed.
             NumericalError: a step computed logits that are not numbers.
         """
-        events = self.stream(
-            prompts, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
-            stop=stop, ignore_eos=ignore_eos, logprobs=logprobs, n=n, logits_processor=logits_processor,
-        )  # fmt: skip
+        settings: Settings = {
+            "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+            "seed": seed, "stop": stop, "ignore_eos": ignore_eos, "logprobs": logprobs,
+        }  # fmt: skip
+        requests = self._inputs.requests(prompts, n, settings)
         finished: dict[int, Completion] = {}
-        with request_progress(progress, len(to_items(prompts, "prompts")) * n, self._engine.lanes) as completed:
-            for event in events:
+        with request_progress(progress, len(requests), self._engine.lanes) as completed:
+            for event in self._run(requests, logits_processor):
                 if event.completion is not None:
                     finished[event.index] = event.completion
                     completed(len(finished))

@@ -80,17 +80,18 @@ def check_length(ids: Sequence[int], where: str, context: int) -> None:
 
 
 def to_sampling_params(
-    max_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    seed: int,
-    stop: Any,
+    *,
     end_token_ids: Sequence[int],
-    logprobs: int | None,
     tokenizer: Tokenizer | None,
     vocab_size: int,
+    max_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    stop: Any = None,
+    logprobs: int | None = None,
 ) -> SamplingParams:
     """Check the settings of `LM.generate`.
 

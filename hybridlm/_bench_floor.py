@@ -5,14 +5,13 @@ key/value cache that are in use; it multiplies every weight with the row of ever
 floor.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from hybridlm._bench_limits import Limits
+from hybridlm._memory import state_bytes
 from models import Decoder, kv_blocks
 
 
@@ -38,12 +37,8 @@ class Traffic:
         # A row of the embedding is read for each token; the whole of it only where it is the head, too.
         used = {name: array for name, array in params.items() if model.config.tied or name != "embed_tokens"}
 
-        def sizes(context: int) -> list[int]:
-            leaves = jax.tree.leaves(jax.eval_shape(lambda: model.init_state(1, context, cache_dtype)))
-            return [math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves]
-
         few, many = 4096, 8192
-        pairs = list(zip(sizes(few), sizes(many), strict=True))
+        pairs = list(zip(*(state_bytes(model, context, cache_dtype) for context in (few, many)), strict=True))
         return Traffic(
             weights=sum(array.nbytes for array in used.values()),
             multiplied=sum(array.size for array in used.values() if array.ndim > 1),

@@ -16,7 +16,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from hybridlm._engine import STAGING, Engine
 from hybridlm._lm import LM
-from hybridlm._memory import Demand, available_memory
+from hybridlm._memory import Demand, available_memory, state_bytes
 from hybridlm._programs import CERTIFY, Certify, Programs, Shape
 from hybridlm._progress import load_progress
 from hybridlm._sanitizing import Sanitizer
@@ -85,13 +85,14 @@ def load(
     certificates = _set_compilation_cache(compilation_cache)
     # On a CPU scattering into a narrow cache converts all of it to float32 and back in every step.
     cache_dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else dtype)
-    demand = _demand(family, config, dtype, cache_dtype, lanes, context)
+    abstract = nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0)))
+    demand = _demand(family, abstract, dtype, cache_dtype, lanes, context)
     demand.require(available_memory())
     with load_progress(progress) as report_progress:
         arrays, report = load_weights(directory, family, config, dtype, report_progress)
     for line in report.lines():
         _log.warning(line)
-    model, names = _assemble(family, config, arrays)
+    model, names = _assemble(abstract, arrays)
     structure, params = flatten(model)
     programs = Programs(structure, certify, certificates)
     engine = Engine(model, params, programs, lanes, context, chunk, cache_dtype, Sanitizer() if sanitize else None)
@@ -101,16 +102,14 @@ def load(
     return LM(model, structure, named, engine, tokenizer, end, cache_dtype, directory.path)
 
 
-def _demand(family: Family, config: DecoderConfig, dtype: str, cache_dtype: Any, lanes: int, context: int) -> Demand:
+def _demand(family: Family, model: Decoder, dtype: str, cache_dtype: Any, lanes: int, context: int) -> Demand:
     """Memory that the model needs, without its steps."""
-    size = jnp.dtype(dtype).itemsize
-    weights = sum(math.prod(one.shape) * (4 if one.float32 else size) for one in family.weights(config))
-    model = nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0)))
 
     def row(context: int) -> int:
-        state = jax.eval_shape(lambda: model.init_state(1, context, cache_dtype))
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+        return sum(state_bytes(model, context, cache_dtype))
 
+    size = jnp.dtype(dtype).itemsize
+    weights = sum(math.prod(one.shape) * (4 if one.float32 else size) for one in family.weights(model.config))
     return Demand(weights, row, lanes, min(lanes, STAGING), context)
 
 
@@ -177,11 +176,9 @@ def _stored_dtype(directory: CheckpointDirectory) -> str:
     return names.get(sizes.most_common(1)[0][0], "bfloat16")
 
 
-def _assemble(
-    family: Family, config: DecoderConfig, arrays: dict[tuple[str | int, ...], jax.Array]
-) -> tuple[Decoder, list[str]]:
+def _assemble(abstract: Decoder, arrays: dict[tuple[str | int, ...], jax.Array]) -> tuple[Decoder, list[str]]:
     """The module with its parameters, and their dotted names in the order of the flat tuple."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0))))
+    graph, state = nnx.split(abstract)
     flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(state))
     state = nnx.from_flat_state([(path, variable.replace(arrays[path])) for path, variable in flat])
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]

@@ -51,6 +51,11 @@ def best_seconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:
     return min(times)
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _read(size: int) -> float:
     count = size // 4
     if jax.default_backend() != "cpu":
@@ -58,7 +63,7 @@ def _read(size: int) -> float:
         total = jax.jit(jnp.sum)
         return count * 4 / best_seconds(lambda: total(array).block_until_ready())
     # XLA:CPU adds up an array far slower than memory can be read; a maximum in NumPy, on all cores, is as fast.
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = cores()
     parts = [np.arange(count // threads, dtype=np.float32) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
         seconds = best_seconds(lambda: list(pool.map(np.max, parts)))

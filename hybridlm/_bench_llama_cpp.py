@@ -1,8 +1,9 @@
 """llama.cpp under the clock: its own batched benchmark, one process for each measurement, on a converted checkpoint."""
 
-import os
 import subprocess
 from pathlib import Path
+
+from hybridlm._bench_limits import cores
 
 
 class LlamaCppError(RuntimeError):
@@ -29,9 +30,8 @@ class LlamaCpp:
         return self._table(tokens, 1)["T_PP"]
 
     def _table(self, prompt: int, steps: int) -> dict[str, float]:
-        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         size = self._lanes * (prompt + steps)
-        numbers = {"-c": size, "-b": 2048, "-npp": prompt, "-ntg": steps, "-npl": self._lanes, "-t": threads}
+        numbers = {"-c": size, "-b": 2048, "-npp": prompt, "-ntg": steps, "-npl": self._lanes, "-t": cores()}
         command = [str(self._program), "-m", str(self._gguf)]
         command += [str(part) for pair in numbers.items() for part in pair]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")

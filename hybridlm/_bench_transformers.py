@@ -1,10 +1,10 @@
 """Hugging Face transformers under the clock, in this process and on the same checkpoint (extra `oracle`)."""
 
-import os
 import time
 from pathlib import Path
 from typing import Any
 
+from hybridlm._bench_limits import cores
 from hybridlm._bench_sides import random_tokens
 
 WARM_UP = 3
@@ -26,7 +26,7 @@ class Transformers:
 
         self.name = f"transformers {dtype}"
         self._torch: Any = torch
-        torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        torch.set_num_threads(cores())
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
         self._model = model.eval()
         self._context, self._lanes = context, lanes

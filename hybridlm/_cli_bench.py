@@ -25,6 +25,7 @@ from hybridlm._lm import LM
 from hybridlm._load import load
 
 CONTEXT = 512
+LANES = [1, 2, 4, 8, 16, 32]
 
 
 class Against(StrEnum):
@@ -37,14 +38,7 @@ class Against(StrEnum):
 
 def bench(
     model: Model,
-    lanes: Annotated[list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")] = [  # noqa: B006
-        1,
-        2,
-        4,
-        8,
-        16,
-        32,
-    ],  # fmt: skip
+    lanes: Annotated[list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")] = LANES,
     tokens: Annotated[int, typer.Option(min=2, help="Steps of each round.")] = 24,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every engine has its turn.")] = 3,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 32,

@@ -9,6 +9,9 @@ from hybridlm.checkpoint.strict_json import unique_keys
 
 Id = str | int | None
 
+WINDOW_BYTES = 16_000_000
+"""Most bytes of a window of lines, but for one longer line: they are held in memory together."""
+
 
 def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     """Lines with their numbers, from 1, without line ends. Blank lines at the end of the file are not lines."""
@@ -23,6 +26,19 @@ def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
             yield from ((skipped, b"") for skipped in range(blank, number))
             blank = 0
         yield number, line.rstrip(b"\r\n")
+
+
+def windows(lines: Iterable[tuple[int, bytes]], most: int) -> Iterator[list[tuple[int, bytes]]]:
+    """Numbered lines, so many at a time, or fewer where they are long: a file is never in memory as a whole."""
+    window, size = [], 0
+    for number, line in lines:
+        window.append((number, line))
+        size += len(line)
+        if len(window) >= most or size >= WINDOW_BYTES:
+            yield window
+            window, size = [], 0
+    if window:
+        yield window
 
 
 def parse_object(line: bytes) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -63,6 +64,21 @@ def step_progress(show: bool | None, total: int) -> Iterator[Callable[[int, str]
     """A bar over compiled steps; gives what takes their number and the name of the last one. `show` as for loading."""
     with _counting("compiling", show, total) as update:
         yield update
+
+
+@contextmanager
+def file_progress(show: bool | None, what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar over the bytes of an input file; gives what takes those done and all of them. `show` as for loading."""
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda done, total: None
+        return
+    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    # Without a terminal the bar is written once, when it is done.
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        # A pipe has no size.
+        yield lambda done, total: bar.update(task, completed=done, total=total or None)
 
 
 @contextmanager

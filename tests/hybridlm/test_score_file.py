@@ -120,7 +120,7 @@ def test_failure_leaves_nothing(tmp_path: Path):
 
 
 def test_long_lines_make_short_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hybridlm._score_file.WINDOW_BYTES", 60)
+    monkeypatch.setattr("hybridlm._json_lines.WINDOW_BYTES", 60)
     sizes = []
 
     def score(ids: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:

@@ -1,0 +1,32 @@
+"""Files that appear whole or not at all."""
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+
+@contextmanager
+def replacing(output: Path, input: Path) -> Iterator[TextIO]:
+    """A file beside `output` that takes its name once everything is written, and is gone if anything fails."""
+    output = Path(os.path.realpath(output))
+    if not output.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such directory", str(output.parent))
+    if output.exists():
+        if not output.is_file():
+            # Renaming over it would replace a directory or a device such as /dev/null.
+            raise ValueError(f"{output}: expected a file or a new name, found something that is no regular file")
+        if output.samefile(input):
+            raise ValueError(f"{output}: is the input, too; give another name")
+    partial = output.with_name(f".{output.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with partial.open("x", encoding="ascii", newline="\n") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, output)
+    finally:
+        partial.unlink(missing_ok=True)

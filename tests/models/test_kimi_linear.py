@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from published import KIMI, KIMI_FULL
 
 from models import DecoderConfig, family_of
 from models.config import ConfigError
@@ -15,56 +16,10 @@ from models.latent_attention import LatentAttentionConfig
 from models.mlp import MlpConfig
 from models.moe import MoeConfig
 
-FULL = [4, 8, 12, 16, 20, 24, 27]
-# Kimi-Linear-48B-A3B as it is published, without the fields that set no number here.
-PUBLISHED: dict[str, Any] = {
-    "model_type": "kimi_linear",
-    "vocab_size": 163840,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "moe_intermediate_size": 1024,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "head_dim": 72,
-    "hidden_act": "silu",
-    "kv_lora_rank": 512,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "mla_use_nope": True,
-    "model_max_length": 1048576,
-    "first_k_dense_replace": 1,
-    "moe_layer_freq": 1,
-    "moe_renormalize": True,
-    "moe_router_activation_func": "sigmoid",
-    "num_expert_group": 1,
-    "topk_group": 1,
-    "use_grouped_topk": True,
-    "num_experts": 256,
-    "num_experts_per_token": 8,
-    "num_shared_experts": 1,
-    "routed_scaling_factor": 2.446,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "rope_scaling": None,
-    "num_nextn_predict_layers": 0,
-    "tie_word_embeddings": False,
-    "linear_attn_config": {
-        "full_attn_layers": FULL,
-        "kda_layers": [i for i in range(1, 28) if i not in FULL],
-        "head_dim": 128,
-        "num_heads": 32,
-        "short_conv_kernel_size": 4,
-    },
-}
 # The same as transformers saves it.
-SAVED = {
-    name: value for name, value in PUBLISHED.items() if name not in ("linear_attn_config", "first_k_dense_replace")
-}
+SAVED = {name: value for name, value in KIMI.items() if name not in ("linear_attn_config", "first_k_dense_replace")}
 SAVED |= {
-    "layer_types": ["full_attention" if i + 1 in FULL else "linear_attention" for i in range(27)],
+    "layer_types": ["full_attention" if i + 1 in KIMI_FULL else "linear_attention" for i in range(27)],
     "mlp_layer_types": ["dense"] + ["sparse"] * 26,
     "linear_head_dim": 128,
     "linear_num_heads": 32,
@@ -78,11 +33,11 @@ def read(config: dict[str, Any]) -> DecoderConfig:
 
 
 def test_published_and_saved_spellings_are_one_model() -> None:
-    config = read(PUBLISHED)
+    config = read(KIMI)
     assert config == read(SAVED)
     assert config.unknown_keys == () and config.max_position_embeddings == 1048576
     attention = [i + 1 for i, (mixer, _) in enumerate(config.layers) if isinstance(mixer, LatentAttentionConfig)]
-    assert attention == FULL
+    assert attention == KIMI_FULL
     assert [type(forward) for _, forward in config.layers] == [MlpConfig] + [MoeConfig] * 26
     moe = config.layers[1][1]
     assert isinstance(moe, MoeConfig) and moe.router.scale == 2.446 and moe.shared_width == 1024
@@ -90,11 +45,11 @@ def test_published_and_saved_spellings_are_one_model() -> None:
 
 def test_state_of_the_published_model() -> None:
     """20 layers of 2 MiB and three wide taps, and 8064 bytes per token."""
-    config = read(PUBLISHED)
+    config = read(KIMI)
     mixers = [mixer for mixer, _ in config.layers if isinstance(mixer, KimiDeltaAttentionConfig)]
     assert len(mixers) == 20 and {mixer.channels for mixer in mixers} == {12288}
     few = dataclasses.replace(config, layers=(config.layers[0], config.layers[3]))
-    model = nnx.eval_shape(lambda: family_of(PUBLISHED).build(few, nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: family_of(KIMI).build(few, nnx.Rngs(0)))
 
     def sizes(context: int) -> list[int]:
         state = jax.eval_shape(lambda: model.init_state(1, context, jnp.bfloat16))
@@ -119,14 +74,14 @@ def test_state_of_the_published_model() -> None:
         ({"num_expert_group": 4, "topk_group": 5}, "topk_group: expected at most the 4 groups, found 5"),
         ({"num_expert_group": 128, "num_experts_per_token": 3}, "num_experts_per_token: expected at most the 2"),
         ({"layer_types": ["linear_attention"] * 26}, "layer_types: expected a list of 27 items"),
-        ({"linear_attn_config": PUBLISHED["linear_attn_config"] | {"kda_layers": [1, 2]}},
+        ({"linear_attn_config": KIMI["linear_attn_config"] | {"kda_layers": [1, 2]}},
          "linear_attn_config.kda_layers: expected with full_attn_layers every layer from 1 to 27 once"),
-        ({"linear_attn_config": PUBLISHED["linear_attn_config"] | {"num_heads": 0}}, "linear_attn_config.num_heads"),
+        ({"linear_attn_config": KIMI["linear_attn_config"] | {"num_heads": 0}}, "linear_attn_config.num_heads"),
     ],
 )  # fmt: skip
 def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        read(PUBLISHED | change)
+        read(KIMI | change)
     assert message in str(error.value)
 
 

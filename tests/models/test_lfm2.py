@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from published import LFM2, LFM2_MOE
 
 from models import DecoderConfig, family_of
 from models.attention import AttentionConfig
@@ -10,48 +11,13 @@ from models.config import ConfigError
 from models.mlp import MlpConfig
 from models.moe import MoeConfig
 
-# LFM2-1.2B and LFM2-8B-A1B as they are published, without the fields that set no number here.
-DENSE: dict[str, Any] = {
-    "model_type": "lfm2",
-    "vocab_size": 65536,
-    "hidden_size": 2048,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 128000,
-    "norm_eps": 1e-5,
-    "rope_theta": 1000000.0,
-    "conv_L_cache": 3,
-    "conv_bias": False,
-    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
-    "block_ff_dim": 12288,
-    "block_multiple_of": 256,
-    "block_ffn_dim_multiplier": 1.0,
-    "block_auto_adjust_ff_dim": True,
-}
-SPARSE = DENSE | {
-    "model_type": "lfm2_moe",
-    "num_hidden_layers": 24,
-    "layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
-    "intermediate_size": 7168,
-    "moe_intermediate_size": 1792,
-    "num_dense_layers": 2,
-    "num_experts": 32,
-    "num_experts_per_tok": 4,
-    "norm_topk_prob": True,
-    "use_expert_bias": True,
-    "routed_scaling_factor": 1.0,
-}
-for _name in [name for name in SPARSE if name.startswith(("block_", "full_"))]:
-    del SPARSE[_name]
-
 
 def read(config: dict[str, Any]) -> DecoderConfig:
     return family_of(config).read_config(config)
 
 
 def test_published_dense_model() -> None:
-    config = read(DENSE)
+    config = read(LFM2)
     assert config.unknown_keys == () and config.tied
     assert [i for i, (mixer, _) in enumerate(config.layers) if isinstance(mixer, AttentionConfig)] == [
         2, 5, 8, 10, 12, 14
@@ -61,7 +27,7 @@ def test_published_dense_model() -> None:
 
 
 def test_published_sparse_model() -> None:
-    config = read(SPARSE)
+    config = read(LFM2_MOE)
     assert config.unknown_keys == ()
     kinds = [type(forward) for _, forward in config.layers]
     assert kinds == [MlpConfig] * 2 + [MoeConfig] * 22
@@ -83,7 +49,7 @@ def test_published_sparse_model() -> None:
     ],
 )
 def test_width_of_the_feed_forward_layers(change: dict[str, Any], width: int) -> None:
-    assert read(DENSE | change).layers[0][1] == MlpConfig(width)
+    assert read(LFM2 | change).layers[0][1] == MlpConfig(width)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +68,10 @@ def test_width_of_the_feed_forward_layers(change: dict[str, Any], width: int) ->
 )
 def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        read(DENSE | change)
+        read(LFM2 | change)
     assert message in str(error.value)
 
 
 def test_more_experts_than_there_are() -> None:
     with pytest.raises(ConfigError, match=r"num_experts_per_tok: expected at most num_experts \(3\)"):
-        read(SPARSE | {"num_experts": 3})
+        read(LFM2_MOE | {"num_experts": 3})

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from published import FALCON, GRANITE, NANO, SUPER
 from tiny_variants import variant
 
 from models import DecoderConfig, family_of
@@ -19,106 +20,6 @@ from models.mlp import MlpConfig
 from models.moe import MoeConfig
 from models.parallel import ParallelConfig
 from models.rope import Rope
-
-# As published by NVIDIA, without the fields that set no number here.
-NANO: dict[str, Any] = {
-    "model_type": "nemotron_h",
-    "vocab_size": 131072,
-    "hidden_size": 2688,
-    "num_hidden_layers": 52,
-    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
-    "max_position_embeddings": 262144,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "intermediate_size": 1856,
-    "ssm_state_size": 128,
-    "mamba_num_heads": 64,
-    "mamba_head_dim": 64,
-    "n_groups": 8,
-    "conv_kernel": 4,
-    "time_step_limit": [0.0, math.inf],
-    "time_step_min": 0.001,
-    "layer_norm_epsilon": 1e-5,
-    "norm_eps": 1e-5,
-    "n_routed_experts": 128,
-    "num_experts_per_tok": 6,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 1856,
-    "moe_shared_expert_intermediate_size": 3712,
-    "n_group": 1,
-    "topk_group": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "rope_theta": 10000,
-    "partial_rotary_factor": 1.0,
-    "sliding_window": None,
-    "mlp_hidden_act": "relu2",
-}
-# Its layers in another order, as many of each kind.
-SUPER = NANO | {
-    "hidden_size": 4096,
-    "num_hidden_layers": 88,
-    "hybrid_override_pattern": "MEMEMEMEME*" * 8,
-    "mamba_num_heads": 128,
-    "n_routed_experts": 512,
-    "num_experts_per_tok": 22,
-    "moe_intermediate_size": 2688,
-    "moe_shared_expert_intermediate_size": 5376,
-    "moe_latent_size": 1024,
-    "routed_scaling_factor": 5.0,
-    "num_nextn_predict_layers": 1,
-    "mtp_hybrid_override_pattern": "*E",
-}
-# Granite-4.0-H-Small and Falcon-H1-34B, the numbers that size them.
-GRANITE: dict[str, Any] = {
-    "model_type": "granitemoehybrid",
-    "vocab_size": 100352,
-    "hidden_size": 4096,
-    "num_hidden_layers": 40,
-    "layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)],
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_local_experts": 72,
-    "num_experts_per_tok": 10,
-    "intermediate_size": 768,
-    "shared_intermediate_size": 1536,
-    "mamba_n_heads": 128,
-    "mamba_d_head": 64,
-    "mamba_d_state": 128,
-    "mamba_n_groups": 1,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_chunk_size": 256,
-    "position_embedding_type": "nope",
-    "rope_theta": 10000,
-    "rope_scaling": None,
-    "normalization_function": "rmsnorm",
-    "init_method": "mup",
-}
-FALCON: dict[str, Any] = {
-    "model_type": "falcon_h1",
-    "vocab_size": 261120,
-    "hidden_size": 5120,
-    "num_hidden_layers": 72,
-    "max_position_embeddings": 262144,
-    "intermediate_size": 21504,
-    "num_attention_heads": 20,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "mamba_d_ssm": 4096,
-    "mamba_n_heads": 32,
-    "mamba_d_head": 128,
-    "mamba_d_state": 256,
-    "mamba_n_groups": 2,
-    "mamba_rms_norm": False,
-    "mamba_norm_before_gate": False,
-    "mamba_use_mlp": True,
-    "mlp_expansion_factor": 8,
-    "rope_theta": 100000000000.0,
-    "rope_scaling": None,
-}
 
 
 def read(config: dict[str, Any]) -> DecoderConfig:

@@ -7,83 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from published import PUBLISHED
 
 from models import family_of
 from models.attention import AttentionConfig
 from models.gated_delta_net import GatedDeltaNetConfig
 from models.rope import Rope
-
-ROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
-PUBLISHED = {
-    "max_position_embeddings": 262144,
-    "head_dim": 256,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "rms_norm_eps": 1e-6,
-    "linear_conv_kernel_dim": 4,
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-}
-QWEN3_5 = PUBLISHED | {
-    "vocab_size": 248320,
-    "attn_output_gate": True,
-    "mamba_ssm_dtype": "float32",
-    "mtp_num_hidden_layers": 1,
-    "mtp_use_dedicated_embeddings": False,
-    "rope_parameters": ROPE | {"mrope_section": [11, 11, 10], "mrope_interleaved": True},
-}
-
-
-def published(name: str) -> dict[str, Any]:
-    types = (["linear_attention"] * 3 + ["full_attention"]) * 16
-    if name == "Qwen3.5-35B-A3B":
-        text = QWEN3_5 | {
-            "hidden_size": 2048,
-            "num_hidden_layers": 40,
-            "layer_types": types[:40],
-            "num_attention_heads": 16,
-            "num_key_value_heads": 2,
-            "linear_num_value_heads": 32,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512,
-        }
-        return {"model_type": "qwen3_5_moe", "text_config": text, "vision_config": {}, "tie_word_embeddings": False}
-    if name == "Qwen3.5-27B":
-        text = QWEN3_5 | {
-            "hidden_size": 5120,
-            "intermediate_size": 17408,
-            "num_hidden_layers": 64,
-            "layer_types": types,
-            "num_attention_heads": 24,
-            "num_key_value_heads": 4,
-            "linear_num_value_heads": 48,
-        }
-        return {"model_type": "qwen3_5", "text_config": text, "vision_config": {}, "tie_word_embeddings": False}
-    return PUBLISHED | {
-        "model_type": "qwen3_next",
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 5120,
-        "num_hidden_layers": 48,
-        "full_attention_interval": 4,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "linear_num_value_heads": 32,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "rope_theta": 10000000,
-        "partial_rotary_factor": 0.25,
-        "rope_scaling": None,
-        "use_sliding_window": False,
-    }
 
 
 def total_bytes(tree: Any) -> int:
@@ -105,8 +34,8 @@ def test_state_of_published_models(
     name: str, layers: tuple[int, int], channels: int, recurrent: int, sequence: int, token: int
 ) -> None:
     """Channels of the convolution, bytes of one layer's recurrence, of a sequence's fixed state, and of a token."""
-    family = family_of(published(name))
-    config = family.read_config(published(name))
+    family = family_of(PUBLISHED[name])
+    config = family.read_config(PUBLISHED[name])
     assert config.unknown_keys == () and config.eps == 1e-6 and not config.tied
     mixers = [mixer for mixer, _ in config.layers if isinstance(mixer, GatedDeltaNetConfig)]
     attentions = [mixer for mixer, _ in config.layers if isinstance(mixer, AttentionConfig)]

@@ -34,6 +34,8 @@ class LM(TextScores):
         tokenizer: None where the checkpoint has none; token ids always work.
         params: parameters by dotted name, as `forward` takes them for differentiation.
         context: most tokens of a sequence, prompt and continuation together.
+        fingerprint: names the checkpoint's weights and configuration, the same wherever it lies (SHA-256 of
+            config.json, of the tensors' names, dtypes and shapes, and of samples of their content).
         eos_token_ids: tokens that end a completion.
     """
 
@@ -47,8 +49,9 @@ class LM(TextScores):
         eos_token_ids: tuple[int, ...],
         cache_dtype: Any,
         path: Path,
+        fingerprint: str,
     ):
-        self.path = path
+        self.path, self.fingerprint = path, fingerprint
         self.model = model
         self.config: DecoderConfig = model.config
         self.params = params

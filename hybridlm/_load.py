@@ -22,7 +22,7 @@ from hybridlm._progress import load_progress
 from hybridlm._sanitizing import Sanitizer
 from hybridlm._steps import flatten
 from hybridlm._tokenizer import Tokenizer
-from hybridlm.checkpoint import CheckpointDirectory, load_weights, open_directory, resolve
+from hybridlm.checkpoint import CheckpointDirectory, checkpoint_fingerprint, load_weights, open_directory, resolve
 from hybridlm.checkpoint.strict_json import read_object
 from models import Decoder, DecoderConfig, Family, family_of
 
@@ -99,7 +99,8 @@ def load(
     _admit(engine, demand)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
-    return LM(model, structure, named, engine, tokenizer, end, cache_dtype, directory.path)
+    name = checkpoint_fingerprint(directory)
+    return LM(model, structure, named, engine, tokenizer, end, cache_dtype, directory.path, name)
 
 
 def _demand(family: Family, model: Decoder, dtype: str, cache_dtype: Any, lanes: int, context: int) -> Demand:

@@ -2,6 +2,7 @@
 
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.errors import CheckpointError
+from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
 from hybridlm.checkpoint.hub import resolve
 from hybridlm.checkpoint.safetensors_file import SafetensorsFile
 from hybridlm.checkpoint.weights import LoadedWeights, LoadReport, Progress, load_weights
@@ -13,6 +14,7 @@ __all__ = [
     "LoadedWeights",
     "Progress",
     "SafetensorsFile",
+    "checkpoint_fingerprint",
     "load_weights",
     "open_directory",
     "resolve",

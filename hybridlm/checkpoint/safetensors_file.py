@@ -89,17 +89,32 @@ class SafetensorsFile:
         info = self.tensors[name]
         if info.dtype not in READABLE:
             raise CheckpointError(self.path, f"{name}: {unreadable(info.dtype)}")
-        found = self._map.size()
-        if found < self._data_start + info.end:
-            raise CheckpointError(
-                self.path, f"{name}: the file ends at byte {found}; it was longer when it was opened. Load again."
-            )
+        self._require_whole(name)
         count = math.prod(info.shape)
         # frombuffer refuses an empty view at the end of its buffer.
         if count == 0:
             return np.empty(info.shape, READABLE[info.dtype])
         offset = self._data_start + info.begin
         return np.frombuffer(self._map, READABLE[info.dtype], count, offset).reshape(info.shape)
+
+    def read_bytes(self, name: str, start: int, length: int) -> bytes:
+        """A copy of some bytes of one tensor, of any dtype: at most `length` from its byte `start` on.
+
+        Raises:
+            KeyError: no tensor of that name.
+            CheckpointError: the file has shrunk since it was opened.
+        """
+        info = self.tensors[name]
+        self._require_whole(name)
+        begin = self._data_start + info.begin + start
+        return self._map[begin : min(begin + length, self._data_start + info.end)]
+
+    def _require_whole(self, name: str) -> None:
+        found = self._map.size()
+        if found < self._data_start + self.tensors[name].end:
+            raise CheckpointError(
+                self.path, f"{name}: the file ends at byte {found}; it was longer when it was opened. Load again."
+            )
 
     def holds(self, array: np.ndarray) -> bool:
         """Whether an array shares memory with the mapped file (a copy of its bytes does not)."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hybridlm.checkpoint import CheckpointDirectory, CheckpointError, open_directory
+from hybridlm.checkpoint import CheckpointDirectory, CheckpointError, checkpoint_fingerprint, open_directory
 
 ONE = np.ones((2, 3), np.float32)
 INDEX = "model.safetensors.index.json"
@@ -214,3 +214,34 @@ def test_long_lists_are_counted(tmp_path: Path) -> None:
     error = refused(tmp_path)
     assert len(error.faults) == 100
     assert "t39:" in str(error) and "t40:" not in str(error) and "and 60 more" in str(error)
+
+
+def fingerprint(
+    directory: Path, tensors: dict[str, np.ndarray], settings: str = '{"model_type": "x", "size": 3}'
+) -> str:
+    directory.mkdir()
+    save_file(tensors, config(directory, settings) / "model.safetensors")
+    return checkpoint_fingerprint(open_directory(directory))
+
+
+def test_a_fingerprint_names_weights_and_configuration(tmp_path: Path) -> None:
+    large = np.arange(5000, dtype=np.float32)
+    base = fingerprint(tmp_path / "base", {"a": ONE, "b": large})
+    assert base == fingerprint(tmp_path / "copy", {"b": large, "a": ONE}, '{"size":3,  "model_type": "x"}')
+    small, last = ONE.copy(), large.copy()
+    small[1, 1], last[-1] = 2, 0
+    others = [
+        fingerprint(tmp_path / "1", {"a": small, "b": large}),
+        fingerprint(tmp_path / "2", {"a": ONE, "b": last}),
+        fingerprint(tmp_path / "3", {"a": ONE, "b": large + 1}),
+        fingerprint(tmp_path / "4", {"a": ONE.reshape(3, 2), "b": large}),
+        fingerprint(tmp_path / "5", {"c": ONE, "b": large}),
+        fingerprint(tmp_path / "6", {"a": ONE.view(np.int32), "b": large}),
+        fingerprint(tmp_path / "7", {"a": ONE, "b": large}, '{"model_type": "x", "size": 4}'),
+    ]
+    assert len({base, *others}) == 8
+
+
+def test_a_fingerprint_does_not_depend_on_how_tensors_are_put_into_files(tmp_path: Path) -> None:
+    parts = checkpoint_fingerprint(open_directory(sharded(tmp_path)))
+    assert parts == fingerprint(tmp_path / "one", {"a": ONE, "b": ONE * 2, "c": ONE * 3}, '{"model_type": "x"}')

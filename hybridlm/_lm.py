@@ -102,7 +102,9 @@ class LM(TextScores):
             prompts: a list whose items are strings or lists of token ids; a bare string is one prompt.
             max_tokens: most tokens drawn for a prompt.
             temperature: 0 takes the most likely token; otherwise logits are divided by it.
-            top_k, top_p, min_p: filters, applied in this order after temperature (see `Sampling`).
+            top_k: draw among this many most likely tokens; 0 for all. Filters follow temperature, in this order.
+            top_p: then among the fewest tokens whose probabilities reach this sum; 1 for all.
+            min_p: then among tokens at least this many times as probable as the most likely one; 0 for all.
             seed: the token at a position is drawn with the key (seed, index of the request, position): it does not
                 depend on the other prompts, the lane or the number of lanes.
             stop: strings or token ids that end a completion, in addition to the model's own end tokens.
@@ -149,7 +151,10 @@ class LM(TextScores):
         early closes the iterator or lets go of it: its sequences end, as they do after an exception in the loop.
 
         Args:
-            prompts, n, logits_processor, settings: as `generate` takes them.
+            prompts: as `generate` takes them.
+            n: the same.
+            logits_processor: the same.
+            **settings: the other settings of `generate`.
 
         Raises:
             TypeError, ValueError: a prompt or a setting is wrong; the message names it. Nothing has been computed.

@@ -170,7 +170,8 @@ def scratch_sizes(
         fn: the step.
         args_for: makes its example arguments for N lanes; `jax.ShapeDtypeStruct` will do.
         lanes: the values of N.
-        contract, planner: as in `plan`.
+        contract: as in `plan`.
+        planner: as in `plan`.
 
     Raises:
         ValueError: the contract finds another number of lanes than was asked for; else as `plan`.

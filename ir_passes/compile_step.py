@@ -62,7 +62,8 @@ def compile_step(
         may_copy: patterns (as in fnmatch) of paths of pools that may be copied whole, as "*.conv": a shift of a row
             needs bytes beside its own. Copies are listed in the certificate.
         temp_ratio: scratch allowed, as a multiple of what is live at once.
-        mesh, axes: the devices, and the mesh axes along which the step may communicate.
+        mesh: the devices.
+        axes: the axes of the mesh along which the step may communicate.
         compiler_options: for XLA.
 
     Returns:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.config import ConfigReader
-from models.decoder import DecoderConfig
-from models.decoder_fields import read_decoder_config, read_kinds
+from models.decoder import BranchConfig, DecoderConfig
+from models.decoder_fields import paired, read_attending, read_decoder_config
 from models.family import Family
 from models.kimi import (
     delta_attention_weights,
@@ -15,25 +15,17 @@ from models.kimi import (
 )
 from models.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.latent_attention import LatentAttentionConfig
-from models.layer_weights import mlp_weights, moe_weights
+from models.layer_weights import Path, decoder_weights, mlp_weights, moe_weights
 from models.mlp import MlpConfig
 from models.moe import MoeConfig
 from models.rope import read_rope
-from models.weights import Weight, tensor
+from models.weights import Weight
 
 # The size of a head follows from others; heads that predict several tokens ahead are skipped.
 UNUSED = ("qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers", "mtp_loss_scaling_factor")
 
 # transformers reads both names and saves the first.
 OUTPUTS = ("dense", "o_proj")
-
-
-def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
-    """`layer_types`, or attention as the last layer of every group of `layer_group_size`."""
-    group = reader.integer("layer_group_size", 6)
-    if "layer_types" in reader:
-        return read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
-    return ["linear_attention" if (i + 1) % group else "full_attention" for i in range(layers)]
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -62,44 +54,33 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     if rope.size != shared:
         reader.fault("partial_rotary_factor", f"qk_rope_head_dim ({shared}) of the {size} values of a head, or 1")
     attention = read_latent_attention(reader, rope, head_gate=True)
-    types = read_layer_types(reader, layers)
+    types = read_attending(reader, layers, "layer_group_size", 6)
     feed_forward = read_feed_forward(reader, layers, dense=2)
     reader.choice("hidden_act", ["silu"], "silu")
     for name in ("head_dim", "linear_conv_kernel_dim", "pretraining_tp", *UNUSED):
         reader.get(name)
     return read_decoder_config(
         reader,
-        layers=tuple(
-            (attention if kind == "full_attention" else mixer, forward)
-            for kind, forward in zip(types, feed_forward, strict=True)
-        ),
+        layers=paired(types, {"full_attention": attention, "linear_attention": mixer}, feed_forward),
         eps=eps,
         tied=reader.choice("tie_word_embeddings", [False], False),
     )
 
 
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    if isinstance(c, LatentAttentionConfig):
+        return latent_attention_weights(c, hidden, at, f"{layer}.attention", OUTPUTS, interleaved=True)
+    if isinstance(c, KimiDeltaAttentionConfig):
+        return delta_attention_weights(c, hidden, at, f"{layer}.attention", (c.heads,), OUTPUTS)
+    if isinstance(c, MoeConfig):
+        return moe_weights(c, hidden, at, f"{layer}.mlp", bias="gate.expert_bias")
+    assert isinstance(c, MlpConfig)
+    return mlp_weights(c.width, hidden, at, f"{layer}.mlp")
+
+
 def weights(config: DecoderConfig) -> list[Weight]:
     """Every parameter of the decoder with the names of the published checkpoints."""
-    hidden, vocab = config.hidden_size, config.vocab_size
-    found = [
-        tensor(("embed_tokens",), "model.word_embeddings.weight", (vocab, hidden)),
-        tensor(("norm", "weight"), "model.norm.weight", (hidden,), float32=True),
-        tensor(("lm_head",), "lm_head.weight", (vocab, hidden)),
-    ]
-    for i, (mixer, forward) in enumerate(config.layers):
-        layer, at = f"model.layers.{i}", ("layers", i, "branches")
-        for j, norm in enumerate(("input_layernorm", "post_attention_layernorm")):
-            found.append(tensor((*at, j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True))
-        mixer_at, forward_at, name = (*at, 0, "inner"), (*at, 1, "inner"), f"{layer}.attention"
-        if isinstance(mixer, LatentAttentionConfig):
-            found += latent_attention_weights(mixer, hidden, mixer_at, name, OUTPUTS, interleaved=True)
-        elif isinstance(mixer, KimiDeltaAttentionConfig):
-            found += delta_attention_weights(mixer, hidden, mixer_at, name, (mixer.heads,), OUTPUTS)
-        if isinstance(forward, MoeConfig):
-            found += moe_weights(forward, hidden, forward_at, f"{layer}.mlp", bias="gate.expert_bias")
-        elif isinstance(forward, MlpConfig):
-            found += mlp_weights(forward.width, hidden, forward_at, f"{layer}.mlp")
-    return found
+    return decoder_weights(config, _describe, embedding="model.word_embeddings.weight")
 
 
 BAILING_HYBRID = Family(

@@ -9,13 +9,13 @@ from models.config import ConfigReader
 from models.decoder import BranchConfig, DecoderConfig
 from models.decoder_fields import read_decoder_config, read_heads
 from models.family import Family
-from models.layer_weights import Path, attention_weights, mlp_weights
+from models.layer_weights import Path, attention_weights, decoder_weights, mlp_weights
 from models.mamba2 import Mamba2Config
 from models.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
 from models.mlp import MlpConfig
 from models.parallel import ParallelConfig
 from models.rope import read_rope
-from models.weights import Weight, tensor
+from models.weights import Weight
 
 BIASES = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
 
@@ -92,35 +92,22 @@ def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _mixer(mixer: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
-    if isinstance(mixer, Mamba2Config):
-        return mamba2_weights(mixer, hidden, at, f"{layer}.mamba")
-    if isinstance(mixer, AttentionConfig):
-        return attention_weights(mixer, hidden, at, f"{layer}.self_attn")
-    assert isinstance(mixer, ParallelConfig)
-    found = []
-    for i, inner in enumerate(mixer.layers):
-        found += _mixer(inner, hidden, (*at, "layers", i), layer)
-    return found
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    if isinstance(c, Mamba2Config):
+        return mamba2_weights(c, hidden, at, f"{layer}.mamba")
+    if isinstance(c, AttentionConfig):
+        return attention_weights(c, hidden, at, f"{layer}.self_attn")
+    if isinstance(c, MlpConfig):
+        return mlp_weights(c.width, hidden, at, f"{layer}.feed_forward")
+    assert isinstance(c, ParallelConfig)
+    parts = [_describe(inner, hidden, (*at, "layers", i), layer) for i, inner in enumerate(c.layers)]
+    return [weight for part in parts for weight in part]
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
     """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
-    hidden, table = config.hidden_size, (config.vocab_size, config.hidden_size)
-    found = [
-        tensor(("embed_tokens",), "model.embed_tokens.weight", table),
-        tensor(("norm", "weight"), "model.final_layernorm.weight", (hidden,), float32=True),
-    ]
-    if not config.tied:
-        found.append(tensor(("lm_head",), "lm_head.weight", table))
-    for i, (mixer, forward) in enumerate(config.layers):
-        layer, at = f"model.layers.{i}", ("layers", i, "branches")
-        for j, norm in enumerate(("input_layernorm", "pre_ff_layernorm")):
-            found.append(tensor((*at, j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True))
-        found += _mixer(mixer, hidden, (*at, 0, "inner"), layer)
-        assert isinstance(forward, MlpConfig)
-        found += mlp_weights(forward.width, hidden, (*at, 1, "inner"), f"{layer}.feed_forward")
-    return found
+    norms = ("input_layernorm", "pre_ff_layernorm")
+    return decoder_weights(config, _describe, norms, final_norm="model.final_layernorm.weight")
 
 
 BAMBA = Family("bamba", ("bamba",), read_bamba, weights, (), ())

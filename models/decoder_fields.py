@@ -1,6 +1,6 @@
 """Fields of config.json that most families have, read once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from models.config import ConfigReader
 from models.decoder import BranchConfig, DecoderConfig
@@ -18,6 +18,21 @@ def read_kinds(reader: ConfigReader, name: str, kinds: Sequence[str], layers: in
         reader.fault(name, f"a list of {layers} items, each one of " + ", ".join(repr(kind) for kind in kinds))
         return [kinds[0]] * layers
     return values
+
+
+def read_attending(reader: ConfigReader, layers: int, interval: str, default: int) -> list[str]:
+    """`layer_types`; where it is absent every layer is linear but the last of each `interval`, which attends."""
+    every = reader.integer(interval, default)
+    if "layer_types" in reader:
+        return read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
+    return ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+
+
+def paired(
+    kinds: Sequence[str], mixers: Mapping[str, BranchConfig], feed_forward: Sequence[BranchConfig]
+) -> tuple[tuple[BranchConfig, ...], ...]:
+    """Layers of the mixer that the word for each names, and of the feed-forward layer in its place."""
+    return tuple((mixers[kind], forward) for kind, forward in zip(kinds, feed_forward, strict=True))
 
 
 def read_heads(reader: ConfigReader) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from models.config import ConfigReader
 from models.decoder import BranchConfig, DecoderConfig
 from models.decoder_fields import read_decoder_config, read_heads
 from models.family import Family
-from models.layer_weights import Path, attention_weights
+from models.layer_weights import Path, attention_weights, decoder_weights
 from models.mamba2 import Mamba2Config
 from models.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
 from models.mlp import MlpConfig
@@ -96,35 +96,30 @@ def _shared(width: int, hidden: int, at: Path, name: str) -> list[Weight]:
     ]
 
 
+def _experts(c: MoeConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+    count = c.router.experts
+    return [
+        tensor((*at, "router", "weight"), f"{name}.router.layer.weight", (count, hidden)),
+        tensor((*at, "gate_up_proj"), f"{name}.input_linear.weight", (count, 2 * c.width, hidden)),
+        tensor((*at, "down_proj"), f"{name}.output_linear.weight", (count, hidden, c.width)),
+    ]
+
+
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    if isinstance(c, Mamba2Config):
+        return mamba2_weights(c, hidden, at, f"{layer}.mamba")
+    if isinstance(c, AttentionConfig):
+        return attention_weights(c, hidden, at, f"{layer}.self_attn")
+    if isinstance(c, MlpConfig):
+        return _shared(c.width, hidden, at, f"{layer}.shared_mlp")
+    assert isinstance(c, MoeConfig)
+    shared = _shared(c.shared_width, hidden, (*at, "shared_expert"), f"{layer}.shared_mlp")
+    return _experts(c, hidden, at, f"{layer}.block_sparse_moe") + shared
+
+
 def weights(config: DecoderConfig) -> list[Weight]:
     """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
-    hidden, table = config.hidden_size, (config.vocab_size, config.hidden_size)
-    found = [
-        tensor(("embed_tokens",), "model.embed_tokens.weight", table),
-        tensor(("norm", "weight"), "model.norm.weight", (hidden,), float32=True),
-    ]
-    if not config.tied:
-        found.append(tensor(("lm_head",), "lm_head.weight", table))
-    for i, (mixer, forward) in enumerate(config.layers):
-        layer, at = f"model.layers.{i}", ("layers", i, "branches")
-        for j, norm in enumerate(("input_layernorm", "post_attention_layernorm")):
-            found.append(tensor((*at, j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True))
-        if isinstance(mixer, Mamba2Config):
-            found += mamba2_weights(mixer, hidden, (*at, 0, "inner"), f"{layer}.mamba")
-        elif isinstance(mixer, AttentionConfig):
-            found += attention_weights(mixer, hidden, (*at, 0, "inner"), f"{layer}.self_attn")
-        inner = (*at, 1, "inner")
-        if isinstance(forward, MlpConfig):
-            found += _shared(forward.width, hidden, inner, f"{layer}.shared_mlp")
-        elif isinstance(forward, MoeConfig):
-            count, experts = forward.router.experts, f"{layer}.block_sparse_moe"
-            found += [
-                tensor((*inner, "router", "weight"), f"{experts}.router.layer.weight", (count, hidden)),
-                tensor((*inner, "gate_up_proj"), f"{experts}.input_linear.weight", (count, 2 * forward.width, hidden)),
-                tensor((*inner, "down_proj"), f"{experts}.output_linear.weight", (count, hidden, forward.width)),
-                *_shared(forward.shared_width, hidden, (*inner, "shared_expert"), f"{layer}.shared_mlp"),
-            ]
-    return found
+    return decoder_weights(config, _describe)
 
 
 GRANITE_HYBRID = Family("granitemoehybrid", ("granitemoehybrid",), read_config, weights, (), ())

@@ -80,10 +80,6 @@ def read_latent_attention(reader: ConfigReader, rope: Rope | None, head_gate: bo
     )
 
 
-def _output(path: tuple, name: str, outputs: Sequence[str], shape: tuple[int, int]) -> Weight:
-    return Weight(path, shape, tuple(Source({f"{name}.{output}.weight": shape}) for output in outputs))
-
-
 def delta_attention_weights(
     c: KimiDeltaAttentionConfig, hidden: int, at: tuple, name: str, a_log: tuple[int, ...], outputs: Sequence[str]
 ) -> list[Weight]:
@@ -116,7 +112,7 @@ def delta_attention_weights(
         tensor((*at, "dt_bias"), f"{name}.dt_bias", (c.width,), float32=True),
         tensor((*at, "in_proj_b"), f"{name}.b_proj.weight", (c.heads, hidden)),
         tensor((*at, "norm"), f"{name}.o_norm.weight", (c.head_size,), float32=True),
-        _output((*at, "out_proj"), name, outputs, (hidden, c.width)),
+        tensor((*at, "out_proj"), [f"{name}.{output}.weight" for output in outputs], (hidden, c.width)),
     ]
     for part, letter in (("decay", "f"), ("gate", "g")):
         if c.bottleneck is None:
@@ -167,7 +163,7 @@ def latent_attention_weights(
             (c.heads, c.value_size, c.rank),
             (Source({up: up_shape}, lambda read: heads(read(up))[:, c.key_size :]),),
         ),
-        _output((*at, "o_proj"), name, outputs, (hidden, c.heads * c.value_size)),
+        tensor((*at, "o_proj"), [f"{name}.{output}.weight" for output in outputs], (hidden, c.heads * c.value_size)),
     ]
     if c.head_gate:
         weights.append(tensor((*at, "gate"), f"{name}.g_proj.weight", (c.heads, hidden)))

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from models.config import ConfigReader
-from models.decoder import DecoderConfig
-from models.decoder_fields import read_decoder_config, read_kinds
+from models.decoder import BranchConfig, DecoderConfig
+from models.decoder_fields import paired, read_decoder_config, read_kinds
 from models.family import Family
 from models.kimi import (
     delta_attention_weights,
@@ -16,10 +16,10 @@ from models.kimi import (
 )
 from models.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.latent_attention import LatentAttentionConfig
-from models.layer_weights import mlp_weights, moe_weights
+from models.layer_weights import Path, decoder_weights, mlp_weights, moe_weights
 from models.mlp import MlpConfig
 from models.moe import MoeConfig
-from models.weights import Weight, tensor
+from models.weights import Weight
 
 EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
@@ -59,41 +59,29 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         reader.get(name)
     return read_decoder_config(
         reader,
-        layers=tuple(
-            (attention if kind == "full_attention" else mixer, forward)
-            for kind, forward in zip(types, feed_forward, strict=True)
-        ),
+        layers=paired(types, {"full_attention": attention, "linear_attention": mixer}, feed_forward),
         eps=eps,
         tied=reader.choice("tie_word_embeddings", [False], False),
     )
 
 
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    if isinstance(c, LatentAttentionConfig):
+        return latent_attention_weights(c, hidden, at, f"{layer}.self_attn", ("o_proj",), interleaved=False)
+    if isinstance(c, KimiDeltaAttentionConfig):
+        return delta_attention_weights(c, hidden, at, f"{layer}.self_attn", (1, 1, c.heads, 1), ("o_proj",))
+    if isinstance(c, MoeConfig):
+        return moe_weights(c, hidden, at, f"{layer}.block_sparse_moe", EXPERT)
+    assert isinstance(c, MlpConfig)
+    # transformers saves the dense layers under the name of the sparse ones; the published files do not.
+    places = (f"{layer}.mlp", f"{layer}.block_sparse_moe")
+    published, saved = (mlp_weights(c.width, hidden, at, place) for place in places)
+    return [replace(one, options=one.options + two.options) for one, two in zip(published, saved, strict=True)]
+
+
 def weights(config: DecoderConfig) -> list[Weight]:
     """Every parameter of the decoder with the names of the published checkpoints."""
-    hidden, vocab = config.hidden_size, config.vocab_size
-    found = [
-        tensor(("embed_tokens",), "model.embed_tokens.weight", (vocab, hidden)),
-        tensor(("norm", "weight"), "model.norm.weight", (hidden,), float32=True),
-        tensor(("lm_head",), "lm_head.weight", (vocab, hidden)),
-    ]
-    for i, (mixer, forward) in enumerate(config.layers):
-        layer, at = f"model.layers.{i}", ("layers", i, "branches")
-        for j, norm in enumerate(("input_layernorm", "post_attention_layernorm")):
-            found.append(tensor((*at, j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True))
-        mixer_at, forward_at, name = (*at, 0, "inner"), (*at, 1, "inner"), f"{layer}.self_attn"
-        if isinstance(mixer, LatentAttentionConfig):
-            found += latent_attention_weights(mixer, hidden, mixer_at, name, ("o_proj",), interleaved=False)
-        elif isinstance(mixer, KimiDeltaAttentionConfig):
-            a_log = (1, 1, mixer.heads, 1)
-            found += delta_attention_weights(mixer, hidden, mixer_at, name, a_log, ("o_proj",))
-        if isinstance(forward, MoeConfig):
-            found += moe_weights(forward, hidden, forward_at, f"{layer}.block_sparse_moe", EXPERT)
-        elif isinstance(forward, MlpConfig):
-            # transformers saves the dense layers under the name of the sparse ones; the published files do not.
-            places = (f"{layer}.mlp", f"{layer}.block_sparse_moe")
-            published, saved = (mlp_weights(forward.width, hidden, forward_at, place) for place in places)
-            found += [replace(a, options=a.options + b.options) for a, b in zip(published, saved, strict=True)]
-    return found
+    return decoder_weights(config, _describe)
 
 
 KIMI_LINEAR = Family("kimi_linear", ("kimi_linear",), read_config, weights, (), ())

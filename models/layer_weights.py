@@ -1,13 +1,49 @@
 """The parameters of the shared layers and the checkpoint tensors they come from, by the names that a family uses."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from models.attention import AttentionConfig
+from models.decoder import BranchConfig, DecoderConfig
 from models.moe import MoeConfig
 from models.weights import Weight, expert_matrices, tensor
 
 Names = Mapping[str, str]
 Path = tuple[str | int, ...]
+Describe = Callable[[BranchConfig, int, Path, str], list[Weight]]
+
+
+def decoder_weights(
+    config: DecoderConfig,
+    describe: Describe,
+    norms: Sequence[str] = ("input_layernorm", "post_attention_layernorm"),
+    embedding: str | Sequence[str] = "model.embed_tokens.weight",
+    final_norm: str = "model.norm.weight",
+    layers: str = "model.layers",
+) -> list[Weight]:
+    """Every parameter of a decoder.
+
+    Args:
+        config: the decoder.
+        describe: `(branch, hidden, at, layer)` -> parameters of a mixer or feed-forward layer that lies at the path
+            `at` of the model; the names of its layer's tensors begin with `layer`.
+        norms: the norm of each branch of a layer in turn; none where the caller describes them.
+        embedding, final_norm: names of these tensors.
+        layers: what the names of all layers' tensors begin with.
+    """
+    hidden, table = config.hidden_size, (config.vocab_size, config.hidden_size)
+    weights = [
+        tensor(("embed_tokens",), embedding, table),
+        tensor(("norm", "weight"), final_norm, (hidden,), float32=True),
+    ]
+    if not config.tied:
+        weights.append(tensor(("lm_head",), "lm_head.weight", table))
+    for i, branches in enumerate(config.layers):
+        layer, at = f"{layers}.{i}", ("layers", i, "branches")
+        for j, norm in enumerate(norms):
+            weights.append(tensor((*at, j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True))
+        for j, branch in enumerate(branches):
+            weights += describe(branch, hidden, (*at, j, "inner"), layer)
+    return weights
 
 
 def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, names: Names | None = None) -> list[Weight]:

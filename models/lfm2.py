@@ -5,11 +5,11 @@ from typing import Any
 
 from models.attention import AttentionConfig, QkNorm
 from models.config import ConfigReader
-from models.decoder import DecoderConfig
-from models.decoder_fields import read_decoder_config, read_heads
+from models.decoder import BranchConfig, DecoderConfig
+from models.decoder_fields import paired, read_decoder_config, read_heads, read_kinds
 from models.family import Family
 from models.gated_short_conv import GatedShortConvConfig
-from models.layer_weights import attention_weights, mlp_weights, moe_weights
+from models.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
 from models.mlp import MlpConfig
 from models.moe import MoeConfig
 from models.rope import read_rope
@@ -25,16 +25,12 @@ UNUSED = """block_dim block_mlp_init_scale block_out_init_scale block_use_xavier
 
 def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
     """`layer_types`, or attention where `full_attn_idxs` says so and convolutions elsewhere."""
-    types = reader.get("layer_types")
-    if types is None:
-        indices = reader.integers("full_attn_idxs") if "full_attn_idxs" in reader else tuple(range(layers))
-        if any(i >= layers for i in indices):
-            reader.fault("full_attn_idxs", f"indices of the {layers} layers")
-        return ["full_attention" if i in indices else "conv" for i in range(layers)]
-    if not isinstance(types, list) or len(types) != layers or any(t not in ("conv", "full_attention") for t in types):
-        reader.fault("layer_types", f"a list of {layers} items, each 'conv' or 'full_attention'")
-        return ["conv"] * layers
-    return types
+    if "layer_types" in reader:
+        return read_kinds(reader, "layer_types", ["conv", "full_attention"], layers)
+    indices = reader.integers("full_attn_idxs") if "full_attn_idxs" in reader else tuple(range(layers))
+    if any(i >= layers for i in indices):
+        reader.fault("full_attn_idxs", f"indices of the {layers} layers")
+    return ["full_attention" if i in indices else "conv" for i in range(layers)]
 
 
 def read_mlp(reader: ConfigReader) -> MlpConfig:
@@ -73,9 +69,9 @@ def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
     rope = read_rope(reader, head_dim, 1e6, 1.0)
     attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps))
     conv = GatedShortConvConfig(reader.integer("conv_L_cache", 3, minimum=2))
-    mixers = [conv if kind == "conv" else attention for kind in read_layer_types(reader, layers)]
+    types = read_layer_types(reader, layers)
     if family == "lfm2":
-        feed_forward: list[Any] = [read_mlp(reader)] * layers
+        feed_forward: list[BranchConfig] = [read_mlp(reader)] * layers
     else:
         dense = reader.integer("num_dense_layers", 2, minimum=0)
         mlp, moe = MlpConfig(reader.integer("intermediate_size")), read_moe(reader)
@@ -87,37 +83,29 @@ def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
         reader.get(name)
     return read_decoder_config(
         reader,
-        layers=tuple(zip(mixers, feed_forward, strict=True)),
+        layers=paired(types, {"conv": conv, "full_attention": attention}, feed_forward),
         eps=eps,
         tied=reader.flag("tie_embedding" if "tie_embedding" in reader else "tie_word_embeddings", True),
     )
 
 
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    if isinstance(c, AttentionConfig):
+        return attention_weights(c, hidden, at, f"{layer}.self_attn", ATTENTION)
+    if isinstance(c, MlpConfig):
+        return mlp_weights(c.width, hidden, at, f"{layer}.feed_forward", MLP)
+    if isinstance(c, MoeConfig):
+        return moe_weights(c, hidden, at, f"{layer}.feed_forward", MLP, bias="expert_bias")
+    assert isinstance(c, GatedShortConvConfig)
+    shapes = {"in_proj": (3 * hidden, hidden), "conv": (hidden, 1, c.kernel), "out_proj": (hidden, hidden)}
+    return [tensor((*at, part), f"{layer}.conv.{part}.weight", shape) for part, shape in shapes.items()]
+
+
 def weights(config: DecoderConfig) -> list[Weight]:
     """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
-    hidden, vocab = config.hidden_size, config.vocab_size
-    found = [
-        tensor(("embed_tokens",), "model.embed_tokens.weight", (vocab, hidden)),
-        tensor(("norm", "weight"), "model.embedding_norm.weight", (hidden,), float32=True),
-    ]
-    if not config.tied:
-        found.append(tensor(("lm_head",), "lm_head.weight", (vocab, hidden)))
-    for i, (mixer, forward) in enumerate(config.layers):
-        layer, at = f"model.layers.{i}", ("layers", i, "branches")
-        for j, norm in enumerate(("operator_norm", "ffn_norm")):
-            found.append(tensor((*at, j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True))
-        if isinstance(mixer, AttentionConfig):
-            found += attention_weights(mixer, hidden, (*at, 0, "inner"), f"{layer}.self_attn", ATTENTION)
-        elif isinstance(mixer, GatedShortConvConfig):
-            shapes = {"in_proj": (3 * hidden, hidden), "conv": (hidden, 1, mixer.kernel), "out_proj": (hidden, hidden)}
-            for part, shape in shapes.items():
-                found.append(tensor((*at, 0, "inner", part), f"{layer}.conv.{part}.weight", shape))
-        forward_at, name = (*at, 1, "inner"), f"{layer}.feed_forward"
-        if isinstance(forward, MlpConfig):
-            found += mlp_weights(forward.width, hidden, forward_at, name, MLP)
-        elif isinstance(forward, MoeConfig):
-            found += moe_weights(forward, hidden, forward_at, name, MLP, bias="expert_bias")
-    return found
+    return decoder_weights(
+        config, _describe, norms=("operator_norm", "ffn_norm"), final_norm="model.embedding_norm.weight"
+    )
 
 
 def _family(name: str) -> Family:

@@ -15,13 +15,13 @@ from models.config import ConfigReader
 from models.decoder import BranchConfig, DecoderConfig
 from models.decoder_fields import read_decoder_config, read_heads
 from models.family import Family
-from models.layer_weights import Path, attention_weights
+from models.layer_weights import Path, attention_weights, decoder_weights
 from models.mamba2 import Mamba2Config
 from models.mamba2_fields import mamba2_weights, read_mamba2
 from models.mlp import MlpConfig
 from models.moe import MoeConfig
 from models.router import RouterConfig
-from models.weights import Source, Weight, expert_matrices, tensor
+from models.weights import Weight, expert_matrices, tensor
 
 FIELDS = {
     "heads": "mamba_num_heads",
@@ -149,30 +149,29 @@ def _experts(c: MoeConfig, hidden: int, at: Path, name: str) -> list[Weight]:
     return weights
 
 
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    name = f"{layer}.mixer"
+    if isinstance(c, Mamba2Config):
+        return mamba2_weights(c, hidden, at, name)
+    if isinstance(c, AttentionConfig):
+        return attention_weights(c, hidden, at, name)
+    if isinstance(c, MlpConfig):
+        return _feed_forward(c, hidden, at, name)
+    assert isinstance(c, MoeConfig)
+    return _experts(c, hidden, at, name)
+
+
 def weights(config: DecoderConfig) -> list[Weight]:
     """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
-    hidden, table = config.hidden_size, (config.vocab_size, config.hidden_size)
-    # older Mamba2 checkpoints call it by the singular
-    names = ("backbone.embeddings.weight", "backbone.embedding.weight")
-    found = [
-        Weight(("embed_tokens",), table, tuple(Source({name: table}) for name in names)),
-        tensor(("norm", "weight"), "backbone.norm_f.weight", (hidden,), float32=True),
-    ]
-    if not config.tied:
-        found.append(tensor(("lm_head",), "lm_head.weight", table))
-    for i, (mixer,) in enumerate(config.layers):
-        layer, branch = f"backbone.layers.{i}", ("layers", i, "branches", 0)
-        found.append(tensor((*branch, "norm", "weight"), f"{layer}.norm.weight", (hidden,), float32=True))
-        at, name = (*branch, "inner"), f"{layer}.mixer"
-        if isinstance(mixer, Mamba2Config):
-            found += mamba2_weights(mixer, hidden, at, name)
-        elif isinstance(mixer, AttentionConfig):
-            found += attention_weights(mixer, hidden, at, name)
-        elif isinstance(mixer, MlpConfig):
-            found += _feed_forward(mixer, hidden, at, name)
-        elif isinstance(mixer, MoeConfig):
-            found += _experts(mixer, hidden, at, name)
-    return found
+    return decoder_weights(
+        config,
+        _describe,
+        norms=("norm",),
+        # older Mamba2 checkpoints call it by the singular
+        embedding=("backbone.embeddings.weight", "backbone.embedding.weight"),
+        final_norm="backbone.norm_f.weight",
+        layers="backbone.layers",
+    )
 
 
 NEMOTRON_H = Family("nemotron_h", ("nemotron_h",), read_nemotron, weights, (r"mtp\..*",), ())

@@ -5,14 +5,14 @@ from typing import Any
 
 from models.attention import AttentionConfig, QkNorm
 from models.config import ConfigReader
-from models.decoder import DecoderConfig, PostNorm
+from models.decoder import BranchConfig, DecoderConfig, PostNorm
 from models.decoder_fields import read_decoder_config, read_heads, read_kinds
 from models.family import Family
 from models.gated_delta_net import GatedDeltaNetConfig
-from models.layer_weights import attention_weights, mlp_weights
+from models.layer_weights import Path, attention_weights, decoder_weights, mlp_weights
 from models.mlp import MlpConfig
 from models.rope import Rope, read_rope
-from models.weights import Source, Weight, joined, tensor
+from models.weights import Weight, joined, tensor
 
 # How the model was initialised.
 UNUSED = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
@@ -72,7 +72,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _mixer(c: GatedDeltaNetConfig, hidden: int, at: tuple, name: str) -> list[Weight]:
+def _mixer(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) -> list[Weight]:
     plain = {
         "in_proj_z": ("g_proj", (c.value_width, hidden)),
         "in_proj_b": ("b_proj", (c.value_heads, hidden)),
@@ -98,35 +98,29 @@ def _mixer(c: GatedDeltaNetConfig, hidden: int, at: tuple, name: str) -> list[We
     ]
 
 
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    inner = c.inner if isinstance(c, PostNorm) else c
+    if isinstance(inner, AttentionConfig):
+        return attention_weights(inner, hidden, at, f"{layer}.self_attn")
+    if isinstance(inner, MlpConfig):
+        return mlp_weights(inner.width, hidden, at, f"{layer}.mlp")
+    assert isinstance(inner, GatedDeltaNetConfig)
+    return _mixer(inner, hidden, at, f"{layer}.linear_attn")
+
+
+# Of each branch by kind of layer; a second name is the one that transformers saves the norm under.
+ATTENDING = (("post_attention_layernorm", "feedforward_layer_norm"), ("post_feedforward_layernorm",))
+LINEAR = (("input_layernorm", "attention_layer_norm"), ("post_attention_layernorm", "feedforward_layer_norm"))
+
+
 def weights(config: DecoderConfig) -> list[Weight]:
     """Every parameter of the decoder with the names of the checkpoints."""
-    hidden, vocab = config.hidden_size, config.vocab_size
-    found = [
-        tensor(("embed_tokens",), "model.embed_tokens.weight", (vocab, hidden)),
-        tensor(("norm", "weight"), "model.norm.weight", (hidden,), float32=True),
-    ]
-    if not config.tied:
-        found.append(tensor(("lm_head",), "lm_head.weight", (vocab, hidden)))
-    for i, (mixer, forward) in enumerate(config.layers):
-        layer, at = f"model.layers.{i}", ("layers", i, "branches")
-        mixer_at, forward_at = (*at, 0, "inner"), (*at, 1, "inner")
-        if isinstance(mixer, PostNorm) and isinstance(mixer.inner, AttentionConfig):
-            # The second name of a norm is the one that transformers saves it under.
-            norms = (("post_attention_layernorm", "feedforward_layer_norm"), ("post_feedforward_layernorm",))
-            found += attention_weights(mixer.inner, hidden, mixer_at, f"{layer}.self_attn")
-        else:
-            assert isinstance(mixer, GatedDeltaNetConfig)
-            norms = (
-                ("input_layernorm", "attention_layer_norm"),
-                ("post_attention_layernorm", "feedforward_layer_norm"),
-            )
-            found += _mixer(mixer, hidden, mixer_at, f"{layer}.linear_attn")
-        for j, names in enumerate(norms):
-            options = tuple(Source({f"{layer}.{name}.weight": (hidden,)}) for name in names)
-            found.append(Weight((*at, j, "norm", "weight"), (hidden,), options, float32=True))
-        mlp = forward.inner if isinstance(forward, PostNorm) else forward
-        assert isinstance(mlp, MlpConfig)
-        found += mlp_weights(mlp.width, hidden, forward_at, f"{layer}.mlp")
+    found = decoder_weights(config, _describe, norms=())
+    for i, (mixer, _) in enumerate(config.layers):
+        for j, norms in enumerate(ATTENDING if isinstance(mixer, PostNorm) else LINEAR):
+            names = [f"model.layers.{i}.{norm}.weight" for norm in norms]
+            path = ("layers", i, "branches", j, "norm", "weight")
+            found.append(tensor(path, names, (config.hidden_size,), float32=True))
     return found
 
 

@@ -1,14 +1,14 @@
 """What Qwen3-Next and Qwen3.5 share: the same decoder, config fields and tensor names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from models.attention import AttentionConfig, QkNorm
 from models.config import ConfigReader
 from models.decoder import BranchConfig, DecoderConfig
-from models.decoder_fields import read_dtype
+from models.decoder_fields import paired, read_attending, read_dtype
 from models.gated_delta_net import GatedDeltaNetConfig
-from models.layer_weights import attention_weights, mlp_weights, moe_weights
+from models.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
 from models.mlp import MlpConfig
 from models.moe import MoeConfig
 from models.rope import read_rope
@@ -17,25 +17,13 @@ from models.weights import Weight, tensor
 
 SKIPPED = (r"mtp\..*", r"model\.visual\..*", r"visual\..*", r"model\.mtp\..*")
 PREFIXES = ("model.language_model.", "language_model.model.")
+Projections = Callable[[GatedDeltaNetConfig, int, Path, str], list[Weight]]
 
 
 def text_reader(family: str, config: Mapping[str, Any]) -> tuple[ConfigReader, ConfigReader]:
     """The outer config and its text part, which are one where nothing is nested."""
     outer = ConfigReader(family, config)
     return outer, outer.child("text_config") or outer
-
-
-def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
-    """`layer_types`, or every `full_attention_interval`-th layer attention where it is absent."""
-    interval = reader.integer("full_attention_interval", 4)
-    types = reader.get("layer_types")
-    if types is None:
-        return ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(layers)]
-    known = ("linear_attention", "full_attention")
-    if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
-        reader.fault("layer_types", f"a list of {layers} items, each 'linear_attention' or 'full_attention'")
-        return ["linear_attention"] * layers
-    return types
 
 
 def read_moe(reader: ConfigReader, normalise: bool) -> MoeConfig:
@@ -93,11 +81,7 @@ def read_decoder(
     reader.choice("use_sliding_window", [False], False)
     for name in ("num_mtp_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mtp_layer_types"):
         reader.get(name)
-    types = read_layer_types(reader, len(feed_forward))
-    layers = tuple(
-        (attention if kind == "full_attention" else mixer, forward)
-        for kind, forward in zip(types, feed_forward, strict=True)
-    )
+    types = read_attending(reader, len(feed_forward), "full_attention_interval", 4)
     # Where both are there and differ, transformers follows the outer one.
     tied = (outer if "tie_word_embeddings" in outer else reader).flag("tie_word_embeddings", False)
     return DecoderConfig(
@@ -105,7 +89,7 @@ def read_decoder(
         vocab_size=reader.integer("vocab_size"),
         hidden_size=hidden,
         max_position_embeddings=reader.integer("max_position_embeddings", 32768),
-        layers=layers,
+        layers=paired(types, {"full_attention": attention, "linear_attention": mixer}, feed_forward),
         eps=eps,
         norm_offset=1.0,
         tied=tied,
@@ -115,46 +99,41 @@ def read_decoder(
     )
 
 
-def _mixer(config: GatedDeltaNetConfig, hidden: int, at: tuple, name: str, fused: bool) -> list[Weight]:
-    c = config
-    shapes = {"conv1d": (c.channels, 1, c.kernel), "out_proj": (hidden, c.value_width)}
-    if not fused:
-        shapes["in_proj_qkv"] = (c.channels, hidden)
-        shapes["in_proj_z"] = (c.value_width, hidden)
-        shapes["in_proj_b"] = shapes["in_proj_a"] = (c.value_heads, hidden)
-    return [
-        *(tensor((*at, part), f"{name}.{part}.weight", shape) for part, shape in shapes.items()),
-        tensor((*at, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
-        tensor((*at, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
-        tensor((*at, "norm"), f"{name}.norm.weight", (c.value_size,), float32=True),
-    ]
+def separate_projections(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+    """The input projections of a mixer, one tensor each."""
+    shapes = {
+        "in_proj_qkv": (c.channels, hidden),
+        "in_proj_z": (c.value_width, hidden),
+        "in_proj_b": (c.value_heads, hidden),
+        "in_proj_a": (c.value_heads, hidden),
+    }
+    return [tensor((*at, part), f"{name}.{part}.weight", shape) for part, shape in shapes.items()]
 
 
-def decoder_weights(config: DecoderConfig, fused_projections: bool = False) -> list[Weight]:
+def weights(config: DecoderConfig, projections: Projections = separate_projections) -> list[Weight]:
     """Every parameter of the decoder with the names of the Hugging Face checkpoints.
 
     Args:
         config: the decoder.
-        fused_projections: leave out the four input projections of the mixers, which the caller describes.
+        projections: describes the input projections of a mixer.
     """
-    hidden, vocab = config.hidden_size, config.vocab_size
-    weights = [
-        tensor(("embed_tokens",), "model.embed_tokens.weight", (vocab, hidden)),
-        tensor(("norm", "weight"), "model.norm.weight", (hidden,), float32=True),
-    ]
-    if not config.tied:
-        weights.append(tensor(("lm_head",), "lm_head.weight", (vocab, hidden)))
-    for i, (mixer, forward) in enumerate(config.layers):
-        layer, at = f"model.layers.{i}", ("layers", i, "branches")
-        for j, norm in enumerate(("input_layernorm", "post_attention_layernorm")):
-            weights.append(tensor((*at, j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True))
-        mixer_at, forward_at = (*at, 0, "inner"), (*at, 1, "inner")
-        if isinstance(mixer, AttentionConfig):
-            weights += attention_weights(mixer, hidden, mixer_at, f"{layer}.self_attn")
-        elif isinstance(mixer, GatedDeltaNetConfig):
-            weights += _mixer(mixer, hidden, mixer_at, f"{layer}.linear_attn", fused_projections)
-        if isinstance(forward, MoeConfig):
-            weights += moe_weights(forward, hidden, forward_at, f"{layer}.mlp", shared="shared_expert")
-        elif isinstance(forward, MlpConfig):
-            weights += mlp_weights(forward.width, hidden, forward_at, f"{layer}.mlp")
-    return weights
+
+    def describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+        if isinstance(c, AttentionConfig):
+            return attention_weights(c, hidden, at, f"{layer}.self_attn")
+        if isinstance(c, MoeConfig):
+            return moe_weights(c, hidden, at, f"{layer}.mlp", shared="shared_expert")
+        if isinstance(c, MlpConfig):
+            return mlp_weights(c.width, hidden, at, f"{layer}.mlp")
+        assert isinstance(c, GatedDeltaNetConfig)
+        name = f"{layer}.linear_attn"
+        return [
+            *projections(c, hidden, at, name),
+            tensor((*at, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
+            tensor((*at, "out_proj"), f"{name}.out_proj.weight", (hidden, c.value_width)),
+            tensor((*at, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
+            tensor((*at, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
+            tensor((*at, "norm"), f"{name}.norm.weight", (c.value_size,), float32=True),
+        ]
+
+    return decoder_weights(config, describe)

@@ -5,7 +5,7 @@ from typing import Any
 
 from models.decoder import DecoderConfig
 from models.family import Family
-from models.qwen import PREFIXES, SKIPPED, decoder_weights, read_decoder, read_moe, text_reader
+from models.qwen import PREFIXES, SKIPPED, read_decoder, read_moe, text_reader, weights
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -15,6 +15,4 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder("qwen3_5_moe", outer, reader, [moe] * reader.integer("num_hidden_layers"))
 
 
-QWEN3_5_MOE = Family(
-    "qwen3_5_moe", ("qwen3_5_moe", "qwen3_5_moe_text"), read_config, decoder_weights, SKIPPED, PREFIXES
-)
+QWEN3_5_MOE = Family("qwen3_5_moe", ("qwen3_5_moe", "qwen3_5_moe_text"), read_config, weights, SKIPPED, PREFIXES)

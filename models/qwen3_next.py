@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from models import qwen
 from models.decoder import DecoderConfig
 from models.family import Family
 from models.gated_delta_net import GatedDeltaNetConfig
+from models.layer_weights import Path
 from models.mlp import MlpConfig
-from models.qwen import PREFIXES, SKIPPED, decoder_weights, read_decoder, read_moe, text_reader
+from models.qwen import PREFIXES, SKIPPED, read_decoder, read_moe, text_reader
 from models.weights import Weight, rows
 
 
@@ -40,19 +42,20 @@ def projection_rows(config: GatedDeltaNetConfig) -> dict[str, np.ndarray]:
     return {"in_proj_qkv": np.concatenate([q, k, v]), "in_proj_z": z, "in_proj_b": b, "in_proj_a": a}
 
 
+def fused_projections(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+    """The input projections of a mixer, taken out of the two tensors that hold them."""
+    fused = {"in_proj_qkvz": c.channels + c.value_width, "in_proj_ba": 2 * c.value_heads}
+    found = []
+    for part, index in projection_rows(c).items():
+        stored = "in_proj_qkvz" if part in ("in_proj_qkv", "in_proj_z") else "in_proj_ba"
+        source = rows(f"{name}.{stored}.weight", (fused[stored], hidden), index)
+        found.append(Weight((*at, part), (len(index), hidden), (source,)))
+    return found
+
+
 def weights(config: DecoderConfig) -> list[Weight]:
-    """The decoder's parameters, with the mixers' projections taken apart."""
-    result = decoder_weights(config, fused_projections=True)
-    for i, (mixer, _) in enumerate(config.layers):
-        if isinstance(mixer, GatedDeltaNetConfig):
-            fused = mixer.channels + mixer.value_width
-            for part, index in projection_rows(mixer).items():
-                qkvz = part in ("in_proj_qkv", "in_proj_z")
-                name = f"model.layers.{i}.linear_attn.{'in_proj_qkvz' if qkvz else 'in_proj_ba'}.weight"
-                shape = (fused if qkvz else 2 * mixer.value_heads, config.hidden_size)
-                path = ("layers", i, "branches", 0, "inner", part)
-                result.append(Weight(path, (len(index), config.hidden_size), (rows(name, shape, index),)))
-    return result
+    """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
+    return qwen.weights(config, fused_projections)
 
 
 QWEN3_NEXT = Family("qwen3_next", ("qwen3_next",), read_config, weights, SKIPPED, PREFIXES)

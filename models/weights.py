@@ -42,9 +42,12 @@ class Weight:
     float32: bool = False
 
 
-def tensor(path: tuple[str | int, ...], name: str, shape: tuple[int, ...], float32: bool = False) -> Weight:
-    """A parameter that is one tensor of the checkpoint as it stands."""
-    return Weight(path, shape, (Source({name: shape}),), float32)
+def tensor(
+    path: tuple[str | int, ...], name: str | Sequence[str], shape: tuple[int, ...], float32: bool = False
+) -> Weight:
+    """A parameter that is one tensor of the checkpoint as it stands, under one name or the one of several it has."""
+    names = (name,) if isinstance(name, str) else name
+    return Weight(path, shape, tuple(Source({each: shape}) for each in names), float32)
 
 
 def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> Source:

@@ -61,7 +61,10 @@ def test_width_of_the_feed_forward_layers(change: dict[str, Any], width: int) ->
         ({"use_pos_enc": False}, "use_pos_enc: expected one of True"),
         ({"full_attn_idxs": [16]}, "full_attn_idxs: expected indices of the 16 layers, found [16]"),
         ({"layer_types": ["conv"] * 15}, "layer_types: expected a list of 16 items"),
-        ({"layer_types": ["mamba"] * 16}, "layer_types: expected a list of 16 items, each 'conv' or 'full_attention'"),
+        (
+            {"layer_types": ["mamba"] * 16},
+            "layer_types: expected a list of 16 items, each one of 'conv', 'full_attention'",
+        ),
         ({"num_attention_heads": 30, "num_key_value_heads": 10}, "num_attention_heads: expected a divisor of hidden"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type: expected one of 'default'"),
     ],

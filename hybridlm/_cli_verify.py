@@ -2,24 +2,38 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hybridlm._abstract import abstract_engine
 from hybridlm._all_steps import all_shapes
-from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, console_for_table, reported
+from hybridlm._cli_options import Context, Debug, Dtype, console_for_table, reported
+from hybridlm._engine import Engine
 from hybridlm._load import load
 from hybridlm._programs import CopyShape, Shape
-from ir_passes import AuditError, Certificate, IsolationError
+from hybridlm._verified import Cells, Compiled, Planned, Verified
+from ir_passes import AuditError, IsolationError
 
-HEADINGS = ("step", "lanes", "tokens", "equations", "proved", "audited", "copies", "scratch", "seconds", "checks")
+LANES = 8
 
 
 def verify(
-    model: Model,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Checkpoint directory, or the id of a model on the Hub.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="With --abstract: a config.json; no weights are needed.")] = None,
+    abstract: Annotated[
+        bool,
+        typer.Option(
+            "--abstract",
+            help="Prove and plan the steps of --config with weights that are shapes alone: no memory, nothing is "
+            "compiled or audited. Only the steps of all lanes, and 8 prompts at a time.",
+        ),
+    ] = False,
     full: Annotated[
         bool, typer.Option("--full", help="Only the steps of all lanes, not those that few sequences run in.")
     ] = False,
@@ -27,51 +41,86 @@ def verify(
         bool, typer.Option("--explain", help="Show the equations around each fault, with what the proof knows of them.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Write each certificate as JSON into this directory.")] = None,
-    lanes: Lanes = 8,
+    lanes: Annotated[
+        int | None,
+        typer.Option(help="Most sequences computed at the same time.", show_default="8, or 64 with --abstract"),
+    ] = None,
     context: Context = None,
     dtype: Dtype = None,
-    chunk: Chunk = None,
+    chunk: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a text that one step consumes.", show_default="128, or 256 with --abstract, or the context"
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Prove that no lane of any step reaches another, and audit what XLA makes of it.
 
     A row per step: generation while prompts are consumed, generation of one token at a time, and scoring. The exit
     status is 1 if one of them fails. "copies" are pool-sized ones, "checks" the time of proof, rewrites and audit as a
-    part of XLA's, in seconds.
+    part of XLA's, in seconds. "plan" is the scratch that the step needs by our own plan, "state of a row" what one
+    sequence keeps.
     """
     with reported(debug):
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk)
+        engine, verified = _subject(model, config, abstract, out, lanes, context, dtype, chunk)
         console = console_for_table()
-        engine = lm._engine
-        table, faults = Table(), list[str]()
-        for heading in HEADINGS:
+        table, faults = Table(title=verified.title, title_justify="left", title_style=""), list[str]()
+        for heading in ("step", "lanes", "tokens", *verified.headings):
             table.add_column(heading, justify="left" if heading == "step" else "right")
-        for shape in all_shapes(engine, full):
-            place = _place(shape)
+        for shape in all_shapes(engine, full or abstract):
             with console.status(f"{shape}"):
-                try:
-                    certificate = engine.program(shape).certificate
-                except IsolationError as error:
-                    faults.append(error.explain() if explain else _described(error))
-                    table.add_row(*place, "", Text("NO", "bold red"), "", "", "", "", "")
-                    continue
-                except AuditError as error:
-                    faults.append(_described(error))
-                    table.add_row(*place, "", Text("yes", "green"), Text("NO", "bold red"), "", "", "", "")
-                    continue
-            table.add_row(*place, *_cells(certificate))
-            if out is not None:
-                out.mkdir(parents=True, exist_ok=True)
-                name = f"{str(shape).replace(' ', '-')}.json"
-                (out / name).write_text(certificate.to_json(), encoding="utf-8")
+                cells, fault = _checked(verified, shape, explain)
+            table.add_row(*_place(shape), *cells)
+            faults += fault
         console.print(table)
-        _print_statements(console, lm.certificates.values())
+        _print_statements(console, verified.found)
         if faults:
             for fault in faults:
                 typer.echo(f"\n{fault}", err=True)
             typer.echo(f"\nerror: {len(faults)} of {table.row_count} steps failed", err=True)
             raise typer.Exit(1)
-        console.print(Text(f"all {table.row_count} steps are proved and audited"))
+        console.print(Text(f"all {table.row_count} steps are {verified.summary}"))
+
+
+def _subject(
+    model: str | None,
+    config: Path | None,
+    abstract: bool,
+    out: Path | None,
+    lanes: int | None,
+    context: int | None,
+    dtype: str | None,
+    chunk: int | None,
+) -> tuple[Engine, Verified]:
+    """What is verified, and how; raises ValueError for options that contradict each other."""
+    if model is not None and config is not None:
+        raise ValueError("--model and --config: expected one of them, got both")
+    if not abstract:
+        if config is not None:
+            raise ValueError("--config: a config.json without its weights can only be verified with --abstract")
+        if model is None:
+            raise ValueError("expected --model, or --config with --abstract, got neither")
+        lm = load(model, lanes=LANES if lanes is None else lanes, context=context, dtype=dtype, chunk=chunk)
+        return lm._engine, Compiled(lm._engine, out)
+    if config is None:
+        got = "--model" if model is not None else "neither"
+        raise ValueError(f"--abstract: expected --config, the path of a config.json, got {got}")
+    if out is not None:
+        raise ValueError("--out: a certificate is of a compiled step, and --abstract compiles none")
+    engine = abstract_engine(config, lanes, context, dtype, chunk)
+    return engine, Planned(engine)
+
+
+def _checked(verified: Verified, shape: Shape | CopyShape, explain: bool) -> tuple[Cells, list[str]]:
+    """The cells of a step, and its fault if it has one."""
+    no, yes = Text("NO", "bold red"), Text("yes", "green")
+    try:
+        return verified.cells(shape), []
+    except IsolationError as error:
+        return ("", no), [error.explain() if explain else _described(error)]
+    except AuditError as error:
+        return ("", yes, no), [_described(error)]
 
 
 def _place(shape: Shape | CopyShape) -> tuple[str, str, str]:
@@ -80,24 +129,11 @@ def _place(shape: Shape | CopyShape) -> tuple[str, str, str]:
     return shape.step, str(shape.lanes), str(shape.tokens)
 
 
-def _cells(certificate: Certificate) -> tuple[str | Text, ...]:
-    seconds, memory = certificate.seconds, certificate.memory
-    return (
-        str(certificate.equations),
-        Text("reused" if certificate.reused else "yes", "green"),
-        Text("yes", "green"),
-        f"{len(certificate.copies)} ({memory.copied:,} B)" if certificate.copies else "0",
-        f"{memory.temp:,} B",
-        f"{seconds.compile:.1f}",
-        f"{seconds.checking:.0%}",
-    )
-
-
-def _print_statements(console: Console, certificates: Iterable[Certificate]) -> None:
-    """What the certificates say, each statement once."""
-    every = list(certificates)
+def _print_statements(console: Console, found: Iterable[Any]) -> None:
+    """What is known of the steps, each statement once."""
+    every = list(found)
     for heading in ("proved", "audited", "assumed", "not_covered"):
-        lines = dict.fromkeys(line for one in every for line in getattr(one, heading))
+        lines = dict.fromkeys(line for one in every for line in getattr(one, heading, ()))
         if lines:
             console.print(Text(f"\n{heading.replace('_', ' ')}:"))
         for line in lines:

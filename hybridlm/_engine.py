@@ -12,7 +12,7 @@ from hybridlm._programs import CopyShape, Programs, Shape, lane_rung
 from hybridlm._rows import RowPool
 from hybridlm._sanitizing import Sanitized, Sanitizer
 from hybridlm._steps import Rows
-from ir_passes import CompiledStep, Slot
+from ir_passes import CompiledStep, PlannedStep, Slot
 from models import Decoder
 
 STAGING = 4
@@ -38,6 +38,7 @@ class Engine:
         chunk: tokens of a prompt consumed by one step.
         cache_dtype: dtype of convolution and key/value state.
         sanitizer: follows whose state each row holds; None runs the compiled steps as they are.
+        staging: most prompts that are consumed at the same time, if there are so many lanes.
 
     Attributes:
         staging: rows in which prompts are consumed.
@@ -58,9 +59,10 @@ class Engine:
         chunk: int,
         cache_dtype: Any,
         sanitizer: Sanitizer | None = None,
+        staging: int = STAGING,
     ):
         self.lanes, self.context, self.chunk = lanes, context, chunk
-        self.staging = min(lanes, STAGING)
+        self.staging = min(lanes, staging)
         self.params, self.programs, self.sanitizer = params, programs, sanitizer
         self.vocab_size = model.config.vocab_size
         self.stats = {
@@ -139,6 +141,14 @@ class Engine:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`).
         """
         return self.programs.compiled(shape, lambda: self.example_arguments(shape))
+
+    def planned(self, shape: Shape | CopyShape) -> PlannedStep:
+        """The proof and the scratch of a shape's step, without compiling it; parameters may be abstract.
+
+        Raises:
+            IsolationError: the step is refused.
+        """
+        return self.programs.planned(shape, self.example_arguments(shape))
 
     def forget(self, owner: Any) -> None:
         """A sequence or text has ended."""

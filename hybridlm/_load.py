@@ -5,6 +5,7 @@ import math
 import os
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,19 +73,11 @@ def load(
         InsufficientMemory: weights, rows and the steps' scratch are more than the memory that is available.
     """
     directory = open_directory(resolve(path_or_hub_id))
-    family = family_of(directory.config)
-    config = family.read_config(directory.config)
-    context, chunk = _check_arguments(config, lanes, context, chunk, dtype, compilation_cache, certify)
+    family, config = read_model(directory.path, directory.config)
+    context, chunk = check_arguments(config, lanes, context, chunk, dtype, compilation_cache, certify)
     dtype = _stored_dtype(directory) if dtype is None else dtype
-    if config.unknown_keys:
-        warnings.warn(
-            f"{directory.path}: config.json has fields that {family.name} does not know and that are not used: "
-            + ", ".join(config.unknown_keys),
-            stacklevel=2,
-        )
     certificates = _set_compilation_cache(compilation_cache)
-    # On a CPU scattering into a narrow cache converts all of it to float32 and back in every step.
-    cache_dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else dtype)
+    cache_dtype = dtype_of_caches(dtype)
     abstract = nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0)))
     demand = _demand(family, abstract, dtype, cache_dtype, lanes, context)
     demand.require(available_memory())
@@ -92,7 +85,7 @@ def load(
         arrays, report = load_weights(directory, family, config, dtype, report_progress)
     for line in report.lines():
         _log.warning(line)
-    model, names = _assemble(abstract, arrays)
+    model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
     programs = Programs(structure, certify, certificates)
     engine = Engine(model, params, programs, lanes, context, chunk, cache_dtype, Sanitizer() if sanitize else None)
@@ -101,6 +94,33 @@ def load(
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
     name = checkpoint_fingerprint(directory)
     return LM(model, structure, named, engine, tokenizer, end, cache_dtype, directory.path, name)
+
+
+def read_model(path: Path, fields: dict[str, Any]) -> tuple[Family, DecoderConfig]:
+    """The family of a config.json and what it reads from it; warns of fields that are not used.
+
+    Args:
+        path: where it comes from, for the warning.
+        fields: the whole of it.
+
+    Raises:
+        ConfigError, UnsupportedModel: every fault is named.
+    """
+    family = family_of(fields)
+    config = family.read_config(fields)
+    if config.unknown_keys:
+        warnings.warn(
+            f"{path}: config.json has fields that {family.name} does not know and that are not used: "
+            + ", ".join(config.unknown_keys),
+            stacklevel=3,
+        )
+    return family, config
+
+
+def dtype_of_caches(dtype: str) -> Any:
+    """The dtype of convolution and key/value state of a model whose matrices have this one."""
+    # On a CPU scattering into a narrow cache converts all of it to float32 and back in every step.
+    return jnp.dtype("float32" if jax.default_backend() == "cpu" else dtype)
 
 
 def _demand(family: Family, model: Decoder, dtype: str, cache_dtype: Any, lanes: int, context: int) -> Demand:
@@ -128,7 +148,7 @@ def _admit(engine: Engine, demand: Demand) -> None:
     replace(demand, scratch=scratch).require(left + demand.weights)
 
 
-def _check_arguments(
+def check_arguments(
     config: DecoderConfig,
     lanes: int,
     context: int | None,
@@ -136,6 +156,7 @@ def _check_arguments(
     dtype: str | None,
     cache: Any,
     certify: str,
+    default_chunk: int = DEFAULT_CHUNK,
 ) -> tuple[int, int]:
     """The context and the chunk; raises ValueError with everything that is wrong."""
     faults = []
@@ -153,7 +174,7 @@ def _check_arguments(
     if context > most:
         faults.append(f"context: {context} is more than the model's max_position_embeddings ({most})")
     context_is_good = len(faults) == before
-    chunk = min(DEFAULT_CHUNK, context) if chunk is None else whole("chunk", chunk)
+    chunk = min(default_chunk, context) if chunk is None else whole("chunk", chunk)
     if context_is_good and chunk > context:
         faults.append(f"chunk: {chunk} is more than the context ({context})")
     if dtype is not None and dtype not in DTYPES:
@@ -177,8 +198,10 @@ def _stored_dtype(directory: CheckpointDirectory) -> str:
     return names.get(sizes.most_common(1)[0][0], "bfloat16")
 
 
-def _assemble(abstract: Decoder, arrays: dict[tuple[str | int, ...], jax.Array]) -> tuple[Decoder, list[str]]:
-    """The module with its parameters, and their dotted names in the order of the flat tuple."""
+def assemble(
+    abstract: Decoder, arrays: Mapping[tuple[str | int, ...], jax.Array | jax.ShapeDtypeStruct]
+) -> tuple[Decoder, list[str]]:
+    """The module with its parameters, or with their types, and their dotted names in the order of the flat tuple."""
     graph, state = nnx.split(abstract)
     flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(state))
     state = nnx.from_flat_state([(path, variable.replace(arrays[path])) for path, variable in flat])

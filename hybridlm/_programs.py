@@ -17,7 +17,9 @@ from ir_passes import (
     HloError,
     IsolationError,
     LaneContract,
+    PlannedStep,
     compile_step,
+    plan_step,
 )
 
 Certify = Literal["error", "warn", "off"]
@@ -139,7 +141,28 @@ class Programs:
             )
         except (IsolationError, AuditError, HloError) as error:
             error.add_note(
-                f"The step is {shape}{' (lanes x tokens)' if isinstance(shape, Shape) else ''}; it was not run. For "
-                "experiments, hybridlm.load(..., certify='warn') runs such steps all the same."
+                f"The step is {_in_words(shape)}; it was not run. For experiments, hybridlm.load(..., certify='warn') "
+                "runs such steps all the same."
             )
             raise
+
+    def planned(self, shape: Shape | CopyShape, args: tuple[Any, ...]) -> PlannedStep:
+        """What is known of a shape's step before XLA; kept nowhere.
+
+        Args:
+            shape: which step.
+            args: example arguments, which may be abstract.
+
+        Raises:
+            IsolationError: the step is refused.
+        """
+        step, contract = self.step(shape)
+        try:
+            return plan_step(step, args, contract)
+        except IsolationError as error:
+            error.add_note(f"The step is {_in_words(shape)}.")
+            raise
+
+
+def _in_words(shape: Shape | CopyShape) -> str:
+    return f"{shape} (lanes x tokens)" if isinstance(shape, Shape) else str(shape)

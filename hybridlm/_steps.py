@@ -93,8 +93,11 @@ class Structure:
         return nnx.merge(self.graph, jax.tree.unflatten(self.tree, params))
 
 
-def flatten(model: Decoder) -> tuple[Structure, tuple[Array, ...]]:
-    """A model as its structure and a flat tuple of arrays, which costs a step nothing per call."""
+def flatten(model: Decoder) -> tuple[Structure, tuple[Any, ...]]:
+    """A model as its structure and a flat tuple of arrays, which costs a step nothing per call.
+
+    Of an abstract model the tuple holds the arrays' shapes and dtypes.
+    """
     graph, state = nnx.split(model)
     leaves, tree = jax.tree.flatten(state)
     return Structure(graph, tree), tuple(leaves)

@@ -16,6 +16,7 @@ from ir_passes.labels import name_dims
 from ir_passes.lane_proof import Proof, prove_isolation
 from ir_passes.liveness import Liveness, liveness
 from ir_passes.pass_pipeline import DEFAULT_PASSES, Graph, Pass, PassPipeline
+from ir_passes.planned_step import PlannedStep, plan_step
 from ir_passes.proving import CertificationWarning
 from ir_passes.record import RecordError
 from ir_passes.row_ledger import Expected, Label, LedgerError, RowLedger, Turn
@@ -56,6 +57,7 @@ __all__ = [
     "PassPipeline",
     "Plan",
     "PlanError",
+    "PlannedStep",
     "Pool",
     "Proof",
     "RecordError",
@@ -81,6 +83,7 @@ __all__ = [
     "load_exported",
     "name_dims",
     "plan",
+    "plan_step",
     "prove_isolation",
     "rowwise",
     "sanitize",

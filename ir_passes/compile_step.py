@@ -8,10 +8,7 @@ from typing import Any, Literal
 
 import jax
 
-from ir_passes import ir
-from ir_passes.arena import declared_scratch, plan_liveness
 from ir_passes.arena_plan import Plan
-from ir_passes.arena_verifier import verify
 from ir_passes.audit import AuditReport, audit
 from ir_passes.calling import Calling
 from ir_passes.certificate import Certificate
@@ -20,16 +17,16 @@ from ir_passes.certifying import make_certificate
 from ir_passes.clock import Clock
 from ir_passes.contract import BoundContract, LaneContract
 from ir_passes.cycle_collection import paused
-from ir_passes.declared import declarations, flatten
+from ir_passes.declared import declarations
 from ir_passes.exported import Exported, export
 from ir_passes.findings import AuditError, Finding
 from ir_passes.fingerprint import fingerprint
 from ir_passes.first_run import FirstRun
-from ir_passes.graph import Graph, Pass
+from ir_passes.graph import Pass
 from ir_passes.hlo import HloError
-from ir_passes.liveness import liveness_of
 from ir_passes.pass_pipeline import DEFAULT_PASSES
-from ir_passes.proving import Certify, Proved, prove, warn
+from ir_passes.planned_step import prove_and_plan, trace
+from ir_passes.proving import Certify, Proved, warn
 from ir_passes.versions import current_versions
 
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
@@ -79,17 +76,15 @@ def compile_step(
     if certify not in CERTIFY:
         raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
     clock = Clock()
-    bound = clock.time("trace", contract.bind, fn, args)
-    graph = Graph(clock.time("trace", lambda: flatten(ir.trace(fn, *args))), bound)
+    graph = trace(fn, args, contract, clock)
+    bound = graph.bound
     calling = Calling.of(fn, args, bound)
     versions = current_versions(compiler_options)
     prints = fingerprint(graph.program), fingerprint(bound)
     key = Key(*prints, fingerprint((passes, declarations())), versions)
     store = None if certificates is None else CertificateStore(Path(certificates))
     kept = None if store is None or certify == "off" else clock.time("prove", store.find, key)
-    with paused():
-        proved = prove(graph, passes, certify, kept, clock)
-        plan = clock.time("plan", lambda: _plan(proved.graph))
+    proved, plan = prove_and_plan(graph, passes, certify, kept, clock)
     lowered = clock.time("lower", calling.lower, proved.graph.program, args)
     compiled = clock.time("compile", lowered.compile, compiler_options=compiler_options)
     report, audit_faults = None, ()
@@ -112,14 +107,6 @@ def compile_step(
     if store is not None and kept is None and certificate.holds:
         _keep(store, key, certificate)
     return CompiledStep(proved, calling, compiled, bound, plan, certificate, report, certify)
-
-
-def _plan(graph: Graph) -> Plan:
-    lanes = graph.bound.lanes
-    scratch = declared_scratch(graph.bound.opaque, lanes)
-    plan = plan_liveness(liveness_of(graph.program), lanes=lanes, opaque_scratch=scratch)
-    verify(plan.jaxpr, plan, opaque_scratch=scratch)
-    return plan
 
 
 def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:

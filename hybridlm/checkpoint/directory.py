@@ -61,7 +61,9 @@ def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
     directory = Path(path)
     if not directory.is_dir():
         raise CheckpointError(directory, "expected a checkpoint directory, found none")
-    config = read_config(directory)
+    if not (directory / "config.json").exists():
+        raise CheckpointError(directory, f"expected config.json, found {_listing(directory)}")
+    config = read_config(directory / "config.json")
     if (directory / SINGLE).exists():
         notes = ()
         if (directory / INDEX).exists():
@@ -75,17 +77,13 @@ def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
     raise CheckpointError(directory, *_no_weights(directory))
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    """config.json, at most 16 MB, with `{"__float__": "Infinity"}` (how transformers 5 writes it) as a float.
+def read_config(path: Path) -> dict[str, Any]:
+    """A config.json of at most 16 MB, with `{"__float__": "Infinity"}` (how transformers 5 writes it) as a float.
 
     Raises:
         CheckpointError: missing, too long, or not a JSON object without duplicate keys.
     """
-    path = directory / "config.json"
-    if not path.exists():
-        raise CheckpointError(directory, f"expected config.json, found {_listing(directory)}")
-    config = read_object(path, MAX_CONFIG_BYTES, _config_value)
-    return config
+    return read_object(path, MAX_CONFIG_BYTES, _config_value)
 
 
 def _config_value(pairs: list[tuple[str, Any]]) -> Any:

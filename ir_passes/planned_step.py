@@ -1,0 +1,93 @@
+"""A step without its executable: traced, proved, rewritten, proved again, and its scratch planned."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ir_passes import ir
+from ir_passes.arena import declared_scratch, plan_liveness
+from ir_passes.arena_plan import Plan
+from ir_passes.arena_verifier import verify
+from ir_passes.certificate import NOT_COVERED, Certificate
+from ir_passes.clock import Clock
+from ir_passes.contract import BoundContract, LaneContract
+from ir_passes.cycle_collection import paused
+from ir_passes.declared import flatten
+from ir_passes.graph import Graph, Pass
+from ir_passes.liveness import liveness_of
+from ir_passes.pass_pipeline import DEFAULT_PASSES
+from ir_passes.proving import Certify, Proved, prove
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """What is known of a step before XLA has seen it.
+
+    Attributes:
+        bound: the contract, leaf by leaf.
+        equations: of the program after the rewrites.
+        proved, assumed: statements of the proof.
+        not_covered: what nobody looked at.
+        plan: the arena of its scratch.
+        seconds: of each phase.
+    """
+
+    bound: BoundContract
+    equations: int
+    proved: tuple[str, ...]
+    assumed: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    plan: Plan
+    seconds: dict[str, float]
+
+
+def plan_step(
+    fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, *, passes: tuple[Pass, ...] = DEFAULT_PASSES
+) -> PlannedStep:
+    """Prove a step and plan its scratch as `compile_step` does, and stop there: nothing is lowered or compiled.
+
+    Args:
+        fn: the step: positional arguments in, a tuple out.
+        args: example arguments, arrays or `jax.ShapeDtypeStruct`.
+        contract: whose each argument and result is.
+        passes: rewrites, each followed by a new proof.
+
+    Raises:
+        ContractError: the contract does not fit the function.
+        IsolationError: the step is not proved; carries the user's source lines.
+    """
+    clock = Clock()
+    proved, plan = prove_and_plan(trace(fn, args, contract, clock), passes, "error", None, clock)
+    assert proved.proof is not None
+    return PlannedStep(
+        proved.graph.bound,
+        len(proved.graph.program.jaxpr.eqns),
+        proved.proof.proved,
+        proved.proof.assumed,
+        ("what XLA makes of the step: it was not compiled", *NOT_COVERED),
+        plan,
+        clock.seconds,
+    )
+
+
+def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, clock: Clock) -> Graph:
+    """The program of a step, calls replaced by their bodies, with its contract bound to it."""
+    bound = clock.time("trace", contract.bind, fn, args)
+    return Graph(clock.time("trace", lambda: flatten(ir.trace(fn, *args))), bound)
+
+
+def prove_and_plan(
+    graph: Graph, passes: tuple[Pass, ...], certify: Certify, kept: Certificate | None, clock: Clock
+) -> tuple[Proved, Plan]:
+    """Arguments as for `prove`; the plan is of the rewritten program, and verified."""
+    with paused():
+        proved = prove(graph, passes, certify, kept, clock)
+        return proved, clock.time("plan", lambda: _plan(proved.graph))
+
+
+def _plan(graph: Graph) -> Plan:
+    lanes = graph.bound.lanes
+    scratch = declared_scratch(graph.bound.opaque, lanes)
+    plan = plan_liveness(liveness_of(graph.program), lanes=lanes, opaque_scratch=scratch)
+    verify(plan.jaxpr, plan, opaque_scratch=scratch)
+    return plan

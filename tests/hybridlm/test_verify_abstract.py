@@ -1,0 +1,156 @@
+"""`hybridlm verify --abstract`: steps of a config.json are proved and planned, with no weights and no compilation."""
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from published import LFM2, PUBLISHED
+from typer.testing import CliRunner, Result
+
+from hybridlm import _programs
+from hybridlm._abstract import abstract_engine
+from hybridlm._cli import app
+from hybridlm._programs import CopyShape, Shape
+from hybridlm._steps import Step, score_step
+from ir_passes import CompiledStep, compile_step
+
+ROW = r"\s*│\s*".join(
+    (r"(generate|score|copy from 8)", r"(\d+)", r"(\d*)", r"(\d+)", "yes", r"([\d,]+) B", r"([\d,]+) B")
+)
+# Three layers, of the kinds that LFM2 has.
+SHALLOW = {name: value for name, value in LFM2.items() if name != "full_attn_idxs"} | {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+}
+
+
+def run(*options: str) -> Result:
+    return CliRunner().invoke(app, ["verify", *options], catch_exceptions=False)
+
+
+def written(directory: Path, fields: dict[str, Any]) -> str:
+    path = directory / "some.json"
+    path.write_text(json.dumps(fields))
+    return str(path)
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compilation, and no array but the small ones that a trace holds."""
+
+    def refused(*args: Any, **options: Any) -> Any:
+        raise AssertionError("compiled or put on the device")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refused)
+    monkeypatch.setattr(jax, "device_put", refused)
+
+
+def test_steps_are_proved_and_planned(tmp_path: Path, nothing_runs: None) -> None:
+    result = run("--abstract", "--config", written(tmp_path, SHALLOW))
+    assert result.exit_code == 0, result.output
+    rows = re.findall(ROW, result.output)
+    found = [row[:3] for row in rows]
+    assert found == [
+        ("generate", "8", "256"),
+        ("generate", "64", "1"),
+        ("score", "8", "256"),
+        ("copy from 8", "64", ""),
+    ]
+    assert all(int(row[4].replace(",", "")) > 0 for row in rows)
+    # 64 positions x 64 blocks of keys and values of 8 heads of 64, two convolutions of 2048 with 2 inputs, a token
+    assert {row[5] for row in rows} == {f"{4096 * 2 * 8 * 64 * 4 + 2 * 2 * 2048 * 4 + 4:,}"}
+    assert "all 4 steps are proved and planned; nothing was compiled" in result.output
+    assert "non-interference" in result.output and "not compiled" in result.output
+
+
+def test_sizes_are_options(tmp_path: Path) -> None:
+    options = ("--lanes", "2", "--chunk", "4", "--context", "128", "--dtype", "float32")
+    engine = abstract_engine(Path(written(tmp_path, SHALLOW)), 2, 128, "float32", 4)
+    assert {str(param.dtype) for param in engine.params} == {"float32"}
+    result = run("--abstract", "--config", written(tmp_path, SHALLOW), *options)
+    assert "rows of 128 positions" in result.output
+    assert [row[1:3] for row in re.findall(ROW.replace("8)", "2)"), result.output)] == [
+        ("2", "4"), ("2", "1"), ("2", "4"), ("2", ""),
+    ]  # fmt: skip
+
+
+def test_leak_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaking(*settings: Any) -> Step:
+        right = score_step(*settings)
+
+        def step(params, pools, *rest):
+            return right(params, jax.tree.map(lambda leaf: jax.numpy.roll(leaf, 1, axis=0), pools), *rest)
+
+        return step
+
+    monkeypatch.setattr(_programs, "score_step", leaking)
+    result = run("--abstract", "--config", written(tmp_path, SHALLOW), "--lanes", "2", "--chunk", "4")
+    assert result.exit_code == 1
+    assert re.search(r"score\s*│\s*2\s*│\s*4\s*│\s*│\s*NO", result.output)
+    assert "The step is score 2x4 (lanes x tokens)." in result.output and "1 of 4 steps failed" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "expected --model, or --config with --abstract, got neither"),
+        (("--config", "c.json"), "--config: a config.json without its weights can only be verified with --abstract"),
+        (("--model", "m", "--config", "c.json"), "--model and --config: expected one of them, got both"),
+        (("--model", "m", "--config", "c.json", "--abstract"), "expected one of them, got both"),
+        (("--abstract",), "--abstract: expected --config, the path of a config.json, got neither"),
+        (("--abstract", "--model", "m"), "--abstract: expected --config, the path of a config.json, got --model"),
+        (("--abstract", "--config", "c.json", "--out", "d"), "--out: a certificate is of a compiled step"),
+        (("--abstract", "--config", "missing.json"), "missing.json: expected a file, found none"),
+    ],
+)
+def test_options_that_contradict_each_other(options: tuple[str, ...], message: str) -> None:
+    result = run(*options)
+    assert result.exit_code == 1 and message in result.output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "config.json has model_type 'gpt2'; supported are"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+    ],
+)
+def test_configs_that_cannot_be_used(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    result = run("--abstract", "--config", written(tmp_path, SHALLOW | change))
+    assert result.exit_code == 1 and message in result.output
+
+
+def test_plan_is_the_one_of_the_compiled_step(tmp_path: Path) -> None:
+    """The same program, proof and arena as when the step is compiled."""
+    engine = abstract_engine(Path(written(tmp_path, SHALLOW)), 2, 128, "float32", 4)
+    shape = CopyShape(2, 2)
+    planned = engine.planned(shape)
+    step, contract = engine.programs.step(shape)
+    compiled: CompiledStep = compile_step(step, engine.example_arguments(shape), contract)
+    certificate = compiled.certificate
+    assert (planned.equations, planned.plan.size) == (certificate.equations, certificate.memory.plan)
+    assert (planned.proved, planned.assumed) == (certificate.proved, certificate.assumed)
+    assert planned.seconds["compile"] == planned.seconds["lower"] == 0 < planned.seconds["prove"]
+
+
+IN_FULL = [
+    "Qwen3.5-35B-A3B", "Qwen3-Next-80B", "Nemotron-3-Nano", "Nemotron-3-Super", "Kimi-Linear-48B", "LFM2-8B",
+    "Granite-4.0-H-Small", "Falcon-H1-34B",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["LFM2-1.2B", *(pytest.param(name, marks=pytest.mark.long) for name in IN_FULL)])
+def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None:
+    """Every layer of the real model, 64 sequences that decode and 8 prompts of 256 tokens, in a minute of one core."""
+    start = time.process_time()
+    engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
+    planned = [engine.planned(shape) for shape in (Shape("generate", 64, 1), Shape("generate", 8, 256))]
+    assert time.process_time() - start < 60
+    assert [step.bound.lanes for step in planned] == [64, 8]
+    for step in planned:
+        assert any(line.startswith("non-interference") for line in step.proved)
+        assert step.plan.lower_bound <= step.plan.size < 1.05 * step.plan.lower_bound

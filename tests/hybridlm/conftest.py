@@ -16,3 +16,9 @@ def text_lm(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
     """A tiny random model that reads and writes text: three lanes, 256 tokens of context, chunks of 5."""
     directory: Path = write_text_checkpoint(tmp_path_factory.mktemp("text"))
     return hybridlm.load(directory, **SETTINGS)
+
+
+@pytest.fixture(scope="session")
+def sanitized_lm(text_lm: hybridlm.LM) -> hybridlm.LM:
+    """The same with the sanitizer."""
+    return hybridlm.load(text_lm.path, sanitize=True, **SETTINGS)

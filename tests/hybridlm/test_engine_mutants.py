@@ -1,0 +1,62 @@
+"""Every mutant of the engine is found in the same traffic by who has to find it, and nothing in the right engine."""
+
+from pathlib import Path
+
+import pytest
+from engine_mutants import traffic
+from engine_mutants.catalogue import MUTANTS, THEMES
+from engine_mutants.mutant import Finder
+from engine_mutants.reports import REPORTS
+from engine_mutants.table import table
+from mutants.catalogue import MUTANTS as STEP_MUTANTS
+
+import hybridlm
+
+SANITIZED = [id for id, one in MUTANTS.items() if one.finder is Finder.SANITIZER]
+
+
+@pytest.fixture(scope="module")
+def alone(text_lm: hybridlm.LM) -> list[traffic.Alone]:
+    return traffic.alone(text_lm)
+
+
+def test_nothing_is_wrong_with_the_engine(text_lm: hybridlm.LM, alone: list[traffic.Alone]) -> None:
+    assert traffic.finder(text_lm, alone) is None
+    reasons = [one.finish_reason for one in alone]
+    assert reasons.count("stop") >= 2 and reasons.count("length") >= 5
+
+
+@pytest.mark.parametrize("id", [id for id in MUTANTS if id not in SANITIZED])
+def test_mutant_is_found(
+    text_lm: hybridlm.LM, alone: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MUTANTS[id].fault(monkeypatch)
+    assert traffic.finder(text_lm, alone) is MUTANTS[id].finder
+
+
+def test_the_sanitizer_finds_nothing_wrong(sanitized_lm: hybridlm.LM, alone: list[traffic.Alone]) -> None:
+    assert traffic.finder(sanitized_lm, alone) is None
+
+
+@pytest.mark.parametrize("id", SANITIZED)
+def test_mutant_is_found_by_the_sanitizer(sanitized_lm: hybridlm.LM, id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[id].fault(monkeypatch)
+    assert traffic.finder(sanitized_lm, []) is Finder.SANITIZER
+
+
+def test_ids_are_unique() -> None:
+    assert len(MUTANTS) == sum(len(theme.MUTANTS) for theme in THEMES)
+
+
+def test_every_report_has_something_that_stands_against_it(root: Path) -> None:
+    assert len({report.id for report in REPORTS}) == len(REPORTS) == 40
+    for report in REPORTS:
+        assert set(report.engine) <= set(MUTANTS) and set(report.compiler) <= set(STEP_MUTANTS), report.id
+        assert report.engine or report.compiler or report.tests or report.part, report.id
+        for test in report.tests:
+            file, _, name = test.partition("::")
+            assert f"\ndef {name}(" in (root / file).read_text(), test
+
+
+def test_table_is_what_the_registry_says(root: Path) -> None:
+    assert (root / "docs" / "engine-mutants.md").read_text() == table(), "run `python scripts/write_mutants.py`"

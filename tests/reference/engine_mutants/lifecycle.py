@@ -1,0 +1,89 @@
+"""Rows taken, begun on, given back and begun again by the wrong rules."""
+
+import itertools
+
+import pytest
+from engine_mutants.mutant import EngineMutant, Finder
+
+from hybridlm import _scheduler
+from hybridlm._batch import Feed
+from hybridlm._scheduler import Scheduler
+from hybridlm._sequence import Sequence
+from ir_passes import Slot, SlotOwner
+
+
+def row_by_request_number(patch: pytest.MonkeyPatch) -> None:
+    numbers = itertools.count()
+
+    def by_number(self: SlotOwner) -> Slot:
+        return self._issue(next(numbers) % self.size)
+
+    patch.setattr(SlotOwner, "acquire", by_number)
+
+
+def freed_twice(patch: pytest.MonkeyPatch) -> None:
+    right = SlotOwner.release
+
+    def twice(self: SlotOwner, slot: Slot) -> None:
+        right(self, slot)
+        right(self, slot)
+
+    patch.setattr(SlotOwner, "release", twice)
+
+
+def cancelled_keeps_its_row(patch: pytest.MonkeyPatch) -> None:
+    right = Scheduler.leave
+
+    def leave(self: Scheduler, sequence: Sequence) -> None:
+        for sequences in (self.prefilling, self.decoding):
+            if sequence in sequences:
+                sequences.remove(sequence)
+        right(self, sequence)
+
+    patch.setattr(Scheduler, "leave", leave)
+
+
+def one_token_prompt_goes_on(patch: pytest.MonkeyPatch) -> None:
+    def feed(tokens: tuple[int, ...], position: int) -> Feed:
+        return Feed(tokens, 1 if len(tokens) == 1 and position == 0 else position)
+
+    patch.setattr(_scheduler, "Feed", feed)
+
+
+def begins_again_on_its_state(patch: pytest.MonkeyPatch) -> None:
+    """A sequence that was put back reads its prompt from the start, in the row as it was."""
+    again: dict[Sequence, int] = {}
+    right = Scheduler._prefill
+
+    def prefill(self: Scheduler) -> object:
+        for sequence in self.prefilling:
+            if sequence.consumed and sequence not in again:
+                again[sequence], sequence.consumed = sequence.consumed, 0
+        return right(self)
+
+    def feed(tokens: tuple[int, ...], position: int) -> Feed:
+        return Feed(tokens, next(reversed(again.values())) if again and position == 0 else position)
+
+    patch.setattr(Scheduler, "_prefill", prefill)
+    patch.setattr(_scheduler, "Feed", feed)
+
+
+MUTANTS = (
+    EngineMutant(
+        "row-by-request-number", "kekzl/imp#500", "the row is the request's number modulo the rows of the pool",
+        Finder.OWNER, row_by_request_number,
+    ),
+    EngineMutant("freed-twice", "mistral.rs#2357", "a row is given back twice", Finder.OWNER, freed_twice),
+    EngineMutant(
+        "cancelled-keeps-its-row", "kekzl/imp#501", "a sequence that leaves early does not give its row back",
+        Finder.OWNER, cancelled_keeps_its_row,
+    ),
+    EngineMutant(
+        "one-token-prompt", "vLLM#32118", "a prompt of one token goes on where the tenant before has stopped",
+        Finder.ALONE, one_token_prompt_goes_on,
+    ),
+    EngineMutant(
+        "put-back", "vllm-metal#488", "a prompt is read again from its start, on the state as it was",
+        Finder.SANITIZER, begins_again_on_its_state,
+    ),
+)  # fmt: skip

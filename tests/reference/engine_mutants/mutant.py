@@ -1,0 +1,38 @@
+"""What an engine mutant is: one fault put into the host's side of a run, and who has to find it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import pytest
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+"""Puts the fault in, until the patch is undone."""
+
+
+class Finder(StrEnum):
+    """Who must find a mutant in the traffic."""
+
+    OWNER = "owner of the rows"
+    SANITIZER = "sanitizer"
+    ALONE = "comparison with the requests alone"
+    ARRAYS = "comparison of host arrays with what they held"
+
+
+@dataclass(frozen=True)
+class EngineMutant:
+    """A fault of the engine.
+
+    Attributes:
+        id: unique among engine mutants.
+        source: a public report of a bug of the kind, as project#number.
+        description: what is wrong, in one line.
+        finder: who must find it.
+        fault: puts it in.
+    """
+
+    id: str
+    source: str
+    description: str
+    finder: Finder
+    fault: Fault

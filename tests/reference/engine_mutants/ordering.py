@@ -1,0 +1,94 @@
+"""Tokens that come back a step later than they were drawn, read by what is true now."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from engine_mutants.mutant import EngineMutant, Finder
+
+from hybridlm._engine import Engine
+from hybridlm._rows import RowPool
+from hybridlm._scheduler import Flight
+from hybridlm._session import Session
+
+
+def taken(patch: pytest.MonkeyPatch, change) -> None:
+    """Other tokens or lanes of a step that has come back: `change(session, flight, drawn) -> (flight, drawn)`."""
+    right = Session._take
+
+    def take(self: Session, flight: Flight, drawn: Any) -> None:
+        right(self, *change(self, flight, drawn))
+
+    patch.setattr(Session, "_take", take)
+
+
+def lanes_of_now(patch: pytest.MonkeyPatch) -> None:
+    def change(session: Session, flight: Flight, drawn: Any) -> tuple[Flight, Any]:
+        scheduler = session._scheduler
+        if scheduler._decode is None or any(one.prefilling for one, _ in flight.draws):
+            return flight, drawn
+        now = scheduler._by_lane(scheduler._decode, scheduler.decoding)
+        known = [one for one, _ in flight.draws]
+        return flight._replace(draws=[(one, lane) for lane, one in enumerate(now) if one and one in known]), drawn
+
+    taken(patch, change)
+
+
+def lanes_close_ranks(patch: pytest.MonkeyPatch) -> None:
+    def change(session: Session, flight: Flight, drawn: Any) -> tuple[Flight, Any]:
+        alive = [one for one, _ in flight.draws if one.finish_reason is None]
+        lanes = [lane for _, lane in flight.draws]
+        return flight._replace(draws=list(zip(alive, lanes, strict=False))), drawn
+
+    taken(patch, change)
+
+
+def last_lane_for_all(patch: pytest.MonkeyPatch) -> None:
+    def change(session: Session, flight: Flight, drawn: Any) -> tuple[Flight, Any]:
+        return flight._replace(draws=[(one, len(drawn.token) - 1) for one, _ in flight.draws]), drawn
+
+    taken(patch, change)
+
+
+def tokens_of_the_step_after(patch: pytest.MonkeyPatch) -> None:
+    def change(session: Session, flight: Flight, drawn: Any) -> tuple[Flight, Any]:
+        after = session._flights[0].drawn if session._flights else None
+        return flight, drawn if after is None or len(after.token) != len(drawn.token) else jax.device_get(after)
+
+    taken(patch, change)
+
+
+def one_array_for_all_steps(patch: pytest.MonkeyPatch) -> None:
+    kept: dict[int, np.ndarray] = {}
+    right = Engine.run
+
+    def run(self: Engine, shape: Any, pool: RowPool, batch: Any, *operands: Any, owners: Any) -> Any:
+        positions = kept.setdefault(pool.size, np.zeros(pool.size, np.int32))
+        positions[:] = batch.positions
+        return right(self, shape, pool, batch._replace(positions=positions), *operands, owners=owners)
+
+    patch.setattr(Engine, "run", run)
+
+
+MUTANTS = (
+    EngineMutant(
+        "lanes-of-now", "vLLM#53919", "tokens go to whoever is in their lane when they come back",
+        Finder.ALONE, lanes_of_now,
+    ),
+    EngineMutant(
+        "lanes-close-ranks", "mlx-vlm#1889", "who has left since is taken out of the list, the lanes are not",
+        Finder.ALONE, lanes_close_ranks,
+    ),
+    EngineMutant(
+        "last-lane-for-all", "Atlas#101", "everybody gets the last lane's token", Finder.ALONE, last_lane_for_all
+    ),
+    EngineMutant(
+        "tokens-of-the-step-after", "SGLang#24221", "the host reads one step ahead of what it takes it for",
+        Finder.ALONE, tokens_of_the_step_after,
+    ),
+    EngineMutant(
+        "one-array-for-all-steps", "sglang-jax#1503", "positions are written into the array that a running step reads",
+        Finder.ARRAYS, one_array_for_all_steps,
+    ),
+)  # fmt: skip

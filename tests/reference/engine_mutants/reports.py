@@ -1,0 +1,137 @@
+"""Forty public reports of state that was corrupted in other engines, and what stands against each of them here.
+
+The forty are those whose mechanisms cover all the others that are known; scripts/write_mutants.py writes them into
+docs/engine-mutants.md.
+"""
+
+from dataclasses import dataclass
+
+SPECULATION, PREFIXES = "speculative decoding", "prefix snapshots"
+ISOLATION = "tests/hybridlm/test_isolation.py"
+HISTORY = f"{ISOLATION}::test_rows_of_earlier_sequences_change_no_bit"
+BESIDE_NAN = f"{ISOLATION}::test_a_lane_beside_nan_keeps_its_bits"
+IDLE = f"{ISOLATION}::test_an_idle_lane_keeps_its_rows_bit_for_bit"
+CONVOLUTION = "tests/models/test_short_conv.py::test_equals_its_definition_at_every_length"
+COPIES = "tests/hybridlm/test_session.py::test_copies_are_proved_to_touch_one_row"
+
+
+@dataclass(frozen=True)
+class Report:
+    """One report.
+
+    Attributes:
+        id: as project#number.
+        fault: what was wrong, in one line.
+        engine: ids of mutants of the engine.
+        compiler: ids of mutants of steps and hosts (docs/mutants.md).
+        tests: regression tests, as file::name.
+        part: of the library that has its engine mutants; None for the engine itself.
+    """
+
+    id: str
+    fault: str
+    engine: tuple[str, ...] = ()
+    compiler: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
+    part: str | None = None
+
+
+REPORTS = (
+    Report("Atlas#6", "scratch sized for one lane", compiler=("scratch-too-small", "foreign-call-on-the-pool")),
+    Report("Atlas#214", "a batch read with another array's stride", compiler=("row-stride",)),
+    Report(
+        "ik#1932", "scratch freed while other sequences use it",
+        compiler=("scratch-freed-early", "two-scratch-rows"),
+    ),
+    Report(
+        "ik#2260", "a program used again by its shape decodes on the first sequence's state",
+        ("operands-kept-for-the-shape",), ("row-of-the-first-trace", "rows-as-constants"),
+    ),
+    Report("flashinfer#3145", "a buffer of the batch indexed by the pool's row", compiler=("batch-buffer-by-row",)),
+    Report("tpu-inference#3453", "a tile reads more rows of metadata than there are", compiler=("tile-past-the-end",)),
+    Report(
+        "vLLM#32118", "a prompt of one token goes on from the tenant before",
+        ("one-token-prompt",), ("one-token-prompt",), (HISTORY,),
+    ),
+    Report(
+        "tpu-inference#2431", "one of two kernels ignores that a sequence begins",
+        (), ("forgetful-kernel",), (HISTORY,),
+    ),
+    Report(
+        "vLLM#35219", "bytes of another owner, NaN among them, survive a mask by zero",
+        (), ("idle-by-multiplication", "one-hot-rows"), (HISTORY, BESIDE_NAN),
+    ),
+    Report("vllm-metal#488", "a sequence put back begins again on its state", ("put-back",), ("preempted",)),
+    Report("kekzl/imp#500", "the row is the request's number", ("row-by-request-number",), ("row-from-request",)),
+    Report("mistral.rs#2357", "a row given back twice", ("freed-twice",), ("freed-twice",)),
+    Report("Atlas#141", "two snapshots in one row of a ring", (), ("snapshots-share-a-row",), (), SPECULATION),
+    Report(
+        "tpu-inference#2752", "a padding index is clamped to the last row",
+        ("copy-to-the-last-row",), ("clamped-padding",), (IDLE,),
+    ),
+    Report("SGLang#36885", "-1 becomes the last row", ("copy-to-the-last-row",), ("sentinel-last-row",)),
+    Report("flashinfer#5042", "a negative row wraps", ("copy-to-row-minus-one",), ("wrapped-padding",), (COPIES,)),
+    Report("vLLM#39064", "two kernels disagree about the padding row", ("row-0-is-padding",), ("sentinels-differ",)),
+    Report("vllm-gaudi#1431", "rows modulo a size", ("copy-from-row-modulo",), ("remainder",)),
+    Report("TRT-LLM#13151", "rows of parked sequences are taken for free", ("parked-rows-are-free",), ("stale-tail",)),
+    Report(
+        "vLLM#37728", "condensing leaves a row twice", ("duplicate-after-condensing",),
+        ("two-lanes-one-row", "dummy-writes"),
+    ),
+    Report(
+        "SGLang#17404", "a warm-up writes rows that are handed out",
+        ("first-use-runs-twice",), ("warm-up-row",), (HISTORY,),
+    ),
+    Report("flashinfer#3230", "row times stride overflows", compiler=("narrow-offsets", "narrow-rows")),
+    Report("vLLM#39273", "state and convolution at different places after a draft", part=SPECULATION),
+    Report("vLLM#40738", "mended for batches of drafted lanes alone", part=SPECULATION),
+    Report(
+        "vLLM#51812", "one input is permuted, another is not",
+        ("settings-in-order-of-joining",), ("gates-not-permuted",),
+    ),
+    Report(
+        "vLLM#47123", "a prompt of one special length takes another path and writes nothing",
+        ("whole-chunk-not-written",), ("uniform-path", "never-captured"),
+    ),
+    Report(
+        "SGLang#39342", "what is kept beside a batch is not renewed when a sequence joins",
+        ("operands-kept-for-the-lanes",), ("snapshot-never-written",),
+    ),
+    Report("vllm#51508", "no token accepted: the neighbour's row", (), ("none-accepted",), (), SPECULATION),
+    Report("xLLM#2247", "the accepted count is clamped to the convolution's width", part=SPECULATION),
+    Report(
+        "llama.cpp#28019", "the convolution stays behind the recurrent state",
+        ("one-array-stays-behind",), ("state-not-written",), (), SPECULATION,
+    ),
+    Report(
+        "llama.cpp#29117", "tokens are taken back, the state is not",
+        (), ("rolled-back-on-the-host",), (), SPECULATION,
+    ),
+    Report(
+        "vLLM#55178", "placeholders that fill up a prompt enter the state",
+        ("padding-is-consumed",), ("tail-at-the-padded-end",),
+    ),
+    Report("SGLang#31833", "a grid of chunks over the flat batch", (), ("chunks-of-the-flat-batch",), (), PREFIXES),
+    Report(
+        "vLLM#43559", "a snapshot under another position's label",
+        ("one-token-further",), ("snapshot-label",), (), PREFIXES,
+    ),
+    Report("vLLM#56196", "a chunk shorter than the convolution", (), ("read-pointer",), (CONVOLUTION,), PREFIXES),
+    Report("vLLM#43090", "a hit of attention alone", (), ("half-a-hit",), (), PREFIXES),
+    Report(
+        "vLLM#23279", "decays summed from the chunk's start",
+        ("every-chunk-begins",), ("sums-over-the-flat-batch",),
+    ),
+    Report(
+        "mlx-lm#1736", "padding enters the state",
+        ("padding-is-consumed",), ("tail-at-the-padded-end",), (CONVOLUTION, BESIDE_NAN),
+    ),
+    Report(
+        "sparkinfer#615", "written in one layout, read in another",
+        (), ("written-transposed", "layout-bit"), (COPIES,),
+    ),
+    Report(
+        "vLLM#53919", "what comes back is read by the rows of now",
+        ("lanes-of-now",), ("permuted-twice", "another-lanes-count"),
+    ),
+)  # fmt: skip

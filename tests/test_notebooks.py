@@ -1,0 +1,42 @@
+"""Every notebook runs from a fresh kernel, imports hybridlm alone of ours, and is kept with its outputs."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+pytestmark = pytest.mark.notebooks
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from run_notebooks import run
+
+    # The kernel is the interpreter of the tests and sees the devices that a user would.
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    done = run(path)
+    assert any(cell.get("outputs") for cell in done.cells)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_is_kept_with_its_outputs(path: Path) -> None:
+    import nbformat
+
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count is not None for cell in code), "run scripts/run_notebooks.py"
+    assert not [out for cell in code for out in cell.outputs if out.get("name") == "stderr" or "/home" in str(out)]
+    nodes = [node for cell in code for node in ast.walk(ast.parse(cell.source))]
+    imported = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+    imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    roots = {name.split(".")[0] for name in imported} - sys.stdlib_module_names
+    assert roots <= {"hybridlm", "jax", "numpy", "matplotlib", "pandas", "pyarrow"}
+
+
+def test_there_are_notebooks() -> None:
+    assert NOTEBOOKS

@@ -9,6 +9,7 @@ require_siblings()
 import ir_passes as compiler
 import models
 from hybridlm import demo
+from hybridlm._choice import Choice
 from hybridlm._errors import NumericalError
 from hybridlm._forward import ForwardOutput, SequenceState
 from hybridlm._lm import LM
@@ -28,6 +29,7 @@ __all__ = [
     "DISTRIBUTION",
     "LM",
     "CheckpointError",
+    "Choice",
     "Completion",
     "ConfigError",
     "Event",

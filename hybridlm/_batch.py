@@ -60,7 +60,7 @@ def sampling_arrays(lanes: Sequence[Alive | None]) -> tuple[Sampling, np.ndarray
     """The sampling settings of every lane, and whether any lane samples at all."""
     idle = SamplingParams()
     params = [idle if sequence is None else sequence.request.params for sequence in lanes]
-    index = [0 if sequence is None else sequence.request.index for sequence in lanes]
+    index = [0 if sequence is None else sequence.request.key_index for sequence in lanes]
     sampling = Sampling(
         np.array([p.temperature for p in params], np.float32),
         np.array([p.top_k for p in params], np.int32),

@@ -1,10 +1,11 @@
-"""The command line: `hybridlm demo | generate | score | verify | inspect | bench`."""
+"""The command line: `hybridlm demo | generate | score | batch | verify | inspect | bench`."""
 
 from typing import Annotated
 
 import typer
 
 from hybridlm import __version__
+from hybridlm._cli_batch import batch
 from hybridlm._cli_bench import bench
 from hybridlm._cli_demo import demo
 from hybridlm._cli_generate import generate
@@ -17,6 +18,7 @@ app = typer.Typer(name="hybridlm", no_args_is_help=True, pretty_exceptions_enabl
 app.command()(demo)
 app.command()(generate)
 app.command()(score)
+app.command()(batch)
 app.command()(verify)
 app.command()(inspect)
 app.command()(bench)

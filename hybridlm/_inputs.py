@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hybridlm._requests import Settings, check_length, to_items, to_sampling_params, to_token_ids
+from hybridlm._requests import MOST_LOGPROBS, Settings, check_length, to_items, to_sampling_params, to_token_ids
 from hybridlm._sequence import Request, SamplingParams
 from hybridlm._tokenizer import Tokenizer
 
@@ -24,6 +24,11 @@ class Inputs:
     vocab_size: int
     context: int
     eos_token_ids: tuple[int, ...]
+
+    @property
+    def most_logprobs(self) -> int:
+        """How many of the most likely tokens of a position can be asked for."""
+        return min(self.vocab_size, MOST_LOGPROBS)
 
     def encode(self, item: Any, where: str) -> tuple[int, ...]:
         """Token ids of one item, which fit the context; raises TypeError or ValueError that names it."""

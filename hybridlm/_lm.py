@@ -1,5 +1,6 @@
 """The model as users hold it: generate, chat, score, perplexity, forward."""
 
+import os
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybridlm._batch_file import BatchFileReport, BatchModel, batch_file
 from hybridlm._engine import Engine
 from hybridlm._forward import ForwardOutput, SequenceState, check_tokens, forward, in_order
 from hybridlm._progress import request_progress
@@ -205,6 +207,23 @@ class LM(TextScores):
         if len(completions) != 1:
             raise ValueError(f"chat answers once, got n={settings['n']}; use generate for several completions")
         return completions[0]
+
+    def batch_file(self, input: str | os.PathLike[str], output: str | os.PathLike[str]) -> BatchFileReport:
+        """Answer a file of OpenAI Batch lines, however long; a progress bar where standard error is a terminal.
+
+        Args:
+            input: a line is `{"custom_id", "method": "POST", "url", "body"}`; the url is /v1/completions or
+                /v1/chat/completions, the body what `vllm run-batch` takes (docs/batch.md). Blank lines are skipped.
+            output: a line per line, in order: id, custom_id, response (status_code, request_id, body) and error, which
+                is null where the line was answered. What is not supported is an error on its line. The file appears,
+                or replaces an older one, when everything has been written.
+
+        Raises:
+            ValueError: output is the input or no regular file.
+            OSError: a file cannot be read or written.
+        """
+        model = BatchModel(self._inputs, self.session, self._scores, self.path.name)
+        return batch_file(model, input, output, window=64 * self._engine.lanes)
 
     def forward(
         self,

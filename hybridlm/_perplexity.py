@@ -19,17 +19,16 @@ class Window(NamedTuple):
 
 
 def prefix_token(tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> int:
-    """What stands before a text: the tokenizer's first token, else the model's first end token.
+    """What stands before a text: the tokenizer's first token, else its end token, else the model's first end token.
 
     Raises:
         ValueError: there is neither.
     """
-    first = None if tokenizer is None else tokenizer.bos_token_id
-    if first is not None:
-        return first
-    if not eos_token_ids:
-        raise ValueError("perplexity: the model names no first or end token that could stand before a text")
-    return eos_token_ids[0]
+    named = [] if tokenizer is None else [tokenizer.bos_token_id, tokenizer.eos_token_id]
+    found = [token for token in (*named, *eos_token_ids) if token is not None]
+    if not found:
+        raise ValueError("the model names no first or end token that could stand before a text")
+    return found[0]
 
 
 def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[Window]:

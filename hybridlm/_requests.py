@@ -10,6 +10,9 @@ import numpy as np
 from hybridlm._sequence import SamplingParams
 from hybridlm._tokenizer import Tokenizer
 
+MOST_LOGPROBS = 1000
+"""Of the most likely tokens of a position, as many as can be asked for in any vocabulary."""
+
 
 class Settings(TypedDict, total=False):
     """How the tokens of a request are drawn and when it ends; see `LM.generate`."""
@@ -116,7 +119,7 @@ def to_sampling_params(
     need("top_p", top_p, number(top_p) and 0 < top_p <= 1, "a number in (0, 1]")
     need("min_p", min_p, number(min_p) and 0 <= min_p <= 1, "a number in [0, 1]")
     need("seed", seed, _is_token(seed) and 0 <= seed < 2**64, "a whole number in [0, 2**64)")
-    most = min(vocab_size, 1000)
+    most = min(vocab_size, MOST_LOGPROBS)
     need(
         "logprobs", logprobs, logprobs is None or (_is_token(logprobs) and 0 <= logprobs <= most), f"0..{most} or None"
     )

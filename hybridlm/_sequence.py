@@ -28,16 +28,23 @@ class Request:
     """A prompt to be continued.
 
     Attributes:
-        index: number of the request in its call; part of the key of its draws.
+        index: number of the request in its call.
         prompt: token ids, at least one.
         params: how to draw.
         priority: of those that wait, the highest goes first.
+        draw_index: part of the key of its draws; None for the index.
     """
 
     index: int
     prompt: tuple[int, ...]
     params: SamplingParams
     priority: int = 0
+    draw_index: int | None = None
+
+    @property
+    def key_index(self) -> int:
+        """The number in the key of its draws."""
+        return self.index if self.draw_index is None else self.draw_index
 
 
 @dataclass(eq=False)

@@ -1,8 +1,9 @@
-"""The methods of a model that judge texts which exist: score, score_file, perplexity."""
+"""The methods of a model that judge texts which exist: score, score_file, choose, perplexity."""
 
 import os
 from collections.abc import Sequence
 
+from hybridlm._choice import Choice, choose
 from hybridlm._engine import Engine
 from hybridlm._inputs import Inputs
 from hybridlm._perplexity import CONVENTIONS, prefix_token, rolling
@@ -43,7 +44,7 @@ class TextScores:
             TypeError, ValueError: a text is wrong (the message names it); nothing has been computed.
             NumericalError: a step computed log-probabilities that are not numbers.
         """
-        most = min(self.config.vocab_size, 1000)
+        most = self._inputs.most_logprobs
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
             raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
         return checked(self._scores(self._inputs.encode_all(texts, "texts"), top_logprobs))
@@ -65,6 +66,29 @@ class TextScores:
             OSError: a file cannot be read or written.
         """
         return score_file(self._inputs.encode, self._scores, input, output, strict, window=32 * self._engine.lanes)
+
+    def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
+        """Which option continues the context best.
+
+        Texts are cut as lm_eval cuts them: white space at the end of the context is moved to the option, both are
+        tokenized together, and the option is what follows as many tokens as the context has alone. An empty context is
+        the model's first token, or its end token where it has none. A space between the two has to be written.
+
+        Args:
+            context: a text, or token ids.
+            options: texts, or lists of token ids, as the context is.
+
+        Returns:
+            Log-probabilities of every option, with the index of the best one by their sum (`best`), or by their mean
+            over tokens or bytes (`ranking`).
+
+        Raises:
+            TypeError, ValueError: the context or an option is wrong; the message names it.
+            NumericalError: a step computed log-probabilities that are not numbers.
+        """
+        return choose(
+            context, options, self._inputs, lambda: prefix_token(self.tokenizer, self.eos_token_ids), self._scores
+        )
 
     def perplexity(self, texts: str | Sequence[str | Sequence[int]], convention: str = "rolling") -> float:
         """Perplexity of a corpus.

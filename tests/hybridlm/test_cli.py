@@ -16,7 +16,7 @@ from text_checkpoint import END, SETTINGS, write_text_checkpoint
 from typer.testing import CliRunner, Result
 
 import hybridlm
-from hybridlm import _cli_demo, _cli_generate, _cli_score, demo
+from hybridlm import _cli_batch, _cli_demo, _cli_generate, _cli_score, demo
 from hybridlm._cli import app
 from hybridlm._programs import Shape
 from hybridlm._session import Event
@@ -36,7 +36,7 @@ def loaded(checkpoint: Path) -> hybridlm.LM:
 @pytest.fixture
 def lm(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
     """What the commands load: one model for all, so that its steps are compiled once."""
-    for command in (_cli_generate, _cli_score):
+    for command in (_cli_batch, _cli_generate, _cli_score):
         monkeypatch.setattr(command, "load", lambda *args, **settings: loaded)
     return loaded
 
@@ -70,7 +70,7 @@ def test_version():
     assert printed("--version") == f"hybridlm {hybridlm.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["demo", "generate", "score"])
+@pytest.mark.parametrize("command", ["demo", "generate", "score", "batch"])
 def test_help(command: str):
     assert printed(command, "--help").startswith(f"Usage: hybridlm {command}")
 
@@ -354,3 +354,18 @@ def test_demo_right_answers():
 def test_end_token_is_not_shown(lm: hybridlm.LM):
     assert lm.tokenizer is not None and lm.tokenizer.encode(END) == [2]
     assert lm.tokenizer.decode([36, 2]) == "A"
+
+
+def test_batch(lm: hybridlm.LM, tmp_path: Path):
+    bodies = [{"prompt": ["Ada has", "B", "Ben has"], "max_tokens": 6, "temperature": 0}, {"prompt": "x", "tools": 1}]
+    lines = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": b} for i, b in enumerate(bodies)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = run("batch", "-m", "tiny", "-i", tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl")
+    assert result.exit_code == 0 and result.stdout == "", result.output
+    assert "1 responses" in result.stderr and "1 lines have an error" in result.stderr
+    first, second = rows((tmp_path / "out.jsonl").read_text())
+    texts = [completion.text for completion in lm.generate(["Ada has", "B", "Ben has"], max_tokens=6)]
+    assert [choice["text"] for choice in first["response"]["body"]["choices"]] == texts
+    assert second["error"]["message"] == "line 2: tools: is not supported"
+    message = refused("batch", "-m", "tiny", "-i", tmp_path / "in.jsonl", "-o", tmp_path / "in.jsonl")
+    assert "is the input, too" in message

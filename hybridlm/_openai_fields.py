@@ -1,0 +1,90 @@
+"""The fields of a JSON object, each taken once: wrong types, missing and unsupported fields are one error together."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+
+class Kind(NamedTuple):
+    """What a field may hold.
+
+    Attributes:
+        name: as an error says it.
+        holds: whether a value is of this kind.
+    """
+
+    name: str
+    holds: Callable[[Any], bool]
+
+
+ANYTHING = Kind("anything", lambda value: True)
+STRING = Kind("a string", lambda value: isinstance(value, str))
+BOOLEAN = Kind("true or false", lambda value: isinstance(value, bool))
+NUMBER = Kind("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool))
+OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+LIST = Kind("a list", lambda value: isinstance(value, list))
+STRINGS = Kind(
+    "a string or a list of strings",
+    lambda value: isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value)),
+)
+TOKEN_IDS = Kind("a list of token ids", lambda value: isinstance(value, list) and all(map(_is_whole, value)))
+
+
+def whole(least: int, most: int) -> Kind:
+    """Whole numbers from `least` to `most`."""
+    return Kind(f"a whole number in {least}..{most}", lambda value: _is_whole(value) and least <= value <= most)
+
+
+class Fields:
+    """Takes fields out of an object; null counts as absent, as it does for OpenAI."""
+
+    def __init__(self, value: Mapping[str, Any]):
+        self._left = {name: item for name, item in value.items() if item is not None}
+        self._faults: list[str] = []
+
+    def take(self, name: str, kind: Kind, default: Any = None) -> Any:
+        """The value of a field; the default where it is absent or of another kind, which is a fault."""
+        if name not in self._left:
+            return default
+        value = self._left.pop(name)
+        if kind.holds(value):
+            return value
+        self.fault(f"{name}: expected {kind.name}, got {_shown(value)}")
+        return default
+
+    def need(self, name: str, kind: Kind) -> Any:
+        """The value of a field that has to be there; None where it is absent or of another kind."""
+        if name not in self._left:
+            self.fault(f"{name}: is missing")
+        return self.take(name, kind)
+
+    def fault(self, message: str) -> None:
+        """Something else that is wrong."""
+        self._faults.append(message)
+
+    def finish(self, neutral: Mapping[str, Any]) -> None:
+        """No more fields will be taken.
+
+        Args:
+            neutral: fields that are not supported, and the value with which they ask for nothing.
+
+        Raises:
+            ValueError: every fault, and every field that nobody took.
+        """
+        for name, value in self._left.items():
+            if name not in neutral:
+                self.fault(f"{name}: is not supported")
+            elif value != neutral[name]:
+                self.fault(f"{name}: is not supported but with {_shown(neutral[name])}, got {_shown(value)}")
+        self._left = {}
+        if self._faults:
+            raise ValueError("; ".join(self._faults))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,6 +1,7 @@
 """Every notebook runs from a fresh kernel, imports hybridlm alone of ours, and is kept with its outputs."""
 
 import ast
+import runpy
 import sys
 from pathlib import Path
 
@@ -14,9 +15,7 @@ pytestmark = pytest.mark.notebooks
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    from run_notebooks import run
-
+    run = runpy.run_path(str(ROOT / "scripts" / "run_notebooks.py"))["run"]
     # The kernel is the interpreter of the tests and sees the devices that a user would.
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     done = run(path)

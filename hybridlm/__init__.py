@@ -15,9 +15,11 @@ from hybridlm._forward import ForwardOutput, SequenceState
 from hybridlm._lm import LM
 from hybridlm._load import load
 from hybridlm._memory import InsufficientMemory
+from hybridlm._prefix import Prefix
 from hybridlm._results import Completion, Score
 from hybridlm._rows import RowsLost
 from hybridlm._session import Event, Session
+from hybridlm._snapshot import Snapshot, SnapshotError
 from hybridlm.checkpoint import CheckpointError
 from models import ConfigError, UnsupportedModel
 
@@ -36,10 +38,13 @@ __all__ = [
     "ForwardOutput",
     "InsufficientMemory",
     "NumericalError",
+    "Prefix",
     "RowsLost",
     "Score",
     "SequenceState",
     "Session",
+    "Snapshot",
+    "SnapshotError",
     "UnsupportedModel",
     "__version__",
     "compiler",

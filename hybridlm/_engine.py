@@ -1,6 +1,7 @@
 """What runs steps: the parameters, the compiled programs, and the pools that runs borrow."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import jax
@@ -11,6 +12,7 @@ from hybridlm._batch import Batch, sampling_arrays
 from hybridlm._programs import CopyShape, Programs, Shape, lane_rung
 from hybridlm._rows import RowPool
 from hybridlm._sanitizing import Sanitized, Sanitizer
+from hybridlm._snapshot import ArrayLayout, Snapshot, StateKind, publish
 from hybridlm._steps import Rows
 from ir_passes import CompiledStep, PlannedStep, Slot
 from models import Decoder
@@ -37,6 +39,8 @@ class Engine:
         context: most tokens of a sequence.
         chunk: tokens of a prompt consumed by one step.
         cache_dtype: dtype of convolution and key/value state.
+        fingerprint: of the checkpoint.
+        dtype: of the matrices.
         sanitizer: follows whose state each row holds; None runs the compiled steps as they are.
         staging: most prompts that are consumed at the same time, if there are so many lanes.
 
@@ -58,6 +62,8 @@ class Engine:
         context: int,
         chunk: int,
         cache_dtype: Any,
+        fingerprint: str,
+        dtype: str,
         sanitizer: Sanitizer | None = None,
         staging: int = STAGING,
     ):
@@ -66,17 +72,33 @@ class Engine:
         self.params, self.programs, self.sanitizer = params, programs, sanitizer
         self.vocab_size = model.config.vocab_size
         self.stats = {
-            "steps": 0, "row_copies": 0, "prompt_tokens": 0, "generated_tokens": 0, "scored_tokens": 0,
+            "steps": 0, "row_copies": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
+            "scored_tokens": 0,
         }  # fmt: skip
         self.after_step: StepHook | None = None
         # The sanitizer tells the rows of a pool from its other axes by their number.
         self._fewest = 1 if sanitizer is None else 2
         self._layers = lambda count: model.init_state(count, context, cache_dtype)
         self._kept: dict[str, RowPool] = {}
+        self._model, self._dtype = fingerprint, dtype
 
     def new_rows(self, count: int) -> Rows:
         """So many rows of zero state."""
         return Rows(self._layers(count), jnp.zeros((count, 1), jnp.int32))
+
+    def new_row(self) -> RowPool:
+        """A pool for the rows of one sequence, zero state."""
+        return RowPool(self.new_rows(self._fewest))
+
+    @cached_property
+    def kind(self) -> StateKind:
+        """What a state must be to be continued here."""
+        leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(lambda: self.new_rows(1)))
+        layout = [
+            ArrayLayout(jax.tree_util.keystr(path).lstrip("."), leaf.shape[1:], leaf.dtype.name)
+            for path, leaf in leaves
+        ]
+        return StateKind(self._model, self._dtype, self.context, tuple(layout))
 
     def rung(self, count: int, most: int) -> int:
         """Rows of the pool for so many sequences: the next power of two, at most `most`."""
@@ -99,14 +121,17 @@ class Engine:
         if pool.whole:
             self._kept[use] = pool
 
-    def run(self, shape: Shape, pool: RowPool, batch: Batch, *operands: Any, owners: Sequence[Any]) -> Any:
+    def run(
+        self, shape: Shape, pool: RowPool, batch: Batch, *operands: Any, owners: Sequence[Any], counts: np.ndarray
+    ) -> Any:
         """Dispatch a step on the rows of a pool; returns its outputs, which may not have been computed yet.
 
         Args:
             shape: which program.
             pool: its rows are consumed and replaced.
             batch, operands: as the step takes them; host arrays must not be written to afterwards.
-            owners: what owns each row, for the test hook.
+            owners: what owns each row, for the sanitizer and the test hook.
+            counts: tokens that each row consumes, int32 [N], on the host.
 
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
@@ -117,8 +142,9 @@ class Engine:
             outputs, rows = program(self.params, pool.take(), *placed)
         else:
             sanitized, given = self._sanitized(self.sanitizer, shape), tuple(placed[len(batch) :])
-            outputs, rows = self.sanitizer.run(sanitized, pool, self.params, batch, given, owners)
+            outputs, rows = self.sanitizer.run(sanitized, pool, self.params, batch, given, owners, counts)
         pool.put(rows if self.after_step is None else self.after_step(rows, list(owners)))
+        pool.advance(counts)
         self.stats["steps"] += 1
         return outputs
 
@@ -132,7 +158,57 @@ class Engine:
         else:
             copied = self.sanitizer.copy(self._sanitized(self.sanitizer, shape), target, source, maps)
         target.put(copied)
+        target.moved(write, source.consumed(read))
         self.stats["row_copies"] += 1
+
+    def take_snapshot(self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> Snapshot:
+        """Copy the state of a row as the steps that were dispatched leave it.
+
+        Args:
+            pool, slot: the row.
+            tokens: all that it has consumed.
+            owner: what owns it.
+
+        Raises:
+            SnapshotError: it has consumed another number of tokens.
+        """
+        kept = self.new_row()
+        place = kept.acquire()
+        self.copy(pool, slot, kept, place)
+        return self.publish(kept, place, tokens, slot.epoch, owner)
+
+    def publish(self, pool: RowPool, slot: Slot, tokens: Sequence[int], epoch: int, owner: Any) -> Snapshot:
+        """Make a pool of one row a snapshot; arguments and errors as for `take_snapshot` and `hybridlm._snapshot`."""
+        mark = self.sanitizer.mark(owner) if self.sanitizer is not None and tokens else None
+        return publish(self.kind, pool, slot, tokens, epoch, mark)
+
+    def require(self, snapshot: Snapshot) -> None:
+        """Check that a snapshot can be continued here; raises SnapshotError."""
+        snapshot.require(self.kind)
+
+    def restore(self, snapshot: Snapshot, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> int:
+        """Let a row that was just acquired go on from a snapshot.
+
+        Args:
+            snapshot: the state.
+            pool, slot: the row.
+            tokens: those of the sequence, of which it has seen the first.
+            owner: what will own the row.
+
+        Returns:
+            How many tokens of the sequence have been consumed.
+
+        Raises:
+            SnapshotError: it was made by another model, or from other tokens.
+        """
+        self.require(snapshot)
+        snapshot.require_tokens(tokens)
+        if snapshot.pool is not None and snapshot.slot is not None:
+            self.copy(snapshot.pool, snapshot.slot, pool, slot)
+            if self.sanitizer is not None and snapshot.mark is not None:
+                self.sanitizer.adopt(owner, snapshot.mark)
+        self.stats["prefix_tokens_saved"] += snapshot.label.position
+        return snapshot.label.position
 
     def program(self, shape: Shape | CopyShape) -> CompiledStep:
         """The program of a shape, compiled on first use.

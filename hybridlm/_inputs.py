@@ -1,11 +1,13 @@
 """What users pass to a model, checked against it: prompts, texts and settings become requests and token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hybridlm._prefix import Prefix
 from hybridlm._requests import MOST_LOGPROBS, Settings, check_length, to_items, to_sampling_params, to_token_ids
 from hybridlm._sequence import Request, SamplingParams
+from hybridlm._snapshot import Snapshot
 from hybridlm._tokenizer import Tokenizer
 
 
@@ -18,12 +20,14 @@ class Inputs:
         vocab_size: token ids are below it.
         context: most tokens of a sequence.
         eos_token_ids: tokens that end a completion.
+        require: checks that a state can be continued by the model; raises SnapshotError.
     """
 
     tokenizer: Tokenizer | None
     vocab_size: int
     context: int
     eos_token_ids: tuple[int, ...]
+    require: Callable[[Snapshot], None]
 
     @property
     def most_logprobs(self) -> int:
@@ -43,20 +47,62 @@ class Inputs:
             return [to_token_ids(item, where, self.tokenizer, self.vocab_size) for item, where in named]
         return [self.encode(item, where) for item, where in named]
 
-    def requests(self, prompts: Any, n: int, settings: Settings) -> list[Request]:
+    def after(self, prefix: Any, item: Any, where: str) -> tuple[int, ...]:
+        """Token ids of a prefix and of one item behind it, which fit the context together; the item may be empty.
+
+        Text is encoded apart from the prefix and without the tokenizer's special tokens.
+
+        Raises:
+            TypeError, ValueError: the item is wrong, or no prefix of this model.
+        """
+        self.require_prefix(prefix)
+        ids = (*prefix.token_ids, *to_token_ids(item, where, self.tokenizer, self.vocab_size, continues=True))
+        check_length(ids, f"{where}, with its prefix of {len(prefix)},", self.context)
+        return ids
+
+    def continuations(self, prefix: Any, items: Any, what: str) -> list[tuple[int, ...]]:
+        """Token ids of a prefix and of each item of a list behind it, of which none is empty; raises as `after`."""
+        self.require_prefix(prefix)
+        found = [self.after(prefix, item, f"{what}[{i}]") for i, item in enumerate(to_items(items, what))]
+        for i, ids in enumerate(found):
+            if len(ids) == len(prefix):
+                raise ValueError(f"{what}[{i}]: is empty; at least one token is needed behind the prefix")
+        return found
+
+    def require_prefix(self, prefix: Any) -> None:
+        """Check that it can be continued by the model.
+
+        Raises:
+            TypeError: it is no prefix.
+            SnapshotError: another model made it.
+        """
+        if not isinstance(prefix, Prefix):
+            raise TypeError(f"prefix: expected what lm.prefix or lm.load_prefix returns, got {type(prefix)}")
+        self.require(prefix.snapshot)
+
+    def requests(self, prompts: Any, n: int, settings: Settings, prefix: Prefix | None = None) -> list[Request]:
         """`n` requests for each prompt; raises TypeError or ValueError that names the prompt or the setting."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"n: expected a whole number of at least 1, got {n!r}")
         params = self._params(**settings)
-        ids: Sequence[tuple[int, ...]] = self.encode_all(prompts, "prompts")
-        return [Request(i * n + j, tokens, params) for i, tokens in enumerate(ids) for j in range(n)]
+        requests = []
+        for i, item in enumerate(to_items(prompts, "prompts")):
+            tokens, start = self._prompt(item, f"prompts[{i}]", prefix)
+            requests += [Request(i * n + j, tokens, params, start=start) for j in range(n)]
+        return requests
 
-    def request(self, index: int, prompt: Any, priority: int, settings: Settings) -> Request:
+    def _prompt(self, item: Any, where: str, prefix: Prefix | None) -> tuple[tuple[int, ...], Snapshot | None]:
+        if prefix is None:
+            return self.encode(item, where), None
+        return self.after(prefix, item, where), prefix.snapshot
+
+    def request(self, index: int, prompt: Any, priority: int, prefix: Prefix | None, settings: Settings) -> Request:
         """One request with a number and a priority; raises as `requests`."""
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
         params = self._params(**settings)
-        return Request(index, self.encode(prompt, f"request {index}"), params, priority)
+        tokens, start = self._prompt(prompt, f"request {index}", prefix)
+        return Request(index, tokens, params, priority, start=start)
 
     def _params(self, ignore_eos: bool = False, **settings: Any) -> SamplingParams:
         end = () if ignore_eos else self.eos_token_ids

@@ -12,6 +12,7 @@ import numpy as np
 from hybridlm._batch_file import BatchFileReport, BatchModel, batch_file
 from hybridlm._engine import Engine
 from hybridlm._forward import ForwardOutput, SequenceState, check_tokens, forward, in_order
+from hybridlm._prefix import Prefix, compute_prefix
 from hybridlm._progress import request_progress
 from hybridlm._requests import Settings
 from hybridlm._results import Completion
@@ -97,6 +98,7 @@ class LM(TextScores):
         n: int = 1,
         logits_processor: LogitsProcessor | None = None,
         progress: bool | None = None,
+        prefix: Prefix | None = None,
     ) -> list[Completion]:
         """Continue prompts; any number, of any lengths, queued over the lanes.
 
@@ -119,6 +121,7 @@ class LM(TextScores):
                 function object again to reuse its compiled step.
             progress: show a bar of completed prompts; None shows one for more prompts than lanes where standard error
                 is a terminal.
+            prefix: every prompt continues it, and may be empty (see `prefix`).
 
         Returns:
             Completions in the order of the prompts, the n of one prompt next to each other.
@@ -131,7 +134,7 @@ class LM(TextScores):
             "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
             "seed": seed, "stop": stop, "ignore_eos": ignore_eos, "logprobs": logprobs,
         }  # fmt: skip
-        requests = self._inputs.requests(prompts, n, settings)
+        requests = self._inputs.requests(prompts, n, settings, prefix)
         finished: dict[int, Completion] = {}
         with request_progress(progress, len(requests), self._engine.lanes) as completed:
             for event in self._run(requests, logits_processor):
@@ -145,6 +148,7 @@ class LM(TextScores):
         prompts: str | Sequence[str | Sequence[int]],
         n: int = 1,
         logits_processor: LogitsProcessor | None = None,
+        prefix: Prefix | None = None,
         **settings: Unpack[Settings],
     ) -> Generator[Event, None, None]:
         """The tokens of `generate` as they are drawn, by all requests in turn.
@@ -156,12 +160,13 @@ class LM(TextScores):
             prompts: as `generate` takes them.
             n: the same.
             logits_processor: the same.
+            prefix: the same.
             **settings: the other settings of `generate`.
 
         Raises:
             TypeError, ValueError: a prompt or a setting is wrong; the message names it. Nothing has been computed.
         """
-        return self._run(self._inputs.requests(prompts, n, settings), logits_processor)
+        return self._run(self._inputs.requests(prompts, n, settings, prefix), logits_processor)
 
     def _run(self, requests: list[Request], processor: LogitsProcessor | None) -> Generator[Event, None, None]:
         with self.session(processor) as session:
@@ -169,6 +174,23 @@ class LM(TextScores):
                 session.add(request)
             while session.busy:
                 yield from session.step()
+
+    def prefix(self, tokens: str | Sequence[int]) -> Prefix:
+        """Compute the state of the beginning of prompts or texts once, for `generate`, `stream`, `score` and `submit`.
+
+        `lm.generate(prompts, prefix=p)` is `lm.generate` of the joined prompts without computing the prefix again, for
+        a prefix of any length: the same numbers, bit for bit where its length is one more than a multiple of `chunk`
+        and a call has one prompt, as far as float32 rounds otherwise. It keeps a row of state (`nbytes`) on the device.
+
+        Args:
+            tokens: a string, encoded as a prompt is, or a list of token ids. Text that continues it is encoded by
+                itself, which may give other tokens than the joined text would.
+
+        Raises:
+            TypeError, ValueError: neither, empty, or longer than the context.
+            NumericalError: a step computed logits that are not numbers.
+        """
+        return compute_prefix(self._engine, self._inputs.encode(tokens, "prefix"))
 
     def session(self, logits_processor: LogitsProcessor | None = None) -> Session:
         """A run of the engine to drive by hand: submit and cancel requests at any time, step by step.

@@ -88,12 +88,12 @@ def load(
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
     programs = Programs(structure, certify, certificates)
-    engine = Engine(model, params, programs, lanes, context, chunk, cache_dtype, Sanitizer() if sanitize else None)
+    fingerprint, sanitizer = checkpoint_fingerprint(directory), Sanitizer() if sanitize else None
+    engine = Engine(model, params, programs, lanes, context, chunk, cache_dtype, fingerprint, dtype, sanitizer)
     _admit(engine, demand)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
-    name = checkpoint_fingerprint(directory)
-    return LM(model, structure, named, engine, tokenizer, end, cache_dtype, directory.path, name)
+    return LM(model, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint)
 
 
 def read_model(path: Path, fields: dict[str, Any]) -> tuple[Family, DecoderConfig]:

@@ -43,8 +43,17 @@ def to_items(items: Any, what: str) -> list[Any]:
     return list(items)
 
 
-def to_token_ids(item: Any, where: str, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
+def to_token_ids(
+    item: Any, where: str, tokenizer: Tokenizer | None, vocab_size: int, continues: bool = False
+) -> tuple[int, ...]:
     """The token ids of one item.
+
+    Args:
+        item: a string or a list of token ids.
+        where: what to call it.
+        tokenizer: None where only token ids can be taken.
+        vocab_size: token ids are below it.
+        continues: it stands behind other tokens: it may be empty, and text gets no special tokens.
 
     Raises:
         TypeError: neither a string nor a list of token ids.
@@ -53,7 +62,7 @@ def to_token_ids(item: Any, where: str, tokenizer: Tokenizer | None, vocab_size:
     if isinstance(item, str):
         if tokenizer is None:
             raise ValueError(f"{where}: got text, but the checkpoint has no tokenizer.json; pass a list of token ids")
-        ids = tokenizer.encode(item)
+        ids = tokenizer.encode(item, add_special_tokens=not continues)
     elif isinstance(item, list | tuple) or (isinstance(item, np.ndarray) and item.ndim):
         wrong = [(i, token) for i, token in enumerate(item) if not _is_token(token)]
         if wrong:
@@ -62,7 +71,7 @@ def to_token_ids(item: Any, where: str, tokenizer: Tokenizer | None, vocab_size:
         ids = [operator.index(token) for token in item]
     else:
         raise TypeError(f"{where}: expected a string or a list of token ids, got {type(item)}")
-    if not ids:
+    if not ids and not continues:
         raise ValueError(f"{where}: is empty; at least one token is needed")
     for i, token in enumerate(ids):
         if not 0 <= token < vocab_size:

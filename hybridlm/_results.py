@@ -49,30 +49,37 @@ class Score:
     Attributes:
         token_ids: the text's T tokens.
         logprobs: float32 [T], natural log-probability of each token given those before it; entry 0 is nan, because
-            nothing predicts the first token.
-        greedy: bool [T], whether each token is the most likely one; entry 0 is False.
-        top_logprobs: for each token, the most likely tokens at its position, best first (the first entry is empty);
-            None where not asked for.
+            nothing predicts the first token, unless the text continues a prefix.
+        greedy: bool [T], whether each token is the most likely one; where entry 0 of `logprobs` is nan, it is False.
+        top_logprobs: for each token, the most likely tokens at its position, best first (empty where nothing predicts
+            it); None where not asked for.
+        prefix_tokens: tokens that stand before the text.
     """
 
     token_ids: list[int]
     logprobs: np.ndarray
     greedy: np.ndarray
     top_logprobs: list[dict[int, float]] | None
+    prefix_tokens: int = 0
+
+    @property
+    def first_predicted(self) -> int:
+        """The first token that others predict: 0 behind a prefix, otherwise 1."""
+        return 0 if self.prefix_tokens else 1
 
     @property
     def first_nan(self) -> int | None:
-        """The first token after the first whose log-probability is not a number; None where all are."""
-        wrong = np.flatnonzero(np.isnan(self.logprobs[1:]))
-        return 1 + int(wrong[0]) if wrong.size else None
+        """The first token that others predict and whose log-probability is not a number; None where all are."""
+        wrong = np.flatnonzero(np.isnan(self.logprobs[self.first_predicted :]))
+        return self.first_predicted + int(wrong[0]) if wrong.size else None
 
     @property
     def sum_logprob(self) -> float:
-        """Sum of entries 1..T-1, in float64; 0 for a single token."""
-        return float(np.sum(self.logprobs[1:], dtype=np.float64))
+        """Sum over the tokens that others predict, in float64; 0 where there are none."""
+        return float(np.sum(self.logprobs[self.first_predicted :], dtype=np.float64))
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean negative log-probability of entries 1..T-1; nan for a single token."""
-        count = len(self.token_ids) - 1
+        """exp of the mean negative log-probability of the tokens that others predict; nan where there are none."""
+        count = len(self.token_ids) - self.first_predicted
         return perplexity(self.sum_logprob, count)

@@ -8,6 +8,7 @@ by a write map, in all arrays of the group.
 from typing import Any
 
 import jax
+import numpy as np
 
 from hybridlm._steps import Rows
 from ir_passes import LaneContract, Pool, Slot, SlotMap, SlotOwner
@@ -33,6 +34,25 @@ class RowPool:
     def vacate(self) -> None:
         """Nobody holds a row any more; what rows contain stays, and means nothing."""
         self.owner = SlotOwner(self.size, "state", null=False)
+        self._consumed = np.zeros(self.size, np.int64)
+
+    def acquire(self) -> Slot:
+        """A row that nobody holds, which has consumed nothing; raises `SlotsExhausted` if all are held."""
+        slot = self.owner.acquire()
+        self.moved(slot, 0)
+        return slot
+
+    def consumed(self, slot: Slot) -> int:
+        """Tokens that a row has consumed since it was acquired, by the steps that were dispatched."""
+        return int(self._consumed[self.lanes([slot])[0]])
+
+    def advance(self, counts: np.ndarray) -> None:
+        """A step has been dispatched in which each row consumes so many tokens, int [size]."""
+        self._consumed += counts
+
+    def moved(self, slot: Slot, consumed: int) -> None:
+        """A row has become the copy of one that has consumed so many tokens."""
+        self._consumed[self.lanes([slot])[0]] = consumed
 
     def take(self) -> Rows:
         """The arrays, for a step that consumes them; until `put` the pool has none.

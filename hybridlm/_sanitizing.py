@@ -16,7 +16,7 @@ import numpy as np
 from hybridlm._batch import Batch
 from hybridlm._rows import RowPool
 from hybridlm._steps import Rows
-from ir_passes import LaneContract, RowLedger, SanitizedStep, Turn, prove_isolation, sanitize
+from ir_passes import Label, LaneContract, RowLedger, SanitizedStep, Turn, prove_isolation, sanitize
 
 Ghosts = tuple[jax.Array, ...]
 Sanitized = tuple[SanitizedStep, Callable[..., Any]]
@@ -46,6 +46,7 @@ class Sanitizer:
         batch: Batch,
         operands: tuple[Any, ...],
         owners: Sequence[Any],
+        counts: np.ndarray,
     ) -> tuple[Any, Rows]:
         """Run a step on the rows of a pool.
 
@@ -53,9 +54,9 @@ class Sanitizer:
             SanitizerError: a lane found rows that are not its own, or not where it left them.
         """
         step, call = program
-        lengths, positions = np.asarray(batch.lengths), np.asarray(batch.positions)
+        positions = np.asarray(batch.positions)
         turns = [
-            None if owner is None else Turn(self._number(owner), int(positions[lane]), int(lengths[lane]))
+            None if owner is None else Turn(self._number(owner), int(positions[lane]), int(counts[lane]))
             for lane, owner in enumerate(owners)
         ]
         expected = self._ledger.expect(turns)
@@ -104,6 +105,14 @@ class Sanitizer:
         number = self._numbers.pop(owner, None)
         if number is not None:
             self._ledger.forget(number)
+
+    def mark(self, owner: Any) -> Label:
+        """What the rows of a sequence say now, for a snapshot of them."""
+        return self._ledger.label(self._number(owner))
+
+    def adopt(self, owner: Any, mark: Label) -> None:
+        """The rows of a sequence are now a copy of a snapshot."""
+        self._ledger.adopt(self._number(owner), mark)
 
     def _number(self, owner: Any) -> int:
         if owner not in self._numbers:

@@ -57,7 +57,7 @@ class Scheduler:
         self._arrived = 0
         self._staging: RowPool | None = None
         self._decode: RowPool | None = None
-        self._steady: tuple[list[Sequence | None], Shape, tuple[Any, ...]] | None = None
+        self._steady: tuple[list[Sequence | None], Shape, np.ndarray, tuple[Any, ...]] | None = None
 
     @property
     def joined(self) -> list[Sequence]:
@@ -137,8 +137,13 @@ class Scheduler:
             self._staging = engine.borrow("staging", wanted)
         for _ in range(min(room, self._staging.owner.free, len(self.waiting))):
             sequence = heapq.heappop(self.waiting)[2]
-            sequence.slot = self._staging.owner.acquire()
+            sequence.slot = self._staging.acquire()
             self.prefilling.append(sequence)
+            request = sequence.request
+            if request.start is not None:
+                sequence.consumed = engine.restore(
+                    request.start, self._staging, sequence.slot, request.prompt, owner=sequence
+                )
 
     def _prefill(self) -> Flight:
         """The next chunk of every prompt in the staging pool; those that are done move to the decode pool."""
@@ -150,7 +155,9 @@ class Scheduler:
             for s in lanes
         ]
         shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor)
-        drawn = engine.run(shape, pool, Batch.of(feeds, engine.chunk), *sampling_arrays(lanes), owners=lanes)
+        batch = Batch.of(feeds, engine.chunk)
+        counts = np.asarray(batch.lengths)
+        drawn = engine.run(shape, pool, batch, *sampling_arrays(lanes), owners=lanes, counts=counts)
         draws: list[tuple[Sequence, int]] = []
         for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):
             if sequence is not None and feed is not None:
@@ -169,7 +176,7 @@ class Scheduler:
             return
         self._fit(len(self.joined) + len(self.waiting))
         assert self._decode is not None and sequence.slot is not None
-        slot = self._decode.owner.acquire()
+        slot = self._decode.acquire()
         self._engine.copy(staging, sequence.slot, self._decode, slot)
         self._release(sequence)
         sequence.slot = slot
@@ -184,11 +191,11 @@ class Scheduler:
         if self._steady is None or self._steady[:2] != (lanes, shape):
             tokens = np.full((pool.size, 1), CARRIED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
-            self._steady = lanes, shape, jax.device_put((tokens, active, *sampling_arrays(lanes)))
-        tokens, active, *sampling = self._steady[2]
+            self._steady = lanes, shape, active, jax.device_put((tokens, active, *sampling_arrays(lanes)))
+        counts, (tokens, active, *sampling) = self._steady[2:]
         positions = np.array([0 if sequence is None else sequence.consumed for sequence in lanes], np.int32)
         batch = Batch(tokens, active, positions, blocks_for(int(positions.max()) + 1))
-        drawn = engine.run(shape, pool, batch, *sampling, owners=lanes)
+        drawn = engine.run(shape, pool, batch, *sampling, owners=lanes, counts=counts)
         draws = [(sequence, lane) for lane, sequence in enumerate(lanes) if sequence is not None]
         for sequence, _ in draws:
             sequence.consumed += 1
@@ -218,7 +225,7 @@ class Scheduler:
         assert old is not None
         for sequence in self.decoding:
             assert sequence.slot is not None
-            slot = new.owner.acquire()
+            slot = new.acquire()
             self._engine.copy(old, sequence.slot, new, slot)
             old.owner.release(sequence.slot)
             sequence.slot = slot

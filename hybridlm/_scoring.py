@@ -10,10 +10,12 @@ import numpy as np
 from hybridlm._batch import Batch, Feed
 from hybridlm._engine import Engine
 from hybridlm._errors import NumericalError
+from hybridlm._prefix import Prefix
 from hybridlm._programs import Shape
 from hybridlm._results import Score
 from hybridlm._rows import RowPool
 from hybridlm._steps import Scored
+from ir_passes import Slot
 
 
 @dataclass(eq=False)
@@ -22,24 +24,34 @@ class Scoring:
 
     Attributes:
         index: number of the text in its call.
-        tokens: its token ids.
+        tokens: its token ids, those of its prefix included.
+        prefix: what it continues; the results are those of the tokens behind it.
         consumed: tokens that the lane's state has seen once the dispatched steps have run.
-        logprobs: float32 [T], entry 0 is nan.
-        greedy: bool [T], entry 0 is False.
-        top_logprobs: per token, the most likely tokens and their log-probabilities; the first entry is empty.
+        slot: its row while it has one.
+        logprobs: float32 [T]; nan for the first token of a text without a prefix.
+        greedy: bool [T], False for that token.
+        top_logprobs: per token, the most likely tokens and their log-probabilities; none for that token.
     """
 
     index: int
     tokens: tuple[int, ...]
+    prefix: Prefix | None = None
     consumed: int = 0
+    slot: Slot | None = None
     logprobs: np.ndarray = field(init=False)
     greedy: np.ndarray = field(init=False)
     top_logprobs: list[dict[int, float]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.logprobs = np.full(len(self.tokens), np.nan, np.float32)
-        self.greedy = np.zeros(len(self.tokens), bool)
-        self.top_logprobs = [{} for _ in self.tokens]
+        count = len(self.tokens) - self.before
+        self.logprobs = np.full(count, np.nan, np.float32)
+        self.greedy = np.zeros(count, bool)
+        self.top_logprobs = [{} for _ in range(count)]
+
+    @property
+    def before(self) -> int:
+        """Tokens of the prefix."""
+        return 0 if self.prefix is None else len(self.prefix)
 
     @property
     def done(self) -> bool:
@@ -52,6 +64,7 @@ class Scoring:
 
     def take(self, scored: Scored, lane: int, first: int, count: int) -> None:
         """Keep a step's results, NumPy arrays, for the `count` tokens from `first` on."""
+        first -= self.before
         last = first + count
         self.logprobs[first:last] = scored.logprob[lane, :count]
         self.greedy[first:last] = scored.greedy[lane, :count]
@@ -61,11 +74,12 @@ class Scoring:
                 self.top_logprobs[first + i] = dict(zip(ids, values, strict=True))
 
 
-def scores(engine: Engine, texts: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
+def scores(engine: Engine, texts: Sequence[tuple[int, ...]], top: int = 0, prefix: Prefix | None = None) -> list[Score]:
     """Scores of all texts, in their order; log-probabilities may be NaN. Arguments as for `score`."""
     found: dict[int, Score] = {}
-    for one in score(engine, texts, top):
-        found[one.index] = Score(list(one.tokens), one.logprobs, one.greedy, one.top_logprobs if top else None)
+    for one in score(engine, texts, top, prefix):
+        tops = one.top_logprobs if top else None
+        found[one.index] = Score(list(one.tokens[one.before :]), one.logprobs, one.greedy, tops, one.before)
     return [found[index] for index in range(len(texts))]
 
 
@@ -81,16 +95,19 @@ def checked(scores: list[Score]) -> list[Score]:
     return scores
 
 
-def score(engine: Engine, texts: Sequence[tuple[int, ...]], top: int = 0) -> Iterator[Scoring]:
+def score(
+    engine: Engine, texts: Sequence[tuple[int, ...]], top: int = 0, prefix: Prefix | None = None
+) -> Iterator[Scoring]:
     """Score every token of every text, longest first; yields each text when it is done.
 
     Args:
         engine: runs the steps.
         texts: token ids, each at most as many as the context holds.
         top: how many of the most likely tokens to report for each position.
+        prefix: what every text begins with.
     """
     longest_first = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-    waiting = deque(Scoring(index, texts[index]) for index in longest_first)
+    waiting = deque(Scoring(index, texts[index], prefix) for index in longest_first)
     while waiting and waiting[-1].done:
         yield waiting.pop()  # a single token is predicted by nothing
     if not waiting:
@@ -107,9 +124,8 @@ def _score(engine: Engine, pool: RowPool, waiting: deque[Scoring], top: int) -> 
     lanes: list[Scoring | None] = [None] * pool.size
     flights: deque[tuple[Scored, list[tuple[int, Scoring, int, int]]]] = deque()
     while flights or waiting or any(lanes):
-        for lane, text in enumerate(lanes):
-            if text is None and waiting:
-                lanes[lane] = waiting.popleft()
+        while waiting and pool.owner.free:
+            _join(engine, pool, lanes, waiting.popleft())
         if any(lanes):
             flights.append(_dispatch(engine, pool, shape, lanes))
         if len(flights) > 1 or not any(lanes):
@@ -120,6 +136,14 @@ def _score(engine: Engine, pool: RowPool, waiting: deque[Scoring], top: int) -> 
                 engine.stats["scored_tokens"] += count
                 if first + count == len(text.tokens):
                     yield text
+
+
+def _join(engine: Engine, pool: RowPool, lanes: list[Scoring | None], text: Scoring) -> None:
+    """Give a row to a text, with the state of its prefix."""
+    text.slot = pool.acquire()
+    lanes[pool.lanes([text.slot])[0]] = text
+    if text.prefix is not None:
+        text.consumed = engine.restore(text.prefix.snapshot, pool, text.slot, text.tokens, owner=text)
 
 
 def _dispatch(
@@ -134,10 +158,13 @@ def _dispatch(
             count = len(feed.tokens)
             targets[lane, :count] = text.tokens[feed.position + 1 : feed.position + 1 + count]
             parts.append((lane, text, feed.position + 1, count))
-    outputs = engine.run(shape, pool, Batch.of(feeds, shape.tokens), targets, owners=lanes)
+    batch = Batch.of(feeds, shape.tokens)
+    outputs = engine.run(shape, pool, batch, targets, owners=lanes, counts=np.asarray(batch.lengths))
     for lane, text, _, count in parts:
         text.consumed += count
-        if text.done:
+        if text.done and text.slot is not None:
             lanes[lane] = None
+            pool.owner.release(text.slot)
+            text.slot = None
             engine.forget(text)
     return outputs, parts

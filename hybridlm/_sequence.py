@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hybridlm._snapshot import Snapshot
 from ir_passes import Slot
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -33,6 +34,7 @@ class Request:
         params: how to draw.
         priority: of those that wait, the highest goes first.
         draw_index: part of the key of its draws; None for the index.
+        start: the state after the first tokens of the prompt, where it is known.
     """
 
     index: int
@@ -40,6 +42,7 @@ class Request:
     params: SamplingParams
     priority: int = 0
     draw_index: int | None = None
+    start: Snapshot | None = None
 
     @property
     def key_index(self) -> int:

@@ -8,6 +8,7 @@ import jax
 
 from hybridlm._engine import Engine
 from hybridlm._errors import NumericalError
+from hybridlm._prefix import Prefix
 from hybridlm._results import Completion
 from hybridlm._sampling import LogitsProcessor
 from hybridlm._scheduler import Flight, Scheduler
@@ -17,7 +18,7 @@ from hybridlm._stopping import GrowingText
 from hybridlm._tokenizer import Tokenizer
 
 ToRequest = Callable[..., Request]
-"""(index, prompt, priority, settings) -> a request that has been checked."""
+"""(index, prompt, priority, prefix, settings) -> a request that has been checked."""
 
 
 class Event(NamedTuple):
@@ -85,12 +86,13 @@ class Session:
         """Whether a request has not ended, or its end has not been returned by `step`."""
         return bool(self._alive or self._events)
 
-    def submit(self, prompt: Any, *, priority: int = 0, **settings: Any) -> int:
+    def submit(self, prompt: Any, *, priority: int = 0, prefix: Prefix | None = None, **settings: Any) -> int:
         """Queue a prompt.
 
         Args:
             prompt: a string or a list of token ids.
             priority: of those that wait, the highest goes first; the ones of equal priority in the order they came.
+            prefix: the prompt continues it (see `LM.prefix`).
             settings: of `LM.generate`, but `n` and `logits_processor`.
 
         Returns:
@@ -101,7 +103,7 @@ class Session:
             RuntimeError: the session is closed.
         """
         self._require_open()
-        request = self._to_request(self._submitted, prompt, priority, settings)
+        request = self._to_request(self._submitted, prompt, priority, prefix, settings)
         self.add(request)
         return request.index
 

@@ -7,6 +7,7 @@ from hybridlm._choice import Choice, choose
 from hybridlm._engine import Engine
 from hybridlm._inputs import Inputs
 from hybridlm._perplexity import CONVENTIONS, prefix_token, rolling
+from hybridlm._prefix import Prefix
 from hybridlm._results import Score
 from hybridlm._score_file import ScoreFileReport, score_file
 from hybridlm._scoring import checked, scores
@@ -25,17 +26,22 @@ class TextScores:
 
     @property
     def _inputs(self) -> Inputs:
-        return Inputs(self.tokenizer, self.config.vocab_size, self.context, self.eos_token_ids)
+        require = self._engine.require
+        return Inputs(self.tokenizer, self.config.vocab_size, self.context, self.eos_token_ids, require)
 
     def _scores(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
         return scores(self._engine, ids, top)
 
-    def score(self, texts: str | Sequence[str | Sequence[int]], top_logprobs: int = 0) -> list[Score]:
+    def score(
+        self, texts: str | Sequence[str | Sequence[int]], top_logprobs: int = 0, prefix: Prefix | None = None
+    ) -> list[Score]:
         """Log-probability of every token of every text: a float32 log-softmax over the whole vocabulary.
 
         Args:
             texts: a list whose items are strings or lists of token ids; a bare string is one text.
             top_logprobs: report this many most likely tokens at each position.
+            prefix: every text continues it (see `LM.prefix`); the scores are those of the texts' own tokens, the first
+                included.
 
         Returns:
             One score per text, in order.
@@ -47,7 +53,10 @@ class TextScores:
         most = self._inputs.most_logprobs
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
             raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
-        return checked(self._scores(self._inputs.encode_all(texts, "texts"), top_logprobs))
+        if prefix is None:
+            return checked(self._scores(self._inputs.encode_all(texts, "texts"), top_logprobs))
+        ids = self._inputs.continuations(prefix, texts, "texts")
+        return checked(scores(self._engine, ids, top_logprobs, prefix))
 
     def score_file(
         self, input: str | os.PathLike[str], output: str | os.PathLike[str], strict: bool = False

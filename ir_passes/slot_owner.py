@@ -44,6 +44,11 @@ class Slot:
     def __repr__(self) -> str:
         return f"row {self._row} (tenant {self._generation}) of {self._owner.name!r}"
 
+    @property
+    def epoch(self) -> int:
+        """Which tenancy of its row this is, counted from 1."""
+        return self._generation
+
     def __copy__(self) -> NoReturn:
         raise TypeError(f"{self!r} has one holder and cannot be copied; use SlotOwner.move to hand it on")
 

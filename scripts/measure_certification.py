@@ -38,7 +38,7 @@ def step_of(name: str, lanes: int, tokens: int) -> tuple[Any, compiler.LaneContr
     structure, params = flatten(model)
     params: Any = tuple(jax.ShapeDtypeStruct(p.shape, jnp.bfloat16 if p.ndim > 1 else p.dtype) for p in params)
     programs, shape = Programs(structure), Shape("generate", lanes, tokens)
-    engine = Engine(model, params, programs, lanes, 4096, tokens, jnp.float32)
+    engine = Engine(model, params, programs, lanes, 4096, tokens, jnp.float32, name, "bfloat16")
     return *programs.step(shape), engine.example_arguments(shape), sum(p.size for p in params)
 
 

@@ -63,10 +63,10 @@ def one_array_for_all_steps(patch: pytest.MonkeyPatch) -> None:
     kept: dict[int, np.ndarray] = {}
     right = Engine.run
 
-    def run(self: Engine, shape: Any, pool: RowPool, batch: Any, *operands: Any, owners: Any) -> Any:
+    def run(self: Engine, shape: Any, pool: RowPool, batch: Any, *operands: Any, **about: Any) -> Any:
         positions = kept.setdefault(pool.size, np.zeros(pool.size, np.int32))
         positions[:] = batch.positions
-        return right(self, shape, pool, batch._replace(positions=positions), *operands, owners=owners)
+        return right(self, shape, pool, batch._replace(positions=positions), *operands, **about)
 
     patch.setattr(Engine, "run", run)
 

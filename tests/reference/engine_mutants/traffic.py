@@ -71,7 +71,7 @@ def alone(lm: hybridlm.LM) -> list[Alone]:
     for index, asked in enumerate(REQUESTS):
         settings: Any = _free(asked.settings)
         with lm.session() as session:
-            session.add(lm._inputs.request(index, asked.prompt, settings.pop("priority", 0), settings))
+            session.add(lm._inputs.request(index, asked.prompt, settings.pop("priority", 0), None, settings))
             ended = [event.completion for _ in range(MOST_STEPS) for event in session.step() if event.completion]
         found += [Alone(one.token_ids, one.finish_reason) for one in ended]
     return found

@@ -1,0 +1,68 @@
+"""A prompt that is read once and continued many times."""
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from hybridlm._batch import Batch, Feed, sampling_arrays
+from hybridlm._engine import Engine
+from hybridlm._errors import NumericalError
+from hybridlm._programs import Shape
+from hybridlm._snapshot import Snapshot, nothing_consumed
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """The beginning of prompts or texts, computed once; `LM.prefix` makes it.
+
+    Its state is the one before the last token: that token is consumed again with each continuation, because what
+    follows it is predicted by the step that consumes it.
+
+    Attributes:
+        token_ids: its tokens, at least one.
+        snapshot: the state after all of them but the last.
+    """
+
+    token_ids: tuple[int, ...]
+    snapshot: Snapshot
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __repr__(self) -> str:
+        return f"Prefix({len(self)} tokens, {self.nbytes / 1e6:.1f} MB)"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its state on the device; they are free again when the prefix is."""
+        return self.snapshot.nbytes
+
+
+def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
+    """Consume all tokens but the last in a row of their own, a chunk in each step.
+
+    Raises:
+        NumericalError: the logits behind them are not numbers.
+        IsolationError, AuditError, HloError: the step is refused.
+    """
+    consumed = tokens[:-1]
+    if not consumed:
+        return Prefix(tokens, nothing_consumed(engine.kind))
+    pool = engine.new_row()
+    slot = pool.acquire()
+    lane = pool.lanes([slot])[0]
+    shape = Shape("generate", pool.size, engine.chunk)
+    owners = [slot if row == lane else None for row in range(pool.size)]
+    token = np.zeros(0)
+    for start in range(0, len(consumed), engine.chunk):
+        part = Feed(consumed[start : start + engine.chunk], start)
+        batch = Batch.of([None if owner is None else part for owner in owners], engine.chunk)
+        sampling = sampling_arrays([None] * pool.size)
+        token = engine.run(shape, pool, batch, *sampling, owners=owners, counts=np.asarray(batch.lengths)).token
+        engine.stats["prompt_tokens"] += len(part.tokens)
+    snapshot = engine.publish(pool, slot, consumed, slot.epoch, owner=slot)
+    engine.forget(slot)
+    if jax.device_get(token)[lane] >= engine.vocab_size:
+        raise NumericalError("prefix", len(consumed))
+    return Prefix(tokens, snapshot)

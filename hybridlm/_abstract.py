@@ -42,4 +42,5 @@ def abstract_engine(
     model, _ = assemble(nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0))), weights)
     structure, params = flatten(model)
     caches = dtype_of_caches(dtype)
-    return Engine(model, params, Programs(structure), lanes, context, chunk, caches, staging=STAGING)
+    # Without weights there is no fingerprint, and no state that would need one.
+    return Engine(model, params, Programs(structure), lanes, context, chunk, caches, "", dtype, staging=STAGING)

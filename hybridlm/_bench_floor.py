@@ -11,8 +11,7 @@ from typing import Any
 import jax
 
 from hybridlm._bench_limits import Limits
-from hybridlm._memory import state_bytes
-from models import Decoder, kv_blocks
+from models import KV_BLOCK, Decoder, kv_blocks
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,12 @@ class Traffic:
         """Of a model, from its parameters' and its state's sizes."""
         # A row of the embedding is read for each token; the whole of it only where it is the head, too.
         used = {name: array for name, array in params.items() if model.config.tied or name != "embed_tokens"}
-
-        few, many = 4096, 8192
-        pairs = list(zip(*(state_bytes(model, context, cache_dtype) for context in (few, many)), strict=True))
+        kept = model.state_size(cache_dtype)
         return Traffic(
             weights=sum(array.nbytes for array in used.values()),
             multiplied=sum(array.size for array in used.values() if array.ndim > 1),
-            state=sum(a for a, b in pairs if a == b),
-            kv=sum(b - a for a, b in pairs) // (kv_blocks(many) - kv_blocks(few)),
+            state=kept.fixed,
+            kv=kept.token * KV_BLOCK,
         )
 
 

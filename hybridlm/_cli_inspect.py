@@ -37,7 +37,8 @@ def inspect(
 ) -> None:
     """Show what is proved and audited of one step, its scratch by lane, its pools and their copies.
 
-    A step with faults is shown too, with the faults.
+    A step with faults is shown too, with the faults. In words the state of one sequence comes first, as a formula for
+    every array that a layer keeps.
     """
     with reported(debug):
         lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, certify="warn")
@@ -48,7 +49,7 @@ def inspect(
             compiled = engine.program(shape)
             before = _without_rewrites(engine, shape) if any(one.changed for one in compiled.passes) else None
         if html is None:
-            typer.echo(f"{shape}\n{compiled.report()}")
+            typer.echo("\n".join((*lm.model.state_size(lm._cache_dtype).lines, "", str(shape), compiled.report())))
             return
         title = f"{lm.config.family}, {shape}"
         html.write_text(inspect_page(title, compiled, before), encoding="utf-8")

@@ -17,7 +17,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from hybridlm._engine import STAGING, Engine
 from hybridlm._lm import LM
-from hybridlm._memory import Demand, available_memory, state_bytes
+from hybridlm._memory import Demand, available_memory
 from hybridlm._programs import CERTIFY, Certify, Programs, Shape
 from hybridlm._progress import load_progress
 from hybridlm._sanitizing import Sanitizer
@@ -125,13 +125,9 @@ def dtype_of_caches(dtype: str) -> Any:
 
 def _demand(family: Family, model: Decoder, dtype: str, cache_dtype: Any, lanes: int, context: int) -> Demand:
     """Memory that the model needs, without its steps."""
-
-    def row(context: int) -> int:
-        return sum(state_bytes(model, context, cache_dtype))
-
     size = jnp.dtype(dtype).itemsize
     weights = sum(math.prod(one.shape) * (4 if one.float32 else size) for one in family.weights(model.config))
-    return Demand(weights, row, lanes, min(lanes, STAGING), context)
+    return Demand(weights, model.state_size(cache_dtype).of, lanes, min(lanes, STAGING), context)
 
 
 def _admit(engine: Engine, demand: Demand) -> None:

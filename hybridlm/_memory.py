@@ -4,11 +4,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 
-from models import KV_BLOCK, Decoder
+from models import KV_BLOCK
 
 
 class InsufficientMemory(ValueError):
@@ -70,12 +69,6 @@ class Demand:
         if not options:
             return "not even one lane would fit: load it in a narrower dtype or on a larger device"
         return f"{' or '.join(options)} would fit"
-
-
-def state_bytes(model: Decoder, context: int, cache_dtype: Any) -> list[int]:
-    """Bytes of each array of the state of one sequence."""
-    state = jax.eval_shape(lambda: model.init_state(1, context, cache_dtype))
-    return [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)]
 
 
 def available_memory() -> int | None:

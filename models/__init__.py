@@ -1,10 +1,10 @@
 """Model families as flax modules over shared layers; state as explicit pytrees."""
 
-from models.attention import KV_BLOCK, kv_blocks
 from models.config import ConfigError
 from models.decoder import Decoder, DecoderConfig
 from models.family import Family
 from models.registry import FAMILIES, UnsupportedModel, family_of
+from models.state import KV_BLOCK, kv_blocks
 from models.weights import Source, Weight
 
 DISTRIBUTION = "hybridlm"

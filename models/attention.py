@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
-from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
 from models.initial import matrix
@@ -15,21 +14,7 @@ from models.linear import linear
 from models.norms import RMSNorm
 from models.rope import Rope
 from models.shapes import Activations, KeyCache, LaneInfo, ValueCache
-
-KV_BLOCK = 128
-"""Positions of the cache that attention visits at a time."""
-
-
-def kv_blocks(positions: int) -> int:
-    """Blocks that hold `positions` positions."""
-    return -(-positions // KV_BLOCK)
-
-
-def cache_blocks(context: int) -> int:
-    """Blocks of a cache for `context` positions."""
-    # Of a cache that is one block XLA takes the block for the cache, computes a write of one row of it once for the
-    # result and once more for the block, and copies the cache for each.
-    return max(kv_blocks(context), 2)
+from models.state import KV_BLOCK, Stateful, state_array
 
 
 class KVCache(NamedTuple):
@@ -173,7 +158,7 @@ def attend(
     return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
 
 
-class Attention(nnx.Module):
+class Attention(Stateful):
     """Projections, cache and attention; the options are those of `AttentionConfig`."""
 
     def __init__(self, config: AttentionConfig, hidden: int, rngs: nnx.Rngs):
@@ -186,10 +171,10 @@ class Attention(nnx.Module):
         self.q_norm = c.qk_norm.build(c.heads, c.head_dim) if c.qk_norm else None
         self.k_norm = c.qk_norm.build(c.kv_heads, c.head_dim) if c.qk_norm else None
 
-    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> KVCache:
-        """An empty cache for `context` positions, rounded up to whole blocks."""
-        shape = (lanes, self.config.kv_heads, cache_blocks(context) * KV_BLOCK, self.config.head_dim)
-        return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    def state_arrays(self) -> KVCache:
+        heads, size = self.config.kv_heads, self.config.head_dim
+        key = state_array(kv_head=heads, context=None, key=size)
+        return KVCache(key, state_array(kv_head=heads, context=None, value=size))
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
         """Attend from each real token to its lane's past and itself; their keys and values join the cache."""

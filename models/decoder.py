@@ -16,6 +16,7 @@ from models.linear import linear
 from models.multiplier import scaled
 from models.norms import RMSNorm
 from models.shapes import Activations, LaneInfo, Lengths, Positions, Tokens
+from models.state import Stateful, StateSize, state_size
 
 
 @runtime_checkable
@@ -96,7 +97,7 @@ class Layer(nnx.Module):
         self.branches = nnx.List([Branch(config, inner, rngs) for inner in branches])
 
 
-class Decoder(nnx.Module):
+class Decoder(Stateful):
     """A container of parameters; every step is a pure function of them, its operands and the state.
 
     State is a tuple with one entry per layer, each a tuple with one entry per branch: the branch's own state, or None.
@@ -109,17 +110,12 @@ class Decoder(nnx.Module):
         self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
         self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size)
 
-    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> tuple:
-        """Zero state of `lanes` lanes.
+    def state_arrays(self) -> tuple:
+        return tuple(tuple(branch.inner.state_arrays() for branch in layer.branches) for layer in self.layers)
 
-        Args:
-            lanes: N.
-            context: positions of the key/value caches, rounded up to whole blocks.
-            dtype: dtype of convolution and key/value state; recurrent state is float32.
-        """
-        return tuple(
-            tuple(branch.inner.init_state(lanes, context, dtype) for branch in layer.branches) for layer in self.layers
-        )
+    def state_size(self, dtype: DTypeLike) -> StateSize:
+        """Bytes that are kept of one sequence, with the dtype of convolution and key/value state."""
+        return state_size((branch.inner for layer in self.layers for branch in layer.branches), dtype)
 
     def __call__(
         self,

@@ -1,12 +1,10 @@
 """Gated DeltaNet mixer (arXiv:2412.06464) as Qwen3-Next and Qwen3.5 use it."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from models.activations import silu, silu_gated
 from models.delta_rule import delta_rule
@@ -14,20 +12,9 @@ from models.initial import matrix
 from models.linear import linear
 from models.multiplier import scaled
 from models.norms import l2_norm, rms_norm
-from models.shapes import Activations, ConvState, LaneInfo, RecurrentState
+from models.shapes import Activations, LaneInfo
 from models.short_conv import short_conv
-
-
-class GatedDeltaNetState(NamedTuple):
-    """State of one Gated DeltaNet layer for N lanes.
-
-    Attributes:
-        conv: last K-1 inputs of the convolution, before its activation, channels [q | k | v]; cache dtype.
-        recurrent: S, float32.
-    """
-
-    conv: ConvState
-    recurrent: RecurrentState
+from models.state import ConvRecurrentState, Stateful, conv_recurrent
 
 
 @dataclass(frozen=True)
@@ -67,7 +54,7 @@ class GatedDeltaNetConfig:
         return GatedDeltaNet(self, hidden, rngs)
 
 
-class GatedDeltaNet(nnx.Module):
+class GatedDeltaNet(Stateful):
     """x -> projections -> short convolution -> gated delta rule -> gated norm -> projection."""
 
     def __init__(self, config: GatedDeltaNetConfig, hidden: int, rngs: nnx.Rngs):
@@ -83,17 +70,13 @@ class GatedDeltaNet(nnx.Module):
         self.norm = nnx.Param(jnp.ones((c.value_size,), jnp.float32))
         self.out_proj = matrix(rngs, hidden, c.value_width)
 
-    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> GatedDeltaNetState:
-        """Zero state of `lanes` lanes; its size does not depend on the context."""
+    def state_arrays(self) -> ConvRecurrentState:
         c = self.config
-        return GatedDeltaNetState(
-            jnp.zeros((lanes, c.kernel - 1, c.channels), dtype),
-            jnp.zeros((lanes, c.value_heads, c.key_size, c.value_size), jnp.float32),
-        )
+        return conv_recurrent(c.kernel, c.channels, c.value_heads, c.key_size, c.value_size)
 
     def __call__(
-        self, x: Activations, info: LaneInfo, state: GatedDeltaNetState
-    ) -> tuple[Activations, GatedDeltaNetState]:
+        self, x: Activations, info: LaneInfo, state: ConvRecurrentState
+    ) -> tuple[Activations, ConvRecurrentState]:
         """Mix the tokens of each lane, from zero state where its sequence begins.
 
         Returns:
@@ -119,6 +102,6 @@ class GatedDeltaNet(nnx.Module):
 
         z = linear(x, self.in_proj_z[...]).reshape(out.shape)
         gated = silu_gated(z, rms_norm(out, self.norm[...], c.eps))
-        return linear(gated.reshape((lanes, tokens, c.value_width)), self.out_proj[...]), GatedDeltaNetState(
+        return linear(gated.reshape((lanes, tokens, c.value_width)), self.out_proj[...]), ConvRecurrentState(
             conv, recurrent
         )

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from models.initial import matrix
 from models.linear import linear
 from models.shapes import Activations, ConvState, LaneInfo
 from models.short_conv import short_conv
+from models.state import Stateful, state_array
 
 
 class GatedShortConvState(NamedTuple):
@@ -29,7 +29,7 @@ class GatedShortConvConfig:
         return GatedShortConv(self, hidden, rngs)
 
 
-class GatedShortConv(nnx.Module):
+class GatedShortConv(Stateful):
     """`[b | c | u] = in_proj x;  y = out_proj(c * conv(b * u))`, without activation."""
 
     def __init__(self, config: GatedShortConvConfig, hidden: int, rngs: nnx.Rngs):
@@ -39,9 +39,8 @@ class GatedShortConv(nnx.Module):
         self.conv = matrix(rngs, hidden, 1, config.kernel)
         self.out_proj = matrix(rngs, hidden, hidden)
 
-    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> GatedShortConvState:
-        """Zero state of `lanes` lanes; its size does not depend on the context."""
-        return GatedShortConvState(jnp.zeros((lanes, self.config.kernel - 1, self.hidden), dtype))
+    def state_arrays(self) -> GatedShortConvState:
+        return GatedShortConvState(state_array(tap=self.config.kernel - 1, channel=self.hidden))
 
     def __call__(
         self, x: Activations, info: LaneInfo, state: GatedShortConvState

@@ -5,33 +5,20 @@ the decay is projected to every channel, through a bottleneck or directly, and t
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 
 from models.activations import silu
 from models.delta_rule import delta_rule
 from models.initial import matrix
 from models.linear import linear
 from models.norms import l2_norm, rms_norm
-from models.shapes import Activations, ConvState, LaneInfo, RecurrentState
+from models.shapes import Activations, LaneInfo
 from models.short_conv import short_conv
-
-
-class KimiDeltaAttentionState(NamedTuple):
-    """State of one layer for N lanes.
-
-    Attributes:
-        conv: last K-1 inputs of the convolution, before its activation, channels [q | k | v]; cache dtype.
-        recurrent: S, float32.
-    """
-
-    conv: ConvState
-    recurrent: RecurrentState
+from models.state import ConvRecurrentState, Stateful, conv_recurrent
 
 
 @dataclass(frozen=True)
@@ -78,7 +65,7 @@ class GateProjection(nnx.Module):
         return linear(x if self.down is None else linear(x, self.down[...]), self.up[...])
 
 
-class KimiDeltaAttention(nnx.Module):
+class KimiDeltaAttention(Stateful):
     """x -> projections -> short convolution -> delta rule with a decay per channel -> gated norm -> projection."""
 
     def __init__(self, config: KimiDeltaAttentionConfig, hidden: int, rngs: nnx.Rngs):
@@ -94,13 +81,9 @@ class KimiDeltaAttention(nnx.Module):
         self.norm = nnx.Param(jnp.ones((c.head_size,), jnp.float32))
         self.out_proj = matrix(rngs, hidden, c.width)
 
-    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> KimiDeltaAttentionState:
-        """Zero state of `lanes` lanes; its size does not depend on the context."""
+    def state_arrays(self) -> ConvRecurrentState:
         c = self.config
-        return KimiDeltaAttentionState(
-            jnp.zeros((lanes, c.kernel - 1, c.channels), dtype),
-            jnp.zeros((lanes, c.heads, c.head_size, c.head_size), jnp.float32),
-        )
+        return conv_recurrent(c.kernel, c.channels, c.heads, c.head_size, c.head_size)
 
     def log_decay(self, x: Activations) -> Array:
         """g <= 0, float32 [lane, token, head, key]."""
@@ -110,8 +93,8 @@ class KimiDeltaAttention(nnx.Module):
         return -rate * jax.nn.softplus(f) if c.lower_bound is None else c.lower_bound * jax.nn.sigmoid(rate * f)
 
     def __call__(
-        self, x: Activations, info: LaneInfo, state: KimiDeltaAttentionState
-    ) -> tuple[Activations, KimiDeltaAttentionState]:
+        self, x: Activations, info: LaneInfo, state: ConvRecurrentState
+    ) -> tuple[Activations, ConvRecurrentState]:
         """Mix the tokens of each lane, from zero state where its sequence begins.
 
         Returns:
@@ -128,6 +111,4 @@ class KimiDeltaAttention(nnx.Module):
         beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...]))
         out, recurrent = delta_rule(q, k, v, self.log_decay(x), beta, state.recurrent, info.valid, info.fresh)
         gated = rms_norm(out, self.norm[...], c.eps) * jax.nn.sigmoid(self.gate(x).reshape(heads))
-        return linear(gated.reshape((*x.shape[:2], c.width)), self.out_proj[...]), KimiDeltaAttentionState(
-            conv, recurrent
-        )
+        return linear(gated.reshape((*x.shape[:2], c.width)), self.out_proj[...]), ConvRecurrentState(conv, recurrent)

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
-from jax.typing import DTypeLike
 from jaxtyping import Float, Float32
 
-from models.attention import KV_BLOCK, KVCache, append, attend, cache_blocks
+from models.attention import KVCache, append, attend
 from models.initial import matrix
 from models.linear import linear
 from models.norms import RMSNorm
 from models.rope import Rope
 from models.shapes import Activations, LaneInfo
+from models.state import Stateful, state_array
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def head_dot(
     return jnp.moveaxis(y, 0, 1).reshape((lanes, tokens, heads, weight.shape[1]))
 
 
-class LatentAttention(nnx.Module):
+class LatentAttention(Stateful):
     """Attention among compressed rows.
 
     A head's key is `[key_up c | shared]` and its value `value_up c` of the row `[c | shared]`. The matrices are not
@@ -89,9 +89,8 @@ class LatentAttention(nnx.Module):
         self.gate = matrix(rngs, c.heads, hidden) if c.head_gate else None
         self.o_proj = matrix(rngs, hidden, c.heads * c.value_size)
 
-    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> KVCache:
-        """An empty cache of rows for `context` positions, rounded up to whole blocks."""
-        return KVCache(jnp.zeros((lanes, 1, cache_blocks(context) * KV_BLOCK, self.config.row_size), dtype), None)
+    def state_arrays(self) -> KVCache:
+        return KVCache(state_array(kv_head=1, context=None, key=self.config.row_size), None)
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
         """Attend from each real token to its lane's past and itself; their rows join the cache."""

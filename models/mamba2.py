@@ -2,35 +2,23 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Float32
 
 from models.activations import silu
 from models.initial import matrix
 from models.linear import linear
 from models.norms import rms_norm
-from models.shapes import Activations, ConvState, LaneInfo, RecurrentState, over_last
+from models.shapes import Activations, LaneInfo, over_last
 from models.short_conv import short_conv
 from models.ssd import ssd
-
-
-class Mamba2State(NamedTuple):
-    """State of one Mamba2 layer for N lanes.
-
-    Attributes:
-        conv: last K-1 inputs of the convolution, before its activation, channels [x | B | C]; cache dtype.
-        recurrent: S [key = state size, value = head size], float32.
-    """
-
-    conv: ConvState
-    recurrent: RecurrentState
+from models.state import ConvRecurrentState, Stateful, conv_recurrent
 
 
 @dataclass(frozen=True)
@@ -79,7 +67,7 @@ class Mamba2Config:
         return Mamba2(self, hidden, rngs)
 
 
-class Mamba2(nnx.Module):
+class Mamba2(Stateful):
     """x -> projection -> short convolution -> state space recurrence -> gated norm -> projection."""
 
     def __init__(self, config: Mamba2Config, hidden: int, rngs: nnx.Rngs):
@@ -94,15 +82,13 @@ class Mamba2(nnx.Module):
         self.norm = nnx.Param(jnp.ones((c.width,), jnp.float32)) if c.norm != "none" else None
         self.out_proj = matrix(rngs, hidden, c.width)
 
-    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> Mamba2State:
-        """Zero state of `lanes` lanes; its size does not depend on the context."""
+    def state_arrays(self) -> ConvRecurrentState:
         c = self.config
-        return Mamba2State(
-            jnp.zeros((lanes, c.kernel - 1, c.channels), dtype),
-            jnp.zeros((lanes, c.heads, c.state_size, c.head_size), jnp.float32),
-        )
+        return conv_recurrent(c.kernel, c.channels, c.heads, c.state_size, c.head_size)
 
-    def __call__(self, x: Activations, info: LaneInfo, state: Mamba2State) -> tuple[Activations, Mamba2State]:
+    def __call__(
+        self, x: Activations, info: LaneInfo, state: ConvRecurrentState
+    ) -> tuple[Activations, ConvRecurrentState]:
         """Mix the tokens of each lane, from zero state where its sequence begins.
 
         Returns:
@@ -136,7 +122,7 @@ class Mamba2(nnx.Module):
         out = out + self.D[...][None, None, :, None] * value
 
         out = self._gate(out.reshape((lanes, tokens, c.width)), z)
-        return linear(out, self.out_proj[...]), Mamba2State(conv, recurrent)
+        return linear(out, self.out_proj[...]), ConvRecurrentState(conv, recurrent)
 
     def _gate(
         self, y: Float32[Array, "lane token inner"], z: Float32[Array, "lane token inner"]

@@ -13,15 +13,16 @@ from models.initial import matrix
 from models.linear import linear
 from models.multiplier import scaled
 from models.shapes import Activations, LaneInfo
+from models.state import Stateful
 
 Activation = Literal["swiglu", "relu2"]
 """`silu(gate) * up` (arXiv:2002.05202), or `relu(up)^2` without a gate (arXiv:2109.08668)."""
 
 
-class Stateless(nnx.Module):
+class Stateless(Stateful):
     """A layer that keeps nothing between steps."""
 
-    def init_state(self, lanes: int, context: int, dtype: object) -> None:
+    def state_arrays(self) -> None:
         return None
 
 

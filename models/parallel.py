@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from flax import nnx
-from jax.typing import DTypeLike
 
 from models.decoder import BranchConfig
 from models.multiplier import scaled
 from models.shapes import Activations, LaneInfo
+from models.state import Stateful
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,15 @@ class ParallelConfig:
         return Parallel(self, hidden, rngs)
 
 
-class Parallel(nnx.Module):
+class Parallel(Stateful):
     """`sum_i multiplier_i layer_i(x)`; the state is a tuple of the layers' states."""
 
     def __init__(self, config: ParallelConfig, hidden: int, rngs: nnx.Rngs):
         self.multipliers = config.multipliers
         self.layers = nnx.List([layer.build(hidden, rngs) for layer in config.layers])
 
-    def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> tuple:
-        return tuple(layer.init_state(lanes, context, dtype) for layer in self.layers)
+    def state_arrays(self) -> tuple:
+        return tuple(layer.state_arrays() for layer in self.layers)
 
     def __call__(self, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
         outputs, kept = zip(*(layer(x, info, own) for layer, own in zip(self.layers, state, strict=True)), strict=True)

@@ -105,7 +105,10 @@ def test_page(directory: Path, tmp_path: Path) -> None:
 def test_inspection_in_words(directory: Path) -> None:
     result = run("inspect", directory, "--step", "score")
     assert result.exit_code == 0, result.output
-    assert result.output.startswith("score 2x4\nstep: certified, 2 lanes")
+    state, _, step = result.output.partition("\n\n")
+    assert step.startswith("score 2x4\nstep: certified, 2 lanes")
+    assert "1 x GatedDeltaNet recurrent: value_head*key*value*4 B = 8*16*8*4 B = 4,096 B" in state
+    assert state.endswith("one sequence: 5,632 B and 128 B per token")
     assert "arena of" in result.output
 
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.attention import KV_BLOCK, KVCache, append, attend, kv_blocks
+from models.attention import KVCache, append, attend
+from models.state import KV_BLOCK, kv_blocks
 
 HEADS, KV_HEADS, SIZE, VALUE = 4, 2, 6, 5
 

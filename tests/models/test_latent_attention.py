@@ -7,9 +7,9 @@ from filled import filled
 from flax import nnx
 from mixer_lanes import check_lengths, run
 
-from models.attention import KV_BLOCK, kv_blocks
 from models.latent_attention import LatentAttention, LatentAttentionConfig
 from models.rope import Rope
+from models.state import KV_BLOCK, kv_blocks
 
 HIDDEN = 12
 PLAIN = LatentAttentionConfig(heads=3, rank=7, shared_size=4, key_size=5, value_size=6)

@@ -1,64 +1,152 @@
-"""The configs of published checkpoints give the layers and the state of the models they belong to."""
+"""The configs of published checkpoints give the layers of the models they belong to and the state of a sequence."""
 
-import dataclasses
+import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
 from published import PUBLISHED
 
-from models import family_of
+from models import DecoderConfig, family_of
 from models.attention import AttentionConfig
 from models.gated_delta_net import GatedDeltaNetConfig
 from models.rope import Rope
+from models.state import StateSize, state_size
 
 
-def total_bytes(tree: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def read(name: str) -> DecoderConfig:
+    return family_of(PUBLISHED[name]).read_config(PUBLISHED[name])
 
 
-MIB = 1 << 20
+def size_of(config: DecoderConfig) -> StateSize:
+    """Of the whole model; every kind of layer is built once, without its arrays."""
+
+    @functools.cache
+    def built(layer: Any) -> Any:
+        return nnx.eval_shape(lambda: layer.build(config.hidden_size, nnx.Rngs(0)))
+
+    return state_size([built(layer) for branches in config.layers for layer in branches], jnp.bfloat16)
 
 
-@pytest.mark.parametrize(
-    ("name", "layers", "channels", "recurrent", "sequence", "token"),
-    [
-        ("Qwen3.5-35B-A3B", (30, 10), 8192, 2 * MIB, 64_389_120, 20_480),
-        ("Qwen3-Next-80B", (36, 12), 8192, 2 * MIB, 77_266_944, 24_576),
-        ("Qwen3.5-27B", (48, 16), 10240, 3 * MIB, 153_944_064, 65_536),
-    ],
-)
-def test_state_of_published_models(
-    name: str, layers: tuple[int, int], channels: int, recurrent: int, sequence: int, token: int
-) -> None:
-    """Channels of the convolution, bytes of one layer's recurrence, of a sequence's fixed state, and of a token."""
-    family = family_of(PUBLISHED[name])
-    config = family.read_config(PUBLISHED[name])
-    assert config.unknown_keys == () and config.eps == 1e-6 and not config.tied
-    mixers = [mixer for mixer, _ in config.layers if isinstance(mixer, GatedDeltaNetConfig)]
-    attentions = [mixer for mixer, _ in config.layers if isinstance(mixer, AttentionConfig)]
-    assert (len(mixers), len(attentions)) == layers
-    assert {mixer.channels for mixer in mixers} == {channels}
-    assert {mixer.rope for mixer in attentions} == {Rope(64, 1e7)}
+def attention(count: int, heads: int, size: int) -> list[str]:
+    total = f"{heads * size * 2:,} B per token"
+    return [f"{count} x Attention {part}: kv_head*{part}*2 B = {heads}*{size}*2 B = {total}" for part in KV]
 
-    # Four layers stand for all: building every layer takes long, even without its arrays.
-    assert config.layers == config.layers[:4] * layers[1]
-    few = dataclasses.replace(config, layers=config.layers[:4])
-    model = nnx.eval_shape(lambda: family.build(few, nnx.Rngs(0)))
 
-    def state(context: int) -> tuple[list[Any], list[Any]]:
-        """Of the recurrent layers, and of the attention layers."""
-        per_layer = jax.eval_shape(lambda: model.init_state(1, context, jnp.bfloat16))
-        assert all(feed_forward is None for _, feed_forward in per_layer)
-        assert len(per_layer) == 4
-        return [layer[0] for layer in per_layer[:3]], [per_layer[3][0]]
+KV = ("key", "value")
+# Layers, channels of the convolution, heads and their sizes, bytes: worked out by hand.
+EXPECTED: dict[str, tuple[list[str], int, int]] = {
+    "Qwen3.5-35B-A3B": (
+        [
+            "30 x GatedDeltaNet conv: tap*channel*2 B = 3*8192*2 B = 49,152 B",
+            "30 x GatedDeltaNet recurrent: value_head*key*value*4 B = 32*128*128*4 B = 2,097,152 B",
+            *attention(10, 2, 256),
+        ],
+        64_389_120,
+        20_480,
+    ),
+    "Qwen3-Next-80B": (
+        [
+            "36 x GatedDeltaNet conv: tap*channel*2 B = 3*8192*2 B = 49,152 B",
+            "36 x GatedDeltaNet recurrent: value_head*key*value*4 B = 32*128*128*4 B = 2,097,152 B",
+            *attention(12, 2, 256),
+        ],
+        77_266_944,
+        24_576,
+    ),
+    "Qwen3.5-27B": (
+        [
+            "48 x GatedDeltaNet conv: tap*channel*2 B = 3*10240*2 B = 61,440 B",
+            "48 x GatedDeltaNet recurrent: value_head*key*value*4 B = 48*128*128*4 B = 3,145,728 B",
+            *attention(16, 4, 256),
+        ],
+        153_944_064,
+        65_536,
+    ),
+    "Qwen3.5-122B-A10B": (
+        [
+            "36 x GatedDeltaNet conv: tap*channel*2 B = 3*12288*2 B = 73,728 B",
+            "36 x GatedDeltaNet recurrent: value_head*key*value*4 B = 64*128*128*4 B = 4,194,304 B",
+            *attention(12, 2, 256),
+        ],
+        153_649_152,
+        24_576,
+    ),
+    "Nemotron-3-Nano": (
+        [
+            "23 x Mamba2 conv: tap*channel*2 B = 3*6144*2 B = 36,864 B",
+            "23 x Mamba2 recurrent: value_head*key*value*4 B = 64*128*64*4 B = 2,097,152 B",
+            *attention(6, 2, 128),
+        ],
+        49_082_368,
+        6_144,
+    ),
+    "Nemotron-3-Super": (
+        [
+            "40 x Mamba2 conv: tap*channel*2 B = 3*10240*2 B = 61,440 B",
+            "40 x Mamba2 recurrent: value_head*key*value*4 B = 128*128*64*4 B = 4,194,304 B",
+            *attention(8, 2, 128),
+        ],
+        170_229_760,
+        8_192,
+    ),
+    "Kimi-Linear-48B": (
+        [
+            "20 x KimiDeltaAttention conv: tap*channel*2 B = 3*12288*2 B = 73,728 B",
+            "20 x KimiDeltaAttention recurrent: value_head*key*value*4 B = 32*128*128*4 B = 2,097,152 B",
+            "7 x LatentAttention key: kv_head*key*2 B = 1*576*2 B = 1,152 B per token",
+        ],
+        43_417_600,
+        8_064,
+    ),
+    "LFM2-1.2B": (
+        ["10 x GatedShortConv conv: tap*channel*2 B = 2*2048*2 B = 8,192 B", *attention(6, 8, 64)],
+        81_920,
+        12_288,
+    ),
+    "LFM2-8B": (
+        ["18 x GatedShortConv conv: tap*channel*2 B = 2*2048*2 B = 8,192 B", *attention(6, 8, 64)],
+        147_456,
+        12_288,
+    ),
+    "Granite-4.0-H-Small": (
+        [
+            "36 x Mamba2 conv: tap*channel*2 B = 3*8448*2 B = 50,688 B",
+            "36 x Mamba2 recurrent: value_head*key*value*4 B = 128*128*64*4 B = 4,194,304 B",
+            *attention(4, 8, 128),
+        ],
+        152_819_712,
+        16_384,
+    ),
+    "Falcon-H1-34B": (
+        [
+            "72 x Parallel 0.conv: tap*channel*2 B = 3*5120*2 B = 30,720 B",
+            "72 x Parallel 0.recurrent: value_head*key*value*4 B = 32*256*128*4 B = 4,194,304 B",
+            *(line.replace("Attention ", "Parallel 1.") for line in attention(72, 4, 128)),
+        ],
+        304_201_728,
+        147_456,
+    ),
+}
 
-    fixed, cache = state(512)
-    assert {total_bytes(s.recurrent) for s in fixed} == {recurrent}
-    assert {s.conv.shape for s in fixed} == {(1, 3, channels)}
-    assert total_bytes(fixed) * layers[1] == sequence
-    longer, longer_cache = state(1024)
-    assert total_bytes(longer) == total_bytes(fixed)
-    assert (total_bytes(longer_cache) - total_bytes(cache)) * layers[1] == 512 * token
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_state_of_a_sequence(name: str) -> None:
+    """The formula of every layer's arrays, the bytes of a sequence whatever its length, and those of a token."""
+    config = read(name)
+    assert config.unknown_keys == ()
+    lines, fixed, token = EXPECTED[name]
+    found = size_of(config)
+    assert (found.fixed, found.token) == (fixed, token)
+    assert sorted(found.lines) == sorted([*lines, f"one sequence: {fixed:,} B and {token:,} B per token"])
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith("Qwen")])
+def test_layers_of_qwen(name: str) -> None:
+    config = read(name)
+    assert config.eps == 1e-6 and not config.tied
+    mixers = [mixer for mixer, _ in config.layers]
+    assert [type(mixer) for mixer in mixers[:4]] == [GatedDeltaNetConfig] * 3 + [AttentionConfig]
+    assert config.layers == config.layers[:4] * (len(mixers) // 4)
+    assert {mixer.rope for mixer in mixers if isinstance(mixer, AttentionConfig)} == {Rope(64, 1e7)}

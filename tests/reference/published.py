@@ -1,6 +1,5 @@
 """config.json of published models, without the fields that set no number here."""
 
-import math
 from typing import Any
 
 _ROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
@@ -42,6 +41,16 @@ QWEN3_5_35B: dict[str, Any] = {
     "vision_config": {},
     "tie_word_embeddings": False,
 }
+_TEXT_122B: dict[str, Any] = _TEXT_35B | {
+    "hidden_size": 3072,
+    "num_hidden_layers": 48,
+    "layer_types": _FOURTH[:48],
+    "num_attention_heads": 32,
+    "linear_num_value_heads": 64,
+    "moe_intermediate_size": 1024,
+    "shared_expert_intermediate_size": 1024,
+}
+QWEN3_5_122B: dict[str, Any] = QWEN3_5_35B | {"text_config": _TEXT_122B}
 _TEXT_27B: dict[str, Any] = _QWEN3_5 | {
     "hidden_size": 5120,
     "intermediate_size": 17408,
@@ -95,10 +104,19 @@ NANO: dict[str, Any] = {
     "mamba_head_dim": 64,
     "n_groups": 8,
     "conv_kernel": 4,
-    "time_step_limit": [0.0, math.inf],
+    "chunk_size": 128,
+    "expand": 2,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "mamba_proj_bias": False,
+    "mamba_hidden_act": "silu",
+    "mamba_ssm_cache_dtype": "float32",
+    "time_step_floor": 0.0001,
+    "time_step_max": 0.1,
     "time_step_min": 0.001,
     "layer_norm_epsilon": 1e-5,
     "norm_eps": 1e-5,
+    "residual_in_fp32": False,
     "n_routed_experts": 128,
     "num_experts_per_tok": 6,
     "n_shared_experts": 1,
@@ -112,18 +130,24 @@ NANO: dict[str, Any] = {
     "partial_rotary_factor": 1.0,
     "sliding_window": None,
     "mlp_hidden_act": "relu2",
+    "mlp_bias": False,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
 }
-# Its layers in another order, as many of each kind.
 SUPER: dict[str, Any] = NANO | {
     "hidden_size": 4096,
     "num_hidden_layers": 88,
-    "hybrid_override_pattern": "MEMEMEMEME*" * 8,
+    "hybrid_override_pattern": (
+        "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
+    ),
+    "intermediate_size": 2688,
     "mamba_num_heads": 128,
     "n_routed_experts": 512,
     "num_experts_per_tok": 22,
     "moe_intermediate_size": 2688,
     "moe_shared_expert_intermediate_size": 5376,
     "moe_latent_size": 1024,
+    "moe_shared_expert_overlap": False,
     "routed_scaling_factor": 5.0,
     "num_nextn_predict_layers": 1,
     "mtp_hybrid_override_pattern": "*E",
@@ -151,6 +175,12 @@ GRANITE: dict[str, Any] = {
     "position_embedding_type": "nope",
     "rope_theta": 10000,
     "rope_scaling": None,
+    "rms_norm_eps": 1e-5,
+    "embedding_multiplier": 12,
+    "attention_multiplier": 0.0078125,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 16,
+    "tie_word_embeddings": True,
     "normalization_function": "rmsnorm",
     "init_method": "mup",
 }
@@ -257,6 +287,7 @@ for _name in [name for name in LFM2_MOE if name.startswith(("block_", "full_"))]
 PUBLISHED = {
     "Qwen3.5-35B-A3B": QWEN3_5_35B,
     "Qwen3.5-27B": QWEN3_5_27B,
+    "Qwen3.5-122B-A10B": QWEN3_5_122B,
     "Qwen3-Next-80B": QWEN3_NEXT,
     "Nemotron-3-Nano": NANO,
     "Nemotron-3-Super": SUPER,

@@ -52,8 +52,9 @@ def load(
             model on the hub (kept in huggingface_hub's cache; HF_HUB_OFFLINE is respected).
         lanes: most sequences that are computed at the same time.
         context: most tokens of a sequence; None for min(4096, the model's max_position_embeddings).
-        dtype: "bfloat16", "float16" or "float32" for the matrices; None for the checkpoint's. "float32" computes
-            every product in full float32, on devices too that would use TF32 by default.
+        dtype: "bfloat16", "float16" or "float32" for the matrices; None for the one that they are stored in, whatever
+            config.json says: that of most bytes, and a warning names how many have another. "float32" computes every
+            product in full float32, on devices too that would use TF32 by default.
         compilation_cache: where compiled steps are kept between processes; True for a folder in the user's cache
             directory (unless JAX has been given one), False for JAX's own setting, which is nowhere by default. It
             holds for the whole process. Unless it is False, certificates are kept beside them, and what is proved
@@ -75,7 +76,7 @@ def load(
     directory = open_directory(resolve(path_or_hub_id))
     family, config = read_model(directory.path, directory.config)
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, compilation_cache, certify)
-    dtype = _stored_dtype(directory) if dtype is None else dtype
+    asked, dtype = dtype, _stored_dtype(directory) if dtype is None else dtype
     certificates = _set_compilation_cache(compilation_cache)
     cache_dtype = dtype_of_caches(dtype)
     abstract = nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0)))
@@ -83,7 +84,7 @@ def load(
     demand.require(available_memory())
     with load_progress(progress) as report_progress:
         arrays, report = load_weights(directory, family, config, dtype, report_progress)
-    for line in report.lines():
+    for line in report.lines() + ([] if asked is not None else report.conversions(dtype)):
         _log.warning(line)
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)

@@ -48,7 +48,8 @@ class DecoderConfig:
         norm_offset: 1 where checkpoints store norm weights minus one.
         tied: the head is the embedding (`tie_word_embeddings`).
         eos_token_ids: tokens that end a completion.
-        dtype: dtype of the checkpoint's weights ("bfloat16", "float16" or "float32").
+        dtype: dtype of the weights as config.json has it ("bfloat16", "float16" or "float32"), for who has no weights
+            at hand: those that are there have their own.
         unknown_keys: fields of config.json that the family does not know.
         embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embedding, on what every branch
             adds to the residual stream, and on the logits.

@@ -1,6 +1,7 @@
 """Builds a model's parameters from an opened checkpoint: headers first, then one tensor at a time is read."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from hybridlm.checkpoint.check import Choice, check
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.errors import CheckpointError
+from hybridlm.checkpoint.safetensors_file import READABLE
 from models import Family
 
 Progress = Callable[[int, int, str], None]
@@ -39,6 +41,8 @@ class LoadReport:
         parameters: how many numbers the parameters have.
         bytes: how many bytes they have as they are kept.
         skipped: pattern of the family -> how many tensors it left unread.
+        converted: dtype in the file -> how many parameters were converted from it, without those that are float32 in
+            any case.
         notes: of the directory (tensors outside the index, ...).
     """
 
@@ -46,6 +50,7 @@ class LoadReport:
     parameters: int
     bytes: int
     skipped: Mapping[str, int]
+    converted: Mapping[str, int]
     notes: tuple[str, ...]
 
     def lines(self) -> list[str]:
@@ -55,6 +60,14 @@ class LoadReport:
             patterns = ", ".join(f"{count} of {pattern}" for pattern, count in self.skipped.items())
             lines.append(f"{self.path}: {sum(self.skipped.values())} tensors are not used by this model: {patterns}")
         return lines
+
+    def conversions(self, kept: str) -> list[str]:
+        """One sentence per dtype of the file that parameters were converted from, for who did not ask for `kept`."""
+        return [
+            f"{self.path}: {count} of the parameters are stored as {stored} and kept as {kept}, as most are stored; "
+            f'dtype="float32" keeps every bit'
+            for stored, count in self.converted.items()
+        ]
 
 
 class LoadedWeights(NamedTuple):
@@ -94,6 +107,7 @@ def load_weights(
     sizes = [math.prod(choice.weight.shape) for choice in plan.choices]
     total = sum(size * kind.itemsize for size, kind in zip(sizes, kept, strict=True))
     arrays: dict[ParameterPath, jax.Array] = {}
+    converted = Counter[str]()
     done = 0
     if progress is not None:
         progress(0, total, "")
@@ -101,12 +115,17 @@ def load_weights(
         path = choice.weight.path
         assert path not in arrays, f"{family.name} describes the parameter {path} twice"
         arrays[path] = _load(checkpoint, choice, kind)
+        if not choice.weight.float32:
+            stored = {checkpoint.info(name).dtype for name in choice.names.values()}
+            converted.update(name for name in stored if READABLE[name] != kind)
         for name in choice.names.values():
             checkpoint.files[name].release(name)
         done += size * kind.itemsize
         if progress is not None:
             progress(done, total, ".".join(map(str, path)))
-    return LoadedWeights(arrays, LoadReport(checkpoint.path, sum(sizes), total, plan.skipped, checkpoint.notes))
+    return LoadedWeights(
+        arrays, LoadReport(checkpoint.path, sum(sizes), total, plan.skipped, converted, checkpoint.notes)
+    )
 
 
 def _load(checkpoint: CheckpointDirectory, choice: Choice, kind: np.dtype) -> jax.Array:

@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
@@ -96,6 +97,20 @@ def test_matrices_have_the_dtype_and_vectors_are_float32(dtype: str | None) -> N
 def test_the_dtype_is_that_of_the_tensors_whatever_the_config_says(copied: pathlib.Path) -> None:
     change(copied / "config.json", dtype="float32")
     assert load(copied).params["embed_tokens"].dtype == jnp.bfloat16
+
+
+def test_matrices_that_are_stored_otherwise_are_counted(copied: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a checkpoint in two dtypes; not where the caller has chosen one."""
+    (file,) = copied.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].astype(np.float32)
+    save_file(tensors, file)
+    assert load(copied).params["lm_head"].dtype == jnp.bfloat16
+    (record,) = caplog.records
+    assert f"{copied}: 1 of the parameters are stored as F32 and kept as bfloat16" in record.getMessage()
+    caplog.clear()
+    load(copied, dtype="bfloat16")
+    assert not caplog.records
 
 
 def test_a_narrow_model_is_near_what_transformers_computed_in_float32() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from perturbation import Influence, influence
 from text_checkpoint import write_text_checkpoint
+from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
 from hybridlm._programs import Shape
@@ -26,22 +27,9 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 LANES, CHUNK, CONTEXT, VOCAB = 4, 7, 140, 97
 # Two layers each, one of a kind, with and without experts; in the long run the models of three layers too.
 TWO_LAYERS = ("dense", "next_old_fields")
-# One golden of every family beside the Qwen ones.
-FAMILIES = (
-    "lfm2_base",
-    "lfm2_moe_base",
-    "kimi_base",
-    "ling_base",
-    "olmo_base",
-    "mamba2_base",
-    "nemotron_latent",
-    "granite_experts",
-    "bamba_base",
-    "falcon_base",
-)
 MODELS = [
     *TWO_LAYERS,
-    *(pytest.param(name, marks=pytest.mark.long) for name in ("dense_interval", "sparse_multimodal", *FAMILIES)),
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("dense_interval", "sparse_multimodal", *OTHER_GOLDENS)),
 ]
 # lanes that begin, go on, go on beyond the first block of the cache, and do nothing
 LENGTHS = {1: (1, 1, 1, 0), CHUNK: (CHUNK, 3, CHUNK - 1, 0)}

@@ -4,6 +4,7 @@ import pathlib
 
 import jax
 import pytest
+from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
 from hybridlm._programs import Shape
@@ -13,24 +14,7 @@ LANES = 4
 
 
 # In the long run one of every family.
-MODELS = [
-    "dense_interval",
-    *(
-        pytest.param(name, marks=pytest.mark.long)
-        for name in (
-            "lfm2_base",
-            "lfm2_moe_base",
-            "kimi_base",
-            "ling_base",
-            "olmo_base",
-            "mamba2_base",
-            "nemotron_latent",
-            "granite_experts",
-            "bamba_base",
-            "falcon_base",
-        )
-    ),
-]
+MODELS = ["dense_interval", *(pytest.param(name, marks=pytest.mark.long) for name in OTHER_GOLDENS)]
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -4,13 +4,12 @@ Written from arXiv:2510.26692 and arXiv:2405.04434 and, where a family departs f
 module does. It shares no code with `models` or `hybridlm`.
 """
 
-import json
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from float64_reference import Tensors, read_safetensors, rms_norm, rotate, sigmoid, silu, softmax, swiglu
+from float64_checkpoint import Float64Checkpoint, Tensors
+from float64_reference import rms_norm, rotate, sigmoid, silu, softmax, swiglu
 
 FAMILIES = ("bailing_hybrid", "olmo_hybrid")
 """The families whose checkpoints `Float64DeltaModel` reads."""
@@ -136,18 +135,8 @@ def normed_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any])
     return out.reshape(tokens, -1) @ weights["o_proj.weight"].T
 
 
-class Float64DeltaModel:
-    """A checkpoint directory of one of `FAMILIES`, in float64, with the names in its files."""
-
-    def __init__(self, directory: pathlib.Path) -> None:
-        self.config: dict[str, Any] = json.loads((directory / "config.json").read_text())
-        self.tensors: dict[str, np.ndarray] = {}
-        for file in sorted(directory.glob("*.safetensors")):
-            self.tensors |= read_safetensors(file)
-
-    def below(self, prefix: str) -> dict[str, np.ndarray]:
-        start = len(prefix) + 1
-        return {name[start:]: value for name, value in self.tensors.items() if name.startswith(prefix + ".")}
+class Float64DeltaModel(Float64Checkpoint):
+    """A checkpoint of one of `FAMILIES`."""
 
     def forward(self, tokens: Sequence[int]) -> np.ndarray:
         """Logits [T, V] of every position."""

@@ -4,14 +4,13 @@ Written from the equations of arXiv:2405.21060 and, where a family departs from 
 does. It shares no code with `models` or `hybridlm`.
 """
 
-import json
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from float64_reference import Tensors, read_safetensors, rms_norm, rotate, silu, softmax, swiglu
+from float64_checkpoint import Float64Checkpoint, Tensors
+from float64_reference import rms_norm, rotate, silu, softmax, swiglu
 
 FAMILIES = ("bamba", "falcon_h1")
 """The families whose checkpoints `Float64MambaModel` reads."""
@@ -94,19 +93,8 @@ def attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any], rotary
     return out.reshape(tokens, -1) @ weights["o_proj.weight"].T
 
 
-class Float64MambaModel:
-    """A checkpoint directory of one of `FAMILIES` in float64."""
-
-    def __init__(self, directory: pathlib.Path) -> None:
-        self.config: dict[str, Any] = json.loads((directory / "config.json").read_text())
-        self.tensors: dict[str, np.ndarray] = {}
-        for file in sorted(directory.glob("*.safetensors")):
-            self.tensors |= read_safetensors(file)
-
-    def below(self, prefix: str) -> dict[str, np.ndarray]:
-        """The tensors whose names begin with `prefix.`, without it."""
-        start = len(prefix) + 1
-        return {name[start:]: value for name, value in self.tensors.items() if name.startswith(prefix + ".")}
+class Float64MambaModel(Float64Checkpoint):
+    """A checkpoint of one of `FAMILIES`."""
 
     def mixed(self, x: np.ndarray, layer: str) -> np.ndarray:
         """What the mixers of a layer add: one of them in Bamba, both in Falcon-H1, each with its factors."""

@@ -1,22 +1,17 @@
 """A float64 forward of the Qwen hybrid families in NumPy, written from their equations: slow, obvious, one sequence.
 
-It reads config.json and safetensors by itself and shares no code with `models` or `hybridlm`. Letters: T tokens,
+It shares no code with `models` or `hybridlm`. Letters: T tokens,
 H hidden size, Hk and Hv key and value heads of the delta net, dk and dv their sizes, D head size of attention.
 """
 
-import json
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
+from float64_checkpoint import Float64Checkpoint, Tensors
 
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 """The families whose checkpoints `Float64Model` reads."""
-
-Tensors = Mapping[str, np.ndarray]
-_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
 class DeltaNetOutput(NamedTuple):
@@ -145,21 +140,8 @@ def experts(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.nd
     return out
 
 
-class Float64Model:
-    """A checkpoint directory in float64. `tensors` carry canonical names: `model.…` and `lm_head.weight`."""
-
-    def __init__(self, directory: pathlib.Path) -> None:
-        outer = json.loads((directory / "config.json").read_text())
-        self.config: dict[str, Any] = outer.get("text_config", outer)
-        self.tensors: dict[str, np.ndarray] = {}
-        for file in sorted(directory.glob("*.safetensors")):
-            for name, value in read_safetensors(file).items():
-                self.tensors[name.replace("model.language_model.", "model.")] = value
-
-    def below(self, prefix: str) -> dict[str, np.ndarray]:
-        """The tensors whose names begin with `prefix.`, without it."""
-        start = len(prefix) + 1
-        return {name[start:]: value for name, value in self.tensors.items() if name.startswith(prefix + ".")}
+class Float64Model(Float64Checkpoint):
+    """A checkpoint of one of `FAMILIES`."""
 
     def normed(self, x: np.ndarray, name: str) -> np.ndarray:
         return rms_norm(x, 1.0 + self.tensors[f"model.{name}.weight"], self.config["rms_norm_eps"])
@@ -188,19 +170,3 @@ class Float64Model:
                 x = x + swiglu(inputs, *(mlp[f"{part}_proj.weight"] for part in ("gate", "up", "down")))
         head = table if self.config["tie_word_embeddings"] else self.tensors["lm_head.weight"]
         return ModelOutput(self.normed(x, "norm") @ head.T, delta_nets)
-
-
-def read_safetensors(file: pathlib.Path) -> dict[str, np.ndarray]:
-    """All tensors of a safetensors file as float64, read by its published layout: length, JSON header, bytes."""
-    data = file.read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    header.pop("__metadata__", None)
-    return {
-        name: np.frombuffer(
-            data[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]], _DTYPES[entry["dtype"]]
-        )
-        .reshape(entry["shape"])
-        .astype(np.float64)
-        for name, entry in header.items()
-    }

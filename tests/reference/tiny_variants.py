@@ -426,6 +426,8 @@ GOLDEN = tuple(
         "olmo_base",
     )
 )
+OTHER_GOLDENS = tuple(each.name for each in GOLDEN if each.family not in {qwen.family for qwen in QWEN})
+"""The golden of each family beside the Qwen ones."""
 
 
 def ragged_prompts(variant: Variant, seed: int, attempt: int = 0) -> list[list[int]]:

@@ -1,14 +1,16 @@
 """Perplexity by named convention."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
+from hybridlm._errors import NumericalError
 from hybridlm._results import Score, perplexity
 from hybridlm._tokenizer import Tokenizer
 
-CONVENTIONS = ("rolling",)
+CONVENTIONS = ("rolling", "strided", "llama.cpp")
 
 
 class Window(NamedTuple):
@@ -31,6 +33,13 @@ def prefix_token(tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> i
     return found[0]
 
 
+def first_token(tokenizer: Tokenizer | None) -> int | None:
+    """The token that a tokenizer puts before every text; None where it puts none."""
+    if tokenizer is None or tokenizer.bos_token_id is None:
+        return None
+    return tokenizer.bos_token_id if tokenizer.encode("")[:1] == [tokenizer.bos_token_id] else None
+
+
 def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[Window]:
     """Windows that predict every token of a text once: the `loglikelihood_rolling` of lm_eval.
 
@@ -48,24 +57,97 @@ def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[Windo
     return [Window(whole[max(0, end - size) : end], end - start - 1) for start, end in zip(starts, ends, strict=True)]
 
 
-def rolling(
-    texts: Sequence[Sequence[int]], prefix: int, context: int, score: Callable[[list[tuple[int, ...]]], list[Score]]
-) -> float:
-    """exp of the mean negative log-probability over all tokens of all texts.
+def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[Window]:
+    """Windows that begin `stride` tokens apart and count what the one before has not: transformers' documentation.
+
+    Nothing predicts the first token of a text, nor that of a window that begins where the one before has ended.
 
     Args:
-        texts: token ids of each text.
-        prefix: token that stands before each text.
-        context: most tokens of a window.
-        score: scores windows.
+        tokens: the text.
+        size: most tokens that a window holds, at least 2.
+        stride: 1 to `size`; the shorter, the more context each token has.
+    """
+    windows, done = [], 0
+    for start in range(0, len(tokens), stride):
+        end = min(start + size, len(tokens))
+        counted = min(end - done, end - start - 1)
+        if counted:
+            windows.append(Window(tuple(tokens[start:end]), counted))
+        done = end
+        if end == len(tokens):
+            break
+    return windows
+
+
+def second_half_windows(tokens: Sequence[int], size: int, first: int | None) -> list[Window]:
+    """Windows side by side, of each the second half counts: llama.cpp's `llama-perplexity`.
+
+    Args:
+        tokens: the text; what does not fill a window at its end is left out.
+        size: tokens of a window (its `--ctx-size`), at least 2. Token `size // 2 + 1` is the first that counts.
+        first: takes the place of the first token of each window, where the tokenizer puts such a token before texts.
+    """
+    windows = []
+    for start in range(0, len(tokens) - size + 1, size):
+        part = tuple(tokens[start : start + size])
+        windows.append(Window(part if first is None else (first, *part[1:]), size - size // 2 - 1))
+    return [window for window in windows if window.predicted]
+
+
+def windows_of(
+    convention: str,
+    context: int,
+    window: int | None,
+    stride: int | None,
+    tokenizer: Tokenizer | None,
+    eos_token_ids: Sequence[int],
+) -> Callable[[Sequence[int]], list[Window]]:
+    """What cuts a text into windows; arguments as for `LM.perplexity`.
 
     Raises:
-        ValueError: the context has no room for a token and the one that predicts it.
+        ValueError: unknown convention, windows that cannot be, or no token to stand before a text.
     """
-    if context < 2:
-        raise ValueError(f"perplexity: needs a context of at least 2 tokens, got {context}; load with a larger context")
-    windows = [window for text in texts for window in rolling_windows(text, prefix, context)]
-    scores = score([window.tokens for window in windows])
-    counted = [one.logprobs[-window.predicted :] for one, window in zip(scores, windows, strict=True)]
-    total = float(np.sum(np.concatenate(counted), dtype=np.float64))
-    return perplexity(total, sum(len(text) for text in texts))
+    if convention not in CONVENTIONS:
+        raise ValueError(f"convention: expected one of {', '.join(CONVENTIONS)}, got {convention!r}")
+    size = context if window is None else window
+    if not 2 <= size <= context:
+        what = "needs a context of at least 2 tokens" if window is None else f"window: expected 2..{context}"
+        raise ValueError(f"perplexity: {what}, got {size}; load with a larger context")
+    if stride is not None and convention != "strided":
+        raise ValueError(f'stride: belongs to convention="strided", got {stride} with {convention!r}')
+    step = size // 2 if stride is None else stride
+    if not 1 <= step <= size:
+        raise ValueError(f"stride: expected 1..{size}, the window, got {step}")
+    if convention == "rolling":
+        prefix = prefix_token(tokenizer, eos_token_ids)
+        return lambda text: rolling_windows(text, prefix, size)
+    if convention == "strided":
+        return lambda text: strided_windows(text, size, step)
+    first = first_token(tokenizer)
+    return lambda text: second_half_windows(text, size, first)
+
+
+def corpus_perplexity(
+    windows: Iterable[tuple[int, Window]], score: Callable[[list[tuple[int, ...]]], list[Score]], most: int
+) -> float:
+    """exp of the mean negative log-probability over the tokens that count in any window, summed in float64.
+
+    Args:
+        windows: each with the number of its text.
+        score: scores windows.
+        most: windows that are scored together.
+
+    Raises:
+        ValueError: no token counts.
+        NumericalError: a window has log-probabilities that are not numbers.
+    """
+    left, total, count = iter(windows), 0.0, 0
+    while part := list(islice(left, most)):
+        for (text, window), one in zip(part, score([window.tokens for _, window in part]), strict=True):
+            if one.first_nan is not None:
+                raise NumericalError(f"texts[{text}], a window of {len(window.tokens)} tokens", one.first_nan)
+            total += float(np.sum(one.logprobs[-window.predicted :], dtype=np.float64))
+            count += window.predicted
+    if not count:
+        raise ValueError("perplexity: the texts are too short; no token of them counts")
+    return perplexity(total, count)

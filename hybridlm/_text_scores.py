@@ -4,9 +4,10 @@ import os
 from collections.abc import Sequence
 
 from hybridlm._choice import Choice, choose
+from hybridlm._corpus import read_files
 from hybridlm._engine import Engine
 from hybridlm._inputs import Inputs
-from hybridlm._perplexity import CONVENTIONS, prefix_token, rolling
+from hybridlm._perplexity import corpus_perplexity, prefix_token, windows_of
 from hybridlm._prefix import Prefix
 from hybridlm._results import Score
 from hybridlm._score_file import ScoreFileReport, score_file
@@ -99,24 +100,43 @@ class TextScores:
             context, options, self._inputs, lambda: prefix_token(self.tokenizer, self.eos_token_ids), self._scores
         )
 
-    def perplexity(self, texts: str | Sequence[str | Sequence[int]], convention: str = "rolling") -> float:
-        """Perplexity of a corpus.
+    def perplexity(
+        self,
+        texts: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Sequence[int]],
+        convention: str = "rolling",
+        window: int | None = None,
+        stride: int | None = None,
+    ) -> float:
+        """Perplexity of a corpus: exp of the mean negative log-probability over all tokens that count, of all texts.
+
+        Conventions differ in which tokens count and what stands before them; a figure without its convention and window
+        says nothing. A corpus that is cut into texts has other figures than the same corpus as one text.
+
+        * "rolling": each text, after the model's first token (or end token where it has none), is cut into windows,
+          each of which predicts as many tokens as fit behind the last token of the window before (the last one, with
+          fewer left, is filled up with the text before them). Every token counts. These are the log-likelihoods of
+          lm_eval's `loglikelihood_rolling` with a `max_length` of the window less one.
+        * "strided": windows begin `stride` tokens apart, and of each those tokens count that the one before did not
+          hold: the sliding window of transformers' documentation, with every token of the same weight. The first token
+          of a text does not count. Half a window of stride gives every later token half a window of context at least.
+        * "llama.cpp": windows side by side, of each the second half counts (from token `window // 2 + 1` on), and where
+          the tokenizer puts a first token before texts, it stands in the place of each window's first token. What does
+          not fill a window is left out. This is `llama-perplexity` with a `--ctx-size` of the window.
 
         Args:
-            texts: a list whose items are strings or lists of token ids.
-            convention: "rolling": each text, after the model's first token (or end token where it has none), is cut
-                into windows of the context, each of which predicts as many tokens as fit behind the last token of the
-                window before (the last one, with fewer left, is filled up with the text before them); exp of the mean
-                negative log-probability over all tokens of all texts. These are the log-likelihoods of lm_eval's
-                `loglikelihood_rolling` with a `max_length` of the context less one.
+            texts: a list whose items are strings, lists of token ids, or paths of text files (UTF-8), each one text; a
+                bare string or path is one text. Paths are `pathlib.Path` or the like: a string is a text.
+            convention: one of those above.
+            window: most tokens that are seen together, at least 2; None for the context.
+            stride: of "strided"; None for half a window.
 
         Raises:
-            ValueError: unknown convention, or no token to stand before a text.
+            TypeError, ValueError: an argument is wrong, or no token counts.
+            NumericalError: a step computed log-probabilities that are not numbers.
         """
-        if convention not in CONVENTIONS:
-            raise ValueError(f"convention: expected one of {', '.join(CONVENTIONS)}, got {convention!r}")
-        prefix = prefix_token(self.tokenizer, self.eos_token_ids)
-        ids = self._inputs.encode_all(texts, "texts", of_any_length=True)
+        cut = windows_of(convention, self.context, window, stride, self.tokenizer, self.eos_token_ids)
+        ids = self._inputs.encode_all(read_files(texts), "texts", of_any_length=True)
         if not ids:
             raise ValueError("texts: is empty; at least one text is needed")
-        return rolling(ids, prefix, self.context, lambda windows: checked(self._scores(windows)))
+        windows = ((i, part) for i, text in enumerate(ids) for part in cut(text))
+        return corpus_perplexity(windows, self._scores, most=64 * self._engine.lanes)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hybridlm import Score
-from hybridlm._perplexity import rolling, rolling_windows
+from hybridlm._perplexity import corpus_perplexity, rolling_windows, second_half_windows, strided_windows, windows_of
 
 PREFIX = 900
 SIZES = [(length, size) for length in (*range(1, 14), 40) for size in (2, 3, 4, 5, 7, 13, 14, 64)]
@@ -74,9 +74,63 @@ def test_perplexity_of_several_texts() -> None:
             total += sum((token + place) / 100 for place, token in enumerate(targets, len(context)))
             count += len(targets)
     assert count == 14
-    assert rolling(texts, PREFIX, 4, fake_scores) == pytest.approx(math.exp(total / count), rel=1e-6)
+    windows = ((i, part) for i, text in enumerate(texts) for part in rolling_windows(text, PREFIX, 4))
+    assert corpus_perplexity(windows, fake_scores, most=3) == pytest.approx(math.exp(total / count), rel=1e-6)
 
 
-def test_a_context_of_one_token_predicts_nothing() -> None:
-    with pytest.raises(ValueError, match="perplexity: needs a context of at least 2 tokens, got 1"):
-        rolling([[1]], PREFIX, 1, fake_scores)
+@pytest.mark.parametrize(("length", "size"), SIZES)
+def test_strided_as_in_the_documentation_of_transformers(length: int, size: int) -> None:
+    """A label counts where it is not -100 and not the first of its window, whose label nothing predicts."""
+    for stride in {1, size // 2, size - 1, size} - {0}:
+        want, previous = [], 0
+        for begin in range(0, length, stride):
+            end = min(begin + size, length)
+            labels = [token if place >= begin + (end - begin) - (end - previous) else -100
+                      for place, token in enumerate(range(begin, end), begin)]  # fmt: skip
+            want += [(token, token - begin) for token in labels[1:] if token != -100]
+            previous = end
+            if end == length:
+                break
+        found = [
+            (token, window.tokens.index(token))
+            for window in strided_windows(range(length), size, stride)
+            for token in window.tokens[-window.predicted :]
+        ]
+        assert found == want
+        if stride < size:
+            assert [token for token, _ in found] == list(range(1, length))
+
+
+@pytest.mark.parametrize(("length", "size"), SIZES)
+def test_second_halves_as_in_llama_cpp(length: int, size: int) -> None:
+    """In the words of llama-perplexity: logits from `n_ctx / 2` on, the last left out, each predicts the next token."""
+    windows = second_half_windows(range(length), size, None)
+    found = [(token, place) for w in windows for place, token in enumerate(w.tokens) if place >= size - w.predicted]
+    want = []
+    for chunk in range(length // size):
+        for place in range(size // 2, size - 1):
+            want.append((chunk * size + place + 1, place + 1))
+    assert found == want
+    for plain, begun in zip(windows, second_half_windows(range(length), size, PREFIX), strict=True):
+        assert begun == plain._replace(tokens=(PREFIX, *plain.tokens[1:]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("rolled", 8, None, None), "convention: expected one of rolling, strided, llama.cpp, got 'rolled'"),
+        (("rolling", 1, None, None), "perplexity: needs a context of at least 2 tokens, got 1"),
+        (("strided", 8, 9, None), "window: expected 2..8, got 9"),
+        (("strided", 8, None, 0), "stride: expected 1..8, the window, got 0"),
+        (("rolling", 8, None, 4), 'stride: belongs to convention="strided", got 4'),
+        (("rolling", 8, None, None), "no first or end token"),
+    ],
+)
+def test_windows_that_cannot_be(settings: tuple[str, int, int | None, int | None], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        windows_of(*settings, None, [])
+
+
+def test_nothing_that_counts() -> None:
+    with pytest.raises(ValueError, match="too short"):
+        corpus_perplexity([], fake_scores, most=4)

@@ -1,5 +1,7 @@
 """Scores: exact against float64, whole vocabulary, chunk by chunk, with bounded memory."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,8 +115,6 @@ def test_perplexity_is_that_of_the_windows(text_lm: hybridlm.LM) -> None:
         total += float(np.sum(window.logprobs[start + 1 - end :], dtype=np.float64))
     total += text_lm.score([[text_lm.eos_token_ids[0], *text_lm.tokenizer.encode("xyz")]])[0].sum_logprob  # type: ignore[union-attr]
     assert text_lm.perplexity([long, "xyz"]) == pytest.approx(np.exp(-total / (len(ids) + 3)), rel=1e-6)
-    with pytest.raises(ValueError, match="convention: expected one of rolling"):
-        text_lm.perplexity(["x"], convention="strided")
     with pytest.raises(ValueError, match="texts: is empty"):
         text_lm.perplexity([])
 
@@ -122,3 +122,32 @@ def test_perplexity_is_that_of_the_windows(text_lm: hybridlm.LM) -> None:
 def test_one_token_has_nothing_to_predict_it(text_lm: hybridlm.LM) -> None:
     (score,) = text_lm.score([[5]])
     assert np.isnan(score.logprobs).tolist() == [True] and score.sum_logprob == 0 and np.isnan(score.perplexity)
+
+
+def test_perplexity_of_every_convention_is_that_of_float64(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    """Windows written out here, log-probabilities in float64 of the logits of `forward`."""
+    text = "Who has the kite? Ada has it now."
+    assert text_lm.tokenizer is not None
+    ids, size, stride = text_lm.tokenizer.encode(text), 16, 6
+    end = text_lm.eos_token_ids[0]
+    # (tokens, the first place that counts)
+    rolling = [([end, *ids[:15]], 1), (ids[14:30], 1), ([end, *ids][len(ids) + 1 - 16 :], 16 - (len(ids) - 30))]
+    strided = [(ids[:16], 1), (ids[6:22], 10), (ids[12:28], 10), (ids[18:33], 10)]
+    halves = [(ids[:16], 9), (ids[16:32], 9)]
+    assert len(ids) == 33
+    logits = np.asarray(text_lm.forward(padded([one for one, _ in rolling + strided + halves])).logits, np.float64)
+    rows = iter(logits)
+    (tmp_path / "corpus.txt").write_text(text)
+    for convention, windows in (("rolling", rolling), ("strided", strided), ("llama.cpp", halves)):
+        counted = []
+        for tokens, first in windows:
+            logprobs = log_softmax(next(rows))
+            counted += [logprobs[place - 1, tokens[place]] for place in range(first, len(tokens))]
+        assert len(counted) == {"rolling": 33, "strided": 32, "llama.cpp": 14}[convention]
+        settings = {"stride": stride} if convention == "strided" else {}
+        found = text_lm.perplexity([text], convention, window=size, **settings)
+        assert found == pytest.approx(np.exp(-np.mean(counted)), rel=1e-4)
+        assert text_lm.perplexity(tmp_path / "corpus.txt", convention, window=size, **settings) == found
+    (tmp_path / "latin.txt").write_bytes(b"\xe9")
+    with pytest.raises(ValueError, match=r"latin.txt: expected a text file in UTF-8"):
+        text_lm.perplexity([tmp_path / "latin.txt"])

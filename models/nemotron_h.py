@@ -1,13 +1,17 @@
 """Nemotron-H: every layer is one mixer - Mamba2, attention without positions, an MLP or a mixture of experts.
 
-Time steps are limited by `time_step_limit`, as in the code published with the checkpoints; transformers uses
-`time_step_min`, which is meant for initial values, as a floor for prompts.
+Time steps are limited by `time_step_limit`, as in the code published with the checkpoints. transformers puts
+`time_step_min`, which is meant for initial values, under those of a prompt and not under those of tokens that it
+generates one at a time, so that what it says depends on how a text was cut; a floor that only some tokens have is not
+implemented. `"hf_compat_dt_floor": true` in config.json puts it under those of every token, which gives the scores that
+transformers gives to a text in one piece.
 
 Not shared with other families: the letters of the layer pattern, and the tensor names of layers without a gate. Pure
 Mamba2 models have the same names and are read by models/pure_mamba2.py.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from models.attention import AttentionConfig
@@ -95,7 +99,11 @@ def read_nemotron(config: Mapping[str, Any]) -> DecoderConfig:
     eps = reader.number("layer_norm_epsilon" if "layer_norm_epsilon" in reader else "norm_eps", 1e-5)
     reader.get("norm_eps")
     types = read_layer_types(reader)
-    mixers: dict[str, BranchConfig] = {"linear_attention": read_mamba2(reader, FIELDS, eps)}
+    mixer = read_mamba2(reader, FIELDS, eps)
+    if reader.flag("hf_compat_dt_floor", False):
+        low, high = mixer.step_limits
+        mixer = replace(mixer, step_limits=(max(low, reader.number("time_step_min", 0.001)), high))
+    mixers: dict[str, BranchConfig] = {"linear_attention": mixer}
     if "full_attention" in types:
         heads, kv_heads, _ = read_heads(reader)
         size = reader.integer("head_dim" if "head_dim" in reader else "attention_head_dim", 128)

@@ -72,6 +72,22 @@ def test_limits_of_the_time_step(infinity: Any) -> None:
     assert read(config).layers[0][0].step_limits == (0.01, math.inf)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("change", "low"),
+    [
+        ({"time_step_min": 0.01}, 0.0),
+        ({"time_step_min": 0.01, "hf_compat_dt_floor": True}, 0.01),
+        ({"hf_compat_dt_floor": True}, 0.001),
+        ({"hf_compat_dt_floor": True, "time_step_limit": [0.02, math.inf]}, 0.02),
+    ],
+)
+def test_the_floor_of_transformers_is_there_for_who_asks(change: dict[str, Any], low: float) -> None:
+    config = read(tiny("nemotron_dense") | change)
+    mixer = config.layers[0][0]
+    assert isinstance(mixer, Mamba2Config) and mixer.step_limits == (low, math.inf)
+    assert config.unknown_keys == ()
+
+
 def test_granite_scales_what_its_config_names() -> None:
     config = read(tiny("granite_experts"))
     assert (config.embedding_multiplier, config.residual_multiplier) == (2.0, 0.7)

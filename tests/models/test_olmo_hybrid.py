@@ -1,9 +1,11 @@
 """config.json of OLMo Hybrid, where its norms are, the convolution that is cut in three, and what is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from float64_checkpoint import Float64Checkpoint
 
 from models import DecoderConfig, family_of
 from models.attention import AttentionConfig, QkNorm
@@ -82,6 +84,13 @@ def test_the_convolution_is_the_same_however_it_is_cut() -> None:
         np.testing.assert_array_equal(source.build(parts.__getitem__), whole)
         cuts.append(sizes)
     assert cuts == [[2880, 2880, 5760], [3840, 3840, 3840]]
+
+
+def test_transformers_still_cuts_it_in_thirds(root: Path) -> None:
+    """The golden is as transformers saves it; queries and keys have 48 channels each, values 96."""
+    tensors = Float64Checkpoint(root / "tests" / "golden" / "olmo_base").below("model.layers.0.linear_attn")
+    sizes = {part: (len(tensors[f"{part}_proj.weight"]), len(tensors[f"{part}_conv1d.weight"])) for part in "qkv"}
+    assert sizes == {"q": (48, 64), "k": (48, 64), "v": (96, 64)}
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,12 @@ class Oracle:
     model: Any
 
     @classmethod
-    def load(cls, directory: pathlib.Path) -> "Oracle":
-        """Reads the directory with transformers; a tensor that it misses or does not expect is an error."""
+    def load(cls, directory: pathlib.Path, as_it_is: bool = False) -> "Oracle":
+        """Reads the directory with transformers; a tensor that it misses or does not expect is an error.
+
+        `as_it_is` leaves the floor that its Nemotron-H puts under the time steps of a prompt, which is neither in the
+        published code nor in its own decoding step.
+        """
         outer = json.loads((directory / "config.json").read_text())
         auto: Any = (
             transformers.AutoModelForImageTextToText if "text_config" in outer else transformers.AutoModelForCausalLM
@@ -39,9 +43,7 @@ class Oracle:
             raise ValueError(f"transformers did not read {directory} cleanly: {faults}")
         model.eval()
         for module in model.modules():
-            # transformers' Nemotron-H puts a floor under the time steps of a prompt, which is neither in the published
-            # code nor in its own decoding step
-            if hasattr(module, "time_step_limit"):
+            if hasattr(module, "time_step_limit") and not as_it_is:
                 module.time_step_limit = tuple(model.config.time_step_limit)
         for end in ("eos_token_id", "pad_token_id", "bos_token_id"):
             setattr(model.generation_config, end, None)

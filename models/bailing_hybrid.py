@@ -21,8 +21,33 @@ from models.moe import MoeConfig
 from models.rope import read_rope
 from models.weights import Weight
 
-# The size of a head follows from others; heads that predict several tokens ahead are skipped.
-UNUSED = ("qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers", "mtp_loss_scaling_factor")
+# The size of a head follows from others; heads that predict several tokens ahead are skipped; the rest is for training.
+UNUSED = """qk_head_dim num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor mtp_use_kda embedding_dropout
+    output_dropout seq_aux max_window_layers""".split()
+
+# What published files say of the mathematics, and transformers does not ask.
+IMPLEMENTED: dict[str, Any] = {
+    "no_kda_lora": True,
+    "use_kda_lora": False,
+    "linear_silu": True,
+    "use_qk_norm": True,
+    "group_norm_size": 1,
+    "num_kv_heads_for_linear_attn": 0,
+    "use_mla_nope": False,
+    "gated_attention_proj_granularity_type": "head_wise",
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "moe_router_enable_expert_bias": True,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "router_dtype": "fp32",
+    "scale_router_input": False,
+    "expert_swiglu_limit_list": None,
+    "share_expert_swiglu_limit_list": None,
+    "use_nGPT": False,
+    "up_proj_norm": False,
+    "value_norm": False,
+}
 
 # transformers reads both names and saves the first.
 OUTPUTS = ("dense", "o_proj")
@@ -56,7 +81,14 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     attention = read_latent_attention(reader, rope, head_gate=True)
     types = read_attending(reader, layers, "layer_group_size", 6)
     feed_forward = read_feed_forward(reader, layers, dense=2)
+    if layers % reader.integer("layer_group_size", 6) and "layer_types" not in reader:
+        reader.fault("layer_group_size", f"a divisor of num_hidden_layers ({layers}) where there are no layer_types")
+    reader.choice("rotary_dim", [shared], shared)
+    for moe in {forward for forward in feed_forward if isinstance(forward, MoeConfig)}:
+        reader.choice("moe_shared_expert_intermediate_size", [moe.shared_width], moe.shared_width)
     reader.choice("hidden_act", ["silu"], "silu")
+    for name, value in IMPLEMENTED.items():
+        reader.choice(name, [value], value)
     for name in ("head_dim", "linear_conv_kernel_dim", "pretraining_tp", *UNUSED):
         reader.get(name)
     return read_decoder_config(

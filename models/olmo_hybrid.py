@@ -43,6 +43,7 @@ def read_positions(reader: ConfigReader, head_dim: int) -> Rope | None:
     given = isinstance(parameters, Mapping) and parameters.get("rope_theta") is not None
     if "rope_theta" in reader or given:
         return read_rope(reader, head_dim, 1e4, 1.0)
+    reader.get("rope_theta")
     if (empty := reader.child("rope_parameters")) is not None:
         empty.get("rope_theta")
         empty.get("rope_type")

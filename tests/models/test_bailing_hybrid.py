@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from published import LING
 
 from models import DecoderConfig, family_of
 from models.config import ConfigError
@@ -12,47 +13,13 @@ from models.mlp import MlpConfig
 from models.moe import MoeConfig
 from models.rope import Rope
 
-# The sizes that transformers gives as Ling-3.0-Flash's.
-PUBLISHED: dict[str, Any] = {
-    "model_type": "bailing_hybrid",
-    "vocab_size": 157184,
-    "hidden_size": 2560,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_hidden_layers": 42,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "num_experts": 512,
-    "num_experts_per_tok": 8,
-    "num_shared_experts": 1,
-    "n_group": 8,
-    "topk_group": 4,
-    "routed_scaling_factor": 2.5,
-    "norm_topk_prob": True,
-    "first_k_dense_replace": 2,
-    "max_position_embeddings": 262144,
-    "rms_norm_eps": 1e-6,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "rope_theta": 6000000,
-    "head_dim": 128,
-    "short_conv_kernel_size": 4,
-    "layer_group_size": 6,
-    "kda_safe_gate": True,
-    "kda_lower_bound": -5.0,
-    "num_nextn_predict_layers": 1,
-    "tie_word_embeddings": False,
-}
-
 
 def read(config: dict[str, Any]) -> DecoderConfig:
     return family_of(config).read_config(config)
 
 
 def test_published_model() -> None:
-    config = read(PUBLISHED)
+    config = read(LING)
     assert config.unknown_keys == ()
     attention = [i for i, (mixer, _) in enumerate(config.layers) if isinstance(mixer, LatentAttentionConfig)]
     assert attention == [5, 11, 17, 23, 29, 35, 41]
@@ -65,16 +32,16 @@ def test_published_model() -> None:
 
 def test_as_transformers_saves_it() -> None:
     """There `head_dim` is another size than in published files."""
-    saved = PUBLISHED | {"head_dim": 64, "linear_head_dim": 128, "linear_num_heads": 32, "qk_head_dim": 192}
-    assert read(saved).layers == read(PUBLISHED).layers
+    saved = LING | {"head_dim": 64, "linear_head_dim": 128, "linear_num_heads": 32, "qk_head_dim": 192}
+    assert read(saved).layers == read(LING).layers
 
 
 def test_a_fraction_of_the_head_that_is_the_rotated_part() -> None:
-    assert read(PUBLISHED | {"partial_rotary_factor": 0.5}).layers == read(PUBLISHED).layers
+    assert read(LING | {"partial_rotary_factor": 0.5}).layers == read(LING).layers
 
 
 def test_unbounded_decay() -> None:
-    mixer = read(PUBLISHED | {"kda_safe_gate": False}).layers[0][0]
+    mixer = read(LING | {"kda_safe_gate": False}).layers[0][0]
     assert isinstance(mixer, KimiDeltaAttentionConfig) and mixer.lower_bound is None
 
 
@@ -87,11 +54,18 @@ def test_unbounded_decay() -> None:
         ({"partial_rotary_factor": 0.25}, "partial_rotary_factor: expected qk_rope_head_dim (64) of the 128 values"),
         ({"rope_interleave": False}, "rope_interleave: expected one of True"),
         ({"score_function": "softmax"}, "score_function: expected one of 'sigmoid'"),
+        ({"scoring_func": "softmax"}, "scoring_func: expected one of 'sigmoid'"),
+        ({"no_kda_lora": False}, "no_kda_lora: expected one of True"),
+        ({"use_mla_nope": True}, "use_mla_nope: expected one of False"),
+        ({"rotary_dim": 32}, "rotary_dim: expected one of 64"),
+        ({"gated_attention_proj_granularity_type": "element_wise"}, "expected one of 'head_wise'"),
+        ({"moe_shared_expert_intermediate_size": 1536}, "moe_shared_expert_intermediate_size: expected one of 768"),
+        ({"num_hidden_layers": 44}, "layer_group_size: expected a divisor of num_hidden_layers (44)"),
         ({"topk_group": 9}, "topk_group: expected at most the 8 groups"),
         ({"mlp_layer_types": ["dense"]}, "mlp_layer_types: expected a list of 42 items"),
     ],
 )
 def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        read(PUBLISHED | change)
+        read(LING | change)
     assert message in str(error.value)

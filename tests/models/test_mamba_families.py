@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from published import NANO, SUPER
+from published_mamba import NANO, SUPER
 from tiny_variants import variant
 
 from models import DecoderConfig, family_of

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from float64_checkpoint import Float64Checkpoint
+from published import OLMO
 
 from models import DecoderConfig, family_of
 from models.attention import AttentionConfig, QkNorm
@@ -15,34 +16,13 @@ from models.gated_delta_net import GatedDeltaNetConfig
 from models.mlp import MlpConfig
 from models.rope import Rope
 
-# The sizes that transformers gives as Olmo-Hybrid-7B's.
-PUBLISHED: dict[str, Any] = {
-    "model_type": "olmo_hybrid",
-    "vocab_size": 100352,
-    "hidden_size": 3840,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 30,
-    "max_position_embeddings": 65536,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": None,
-    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8,
-    "linear_num_key_heads": 30,
-    "linear_num_value_heads": 30,
-    "linear_key_head_dim": 96,
-    "linear_value_head_dim": 192,
-    "linear_conv_kernel_dim": 4,
-    "linear_allow_neg_eigval": True,
-    "tie_word_embeddings": False,
-}
-
 
 def read(config: dict[str, Any]) -> DecoderConfig:
     return family_of(config).read_config(config)
 
 
 def test_published_model() -> None:
-    config = read(PUBLISHED)
+    config = read(OLMO)
     assert config.unknown_keys == ()
     mixer, mlp = config.layers[0]
     assert mixer == GatedDeltaNetConfig(30, 30, 96, 192, 4, 1e-5, strongest_write=2.0) and mlp == MlpConfig(11008)
@@ -52,28 +32,29 @@ def test_published_model() -> None:
 
 
 def test_sizes_that_are_not_given_follow_from_others() -> None:
-    few = {name: value for name, value in PUBLISHED.items() if not name.startswith("linear_")}
-    assert read(few).layers == read(PUBLISHED).layers
+    few = {name: value for name, value in OLMO.items() if not name.startswith("linear_")}
+    assert read(few).layers == read(OLMO).layers
 
 
 @pytest.mark.parametrize(
     ("change", "theta"),
     [
         ({"rope_theta": 5e5}, 5e5),
+        ({"rope_theta": None}, None),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 1e4),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, None),
     ],
 )
 def test_positions_where_a_base_is_given(change: dict[str, Any], theta: float | None) -> None:
-    config = read(PUBLISHED | change)
+    config = read(OLMO | change)
     branch = config.layers[3][0]
     assert isinstance(branch, PostNorm) and isinstance(branch.inner, AttentionConfig)
     assert branch.inner.rope == (None if theta is None else Rope(128, theta)) and config.unknown_keys == ()
 
 
 def test_the_convolution_is_the_same_however_it_is_cut() -> None:
-    config = read(PUBLISHED)
-    weights = family_of(PUBLISHED).weights(config)
+    config = read(OLMO)
+    weights = family_of(OLMO).weights(config)
     conv = next(weight for weight in weights if weight.path == ("layers", 0, "branches", 0, "inner", "conv1d"))
     whole = np.arange(11520 * 4, dtype=np.float32).reshape(11520, 1, 4)
     cuts = []
@@ -106,5 +87,5 @@ def test_transformers_still_cuts_it_in_thirds(root: Path) -> None:
 )
 def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        read(PUBLISHED | change)
+        read(OLMO | change)
     assert message in str(error.value)

@@ -100,6 +100,24 @@ EXPECTED: dict[str, tuple[list[str], int, int]] = {
         43_417_600,
         8_064,
     ),
+    "Ling-3.0-Flash": (
+        [
+            "35 x KimiDeltaAttention conv: tap*channel*2 B = 3*12288*2 B = 73,728 B",
+            "35 x KimiDeltaAttention recurrent: value_head*key*value*4 B = 32*128*128*4 B = 2,097,152 B",
+            "7 x LatentAttention key: kv_head*key*2 B = 1*576*2 B = 1,152 B per token",
+        ],
+        75_980_800,
+        8_064,
+    ),
+    "OLMo-Hybrid-7B": (
+        [
+            "24 x GatedDeltaNet conv: tap*channel*2 B = 3*11520*2 B = 69,120 B",
+            "24 x GatedDeltaNet recurrent: value_head*key*value*4 B = 30*96*192*4 B = 2,211,840 B",
+            *attention(8, 30, 128),
+        ],
+        54_743_040,
+        122_880,
+    ),
     "LFM2-1.2B": (
         ["10 x GatedShortConv conv: tap*channel*2 B = 2*2048*2 B = 8,192 B", *attention(6, 8, 64)],
         81_920,

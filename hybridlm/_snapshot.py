@@ -6,11 +6,13 @@ dtype, context, layout and tokens are those that it was made for.
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hybridlm._rows import RowPool
@@ -53,6 +55,11 @@ class StateKind:
     dtype: str
     context: int
     layout: tuple[ArrayLayout, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a state on the device."""
+        return sum(math.prod(one.shape) * jnp.dtype(one.dtype).itemsize for one in self.layout)
 
     def differences(self, found: "StateKind") -> list[str]:
         """What is wrong with a state of the kind `found` for a model that expects this kind."""

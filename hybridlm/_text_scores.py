@@ -38,6 +38,9 @@ class TextScores:
     ) -> list[Score]:
         """Log-probability of every token of every text: a float32 log-softmax over the whole vocabulary.
 
+        What texts have in common at their beginning is computed once, as far as it is whole chunks, which changes no
+        bit of a score.
+
         Args:
             texts: a list whose items are strings or lists of token ids; a bare string is one text.
             top_logprobs: report this many most likely tokens at each position.

@@ -1,10 +1,12 @@
 """`load(sanitize=True)`: right runs pass and give the same tokens; what it catches is in test_engine_mutants.py."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 import hybridlm
+from ir_passes import SanitizerError
 
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___"]
 FREE: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True}
@@ -24,3 +26,21 @@ def test_right_runs_pass(text_lm: hybridlm.LM, sanitized_lm: hybridlm.LM) -> Non
 @pytest.mark.long
 def test_one_sequence_alone(text_lm: hybridlm.LM, sanitized_lm: hybridlm.LM) -> None:
     assert sanitized_lm.generate("Ada", **FREE)[0].token_ids == text_lm.generate("Ada", **FREE)[0].token_ids
+
+
+@pytest.mark.long
+def test_prefixes_and_common_parts_are_followed(text_lm: hybridlm.LM, sanitized_lm: hybridlm.LM) -> None:
+    """Labels move with the states that sequences go on from; a state of another position is found."""
+    texts = [[9, *range(5, 30), *range(first, first + 7)] for first in range(30, 60, 3)]
+    for got, want in zip(sanitized_lm.score(texts), text_lm.score(texts), strict=True):
+        assert got.logprobs[1:] == pytest.approx(want.logprobs[1:], abs=1e-4)
+    assert sanitized_lm.stats["prefix_tokens_saved"] > 100
+    plain, prefix, other = text_lm.prefix(texts[0][:9]), *(sanitized_lm.prefix(texts[0][:n]) for n in (9, 8))
+    for _ in range(2):
+        want = text_lm.generate([[70], [71, 72]], prefix=plain, **FREE)
+        assert [c.token_ids for c in sanitized_lm.generate([[70], [71, 72]], prefix=prefix, **FREE)] == [
+            c.token_ids for c in want
+        ]
+    mixed = dataclasses.replace(prefix.snapshot, pool=other.snapshot.pool, slot=other.snapshot.slot)
+    with pytest.raises(SanitizerError, match="position 8"):
+        sanitized_lm.generate([[70]], prefix=hybridlm.Prefix(prefix.token_ids, mixed), **FREE)

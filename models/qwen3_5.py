@@ -13,6 +13,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json of `qwen3_5` (nested text_config) or `qwen3_5_text`."""
     outer, reader = text_reader("qwen3_5", config)
     mlp = MlpConfig(reader.integer("intermediate_size"))
+    reader.get("mlp_only_layers")  # which layers have no experts: none has
     return read_decoder("qwen3_5", outer, reader, [mlp] * reader.integer("num_hidden_layers"))
 
 

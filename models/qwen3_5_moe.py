@@ -12,6 +12,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json of `qwen3_5_moe` (nested text_config) or `qwen3_5_moe_text`."""
     outer, reader = text_reader("qwen3_5_moe", config)
     moe = read_moe(reader, normalise=True)
+    reader.choice("mlp_only_layers", [[]], [])
     return read_decoder("qwen3_5_moe", outer, reader, [moe] * reader.integer("num_hidden_layers"))
 
 

@@ -6,10 +6,11 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from published import PUBLISHED
+from published import PUBLISHED, QWEN3_5_35B
 
 from models import DecoderConfig, family_of
 from models.attention import AttentionConfig
+from models.config import ConfigError
 from models.gated_delta_net import GatedDeltaNetConfig
 from models.rope import Rope
 from models.state import StateSize, state_size
@@ -45,6 +46,15 @@ EXPECTED: dict[str, tuple[list[str], int, int]] = {
         ],
         64_389_120,
         20_480,
+    ),
+    "Qwen3.5-0.8B": (
+        [
+            "18 x GatedDeltaNet conv: tap*channel*2 B = 3*6144*2 B = 36,864 B",
+            "18 x GatedDeltaNet recurrent: value_head*key*value*4 B = 16*128*128*4 B = 1,048,576 B",
+            *attention(6, 2, 256),
+        ],
+        19_537_920,
+        12_288,
     ),
     "Qwen3-Next-80B": (
         [
@@ -163,8 +173,14 @@ def test_state_of_a_sequence(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith("Qwen")])
 def test_layers_of_qwen(name: str) -> None:
     config = read(name)
-    assert config.eps == 1e-6 and not config.tied
+    assert config.eps == 1e-6 and config.tied == name.endswith("0.8B")
     mixers = [mixer for mixer, _ in config.layers]
     assert [type(mixer) for mixer in mixers[:4]] == [GatedDeltaNetConfig] * 3 + [AttentionConfig]
     assert config.layers == config.layers[:4] * (len(mixers) // 4)
     assert {mixer.rope for mixer in mixers if isinstance(mixer, AttentionConfig)} == {Rope(64, 1e7)}
+
+
+def test_layers_without_experts_among_those_with_them_are_refused() -> None:
+    config = QWEN3_5_35B | {"text_config": QWEN3_5_35B["text_config"] | {"mlp_only_layers": [3]}}
+    with pytest.raises(ConfigError, match=r"mlp_only_layers: expected one of \[\]"):
+        family_of(config).read_config(config)

@@ -22,6 +22,8 @@ _QWEN3_5 = _QWEN | {
     "mamba_ssm_dtype": "float32",
     "mtp_num_hidden_layers": 1,
     "mtp_use_dedicated_embeddings": False,
+    "full_attention_interval": 4,
+    "partial_rotary_factor": 0.25,
     "rope_parameters": _ROPE | {"mrope_section": [11, 11, 10], "mrope_interleaved": True},
 }
 _FOURTH = (["linear_attention"] * 3 + ["full_attention"]) * 16
@@ -68,6 +70,18 @@ QWEN3_5_27B: dict[str, Any] = {
     "vision_config": {},
     "tie_word_embeddings": False,
 }
+_TEXT_08B: dict[str, Any] = _QWEN3_5 | {
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+    "layer_types": _FOURTH[:24],
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "linear_num_value_heads": 16,
+    "mlp_only_layers": [],
+    "tie_word_embeddings": True,
+}
+QWEN3_5_08B: dict[str, Any] = QWEN3_5_27B | {"text_config": _TEXT_08B, "tie_word_embeddings": True}
 QWEN3_NEXT: dict[str, Any] = _QWEN | {
     "model_type": "qwen3_next",
     "vocab_size": 151936,
@@ -256,6 +270,7 @@ OLMO: dict[str, Any] = {
 
 PUBLISHED = {
     "Qwen3.5-35B-A3B": QWEN3_5_35B,
+    "Qwen3.5-0.8B": QWEN3_5_08B,
     "Qwen3.5-27B": QWEN3_5_27B,
     "Qwen3.5-122B-A10B": QWEN3_5_122B,
     "Qwen3-Next-80B": QWEN3_NEXT,

@@ -1,5 +1,6 @@
 """Hugging Face transformers under the clock, in this process and on the same checkpoint (extra `oracle`)."""
 
+import inspect
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ class Transformers:
         torch.set_num_threads(cores())
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
         self._model = model.eval()
+        # Models without attention call it otherwise.
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
         self._context, self._lanes = context, lanes
         self._vocab = model.config.get_text_config().vocab_size
         self._prompts = torch.from_numpy(random_tokens(lanes, prompt, self._vocab).astype("int64"))
@@ -41,8 +45,8 @@ class Transformers:
 
     def _forward(self, ids: Any, cache: Any) -> None:
         with self._torch.inference_mode():
-            out = self._model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            self._cache, self._last = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
+            out = self._model(ids, use_cache=True, logits_to_keep=1, **{self._cache_name: cache})
+            self._cache, self._last = out[self._cache_name], out.logits[:, -1].argmax(-1, keepdim=True)
 
     def decode(self, steps: int) -> list[float]:
         if self._position + steps > self._context:

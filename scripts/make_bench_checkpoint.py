@@ -1,4 +1,4 @@
-"""Write a checkpoint for benchmarks: a Qwen3.5-shaped model with random weights, as Hugging Face writes one.
+"""Write a checkpoint for benchmarks: a model of bench_models.py with random weights, as Hugging Face writes one.
 
     python scripts/make_bench_checkpoint.py 131M /data/bench/131M [--seed 0]
 
@@ -21,37 +21,42 @@ from safetensors.numpy import save_file
 
 from hybridlm import demo, models
 
+OUTPUTS = ("out_proj", "o_proj", "down_proj", "w2")
+"""Matrices that write to the residual stream."""
 
-def values(name: str, shape: tuple[int, ...], layers: int, rng: np.random.Generator) -> np.ndarray:
+
+def values(name: str, shape: tuple[int, ...], config: models.DecoderConfig, rng: np.random.Generator) -> np.ndarray:
     """One tensor in float32.
 
     A matrix keeps the size of what it multiplies; those that write to the residual stream are smaller by the number of
-    their writes. Norm weights are stored minus one, but for the one behind the recurrence.
+    their writes. Norm weights are stored minus the family's offset, but for the one behind the recurrence.
     """
     last = name.removesuffix(".weight").rpartition(".")[2]
     if last == "A_log":
         return np.log(rng.uniform(0.5, 8.0, shape)).astype(np.float32)
     if last == "dt_bias":
         return rng.uniform(-4.0, 0.0, shape).astype(np.float32)
-    if last == "norm" and len(shape) == 1 and ".linear_attn." in name:
-        return rng.uniform(0.7, 1.3, shape).astype(np.float32)
     if len(shape) == 1:
-        return rng.uniform(-0.3, 0.3, shape).astype(np.float32)
+        behind_recurrence = last == "norm" and ".linear_attn." in name
+        is_scale = last == "D" or "norm" in last
+        middle = 0.0 if not is_scale else 1.0 if behind_recurrence else 1.0 - config.norm_offset
+        return (middle + rng.uniform(-0.3, 0.3, shape)).astype(np.float32)
     scale = shape[-1] ** -0.5
-    if last in ("out_proj", "o_proj", "down_proj"):
-        scale *= (2 * layers) ** -0.5
+    if last in OUTPUTS:
+        scale *= (2 * len(config.layers)) ** -0.5
     return rng.standard_normal(shape, np.float32) * np.float32(scale)
 
 
 def tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
     """Every tensor of the checkpoint, bfloat16, by its name in Hugging Face checkpoints."""
     family = models.family_of(config)
-    weights: list[models.Weight] = family.weights(family.read_config(config))
+    read = family.read_config(config)
+    weights: list[models.Weight] = family.weights(read)
     result = {}
     for weight in weights:
         for name, shape in weight.options[0].shapes.items():
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-            result[name] = values(name, shape, config["num_hidden_layers"], rng).astype(ml_dtypes.bfloat16)
+            result[name] = values(name, shape, read, rng).astype(ml_dtypes.bfloat16)
     return result
 
 

@@ -1,6 +1,7 @@
 """The benchmark: its arithmetic, its table, its picture, and one run of it on the embedded model. Nothing is timed."""
 
 import json
+import math
 import runpy
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hybridlm
+import models
 from hybridlm import _cli_bench, demo
 from hybridlm._bench_floor import Traffic, floor_seconds
 from hybridlm._bench_limits import Limits, measure_limits
@@ -150,3 +152,26 @@ def test_a_bench_checkpoint_is_the_same_every_time_and_loads(
     logits = np.asarray(lm.forward([5, 6, 7]).logits)
     assert np.isfinite(logits).all() and 0.3 < logits.std() < 3.0
     assert lm.tokenizer is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("mamba2", {"num_hidden_layers": 2, "num_heads": 4, "head_dim": 16, "state_size": 8}),
+        ("kda", {"kv_lora_rank": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 48}),
+        ("shortconv", {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 48}),
+    ],
+)
+def test_every_mixer_has_a_bench_checkpoint(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, name: str, sizes: dict[str, Any]
+) -> None:
+    """At least 100M parameters; norms and skips of a small one are near one, so that nothing is switched off."""
+    monkeypatch.syspath_prepend(root / "scripts")
+    script = runpy.run_path(str(root / "scripts" / "make_bench_checkpoint.py"))
+    config = script["BENCH_MODELS"][name]
+    family = models.family_of(config)
+    assert sum(math.prod(weight.shape) for weight in family.weights(family.read_config(config))) > 100e6
+    script["write"](tmp_path, config | {"vocab_size": 512, "hidden_size": 32} | sizes, 0)
+    params = hybridlm.load(tmp_path, lanes=1, context=16, compilation_cache=False).params
+    scales = [array for path, array in params.items() if "norm" in path or path.endswith(".D")]
+    assert scales and all(0.6 < float(scale.min()) <= float(scale.max()) < 1.4 for scale in scales)

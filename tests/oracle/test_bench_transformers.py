@@ -1,0 +1,26 @@
+"""The benchmark's two sides draw the same tokens, so they do the same work."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hybridlm
+from hybridlm._bench_ours import WARM_UP as OUR_WARM_UP
+from hybridlm._bench_ours import Ours
+from hybridlm._bench_transformers import WARM_UP, Transformers
+
+pytestmark = [pytest.mark.oracle, pytest.mark.long]
+
+
+@pytest.mark.parametrize("name", ["mamba2_base", "kimi_base", "lfm2_base"])
+def test_both_sides_draw_the_same_tokens(root: Path, name: str) -> None:
+    """Models without attention keep their cache under another name."""
+    directory = root / "tests" / "golden" / name
+    lm = hybridlm.load(directory, lanes=2, context=64, chunk=16, dtype="float32")
+    ours, theirs = Ours(lm, 2, 6), Transformers(directory, "float32", 2, 6, 64)
+    theirs.decode(OUR_WARM_UP - WARM_UP)
+    for _ in range(4):
+        ours.decode(1)
+        theirs.decode(1)
+        np.testing.assert_array_equal(ours.last, theirs._last[:, 0].numpy())

@@ -47,7 +47,7 @@ class Engine:
     Attributes:
         staging: rows in which prompts are consumed.
         stats: counters of steps and tokens.
-        checked: check after every step that every row has one holder; for tests.
+        checked: check after every step that every row is free or has one holder: in tests, and with a sanitizer.
         after_step: test hook, called after every step with the rows and their owners.
     """
 
@@ -75,6 +75,7 @@ class Engine:
             "steps": 0, "row_copies": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
             "scored_tokens": 0,
         }  # fmt: skip
+        self.checked = self.checked or sanitizer is not None
         self.after_step: StepHook | None = None
         # The sanitizer tells the rows of a pool from its other axes by their number.
         self._fewest = 1 if sanitizer is None else 2

@@ -200,6 +200,28 @@ def test_an_interrupted_step_closes_the_session_and_nothing_else(text_lm: hybrid
     assert text_lm.generate(PROMPTS, **SETTINGS) == want
 
 
+@pytest.mark.parametrize("place", ["new_rows", "program"])
+def test_a_device_without_memory_closes_the_session_and_nothing_else(
+    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Where a pool is allocated, and where a step of a pool that exists is dispatched."""
+    want = text_lm.generate(PROMPTS, **SETTINGS)
+    if place == "new_rows":
+        text_lm._engine._kept.clear()
+
+    def full(*arguments: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+
+    with text_lm.session() as session, monkeypatch.context() as patch:
+        session.submit(PROMPTS[1], **SETTINGS)
+        patch.setattr(text_lm._engine, place, full)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="Out of memory"):
+            session.step()
+        with pytest.raises(RuntimeError, match="the session is closed"):
+            session.step()
+    assert text_lm.generate(PROMPTS, **SETTINGS) == want
+
+
 def test_an_exception_in_the_loop_over_a_stream_frees_the_model(text_lm: hybridlm.LM) -> None:
     want = text_lm.generate(PROMPTS, **SETTINGS)
     with pytest.raises(ZeroDivisionError):
@@ -227,6 +249,15 @@ def test_sessions_do_not_see_each_other(text_lm: hybridlm.LM) -> None:
 def test_identical_prompts_give_one_answer(text_lm: hybridlm.LM, count: int) -> None:
     completions = text_lm.generate(["Where is the kite?"] * count, **SETTINGS)
     assert len({tuple(c.token_ids) for c in completions}) == 1
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 16, 32])
+def test_distinct_prompts_equal_their_solo_runs(text_lm: hybridlm.LM, count: int) -> None:
+    prompts = [[3 + (5 * i + 7 * j * j) % 90 for j in range(1 + 3 * i % 13)] for i in range(count)]
+    for prompt, got in zip(prompts, text_lm.generate(prompts, **SETTINGS), strict=True):
+        (want,) = text_lm.generate([prompt], **SETTINGS)
+        same = [a == b for a, b in zip(got.token_ids, want.token_ids, strict=True)]
+        assert all(same) or not near_tie_absent(text_lm, want, same.index(False))
 
 
 def test_wrong_requests_are_refused_and_queue_nothing(text_lm: hybridlm.LM) -> None:

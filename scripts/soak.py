@@ -24,6 +24,8 @@ import hybridlm
 from hybridlm import demo
 
 NEAR_TIE = 5e-3
+SAMPLES = 10
+"""How often the memory is looked at."""
 LIBRARY = 48
 """Different requests; each is run alone once."""
 
@@ -132,16 +134,19 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    start, warm = time.monotonic(), 0
+    start, held = time.monotonic(), list[int]()
     soak = Soak(options.model, options.lanes, options.seed)
     while (minutes := (time.monotonic() - start) / 60) < options.minutes and not soak.wrong:
         soak.session(sanitize=soak.seen["sessions"] % 10 == 5)
-        if not warm and (minutes > options.minutes / 5 or soak.seen["sessions"] > 20):
-            warm = resident()
+        if len(held) < minutes // (options.minutes / SAMPLES):
+            held.append(resident())
     print(f"{minutes:.1f} minutes, {options.lanes} lanes, seed {options.seed}, jax {jax.__version__}")
     for name in sorted(soak.seen):
         print(f"{name:20} {soak.seen[name]:9d}")
-    print(f"{'resident memory':20} {resident() / 1e6:9.0f} MB, {warm / 1e6:.0f} MB once warm")
+    for name, lm in (("steps", soak.lm), ("sanitized steps", soak.sanitized)):
+        print(f"{name:20} {lm.stats['steps']:9d}")
+    held.append(resident())
+    print(f"resident memory, MB, at each part of the time: {' '.join(f'{one / 1e6:.0f}' for one in held)}")
     for line in soak.wrong:
         print(f"WRONG: {line}")
     sys.exit(bool(soak.wrong))

@@ -7,9 +7,16 @@ import os
 import tempfile
 from pathlib import Path
 
-_flags = os.environ.get("XLA_FLAGS", "")
-if "xla_force_host_platform_device_count" not in _flags:
-    os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=8".strip()
+_flags = os.environ.get("XLA_FLAGS", "").split()
+for _flag in (
+    "--xla_force_host_platform_device_count=8",
+    # XLA compiles in half the time: LLVM leaves the loops as they are, the programs above it stay the same. .ci/long
+    # and a part of .ci/run compile as for users.
+    "--xla_backend_optimization_level=0",
+):
+    if not any(given.startswith(_flag.split("=")[0]) for given in _flags):
+        _flags.append(_flag)
+os.environ["XLA_FLAGS"] = " ".join(_flags)
 # Of the tests alone and gone with them: nobody's own cache is read or written, and no test sees an executable that an
 # older run compiled. Tests that compile the same step share it, workers of pytest-xdist and processes that tests start
 # included.

@@ -15,7 +15,7 @@ from hybridlm._sanitizing import Sanitized, Sanitizer
 from hybridlm._snapshot import ArrayLayout, Snapshot, StateKind, publish
 from hybridlm._steps import Rows
 from ir_passes import CompiledStep, PlannedStep, Slot
-from models import Decoder
+from models import KV_BLOCK, Decoder
 
 STAGING = 4
 """Most rows of the pool in which prompts and texts are consumed, a chunk of each at a time.
@@ -79,26 +79,41 @@ class Engine:
         self.after_step: StepHook | None = None
         # The sanitizer tells the rows of a pool from its other axes by their number.
         self._fewest = 1 if sanitizer is None else 2
-        self._layers = lambda count: model.init_state(count, context, cache_dtype)
+        self._layers = lambda count, context: model.init_state(count, context, cache_dtype)
         self._kept: dict[str, RowPool] = {}
         self._model, self._dtype = fingerprint, dtype
 
     def new_rows(self, count: int) -> Rows:
         """So many rows of zero state."""
-        return Rows(self._layers(count), jnp.zeros((count, 1), jnp.int32))
+        return Rows(self._layers(count, self.context), jnp.zeros((count, 1), jnp.int32))
 
     def new_row(self) -> RowPool:
         """A pool for the rows of one sequence, zero state."""
         return RowPool(self.new_rows(self._fewest))
 
+    def filled_row(self, arrays: list[np.ndarray]) -> tuple[RowPool, Slot]:
+        """A pool for the rows of one sequence, and its slot, which holds these arrays, in the order of the layout."""
+        tree = jax.tree.structure(jax.eval_shape(lambda: self.new_rows(1)))
+        rows = [np.broadcast_to(array, (self._fewest, *array.shape)) for array in arrays]
+        pool = RowPool(jax.tree.unflatten(tree, [jnp.array(one) for one in rows]))
+        return pool, pool.acquire()
+
+    def stamp(self, pool: RowPool, owner: Any, position: int) -> None:
+        """Tell the sanitizer that the rows of a pool are an owner's after so many tokens, which no step says."""
+        if self.sanitizer is not None:
+            self.sanitizer.stamp(pool, owner, position)
+
     @cached_property
     def kind(self) -> StateKind:
         """What a state must be to be continued here."""
         leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(lambda: self.new_rows(1)))
-        layout = [
-            ArrayLayout(jax.tree_util.keystr(path).lstrip("."), leaf.shape[1:], leaf.dtype.name)
-            for path, leaf in leaves
-        ]
+        # What is longer where the context is longer has an axis of positions.
+        longer = jax.tree.leaves(jax.eval_shape(lambda: self._layers(1, self.context + 2 * KV_BLOCK)))
+        layout = []
+        for (path, leaf), other in zip(leaves, [*longer, leaves[-1][1]], strict=True):
+            grown = [axis for axis, (a, b) in enumerate(zip(leaf.shape[1:], other.shape[1:], strict=True)) if a != b]
+            name = jax.tree_util.keystr(path).lstrip(".")
+            layout.append(ArrayLayout(name, leaf.shape[1:], leaf.dtype.name, grown[0] if grown else None))
         return StateKind(self._model, self._dtype, self.context, tuple(layout))
 
     def rung(self, count: int, most: int) -> int:

@@ -19,6 +19,7 @@ from hybridlm._results import Completion
 from hybridlm._sampling import LogitsProcessor
 from hybridlm._sequence import Request
 from hybridlm._session import Event, Session
+from hybridlm._snapshot_file import load_snapshot
 from hybridlm._steps import Structure
 from hybridlm._text_scores import TextScores
 from hybridlm._tokenizer import Tokenizer
@@ -191,6 +192,14 @@ class LM(TextScores):
             NumericalError: a step computed logits that are not numbers.
         """
         return compute_prefix(self._engine, self._inputs.encode(tokens, "prefix"))
+
+    def load_prefix(self, path: str | os.PathLike[str]) -> Prefix:
+        """Read a prefix that `Prefix.save` wrote, of the same checkpoint, dtype and context.
+
+        Raises:
+            SnapshotError: no such file, damaged, or of another model; the message says what was expected and found.
+        """
+        return Prefix(*load_snapshot(self._engine, Path(path), self._inputs.encode))
 
     def session(self, logits_processor: LogitsProcessor | None = None) -> Session:
         """A run of the engine to drive by hand: submit and cancel requests at any time, step by step.

@@ -1,6 +1,8 @@
 """A prompt that is read once and continued many times."""
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,6 +12,7 @@ from hybridlm._engine import Engine
 from hybridlm._errors import NumericalError
 from hybridlm._programs import Shape
 from hybridlm._snapshot import Snapshot, nothing_consumed
+from hybridlm._snapshot_file import save_snapshot
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +35,16 @@ class Prefix:
 
     def __repr__(self) -> str:
         return f"Prefix({len(self)} tokens, {self.nbytes / 1e6:.1f} MB)"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a safetensors file, for `LM.load_prefix`: its tokens, its label, and the state.
+
+        Keys and values are written for the positions that it has.
+
+        Raises:
+            OSError, ValueError: the file cannot be written; an older one is as it was.
+        """
+        save_snapshot(Path(path), self.token_ids, self.snapshot)
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 @contextmanager
-def replacing(output: Path, input: Path) -> Iterator[TextIO]:
+def replacing(output: Path, input: Path | None = None) -> Iterator[TextIO]:
     """A file beside `output` that takes its name once everything is written, and is gone if anything fails."""
     output = Path(os.path.realpath(output))
     if not output.parent.is_dir():
@@ -19,7 +19,7 @@ def replacing(output: Path, input: Path) -> Iterator[TextIO]:
         if not output.is_file():
             # Renaming over it would replace a directory or a device such as /dev/null.
             raise ValueError(f"{output}: expected a file or a new name, found something that is no regular file")
-        if output.samefile(input):
+        if input is not None and output.samefile(input):
             raise ValueError(f"{output}: is the input, too; give another name")
     partial = output.with_name(f".{output.name}.{secrets.token_hex(4)}.partial")
     try:

@@ -114,6 +114,13 @@ class Sanitizer:
         """The rows of a sequence are now a copy of a snapshot."""
         self._ledger.adopt(self._number(owner), mark)
 
+    def stamp(self, pool: RowPool, owner: Any, position: int) -> None:
+        """Label all rows of a pool as what an owner left after so many tokens, in a step before the next one."""
+        label = Label(self._number(owner), position, epoch=self._ledger.epoch)
+        self._ledger.adopt(label.owner, label)
+        rows = np.tile(np.array(label, np.int32), (pool.size, 1))
+        self._ghosts[pool] = tuple(jax.numpy.array(rows) for _ in jax.tree.leaves(pool.look()))
+
     def _number(self, owner: Any) -> int:
         if owner not in self._numbers:
             self._numbers[owner] = next(self._next)

@@ -30,11 +30,13 @@ class ArrayLayout(NamedTuple):
         path: where it is in the rows: "layers[0][0].conv".
         shape: of one row, without the row axis.
         dtype: of its elements.
+        positions: the axis of `shape` that counts positions of the sequence; None for a state of fixed size.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
+    positions: int | None
 
     def __str__(self) -> str:
         return f"{self.path} {self.dtype}{list(self.shape)}"

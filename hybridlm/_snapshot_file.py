@@ -1,0 +1,177 @@
+"""A snapshot in a safetensors file: the tokens of its sequence, its label, and the arrays.
+
+Keys and values are written for the positions that the state has seen and put back at the same positions of a row that
+is otherwise zero; all other arrays are written whole. The metadata hold `format`, `label` and `token_ids` (JSON) and
+`sha256`, a hash of these and of the arrays. It finds a file that was damaged or changed by mistake; whoever means harm
+can write a new one.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridlm._engine import Engine
+from hybridlm._replacing import replacing
+from hybridlm._snapshot import ArrayLayout, Snapshot, SnapshotError, nothing_consumed, token_hash
+from hybridlm.checkpoint import CheckpointError, SafetensorsFile
+from hybridlm.checkpoint.safetensors_writer import NAMES, Entry, write_safetensors
+from hybridlm.checkpoint.strict_json import unique_keys
+
+FORMAT = "hybridlm snapshot 1"
+
+
+def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> None:
+    """Write the state after all tokens but the last; the file appears when all of it has been written.
+
+    Raises:
+        SnapshotError: the state has not seen these tokens.
+        OSError, ValueError: the file cannot be written.
+    """
+    snapshot.require_tokens(tokens)
+    label = snapshot.label
+    described = {
+        "model": label.kind.model,
+        "dtype": label.kind.dtype,
+        "context": label.kind.context,
+        "layout": [list(one) for one in label.kind.layout],
+        "position": label.position,
+        "tokens": label.tokens,
+        "epoch": label.epoch,
+    }
+    metadata = {"format": FORMAT, "label": json.dumps(described), "token_ids": json.dumps(tokens)}
+    entries = _entries(label.kind.layout, label.position)
+    metadata["sha256"] = _hash(metadata, _arrays(snapshot))
+    with replacing(path) as file:
+        write_safetensors(file.buffer, entries, _arrays(snapshot), metadata)
+
+
+def load_snapshot(
+    engine: Engine, path: Path, to_tokens: Callable[[Any, str], tuple[int, ...]]
+) -> tuple[tuple[int, ...], Snapshot]:
+    """Read what `save_snapshot` wrote: the tokens, and the state after all of them but the last.
+
+    Args:
+        engine: of the model that will continue it.
+        path: the file.
+        to_tokens: checks token ids.
+
+    Raises:
+        SnapshotError: no such file, damaged, or of another model; says what was expected and found.
+        TypeError, ValueError: token ids that the model does not have, or more than its context holds.
+    """
+    try:
+        file = SafetensorsFile(path)
+    except CheckpointError as error:
+        raise SnapshotError(f"no saved state can be read: {error}") from error
+    if set(file.metadata) != {"format", "label", "token_ids", "sha256"} or file.metadata["format"] != FORMAT:
+        raise SnapshotError(
+            f"{path}: expected a state saved as {FORMAT!r}, found the metadata {sorted(file.metadata)} and the format "
+            f"{file.metadata.get('format')!r}"
+        )
+    label, ids = (_json(path, name, file.metadata[name]) for name in ("label", "token_ids"))
+    tokens = to_tokens(ids, f"{path}: token_ids")
+    position = len(tokens) - 1
+    _require_label(path, label, engine, tokens[:position])
+    arrays = _read(path, file, engine.kind.layout, position)
+    if _hash(file.metadata, iter(arrays)) != file.metadata["sha256"]:
+        raise SnapshotError(f"{path}: its content is not what was saved (SHA-256); compute it again")
+    if not position:
+        return tokens, nothing_consumed(engine.kind)
+    pool, slot = engine.filled_row([_whole(one, array) for one, array in zip(engine.kind.layout, arrays, strict=True)])
+    pool.moved(slot, position)
+    engine.stamp(pool, slot, position)
+    snapshot = engine.publish(pool, slot, tokens[:position], label["epoch"], owner=slot)
+    engine.forget(slot)
+    return tokens, snapshot
+
+
+def _cut(layout: ArrayLayout, position: int) -> tuple[int, ...]:
+    """The shape of an array in the file."""
+    return tuple(position if axis == layout.positions else size for axis, size in enumerate(layout.shape))
+
+
+def _entries(layout: tuple[ArrayLayout, ...], position: int) -> list[Entry]:
+    return [Entry(one.path, _cut(one, position), one.dtype) for one in layout] if position else []
+
+
+def _arrays(snapshot: Snapshot) -> Iterator[np.ndarray]:
+    """The arrays of a state as they are written, one at a time on the host."""
+    if snapshot.pool is None or snapshot.slot is None:
+        return
+    row = snapshot.pool.lanes([snapshot.slot])[0]
+    for one, leaf in zip(snapshot.label.kind.layout, jax.tree.leaves(snapshot.pool.look()), strict=True):
+        inside = tuple(slice(size) for size in _cut(one, snapshot.label.position))
+        yield np.ascontiguousarray(jax.device_get(leaf)[row][inside])
+
+
+def _whole(layout: ArrayLayout, array: np.ndarray) -> np.ndarray:
+    """A row with an array of the file at the positions that it has."""
+    row = np.zeros(layout.shape, array.dtype)
+    row[tuple(slice(size) for size in array.shape)] = array
+    return row
+
+
+def _hash(metadata: Mapping[str, str], arrays: Iterator[np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps([metadata[name] for name in ("format", "label", "token_ids")]).encode())
+    for array in arrays:
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _json(path: Path, name: str, text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(f"{path}: {name} cannot be read as JSON: {error}") from error
+
+
+def _require_label(path: Path, label: Any, engine: Engine, consumed: tuple[int, ...]) -> None:
+    """Check every field of a label against the model and the tokens."""
+    kind = engine.kind
+    expected = {
+        "model": kind.model,
+        "dtype": kind.dtype,
+        "context": kind.context,
+        "layout": [[one.path, list(one.shape), one.dtype, one.positions] for one in kind.layout],
+        "position": len(consumed),
+        "tokens": token_hash(consumed),
+    }
+    if not isinstance(label, dict) or set(label) != {*expected, "epoch"}:
+        raise SnapshotError(
+            f"{path}: label: expected an object of {', '.join(expected)} and epoch, found {label!r:.200}"
+        )
+    faults = [
+        f"{name}: expected {value!r:.200}, found {label[name]!r:.200}"
+        for name, value in expected.items()
+        if type(label[name]) is not type(value) or label[name] != value
+    ]
+    if type(label["epoch"]) is not int or not 0 <= label["epoch"] < 2**63:
+        faults.append(f"epoch: expected a whole number of at least 0, found {label['epoch']!r:.200}")
+    if faults:
+        raise SnapshotError(
+            f"{path}: the state is not one of this model after these tokens: {'; '.join(faults)}; compute it again"
+        )
+
+
+def _bytes(file: SafetensorsFile, name: str) -> bytes:
+    info = file.tensors[name]
+    return file.read_bytes(name, 0, info.end - info.begin)
+
+
+def _read(path: Path, file: SafetensorsFile, layout: tuple[ArrayLayout, ...], position: int) -> list[np.ndarray]:
+    """The arrays of the file, in the order of the layout."""
+    entries = _entries(layout, position)
+    expected = {entry.name: (NAMES[entry.dtype], entry.shape) for entry in entries}
+    found = {name: (info.dtype, info.shape) for name, info in file.tensors.items()}
+    if expected != found:
+        wrong = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+        raise SnapshotError(
+            f"{path}: arrays {wrong[:5]}: expected {[expected.get(name) for name in wrong[:5]]}, found "
+            f"{[found.get(name) for name in wrong[:5]]}"
+        )
+    return [np.frombuffer(_bytes(file, entry.name), entry.dtype).reshape(entry.shape) for entry in entries]

@@ -1,4 +1,4 @@
-"""The command line: `hybridlm demo | generate | score | batch | verify | inspect | bench`."""
+"""The command line: `hybridlm demo | generate | score | batch | eval | verify | inspect | bench`."""
 
 from typing import Annotated
 
@@ -8,6 +8,7 @@ from hybridlm import __version__
 from hybridlm._cli_batch import batch
 from hybridlm._cli_bench import bench
 from hybridlm._cli_demo import demo
+from hybridlm._cli_eval import evaluate
 from hybridlm._cli_generate import generate
 from hybridlm._cli_inspect import inspect
 from hybridlm._cli_score import score
@@ -19,6 +20,7 @@ app.command()(demo)
 app.command()(generate)
 app.command()(score)
 app.command()(batch)
+app.command("eval")(evaluate)
 app.command()(verify)
 app.command()(inspect)
 app.command()(bench)

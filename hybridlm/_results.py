@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hybridlm._result_html import preformatted, strip, table
 from hybridlm._sequence import FinishReason
 
 
@@ -40,6 +41,13 @@ class Completion:
     top_logprobs: list[dict[int, float]] | None
     finish_reason: FinishReason
     prompt_token_ids: list[int]
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: the text, or the token ids, and a strip of the log-probabilities where asked for."""
+        said = " ".join(map(str, self.token_ids)) if self.text is None else self.text
+        counts = f"{len(self.prompt_token_ids):,} tokens of prompt, {len(self.token_ids):,} drawn"
+        drawn = "" if self.logprobs is None else strip(self.token_ids, self.logprobs)
+        return preformatted(said) + table([("ended by", self.finish_reason), ("tokens", counts)]) + drawn
 
 
 @dataclass(frozen=True)
@@ -83,3 +91,12 @@ class Score:
         """exp of the mean negative log-probability of the tokens that others predict; nan where there are none."""
         count = len(self.token_ids) - self.first_predicted
         return perplexity(self.sum_logprob, count)
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: sums, and a strip of the tokens coloured by their log-probability."""
+        rows = [
+            ("tokens", f"{len(self.token_ids):,}"),
+            ("sum of log-probabilities", f"{self.sum_logprob:.3f}"),
+            ("perplexity", f"{self.perplexity:.4g}"),
+        ]
+        return table(rows) + strip(self.token_ids, self.logprobs.tolist(), self.greedy.tolist())

@@ -6,7 +6,7 @@ and the HLO that XLA made of it, by hashes that are the same in every process.
 
 from dataclasses import dataclass, field
 
-from ir_passes import record
+from ir_passes import notebook_html, record
 
 FORMAT = 1
 NOT_COVERED = (
@@ -199,7 +199,18 @@ class Certificate:
             f"  traced {self.fingerprints.traced[:16]}, compiled {self.fingerprints.compiled[:16]}, "
             f"hlo {(self.fingerprints.hlo or 'not read')[:16]}",
         ]
-        for heading, statements in (
+        for heading, statements in self._sections():
+            lines += [f"  {heading}:", *(f"    {one}" for one in statements)] if statements else []
+        bound = "" if memory.temp_lower_bound is None else f", of which {memory.temp_lower_bound} live at once"
+        lines += [
+            f"  scratch: {memory.temp} bytes by XLA{bound}; {memory.plan} planned for the jaxpr",
+            f"  proof {seconds.prove:.3f} s, rewrites {seconds.rewrite:.3f} s, audit {seconds.audit:.3f} s: "
+            f"{seconds.checking:.0%} of XLA's {seconds.compile:.3f} s",
+        ]
+        return "\n".join(lines)
+
+    def _sections(self) -> list[tuple[str, tuple[str, ...]]]:
+        return [
             ("contract", self.contract),
             ("proved", self.proved),
             ("audited", self.audited),
@@ -209,12 +220,14 @@ class Certificate:
             ("notes", self.notes),
             ("rewrites", tuple(f"{one.name}: {one.summary}" for one in self.passes)),
             ("pool-sized copies", self.copies),
-        ):
-            lines += [f"  {heading}:", *(f"    {one}" for one in statements)] if statements else []
-        bound = "" if memory.temp_lower_bound is None else f", of which {memory.temp_lower_bound} live at once"
-        lines += [
-            f"  scratch: {memory.temp} bytes by XLA{bound}; {memory.plan} planned for the jaxpr",
-            f"  proof {seconds.prove:.3f} s, rewrites {seconds.rewrite:.3f} s, audit {seconds.audit:.3f} s: "
-            f"{seconds.checking:.0%} of XLA's {seconds.compile:.3f} s",
         ]
-        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: what is proved and audited in front, the rest behind its heading."""
+        versions = self.versions
+        remark = (
+            f"{self.lanes} lanes, {self.equations:,} equations; jax {versions.jax} on {versions.platform} "
+            f"({versions.device})"
+        )
+        head = notebook_html.headed(self.step, self.holds, remark)
+        return head + notebook_html.lists(self._sections(), opened=("proved", "audited", "faults"))

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 
+from ir_passes import notebook_html
 from ir_passes.arena_plan import Plan
 from ir_passes.audit import AuditReport, audit
 from ir_passes.calling import Calling
@@ -177,6 +178,22 @@ class CompiledStep:
     def __repr__(self) -> str:
         state = "certified" if self.certificate.holds else "not certified"
         return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {state})"
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: the certificate, the pools, and the scratch beside what is live at once."""
+        memory = self.certificate.memory
+        pools = [(one.path, one.successor or "only read", one.bytes, one.copies) for one in self.certificate.pools]
+        scratch = [
+            ("planned for the program", memory.plan),
+            ("of which live at once", memory.plan_lower_bound),
+            ("if nothing were shared", memory.plan_naive),
+            ("allocated by XLA", memory.temp),
+        ]
+        return (
+            self.certificate._repr_html_()
+            + notebook_html.table(("pool", "written in place as", "bytes", "copies of its type"), pools)
+            + notebook_html.table(("scratch", "bytes"), scratch)
+        )
 
     def _ran(self, findings: tuple[Finding, ...]) -> None:
         """The first call is over and the pools were looked at; from now on nothing stands before XLA's program."""

@@ -70,7 +70,7 @@ def test_version():
     assert printed("--version") == f"hybridlm {hybridlm.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["demo", "generate", "score", "batch"])
+@pytest.mark.parametrize("command", ["demo", "generate", "score", "batch", "eval"])
 def test_help(command: str):
     assert printed(command, "--help").startswith(f"Usage: hybridlm {command}")
 

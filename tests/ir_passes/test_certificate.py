@@ -67,6 +67,15 @@ def test_round_trip() -> None:
     assert Certificate.from_json(json.dumps(json.loads(one.to_json()))) == one
 
 
+def test_notebooks_show_it_escaped() -> None:
+    page = certificate(step="<b>step", faults=("a & b",))._repr_html_()
+    assert "<b>step" not in page and "&lt;b&gt;step" in page and "<tags>" not in page and "a &amp; b" in page
+    assert "NOT CERTIFIED" in page and "NOT CERTIFIED" not in certificate()._repr_html_()
+    # What is claimed and what is wrong is in front, the rest behind its heading; empty headings are left out.
+    assert all(f"<details open><summary>{one} (1)" in page for one in ("proved", "audited", "faults"))
+    assert "<details><summary>notes (1)" in page and "assumed" not in page
+
+
 def test_seconds_are_not_compared_and_everything_else_is() -> None:
     one = certificate()
     assert certificate(seconds=Seconds(*[9.0] * 7), reused=True) == one

@@ -101,6 +101,14 @@ def test_certificate_says_what_was_done(step: CompiledStep) -> None:
     assert isinstance(step.compiled, jax.stages.Compiled)
 
 
+def test_notebooks_show_certificate_pools_and_scratch(step: CompiledStep) -> None:
+    page = step._repr_html_()
+    assert page.startswith(step.certificate._repr_html_())
+    for one in step.certificate.pools:
+        assert f"<td>{one.path}</td><td>{one.successor}</td><td>{one.bytes:,}</td>" in page
+    assert f"<td>allocated by XLA</td><td>{step.certificate.memory.temp:,}</td>" in page
+
+
 def test_example_arguments_may_be_abstract() -> None:
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args())
     assert_same(compile_step(one_pool, abstract, ONE)(*args()), one_pool(*args()))

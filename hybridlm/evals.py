@@ -1,0 +1,175 @@
+"""hybridlm as a model of lm_eval (extra `eval`): importing this registers it under the name "hybridlm".
+
+import lm_eval
+from hybridlm.evals import HybridLM
+
+lm_eval.simple_evaluate(model=HybridLM("directory-or-hub-id"), tasks=["hellaswag"])
+"""
+
+# lm_eval is an extra: where it is not installed, its types are not known.
+# pyright: reportMissingImports=false
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+
+from hybridlm._eval_settings import generation_settings
+from hybridlm._lm import LM
+from hybridlm._load import load
+from hybridlm._pairs import encode_text
+from hybridlm._perplexity import prefix_token, rolling_windows
+from hybridlm._progress import request_progress
+from hybridlm._scoring import checked
+from hybridlm._tokenizer import Tokenizer
+
+MAX_GEN_TOKS = 256
+"""Tokens that a task gets which does not say how many: that of lm_eval's own models."""
+WINDOW = 1024
+"""Requests that go through one queue; the results of more are not held in memory together."""
+
+
+class HybridLM(TemplateLM):
+    """Texts are cut into tokens, and too long ones cut off at the left, as lm_eval's "hf" model does.
+
+    Args:
+        pretrained: a checkpoint directory, a Hub id, or a model that is loaded already.
+        batch_size: lanes of a model to be loaded; None or "auto" for 8.
+        context, dtype, chunk: as `hybridlm.load` takes them.
+        seed: of tasks that sample.
+
+    Attributes:
+        max_length: most tokens that predict another one: the model's context.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | LM,
+        batch_size: int | str | None = None,
+        context: int | None = None,
+        dtype: str | None = None,
+        chunk: int | None = None,
+        seed: int = 0,
+    ):
+        super().__init__()
+        if not isinstance(pretrained, LM):
+            lanes = 8 if batch_size in (None, "auto") else int(batch_size)
+            pretrained = load(pretrained, lanes=lanes, context=context, dtype=dtype, chunk=chunk)
+        if pretrained.tokenizer is None:
+            raise ValueError(f"{pretrained.path}: has no tokenizer.json; the tasks of lm_eval are texts")
+        self.lm = pretrained
+        self.max_length = pretrained.context
+        self._texts: Tokenizer = pretrained.tokenizer
+        self._seed = seed
+
+    @property
+    def eot_token_id(self) -> int:
+        """The tokenizer's end token, else the model's."""
+        end = self._texts.eos_token_id
+        return prefix_token(None, self.lm.eos_token_ids) if end is None else end
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text."""
+        return prefix_token(self._texts, self.lm.eos_token_ids)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **unused: Any) -> list[int]:
+        """Token ids; what the tokenizer puts around every text comes by itself where `add_special_tokens` is None."""
+        if add_special_tokens is None:
+            return encode_text(string, self._texts, self.prefix_token_id)
+        return self._texts.encode(string, add_special_tokens)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Names the cache of requests."""
+        return self.lm.path.name
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The source of a template: of the one with this name, or the usual one for True."""
+        if not chat_template:
+            return None
+        return self._texts.chat_templates.get(chat_template if isinstance(chat_template, str) else "default")
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The text of a conversation; without a generation prompt it ends within the last message, to be continued."""
+        text = self._texts.apply_chat_template(chat_history, add_generation_prompt)
+        if add_generation_prompt:
+            return text
+        last = chat_history[-1]["content"]
+        place = text.rfind(last.strip())
+        if place < 0:
+            raise ValueError(f"chat template: the last message, {last!r}, is not in what it writes")
+        # As in transformers: white space at its end stays where the template keeps it.
+        kept = last.lstrip() if text.startswith(last.lstrip(), place) else last.strip()
+        return text[: place + len(kept)]
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **unused: Any
+    ) -> list[tuple[float, bool]]:
+        results = []
+        for window in _windows(requests):
+            texts = [tuple((context + continuation)[-self.max_length - 1 :]) for _, context, continuation in window]
+            for (names, _, continuation), score in zip(window, checked(self.lm._scores(texts)), strict=True):
+                count = len(continuation)
+                total = float(np.sum(score.logprobs[-count:], dtype=np.float64))
+                results.append((total, bool(score.greedy[-count:].all())))
+                self.cache_hook.add_partial("loglikelihood", names, results[-1])
+        return results
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Log-likelihood of whole texts, in windows that predict every token once (see `LM.perplexity`)."""
+        results = []
+        for window in _windows(requests):
+            texts = [
+                rolling_windows(self.tok_encode(one.args[0]), self.prefix_token_id, self.max_length + 1)
+                for one in window
+            ]
+            scores = iter(checked(self.lm._scores([part.tokens for parts in texts for part in parts])))
+            for request, parts in zip(window, texts, strict=True):
+                counted = [next(scores).logprobs[-part.predicted :] for part in parts]
+                results.append(float(sum(np.sum(one, dtype=np.float64) for one in counted)))
+                self.cache_hook.add_partial("loglikelihood_rolling", request.args, results[-1])
+        return results
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The text of each continuation, without the stop that ended it."""
+        results: list[str] = []
+        with request_progress(False if disable_tqdm else None, len(requests), self.lm._engine.lanes) as completed:
+            for window in _windows(requests):
+                for request, text in zip(window, self._generate(window), strict=True):
+                    results.append(text)
+                    self.cache_hook.add_partial("generate_until", request.args, text)
+                completed(len(results))
+        return results
+
+    def _generate(self, requests: Sequence[Instance]) -> list[str]:
+        found: dict[int, str] = {}
+        with self.lm.session() as session:
+            for request in requests:
+                arguments: Any = request.args
+                settings = generation_settings(arguments[1], MAX_GEN_TOKS, self.eot_token_id)
+                session.submit(self._prompt(arguments[0], settings), seed=self._seed, **settings)
+            while session.busy:
+                for event in session.step():
+                    if event.completion is not None:
+                        found[event.index] = event.completion.text or ""
+        return [found[index] for index in range(len(requests))]
+
+    def _prompt(self, context: str, settings: Mapping[str, Any]) -> list[int]:
+        room = self.max_length - settings["max_tokens"]
+        if room < 1:
+            raise ValueError(
+                f"max_gen_toks: a task asks for {settings['max_tokens']} tokens, the context holds {self.max_length} "
+                "with the prompt; load with a larger context"
+            )
+        return self.tok_encode(context)[-room:]
+
+
+def _windows(requests: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (requests[start : start + WINDOW] for start in range(0, len(requests), WINDOW))
+
+
+register_model("hybridlm")(HybridLM)

@@ -1,0 +1,35 @@
+"""A certificate as notebooks show it. Colours and fonts are the notebook's own; everything is escaped."""
+
+from collections.abc import Sequence
+from html import escape
+
+
+def headed(title: str, holds: bool, remark: str) -> str:
+    """The first lines: what it is, and whether it is certified."""
+    colour, state = ("#137333", "certified") if holds else ("#c5221f", "NOT CERTIFIED")
+    return f'<p><b>{escape(title)}: <span style="color:{colour}">{state}</span></b><br>{escape(remark)}</p>'
+
+
+def lists(sections: Sequence[tuple[str, Sequence[str]]], opened: Sequence[str]) -> str:
+    """Statements under their headings, which open when they are clicked; without the empty ones.
+
+    Args:
+        sections: headings with their statements.
+        opened: headings that are open from the beginning.
+    """
+    return "".join(
+        f"<details{' open' if heading in opened else ''}><summary>{escape(heading)} ({len(lines)})</summary>"
+        f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul></details>"
+        for heading, lines in sections
+        if lines
+    )
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
+    """Cells of plain text, or of numbers with thousands apart."""
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{one:,}</td>' if isinstance(one, int) else f'<td>{escape(one)}</td>' for one in row)}</tr>"
+        for row in rows
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"

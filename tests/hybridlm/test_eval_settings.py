@@ -1,0 +1,35 @@
+"""What a task of lm_eval asks of a generation: understood as lm_eval understands it, or refused."""
+
+from typing import Any
+
+import pytest
+
+from hybridlm._eval_settings import generation_settings
+
+END = 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "want"),
+    [
+        ({}, {"max_tokens": 256, "temperature": 0.0, "stop": [END]}),
+        ({"until": "\n"}, {"max_tokens": 256, "temperature": 0.0, "stop": ["\n", END]}),
+        ({"until": ["a", ""], "max_gen_toks": 7}, {"max_tokens": 7, "temperature": 0.0, "stop": ["a", END]}),
+        ({"max_tokens": 8, "max_new_tokens": 9}, {"max_tokens": 9, "temperature": 0.0, "stop": [END]}),
+        ({"do_sample": False, "temperature": 0.7}, {"max_tokens": 256, "temperature": 0.0, "stop": [END]}),
+        ({"do_sample": True}, {"max_tokens": 256, "temperature": 1.0, "stop": [END]}),
+        (
+            {"temperature": 0.7, "top_p": 0.9, "top_k": None, "num_beams": 1},
+            {"max_tokens": 256, "temperature": 0.7, "top_p": 0.9, "stop": [END]},
+        ),
+    ],
+    ids=str,
+)
+def test_settings(asked: dict[str, Any], want: dict[str, Any]) -> None:
+    before = dict(asked)
+    assert generation_settings(asked, 256, END) == want and asked == before
+
+
+def test_what_is_not_supported_is_refused() -> None:
+    with pytest.raises(ValueError, match="generation_kwargs: length_penalty, num_beams: not supported"):
+        generation_settings({"num_beams": 4, "length_penalty": 2.0}, 256, END)

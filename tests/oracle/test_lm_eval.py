@@ -1,0 +1,168 @@
+"""Tasks of lm_eval, of all three kinds: the same figures as with its own backend for transformers, offline."""
+
+# lm_eval is an extra: where it is not installed, its types are not known.
+# pyright: reportMissingImports=false
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from text_checkpoint import SETTINGS, write_text_checkpoint
+from typer.testing import CliRunner
+
+import hybridlm
+from hybridlm._cli import app
+from hybridlm._pairs import encode_pair
+
+# Long because lm_eval and what it needs take half a minute to install (.ci/long does). What these packages warn of when
+# they are imported is theirs (2026-11-22).
+pytestmark = [pytest.mark.oracle, pytest.mark.long, pytest.mark.filterwarnings("ignore")]
+
+TASKS = {
+    "kites": """
+output_type: multiple_choice
+doc_to_text: "Question: {{question}} Answer:"
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{gold}}"
+metric_list: [{metric: acc}, {metric: acc_norm}, {metric: acc_bytes}]
+""",
+    "pages": """
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{page}}"
+metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bits_per_byte}]
+""",
+    "lines": """
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+generation_kwargs: {until: ["=", "+"], max_gen_toks: 12, do_sample: false}
+metric_list: [{metric: exact_match}]
+""",
+}
+QUESTIONS = ["Who has it?", "Where is the green kite ", "", "What?"]
+DOCS: dict[str, list[dict[str, Any]]] = {
+    "kites": [
+        {"question": question * (1 + 30 * (i == 3)), "choices": ["Ada", "Ben has", "the red drum", "x"], "gold": i % 4}
+        for i, question in enumerate(QUESTIONS)
+    ],
+    # Shorter than the context, equal to it, and much longer.
+    "pages": [{"page": "a b"}, {"page": "abcdefgh" * 32}, {"page": "Ben has the green kite. " * 30}],
+    "lines": [{"question": f"Line {i}:" + " and so on" * (30 * (i == 2)), "answer": "x"} for i in range(5)],
+}
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tasks and their documents."""
+    folder = tmp_path_factory.mktemp("tasks")
+    for name, settings in TASKS.items():
+        data = folder / f"{name}.jsonl"
+        data.write_text("".join(json.dumps(doc) + "\n" for doc in DOCS[name]))
+        head = f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\ntest_split: test\n"
+        (folder / f"{name}.yaml").write_text(head + settings.strip() + "\nmetadata: {version: 1}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def lm(checkpoint: Path) -> hybridlm.LM:
+    return hybridlm.load(checkpoint, **SETTINGS)
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets.config
+    import torch
+
+    torch.set_num_threads(1)  # waiting for a busy core costs more than threads save
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def evaluated(model: Any, tasks: Path, **settings: Any) -> dict[str, Any]:
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    names: list[Any] = sorted(TASKS)
+    results = simple_evaluate(model=model, tasks=names, task_manager=manager, bootstrap_iters=0, **settings)
+    assert results is not None
+    return dict(results)
+
+
+def answers(results: dict[str, Any], task: str) -> list[Any]:
+    """What the model said, document by document."""
+    samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
+    return [sample["resps"] for sample in samples]
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_fewshot": 1}, {"apply_chat_template": True}], ids=str)
+def test_figures_are_those_of_the_transformers_backend(
+    checkpoint: Path, tasks: Path, lm: hybridlm.LM, settings: dict[str, Any]
+):
+    from lm_eval.models import huggingface
+
+    from hybridlm.evals import HybridLM
+
+    backend: Any = huggingface.HFLM
+    theirs = backend(pretrained=str(checkpoint), dtype="float32", device="cpu", batch_size=1, max_length=lm.context)
+    want = evaluated(theirs, tasks, **settings)
+    found = evaluated(HybridLM(lm), tasks, **settings)
+    for task in TASKS:
+        numbers = {name: value for name, value in want["results"][task].items() if not isinstance(value, str)}
+        assert numbers and {name: found["results"][task][name] for name in numbers} == pytest.approx(
+            numbers, rel=1e-4, nan_ok=True
+        )
+    for one, other in zip(answers(found, "kites"), answers(want, "kites"), strict=True):
+        assert [greedy for ((_, greedy),) in one] == [greedy for ((_, greedy),) in other]
+        assert [total for ((total, _),) in one] == pytest.approx([total for ((total, _),) in other], abs=1e-3)
+    for one, other in zip(answers(found, "pages"), answers(want, "pages"), strict=True):
+        assert one[0][0] == pytest.approx(other[0][0], abs=1e-3)
+    assert answers(found, "lines") == answers(want, "lines")
+
+
+def test_pairs_are_cut_as_lm_eval_cuts_them(checkpoint: Path, lm: hybridlm.LM):
+    from lm_eval.api.model import TemplateLM
+
+    from hybridlm.evals import HybridLM
+
+    model = HybridLM(lm)
+    assert lm.tokenizer is not None
+    for context, continuation in (("a", " b"), ("a ", "b"), ("a  \n", " b"), ("<begin>a", "b")):
+        pair = encode_pair(context, continuation, lm.tokenizer, model.prefix_token_id)
+        assert pair == TemplateLM._encode_pair(model, context, continuation)
+
+
+def test_command(checkpoint: Path, tasks: Path, tmp_path: Path, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
+    from hybridlm import _cli_eval
+    from hybridlm.evals import HybridLM
+
+    monkeypatch.setattr(_cli_eval, "load", lambda *args, **settings: lm)
+    arguments = ["eval", "-m", "tiny", "-t", "kites,pages", "--include-path", str(tasks), "--limit", "2"]
+    result = CliRunner().invoke(app, [*arguments, "-o", str(tmp_path / "out.json"), "--samples"])
+    assert result.exit_code == 0, result.output
+    assert "|kites|" in result.stdout and "word_perplexity" in result.stdout
+    written = json.loads((tmp_path / "out.json").read_text())
+    want = evaluated(HybridLM(lm), tasks, limit=2)
+    for task in ("kites", "pages"):
+        same = {name: value for name, value in want["results"][task].items() if "stderr" not in name}
+        assert {name: written["results"][task][name] for name in same} == same
+    assert len(written["samples"]["pages"]) == 2
+    refused = CliRunner().invoke(app, [*arguments[:3], "-t", "no_such_task"])
+    assert refused.exit_code != 0
+
+
+def test_a_model_without_a_tokenizer_is_refused(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
+    from hybridlm.evals import HybridLM
+
+    monkeypatch.setattr(lm, "tokenizer", None)
+    with pytest.raises(ValueError, match="has no tokenizer.json"):
+        HybridLM(lm)

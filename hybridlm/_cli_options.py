@@ -11,10 +11,10 @@ import jax
 import typer
 from rich.console import Console
 
-from hybridlm._errors import NumericalError
+from hybridlm._errors import MissingExtra, NumericalError
 from ir_passes import AuditError
 
-EXPECTED = (ValueError, TypeError, OSError, NumericalError, AuditError, jax.errors.JaxRuntimeError)
+EXPECTED = (ValueError, TypeError, OSError, MissingExtra, NumericalError, AuditError, jax.errors.JaxRuntimeError)
 """What wrong input, a full disk or device, or a program that fails its audit raises. Anything else is a bug of ours and
 keeps its traceback."""
 
@@ -43,7 +43,9 @@ def reported(debug: bool) -> Iterator[None]:
         try:
             yield
             sys.stdout.flush()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
+            for note in _notes(interrupt):
+                typer.echo(note, err=True)
             raise typer.Exit(130) from None
         except BrokenPipeError:
             # What is still buffered would fail once more when the interpreter ends.
@@ -52,7 +54,7 @@ def reported(debug: bool) -> Iterator[None]:
         except EXPECTED as error:
             if debug:
                 raise
-            typer.echo(f"error: {_message(error)}", err=True)
+            typer.echo(f"error: {'; '.join([_message(error), *_notes(error)])}", err=True)
             raise typer.Exit(1) from None
 
 
@@ -65,6 +67,11 @@ def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{os.fspath(error.filename)}: {error.strerror}"
     return str(error) or type(error).__name__
+
+
+def _notes(error: BaseException) -> list[str]:
+    """What was added to an error where it passed; JAX's notes have several lines, on tracebacks that are not shown."""
+    return [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
 
 
 def _show_warning(message: Warning | str, *rest: Any) -> None:

@@ -1,4 +1,4 @@
-"""`hybridlm score`: log-probabilities of every line of a file."""
+"""`hybridlm score`: log-probabilities of every row of a file."""
 
 import time
 from pathlib import Path
@@ -8,22 +8,34 @@ import typer
 
 from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
 from hybridlm._load import load
+from hybridlm._score_file import WINDOW
 
 
 def score(
     model: Model,
     input: Annotated[
         Path,
-        typer.Argument(metavar="INPUT.jsonl", help='A JSON object per line: {"id", "text"} or {"id", "token_ids"}.'),
+        typer.Argument(
+            metavar="INPUT", help='.jsonl or .parquet: {"id", "text"} or {"id", "token_ids"} in every line or row.'
+        ),
     ],
     output: Annotated[
         Path,
         typer.Argument(
-            metavar="OUTPUT.jsonl",
-            help="In the order of the input: id, token_ids, logprobs (null first), sum_logprob, perplexity.",
+            metavar="OUTPUT",
+            help=".jsonl or .parquet, in the order of the input: id, token_ids, logprobs (null first), sum_logprob, "
+            "perplexity.",
         ),
     ],
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad line; nothing is written.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be scored.")] = False,
+    window: Annotated[int, typer.Option(help="Most rows scored together and kept as a part.")] = WINDOW,
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Only share I of N, from 0/N; to OUTPUT with the share in its name."),
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Delete the parts of a run that was interrupted, and begin again.")
+    ] = False,
     lanes: Lanes = 8,
     context: Context = None,
     dtype: Dtype = None,
@@ -32,17 +44,21 @@ def score(
 ) -> None:
     """Log-probability of every token of every text of a file.
 
-    A bad line becomes a row with its id, where it has one, and "error". OUTPUT appears when everything is written.
+    Interrupted and run again it continues: finished rows lie in OUTPUT.parts until all are done. A row that cannot be
+    scored has its id and "error" instead.
     """
     with reported(debug):
         lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk)
         start = time.perf_counter()
-        report = lm.score_file(input, output, strict=strict)
+        report = lm.score_file(input, output, strict, window, shard, restart)
         seconds = time.perf_counter() - start
+        kept = f"; {report.kept:,} rows were there from before" if report.kept else ""
         typer.echo(
-            f"{output}: {report.texts:,} texts of {report.tokens:,} tokens in {seconds:.1f} s "
-            f"({report.tokens / seconds:,.0f} tokens/s, compilation included)",
+            f"{report.output}: {report.texts:,} texts of {report.tokens:,} tokens in {seconds:.1f} s{kept} "
+            f"(compilation included)",
             err=True,
         )
-        if report.bad_lines:
-            typer.echo(f"{output}: {report.bad_lines:,} rows have an error instead (--strict stops at one)", err=True)
+        if report.errors:
+            typer.echo(
+                f"{report.output}: {report.errors:,} rows have an error instead (--strict stops at one)", err=True
+            )

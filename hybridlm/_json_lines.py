@@ -101,13 +101,16 @@ def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
+
 def dump(value: Any) -> str:
     """One line, ASCII, so that neither a lone surrogate nor the locale of a terminal can break it.
 
     Raises:
         ValueError: a number that is not finite; put it through `finite`.
     """
-    return json.dumps(value, allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def _refuse_constant(name: str) -> None:

@@ -1,6 +1,7 @@
 """Progress bars on standard error, where somebody is looking."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,11 +11,14 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.text import Text
 
 LoadProgress = Callable[[int, int, str], None]
 
@@ -79,6 +83,57 @@ def file_progress(show: bool | None, what: str) -> Iterator[Callable[[int, int],
         task = bar.add_task(what, total=None)
         # A pipe has no size.
         yield lambda done, total: bar.update(task, completed=done, total=total or None)
+
+
+class RowProgress:
+    """A bar over the rows of a file that is scored, or nothing."""
+
+    def __init__(self, bar: Progress | None):
+        self._bar = bar
+        self._task = None if bar is None else bar.add_task("reading", total=None, rate="")
+        self._tokens, self._begin = 0, 0.0
+
+    def read(self, rows: int) -> None:
+        """So many rows have been looked at."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=rows)
+
+    def begin(self, rows: int, done: int) -> None:
+        """So many rows are to be scored; some of them have been, by an earlier run."""
+        self._begin = time.perf_counter()
+        if self._bar is not None and self._task is not None:
+            self._bar.reset(self._task, total=rows, completed=done, description="scoring")
+
+    def advance(self, rows: int, tokens: int) -> None:
+        """More rows have been scored, of so many tokens."""
+        self._tokens += tokens
+        if self._bar is not None and self._task is not None:
+            rate = self._tokens / (time.perf_counter() - self._begin)
+            self._bar.update(self._task, advance=rows, rate=f"{rate:,.0f} tokens/s")
+
+
+@contextmanager
+def score_progress(show: bool | None) -> Iterator[RowProgress]:
+    """A bar of rows, tokens per second and the time that is left. `show` as for loading."""
+    if not (sys.stderr.isatty() if show is None else show):
+        yield RowProgress(None)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,} rows"),
+        _RowsLeft(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
+        yield RowProgress(bar)
+
+
+class _RowsLeft(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text("" if task.remaining is None else f"{task.remaining:,.0f} left")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -78,10 +79,12 @@ class Score:
     @property
     def first_nan(self) -> int | None:
         """The first token that others predict and whose log-probability is not a number; None where all are."""
+        if not math.isnan(self.sum_logprob):
+            return None
         wrong = np.flatnonzero(np.isnan(self.logprobs[self.first_predicted :]))
         return self.first_predicted + int(wrong[0]) if wrong.size else None
 
-    @property
+    @cached_property
     def sum_logprob(self) -> float:
         """Sum over the tokens that others predict, in float64; 0 where there are none."""
         return float(np.sum(self.logprobs[self.first_predicted :], dtype=np.float64))

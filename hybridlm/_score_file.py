@@ -1,19 +1,39 @@
-"""Scoring a file of texts: JSON lines in, JSON lines out in the same order, nothing half written."""
+"""Scoring a file of texts, window by window: rows in the order of the input, nothing lost by a kill, nothing twice."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hybridlm._errors import NumericalError
-from hybridlm._json_lines import Id, dump, finite, numbered_lines, parse_object, read_id, read_item, windows
-from hybridlm._progress import file_progress
-from hybridlm._replacing import replacing
+from hybridlm._progress import score_progress
+from hybridlm._replacing import replaceable
 from hybridlm._results import Score
+from hybridlm._score_formats import InputRow, OutputRow, Source, Target, format_version, open_source, target_for
+from hybridlm._score_parts import Origin, Parts, parts_of
+from hybridlm._score_survey import WINDOW_BYTES, Survey, Window, identity, survey, used_twice
 
-Encode = Callable[[Any, str], tuple[int, ...]]
-ScoreAll = Callable[[Sequence[tuple[int, ...]]], list[Score]]
+WINDOW = 4096
+"""Rows that are scored together, unless they are long."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """What scores texts.
+
+    Attributes:
+        encode: (text or token ids, what to call it) -> token ids that the model can score; raises ValueError or
+            TypeError.
+        score: scores of such token ids, in order; a function of their order and content.
+        origin: what the scores depend on besides: the model and its settings.
+    """
+
+    encode: Callable[[Any, str], tuple[int, ...]]
+    score: Callable[[Sequence[tuple[int, ...]]], list[Score]]
+    origin: Origin
 
 
 @dataclass(frozen=True)
@@ -21,98 +41,144 @@ class ScoreFileReport:
     """What `LM.score_file` has done.
 
     Attributes:
-        texts: lines that were scored.
-        bad_lines: lines that became a row with `error`.
+        output: the file that was written; of a shard, it has the shard in its name.
+        texts: rows that were scored.
+        errors: rows that have an error instead.
         tokens: tokens of the texts.
+        kept: rows of all these that an earlier run, which was interrupted, had done.
     """
 
+    output: Path
     texts: int
-    bad_lines: int
+    errors: int
     tokens: int
-
-
-@dataclass(frozen=True)
-class _Line:
-    """A line of the input: its token ids, or what is wrong with it."""
-
-    number: int
-    id: Id
-    token_ids: tuple[int, ...] = ()
-    fault: str | None = None
+    kept: int
 
 
 def score_file(
-    encode: Encode,
-    score: ScoreAll,
+    scorer: Scorer,
     input: str | os.PathLike[str],
     output: str | os.PathLike[str],
     strict: bool = False,
-    window: int = 256,
+    window: int = WINDOW,
+    shard: str | None = None,
+    restart: bool = False,
     progress: bool | None = None,
 ) -> ScoreFileReport:
-    """Score every line of a file; see `LM.score_file`.
+    """Score every row of a file; see `LM.score_file` for the other arguments.
 
     Args:
-        encode: (text or token ids, what to call it) -> token ids that the model can score; raises ValueError or
-            TypeError.
-        score: scores of such token ids, in order.
-        input, output: the files.
-        strict: raise at the first bad line.
-        window: lines that are scored together; fewer where they are long.
+        scorer: scores the texts.
         progress: None shows a bar where standard error is a terminal.
     """
-    texts = bad_lines = tokens = 0
-    with (
-        open(input, "rb") as source,
-        replacing(Path(output), Path(input)) as target,
-        file_progress(progress, "scoring") as bar,
-    ):
-        done, total = 0, os.fstat(source.fileno()).st_size
-        for numbered in windows(numbered_lines(source), window):
-            lines = [_read(number, line, encode) for number, line in numbered]
-            if strict:
-                _refuse(lines, input)
-            scores = iter(score([line.token_ids for line in lines if line.fault is None]))
-            for line in lines:
-                scored = next(scores) if line.fault is None else None
-                if scored is not None and scored.first_nan is not None:
-                    fault = str(NumericalError(f"line {line.number}", scored.first_nan))
-                    line, scored = _Line(line.number, line.id, fault=fault), None
-                    if strict:
-                        _refuse([line], input)
-                if scored is None:
-                    bad_lines += 1
-                    target.write(dump({"id": line.id, "error": line.fault}) + "\n")
-                else:
-                    texts, tokens = texts + 1, tokens + len(scored.token_ids)
-                    target.write(dump(_row(line.id, scored)) + "\n")
-            done += sum(len(line) + 1 for _, line in numbered)
-            bar(done, total)
-    return ScoreFileReport(texts, bad_lines, tokens)
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise ValueError(f"window: expected a whole number of at least 1, got {window!r}")
+    texts, (index, count) = Path(input), _shard(shard)
+    path = _output(Path(output), texts, index, count)
+    make_target = target_for(path)
+    source = open_source(texts)
+    with parts_of(path) as parts, score_progress(progress) as bar:
+        before = identity(texts)
+        found = survey(texts, source, window, strict, bar.read)
+        target = make_target(found.ids)
+        parts.resume(_origin(scorer, path, found, window, shard), restart)
+        kept = sum(part.rows for part in parts.done)
+        if strict:
+            _refuse(texts, (part.error for part in parts.done))
+        mine = found.windows[len(found.windows) * index // count : len(found.windows) * (index + 1) // count]
+        try:
+            bar.begin(sum(one.rows for one in mine), kept)
+            for rows in _windows(source, mine[len(parts.done) :]):
+                scored = _score(scorer, source, found, rows)
+                if strict:
+                    _refuse(texts, (row.error for row in scored))
+                _add(parts, target, scored)
+                bar.advance(len(rows), parts.done[-1].tokens)
+            if identity(texts) != before:
+                raise ValueError(
+                    f"{texts}: was changed while it was read; give it the content that it had, or --restart"
+                )
+            if not parts.joined:
+                parts.join(target)
+        except BaseException as error:
+            if parts.done and not parts.joined:
+                rows = sum(part.rows for part in parts.done)
+                error.add_note(f"{rows:,} rows are kept in {parts.folder}: the same command continues")
+            raise
+        return _report(path, parts, kept)
 
 
-def _read(number: int, line: bytes, encode: Encode) -> _Line:
-    id = None
-    try:
-        value = parse_object(line)
-        id = read_id(value)
-        key, item = read_item(value, ("text",))
-        return _Line(number, id, encode(item, key))
-    except (ValueError, TypeError) as error:
-        return _Line(number, id, fault=f"line {number}: {error}")
+def _shard(shard: str | None) -> tuple[int, int]:
+    """Which shard of how many; 0 of 1 without any."""
+    match = re.fullmatch(r"(\d+)/(\d+)", "0/1" if shard is None else shard)
+    if match is None or not int(match[1]) < int(match[2]):
+        raise ValueError(f"shard: expected i/n, of 0/n to n-1/n, got {shard!r}")
+    return int(match[1]), int(match[2])
 
 
-def _refuse(lines: Iterable[_Line], input: str | os.PathLike[str]) -> None:
-    for line in lines:
-        if line.fault is not None:
-            raise ValueError(f"{os.fspath(input)}: {line.fault}")
+def _output(output: Path, input: Path, index: int, count: int) -> Path:
+    """Where the rows go; a shard has its number in the name, so that all can be given the same output."""
+    if count > 1:
+        output = output.with_name(f"{output.stem}-{index:05}-of-{count:05}{output.suffix}")
+    return replaceable(output, input)
 
 
-def _row(id: Id, score: Score) -> dict[str, Any]:
+def _origin(scorer: Scorer, output: Path, found: Survey, window: int, shard: str | None) -> Origin:
+    """Everything that decides the bytes of the output."""
     return {
-        "id": id,
-        "token_ids": score.token_ids,
-        "logprobs": [finite(value) for value in score.logprobs.tolist()],
-        "sum_logprob": finite(score.sum_logprob),
-        "perplexity": finite(score.perplexity),
+        "input": f"sha256 {found.sha256}",
+        **scorer.origin,
+        "window": f"{window} rows, {WINDOW_BYTES} bytes",
+        "shard": shard or "none",
+        "output": format_version(output),
     }
+
+
+def _windows(source: Source, windows: Sequence[Window]) -> Iterator[list[InputRow]]:
+    """The rows of consecutive windows."""
+    rows = source.rows(windows[0].start) if windows else iter(())
+    for window in windows:
+        yield [row for row, _ in islice(rows, window.rows)]
+
+
+def _score(scorer: Scorer, source: Source, found: Survey, rows: Sequence[InputRow]) -> list[OutputRow]:
+    """A window of rows; the scored ones together."""
+    encoded = [_encode(scorer, source, found, row) for row in rows]
+    scores = iter(scorer.score([ids for ids in encoded if not isinstance(ids, str)]))
+    output = []
+    for row, ids in zip(rows, encoded, strict=True):
+        score, error = (None, ids) if isinstance(ids, str) else (next(scores), None)
+        if score is not None and score.first_nan is not None:
+            score, error = None, str(NumericalError(f"{source.unit} {row.number}", score.first_nan))
+        output.append(OutputRow(row.id, score, error))
+    return output
+
+
+def _encode(scorer: Scorer, source: Source, found: Survey, row: InputRow) -> tuple[int, ...] | str:
+    """The token ids of a row, or what is wrong with it."""
+    fault = row.fault
+    if fault is None and row.number in found.repeated:
+        fault = used_twice(source, found.repeated[row.number])
+    if fault is None:
+        try:
+            return scorer.encode(row.item, row.key)
+        except (ValueError, TypeError) as error:
+            fault = str(error)
+    return f"{source.unit} {row.number}: {fault}"
+
+
+def _refuse(input: Path, errors: Iterable[str | None]) -> None:
+    for error in errors:
+        if error is not None:
+            raise ValueError(f"{input}: {error}")
+
+
+def _add(parts: Parts, target: Target, rows: list[OutputRow]) -> None:
+    errors = [row.error for row in rows if row.error is not None]
+    tokens = sum(len(row.score.token_ids) for row in rows if row.score is not None)
+    parts.add(target.part(rows), len(rows), tokens, len(errors), errors[0] if errors else None)
+
+
+def _report(output: Path, parts: Parts, kept: int) -> ScoreFileReport:
+    rows, tokens, errors = (sum(getattr(part, name) for part in parts.done) for name in ("rows", "tokens", "errors"))
+    return ScoreFileReport(output, rows - errors, errors, tokens, kept)

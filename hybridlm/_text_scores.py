@@ -3,6 +3,9 @@
 import os
 from collections.abc import Sequence
 
+import jax
+
+import hybridlm
 from hybridlm._choice import Choice, choose
 from hybridlm._corpus import read_files
 from hybridlm._engine import Engine
@@ -10,7 +13,7 @@ from hybridlm._inputs import Inputs
 from hybridlm._perplexity import corpus_perplexity, prefix_token, windows_of
 from hybridlm._prefix import Prefix
 from hybridlm._results import Score
-from hybridlm._score_file import ScoreFileReport, score_file
+from hybridlm._score_file import WINDOW, ScoreFileReport, Scorer, score_file
 from hybridlm._scoring import checked, scores
 from hybridlm._tokenizer import Tokenizer
 from models import DecoderConfig
@@ -23,6 +26,8 @@ class TextScores:
     tokenizer: Tokenizer | None
     context: int
     eos_token_ids: tuple[int, ...]
+    params: dict[str, jax.Array]
+    fingerprint: str
     _engine: Engine
 
     @property
@@ -63,22 +68,57 @@ class TextScores:
         return checked(scores(self._engine, ids, top_logprobs, prefix))
 
     def score_file(
-        self, input: str | os.PathLike[str], output: str | os.PathLike[str], strict: bool = False
+        self,
+        input: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        strict: bool = False,
+        window: int = WINDOW,
+        shard: str | None = None,
+        restart: bool = False,
+        progress: bool | None = None,
     ) -> ScoreFileReport:
-        """Score a file of JSON lines, however long; a progress bar where standard error is a terminal.
+        """Score a file of texts, however long, `.jsonl` or `.parquet` by the ending of each name.
+
+        Killed at any moment and called again with the same arguments it continues; until all is done the rows lie in
+        parts, in the folder `OUTPUT.parts`. docs/scoring.md has the formats and the guarantees.
 
         Args:
-            input: a line is `{"id": ..., "text": ...}` or `{"id": ..., "token_ids": [...]}`; the id may be absent.
-            output: a row per line, in order: id, token_ids, logprobs (the first is null), sum_logprob, perplexity; or
-                id and error (with the number of the line) where the line or its text is wrong. It appears, or replaces
-                an older file, when everything has been written. Numbers that are not finite are null.
-            strict: stop at the first bad line; nothing is written.
+            input: lines `{"id": ..., "text": ...}` or `{"id": ..., "token_ids": [...]}`, or columns of these names; ids
+                may be absent.
+            output: a row per row of the input, in order: id, token_ids, logprobs (the first is null), sum_logprob,
+                perplexity; or id and error where a row cannot be scored. It appears, or replaces an older file, when
+                everything has been scored.
+            strict: raise at the first row that cannot be scored.
+            window: most rows that are scored together and kept as a part; fewer where they are long.
+            shard: "i/n", from "0/n" to "n-1/n": only this share of the windows, to an output with the shard in its
+                name.
+            restart: delete the parts that an earlier run has left, and begin again.
+            progress: show a bar; None shows one where standard error is a terminal.
 
         Raises:
-            ValueError: a bad line if `strict`; output is the input or no regular file.
-            OSError: a file cannot be read or written.
+            ValueError: a row that cannot be scored if `strict`; the input holds no rows or is not what its name says;
+                the output is the input or no regular file; its parts are another process's, or were made from another
+                input, by another model or with other settings.
+            MissingExtra: Parquet without pyarrow.
+            OSError: a file cannot be read or written; parts that were written stay.
         """
-        return score_file(self._inputs.encode, self._scores, input, output, strict, window=32 * self._engine.lanes)
+        scorer = Scorer(self._inputs.encode, self._scores, self._origin())
+        return score_file(scorer, input, output, strict, window, shard, restart, progress)
+
+    def _origin(self) -> dict[str, str | int]:
+        """What scores depend on besides the texts, down to the last bit."""
+        device = jax.devices()[0]
+        return {
+            "model": self.fingerprint,
+            "tokenizer": "none" if self.tokenizer is None else self.tokenizer.fingerprint,
+            "dtypes": ", ".join(sorted({str(array.dtype) for array in self.params.values()})),
+            "lanes": self._engine.lanes,
+            "context": self.context,
+            "chunk": self._engine.chunk,
+            "hybridlm": hybridlm.__version__,
+            "jax": jax.__version__,
+            "device": f"{device.platform} {device.device_kind}",
+        }
 
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
         """Which option continues the context best.

@@ -1,5 +1,6 @@
 """The tokenizer of a checkpoint: tokenizer.json by the `tokenizers` library, chat template by jinja2. Optional."""
 
+import hashlib
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -92,6 +93,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the largest token id, added tokens included; a model's vocabulary is often padded beyond it."""
         return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @property
+    def fingerprint(self) -> str:
+        """A SHA-256, in hexadecimal, of everything that decides which token ids a text has."""
+        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
 
     @property
     def bos_token_id(self) -> int | None:

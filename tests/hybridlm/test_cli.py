@@ -303,6 +303,27 @@ def test_score(lm: hybridlm.LM, tmp_path: Path):
     assert not (tmp_path / "strict.jsonl").exists()
 
 
+def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Options reach `score_file`; Ctrl-C says what is kept, and the same command continues."""
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"id": {i}, "text": "Ada"}}\n' for i in range(9)))
+    command = ("score", "-m", "tiny", "--window", "3", "--shard", "1/2", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    scores, calls = hybridlm.LM._scores, iter([True])
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(calls, False):
+            return scores(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hybridlm.LM, "_scores", interrupted)
+    assert "3 rows are kept in" in refused(*command, status=130)
+    assert "window: 3 rows, 1048576 bytes there, 2 rows" in refused(*command, "--window", "2")
+    monkeypatch.setattr(hybridlm.LM, "_scores", scores)
+    result = run(*command)
+    assert result.exit_code == 0 and "3 rows were there from before" in result.stderr, result.output
+    found = rows((tmp_path / "out-00001-of-00002.jsonl").read_text())
+    assert [row["id"] for row in found] == [3, 4, 5, 6, 7, 8]
+
+
 @pytest.fixture
 def embedded(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> Iterator[hybridlm.LM]:
     """A small demo: three stories of one holder. The model has learned nothing: its answers are wrong, and equal."""

@@ -1,0 +1,95 @@
+"""Kill -9 a run that scores a file at every moment at which it changes a file, and run it again.
+
+python kill_scoring.py FOLDER ENDING prints how many moments there are; exit status 1 if an output was wrong.
+"""
+
+import importlib
+import os
+import pathlib
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from toy_scorer import TOY, write_lines
+
+from hybridlm import _score_parts
+from hybridlm._score_file import score_file
+
+LINES = [{"id": i, "text": str(i)} if i % 5 else {"id": i, "text": "too long for it"} for i in range(5)]
+
+
+def kill_at(moment: int) -> list[int]:
+    """Let this process die at such a moment; returns the number of moments so far, which grows."""
+    passed = [0]
+
+    def reached() -> None:
+        if passed[0] == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+        passed[0] += 1
+
+    def around(function: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any, **keywords: Any) -> Any:
+            reached()
+            result = function(*arguments, **keywords)
+            reached()
+            return result
+
+        return watched
+
+    write = _score_parts._write
+
+    def torn_write(path: pathlib.Path, content: bytes, mode: str = "wb") -> None:
+        if passed[0] == moment:
+            with path.open(mode) as file:
+                file.write(content[: len(content) // 2])
+        reached()
+        write(path, content, mode)
+        reached()
+
+    _score_parts._write = torn_write
+    # What a killed process has written is in the system's hands, so that nothing has to reach the disk here.
+    os.fsync = around(lambda descriptor: None)
+    os.replace = around(os.replace)
+    for name in ("mkdir", "unlink", "rmdir"):
+        setattr(pathlib.Path, name, around(getattr(pathlib.Path, name)))
+    return passed
+
+
+def run(output: pathlib.Path, moment: int) -> tuple[int, int]:
+    """Score in a process of its own: its signal or status, and the moments that it passed (at most 255)."""
+    child = os.fork()
+    if child == 0:
+        passed = kill_at(moment)
+        score_file(TOY, output.with_name("in.jsonl"), output, window=2, progress=False)
+        os._exit(min(passed[0], 255))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return (status, 0) if status < 0 else (0, status)
+
+
+def main(folder: pathlib.Path, ending: str) -> None:
+    if ending == ".parquet":
+        importlib.import_module("pyarrow.parquet")  # once, for all children
+    write_lines(folder / "in.jsonl", LINES)
+    undisturbed = folder / f"undisturbed{ending}"
+    _, moments = run(undisturbed, -1)
+    assert 20 < moments < 255, moments
+    expected = undisturbed.read_bytes()
+    for moment in range(moments):
+        output = folder / f"out{ending}"
+        output.write_bytes(b"older")
+        assert run(output, moment)[0] == -signal.SIGKILL, moment
+        assert output.read_bytes() in (b"older", expected), f"half an output after a kill at moment {moment}"
+        # Once more, a moment later in what is left to do: a run that continues can be killed as well.
+        run(output, moment // 2)
+        signalled, _ = run(output, -1)
+        left = sorted(path.name for path in folder.iterdir() if path.name not in ("in.jsonl", undisturbed.name))
+        if signalled or output.read_bytes() != expected or left != [output.name]:
+            sys.exit(f"killed at moment {moment}: the output differs, or {left} are left")
+        shutil.rmtree(folder / f"out{ending}.parts", ignore_errors=True)
+    print(moments)
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,55 @@
+"""A scorer without a model, for tests of files: a log-probability tells which token it belongs to."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hybridlm
+from hybridlm._score_file import Scorer
+
+CONTEXT = 8
+
+
+def encode(item: Any, where: str) -> tuple[int, ...]:
+    """Bytes of a text, at most `CONTEXT`."""
+    ids = tuple(item.encode()) if isinstance(item, str) else tuple(item)
+    if not 0 < len(ids) <= CONTEXT:
+        raise ValueError(f"{where}: has {len(ids)} tokens")
+    return ids
+
+
+def score_of(ids: Sequence[int]) -> hybridlm.Score:
+    """-t for token t; 255 is not a number, 254 overflows a perplexity, 253 is impossible."""
+    values = [math.nan, *(-float(token) for token in ids[1:])]
+    values = [math.nan if v == -255 else -1000.0 if v == -254 else -math.inf if v == -253 else v for v in values]
+    return hybridlm.Score(list(ids), np.array(values, np.float32), np.zeros(len(ids), bool), None)
+
+
+def score(texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
+    """Of every text."""
+    return [score_of(ids) for ids in texts]
+
+
+TOY = Scorer(encode, score, {"model": "toy"})
+
+
+def write_lines(path: Path, lines: Iterable[Any]) -> Path:
+    """Write objects, or raw bytes, as lines; returns the path."""
+    raw = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+    path.write_bytes(b"".join(line + b"\n" for line in raw))
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of strict JSON lines."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    text = path.read_text()
+    assert text.isascii() and (not text or text.endswith("\n"))
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]

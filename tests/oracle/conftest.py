@@ -10,6 +10,9 @@ import pytest
 from tiny_variants import GREEDY_TOKENS, VARIANTS, Variant, ragged_prompts
 
 import hybridlm
+from hybridlm._engine import Engine
+
+Engine.checked = True  # as in tests/hybridlm
 
 
 @dataclasses.dataclass(frozen=True)

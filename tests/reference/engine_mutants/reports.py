@@ -6,12 +6,15 @@ docs/engine-mutants.md.
 
 from dataclasses import dataclass
 
-SPECULATION, PREFIXES = "speculative decoding", "prefix snapshots"
+SPECULATION = "speculative decoding"
 ISOLATION = "tests/hybridlm/test_isolation.py"
 HISTORY = f"{ISOLATION}::test_rows_of_earlier_sequences_change_no_bit"
 BESIDE_NAN = f"{ISOLATION}::test_a_lane_beside_nan_keeps_its_bits"
 IDLE = f"{ISOLATION}::test_an_idle_lane_keeps_its_rows_bit_for_bit"
 CONVOLUTION = "tests/models/test_short_conv.py::test_equals_its_definition_at_every_length"
+COLD_AND_WARM = "tests/hybridlm/test_prefix.py::test_cold_and_warm_agree"
+LABEL = "tests/hybridlm/test_prefix.py::test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached"
+PUBLISHED = "tests/hybridlm/test_prefix.py::test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit"
 COPIES = "tests/hybridlm/test_session.py::test_copies_are_proved_to_touch_one_row"
 
 
@@ -95,7 +98,7 @@ REPORTS = (
     ),
     Report(
         "SGLang#39342", "what is kept beside a batch is not renewed when a sequence joins",
-        ("operands-kept-for-the-lanes",), ("snapshot-never-written",),
+        ("operands-kept-for-the-lanes",), ("snapshot-never-written",), (LABEL,),
     ),
     Report("vllm#51508", "no token accepted: the neighbour's row", (), ("none-accepted",), (), SPECULATION),
     Report("xLLM#2247", "the accepted count is clamped to the convolution's width", part=SPECULATION),
@@ -111,13 +114,13 @@ REPORTS = (
         "vLLM#55178", "placeholders that fill up a prompt enter the state",
         ("padding-is-consumed",), ("tail-at-the-padded-end",),
     ),
-    Report("SGLang#31833", "a grid of chunks over the flat batch", (), ("chunks-of-the-flat-batch",), (), PREFIXES),
+    Report("SGLang#31833", "a grid of chunks over the flat batch", (), ("chunks-of-the-flat-batch",), (COLD_AND_WARM,)),
     Report(
         "vLLM#43559", "a snapshot under another position's label",
-        ("one-token-further",), ("snapshot-label",), (), PREFIXES,
+        ("one-token-further",), ("snapshot-label",), (LABEL,),
     ),
-    Report("vLLM#56196", "a chunk shorter than the convolution", (), ("read-pointer",), (CONVOLUTION,), PREFIXES),
-    Report("vLLM#43090", "a hit of attention alone", (), ("half-a-hit",), (), PREFIXES),
+    Report("vLLM#56196", "a chunk shorter than the convolution", (), ("read-pointer",), (CONVOLUTION, PUBLISHED)),
+    Report("vLLM#43090", "a hit of attention alone", (), ("half-a-hit",), (COLD_AND_WARM,)),
     Report(
         "vLLM#23279", "decays summed from the chunk's start",
         ("every-chunk-begins",), ("sums-over-the-flat-batch",),

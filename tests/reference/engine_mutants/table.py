@@ -29,7 +29,7 @@ tests/reference/engine_mutants.
 ## Forty reports
 
 Reports whose mechanisms cover the others that are known. The last column names the part of the library, to come,
-that has more of the report's mechanism than the engine has.
+that will have more of the report's mechanism than the engine has.
 
 | report | fault | engine mutants | mutants of steps and hosts | tests | part |
 |---|---|---|---|---|---|

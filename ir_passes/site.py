@@ -86,7 +86,7 @@ class Site:
 
     def _number(self, operands: list[Value], which: int) -> int:
         params = _frozen(self.eqn.params)
-        if params is None:
+        if params is None or self.eqn.effects:
             return self.prover.fresh()
         # equal integers of two dtypes have one number, and what is computed of them may differ
         avals = tuple((atom.aval.shape, atom.aval.dtype) for atom in self.eqn.invars)

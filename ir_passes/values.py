@@ -276,6 +276,12 @@ def moved(owner: Owner, axis: int) -> Owner:
     return owner
 
 
+def over(owner: Owner, shape: tuple[int, ...], result: tuple[int, ...]) -> Owner:
+    """Whose the elements of an operand are after it has been stretched to the shape of the result."""
+    axis = axis_of(owner)
+    return owner if axis is None else stretched(owner, shape[axis], result[axis])
+
+
 def stretched(owner: Owner, before: int, after: int) -> Owner:
     """Whose the elements are after the one index of an owner's axis has been repeated."""
     if isinstance(owner, Rows) and before == 1 != after:

@@ -11,6 +11,7 @@ from ir_passes.values import (
     Columns,
     Common,
     Constant,
+    Iota,
     OneLane,
     Owner,
     PoolRows,
@@ -41,6 +42,7 @@ class Access:
         index_axes: dimension of the window array for each axis of the indices.
         drops: an index out of bounds reads a fill value or is not written; otherwise it is clamped.
         index_shape: shape of the indices, those of one place along the last axis.
+        window_shape: shape of the window array.
     """
 
     full: Shape
@@ -51,6 +53,7 @@ class Access:
     index_axes: tuple[int, ...]
     drops: bool
     index_shape: Shape
+    window_shape: Shape
 
     @property
     def scalar(self) -> bool:
@@ -137,7 +140,13 @@ def lane_at(access: Access, dim: int, rows: Rows) -> OneLane | None:
     return None
 
 
-def _split_columns(site: Site, indices: Value, count: int) -> list[Value]:
+def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Value]:
+    """The indices along each dimension; `last` is the axis along which they lie beside each other."""
+    if axis_of(indices.owner) == last:
+        mixed = site.mixed("one place is picked by indices of different lanes", "let each lane index its own elements")
+        indices = indices.but(owner=mixed, fact=None)
+    if isinstance(indices.fact, Iota) and indices.fact.axis == last:
+        indices = indices.but(fact=None)
     if isinstance(indices.fact, Columns) and len(indices.fact.values) == count:
         return list(indices.fact.values)
     if count == 1:
@@ -158,6 +167,7 @@ def of_gather(site: Site, indices: Value) -> Access:
     return _indexed(
         site, indices, full, tuple(map(int, site.params["slice_sizes"])), dict(zip(kept, offset, strict=True)),
         tuple(map(int, n.start_index_map)), n.operand_batching_dims, n.start_indices_batching_dims, batch, index_shape,
+        site.shape,
     )  # fmt: skip
 
 
@@ -174,18 +184,18 @@ def of_scatter(site: Site, indices: Value) -> Access:
     sizes = tuple(update_shape[window[d]] if d in window else 1 for d in range(len(full)))
     return _indexed(
         site, indices, full, sizes, window, tuple(map(int, n.scatter_dims_to_operand_dims)),
-        n.operand_batching_dims, n.scatter_indices_batching_dims, batch, index_shape,
+        n.operand_batching_dims, n.scatter_indices_batching_dims, batch, index_shape, update_shape,
     )  # fmt: skip
 
 
 def _indexed(
     site: Site, indices: Value, full: Shape, sizes: Shape, window: dict[int, int], indexed: Shape,
-    operand_batching: Any, index_batching: Any, batch: list[int], index_shape: Shape,
+    operand_batching: Any, index_batching: Any, batch: list[int], index_shape: Shape, window_shape: Shape,
 ) -> Access:  # fmt: skip
-    columns = dict(zip(indexed, _split_columns(site, indices, len(indexed)), strict=True))
+    columns = dict(zip(indexed, _split_columns(site, indices, len(indexed), len(index_shape) - 1), strict=True))
     paired = {int(d): batch[int(i)] for d, i in zip(operand_batching, index_batching, strict=True)}
     drops = site.params["mode"] == GatherScatterMode.FILL_OR_DROP
-    return Access(full, sizes, columns, window, paired, tuple(batch), drops, index_shape)
+    return Access(full, sizes, columns, window, paired, tuple(batch), drops, index_shape, window_shape)
 
 
 def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
@@ -193,7 +203,7 @@ def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
     full = site.shapes[0]
     same = {d: d for d in range(len(full))}
     columns = {d: value for d, value in enumerate(starts) if sizes[d] != full[d]}
-    return Access(full, sizes, columns, same, {}, (), False, (len(columns),))
+    return Access(full, sizes, columns, same, {}, (), False, (len(columns),), sizes)
 
 
 def check_position(site: Site, operand: Value, access: Access) -> None:

@@ -25,7 +25,7 @@ from ir_passes.values import (
     Spread,
     Value,
     axis_of,
-    stretched,
+    over,
 )
 from ir_passes.views import View, entered, left
 
@@ -41,13 +41,8 @@ def _bounds(site: Site, operands: tuple[Value, ...]) -> Any:
 
 
 def _combined(site: Site, operands: tuple[Value, ...]) -> Owner:
-    return site.join(*(_over(site, value, shape) for value, shape in zip(operands, site.shapes, strict=True)))
-
-
-def _over(site: Site, value: Value, shape: tuple[int, ...]) -> Owner:
-    """Whose an operand is, stretched to the shape of the result."""
-    axis = axis_of(value.owner)
-    return value.owner if axis is None else stretched(value.owner, shape[axis], site.shape[axis])
+    pairs = zip(operands, site.shapes, strict=True)
+    return site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))
 
 
 @rule("bitcast_convert_type")
@@ -93,7 +88,7 @@ def divide(site: Site, x: Value, y: Value) -> list[Value]:
     """An index divided by a constant groups its rows."""
     result = Value(_combined(site, (x, y)), range=_bounds(site, (x, y)))
     by = y.range[0] if y.range is not None and y.range[0] == y.range[1] and isinstance(y.owner, Common) else 0
-    if by > 0 and x.range is not None and x.range[0] >= 0:
+    if by > 0 and x.range is not None and x.range[0] >= 0 and site.shapes[0] == site.shape:
         if isinstance(x.fact, Iota):
             result = result.but(fact=Iota(x.fact.axis, x.fact.div * by))
         elif isinstance(x.fact, Permuted):
@@ -133,10 +128,11 @@ def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
 def equal(site: Site, x: Value, y: Value) -> list[Value]:
     """Keys compared with all classes are their one-hot form."""
     fact = None
-    for (keys, shape), classes in (((x, site.shapes[0]), y), ((y, site.shapes[1]), x)):
+    shapes = site.shapes
+    for (keys, shape), (classes, full) in (((x, shapes[0]), (y, shapes[1])), ((y, shapes[1]), (x, shapes[0]))):
         if isinstance(classes.fact, Iota) and classes.fact.div == 1 and keys.range is not None:
             spread = _spread(keys, shape)
-            count = site.shape[classes.fact.axis]
+            count = full[classes.fact.axis]
             inside = 0 <= keys.range[0] and keys.range[1] < count
             if spread is not None and spread.axis != classes.fact.axis and inside:
                 fact = OneHot(spread.number, spread.axis, classes.fact.axis)

@@ -9,7 +9,7 @@ from ir_passes.rules.parts import part
 from ir_passes.rules.reductions import permuted
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
-from ir_passes.uniformity import REMEDY, disordered
+from ir_passes.uniformity import REMEDY, disordered, tells_places
 from ir_passes.values import (
     COMMON,
     Common,
@@ -121,8 +121,13 @@ def _picked(site: Site, rows: Rows, access: Access) -> Owner:
 
 @rule("scatter")
 def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
-    """Windows put at given places; counting up at the places of a permutation gives its inverse."""
+    """Windows put at given places; counting up at the places of a permutation gives its inverse.
+
+    With a function of its own (`scatter_apply`) it changes what is there, and the updates are not used.
+    """
     access = of_scatter(site, indices)
+    if site.params["update_jaxpr"] is not None:
+        return [_write(site, operand, updates, access, replaces=False)]
     result = _write(site, operand, updates, access, replaces=True)
     order = access.columns[0].fact if list(access.columns) == [0] else None
     counts_up = isinstance(updates.fact, Iota) and updates.fact.div == 1 and site.shapes[2] == access.full
@@ -174,11 +179,12 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
 def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:
     """Whose what is written is, in dimensions of the operand."""
     special = next((d for d, value in access.columns.items() if isinstance(value.fact, Permuted)), None)
-    owner = site.join(updates.owner, access.owners(site, without=special))
-    if special is not None and not isinstance(owner, Rows):
-        return site.join(owner, access.columns[special].owner)
-    if access.tells_places(owner) or _put_by_place(operand, access):
+    in_order = None if special is None else _put_in_order(site, updates, access, special)
+    owner, result = in_order or (site.join(updates.owner, access.owners(site)), None)
+    if access.tells_places(owner) or _put_by_place(operand, updates, access):
         return site.mixed("a shared index tells rows where they lie in an order that depends on all lanes", REMEDY)
+    if result is not None:
+        return result
     if isinstance(owner, OneLane):
         return _one_row(operand, owner, access)
     if not isinstance(owner, Rows | PoolRows):
@@ -195,25 +201,48 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
             continue
         if isinstance(value.fact, Iota) and access.index_axes[value.fact.axis] == owner.axis and value.fact.div == 1:
             return moved(owner, dim)
-        if isinstance(owner, PoolRows):
-            continue
-        if isinstance(value.fact, Permuted) and access.index_axes[0] == owner.axis:
-            groups, left_over = divmod(owner.inner, value.fact.div)
-            if owner.order == value.fact.order and not left_over:
-                return Rows(dim, groups, owner.start, None, owner.split)
-            if value.fact.div != 1:
-                continue
-            inverse = Order(value.fact.order.number, not value.fact.order.inverse)
-            return permuted(site, moved(owner, dim), inverse)
-        if isinstance(value.fact, Slot):
+        if isinstance(value.fact, Slot) and not isinstance(owner, PoolRows):
             message = "an array that is no pool is indexed by slot"
             return site.mixed(message, "index arrays of one step by lane", ViolationKind.WRONG_ROW)
     return site.mixed("lanes write to places that depend on their data, in an array that all lanes see", _OWN)
 
 
-def _put_by_place(operand: Owner, access: Access) -> bool:
-    """Whether what is written takes the place of some of the rows in an order that depends on all lanes."""
-    return disordered(operand) and operand.axis not in access.paired and not access.whole(operand.axis)  # type: ignore[union-attr]
+def _put_in_order(site: Site, updates: Value, access: Access, dim: int) -> tuple[Rows, Owner] | None:
+    """Whose the updates are, and whose the rows after each of them has been written where a permutation says.
+
+    Args:
+        site: the write.
+        updates: the rows.
+        access: of the write.
+        dim: dimension of the operand whose index is the permutation; no other index may depend on all lanes.
+    """
+    order = access.columns[dim].fact
+    assert isinstance(order, Permuted)
+    rows = site.join(updates.owner, access.owners(site, without=dim))
+    if not isinstance(rows, Rows) or rows.axis != access.index_axes[0] or rows.axis in access.paired.values():
+        return None
+    if access.sizes[dim] != 1 or not access.inside(dim):
+        return None
+    groups, left_over = divmod(rows.inner, order.div)
+    if rows.order == order.order and not left_over:
+        return rows, Rows(dim, groups, rows.start, None, rows.split)
+    if order.div != 1:
+        return None
+    return rows, permuted(site, moved(rows, dim), Order(order.order.number, not order.order.inverse))
+
+
+def _put_by_place(operand: Owner, updates: Value, access: Access) -> bool:
+    """Whether rows in an order that depends on all lanes are written by the place where they lie.
+
+    Some of them alone, or each with something else, or at another index.
+    """
+    if not isinstance(operand, Rows) or operand.order is None:
+        return False
+    at = access.paired.get(operand.axis, access.window.get(operand.axis))
+    if at is None or not (operand.axis in access.paired or access.whole(operand.axis)):
+        return True
+    apart = operand.axis in access.paired and access.tells_places(operand)
+    return apart or tells_places(updates, access.window_shape, at)
 
 
 def _one_row(operand: Owner, owner: OneLane, access: Access) -> Owner:

@@ -101,8 +101,11 @@ def unstack(site: Site, x: Value) -> list[Value]:
         starts = [index if d == axis else 0 for d in range(len(full))]
         sizes = [1 if d == axis else n for d, n in enumerate(full)]
         value = _cut(site, x, starts, sizes, (1,) * len(full))
-        old = axis_of(value.owner)
-        owner = value.owner if old is None else moved(value.owner, old - (old > axis))
+        owner = value.owner
+        if isinstance(owner, Rows) and owner.axis == axis:
+            owner = OneLane(owner.start, owner.split)
+        old = axis_of(owner)
+        owner = owner if old is None else moved(owner, old - (old > axis))
         results.append(Value(owner, range=value.range, fact=value.fact if isinstance(value.fact, Slot) else None))
     return results
 

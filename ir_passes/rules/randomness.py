@@ -2,25 +2,51 @@
 
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
-from ir_passes.values import Value
+from ir_passes.uniformity import REMEDY, disordered
+from ir_passes.values import Owner, Value, axis_of, over
+
+_ONE_KEY = "one key is made of words of different lanes"
+_OWN_KEY = "give each lane all words of its key, along axes of their own"
 
 
-@rule("random_bits", "random_split", "random_wrap", "random_unwrap", "random_seed", "random_clone", "random_gamma")
-def from_keys(site: Site, *keys: Value) -> list[Value]:
+@rule("random_bits", "random_split", "random_unwrap", "random_seed", "random_clone")
+def from_keys(site: Site, key: Value) -> list[Value]:
     """Keys keep their leading axes; what is made from one key stands behind them."""
-    return [Value(site.join(*(key.owner for key in keys)))]
+    return [Value(key.owner)]
+
+
+@rule("random_wrap")
+def wrap(site: Site, words: Value) -> list[Value]:
+    """The last axes are the words of one key."""
+    return [Value(_of_one_key(site, words, len(site.shape)))]
+
+
+@rule("random_gamma")
+def gamma(site: Site, key: Value, shape: Value) -> list[Value]:
+    """A key for each place; one key for several places gives each of them other numbers."""
+    owner = site.join(key.owner, shape.owner)
+    if disordered(owner):
+        owner = site.mixed("rows in an order that depends on all lanes get random numbers by their place", REMEDY)
+    return [Value(owner)]
 
 
 @rule("random_fold_in")
 def fold_in(site: Site, key: Value, data: Value) -> list[Value]:
     """A key and a number of the same place."""
-    return [Value(site.join(key.owner, data.owner))]
+    pairs = zip((key, data), site.shapes, strict=True)
+    return [Value(site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs)))]
 
 
 @rule("rng_bit_generator")
 def generator(site: Site, key: Value) -> list[Value]:
     """One key for the whole array."""
-    owner = key.owner
-    if not site.shapes[0] or len(site.shapes[0]) > 1:
+    owner = _of_one_key(site, key, 0)
+    if len(site.shapes[0]) != 1:
         owner = site.mixed("random bits are made from several keys at once", "map over the keys")
     return [Value(owner), Value(owner)]
+
+
+def _of_one_key(site: Site, words: Value, leading: int) -> Owner:
+    """Whose keys are, of which the first axes of an array of words keep apart."""
+    axis = axis_of(words.owner)
+    return words.owner if axis is None or axis < leading else site.mixed(_ONE_KEY, _OWN_KEY)

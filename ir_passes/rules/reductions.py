@@ -1,5 +1,7 @@
 """Operations along axes: reductions, scans, sorts and searches."""
 
+import math
+
 from ir_passes.rules.intervals import fits
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
@@ -7,6 +9,9 @@ from ir_passes.uniformity import REMEDY, tells_places
 from ir_passes.values import COMMON, Common, Counts, Iota, OneHot, Order, Owner, Permuted, Rows, Value, axis_of, moved
 
 _APART = "reduce over axes within a lane; what must be the same for all lanes is an operand that the host computes"
+
+
+_PICKS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or")
 
 
 def _without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
@@ -23,14 +28,14 @@ def reduction(site: Site, x: Value) -> list[Value]:
     """One value from all along some axes."""
     axes = tuple(map(int, site.params["axes"]))
     bounds = None
-    if site.name in ("reduce_max", "reduce_min", "reduce_and", "reduce_or"):
-        bounds = x.range
+    if site.name in _PICKS and math.prod(site.shapes[0]):
+        # bits of larger numbers make other numbers, and nothing at all is the least or the greatest of its dtype
+        ones = x.range is not None and 0 <= x.range[0] and x.range[1] <= 1
+        bounds = x.range if ones or site.name in ("reduce_max", "reduce_min") else None
     elif site.name in ("argmax", "argmin"):
         bounds = (0, site.shapes[0][axes[0]] - 1)
     elif site.name == "reduce_sum" and x.range is not None:
-        count = 1
-        for axis in axes:
-            count *= site.shapes[0][axis]
+        count = math.prod(site.shapes[0][axis] for axis in axes)
         bounds = (x.range[0] * count, x.range[1] * count)
     fact = None
     counts = site.name == "reduce_sum" and fits(site.eqn.outvars[0].aval, site.shapes[0][axes[0]] if axes else 1)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 
 import ir_passes as compiler
 from ir_passes import Lane, LaneContract, Opaque, Pool, Shared, SlotMap, ViolationKind
@@ -232,6 +233,27 @@ def test_captured_row_and_captured_pool_are_found() -> None:
     filled = jnp.arange(float(S * D)).reshape(S, D)
     found = kinds(lambda p, s, x: ((filled[s] + x).sum(1), p), (pool, slots, x), row)
     assert ViolationKind.CONSTANT in found
+
+
+def test_random_numbers_of_one_key_tell_rows_where_they_lie() -> None:
+    def drawn(_, x):
+        order = jnp.argsort(x[:, 0])
+        rows = x[order] + jax.random.gamma(jax.random.key(0), 1.0 + jnp.abs(x[order]))
+        return (rows[jnp.argsort(order)],)
+
+    assert kinds(drawn, lane_args(), LANES) == {ViolationKind.CROSS_LANE}
+
+
+def test_callbacks_with_effects_give_other_numbers_each_time() -> None:
+    """Rows sorted by what one call gives are not put back by what the next one gives."""
+    shape = jax.ShapeDtypeStruct((N,), jnp.float32)
+
+    def sorted_twice(_, x):
+        first, second = (jnp.argsort(io_callback(np.asarray, shape, x[:, 0])) for _ in range(2))
+        return (x[first][jnp.argsort(second)],)
+
+    contract = LaneContract(LANES.inputs, LANES.outputs, opaque={"asarray": Opaque((Lane(),), (Lane(),))})
+    assert kinds(sorted_twice, lane_args(), contract) == {ViolationKind.CROSS_LANE}
 
 
 def test_proof_says_what_it_proves() -> None:

@@ -13,6 +13,8 @@ from ir_passes import ir
 
 Value = np.ndarray
 Params = dict[str, Any]
+Observe = Callable[[ir.JaxprEqn, list[Value], Value], None]
+"""Called with every equation of a body each time it runs, its results, and [run] whether that run is in this turn."""
 
 
 class NotInNumpy(NotImplementedError):
@@ -132,7 +134,12 @@ def _cumulative(function: Any) -> Callable[..., Value]:
 
 
 def _reduce(function: Any) -> Callable[..., Value]:
-    return lambda p, x: function(x, axis=tuple(axis + 1 for axis in p["axes"]))
+    def rule(p: Params, x: Value) -> Value:
+        if not x.size:
+            raise NotInNumpy("the greatest and the least of nothing")
+        return function(x, axis=tuple(axis + 1 for axis in p["axes"]))
+
+    return rule
 
 
 def _iota(p: Params) -> Value:
@@ -173,19 +180,20 @@ RULES: dict[str, Callable[..., Any]] = {
     "reduce_max": _reduce(np.max),
     "reduce_min": _reduce(np.min),
     "reduce_prod": _reduce(np.prod),
-    "reduce_and": _reduce(np.all),
-    "reduce_or": _reduce(np.any),
+    "reduce_and": _reduce(np.bitwise_and.reduce),
+    "reduce_or": _reduce(np.bitwise_or.reduce),
+    "reduce_xor": _reduce(np.bitwise_xor.reduce),
 }
 
 
-def _scan(eqn: ir.JaxprEqn, values: Sequence[Value]) -> list[Value]:
+def _scan(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) -> list[Value]:
     consts, carried = ir.scan_counts(eqn)
     body = ir.closed(eqn.params["jaxpr"])
     fixed, carry, xs = values[:consts], list(values[consts : consts + carried]), values[consts + carried :]
     steps = range(eqn.params["length"])
     ys: list[list[Value]] = []
     for i in reversed(steps) if eqn.params["reverse"] else steps:
-        results = evaluate(body, [*fixed, *carry, *(x[:, i] for x in xs)])
+        results = evaluate(body, [*fixed, *carry, *(x[:, i] for x in xs)], observe)
         carry = results[:carried]
         ys.append(results[carried:])
     if eqn.params["reverse"]:
@@ -193,7 +201,7 @@ def _scan(eqn: ir.JaxprEqn, values: Sequence[Value]) -> list[Value]:
     return [*carry, *(np.stack(y, axis=1) for y in zip(*ys, strict=True))]
 
 
-def _while(eqn: ir.JaxprEqn, values: Sequence[Value]) -> list[Value]:
+def _while(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) -> list[Value]:
     """Runs that have ended keep their carry while the others go on."""
     p = eqn.params
     test, body = ir.closed(p["cond_jaxpr"]), ir.closed(p["body_jaxpr"])
@@ -203,14 +211,19 @@ def _while(eqn: ir.JaxprEqn, values: Sequence[Value]) -> list[Value]:
         going = evaluate(test, [*values[: split[0]], *carry])[0]
         if not going.any():
             return carry
-        new = evaluate(body, [*values[split[0] : split[1]], *carry])
+
+        def in_turn(eqn: ir.JaxprEqn, results: list[Value], runs: Value, going: Value = going) -> None:
+            if observe is not None:
+                observe(eqn, results, runs & going)
+
+        new = evaluate(body, [*values[split[0] : split[1]], *carry], in_turn)
         carry = [_select(going, a, b) for a, b in zip(carry, new, strict=True)]
     raise NotInNumpy("a loop of more than a thousand turns")
 
 
-def _cond(eqn: ir.JaxprEqn, values: Sequence[Value]) -> list[Value]:
+def _cond(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) -> list[Value]:
     """All branches, then the chosen one for each run."""
-    branches = [evaluate(ir.closed(branch), values[1:]) for branch in eqn.params["branches"]]
+    branches = [evaluate(ir.closed(branch), values[1:], observe) for branch in eqn.params["branches"]]
     which = np.clip(values[0].astype(np.int64), 0, len(branches) - 1)
     return [_select(which, *results) for results in zip(*branches, strict=True)]
 
@@ -218,8 +231,13 @@ def _cond(eqn: ir.JaxprEqn, values: Sequence[Value]) -> list[Value]:
 CONTROL = {"scan": _scan, "while": _while, "cond": _cond}
 
 
-def apply(eqn: ir.JaxprEqn, values: Sequence[Value]) -> list[Value]:
+def apply(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None = None) -> list[Value]:
     """The results of one equation.
+
+    Args:
+        eqn: the equation.
+        values: of its operands, [run, ...].
+        observe: of the equations inside it.
 
     Raises:
         NotInNumpy: there is no rule for its primitive.
@@ -228,16 +246,18 @@ def apply(eqn: ir.JaxprEqn, values: Sequence[Value]) -> list[Value]:
     count = max((len(value) for value in values), default=1)
     body = ir.body_of(eqn)
     if body is not None:
-        return evaluate(body, values)
+        return evaluate(body, values, observe)
     if name not in ELEMENTWISE:
         values = [np.broadcast_to(x, (count, *x.shape[1:])) if len(x) != count else x for x in values]
     if name in CONTROL:
-        return CONTROL[name](eqn, values)
+        return CONTROL[name](eqn, values, observe)
     if name in ELEMENTWISE:
         results = ELEMENTWISE[name](*_level(values))
     elif name in IDENTITY:
         results = list(values)
     elif name in COMBINE:
+        if name == "scatter" and eqn.params["update_jaxpr"] is not None:
+            raise NotInNumpy("scatter that applies a function")
         results = scatter(name, eqn.params, *values)
     elif name in RULES:
         results = RULES[name](eqn.params, *values)
@@ -258,7 +278,7 @@ def literal(atom: ir.Literal) -> Value:
     return np.asarray(atom.val, aval.dtype)[None]
 
 
-def evaluate(program: ir.ClosedJaxpr, args: Sequence[Value]) -> list[Value]:
+def evaluate(program: ir.ClosedJaxpr, args: Sequence[Value], observe: Observe | None = None) -> list[Value]:
     """The results of a traced program for many runs: arguments and results have a leading axis of runs, or of one."""
     env: dict[Any, Value] = {}
     for var, value in zip(program.jaxpr.constvars, program.consts, strict=True):
@@ -270,5 +290,8 @@ def evaluate(program: ir.ClosedJaxpr, args: Sequence[Value]) -> list[Value]:
 
     with np.errstate(all="ignore"):
         for eqn in program.jaxpr.eqns:
-            env.update(zip(eqn.outvars, apply(eqn, [read(atom) for atom in eqn.invars]), strict=True))
+            results = apply(eqn, [read(atom) for atom in eqn.invars], observe)
+            if observe is not None:
+                observe(eqn, results, np.ones(1, bool))
+            env.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in program.jaxpr.outvars]

@@ -6,6 +6,7 @@ from mutants import (
     expert_mixing,
     idle,
     indices,
+    keys_and_bounds,
     lanes,
     owners,
     padding,
@@ -21,6 +22,7 @@ from mutants.mutant import Mutant
 THEMES = (
     padding,
     indices,
+    keys_and_bounds,
     lanes,
     expert_mixing,
     places,

@@ -69,6 +69,34 @@ def _at_two_orders(rows: Array, order: Array) -> Array:
     return rows + there.sum(1, where=jnp.arange(PLACES) < 3)[order][:, None]
 
 
+def _own_row_of_order(rows: Array, order: Array) -> Array:
+    """A lane's numbers, which lie in order, go to its own row, in the column where the sort has taken it from."""
+    mine = jnp.zeros_like(rows).at[order].set(rows)[:, 0]
+    there = jnp.zeros((PLACES, PLACES)).at[jnp.arange(PLACES), order].set(mine)
+    return rows + (there @ jnp.arange(float(PLACES)))[order][:, None]
+
+
+def _lanes_beside_the_order(rows: Array, order: Array) -> Array:
+    """Lanes lie along one axis, and the order picks along another."""
+    mine = jnp.zeros_like(rows).at[order].set(rows)[:, 0]
+    there = jnp.zeros((PLACES, PLACES)).at[order].set(jnp.arange(float(PLACES))[:, None] * mine[None])
+    return rows + there[0][order][:, None]
+
+
+def _cleared_by_place(rows: Array, _: Array) -> Array:
+    """Rows lie along the second axis; in each, the number at another index is cleared."""
+    columns = jnp.arange(PLACES)[:, None] % HIDDEN
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,), (1,), (0,))
+    return lax.scatter(rows.T, columns, jnp.zeros(PLACES), numbers).T
+
+
+def _overwritten_by_place(rows: Array, _: Array) -> Array:
+    """The same number for every index that is written, another one for each place."""
+    numbers = lax.ScatterDimensionNumbers((0,), (0,), (0,))
+    places = jnp.broadcast_to(jnp.arange(float(PLACES))[:, None], (PLACES, 2))
+    return lax.scatter(rows.T, jnp.array([[0], [2]]), places, numbers).T
+
+
 def _clamped_order(rows: Array, order: Array) -> Array:
     """A count that ends before the rows do is read in their order: the index is clamped."""
     there = jnp.zeros_like(rows).at[order].set(rows)
@@ -114,6 +142,10 @@ MUTANTS = (
     _told("place-beside-a-sort", "numbers of the places are sorted beside each row", _step(_sorted_beside)),
     _told("place-in-a-column", "a row goes to its lane, in a column by its place", _step(_at_two_indices)),
     _told("place-in-another-order", "the same with a column by another permutation", _step(_at_two_orders)),
+    _told("own-row-of-the-order", "own row, in a column by the order", _step(_own_row_of_order)),
+    _told("lanes-beside-the-order", "written along one axis by an order of another", _step(_lanes_beside_the_order)),
+    _told("cleared-by-place", "each row is cleared at an index by its place", _step(_cleared_by_place)),
+    _told("overwritten-by-place", "each row is overwritten by a number of its place", _step(_overwritten_by_place)),
     _told("clamped-order", "a permutation as index into fewer numbers is clamped", _step(_clamped_order)),
     _told("wrapped-keys", "rows sorted by keys that wrap, groups counted by keys that do not", _count_of_wrapped_keys),
 )

@@ -40,7 +40,7 @@ def test_predictions_for_many_random_programs_hold(block: int) -> None:
 def test_random_programs_are_varied() -> None:
     met, owners = Counter[str](), Counter[str]()
     for seed in range(RANDOM):
-        for equation, value in predictions(Subject(random_program(seed), range(1))).values():
+        for equation, _, value, _ in predictions(Subject(random_program(seed), range(1))).values():
             met[equation.primitive.name] += 1
             owners[type(value.owner).__name__] += 1
     assert len(met) >= 25, met
@@ -53,8 +53,10 @@ def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def shifted(subject: Subject) -> dict:
         return {
-            var: (eqn, value.but(owner=Rows(value.owner.axis, start=1)) if isinstance(value.owner, Rows) else value)
-            for var, (eqn, value) in real(subject).items()
+            var: one._replace(value=one.value.but(owner=Rows(one.value.owner.axis, start=1)))
+            if isinstance(one.value.owner, Rows)
+            else one
+            for var, one in real(subject).items()
         }
 
     monkeypatch.setattr("predicted_owners.predictions", shifted)

@@ -167,26 +167,33 @@ class Subject:
     Args:
         program: traced, and run once for all changes of its lanes, in numpy.
         seeds: draws.
+        run: gives the results of one equation for many runs.
 
     Attributes:
         bound: its contract.
         program: its jaxpr, calls replaced by their bodies.
         claims: what the contract says of the results of all runs.
         values: every variable at the top level of the jaxpr in all runs.
+        turns: every variable inside a loop or branch: its values in all runs, and which runs are meant, in each turn.
     """
 
-    def __init__(self, program: Program, seeds: Sequence[int] = (0, 1, 2)):
+    def __init__(self, program: Program, seeds: Sequence[int] = (0, 1, 2), run: Any = apply):
         self.name = program.name
         self.bound = program.bound()
         self.program = flatten(ir.trace(program.step, *program.args()))
         self.claims = Claims(self.bound, [runs(self.bound, program.draw, seed) for seed in seeds])
         self.values: dict[Any, Value] = {}
+        self.turns: dict[Any, list[tuple[Value, Value]]] = {}
         jaxpr = self.program.jaxpr
         self.values.update(zip(jaxpr.constvars, (np.asarray(c)[None] for c in self.program.consts), strict=True))
         self.values.update(zip(jaxpr.invars, self.claims.leaves, strict=True))
         with np.errstate(all="ignore"):
             for eqn in jaxpr.eqns:
-                self.values.update(zip(eqn.outvars, apply(eqn, self._read(eqn.invars, {})), strict=True))
+                self.values.update(zip(eqn.outvars, run(eqn, self._read(eqn.invars, {}), self._observe), strict=True))
+
+    def _observe(self, eqn: ir.JaxprEqn, results: list[Value], runs: Value) -> None:
+        for var, result in zip(eqn.outvars, results, strict=True):
+            self.turns.setdefault(var, []).append((result, runs))
 
     def changes(self) -> list[Change]:
         """The whole space."""

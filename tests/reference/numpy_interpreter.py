@@ -231,6 +231,11 @@ def _cond(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) ->
 CONTROL = {"scan": _scan, "while": _while, "cond": _cond}
 
 
+def in_numpy(name: str) -> bool:
+    """Whether there is a rule for a primitive; there is none for some of its parameters."""
+    return any(name in table for table in (ELEMENTWISE, IDENTITY, COMBINE, RULES, CONTROL, ir.CALLS))
+
+
 def apply(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None = None) -> list[Value]:
     """The results of one equation.
 
@@ -255,9 +260,7 @@ def apply(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None = N
         results = ELEMENTWISE[name](*_level(values))
     elif name in IDENTITY:
         results = list(values)
-    elif name in COMBINE:
-        if name == "scatter" and eqn.params["update_jaxpr"] is not None:
-            raise NotInNumpy("scatter that applies a function")
+    elif name in COMBINE and (name != "scatter" or eqn.params["update_jaxpr"] is None):
         results = scatter(name, eqn.params, *values)
     elif name in RULES:
         results = RULES[name](eqn.params, *values)

@@ -1,13 +1,14 @@
 """Whether what the proof says of every variable is so, in the runs of the isolation oracle."""
 
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from isolation_oracle import mapped, maps
 from jaxpr_mutation import Subject
 
-from ir_passes import SlotMap
+from ir_passes import SlotMap, ir
 from ir_passes.lane_proof import walk
 from ir_passes.prover import Prover
 from ir_passes.values import (
@@ -22,22 +23,56 @@ from ir_passes.values import (
     Rows,
     Slot,
     Spread,
+    Symbol,
     Value,
 )
 
 
-def predictions(subject: Subject) -> dict[Any, tuple[Any, Value]]:
-    """Variable -> its equation and what the proof says of it; those at the top level, up to the first violation."""
-    outer = {id(eqn) for eqn in subject.program.jaxpr.eqns}
-    found: dict[Any, tuple[Any, Value]] = {}
+class Prediction(NamedTuple):
+    """What the proof says of a variable.
 
-    def observe(eqn: Any, _: list[Value], results: list[Value]) -> None:
-        if id(eqn) in outer and not prover.violations:
-            found.update({var: (eqn, value) for var, value in zip(eqn.outvars, results, strict=True)})
+    Attributes:
+        equation: that gives it.
+        operands: what the proof says of the equation's operands.
+        value: what it says of the variable.
+        body: which loop or branch it stands in; 0 at the top level.
+    """
+
+    equation: Any
+    operands: list[Value]
+    value: Value
+    body: int
+
+
+def predictions(subject: Subject) -> dict[Any, Prediction]:
+    """Variable -> what the proof says of it.
+
+    Those at the top level up to the first violation; those inside loops and branches, in the last round of the loop,
+    where there is no violation.
+    """
+    outer = {id(eqn) for eqn in subject.program.jaxpr.eqns}
+    bodies = {id(eqn): k for k, jaxpr in enumerate(_used_once(subject.program.jaxpr), 1) for eqn in jaxpr.eqns}
+    found: dict[Any, Prediction] = {}
+    inside: dict[Any, Prediction] = {}
+
+    def observe(eqn: Any, operands: list[Value], results: list[Value]) -> None:
+        body = bodies.get(id(eqn), 0)
+        new = {var: Prediction(eqn, operands, value, body) for var, value in zip(eqn.outvars, results, strict=True)}
+        if body:
+            inside.update(new)
+        elif id(eqn) in outer and not prover.violations:
+            found.update(new)
 
     prover = Prover(subject.bound, observe=observe)
     walk(prover, subject.program)
-    return found
+    return found if prover.violations else found | inside
+
+
+def _used_once(jaxpr: ir.Jaxpr) -> list[ir.Jaxpr]:
+    """Bodies that stand in one place only: what is said of them there is not overwritten by another place."""
+    bodies = [inner.jaxpr for eqn in ir.all_eqns(jaxpr) for inner in ir.sub_jaxprs(eqn)]
+    counts = Counter(map(id, bodies))
+    return [body for body in bodies if counts[id(body)] == 1]
 
 
 class Reality:
@@ -47,6 +82,7 @@ class Reality:
         self.subject, self.bound, self.claims = subject, subject.bound, subject.claims
         self.count = len(self.claims.runs)
         self.lanes = np.zeros((self.count, self.bound.lanes), bool)
+        self.picked: dict[Any, np.ndarray] = {}
         for i, run in enumerate(self.claims.runs):
             self.lanes[i, list(run.lanes)] = True
             for at, leaf in zip(self.bound.inputs, run.leaves, strict=True):
@@ -75,9 +111,20 @@ class Reality:
             may[:, 0] = True
         return may
 
-    def all_runs(self, var: Any) -> np.ndarray:
-        value = self.subject.values[var]
+    def all_runs(self, value: np.ndarray) -> np.ndarray:
         return np.broadcast_to(value, (self.count, *value.shape[1:]))
+
+    def outside_picked(self, which: Any, differs: np.ndarray) -> np.ndarray:
+        """[run]: whether a difference is of no lane that an index may have picked, after all differences seen so far.
+
+        Args:
+            which: the index and the turn of its loop; it picks one lane in all runs of one draw.
+            differs: [run].
+        """
+        may = self.picked.setdefault(which, np.ones_like(self.lanes))
+        for run in np.flatnonzero(differs):
+            may[self.claims.base[run]] &= self.lanes[run]
+        return differs & ~may[self.claims.base].any(axis=1)
 
 
 def differing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -99,16 +146,21 @@ def faults(subject: Subject) -> Iterator[str]:
     """Everything that the proof says and that is not so."""
     reality, found = Reality(subject), predictions(subject)
     orders = {
-        value.fact.order.number: _vector(reality.all_runs(var))
-        for var, (_, value) in found.items()
-        if isinstance(value.fact, Permuted) and value.fact.div == 1 and not value.fact.order.inverse
+        value.fact.order.number: _vector(reality.all_runs(subject.values[var]))
+        for var, (_, _, value, body) in found.items()
+        if isinstance(value.fact, Permuted) and value.fact.div == 1 and not value.fact.order.inverse and not body
     }
     numbered: dict[int, np.ndarray] = {}
-    for var, (eqn, value) in found.items():
-        array = reality.all_runs(var)
-        for fault in _faults_of(reality, array, value, orders, numbered):
-            yield f"{eqn.primitive.name} {array.shape[1:]}: {fault}; said: {value}"
-        numbered.setdefault(value.number, array)
+    for var, (eqn, _, value, body) in found.items():
+        if isinstance(var, ir.DropVar):
+            continue
+        turns = subject.turns.get(var, []) if body else [(subject.values[var], np.ones(1, bool))]
+        for turn, (result, runs) in enumerate(turns):
+            array, runs = reality.all_runs(result), np.broadcast_to(runs, reality.count)
+            for fault in _faults_of(reality, array, value, orders, {} if body else numbered, (body, turn), runs):
+                yield f"{eqn.primitive.name} {array.shape[1:]}: {fault}; said: {value}"
+        if not body:
+            numbered.setdefault(value.number, reality.all_runs(subject.values[var]))
 
 
 def _vector(array: np.ndarray) -> np.ndarray:
@@ -117,9 +169,28 @@ def _vector(array: np.ndarray) -> np.ndarray:
 
 
 def _faults_of(
-    reality: Reality, array: np.ndarray, value: Value, orders: dict[int, np.ndarray], numbered: dict[int, np.ndarray]
+    reality: Reality,
+    array: np.ndarray,
+    value: Value,
+    orders: dict[int, np.ndarray],
+    numbered: dict[int, np.ndarray],
+    where: Any,
+    runs: np.ndarray,
 ) -> Iterator[str]:
-    yield from _owner_faults(reality, array, value.owner, orders)
+    """What is said of one variable and is not so.
+
+    Args:
+        reality: all runs.
+        array: [run, ...] of the variable.
+        value: what is said of it.
+        orders: the permutation of each number.
+        numbered: arrays with a value number.
+        where: the turn of the loop that the variable stands in.
+        runs: [run], which of them are in that turn.
+    """
+    changed = _changed(reality, array, value.owner, orders, where) & runs & runs[reality.claims.base]
+    if changed.any():
+        yield f"changed by {reality.claims.runs[int(np.argmax(changed))].change}"
     if value.range is not None and array.size:
         low, high = value.range
         if array.min() < low or array.max() > high:
@@ -169,30 +240,27 @@ def _faults_of(
                 yield "is not spread from its vector"
 
 
-def _owner_faults(reality: Reality, array: np.ndarray, owner: Any, orders: dict[int, np.ndarray]) -> Iterator[str]:
+def _changed(reality: Reality, array: np.ndarray, owner: Any, orders: dict[int, np.ndarray], where: Any) -> np.ndarray:
+    """[run]: whether something differs from the unchanged run that must not."""
     base = reality.claims.base
     match owner:
         case Common():
-            changed = _by_run(differing(array, array[base]))
+            return _by_run(differing(array, array[base]))
         case OneLane(int(lane)):
-            differs = _by_run(differing(array, array[base]))
-            changed = differs & ~reality.may_differ(np.array([lane]))[:, 0]
+            return _by_run(differing(array, array[base])) & ~reality.may_differ(np.array([lane]))[:, 0]
+        case OneLane(Symbol(number)):
+            return reality.outside_picked((number, where), _by_run(differing(array, array[base])))
         case Rows(axis, inner, start, order):
             rows = np.moveaxis(array, axis + 1, 1)
             lane = np.arange(rows.shape[1]) // inner + start
             if order is not None:
-                if order.number not in orders:
-                    return
-                where = orders[order.number]
-                where = where if order.inverse else np.argsort(where, axis=1)
-                rows = np.take_along_axis(rows, where.reshape(*where.shape, *[1] * (rows.ndim - 2)), axis=1)
-            differs = _by_row(differing(rows, rows[base]))
-            changed = (differs & ~reality.may_differ(lane)).any(axis=1)
-        case PoolRows(leaf, _, axis, ()):
+                if order.number not in orders or orders[order.number].shape[1] != rows.shape[1]:
+                    return np.zeros(len(array), bool)
+                places = orders[order.number]
+                places = places if order.inverse else np.argsort(places, axis=1)
+                rows = np.take_along_axis(rows, places.reshape(*places.shape, *[1] * (rows.ndim - 2)), axis=1)
+            return np.asarray(np.any(_by_row(differing(rows, rows[base])) & ~reality.may_differ(lane), axis=1))
+        case PoolRows(leaf, _, axis):
             rows = np.moveaxis(array, axis + 1, 1)
-            differs = _by_row(differing(rows, rows[base]))
-            changed = (differs & ~reality.rows(leaf)).any(axis=1)
-        case _:
-            return
-    if changed.any():
-        yield f"changed by {reality.claims.runs[int(np.argmax(changed))].change}"
+            return np.asarray(np.any(_by_row(differing(rows, rows[base])) & ~reality.rows(leaf), axis=1))
+    return np.zeros(len(array), bool)

@@ -1,0 +1,95 @@
+"""Every rule on random operations of its primitive: what it says of the results is so, and is not always "mixed".
+
+One lane at a time is changed, for operands of every ownership; variables inside loops and branches are looked at too.
+"""
+
+from collections import Counter
+
+import pytest
+from instances.catalogue import BUILDERS, installed, instance
+from jaxpr_mutation import Subject
+from numpy_interpreter import in_numpy
+from predicted_owners import faults, predictions
+from xla_equations import apply
+
+from ir_passes import ir
+from ir_passes.rules.all import RULES
+from ir_passes.values import OneLane, PoolRows, Rows
+
+OWNED = (Rows, OneLane, PoolRows)
+NOT_TRIED = {
+    **dict.fromkeys(
+        "all_gather all_gather_invariant all_to_all axis_index pbroadcast pmax pmin ppermute precv psend psum "
+        "psum_invariant ragged_all_to_all reduce_scatter shard_map pvary reshard sharding_constraint "
+        "layout_constraint device_put".split(),
+        "of meshes and placements: the sharded programs and their mutants",
+    ),
+    **dict.fromkeys(
+        "ffi_call pallas_call pure_callback io_callback debug_callback debug_print".split(),
+        "believed as declared, not looked into: tests of declarations",
+    ),
+    **dict.fromkeys("closed_call core_call pjit remat2".split(), "other names of calls that are tried"),
+    **dict.fromkeys("create_token empty empty2".split(), "nobody's: has no operands"),
+    **dict.fromkeys(
+        "igamma igamma_grad_a igammac regularized_incomplete_beta random_gamma threefry2x32 threefry4x32 philox2x32 "
+        "philox4x32 random_bits random_split random_fold_in lu lu_pivots_to_permutation triangular_solve tridiagonal "
+        "tridiagonal_solve".split(),
+        "long to compile: tried with the long tests",
+    ),
+}
+"""Rules without a random instance in every run, and why."""
+NEVER_OWNED = {"iota": "has no operands"}
+ALSO = {"checkpoint": ("checkpoint", "remat2")}
+"""Names of one primitive in different versions of JAX."""
+ONLY_LONG = [name for name in BUILDERS if name in NOT_TRIED]
+TRIED = [name for name in BUILDERS if installed(name) and name not in NOT_TRIED]
+ENOUGH = 12
+"""Instances until one must have had a narrow prediction."""
+
+
+def narrow(subject: Subject, name: str) -> bool:
+    """Whether an operand belongs to lanes, and the rule says of which of them the result is."""
+    return any(
+        one.equation.primitive.name in ALSO.get(name, (name,))
+        and any(isinstance(operand.owner, OWNED) for operand in one.operands)
+        and isinstance(one.value.owner, OWNED)
+        for one in predictions(subject).values()
+    )
+
+
+def subject_of(name: str, seed: int) -> Subject:
+    return Subject(instance(name, seed), (0,), run=apply)
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_a_narrow_prediction_holds(name: str) -> None:
+    for seed in range(ENOUGH):
+        subject = subject_of(name, seed)
+        assert list(faults(subject)) == [], seed
+        if name in NEVER_OWNED or narrow(subject, name):
+            return
+    raise AssertionError(f"{ENOUGH} instances of {name!r}, and the rule calls every result of lanes mixed")
+
+
+def test_every_rule_is_tried() -> None:
+    assert set(RULES) - set(BUILDERS) <= set(NOT_TRIED)
+    assert {name for name in BUILDERS if not installed(name)} <= {"log2", "one_minus_square", "polynomial"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*TRIED, *filter(installed, ONLY_LONG)])
+def test_many_predictions_hold(name: str) -> None:
+    seeds = range(ENOUGH, ENOUGH + (60 if in_numpy(name) else 6))
+    found = Counter[bool]()
+    for seed in seeds:
+        subject = subject_of(name, seed)
+        assert list(faults(subject)) == [], seed
+        found[narrow(subject, name)] += 1
+    assert found[True] or name in NEVER_OWNED, f"{found.total()} instances of {name!r}, every result mixed"
+
+
+def test_variables_inside_loops_are_looked_at() -> None:
+    subject = subject_of("scan", 1)
+    inside = [one for var, one in predictions(subject).items() if one.body and subject.turns.get(var)]
+    assert len(inside) >= 3
+    assert all(isinstance(one.equation, ir.JaxprEqn) for one in inside)

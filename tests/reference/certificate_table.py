@@ -1,0 +1,103 @@
+"""The table of docs/certificates.md: what is known of each step of each family, of the checkpoints in tests/golden."""
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+import hybridlm
+from hybridlm._all_steps import all_shapes
+from hybridlm._programs import CopyShape
+from ir_passes import Certificate
+from models import family_of
+
+LANES, TOKENS = 4, 8
+STEPS = (f"prompts, {LANES} x {TOKENS}", f"decoding, {LANES} x 1", f"scoring, {LANES} x {TOKENS}", "copy of a row")
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+NAMES = (
+    "next_dense_layers", "dense_interval", "sparse_base", "lfm2_base", "lfm2_moe_base", "kimi_base", "ling_base",
+    "mamba2_base", "nemotron_latent", "granite_experts", "bamba_base", "falcon_base", "olmo_base",
+)  # fmt: skip
+"""A checkpoint of each family."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One checkpoint.
+
+    Attributes:
+        family: its name in the registry.
+        checkpoint: its folder in tests/golden.
+        verdicts: one for each of `STEPS`.
+    """
+
+    family: str
+    checkpoint: str
+    verdicts: tuple[str, ...]
+
+
+def certified(checkpoint: str) -> Row:
+    """Compile every step of a checkpoint; raises IsolationError or AuditError if one is refused."""
+    directory = GOLDEN / checkpoint
+    family = family_of(json.loads((directory / "config.json").read_text())).name
+    lm = hybridlm.load(directory, lanes=LANES, context=64, dtype="float32", chunk=TOKENS)
+    shapes = all_shapes(lm._engine, only_full=True)
+    assert len(shapes) == len(STEPS) and isinstance(shapes[-1], CopyShape)
+    return Row(family, checkpoint, tuple(verdict(lm._engine.program(shape).certificate) for shape in shapes))
+
+
+def verdict(certificate: Certificate) -> str:
+    """As "proved, audited; 2 copies (conv)": pool-sized copies, and the kinds of pools that they may be of."""
+    known = [name for name in ("proved", "audited") if getattr(certificate, name)]
+    assert certificate.holds and len(known) == 2, certificate.report()
+    count = len(certificate.copies)
+    if not count:
+        return ", ".join(known)
+    kinds = sorted({re.split(r"\W+", pool.path)[-1] for pool in certificate.pools if pool.copies})
+    return f"{', '.join(known)}; {count} cop{'y' if count == 1 else 'ies'} ({', '.join(kinds)})"
+
+
+def without_counts(found: str) -> str:
+    """A verdict without what differs between compilers: how many copies there are, or whether there are any."""
+    return found.partition(";")[0]
+
+
+def table(rows: list[Row]) -> str:
+    """The text of docs/certificates.md."""
+    lines = [f"| {row.family} | {row.checkpoint} | {' | '.join(row.verdicts)} |\n" for row in rows]
+    totals = Counter("copies" if ";" in cell else "none" for row in rows for cell in row.verdicts)
+    return f"""# Certificates of every family
+
+Every step that the engine runs, of a tiny checkpoint of every family: proved to keep its lanes apart, compiled by XLA
+and audited. {totals["none"]} of the {totals.total()} programs copy no pool.
+{VERSION}{jax.__version__} on {jax.default_backend()}, float32, {LANES} lanes, context 64, chunks of {TOKENS} tokens.
+Written by scripts/write_certificates.py; the steps of published models are in [verification.md](verification.md).
+
+| family | checkpoint | {" | ".join(STEPS)} |
+|{"---|" * (2 + len(STEPS))}
+{"".join(lines)}
+The copies that remain are of `conv`, the last inputs of a short convolution: two or three rows of its channels, which
+move up by one with every token. The new rows are the old ones at other places, so XLA cannot write them where the old
+ones are before it has read those, and copies the array first: once in each layer that has one. In Qwen3.5-35B-A3B
+that is 98 kB a layer for each sequence, beside a recurrent matrix of 2 MB. No recurrent matrix, key, value or latent
+cache is copied in any step, and a step that copies one is refused (`MAY_COPY` in hybridlm/_programs.py).
+"""
+
+
+VERSION = "jax "
+
+
+def read(text: str) -> dict[str, Row]:
+    """The rows of the table by checkpoint."""
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:2] == "| "]
+    return {row[1]: Row(row[0], row[1], tuple(row[2:])) for row in cells[1:]}
+
+
+def version(text: str) -> str:
+    """The version of jax that the table was made with."""
+    found = re.search(rf"^{VERSION}(\S+) on", text, re.MULTILINE)
+    assert found is not None
+    return found[1]

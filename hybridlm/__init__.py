@@ -10,7 +10,7 @@ import ir_passes as compiler
 import models
 from hybridlm import demo
 from hybridlm._choice import Choice
-from hybridlm._errors import NumericalError
+from hybridlm._errors import MissingExtra, NumericalError
 from hybridlm._forward import ForwardOutput, SequenceState
 from hybridlm._lm import LM
 from hybridlm._load import load
@@ -20,6 +20,7 @@ from hybridlm._results import Completion, Score
 from hybridlm._rows import RowsLost
 from hybridlm._session import Event, Session
 from hybridlm._snapshot import Snapshot, SnapshotError
+from hybridlm._tables import to_table
 from hybridlm.checkpoint import CheckpointError
 from models import ConfigError, UnsupportedModel
 
@@ -37,6 +38,7 @@ __all__ = [
     "Event",
     "ForwardOutput",
     "InsufficientMemory",
+    "MissingExtra",
     "NumericalError",
     "Prefix",
     "RowsLost",
@@ -51,4 +53,5 @@ __all__ = [
     "demo",
     "load",
     "models",
+    "to_table",
 ]

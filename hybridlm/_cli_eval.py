@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
+from hybridlm._errors import MissingExtra
 from hybridlm._load import load
 
 
@@ -40,7 +41,7 @@ def evaluate(
         raise typer.BadParameter("needs --output", param_hint="--samples")
     with reported(debug):
         if importlib.util.find_spec("lm_eval") is None:
-            raise ValueError('lm_eval is not installed; the extra "eval" has it: pip install "hybridlm[eval]"')
+            raise MissingExtra("eval", "lm_eval", "eval")
         from lm_eval.evaluator import simple_evaluate
         from lm_eval.tasks import TaskManager
         from lm_eval.utils import handle_non_serializable, make_table

@@ -390,3 +390,9 @@ def test_batch(lm: hybridlm.LM, tmp_path: Path):
     assert second["error"]["message"] == "line 2: tools: is not supported"
     message = refused("batch", "-m", "tiny", "-i", tmp_path / "in.jsonl", "-o", tmp_path / "in.jsonl")
     assert "is the input, too" in message
+
+
+def test_eval_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    message = refused("eval", "-m", "tiny", "-t", "any")
+    assert message == 'error: eval: needs lm_eval, which is not installed: pip install "hybridlm[eval]"\n'

@@ -44,7 +44,7 @@ metric_list: [{metric: exact_match}]
 QUESTIONS = ["Who has it?", "Where is the green kite ", "", "What?"]
 DOCS: dict[str, list[dict[str, Any]]] = {
     "kites": [
-        {"question": question * (1 + 30 * (i == 3)), "choices": ["Ada", "Ben has", "the red drum", "x"], "gold": i % 4}
+        {"question": question * (1 + 60 * (i == 3)), "choices": ["Ada", "Ben has", "the red drum", "x"], "gold": i % 4}
         for i, question in enumerate(QUESTIONS)
     ],
     # Shorter than the context, equal to it, and much longer.

@@ -76,7 +76,11 @@ class LM(TextScores):
 
     @property
     def stats(self) -> dict[str, int]:
-        """Counters since the model was loaded: steps, prompt, generated and scored tokens, compiled programs."""
+        """Counters since the model was loaded.
+
+        Steps, copies of rows, tokens of prompts and texts that were consumed, those that prefixes and common parts
+        saved, tokens that were generated, and compiled programs.
+        """
         return {**self._engine.stats, "compiled": len(self._engine.programs.shapes)}
 
     @property
@@ -180,8 +184,8 @@ class LM(TextScores):
         """Compute the state of the beginning of prompts or texts once, for `generate`, `stream`, `score` and `submit`.
 
         `lm.generate(prompts, prefix=p)` is `lm.generate` of the joined prompts without computing the prefix again, for
-        a prefix of any length: the same numbers, bit for bit where its length is one more than a multiple of `chunk`
-        and a call has one prompt, as far as float32 rounds otherwise. It keeps a row of state (`nbytes`) on the device.
+        a prefix of any length: the same numbers as far as float32 rounds; bit for bit where its length is one more than
+        a multiple of `chunk` and `generate` has one prompt. It keeps a row of state (`nbytes`) on the device.
 
         Args:
             tokens: a string, encoded as a prompt is, or a list of token ids. Text that continues it is encoded by

@@ -15,7 +15,7 @@ THEMES = (elementwise, moves, reductions, indexing, products, randomness, contro
 BUILDERS: dict[str, Builder] = {name: builder for theme in THEMES for name, builder in theme.BUILDERS.items()}
 ATTEMPTS = 30
 """Draws until parameters fit their operands."""
-MISFITS = (TypeError, ValueError, IndexError, ZeroDivisionError, NotImplementedError)
+MISFITS = (TypeError, ValueError, IndexError, AssertionError, ZeroDivisionError, NotImplementedError)
 
 
 class NoInstance(RuntimeError):

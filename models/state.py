@@ -54,7 +54,7 @@ class StateArray:
 
     def bytes(self, dtype: DTypeLike) -> int:
         """Bytes of one sequence, or of one token where it grows."""
-        return math.prod(size or 1 for _, size in self.sizes) * self._item(dtype)
+        return math.prod(size for _, size in self.sizes if size is not None) * self._item(dtype)
 
     def formula(self, dtype: DTypeLike) -> str:
         """`key*value*4 B = 128*64*4 B = 32,768 B`, without the positions of a cache."""

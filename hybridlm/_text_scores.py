@@ -118,6 +118,8 @@ class TextScores:
             "hybridlm": hybridlm.__version__,
             "jax": jax.__version__,
             "device": f"{device.platform} {device.device_kind}",
+            # They decide which code XLA makes of the steps.
+            "XLA_FLAGS": " ".join(sorted(os.environ.get("XLA_FLAGS", "").split())) or "none",
         }
 
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:

@@ -221,9 +221,11 @@ def test_of_a_model(tmp_path: Path, text_lm: hybridlm.LM):
     assert faults[3] == "line 8: text: is empty; at least one token is needed"
 
 
-def test_origin_of_a_model(text_lm: hybridlm.LM):
-    """Everything that may be given in another way names itself."""
+def test_origin_of_a_model(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
+    """Everything that may be given in another way names itself; flags of XLA change bits, their order does not."""
+    monkeypatch.setenv("XLA_FLAGS", "--b=1  --a=2")
     origin = text_lm._origin()
+    assert origin["XLA_FLAGS"] == "--a=2 --b=1"
     assert origin["model"] == text_lm.fingerprint and (origin["lanes"], origin["chunk"]) == (3, 5)
     assert origin["dtypes"] == "float32" and str(origin["device"]).startswith("cpu")
     assert text_lm.tokenizer is not None and origin["tokenizer"] == text_lm.tokenizer.fingerprint

@@ -64,9 +64,8 @@ def check_same_grid(lm: hybridlm.LM, chunks: int) -> None:
         assert pool is not None and sequence.slot is not None
         cold = engine.take_snapshot(pool, sequence.slot, IDS[:count], owner=sequence)
     assert cold.pool is not None and prefix.snapshot.pool is not None
-    for one, *pair in zip(
-        engine.kind.layout, *(jax.tree.leaves(state.pool.look()) for state in (cold, prefix.snapshot)), strict=True
-    ):
+    leaves = [jax.tree.leaves(pool.look()) for pool in (cold.pool, prefix.snapshot.pool)]
+    for one, *pair in zip(engine.kind.layout, *leaves, strict=True):
         inside = tuple(slice(count if axis == one.positions else size) for axis, size in enumerate(one.shape))
         first, second = (np.asarray(leaf)[0][inside] for leaf in pair)
         assert first.tobytes() == second.tobytes(), one

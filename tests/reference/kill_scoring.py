@@ -1,9 +1,8 @@
 """Kill -9 a run that scores a file at every moment at which it changes a file, and run it again.
 
-python kill_scoring.py FOLDER ENDING prints how many moments there are; exit status 1 if an output was wrong.
+python kill_scoring.py FOLDER prints how many moments there are; exit status 1 if an output was wrong.
 """
 
-import importlib
 import os
 import pathlib
 import shutil
@@ -68,16 +67,14 @@ def run(output: pathlib.Path, moment: int) -> tuple[int, int]:
     return (status, 0) if status < 0 else (0, status)
 
 
-def main(folder: pathlib.Path, ending: str) -> None:
-    if ending == ".parquet":
-        importlib.import_module("pyarrow.parquet")  # once, for all children
+def main(folder: pathlib.Path) -> None:
     write_lines(folder / "in.jsonl", LINES)
-    undisturbed = folder / f"undisturbed{ending}"
+    undisturbed = folder / "undisturbed.jsonl"
     _, moments = run(undisturbed, -1)
     assert 20 < moments < 255, moments
     expected = undisturbed.read_bytes()
     for moment in range(moments):
-        output = folder / f"out{ending}"
+        output = folder / "out.jsonl"
         output.write_bytes(b"older")
         assert run(output, moment)[0] == -signal.SIGKILL, moment
         assert output.read_bytes() in (b"older", expected), f"half an output after a kill at moment {moment}"
@@ -87,9 +84,9 @@ def main(folder: pathlib.Path, ending: str) -> None:
         left = sorted(path.name for path in folder.iterdir() if path.name not in ("in.jsonl", undisturbed.name))
         if signalled or output.read_bytes() != expected or left != [output.name]:
             sys.exit(f"killed at moment {moment}: the output differs, or {left} are left")
-        shutil.rmtree(folder / f"out{ending}.parts", ignore_errors=True)
+        shutil.rmtree(folder / "out.jsonl.parts", ignore_errors=True)
     print(moments)
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]), sys.argv[2])
+    main(pathlib.Path(sys.argv[1]))

@@ -35,8 +35,11 @@ Shape = tuple[int, ...]
 def place_after_reshape(axis: int, before: Shape, after: Shape) -> tuple[int, int, int] | None:
     """Where an axis is after a row-major reshape: (new axis, elements of the new axis per old index, and the reverse).
 
-    One of the two counts is 1. None where the axis does not survive as a prefix of a new axis or the other way round.
+    One of the two counts is 1. None where the axis does not survive as a prefix of a new axis or the other way round,
+    and for an array without elements.
     """
+    if not math.prod(after):
+        return None
     ahead = math.prod(before[:axis])
     stride = math.prod(before[axis + 1 :])
     lead = 1

@@ -235,6 +235,11 @@ def test_captured_row_and_captured_pool_are_found() -> None:
     assert ViolationKind.CONSTANT in found
 
 
+def test_reshaped_arrays_without_elements_are_refused_in_words() -> None:
+    found = kinds(lambda _, x: (x + x[:, :0].reshape(N, 0, 3).sum((1, 2))[:, None],), lane_args(), LANES)
+    assert found == {ViolationKind.CROSS_LANE}
+
+
 def test_random_numbers_of_one_key_tell_rows_where_they_lie() -> None:
     def drawn(_, x):
         order = jnp.argsort(x[:, 0])

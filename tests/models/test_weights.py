@@ -41,7 +41,7 @@ def tiny(family: str, ratio: int, tied: bool = False) -> dict[str, Any]:
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 9,
         "shared_expert_intermediate_size": 11,
-        "mlp_only_layers": [1],
+        "mlp_only_layers": [1] if family == "qwen3_next" else [],
         "tie_word_embeddings": tied,
     }
 

@@ -10,7 +10,8 @@ from hybridlm import Score
 from hybridlm._perplexity import corpus_perplexity, rolling_windows, second_half_windows, strided_windows, windows_of
 
 PREFIX = 900
-SIZES = [(length, size) for length in (*range(1, 14), 40) for size in (2, 3, 4, 5, 7, 13, 14, 64)]
+LENGTHS = (*range(1, 14), 40)
+SIZES = pytest.mark.parametrize("size", (2, 3, 4, 5, 7, 13, 14, 64))
 
 
 def by_definition(tokens: list[int], most: int) -> Iterator[tuple[list[int], list[int]]]:
@@ -30,23 +31,25 @@ def by_definition(tokens: list[int], most: int) -> Iterator[tuple[list[int], lis
         yield inputs[: most - (count - 1)], tokens[done - count : done]
 
 
-@pytest.mark.parametrize(("length", "size"), SIZES)
-def test_as_lm_eval(length: int, size: int) -> None:
-    tokens = list(range(length))
-    windows = rolling_windows(tokens, PREFIX, size)
-    split = [(list(w.tokens[: -w.predicted]), list(w.tokens[-w.predicted :])) for w in windows]
-    assert split == list(by_definition(tokens, size - 1))
+@SIZES
+def test_as_lm_eval(size: int) -> None:
+    for length in LENGTHS:
+        tokens = list(range(length))
+        windows = rolling_windows(tokens, PREFIX, size)
+        split = [(list(w.tokens[: -w.predicted]), list(w.tokens[-w.predicted :])) for w in windows]
+        assert split == list(by_definition(tokens, size - 1))
 
 
-@pytest.mark.parametrize(("length", "size"), SIZES)
-def test_every_token_is_predicted_once(length: int, size: int) -> None:
-    windows = rolling_windows(range(length), PREFIX, size)
-    predicted = [token for window in windows for token in window.tokens[-window.predicted :]]
-    assert predicted == list(range(length))
-    assert all(window.predicted == size - 1 for window in windows[:-1])
-    assert all(1 <= window.predicted < len(window.tokens) <= size for window in windows)
-    assert all(len(window.tokens) == size for window in windows[1:])
-    assert windows[0].tokens[0] == PREFIX
+@SIZES
+def test_every_token_is_predicted_once(size: int) -> None:
+    for length in LENGTHS:
+        windows = rolling_windows(range(length), PREFIX, size)
+        predicted = [token for window in windows for token in window.tokens[-window.predicted :]]
+        assert predicted == list(range(length))
+        assert all(window.predicted == size - 1 for window in windows[:-1])
+        assert all(1 <= window.predicted < len(window.tokens) <= size for window in windows)
+        assert all(len(window.tokens) == size for window in windows[1:])
+        assert windows[0].tokens[0] == PREFIX
 
 
 def test_an_empty_text_has_no_window() -> None:
@@ -78,41 +81,43 @@ def test_perplexity_of_several_texts() -> None:
     assert corpus_perplexity(windows, fake_scores, most=3) == pytest.approx(math.exp(total / count), rel=1e-6)
 
 
-@pytest.mark.parametrize(("length", "size"), SIZES)
-def test_strided_as_in_the_documentation_of_transformers(length: int, size: int) -> None:
+@SIZES
+def test_strided_as_in_the_documentation_of_transformers(size: int) -> None:
     """A label counts where it is not -100 and not the first of its window, whose label nothing predicts."""
-    for stride in {1, size // 2, size - 1, size} - {0}:
-        want, previous = [], 0
-        for begin in range(0, length, stride):
-            end = min(begin + size, length)
-            labels = [token if place >= begin + (end - begin) - (end - previous) else -100
-                      for place, token in enumerate(range(begin, end), begin)]  # fmt: skip
-            want += [(token, token - begin) for token in labels[1:] if token != -100]
-            previous = end
-            if end == length:
-                break
-        found = [
-            (token, window.tokens.index(token))
-            for window in strided_windows(range(length), size, stride)
-            for token in window.tokens[-window.predicted :]
-        ]
-        assert found == want
-        if stride < size:
-            assert [token for token, _ in found] == list(range(1, length))
+    for length in LENGTHS:
+        for stride in {1, size // 2, size - 1, size} - {0}:
+            want, previous = [], 0
+            for begin in range(0, length, stride):
+                end = min(begin + size, length)
+                labels = [token if place >= begin + (end - begin) - (end - previous) else -100
+                          for place, token in enumerate(range(begin, end), begin)]  # fmt: skip
+                want += [(token, token - begin) for token in labels[1:] if token != -100]
+                previous = end
+                if end == length:
+                    break
+            found = [
+                (token, window.tokens.index(token))
+                for window in strided_windows(range(length), size, stride)
+                for token in window.tokens[-window.predicted :]
+            ]
+            assert found == want
+            if stride < size:
+                assert [token for token, _ in found] == list(range(1, length))
 
 
-@pytest.mark.parametrize(("length", "size"), SIZES)
-def test_second_halves_as_in_llama_cpp(length: int, size: int) -> None:
+@SIZES
+def test_second_halves_as_in_llama_cpp(size: int) -> None:
     """In the words of llama-perplexity: logits from `n_ctx / 2` on, the last left out, each predicts the next token."""
-    windows = second_half_windows(range(length), size, None)
-    found = [(token, place) for w in windows for place, token in enumerate(w.tokens) if place >= size - w.predicted]
-    want = []
-    for chunk in range(length // size):
-        for place in range(size // 2, size - 1):
-            want.append((chunk * size + place + 1, place + 1))
-    assert found == want
-    for plain, begun in zip(windows, second_half_windows(range(length), size, PREFIX), strict=True):
-        assert begun == plain._replace(tokens=(PREFIX, *plain.tokens[1:]))
+    for length in LENGTHS:
+        windows = second_half_windows(range(length), size, None)
+        found = [(token, place) for w in windows for place, token in enumerate(w.tokens) if place >= size - w.predicted]
+        want = []
+        for chunk in range(length // size):
+            for place in range(size // 2, size - 1):
+                want.append((chunk * size + place + 1, place + 1))
+        assert found == want
+        for plain, begun in zip(windows, second_half_windows(range(length), size, PREFIX), strict=True):
+            assert begun == plain._replace(tokens=(PREFIX, *plain.tokens[1:]))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from ir_passes.values import (
     Implies,
     Iota,
     Kept,
+    Mixed,
     OneHot,
+    OneLane,
     Owner,
     Permuted,
     PoolRows,
@@ -59,6 +61,16 @@ def elementwise(site: Site, *operands: Value) -> list[Value]:
     """The join of the owners."""
     owner, bounds = _combined(site, operands), _bounds(site, operands)
     return [Value(owner, range=bounds) for _ in site.eqn.outvars]
+
+
+@rule("regularized_incomplete_beta")
+def until_all_converge(site: Site, *operands: Value) -> list[Value]:
+    """Elementwise on paper; JAX computes it by one loop that goes on for all places until the last has converged."""
+    owner = _combined(site, operands)
+    if not isinstance(owner, Common | OneLane | Mixed):
+        remedy = "write the continued fraction with a fixed number of terms"
+        owner = site.mixed("how often its loop goes round depends on all lanes", remedy)
+    return [Value(owner)]
 
 
 @rule("max", "min", "clamp")

@@ -261,6 +261,13 @@ def test_callbacks_with_effects_give_other_numbers_each_time() -> None:
     assert kinds(sorted_twice, lane_args(), contract) == {ViolationKind.CROSS_LANE}
 
 
+def test_a_function_that_iterates_until_all_lanes_converge_is_refused() -> None:
+    def improbable(_, x):
+        return (jax.scipy.special.betainc(1.0 + jnp.abs(x), 2.0 + jnp.abs(x), jax.nn.sigmoid(x)),)
+
+    assert kinds(improbable, lane_args(), LANES) == {ViolationKind.CROSS_LANE}
+
+
 def test_proof_says_what_it_proves() -> None:
     proof = proved(advanced, mapped_args(), MAPPED)
     assert proof.lanes == N and proof.equations > 3 and proof.seconds > 0

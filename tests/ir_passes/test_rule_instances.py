@@ -38,7 +38,7 @@ NOT_TRIED = {
     ),
 }
 """Rules without a random instance in every run, and why."""
-NEVER_OWNED = {"iota": "has no operands"}
+NEVER_NARROW = {"iota": "has no operands", "regularized_incomplete_beta": "its loop depends on all lanes"}
 ALSO = {"checkpoint": ("checkpoint", "remat2")}
 """Names of one primitive in different versions of JAX."""
 ONLY_LONG = [name for name in BUILDERS if name in NOT_TRIED]
@@ -66,7 +66,7 @@ def test_a_narrow_prediction_holds(name: str) -> None:
     for seed in range(ENOUGH):
         subject = subject_of(name, seed)
         assert list(faults(subject)) == [], seed
-        if name in NEVER_OWNED or narrow(subject, name):
+        if name in NEVER_NARROW or narrow(subject, name):
             return
     raise AssertionError(f"{ENOUGH} instances of {name!r}, and the rule calls every result of lanes mixed")
 
@@ -85,7 +85,7 @@ def test_many_predictions_hold(name: str) -> None:
         subject = subject_of(name, seed)
         assert list(faults(subject)) == [], seed
         found[narrow(subject, name)] += 1
-    assert found[True] or name in NEVER_OWNED, f"{found.total()} instances of {name!r}, every result mixed"
+    assert found[True] or name in NEVER_NARROW, f"{found.total()} instances of {name!r}, every result mixed"
 
 
 def test_variables_inside_loops_are_looked_at() -> None:

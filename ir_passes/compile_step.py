@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import jax
 
-from ir_passes import notebook_html
 from ir_passes.arena_plan import Plan
 from ir_passes.audit import AuditReport, audit
 from ir_passes.calling import Calling
@@ -25,6 +24,7 @@ from ir_passes.fingerprint import fingerprint
 from ir_passes.first_run import FirstRun
 from ir_passes.graph import Pass
 from ir_passes.hlo import HloError
+from ir_passes.html_table import table
 from ir_passes.pass_pipeline import DEFAULT_PASSES
 from ir_passes.planned_step import prove_and_plan, trace
 from ir_passes.proving import Certify, Proved, warn
@@ -191,8 +191,8 @@ class CompiledStep:
         ]
         return (
             self.certificate._repr_html_()
-            + notebook_html.table(("pool", "written in place as", "bytes", "copies of its type"), pools)
-            + notebook_html.table(("scratch", "bytes"), scratch)
+            + table(("pool", "written in place as", "bytes", "copies of its type"), pools)
+            + table(("scratch", "bytes"), scratch)
         )
 
     def _ran(self, findings: tuple[Finding, ...]) -> None:

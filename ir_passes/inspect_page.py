@@ -1,10 +1,11 @@
 """One self-contained page about a compiled step: what is certified, its scratch by lane, its pools, its copies."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 
 from ir_passes.certificate import Certificate
 from ir_passes.compile_step import CompiledStep
+from ir_passes.html_table import table
 from ir_passes.inspect_svg import arena_map, lane_colour, live_ranges
 from ir_passes.ownership import ownership
 
@@ -45,14 +46,12 @@ def inspect_page(title: str, step: CompiledStep, before: CompiledStep | None = N
         "<h2>Which lane may reach which</h2>",
         _matrix(certificate),
         "<h2>Pools</h2>",
-        _table(
+        table(
             ("pool", "written in place as", "bytes", "faults", "copies of its type"),
             ((one.path, one.successor or "only read", one.bytes, one.faults, one.copies) for one in certificate.pools),
         ),
         "<h2>Rewrites</h2>",
-        _table(
-            ("pass", "changed", "what it did"), ((one.name, one.changed, one.summary) for one in certificate.passes)
-        ),
+        table(("pass", "changed", "what it did"), ((one.name, one.changed, one.summary) for one in certificate.passes)),
         "<h2>Pool-sized copies in one call</h2>",
         _copies("before the rewrites", certificate if before is None else before.certificate),
         _copies("after", certificate),
@@ -107,19 +106,6 @@ def _copies(heading: str, certificate: Certificate) -> str:
     lines = "".join(f"<li>{escape(line)}</li>" for line in certificate.copies)
     count = len(certificate.copies)
     return f"<p>{heading}: {count} ({certificate.memory.copied:,} bytes)</p>" + (f"<ul>{lines}</ul>" if lines else "")
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    def cell(value: object) -> str:
-        if isinstance(value, bool):
-            return f"<td>{'yes' if value else 'no'}</td>"
-        if isinstance(value, int):
-            return f'<td class="number">{value:,}</td>'
-        return f"<td>{escape(str(value))}</td>"
-
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def _key(lanes: int) -> str:

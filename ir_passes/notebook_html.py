@@ -23,13 +23,3 @@ def lists(sections: Sequence[tuple[str, Sequence[str]]], opened: Sequence[str]) 
         for heading, lines in sections
         if lines
     )
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
-    """Cells of plain text, or of numbers with thousands apart."""
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{one:,}</td>' if isinstance(one, int) else f'<td>{escape(one)}</td>' for one in row)}</tr>"
-        for row in rows
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"

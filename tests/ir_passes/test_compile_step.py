@@ -104,8 +104,8 @@ def test_notebooks_show_certificate_pools_and_scratch(step: CompiledStep) -> Non
     page = step._repr_html_()
     assert page.startswith(step.certificate._repr_html_())
     for one in step.certificate.pools:
-        assert f"<td>{one.path}</td><td>{one.successor}</td><td>{one.bytes:,}</td>" in page
-    assert f"<td>allocated by XLA</td><td>{step.certificate.memory.temp:,}</td>" in page
+        assert f'<td>{one.path}</td><td>{one.successor}</td><td class="number">{one.bytes:,}</td>' in page
+    assert f'<td>allocated by XLA</td><td class="number">{step.certificate.memory.temp:,}</td>' in page
 
 
 def test_example_arguments_may_be_abstract() -> None:

@@ -24,15 +24,24 @@ LoadProgress = Callable[[int, int, str], None]
 
 
 @contextmanager
+def _bar(show: bool | None, *columns: ProgressColumn) -> Iterator[Progress | None]:
+    """A bar of these columns, or None where nobody is looking: `show` is False, or None without a terminal."""
+    if not (sys.stderr.isatty() if show is None else show):
+        yield None
+        return
+    console = Console(stderr=True)
+    # Without a terminal the bar is written once, when it is done.
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
+        yield bar
+
+
+@contextmanager
 def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
     """A bar over the bytes of parameters, or None where nobody is looking.
 
     Args:
         show: None shows it where standard error is a terminal.
     """
-    if not (sys.stderr.isatty() if show is None else show):
-        yield None
-        return
     columns = (
         TextColumn("loading"),
         BarColumn(),
@@ -41,9 +50,10 @@ def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[name]}"),
     )
-    console = Console(stderr=True)
-    # Without a terminal the bar is written once, when it is done.
-    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
+    with _bar(show, *columns) as bar:
+        if bar is None:
+            yield None
+            return
         task = bar.add_task("load", total=None, name="")
         yield lambda done, total, name: bar.update(task, completed=done, total=total, name=name)
 
@@ -73,13 +83,10 @@ def step_progress(show: bool | None, total: int) -> Iterator[Callable[[int, str]
 @contextmanager
 def file_progress(show: bool | None, what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar over the bytes of an input file; gives what takes those done and all of them. `show` as for loading."""
-    if not (sys.stderr.isatty() if show is None else show):
-        yield lambda done, total: None
-        return
-    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    # Without a terminal the bar is written once, when it is done.
-    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
+    with _bar(show, TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as bar:
+        if bar is None:
+            yield lambda done, total: None
+            return
         task = bar.add_task(what, total=None)
         # A pipe has no size.
         yield lambda done, total: bar.update(task, completed=done, total=total or None)
@@ -115,9 +122,6 @@ class RowProgress:
 @contextmanager
 def score_progress(show: bool | None) -> Iterator[RowProgress]:
     """A bar of rows, tokens per second and the time that is left. `show` as for loading."""
-    if not (sys.stderr.isatty() if show is None else show):
-        yield RowProgress(None)
-        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -126,8 +130,7 @@ def score_progress(show: bool | None) -> Iterator[RowProgress]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
+    with _bar(show, *columns) as bar:
         yield RowProgress(bar)
 
 
@@ -138,11 +141,10 @@ class _RowsLeft(ProgressColumn):
 
 @contextmanager
 def _counting(what: str, show: bool | None, total: int) -> Iterator[Callable[[int, str], None]]:
-    if not (sys.stderr.isatty() if show is None else show):
-        yield lambda done, name: None
-        return
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, TextColumn("{task.fields[name]}"), console=console, transient=console.is_terminal) as bar:
+    name = TextColumn("{task.fields[name]}")
+    with _bar(show, TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), name) as bar:
+        if bar is None:
+            yield lambda done, name: None
+            return
         task = bar.add_task(what, total=total, name="")
         yield lambda done, name: bar.update(task, completed=done, name=name)

@@ -17,7 +17,7 @@ import numpy as np
 
 from hybridlm._engine import Engine
 from hybridlm._replacing import replacing
-from hybridlm._snapshot import ArrayLayout, Snapshot, SnapshotError, nothing_consumed, token_hash
+from hybridlm._snapshot import ArrayLayout, Snapshot, SnapshotError, StateKind, nothing_consumed, token_hash
 from hybridlm.checkpoint import CheckpointError, SafetensorsFile
 from hybridlm.checkpoint.safetensors_writer import NAMES, Entry, write_safetensors
 from hybridlm.checkpoint.strict_json import unique_keys
@@ -34,15 +34,7 @@ def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> No
     """
     snapshot.require_tokens(tokens)
     label = snapshot.label
-    described = {
-        "model": label.kind.model,
-        "dtype": label.kind.dtype,
-        "context": label.kind.context,
-        "layout": [list(one) for one in label.kind.layout],
-        "position": label.position,
-        "tokens": label.tokens,
-        "epoch": label.epoch,
-    }
+    described = {**_described(label.kind, label.position, label.tokens), "epoch": label.epoch}
     metadata = {"format": FORMAT, "label": json.dumps(described), "token_ids": json.dumps(tokens)}
     entries = _entries(label.kind.layout, label.position)
     metadata["sha256"] = _hash(metadata, _arrays(snapshot))
@@ -90,6 +82,18 @@ def load_snapshot(
     return tokens, snapshot
 
 
+def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
+    """A label as JSON has it, but for the epoch, which the reader cannot know."""
+    return {
+        "model": kind.model,
+        "dtype": kind.dtype,
+        "context": kind.context,
+        "layout": [[one.path, list(one.shape), one.dtype, one.positions] for one in kind.layout],
+        "position": position,
+        "tokens": tokens,
+    }
+
+
 def _cut(layout: ArrayLayout, position: int) -> tuple[int, ...]:
     """The shape of an array in the file."""
     return tuple(position if axis == layout.positions else size for axis, size in enumerate(layout.shape))
@@ -132,15 +136,7 @@ def _json(path: Path, name: str, text: str) -> Any:
 
 def _require_label(path: Path, label: Any, engine: Engine, consumed: tuple[int, ...]) -> None:
     """Check every field of a label against the model and the tokens."""
-    kind = engine.kind
-    expected = {
-        "model": kind.model,
-        "dtype": kind.dtype,
-        "context": kind.context,
-        "layout": [[one.path, list(one.shape), one.dtype, one.positions] for one in kind.layout],
-        "position": len(consumed),
-        "tokens": token_hash(consumed),
-    }
+    expected = _described(engine.kind, len(consumed), token_hash(consumed))
     if not isinstance(label, dict) or set(label) != {*expected, "epoch"}:
         raise SnapshotError(
             f"{path}: label: expected an object of {', '.join(expected)} and epoch, found {label!r:.200}"

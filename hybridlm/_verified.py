@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-import jax
 from rich.text import Text
 
 from hybridlm._engine import Engine
@@ -82,8 +81,6 @@ class Planned:
     def __init__(self, engine: Engine):
         self._engine = engine
         self.found: list[PlannedStep] = []
-        row = jax.tree.leaves(jax.eval_shape(lambda: engine.new_rows(1)))
-        self._row = sum(leaf.size * leaf.dtype.itemsize for leaf in row)
         numbers = sum(param.size for param in engine.params)
         size = sum(param.size * param.dtype.itemsize for param in engine.params)
         self.title: str | None = f"{numbers / 1e9:.2f}e9 parameters, {size:,} B; rows of {engine.context} positions"
@@ -95,6 +92,6 @@ class Planned:
             str(step.equations),
             Text("yes", "green"),
             f"{step.plan.size:,} B",
-            f"{self._row:,} B",
+            f"{self._engine.kind.row_bytes:,} B",
             f"{sum(step.seconds.values()):.1f}",
         )

@@ -130,8 +130,7 @@ def _chat_ids(lm: LM, message: str | list[Any]) -> list[int]:
         raise ValueError("--chat: the checkpoint has no tokenizer.json")
     if not isinstance(message, str):
         raise ValueError("--chat: expected messages as text, got token ids")
-    text = lm.tokenizer.apply_chat_template([{"role": "user", "content": message}])
-    return lm.tokenizer.encode(text, add_special_tokens=False)
+    return lm.tokenizer.encode_chat([{"role": "user", "content": message}])
 
 
 def _in_order(events: Iterator[Event]) -> Iterator[tuple[int, Completion]]:

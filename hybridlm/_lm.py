@@ -237,8 +237,7 @@ class LM(TextScores):
         """
         if self.tokenizer is None:
             raise ValueError("chat: the checkpoint has no tokenizer.json; apply a template yourself and use generate")
-        text = self.tokenizer.apply_chat_template(messages)
-        completions = self.generate([self.tokenizer.encode(text, add_special_tokens=False)], **settings)
+        completions = self.generate([self.tokenizer.encode_chat(messages)], **settings)
         if len(completions) != 1:
             raise ValueError(f"chat answers once, got n={settings['n']}; use generate for several completions")
         return completions[0]

@@ -169,8 +169,7 @@ def _chat_prompt(messages: list[Any], variables: dict[str, Any], inputs: Inputs)
     if inputs.tokenizer is None:
         raise ValueError(f"messages: the checkpoint has no tokenizer.json; send token ids to {COMPLETIONS}")
     plain = [_flat(i, message) for i, message in enumerate(messages)]
-    text = inputs.tokenizer.apply_chat_template(plain, **variables)
-    return [Prompt(inputs.encode(inputs.tokenizer.encode(text, add_special_tokens=False), "messages"))]
+    return [Prompt(inputs.encode(inputs.tokenizer.encode_chat(plain, **variables), "messages"))]
 
 
 def _flat(index: int, message: Any) -> Any:

@@ -144,6 +144,10 @@ class Tokenizer:
         """A decoder for one sequence that grows token by token."""
         return StreamDecoder(lambda ids: self.decode(ids, skip_special_tokens))
 
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """Token ids of a conversation in its template, which writes the special tokens; as `apply_chat_template`."""
+        return self.encode(self.apply_chat_template(messages, **variables), add_special_tokens=False)
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

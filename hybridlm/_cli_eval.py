@@ -3,7 +3,6 @@
 # lm_eval is an extra: where it is not installed, its types are not known.
 # pyright: reportMissingImports=false
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
-from hybridlm._errors import MissingExtra
+from hybridlm._errors import require_extra
 from hybridlm._load import load
 
 
@@ -40,8 +39,7 @@ def evaluate(
     if samples and output is None:
         raise typer.BadParameter("needs --output", param_hint="--samples")
     with reported(debug):
-        if importlib.util.find_spec("lm_eval") is None:
-            raise MissingExtra("eval", "lm_eval", "eval")
+        require_extra("eval", "lm_eval", "eval")
         from lm_eval.evaluator import simple_evaluate
         from lm_eval.tasks import TaskManager
         from lm_eval.utils import handle_non_serializable, make_table

@@ -1,4 +1,6 @@
-"""What goes wrong while a model runs."""
+"""What goes wrong while a model runs, or before, where a package is missing."""
+
+from importlib.util import find_spec
 
 
 class NumericalError(RuntimeError):
@@ -27,3 +29,9 @@ class MissingExtra(ImportError):
 
     def __init__(self, what: str, package: str, extra: str):
         super().__init__(f'{what}: needs {package}, which is not installed: pip install "hybridlm[{extra}]"')
+
+
+def require_extra(what: str, package: str, extra: str) -> None:
+    """Raises MissingExtra, with these arguments, where the package is not installed."""
+    if find_spec(package) is None:
+        raise MissingExtra(what, package, extra)

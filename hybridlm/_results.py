@@ -21,6 +21,11 @@ def perplexity(sum_logprob: float, count: int) -> float:
     return math.exp(mean) if mean < math.log(sys.float_info.max) else math.inf
 
 
+def known(value: float) -> float | None:
+    """The number, or None (null in a table) for nan."""
+    return None if math.isnan(value) else value
+
+
 @dataclass(frozen=True)
 class Completion:
     """The continuation of one prompt.

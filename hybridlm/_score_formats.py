@@ -3,11 +3,10 @@
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from hybridlm._errors import MissingExtra
+from hybridlm._errors import require_extra
 from hybridlm._json_lines import Id
 from hybridlm._results import Score
 
@@ -95,8 +94,8 @@ def format_of(path: Path) -> str:
     ending = path.suffix.lower()
     if ending not in (".jsonl", ".parquet"):
         raise ValueError(f"{path}: expected a name that ends in .jsonl or .parquet")
-    if ending == ".parquet" and find_spec("pyarrow") is None:
-        raise MissingExtra(f"{path}: Parquet", "pyarrow", "data")
+    if ending == ".parquet":
+        require_extra(f"{path}: Parquet", "pyarrow", "data")
     return ending
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hybridlm._json_lines import Id
+from hybridlm._results import known
 from hybridlm._score_formats import IdKinds, InputRow, Mark, OutputRow
 
 BATCH_ROWS = 1024
@@ -166,7 +167,7 @@ class ParquetScores:
             "id": ids,
             "token_ids": [None if one is None else one.token_ids for one in scores],
             "sum_logprob": [None if one is None else one.sum_logprob for one in scores],
-            "perplexity": [None if one is None else _known(one.perplexity) for one in scores],
+            "perplexity": [None if one is None else known(one.perplexity) for one in scores],
             # Messages may quote what no UTF-8 can hold.
             "error": [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows],
         }
@@ -191,10 +192,6 @@ class ParquetScores:
                     gathered = []
             if gathered:
                 _write_group(writer, gathered)
-
-
-def _known(value: float) -> float | None:
-    return None if value != value else value
 
 
 def _logprobs(rows: list[OutputRow]) -> pa.Array:

@@ -1,13 +1,11 @@
 """Results as Arrow tables (extra `data`), from where pandas, Parquet and everything else is one call away."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from hybridlm._choice import Choice
-from hybridlm._errors import MissingExtra
-from hybridlm._results import Completion, Score
+from hybridlm._errors import require_extra
+from hybridlm._results import Completion, Score, known
 
 if TYPE_CHECKING:
     import pyarrow
@@ -31,8 +29,7 @@ def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice])
         TypeError, ValueError: no results, or not of one kind.
         MissingExtra: pyarrow is not installed.
     """
-    if find_spec("pyarrow") is None:
-        raise MissingExtra("to_table", "pyarrow", "data")
+    require_extra("to_table", "pyarrow", "data")
     import pyarrow as pa
 
     if not isinstance(results, list | tuple) or not results:
@@ -56,12 +53,8 @@ def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice])
     return pa.table({name: pa.array(values, types.get(name)) for name, values in columns.items()})
 
 
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
 def _numbers(values: Any) -> list[float | None] | None:
-    return None if values is None else [_number(float(value)) for value in values]
+    return None if values is None else [known(float(value)) for value in values]
 
 
 def _tops(tops: Sequence[Mapping[int, float]] | None) -> list[list[dict[str, Any]]] | None:
@@ -75,8 +68,8 @@ _COLUMNS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "token_ids": lambda one: one.token_ids,
         "logprobs": lambda one: _numbers(one.logprobs),
         "greedy": lambda one: one.greedy.tolist(),
-        "sum_logprob": lambda one: _number(one.sum_logprob),
-        "perplexity": lambda one: _number(one.perplexity),
+        "sum_logprob": lambda one: known(one.sum_logprob),
+        "perplexity": lambda one: known(one.perplexity),
         "top_logprobs": lambda one: _tops(one.top_logprobs),
     },
     Completion: {

@@ -393,6 +393,6 @@ def test_batch(lm: hybridlm.LM, tmp_path: Path):
 
 
 def test_eval_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("hybridlm._errors.find_spec", lambda name: None)
     message = refused("eval", "-m", "tiny", "-t", "any")
     assert message == 'error: eval: needs lm_eval, which is not installed: pip install "hybridlm[eval]"\n'

@@ -232,7 +232,7 @@ def test_origin_of_a_model(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hybridlm._score_formats.find_spec", lambda name: None)
+    monkeypatch.setattr("hybridlm._errors.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r'needs pyarrow.*pip install "hybridlm\[data\]"'):
         score_file(TOY, tmp_path / "in.parquet", tmp_path / "out.jsonl")
 

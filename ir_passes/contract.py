@@ -28,8 +28,9 @@ class Lane:
 
     Attributes:
         axis: the axis whose length is the number of lanes.
-        role: "length" for the int32 number of real tokens of each lane (0: the lane is idle and keeps its rows),
-            "accepted" for the int32 number of tokens of each lane that a verification step accepted.
+        role: "length" for the int32 number of real tokens of each lane, an input (0: the lane is idle and keeps its
+            rows), "accepted" for the int32 number of tokens of each lane that a verification step accepted; of an
+            output it is proved that it is never negative, and 0 for an idle lane.
     """
 
     axis: int = 0
@@ -165,7 +166,7 @@ class LaneContract:
             raise ContractError(f"the step must return a tuple with one item per output entry, not {type(results)}")
         outputs = _bind_side("output", self.outputs, results)
         lanes = _count_lanes(inputs, outputs)
-        _check_roles(inputs, lanes)
+        _check_roles(inputs, outputs, lanes)
         mapped = _check_slot_maps(inputs, outputs, lanes)
         for bound in (*inputs, *outputs):
             _check_pool(bound, lanes, mapped)
@@ -215,8 +216,12 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
     return next(iter(sizes.values()))
 
 
-def _check_roles(inputs: tuple[Bound, ...], lanes: int) -> None:
-    for bound in inputs:
+def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> None:
+    for bound in outputs:
+        if isinstance(bound.entry, Lane) and bound.entry.role == "length":
+            message = "lengths are an input, never an output; what a step counts itself is Lane(role='accepted')"
+            raise ContractError(f"{bound.path}: {message}")
+    for bound in (*inputs, *outputs):
         needs_int = isinstance(bound.entry, SlotMap) or (isinstance(bound.entry, Lane) and bound.entry.role)
         if needs_int and (bound.shape != (lanes,) or bound.dtype != np.int32):
             raise ContractError(f"{bound.path}: {bound.entry} needs int32[{lanes}], got {bound.dtype}{bound.shape}")

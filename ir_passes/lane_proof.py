@@ -5,13 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ir_passes import ir
 from ir_passes.contract import Bound, BoundContract, Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.declared import flatten
 from ir_passes.labels import label_violations
 from ir_passes.prover import Prover
 from ir_passes.rules.all import RULES
-from ir_passes.values import COMMON, Common, Kept, Mixed, OneLane, Owner, PoolRows, Rows, Slot, Value, describe
+from ir_passes.values import COMMON, Common, Kept, Mixed, OneLane, Owner, PoolRows, Range, Rows, Slot, Value, describe
 from ir_passes.violations import IsolationError, Place, Violation, ViolationKind
 
 CLAIMS = (
@@ -24,6 +26,8 @@ CLAIMS = (
 )
 LABELS = "labels: what is written to a labelled pool has its dimensions in the pool's order"
 IDLE = "idle: a lane whose length is 0 keeps its rows"
+ACCEPTED = "accepted: a count of accepted tokens is never negative, and 0 for a lane whose length is 0"
+MOST = int(np.iinfo(np.int32).max)
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,14 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     if any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
         proved = (*proved, LABELS)
     if any(isinstance(one.entry, Lane) and one.entry.role == "length" for one in bound.inputs):
-        violations += _idle(bound, flat, results)
+        idle = Prover(bound, idle=True)
+        still = walk(idle, flat)
+        violations += _idle(idle, flat, results, still)
+        violations += _accepted(idle, flat, still, (0, 0), "is not shown to be 0 for a lane of length 0")
         proved = (*proved, IDLE)
+    if any(isinstance(one.entry, Lane) and one.entry.role == "accepted" for one in bound.outputs):
+        violations += _accepted(prover, flat, results, (0, MOST), "is not shown to be 0 or more")
+        proved = (*proved, ACCEPTED)
     if violations:
         raise IsolationError(tuple(dict.fromkeys(violations)))
     assumed = [*prover.assumed, *_assumed(bound)]
@@ -235,19 +245,37 @@ def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
     return found
 
 
-def _idle(bound: BoundContract, flat: ir.ClosedJaxpr, busy: list[Value]) -> list[Violation]:
-    """A second walk under the assumption that a lane's length is 0: its rows must come out as they went in."""
-    prover = Prover(bound, idle=True)
-    results = walk(prover, flat)
+def _idle(prover: Prover, flat: ir.ClosedJaxpr, busy: list[Value], still: list[Value]) -> list[Violation]:
+    """The rows of an idle lane come out as they went in.
+
+    Args:
+        prover: of a second walk, under the assumption that a lane's length is 0.
+        flat: the program.
+        busy, still: the results of the first walk and of the second.
+    """
     found = []
-    for before, after in bound.successors.items():
-        value = results[after]
+    for before, after in prover.bound.successors.items():
+        value = still[after]
         if isinstance(busy[after].owner, Mixed) or value.kept == Kept(before):
             continue
-        path = bound.inputs[before].path
+        path = prover.bound.inputs[before].path
         message = f"{path}: the row of a lane of length 0 is not shown to stay as it is"
         remedy = "end with where(length > 0, new, old), or write at a position past the end with mode='drop'"
         found.append(_at_output(prover, flat, after, ViolationKind.IDLE, message, remedy))
+    return found
+
+
+def _accepted(
+    prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], bounds: Range, why_not: str
+) -> list[Violation]:
+    """Counts of accepted tokens lie within bounds."""
+    found = []
+    for k, (one, value) in enumerate(zip(prover.bound.outputs, results, strict=True)):
+        if not isinstance(one.entry, Lane) or one.entry.role != "accepted" or isinstance(value.owner, Mixed):
+            continue
+        if value.range is None or value.range[0] < bounds[0] or bounds[1] < value.range[1]:
+            remedy = "end with where(length > 0, count, 0), and clip the count to 0 and the number of tokens"
+            found.append(_at_output(prover, flat, k, ViolationKind.ACCEPTED, f"{one.path} {why_not}", remedy))
     return found
 
 

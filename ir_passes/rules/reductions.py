@@ -59,7 +59,9 @@ def running(site: Site, x: Value) -> list[Value]:
     owner = x.owner
     if axis_of(owner) == int(site.params["axis"]):
         owner = site.mixed(f"it runs along axis {site.params['axis']}, which holds different lanes", _APART)
-    return [Value(owner, range=x.range if site.name in ("cummax", "cummin") else None)]
+    # of zeros and ones the product is one of them
+    within = site.name in ("cummax", "cummin") or (site.name == "cumprod" and x.range in ((0, 0), (0, 1), (1, 1)))
+    return [Value(owner, range=x.range if within else None)]
 
 
 @rule("top_k", "approx_top_k")

@@ -90,6 +90,27 @@ FAULTS = {
         (L, P),
         r"argument 3: .*int32\[3\], got float32",
     ),
+    "lengths as inputs": (
+        lambda *a: (a[3], a[1]),
+        arguments(),
+        (S, P, L, L),
+        (Lane(role="length"), P),
+        "output 0: lengths are an input, never an output",
+    ),
+    "int32 counts of accepted tokens": (
+        lambda *a: (a[3].astype(jnp.float32), a[1]),
+        arguments(),
+        (S, P, L, L),
+        (Lane(role="accepted"), P),
+        r"output 0: .*int32\[3\], got float32",
+    ),
+    "one count of accepted tokens for each lane": (
+        lambda *a: (a[2], a[1]),
+        arguments(),
+        (S, P, L, L),
+        (Lane(role="accepted"), P),
+        r"output 0: .*int32\[3\], got int32\(3, 1\)",
+    ),
     "one row per lane without a slot map": (
         step,
         arguments(ROWS),

@@ -1,8 +1,9 @@
 """Ground truth about a step: change what belongs to one lane, run again, and compare everything else bit for bit.
 
 What the contract promises is tested as it stands there: another lane's output and rows stay the same (isolation), rows
-outside the slot map stay as they were (frame), and so do the rows of a lane of length 0 (idle). Lanes on the null row
-and the null row itself are outside every promise.
+outside the slot map stay as they were (frame), and so do the rows of a lane of length 0 (idle). A count of accepted
+tokens is never negative, and 0 for a lane of length 0. Lanes on the null row and the null row itself are outside every
+promise.
 """
 
 import contextlib
@@ -206,6 +207,15 @@ class Claims:
             for run, row in np.argwhere(changed).tolist():
                 why = " that had to stay as it was" if noun == "row" and kept[run, row] else ""
                 yield Leak(self.runs[run].change, f"{at.path}, {noun} {row}{why}")
+            if getattr(at.entry, "role", None) == "accepted":
+                yield from self._miscounted(at.path, result)
+
+    def _miscounted(self, path: str, counts: np.ndarray) -> Iterator[Leak]:
+        for run, of_lanes in zip(self.runs, counts, strict=True):
+            idle = _lanes_where(self.bound, run, lambda entry: getattr(entry, "role", None) == "length")
+            for lane in np.flatnonzero(of_lanes).tolist():
+                if of_lanes[lane] < 0 or lane in idle:
+                    yield Leak(run.change, f"{path}, lane {lane} with a count of {of_lanes[lane]}")
 
 
 def _bytes(stacked: np.ndarray, axis: int) -> np.ndarray:

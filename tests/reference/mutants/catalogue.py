@@ -15,6 +15,7 @@ from mutants import (
     row_numbers,
     sequences,
     tenants,
+    verification,
     whole_pools,
 )
 from mutants.mutant import Mutant
@@ -34,6 +35,7 @@ THEMES = (
     executables,
     owners,
     tenants,
+    verification,
     whole_pools,
 )
 MUTANTS: dict[str, Mutant] = {mutant.id: mutant for theme in THEMES for mutant in theme.MUTANTS}

@@ -1,7 +1,7 @@
 """All programs of the zoo by name; those of the model families are in `zoo.real_models`."""
 
-from zoo import attention, chunked, experts, gated_delta, layers, loops, mamba, rows, sharded, speculative
+from zoo import attention, chunked, experts, gated_delta, layers, loops, mamba, rows, sharded, speculative, verification
 from zoo.program import Program
 
-THEMES = (gated_delta, mamba, attention, experts, layers, loops, rows, speculative, sharded, chunked)
+THEMES = (gated_delta, mamba, attention, experts, layers, loops, rows, speculative, sharded, chunked, verification)
 PROGRAMS: dict[str, Program] = {program.name: program for theme in THEMES for program in theme.PROGRAMS}

@@ -1,0 +1,83 @@
+"""Drafts verified in one step: counts that are wrong, or that come from elsewhere."""
+
+import jax.numpy as jnp
+from mutants.mutant import Kind, wrong
+from zoo import verification
+from zoo.verification import attempt, count, replay
+
+
+def _counted(amend):
+    """The step with its counts changed, in what it returns and in what it replays alike."""
+
+    def step(w, pools, tokens, lengths):
+        x, mixed, drawn = attempt(w, pools, tokens, lengths)
+        accepted = amend(tokens, drawn, lengths)
+        return {"tokens": drawn, "accepted": accepted}, replay(w, pools, x, mixed, drawn, accepted)
+
+    return step
+
+
+def _ever_right(tokens, drawn):
+    right = (tokens[:, 1:] == drawn[:, :-1]).astype(jnp.int32)
+    return 1 + jnp.sum(jnp.cumprod(right, axis=1), axis=1)
+
+
+def idle_count_told(w, pools, tokens, lengths):
+    """The rows are kept, and the host is told that an idle lane has moved on."""
+    outputs, pools = verification.step(w, pools, tokens, lengths)
+    return {**outputs, "accepted": _ever_right(tokens, outputs["tokens"])}, pools
+
+
+def drafts_alone_counted(tokens, drawn, lengths):
+    """The drafts without the token before them: -1 where the count is later taken as one too many."""
+    return jnp.where(lengths > 0, count(tokens, drawn, lengths) - 2, 0)
+
+
+def least_of_the_batch(tokens, drawn, lengths):
+    """As few as the unluckiest lane."""
+    most = jnp.min(jnp.where(lengths > 0, count(tokens, drawn, lengths), 99))
+    return jnp.where(lengths > 0, jnp.minimum(count(tokens, drawn, lengths), most), 0)
+
+
+MUTANTS = (
+    wrong(
+        "drafts verified and replayed",
+        "idle-lane-accepts",
+        "vLLM#51508",
+        "an idle lane is replayed by the token that it would have accepted",
+        _counted(lambda tokens, drawn, lengths: _ever_right(tokens, drawn)),
+        Kind.IDLE,
+    ),
+    wrong(
+        "drafts verified and replayed",
+        "idle-lane-counted",
+        "vLLM#51508",
+        "an idle lane keeps its rows and is said to have accepted",
+        idle_count_told,
+        Kind.ACCEPTED,
+    ),
+    wrong(
+        "drafts verified and replayed",
+        "count-below-zero",
+        "vLLM#50021",
+        "counts that leave out the first token, less one: -1 where nothing was drafted",
+        _counted(drafts_alone_counted),
+        Kind.ACCEPTED,
+    ),
+    wrong(
+        "drafts verified and replayed",
+        "least-of-the-batch",
+        "vLLM#40738",
+        "every lane accepts as many as the one that accepts least",
+        _counted(least_of_the_batch),
+        Kind.CROSS_LANE,
+    ),
+    wrong(
+        "drafts verified and replayed",
+        "counts-of-the-lane-beside",
+        "vLLM#53919",
+        "each lane is replayed by the count of the lane beside it",
+        _counted(lambda tokens, drawn, lengths: jnp.where(lengths > 0, jnp.roll(count(tokens, drawn, lengths), 1), 0)),
+        Kind.CROSS_LANE,
+    ),
+)

@@ -23,6 +23,7 @@ from ir_passes.row_ledger import Expected, Label, LedgerError, RowLedger, Turn
 from ir_passes.sanitizer import SanitizedStep, UntrackedError, sanitize
 from ir_passes.sanitizer_verdict import SanitizerError, Verdict
 from ir_passes.slot_owner import Slot, SlotError, SlotOwner, SlotsExhausted
+from ir_passes.unaccepted import Unaccepted, unaccepted_reach
 from ir_passes.violations import IsolationError, Violation, ViolationKind
 
 DISTRIBUTION = "hybridlm"
@@ -71,6 +72,7 @@ __all__ = [
     "SlotOwner",
     "SlotsExhausted",
     "Turn",
+    "Unaccepted",
     "UntrackedError",
     "Verdict",
     "Violation",
@@ -88,5 +90,6 @@ __all__ = [
     "rowwise",
     "sanitize",
     "scratch_sizes",
+    "unaccepted_reach",
     "verify",
 ]

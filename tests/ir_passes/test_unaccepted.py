@@ -1,0 +1,120 @@
+"""What stands behind the accepted tokens of a lane changes neither its rows nor its count."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from zoo import verification
+from zoo.catalogue import PROGRAMS
+from zoo.verification import CONTRACT, attempt, count, replay
+
+from ir_passes import (
+    ContractError,
+    Lane,
+    LaneContract,
+    Pool,
+    Shared,
+    SlotMap,
+    compile_step,
+    prove_isolation,
+    unaccepted_reach,
+)
+
+TOKENS = {"argument 2": 1}
+ARGS = verification.draw(np.random.default_rng(2))
+
+
+@pytest.mark.parametrize("name", ["drafts verified and replayed", "drafts verified and replayed, vmapped"])
+def test_right_steps_write_what_is_accepted(name: str) -> None:
+    program = PROGRAMS[name]
+    seen = [unaccepted_reach(program.step, program.args(seed), program.contract, TOKENS) for seed in range(3)]
+    assert [one.reached for one in seen] == [()] * 3
+    assert all(one.compared > 8 for one in seen)
+
+
+def drafts_written(w, pools, tokens, lengths):
+    """All that was tried is replayed."""
+    x, mixed, drawn = attempt(w, pools, tokens, lengths)
+    accepted = count(tokens, drawn, lengths)
+    return {"tokens": drawn, "accepted": accepted}, replay(w, pools, x, mixed, drawn, lengths)
+
+
+def convolution_at_the_end(w, pools, tokens, lengths):
+    """The state is replayed, the tail of the convolution is that of all tokens: llama.cpp#28019."""
+    x, mixed, drawn = attempt(w, pools, tokens, lengths)
+    accepted = count(tokens, drawn, lengths)
+    new, ahead = (replay(w, pools, x, mixed, drawn, length) for length in (accepted, lengths))
+    return {"tokens": drawn, "accepted": accepted}, {**new, "conv": ahead["conv"]}
+
+
+def one_too_many(w, pools, tokens, lengths):
+    """The first draft that is wrong is replayed too."""
+    x, mixed, drawn = attempt(w, pools, tokens, lengths)
+    accepted = count(tokens, drawn, lengths)
+    return {"tokens": drawn, "accepted": accepted}, replay(
+        w, pools, x, mixed, drawn, jnp.minimum(accepted + 1, lengths)
+    )
+
+
+def counted_past_a_wrong_one(w, pools, tokens, lengths):
+    """All right drafts count, those behind a wrong one too."""
+    x, mixed, drawn = attempt(w, pools, tokens, lengths)
+    drafted = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
+    right = jnp.sum((tokens[:, 1:] == drawn[:, :-1]) & drafted, axis=1, dtype=jnp.int32)
+    accepted = jnp.where(lengths > 0, 1 + right, 0)
+    return {"tokens": drawn, "accepted": accepted}, replay(w, pools, x, mixed, drawn, accepted)
+
+
+@pytest.mark.parametrize(
+    ("step", "where"),
+    [
+        (drafts_written, "output 1['state']"),
+        (convolution_at_the_end, "output 1['conv']"),
+        (one_too_many, "output 1['state']"),
+        (counted_past_a_wrong_one, "the count of accepted tokens"),
+    ],
+)
+def test_what_the_proof_lets_through_is_seen(step, where: str) -> None:
+    assert prove_isolation(step, ARGS, CONTRACT)
+    reached = unaccepted_reach(step, ARGS, CONTRACT, TOKENS).reached
+    assert any(where in line for line in reached)
+    if step is convolution_at_the_end:
+        assert all(where in line for line in reached)
+
+
+KEYS = LaneContract(
+    inputs=(Pool("kv", dims=("slot", "position")), SlotMap("kv", 6), Lane(), Lane(role="length")),
+    outputs=(Lane(role="accepted"), Pool("kv", dims=("slot", "position"))),
+)
+
+
+def cached(pool, slots, tokens, lengths):
+    """Every token is written to the cache at its place; a token that is greater than 1 is wrong."""
+    right = (tokens < 2) & (jnp.arange(3)[None] < lengths[:, None])
+    accepted = jnp.sum(jnp.cumprod(right.astype(jnp.int32), axis=1), axis=1)
+    new = jnp.where((lengths > 0)[:, None], tokens.astype(jnp.float32), pool[slots])
+    return accepted, pool.at[slots].set(new)
+
+
+def test_pools_by_position_are_left_out() -> None:
+    tokens = np.array([[0, 2, 3], [1, 1, 1], [4, 0, 5]], np.int32)
+    args = np.zeros((6, 3), np.float32), np.array([4, 1, 3], np.int32), tokens, np.full(3, 3, np.int32)
+    assert unaccepted_reach(cached, args, KEYS, TOKENS).reached == ()
+    reached = unaccepted_reach(cached, args, KEYS, TOKENS, by_position=lambda path: False).reached
+    assert {line.split(":")[0] for line in reached} == {"lane 0", "lane 2"}
+
+
+def test_says_what_it_needs() -> None:
+    with pytest.raises(ContractError, match="argument 9: expected an array of the lanes with tokens along axis 1"):
+        unaccepted_reach(verification.step, ARGS, CONTRACT, {"argument 9": 1})
+    with pytest.raises(ContractError, match="argument 3: .* along axis 1; there are argument 2, argument 3"):
+        unaccepted_reach(verification.step, ARGS, CONTRACT, {"argument 3": 1})
+    plain = LaneContract((Shared(), Pool("r")), (Pool("r"), Lane()))
+    with pytest.raises(ContractError, match="expected one output that is Lane"):
+        unaccepted_reach(lambda w, r: (r, r), (np.ones(1, np.float32), np.ones((2, 1), np.float32)), plain, {})
+
+
+def test_certificate_says_that_it_is_not_proved() -> None:
+    program = PROGRAMS["drafts verified and replayed"]
+    certificate = compile_step(program.step, program.args(), program.contract, may_copy=["*conv*"]).certificate
+    assert any("measured by unaccepted_reach" in line for line in certificate.not_covered)
+    assert any(line.startswith("accepted:") for line in certificate.proved)

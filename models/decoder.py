@@ -15,7 +15,7 @@ from models.initial import matrix
 from models.linear import linear
 from models.multiplier import scaled
 from models.norms import RMSNorm
-from models.shapes import Activations, LaneInfo, Lengths, Positions, Tokens
+from models.shapes import Activations, LaneInfo, Lengths, Positions, TokenMask, Tokens
 from models.state import Stateful, StateSize, state_size
 
 
@@ -53,6 +53,7 @@ class DecoderConfig:
         unknown_keys: fields of config.json that the family does not know.
         embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embedding, on what every branch
             adds to the residual stream, and on the logits.
+        head: branches of the one layer of the multi-token-prediction head (`models.mtp`), None for a model without it.
     """
 
     family: str
@@ -69,6 +70,7 @@ class DecoderConfig:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
+    head: tuple[BranchConfig, ...] | None = None
 
     @property
     def num_layers(self) -> int:
@@ -96,6 +98,24 @@ class Layer(nnx.Module):
 
     def __init__(self, config: DecoderConfig, branches: tuple[BranchConfig, ...], rngs: nnx.Rngs):
         self.branches = nnx.List([Branch(config, inner, rngs) for inner in branches])
+        self.residual_multiplier = config.residual_multiplier
+
+    def __call__(self, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
+        """The residual stream after the layer, and the state of its branches."""
+        kept = []
+        for branch, branch_state in zip(self.branches, state, strict=True):
+            # profiles tell the parts of a step apart by these names
+            with jax.named_scope(type(branch.inner).__name__):
+                y, branch_state = branch(x, info, branch_state)
+                x = x + scaled(y, self.residual_multiplier)
+            kept.append(branch_state)
+        return x, tuple(kept)
+
+
+def lane_info(tokens: Tokens, lengths: Lengths, positions: Positions, kv_blocks: Int32[Array, ""] | int) -> LaneInfo:
+    """What the layers of a step know about its lanes; arguments as for `Decoder`."""
+    valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
+    return LaneInfo(lengths, positions, valid, (positions == 0) & (lengths > 0), kv_blocks)
 
 
 class Decoder(Stateful):
@@ -116,7 +136,16 @@ class Decoder(Stateful):
 
     def state_size(self, dtype: DTypeLike) -> StateSize:
         """Bytes that are kept of one sequence, with the dtype of convolution and key/value state."""
-        return state_size((branch.inner for layer in self.layers for branch in layer.branches), dtype)
+        return state_size(self.stateful(), dtype)
+
+    def stateful(self) -> list[Stateful]:
+        """Every layer that says what it keeps."""
+        return [branch.inner for layer in self.layers for branch in layer.branches]
+
+    def embed(self, tokens: Tokens, seen: TokenMask) -> Activations:
+        """The embedding of the tokens that are seen, zero in the place of others, which are not looked at."""
+        rows = self.embed_tokens[...].at[jnp.where(seen, tokens, 0)].get(mode="fill").astype(jnp.float32)
+        return scaled(jnp.where(seen[:, :, None], rows, 0.0), self.config.embedding_multiplier)
 
     def __call__(
         self,
@@ -141,23 +170,14 @@ class Decoder(Stateful):
             The residual stream after the final norm, and the state after each lane's last real token. The state of a
             lane of length 0 is unchanged, bit for bit.
         """
-        valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
-        fresh = (positions == 0) & (lengths > 0)
-        info = LaneInfo(lengths, positions, valid, fresh, kv_blocks)
-        embedded = self.embed_tokens[...].at[jnp.where(valid, tokens, 0)].get(mode="fill").astype(jnp.float32)
-        x = scaled(jnp.where(valid[:, :, None], embedded, 0.0), self.config.embedding_multiplier)
+        info = lane_info(tokens, lengths, positions, kv_blocks)
+        x = self.embed(tokens, info.valid)
         new_state = []
         if tap is not None:
             tap(x)
         for layer, layer_state in zip(self.layers, state, strict=True):
-            kept = []
-            for branch, branch_state in zip(layer.branches, layer_state, strict=True):
-                # profiles tell the parts of a step apart by these names
-                with jax.named_scope(type(branch.inner).__name__):
-                    y, branch_state = branch(x, info, branch_state)
-                    x = x + scaled(y, self.config.residual_multiplier)
-                kept.append(branch_state)
-            new_state.append(tuple(kept))
+            x, kept = layer(x, info, layer_state)
+            new_state.append(kept)
             if tap is not None:
                 tap(x)
         return self.norm(x), tuple(new_state)

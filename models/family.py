@@ -8,6 +8,7 @@ from typing import Any
 from flax import nnx
 
 from models.decoder import Decoder, DecoderConfig
+from models.mtp import MtpDecoder
 from models.weights import Weight
 
 
@@ -23,6 +24,8 @@ class Family:
         skipped: regular expressions, matched in full against a tensor's name in the file, of tensors that are not
             part of the language model (vision towers, multi-token prediction heads).
         prefixes: prefixes that stand for `model.` in multimodal checkpoints.
+        with_head: the same family with the multi-token-prediction head of its checkpoints, which are then required to
+            have one; None where heads of the family are not implemented.
     """
 
     name: str
@@ -31,10 +34,11 @@ class Family:
     weights: Callable[[DecoderConfig], list[Weight]]
     skipped: tuple[str, ...]
     prefixes: tuple[str, ...]
+    with_head: "Family | None" = None
 
     def build(self, config: DecoderConfig, rngs: nnx.Rngs) -> Decoder:
         """A model with random parameters."""
-        return Decoder(config, rngs)
+        return Decoder(config, rngs) if config.head is None else MtpDecoder(config, rngs)
 
     def canonical(self, name: str) -> str:
         """A tensor's name as `weights` writes it, from its name in the file."""

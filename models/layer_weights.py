@@ -38,11 +38,21 @@ def decoder_weights(
     if not config.tied:
         weights.append(tensor(("lm_head",), "lm_head.weight", table))
     for i, branches in enumerate(config.layers):
-        layer, at = f"{layers}.{i}", ("layers", i, "branches")
-        for j, norm in enumerate(norms):
-            weights.append(tensor((*at, j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True))
-        for j, branch in enumerate(branches):
-            weights += describe(branch, hidden, (*at, j, "inner"), layer)
+        weights += layer_weights(branches, hidden, ("layers", i), f"{layers}.{i}", describe, norms)
+    return weights
+
+
+def layer_weights(
+    branches: Sequence[BranchConfig], hidden: int, at: Path, layer: str, describe: Describe, norms: Sequence[str]
+) -> list[Weight]:
+    """Parameters of one layer, which lies at the path `at`; the names of its tensors begin with `layer`."""
+    weights = []
+    for j, norm in enumerate(norms):
+        weights.append(
+            tensor((*at, "branches", j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True)
+        )
+    for j, branch in enumerate(branches):
+        weights += describe(branch, hidden, (*at, "branches", j, "inner"), layer)
     return weights
 
 

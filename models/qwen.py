@@ -1,22 +1,37 @@
 """What Qwen3-Next and Qwen3.5 share: the same decoder, config fields and tensor names."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from models.attention import AttentionConfig, QkNorm
 from models.config import ConfigReader
 from models.decoder import BranchConfig, DecoderConfig
 from models.decoder_fields import paired, read_attending, read_dtype
+from models.family import Family
 from models.gated_delta_net import GatedDeltaNetConfig
-from models.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
+from models.layer_weights import (
+    Describe,
+    Path,
+    attention_weights,
+    decoder_weights,
+    layer_weights,
+    mlp_weights,
+    moe_weights,
+)
 from models.mlp import MlpConfig
 from models.moe import MoeConfig
 from models.rope import read_rope
 from models.router import RouterConfig
 from models.weights import Weight, tensor
 
-SKIPPED = (r"mtp\..*", r"model\.visual\..*", r"visual\..*", r"model\.mtp\..*")
+HEAD = r"mtp\..*"
+"""Tensors of the multi-token-prediction head."""
+SKIPPED = (HEAD, r"model\.visual\..*", r"visual\..*", r"model\.mtp\..*")
+NORMS = ("input_layernorm", "post_attention_layernorm")
 PREFIXES = ("model.language_model.", "language_model.model.")
+ReadConfig = Callable[[Mapping[str, Any]], DecoderConfig]
+Describes = Callable[[DecoderConfig], list[Weight]]
 Projections = Callable[[GatedDeltaNetConfig, int, Path, str], list[Weight]]
 
 
@@ -136,4 +151,50 @@ def weights(config: DecoderConfig, projections: Projections = separate_projectio
             tensor((*at, "norm"), f"{name}.norm.weight", (c.value_size,), float32=True),
         ]
 
-    return decoder_weights(config, describe)
+    found = decoder_weights(config, describe, NORMS)
+    return found if config.head is None else [*found, *head_weights(config.head, config.hidden_size, describe)]
+
+
+def head_weights(branches: Sequence[BranchConfig], hidden: int, describe: Describe) -> list[Weight]:
+    """Parameters of the multi-token-prediction head."""
+    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    return [
+        tensor(("mtp", "fc"), "mtp.fc.weight", (hidden, 2 * hidden)),
+        *(tensor(("mtp", norm, "weight"), f"mtp.{norm}.weight", (hidden,), float32=True) for norm in norms),
+        *layer_weights(branches, hidden, ("mtp", "layer"), "mtp.layers.0", describe, NORMS),
+    ]
+
+
+def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig:
+    """The decoder with its multi-token-prediction head, a layer of attention like those of the decoder.
+
+    Layers of the head are numbered from 0 again, so its feed-forward layer is what the decoder's first one is. What
+    config.json says of the head varies: Qwen3-Next says nothing, and has it.
+
+    Raises:
+        ConfigError: there is no head, or another one than is implemented.
+    """
+    _, reader = text_reader(config.family, fields)
+    for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers"):
+        reader.choice(name, [1], 1)
+    reader.choice("mtp_layer_types", [["full_attention"]], ["full_attention"])
+    reader.choice("mtp_use_dedicated_embeddings", [False], False)
+    attention = next((mixer for mixer, _ in config.layers if isinstance(mixer, AttentionConfig)), None)
+    if attention is None:
+        reader.fault("layer_types", "a layer of full attention, which the head's layer is like")
+        attention = AttentionConfig(1, 1, 1)
+    reader.close()
+    return replace(config, head=(attention, config.layers[0][1]))
+
+
+def qwen_family(name: str, model_types: tuple[str, ...], read_config: ReadConfig, weights: Describes) -> Family:
+    """A family of this kind, without and with the head."""
+    head = Family(
+        name,
+        model_types,
+        lambda fields: read_head(read_config(fields), fields),
+        weights,
+        tuple(pattern for pattern in SKIPPED if pattern != HEAD),
+        PREFIXES,
+    )
+    return Family(name, model_types, read_config, weights, SKIPPED, PREFIXES, head)

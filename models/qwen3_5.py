@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.decoder import DecoderConfig
-from models.family import Family
 from models.mlp import MlpConfig
-from models.qwen import PREFIXES, SKIPPED, read_decoder, text_reader, weights
+from models.qwen import qwen_family, read_decoder, text_reader, weights
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -17,4 +16,4 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder("qwen3_5", outer, reader, [mlp] * reader.integer("num_hidden_layers"))
 
 
-QWEN3_5 = Family("qwen3_5", ("qwen3_5", "qwen3_5_text"), read_config, weights, SKIPPED, PREFIXES)
+QWEN3_5 = qwen_family("qwen3_5", ("qwen3_5", "qwen3_5_text"), read_config, weights)

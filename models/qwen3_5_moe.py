@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.decoder import DecoderConfig
-from models.family import Family
-from models.qwen import PREFIXES, SKIPPED, read_decoder, read_moe, text_reader, weights
+from models.qwen import qwen_family, read_decoder, read_moe, text_reader, weights
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -16,4 +15,4 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder("qwen3_5_moe", outer, reader, [moe] * reader.integer("num_hidden_layers"))
 
 
-QWEN3_5_MOE = Family("qwen3_5_moe", ("qwen3_5_moe", "qwen3_5_moe_text"), read_config, weights, SKIPPED, PREFIXES)
+QWEN3_5_MOE = qwen_family("qwen3_5_moe", ("qwen3_5_moe", "qwen3_5_moe_text"), read_config, weights)

@@ -7,11 +7,10 @@ import numpy as np
 
 from models import qwen
 from models.decoder import DecoderConfig
-from models.family import Family
 from models.gated_delta_net import GatedDeltaNetConfig
 from models.layer_weights import Path
 from models.mlp import MlpConfig
-from models.qwen import PREFIXES, SKIPPED, read_decoder, read_moe, text_reader
+from models.qwen import qwen_family, read_decoder, read_moe, text_reader
 from models.weights import Weight, rows
 
 
@@ -58,4 +57,4 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return qwen.weights(config, fused_projections)
 
 
-QWEN3_NEXT = Family("qwen3_next", ("qwen3_next",), read_config, weights, SKIPPED, PREFIXES)
+QWEN3_NEXT = qwen_family("qwen3_next", ("qwen3_next",), read_config, weights)

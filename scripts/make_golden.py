@@ -3,9 +3,10 @@
     python scripts/make_golden.py [--output tests/golden] [--seed 0] [name ...]
 
 needs the extra `oracle`. Each folder holds config.json and safetensors as transformers wrote them, `expected.npz`
-(prompts, logits of every position, log-probabilities, 32 greedy tokens and their margins) and `provenance.json` (what
-made it). The tests that read them need no torch. Prompts are drawn until no position of the prompt and no greedy step
-is a near tie and the oracle's own rounding noise is small, so that every token can be demanded exactly.
+(prompts, logits of every position, log-probabilities, 32 greedy tokens and their margins; where there is a multi-
+token-prediction head its logits behind every token but the first) and `provenance.json` (what made it). The tests that
+read them need no torch. Prompts are drawn until no position of the prompt and no greedy step is a near tie and the
+oracle's own rounding noise is small, so that every token can be demanded exactly.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import pathlib
 import shutil
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,15 +56,18 @@ def write_expected(variant: Variant, seed: int, directory: pathlib.Path) -> None
     chosen = [choose_prompt(oracle, variant, seed, index) for index in range(len(RAGGED_LENGTHS))]
     prompts = [prompt for prompt, _, _, _ in chosen]
     logits = [oracle.logits(prompt) for prompt in prompts]
-    np.savez(
-        directory / "expected.npz",
-        lengths=np.array([len(prompt) for prompt in prompts], dtype=np.int32),
-        prompts=np.concatenate(prompts).astype(np.int32),
-        logits=np.concatenate(logits),
-        logprobs=np.concatenate([log_probabilities(*pair) for pair in zip(logits, prompts, strict=True)]),
-        greedy=np.stack([greedy.tokens for _, greedy, _, _ in chosen]).astype(np.int32),
-        greedy_margins=np.stack([greedy.margins for _, greedy, _, _ in chosen]).astype(np.float32),
-    )
+    arrays: dict[str, Any] = {
+        "lengths": np.array([len(prompt) for prompt in prompts], dtype=np.int32),
+        "prompts": np.concatenate(prompts).astype(np.int32),
+        "logits": np.concatenate(logits),
+        "logprobs": np.concatenate([log_probabilities(*pair) for pair in zip(logits, prompts, strict=True)]),
+        "greedy": np.stack([greedy.tokens for _, greedy, _, _ in chosen]).astype(np.int32),
+        "greedy_margins": np.stack([greedy.margins for _, greedy, _, _ in chosen]).astype(np.float32),
+    }
+    if variant.mtp:
+        # of a prompt of one token the head sees nothing
+        arrays["mtp_logits"] = np.concatenate([oracle.mtp_logits(prompt) for prompt in prompts if len(prompt) > 1])
+    np.savez(directory / "expected.npz", **arrays)
     provenance = {
         "command": "python scripts/make_golden.py",
         "seed": seed,

@@ -14,6 +14,7 @@ from float64_delta import Float64DeltaModel
 from float64_mamba import FAMILIES as MAMBA_FAMILIES
 from float64_mamba import Float64MambaModel
 from float64_reference import FAMILIES, Float64Model
+from with_head import head_logits, load_with_head
 
 import hybridlm
 from models import family_of
@@ -28,6 +29,7 @@ OTHER_REFERENCES: dict[str, Any] = {family: Float64MambaModel for family in MAMB
 }
 SPELLINGS = {"next_dense_layers", "dense_multimodal", "sparse_base"}
 """Models that differ from another golden in the spelling of config.json, in their container or in one layer."""
+WITH_HEAD = ["dense_multimodal", "next_old_fields", "sparse_multimodal"]
 QWEN = [name for name in NAMES if FAMILY[name] in FAMILIES]
 
 
@@ -40,18 +42,21 @@ class Golden:
     logits: list[np.ndarray]
     logprobs: list[np.ndarray]
     greedy: list[Greedy]
+    mtp_logits: list[np.ndarray]  # none of a prompt of one token, and none where there is no head
 
     @classmethod
     def read(cls, directory: pathlib.Path) -> "Golden":
         with np.load(directory / "expected.npz") as file:
             expected = dict(file)
         ends = np.cumsum(expected["lengths"])[:-1]
+        pairs = np.cumsum(expected["lengths"] - 1)[:-1]
         return cls(
             directory,
             [prompt.tolist() for prompt in np.split(expected["prompts"], ends)],
             np.split(expected["logits"], ends),
             np.split(expected["logprobs"], ends),
             [Greedy(*pair) for pair in zip(expected["greedy"], expected["greedy_margins"], strict=True)],
+            np.split(expected["mtp_logits"], pairs) if "mtp_logits" in expected else [],
         )
 
     @property
@@ -125,6 +130,17 @@ def test_states(golden: Golden, lm: hybridlm.LM):
         found = states.layers[layer][0]
         np.testing.assert_allclose(found.recurrent[-1], delta_net.recurrent, rtol=0, atol=1e-4)
         np.testing.assert_allclose(found.conv[-1], delta_net.conv, rtol=0, atol=1e-4)
+
+
+@long_except("sparse_multimodal", among=WITH_HEAD)
+def test_logits_of_the_multi_token_prediction_head(golden: Golden):
+    """Dense, with experts one by one and fused. The float64 reference, which drafts are compared with, agrees."""
+    found, reference = head_logits(load_with_head(golden.directory), golden.prompts), Float64Model(golden.directory)
+    for index, (prompt, expected) in enumerate(zip(golden.prompts, golden.mtp_logits, strict=True)):
+        if len(prompt) > 1:
+            where = f"{golden.where(index)}, head"
+            assert not check_logits(found[index], expected, where, golden.tolerance)
+            check_logits(reference.mtp_logits(prompt).astype(np.float32), expected, where, golden.tolerance)
 
 
 @long_except("dense_interval")

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from models import Family, family_of
+from models import ConfigError, Family, family_of
+from models.attention import AttentionConfig
 from models.gated_delta_net import GatedDeltaNetConfig
+from models.mlp import MlpConfig
 from models.moe import MoeConfig
 from models.qwen3_next import projection_rows
 from models.weights import Source, Weight, rows, stacked, tensor
@@ -53,12 +55,19 @@ def described(family: Family, config: Mapping[str, Any]) -> dict[tuple, Weight]:
     return by_path
 
 
+def with_head(config: Mapping[str, Any]) -> Family:
+    family = family_of(config).with_head
+    assert family is not None
+    return family
+
+
+@pytest.mark.parametrize("head", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("ratio", [1, 2, 4])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_parameter_is_described(name: str, ratio: int, tied: bool) -> None:
+def test_every_parameter_is_described(name: str, ratio: int, tied: bool, head: bool) -> None:
     config = tiny(name, ratio, tied)
-    family = family_of(config)
+    family = with_head(config) if head else family_of(config)
     model = nnx.eval_shape(lambda: family.build(family.read_config(config), nnx.Rngs(0)))
     built = {path: variable.get_value() for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param))}
     weights = described(family, config)
@@ -72,9 +81,9 @@ def test_every_parameter_is_described(name: str, ratio: int, tied: bool) -> None
 @pytest.mark.parametrize("ratio", [1, 2, 4])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_option_builds_the_shape_it_says(name: str, ratio: int) -> None:
-    for weight in described(family_of(tiny(name, ratio)), tiny(name, ratio)).values():
+    for weight in described(with_head(tiny(name, ratio)), tiny(name, ratio)).values():
         for source in weight.options:
-            assert all(name.startswith(("model.", "lm_head.")) for name in source.shapes)
+            assert all(name.startswith(("model.", "lm_head.", "mtp.")) for name in source.shapes)
             arrays = {name: np.zeros(shape, np.float32) for name, shape in source.shapes.items()}
             built = next(iter(arrays.values())) if source.build is None else source.build(arrays.__getitem__)
             assert built.shape == weight.shape, weight.path
@@ -84,19 +93,22 @@ def test_every_option_builds_the_shape_it_says(name: str, ratio: int) -> None:
 def test_names_are_those_of_the_files_that_transformers_wrote(name: str) -> None:
     """Every tensor of the file is needed, skipped or, where two layouts exist, of one of them; none is missing."""
     config = json.loads((GOLDEN / name / "config.json").read_text())
-    family = family_of(config)
     stored: dict[str, tuple[int, ...]] = {}
     for file in (GOLDEN / name).glob("*.safetensors"):
         data = file.read_bytes()
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         stored |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    kept = {family.canonical(name): shape for name, shape in stored.items() if not family.skips(name)}
-    used: set[str] = set()
-    for weight in described(family, config).values():
-        (source,) = [option for option in weight.options if option.shapes.items() <= kept.items()]
-        assert {name: kept[name] for name in source.shapes} == source.shapes
-        used |= source.shapes.keys()
-    assert used == kept.keys()
+    families = [family_of(config)]
+    if "mtp.fc.weight" in stored:
+        families.append(with_head(config))
+    for family in families:
+        kept = {family.canonical(name): shape for name, shape in stored.items() if not family.skips(name)}
+        used: set[str] = set()
+        for weight in described(family, config).values():
+            (source,) = [option for option in weight.options if option.shapes.items() <= kept.items()]
+            assert {name: kept[name] for name in source.shapes} == source.shapes
+            used |= source.shapes.keys()
+        assert used == kept.keys()
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 4])
@@ -215,3 +227,35 @@ def test_skipped_names(name: str) -> None:
     for kept in ("model.norm.weight", "model.language_model.norm.weight", "lm_head.weight", "mtp", "mtpx.weight",
                  "model.layers.0.mtp.weight", "model.visualizer.weight"):  # fmt: skip
         assert not family.skips(kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "fault"),
+    [
+        ("qwen3_5", {"mtp_num_hidden_layers": 0}, "mtp_num_hidden_layers: expected one of 1"),
+        ("qwen3_5_moe", {"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers: expected one of 1"),
+        ("qwen3_next", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers: expected one of 1"),
+        ("qwen3_5", {"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings: expected one of False"),
+        ("qwen3_5", {"mtp_layer_types": ["linear_attention"]}, "mtp_layer_types: expected one of"),
+        ("qwen3_5", {"layer_types": ["linear_attention"] * 3}, "layer_types: expected a layer of full attention"),
+    ],
+)
+def test_a_head_that_is_not_implemented_is_a_fault_where_it_is_asked_for(name: str, fields: dict, fault: str) -> None:
+    config = tiny(name, 2) | fields
+    assert family_of(config).read_config(config).head is None
+    with pytest.raises(ConfigError, match=fault):
+        with_head(config).read_config(config)
+
+
+def test_tensors_of_another_head_are_not_skipped_where_one_is_asked_for() -> None:
+    assert family_of(tiny("qwen3_5", 2)).skips("mtp.layers.1.self_attn.q_proj.weight")
+    assert not with_head(tiny("qwen3_5", 2)).skips("mtp.layers.1.self_attn.q_proj.weight")
+    assert with_head(tiny("qwen3_5", 2)).skips("model.visual.blocks.0.norm1.weight")
+
+
+def test_the_layer_of_a_head_is_like_the_first_one_of_the_decoder() -> None:
+    """Layers of the head are numbered from 0 again, as transformers and vLLM do it."""
+    config = tiny("qwen3_next", 2)
+    for dense, kind in (([0], MlpConfig), ([1], MoeConfig)):
+        head = with_head(config).read_config(config | {"mlp_only_layers": dense}).head
+        assert head is not None and [type(branch) for branch in head] == [AttentionConfig, kind]

@@ -56,11 +56,14 @@ OTHERS = {name for family, name in FIRST.items() if family not in QWEN_FAMILIES}
 EVERY_STATE = {FIRST[family] for family in ("nemotron_h", "kimi_linear", "lfm2")}
 SHORT_RUN_CHUNKS = {("dense_interval", 7), ("sparse_multimodal", 17)}
 QWEN = {variant.name for variant in VARIANTS if variant.family in QWEN_FAMILIES}
+WITH_HEAD = {"test_head_logits_behind_every_token"}
+"""For the variants that have a multi-token-prediction head."""
 SHORT_RUN = {
     "test_ragged_batch_scores": {"next_base", "dense_base", "sparse_base"},
     # The others generate in chunks of the sizes above.
     "test_ragged_batch_generates": EVERY_STATE | QWEN - {name for name, _ in SHORT_RUN_CHUNKS},
     "test_each_prompt_alone": {"dense_multimodal"},
+    "test_head_logits_behind_every_token": {"dense_multimodal"},
 }
 """Variants of the short run for tests whose steps are their own: compiling is nearly all that a test costs. Of every
 family beside the Qwen ones it is the first variant and its logits, of one for each kind of state what it generates."""
@@ -74,6 +77,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     families = getattr(metafunc.module, "FAMILIES", FIRST)
     variants = [variant for variant in VARIANTS if variant.family in families]
+    if metafunc.function.__name__ in WITH_HEAD:
+        variants = [variant for variant in variants if variant.mtp]
     if "chunk" in metafunc.fixturenames:
         # Both sizes of the short run meet seed 0.
         params = [

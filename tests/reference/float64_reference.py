@@ -144,29 +144,69 @@ class Float64Model(Float64Checkpoint):
     """A checkpoint of one of `FAMILIES`."""
 
     def normed(self, x: np.ndarray, name: str) -> np.ndarray:
-        return rms_norm(x, 1.0 + self.tensors[f"model.{name}.weight"], self.config["rms_norm_eps"])
+        return rms_norm(x, 1.0 + self.tensors[f"{name}.weight"], self.config["rms_norm_eps"])
 
     def forward(
         self, tokens: Sequence[int], watch: Callable[[int, np.ndarray, np.ndarray], None] | None = None
     ) -> ModelOutput:
         """Logits of every position. `watch(layer, mixer_input, mixer_output)` sees the mixers as they are computed."""
-        table = self.tensors["model.embed_tokens.weight"]
-        x, delta_nets = table[np.asarray(tokens)], {}
+        x, delta_nets = self.hidden(tokens, watch)
+        return ModelOutput(x @ self.head.T, delta_nets)
+
+    @property
+    def head(self) -> np.ndarray:
+        """[V, H], the embedding where that is tied to it."""
+        return self.tensors["model.embed_tokens.weight" if self.config["tie_word_embeddings"] else "lm_head.weight"]
+
+    def hidden(
+        self, tokens: Sequence[int], watch: Callable[[int, np.ndarray, np.ndarray], None] | None = None
+    ) -> tuple[np.ndarray, dict[int, DeltaNetOutput]]:
+        """[T, H] after the final norm, and what `forward` says of delta nets."""
+        x, delta_nets = self.tensors["model.embed_tokens.weight"][np.asarray(tokens)], {}
         for index in range(self.config["num_hidden_layers"]):
-            layer = f"layers.{index}"
+            layer = f"model.layers.{index}"
             inputs = self.normed(x, f"{layer}.input_layernorm")
-            if attention := self.below(f"model.{layer}.self_attn"):
+            if attention := self.below(f"{layer}.self_attn"):
                 mixed = gated_attention(inputs, attention, self.config)
             else:
-                delta_nets[index] = gated_delta_net(inputs, self.below(f"model.{layer}.linear_attn"), self.config)
+                delta_nets[index] = gated_delta_net(inputs, self.below(f"{layer}.linear_attn"), self.config)
                 mixed = delta_nets[index].hidden
             if watch is not None:
                 watch(index, inputs, mixed)
-            x = x + mixed
-            mlp, inputs = self.below(f"model.{layer}.mlp"), self.normed(x, f"{layer}.post_attention_layernorm")
-            if "gate.weight" in mlp:
-                x = x + experts(inputs, mlp, self.config)
-            else:
-                x = x + swiglu(inputs, *(mlp[f"{part}_proj.weight"] for part in ("gate", "up", "down")))
-        head = table if self.config["tie_word_embeddings"] else self.tensors["lm_head.weight"]
-        return ModelOutput(self.normed(x, "norm") @ head.T, delta_nets)
+            x = self.fed_forward(x + mixed, layer)
+        return self.normed(x, "model.norm"), delta_nets
+
+    def fed_forward(self, x: np.ndarray, layer: str) -> np.ndarray:
+        """x [T, H] after the second half of a layer."""
+        mlp, inputs = self.below(f"{layer}.mlp"), self.normed(x, f"{layer}.post_attention_layernorm")
+        if "gate.weight" in mlp:
+            return x + experts(inputs, mlp, self.config)
+        return x + swiglu(inputs, *(mlp[f"{part}_proj.weight"] for part in ("gate", "up", "down")))
+
+    def mtp(self, tokens: Sequence[int], before: np.ndarray) -> np.ndarray:
+        """What the multi-token-prediction head makes of the tokens at positions 1, 2, ...; [T, H] after its norm.
+
+        `before` [T, H] holds the hidden states of the tokens before them.
+        """
+        layer, embedded = "mtp.layers.0", self.tensors["model.embed_tokens.weight"][np.asarray(tokens)]
+        both = (self.normed(embedded, "mtp.pre_fc_norm_embedding"), self.normed(before, "mtp.pre_fc_norm_hidden"))
+        x = np.concatenate(both, axis=-1) @ self.tensors["mtp.fc.weight"].T
+        inputs = self.normed(x, f"{layer}.input_layernorm")
+        x = self.fed_forward(x + gated_attention(inputs, self.below(f"{layer}.self_attn"), self.config), layer)
+        return self.normed(x, "mtp.norm")
+
+    def mtp_logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """[T-1, V]: the head's logits behind each token but the first."""
+        return self.mtp(tokens[1:], self.hidden(tokens)[0][:-1]) @ self.head.T
+
+    def mtp_drafts(self, tokens: Sequence[int], count: int) -> list[int]:
+        """The tokens that the head expects, greedily, each from its own output for the one before.
+
+        `tokens` are those that the model has consumed and the one that it drew behind them.
+        """
+        before, drafts = self.hidden(tokens[:-1])[0], list(tokens)
+        for _ in range(count):
+            after = self.mtp(drafts[1:], before)
+            before = np.concatenate([before, after[-1:]])
+            drafts.append(int((after[-1] @ self.head.T).argmax()))
+        return drafts[len(tokens) :]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import torch as safetensors_torch
-from tiny_variants import Variant
+from tiny_variants import Variant, mtp_shapes
 
 _STEM = {
     "qwen3_next": "Qwen3Next",
@@ -119,13 +119,12 @@ def _rewrite_tensors(variant: Variant, directory: pathlib.Path, generator: torch
         tensors |= safetensors_torch.load_file(file)
         file.unlink()
     (directory / "model.safetensors.index.json").unlink(missing_ok=True)
+    if variant.mtp:
+        for name, shape in mtp_shapes(variant).items():
+            std = 0.2 if len(shape) == 1 else 1.2 / math.sqrt(shape[-1])
+            tensors[name] = torch.randn(shape, generator=generator) * std
     if variant.fused_experts:
         tensors = _fuse_experts(tensors)
-    if variant.mtp:
-        hidden = variant.text["hidden_size"]
-        for name, shape in {"mtp.fc.weight": (hidden, 2 * hidden), "mtp.norm.weight": (hidden,)}.items():
-            tensors[name] = torch.randn(shape, generator=generator)
-        tensors["mtp.layers.0.self_attn.q_norm.weight"] = torch.randn(variant.text["head_dim"], generator=generator)
     if variant.stored == "bfloat16":
         # As in some releases, these two stay in float32.
         tensors = {

@@ -24,10 +24,10 @@ class Variant:
 
     `text` holds the fields of the text config. `multimodal` lets the Hugging Face class with a vision tower write it
     (nested `text_config`, names under `model.language_model.`). `fused_experts` stores `[E, 2I, H]` tensors instead of
-    one matrix per expert. `legacy_rope` and `interval` rewrite config.json to the older spellings. `mtp` adds tensors
-    of a multi-token-prediction head, which must be skipped. `stored` is the dtype in the file; weights are rounded to
-    it before the oracle runs. `rewritten` holds fields of config.json as a published checkpoint spells them, None for
-    those that it lacks.
+    one matrix per expert. `legacy_rope` and `interval` rewrite config.json to the older spellings. `mtp` adds the
+    tensors of a multi-token-prediction head, which are read where they are asked for. `stored` is the dtype in the
+    file; weights are rounded to it before the oracle runs. `rewritten` holds fields of config.json as a published
+    checkpoint spells them, None for those that it lacks.
     """
 
     name: str
@@ -428,6 +428,44 @@ GOLDEN = tuple(
 )
 OTHER_GOLDENS = tuple(each.name for each in GOLDEN if each.family not in {qwen.family for qwen in QWEN})
 """The golden of each family beside the Qwen ones."""
+
+
+def mtp_shapes(variant: Variant) -> dict[str, tuple[int, ...]]:
+    """The tensors of a multi-token-prediction head, an expert's matrices one by one; a few of those nobody reads."""
+    text = variant.text
+    hidden = text["hidden_size"]
+    if variant.family not in {qwen.family for qwen in QWEN}:
+        return {"mtp.layers.0.eh_proj.weight": (hidden, 2 * hidden), "mtp.layers.0.enorm.weight": (hidden,)}
+    size, layer = text["head_dim"], "mtp.layers.0"
+    queries, keys = text["num_attention_heads"] * size, text["num_key_value_heads"] * size
+    shapes: dict[str, tuple[int, ...]] = {"mtp.fc.weight": (hidden, 2 * hidden)}
+    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        shapes[f"mtp.{norm}.weight"] = (hidden,)
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        shapes[f"{layer}.{norm}.weight"] = (hidden,)
+    for part, shape in {
+        "q_proj": (2 * queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+        "q_norm": (size,),
+        "k_norm": (size,),
+    }.items():
+        shapes[f"{layer}.self_attn.{part}.weight"] = shape
+
+    def gated(name: str, width: int) -> None:
+        for part in ("gate", "up", "down"):
+            shapes[f"{name}.{part}_proj.weight"] = (hidden, width) if part == "down" else (width, hidden)
+
+    if "num_experts" not in text:
+        gated(f"{layer}.mlp", text["intermediate_size"])
+        return shapes
+    for expert in range(text["num_experts"]):
+        gated(f"{layer}.mlp.experts.{expert}", text["moe_intermediate_size"])
+    gated(f"{layer}.mlp.shared_expert", text["shared_expert_intermediate_size"])
+    shapes[f"{layer}.mlp.gate.weight"] = (text["num_experts"], hidden)
+    shapes[f"{layer}.mlp.shared_expert_gate.weight"] = (1, hidden)
+    return shapes
 
 
 def ragged_prompts(variant: Variant, seed: int, attempt: int = 0) -> list[list[int]]:

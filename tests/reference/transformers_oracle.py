@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import transformers
 from comparison import Greedy
+from transformers.modeling_layers import MtpModel
 
 
 @dataclasses.dataclass
@@ -59,6 +60,32 @@ class Oracle:
         """float32[T, V], computed without a cache."""
         with torch.no_grad():
             return self.model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0].numpy()
+
+    def mtp_head(self) -> Any:
+        """The multi-token-prediction head, which transformers has the code of but does not know these configs to have.
+
+        It makes the head's norms like the first one of the last layer, which must therefore attend, as it does in
+        every published model: the first norm of a delta net is another kind.
+        """
+        text, layers = self.text_model, self.text_model.layers
+        text.config.num_mtp_layers, text.config.mtp_layer_types = 1, ["full_attention"]
+        attending = next(layer for layer in layers if hasattr(layer, "self_attn"))
+        text.layers = torch.nn.ModuleList([*layers, attending])
+        try:
+            return MtpModel.from_pretrained(self.model).eval()
+        finally:
+            text.layers = layers
+
+    def mtp_logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """float32[T-1, V]: what the multi-token-prediction head makes of each token but the first."""
+        head = self.mtp_head()
+        ids = torch.tensor([list(tokens)])
+        positions = torch.arange(1, len(tokens))[None]
+        with torch.no_grad():
+            # of a model, the last of these is the one after its final norm
+            hidden = self.text_model(input_ids=ids, use_cache=False).last_hidden_state
+            output = head.forward_layer(0, hidden[:, :-1], positions, None, input_ids=ids[:, 1:])
+            return self.model.lm_head(output)[0].numpy()
 
     def states(self, tokens: Sequence[int], layer: int) -> tuple[np.ndarray, np.ndarray]:
         """What the cache of a delta-net layer holds after the tokens.

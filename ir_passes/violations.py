@@ -15,7 +15,7 @@ class ViolationKind(StrEnum):
     LABEL = "a dimension carries another dimension's values"
     COUPLING = "pools of one group move differently"
     IDLE = "an idle lane's rows may change"
-    ACCEPTED = "a count of accepted tokens may be none"
+    ACCEPTED = "a count of accepted tokens may be wrong"
     BOUNDS = "a row index may be out of bounds"
     CONSTANT = "a row, position or pool is a constant"
     CONTROL = "control flow depends on a lane"

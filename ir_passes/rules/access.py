@@ -87,7 +87,8 @@ class Access:
     def step(self, dim: int) -> tuple:
         """This access as a step of a view whose index along `dim` is another matter."""
         others = tuple((d, value.number) for d, value in sorted(self.columns.items()) if d != dim)
-        return ("rows", dim, self.full, self.sizes, tuple(sorted(self.window.items())), self.index_axes, others)
+        along = tuple(sorted(self.window.items())), tuple(sorted(self.paired.items()))
+        return ("rows", dim, self.full, self.sizes, along, self.index_axes, others)
 
     def taken(self, view: View, dim: int) -> View:
         """The path after this read of a view whose index along `dim` is another matter."""

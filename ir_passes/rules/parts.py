@@ -74,8 +74,9 @@ def cut(site: Site, x: Value) -> list[Value]:
     steps = site.params["strides"] or (1,) * len(starts)
     if isinstance(x.fact, Columns) and limits[-1] - starts[-1] == 1:
         rest = not any(starts[:-1]) and tuple(limits[:-1]) == site.shapes[0][:-1]
-        if rest and len(x.fact.values) == site.shapes[0][-1]:
-            return [x.fact.values[starts[-1]]]
+        column = x.fact.values[starts[-1]]
+        if rest and len(x.fact.values) == site.shapes[0][-1] and not isinstance(column.owner, PoolRows):
+            return [column.but(kept=None)]  # of a column it is not known whether it had this axis when it was kept
     return [_cut(site, x, starts, site.shape, steps)]
 
 

@@ -1,11 +1,13 @@
 """Every rule on random operations of its primitive: what it says of the results is so, and is not always "mixed".
 
 One lane at a time is changed, for operands of every ownership; variables inside loops and branches are looked at too.
+What a rule says of lanes of length 0 is compared for those lanes, with operands that are rows they keep.
 """
 
 from collections import Counter
 
 import pytest
+from idle_predictions import idle_faults
 from instances.catalogue import BUILDERS, installed, instance
 from jaxpr_mutation import Subject
 from numpy_interpreter import in_numpy
@@ -69,6 +71,19 @@ def test_a_narrow_prediction_holds(name: str) -> None:
         if name in NEVER_NARROW or narrow(subject, name):
             return
     raise AssertionError(f"{ENOUGH} instances of {name!r}, and the rule calls every result of lanes mixed")
+
+
+@pytest.mark.parametrize("name", [*filter(in_numpy, TRIED)])
+def test_what_is_said_of_idle_lanes_holds(name: str) -> None:
+    assert list(idle_faults(Subject(instance(name, 0, with_idle=True), (0,), run=apply))) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TRIED)
+def test_much_that_is_said_of_idle_lanes_holds(name: str) -> None:
+    for seed in range(60 if in_numpy(name) else 3):
+        subject = Subject(instance(name, seed, with_idle=True), (0,), run=apply)
+        assert list(idle_faults(subject)) == [], seed
 
 
 def test_every_rule_is_tried() -> None:

@@ -72,6 +72,11 @@ def _put(leaf: np.ndarray, axis: int, row: int, value: Any) -> np.ndarray:
     return np.moveaxis(new, 0, axis)
 
 
+def _holders(bound: BoundContract, leaves: Leaves, group: str, row: int) -> set[int]:
+    """Lanes that read or write a row: one lane may write what another reads, and keeps it if it is idle."""
+    return {lane for rows in maps(bound, leaves, group) for lane in np.flatnonzero(rows == row).tolist()}
+
+
 def _poison(value: np.ndarray) -> np.ndarray:
     if jax.numpy.issubdtype(value.dtype, np.floating):
         return np.full_like(value, np.nan)
@@ -80,16 +85,15 @@ def _poison(value: np.ndarray) -> np.ndarray:
 
 def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -> Iterator[Run]:
     inputs, state = list(leaves), list(leaves)
-    readers = {lane}
+    holders = {lane}
     for i, at in enumerate(bound.inputs):
         if isinstance(at.entry, Lane):
             inputs[i] = _put(leaves[i], at.entry.axis, lane, row_first(donor[i], at.entry.axis)[lane])
         elif isinstance(at.entry, Pool):
-            read, _ = maps(bound, leaves, at.entry.group)
-            row = int(read[lane])
+            row = int(maps(bound, leaves, at.entry.group)[0][lane])
             if row or not mapped(bound, at.entry.group):
                 state[i] = _put(leaves[i], at.entry.axis, row, row_first(donor[i], at.entry.axis)[row])
-                readers |= {other for other in range(bound.lanes) if read[other] == row}
+                holders |= _holders(bound, leaves, at.entry.group, row)
     yield Run(f"inputs of lane {lane}", inputs, frozenset({lane}))
     poisoned = [
         _put(new, getattr(at.entry, "axis", 0), lane, _poison(row_first(new, at.entry.axis)[lane]))
@@ -98,14 +102,14 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
         for at, new in zip(bound.inputs, inputs, strict=True)
     ]
     yield Run(f"NaN in inputs of lane {lane}", poisoned, frozenset({lane}))
-    yield Run(f"rows of lane {lane}", state, frozenset(readers))
+    yield Run(f"rows of lane {lane}", state, frozenset(holders))
     both = [a if a is not leaf else b for a, b, leaf in zip(inputs, state, leaves, strict=True)]
     for i, at in enumerate(bound.inputs):
         axis = getattr(at.entry, "axis", 0)
         if both[i] is not leaves[i]:
             row = lane if isinstance(at.entry, Lane) else int(maps(bound, leaves, at.entry.group)[0][lane])  # type: ignore[union-attr]
             both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
-    yield Run(f"NaN in lane {lane}", both, frozenset(readers))
+    yield Run(f"NaN in lane {lane}", both, frozenset(holders))
 
 
 def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.Generator) -> Iterator[Run]:
@@ -122,15 +126,16 @@ def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.
 
 
 def _others_run(bound: BoundContract, leaves: Leaves) -> Run:
-    """NaN in every row that no lane reads."""
-    new = list(leaves)
+    """NaN in every row that no lane reads; lanes that write such a row hold it."""
+    new, writers = list(leaves), set[int]()
     for i, at in enumerate(bound.inputs):
         if isinstance(at.entry, Pool) and mapped(bound, at.entry.group):
             read, _ = maps(bound, leaves, at.entry.group)
             for row in set(range(leaves[i].shape[at.entry.axis])) - set(read.tolist()):
                 value = row_first(new[i], at.entry.axis)[row]
                 new[i] = _put(new[i], at.entry.axis, row, _poison(value))
-    return Run("NaN in rows of no lane", new)
+                writers |= _holders(bound, leaves, at.entry.group, row)
+    return Run("NaN in rows that no lane reads", new, frozenset(writers))
 
 
 def runs(bound: BoundContract, draw: Draw, seed: int) -> list[Run]:

@@ -44,14 +44,18 @@ class Prediction(NamedTuple):
     body: int
 
 
-def predictions(subject: Subject) -> dict[Any, Prediction]:
+def predictions(subject: Subject, idle: bool = False) -> dict[Any, Prediction]:
     """Variable -> what the proof says of it.
 
     Those at the top level up to the first violation; those inside loops and branches, in the last round of the loop,
     where there is no violation.
+
+    Args:
+        subject: the program.
+        idle: what is said of the elements of a lane whose length is 0.
     """
     outer = {id(eqn) for eqn in subject.program.jaxpr.eqns}
-    bodies = {id(eqn): k for k, jaxpr in enumerate(_used_once(subject.program.jaxpr), 1) for eqn in jaxpr.eqns}
+    bodies = {id(eqn): k for k, jaxpr in enumerate(used_once(subject.program.jaxpr), 1) for eqn in jaxpr.eqns}
     found: dict[Any, Prediction] = {}
     inside: dict[Any, Prediction] = {}
 
@@ -63,12 +67,12 @@ def predictions(subject: Subject) -> dict[Any, Prediction]:
         elif id(eqn) in outer and not prover.violations:
             found.update(new)
 
-    prover = Prover(subject.bound, observe=observe)
+    prover = Prover(subject.bound, idle=idle, observe=observe)
     walk(prover, subject.program)
     return found if prover.violations else found | inside
 
 
-def _used_once(jaxpr: ir.Jaxpr) -> list[ir.Jaxpr]:
+def used_once(jaxpr: ir.Jaxpr) -> list[ir.Jaxpr]:
     """Bodies that stand in one place only: what is said of them there is not overwritten by another place."""
     bodies = [inner.jaxpr for eqn in ir.all_eqns(jaxpr) for inner in ir.sub_jaxprs(eqn)]
     counts = Counter(map(id, bodies))

@@ -14,7 +14,7 @@ from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 
 LANES, ROWS, WIDTH = 3, 6, 4
 CONTRACT = LaneContract(
-    inputs=(Shared(), Shared(), Lane(), Lane(), Pool("p"), SlotMap("p", ROWS), Pool("r")),
+    inputs=(Shared(), Shared(), Lane(), Lane(role="length"), Pool("p"), SlotMap("p", ROWS), Pool("r")),
     outputs=(Lane(), Shared()),
 )
 Choose = np.random.Generator
@@ -180,8 +180,51 @@ def _looped(rng: Choose, x: Array) -> Array:
     return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * 2), (jnp.int32(0), x))[1]
 
 
-def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]]]:
-    """A step of `count` operations; those that do not fit their operands are left out."""
+def _alive(own: Array, rank: int, axis: int) -> Array:
+    """Whether each lane has a length, along one axis of an array."""
+    return jnp.expand_dims(own > 0, [d for d in range(rank) if d != axis])
+
+
+def _kept(rng: Choose, own: Array, slots: Array, pool: Array, new: Array, old: Array) -> Array:
+    """What idle lanes keep, in one of the usual ways, some of them wrong.
+
+    Args:
+        own: lengths.
+        slots: rows of the pool.
+        pool: a version of the pool, or of the row pool.
+        new, old: of one shape, lanes along some axis.
+    """
+    axes = [d for d, size in enumerate(new.shape) if size == LANES]
+    alive = _alive(own, new.ndim, axes[int(rng.integers(len(axes)))])
+    fresh = jnp.broadcast_to(new.reshape(-1)[: LANES * WIDTH].reshape(LANES, WIDTH), (LANES, WIDTH)).astype(pool.dtype)
+    way = int(rng.integers(9))
+    if way < 3:
+        return jnp.where(alive, new, old)
+    if way == 3:
+        return pool.at[jnp.where(own > 0, slots, ROWS)].set(fresh, mode="drop")
+    if way == 4:
+        return pool.at[slots].set(jnp.where(_alive(own, 2, 0), fresh, pool[slots]))
+    if way == 5:
+        at = jnp.where(own > 0, own % WIDTH, WIDTH)
+        return new.at[jnp.arange(LANES), at].set(1, mode="drop")
+    if way == 6:
+        part = new[..., : max(1, new.shape[-1] - 1)]
+        return lax.dynamic_update_slice(new, jnp.where(_alive(own, new.ndim, 0), part * 2, part), [0] * new.ndim)
+    if way == 7:
+        count = rng.integers(1, 4)
+        return lax.fori_loop(0, count, lambda i, x: jnp.where(i < own.reshape(alive.shape), x + new, x), old)
+    there, back = lax.scan(lambda c, row: (c, jnp.where(own[0] > 0, row * 2, row)), 0, jnp.swapaxes(old, 0, -1))
+    return jnp.swapaxes(back, 0, -1) + there
+
+
+def random_step(seed: int, count: int, idle: bool = False) -> Callable[..., tuple[Array, list[Array]]]:
+    """A step of `count` operations; those that do not fit their operands are left out.
+
+    Args:
+        seed: of all choices.
+        count: operations.
+        idle: whether lanes of length 0 are treated in ways of their own.
+    """
 
     def step(w: Array, ids: Array, x: Array, own: Array, pool: Array, slots: Array, rows: Array) -> Any:
         rng = np.random.default_rng(seed)
@@ -226,11 +269,17 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
                     new = _branch(rng, integers(), value, other)
                 if new.ndim <= 4 and 0 < new.size <= 400:
                     known.append(new)
+            if idle and rng.random() < 0.5:
+                value = pick(lambda v: LANES in v.shape)
+                like = pick(lambda v, value=value: (v.shape, v.dtype) == (value.shape, value.dtype))
+                whole = pick(lambda v: v.shape == (ROWS, WIDTH) and v.dtype == jnp.float32)
+                with contextlib.suppress(TypeError, ValueError, IndexError):
+                    known.append(_kept(rng, own, slots, whole, value, rows if like.shape == rows.shape else like))
         return x, known
 
     return step
 
 
-def random_program(seed: int, count: int = 25) -> Program:
+def random_program(seed: int, count: int = 25, idle: bool = False) -> Program:
     """A step with its contract; what it returns beside its input is every value that it has computed."""
-    return Program(f"random {seed}", random_step(seed, count), CONTRACT, draw)
+    return Program(f"random {seed}", random_step(seed, count, idle), CONTRACT, draw)

@@ -5,9 +5,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from instances import control, elementwise, indexing, moves, products, randomness, reductions
+from instances import control, elementwise, idle, indexing, moves, operands, products, randomness, reductions
 from instances.elementwise import PRIMITIVES, Builder
-from instances.operands import CONTRACT, Operands, draw
+from instances.idle import IdleOperands
+from instances.operands import Operands
 from jax import Array
 from zoo.program import Program
 
@@ -27,23 +28,30 @@ def installed(name: str) -> bool:
     return name in PRIMITIVES or name in control.BUILDERS
 
 
-def instance(name: str, seed: int, count: int = 1) -> Program:
+def instance(name: str, seed: int, count: int = 1, with_idle: bool = False) -> Program:
     """A step with `count` instances of an operation; it gives back its lanes only, for what is seen is every variable.
+
+    Args:
+        name: of the primitive.
+        seed: of all choices.
+        count: operations.
+        with_idle: whether lanes may be idle and operands what they keep.
 
     Raises:
         NoInstance: when it is traced, if no parameters fitted.
     """
-    lanes = 2 + seed % 3
+    lanes, theme = 2 + seed % 3, idle if with_idle else operands
+    kinds = IdleOperands if with_idle else Operands
 
     def step(*given: Array) -> Any:
-        operands = Operands(np.random.default_rng((seed, *name.encode())), [jax.numpy.asarray(each) for each in given])
+        drawn = kinds(np.random.default_rng((seed, *name.encode())), [jax.numpy.asarray(each) for each in given])
         for _ in range(count):
             for _ in range(ATTEMPTS):
                 with contextlib.suppress(*MISFITS):
-                    BUILDERS[name](operands)
+                    BUILDERS[name](drawn)
                     break
             else:
                 raise NoInstance(f"{name}, seed {seed}: no parameters fitted in {ATTEMPTS} draws")
-        return (operands.x,)
+        return (drawn.x,)
 
-    return Program(f"{name} {seed}", step, CONTRACT, lambda rng: draw(rng, lanes))
+    return Program(f"{name} {seed}", step, theme.CONTRACT, lambda rng: theme.draw(rng, lanes))

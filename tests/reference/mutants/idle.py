@@ -1,8 +1,10 @@
 """Lanes of length 0 that do not keep their rows."""
 
 import jax.numpy as jnp
+from jax import lax
 from mutants.mutant import Kind, wrong
 from zoo import chunked, gated_delta, rows
+from zoo.program import KEY, SLOTS, normal
 from zoo.rows import advance
 
 
@@ -38,6 +40,22 @@ def idle_writes_zeros(pool, slots, x, w, lengths):
     y, _ = rows.masked_step(pool, slots, x, w, lengths)
     new = advance(pool[slots], x, w)
     return y, pool.at[slots].set(jnp.where((lengths > 0)[:, None, None], new, 0.0))
+
+
+def paired_the_other_way(pool, slots, x, w, lengths):
+    """Square rows are read element by element, and written back with their two axes exchanged."""
+    size = pool.shape[1]
+    index = jnp.broadcast_to(slots[:, None, None, None], (len(slots), size, size, 1))
+    read = lax.GatherDimensionNumbers((), (0,), (0,), (1, 2), (1, 2))
+    old = lax.gather(pool, index, read, (1, 1, 1), mode="clip")
+    new = jnp.where((lengths > 0)[:, None, None], 0.5 * old + jnp.tanh(x @ w.T)[:, :1, None], old)
+    write = lax.ScatterDimensionNumbers((), (0,), (0,), (1, 2), (2, 1))
+    return new[:, 0], lax.scatter(pool, index, new, write, mode="clip")
+
+
+def draw_square(rng):
+    _, *rest = rows.draw_length(rng)
+    return normal(rng, SLOTS, KEY, KEY), *rest
 
 
 MUTANTS = (
@@ -80,5 +98,14 @@ MUTANTS = (
         "idle lanes write zeros",
         idle_writes_zeros,
         Kind.IDLE,
+    ),
+    wrong(
+        "idle rows written back",
+        "paired-the-other-way",
+        "mistral.rs#2357",
+        "what idle lanes have read is written back transposed",
+        paired_the_other_way,
+        Kind.IDLE,
+        draw=draw_square,
     ),
 )

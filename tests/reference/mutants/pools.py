@@ -181,6 +181,7 @@ MUTANTS = (
         "the array of layouts stays behind",
         layout_not_moved,
         *COUPLED,
+        evidence=Evidence.FAULT,
     ),
     wrong(
         "two slot maps",

@@ -16,6 +16,13 @@ LENGTH = LaneContract(inputs=(*STEP.inputs, Lane(role="length")), outputs=STEP.o
 COPY = LaneContract(
     inputs=(POOLS, SlotMap("seq", SLOTS, role="read"), SlotMap("seq", SLOTS, role="write")), outputs=(POOLS,)
 )
+ELSEWHERE = LaneContract(
+    inputs=(
+        Pool("seq"), SlotMap("seq", SLOTS, role="read"), SlotMap("seq", SLOTS, role="write"), Lane(), Shared(),
+        Lane(role="length"),
+    ),
+    outputs=(Lane(), Pool("seq")),
+)  # fmt: skip
 STAGING = LaneContract(
     inputs=(Pool("staging"), Pool("decode"), SlotMap("staging", LANES + 1), SlotMap("decode", SLOTS)),
     outputs=(Pool("decode"),),
@@ -46,6 +53,13 @@ def draw_copy(rng: np.random.Generator) -> tuple[Any, ...]:
     target = slot_map(rng)
     source = np.where(target == 0, 0, rng.integers(1, SLOTS, LANES)).astype(np.int32)
     return pools, source, target
+
+
+def draw_elsewhere(rng: np.random.Generator) -> tuple[Any, ...]:
+    """Lanes that go on in another row than their last one, some of them idle; what one reads another may write."""
+    (_, pool, _), source, target = draw_copy(rng)
+    lengths = np.where(target == 0, 0, rng.integers(0, 3, LANES)).astype(np.int32)
+    return pool, source, target, normal(rng, LANES, HIDDEN), weight(rng, KEY * VALUE, HIDDEN), lengths
 
 
 def draw_staging(rng: np.random.Generator) -> tuple[Any, ...]:
@@ -121,6 +135,20 @@ def copy_step(pools, source, target):
     return (jax.tree.map(lambda pool: pool.at[target].set(pool[source]), pools),)
 
 
+def elsewhere_step(pool, source, target, x, w, lengths):
+    """Rows are read here and written there; idle lanes write nowhere, and their rows stay what they are."""
+    rows = advance(pool[source], x, w)
+    target = jnp.where(lengths > 0, target, SLOTS)
+    return rows.sum(1), pool.at[target].set(rows, mode="drop", wrap_negative_indices=False)
+
+
+def added_elsewhere_step(pool, source, target, x, w, lengths):
+    """What a lane has read is added to the row that it writes, a part of which stays as it was."""
+    new = jnp.where((lengths > 0)[:, None], advance(pool[source], x, w)[:, 0], 0.0)
+    target = jnp.where(lengths > 0, target, SLOTS)
+    return new, pool.at[target, 1].add(new, mode="drop", wrap_negative_indices=False)
+
+
 def staging_step(staging, decode, source, target):
     """Prefilled rows are handed over to the pool that decodes."""
     return (decode.at[target].set(staging[source]),)
@@ -146,6 +174,8 @@ PROGRAMS = (
     Program("lax gather and scatter", lax_step, STEP, draw),
     Program("rows added to in place", add_step, STEP, draw),
     Program("copies, moves and forks", copy_step, COPY, draw_copy),
+    Program("rows read here and written there", elsewhere_step, ELSEWHERE, draw_elsewhere),
+    Program("rows read here and added to there", added_elsewhere_step, ELSEWHERE, draw_elsewhere),
     Program("hand-over from a staging pool", staging_step, STAGING, draw_staging),
     Program("fork of snapshots", fork_step, FORK, draw_fork),
     Program("two slot maps", two_maps_step, TWO, draw_two),

@@ -1,0 +1,240 @@
+"""Whether what the proof says of lanes of length 0 is so: their elements hold what they are said to hold.
+
+The proof walks a program a second time for a lane whose length is 0. What it says then, of a range, of a fact, of rows
+that are kept, is said of the elements of such lanes alone; whose they are is what the first walk says.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from isolation_oracle import maps
+from jaxpr_mutation import Subject
+from predicted_owners import Reality, differing, predictions, used_once
+
+from ir_passes import Lane, SlotMap, ir
+from ir_passes.values import Common, Iota, Kept, OneLane, PoolRows, Rows, Slot, Value
+
+Checked = dict[str, int]
+
+
+def idle_lanes(reality: Reality) -> np.ndarray:
+    """[run, lane]: of length 0, and not on the null row, which is outside every promise."""
+    idle = np.ones_like(reality.lanes)
+    for at, leaf in zip(reality.bound.inputs, reality.claims.leaves, strict=True):
+        if isinstance(at.entry, Lane) and at.entry.role == "length":
+            idle &= leaf == 0
+        elif isinstance(at.entry, SlotMap):
+            idle &= leaf != 0
+    return idle
+
+
+def idle_faults(subject: Subject, checked: Checked | None = None) -> Iterator[str]:
+    """Everything that the proof says of idle lanes and that is not so.
+
+    Args:
+        subject: the program.
+        checked: counts the elements that each kind of statement was compared for.
+    """
+    if not any(isinstance(one.entry, Lane) and one.entry.role == "length" for one in subject.bound.inputs):
+        return
+    checked = {} if checked is None else checked
+    reality = Reality(subject)
+    idle, views = idle_lanes(reality), Views(subject)
+    busy, still = predictions(subject), predictions(subject, idle=True)
+    numbered: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    for var, one in still.items():
+        if isinstance(var, ir.DropVar) or var not in busy:
+            continue
+        inside = subject.turns.get(var, []) if one.body else [(subject.values[var], np.ones(1, bool))]
+        for turn, (result, runs) in enumerate(inside):
+            array = reality.all_runs(result)
+            mine = _elements(reality, idle, busy[var].value.owner, array.shape)
+            mine &= np.broadcast_to(runs, reality.count).reshape(-1, *[1] * (array.ndim - 1))
+            where = views.turn(one.body, turn)
+            known = {} if one.body else numbered
+            for fault in _faults_of(reality, array, mine, one.value, known, views, where, checked):
+                yield f"{one.equation.primitive.name} {array.shape[1:]}: {fault}; said: {one.value}, {one.value.kept}"
+            if not one.body:
+                numbered.setdefault(one.value.number, (array, mine))
+
+
+def _elements(reality: Reality, idle: np.ndarray, owner: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """[run, ...]: elements of idle lanes, by whose they are."""
+    mine = np.zeros(shape, bool)
+    match owner:
+        case Common():
+            mine[:] = True
+        case OneLane(int(lane)) if 0 <= lane < idle.shape[1]:
+            mine[idle[:, lane]] = True
+        case Rows(axis, inner, start, None):
+            lanes = start + np.arange(shape[axis + 1]) // inner
+            inside = reality.inside(lanes)
+            rows = np.where(inside, idle[:, np.where(inside, lanes, 0)], False)
+            mine |= np.expand_dims(rows, [d for d in range(1, len(shape)) if d != axis + 1])
+        case PoolRows(_, group, axis):
+            rows = np.zeros((shape[0], shape[axis + 1]), bool)
+            for i, run in enumerate(reality.claims.runs):
+                _, write = maps(reality.bound, run.leaves, group)
+                rows[i, write[idle[i]]] = True
+            mine |= np.expand_dims(rows, [d for d in range(1, len(shape)) if d != axis + 1])
+    return mine
+
+
+def _changes(reality: Reality, array: np.ndarray, mine: np.ndarray) -> np.ndarray:
+    """Elements that differ from the unchanged run's, of lanes that are idle in both."""
+    base = reality.claims.base
+    return differing(array, array[base]) & mine & mine[base]
+
+
+def _may_differ(reality: Reality, owner: Any, shape: tuple[int, ...]) -> np.ndarray | None:
+    """[run, ...]: elements that may differ from the unchanged run's; None where nothing is said of them."""
+    match owner:
+        case Common():
+            return np.zeros(shape, bool)
+        case OneLane(int(lane)):
+            may = reality.may_differ(np.array([lane]))
+        case Rows(axis, inner, start, None):
+            may = reality.may_differ(start + np.arange(shape[axis + 1]) // inner)
+            return np.expand_dims(may, [d for d in range(1, len(shape)) if d != axis + 1])
+        case _:
+            return None
+    return may.reshape(-1, *[1] * (len(shape) - 1))
+
+
+def _faults_of(
+    reality: Reality,
+    array: np.ndarray,
+    mine: np.ndarray,
+    value: Value,
+    numbered: dict[int, tuple[np.ndarray, np.ndarray]],
+    views: "Views",
+    where: int | None,
+    checked: Checked,
+) -> Iterator[str]:
+    """What is said of one variable and is not so.
+
+    Args:
+        reality: all runs.
+        array: [run, ...] of the variable.
+        mine: which of its elements belong to idle lanes.
+        value: what is said of them.
+        numbered: arrays with a value number, and their elements of idle lanes.
+        views: of the pools.
+        where: the index that the loop around it is at; None if there is none, or more than one.
+        checked: how often what was looked at.
+    """
+
+    def look(what: str, wrong: np.ndarray) -> bool:
+        checked[what] = checked.get(what, 0) + int(mine.sum())
+        return bool((wrong & mine).any())
+
+    if value.range is not None and look("range", (array < value.range[0]) | (array > value.range[1])):
+        yield f"holds {array[mine].min()} to {array[mine].max()} for idle lanes, outside its range"
+    if isinstance(value.fact, Iota):
+        index = np.arange(array.shape[value.fact.axis + 1]) // value.fact.div
+        if look("iota", np.moveaxis(np.moveaxis(array, value.fact.axis + 1, -1) != index, -1, value.fact.axis + 1)):
+            yield "does not count for idle lanes"
+    if isinstance(value.fact, Slot) and value.fact.guard is None and isinstance(value.owner, Rows):
+        axis, lanes = value.owner.axis, value.owner.start + np.arange(array.shape[value.owner.axis + 1])
+        lanes = np.where(reality.inside(lanes // value.owner.inner), lanes // value.owner.inner, 0)
+        slots = reality.claims.leaves[value.fact.leaf][:, lanes]
+        slots = np.expand_dims(slots, [d for d in range(1, array.ndim) if d != axis + 1])
+        if value.owner.order is None and look("slot", array != slots):
+            yield "is not its lane's entry in the slot map for idle lanes"
+    may = _may_differ(reality, value.owner, array.shape)
+    if may is not None and look("owner", _changes(reality, array, mine) & ~may):
+        yield "is changed by another lane where its own is idle"
+    if value.number in numbered:
+        other, others = numbered[value.number]
+        if other.dtype == array.dtype and other.size == array.size:
+            both = others.reshape(array.shape)
+            if look("number", differing(array, other.reshape(array.shape)) & both):
+                yield "has the value number of an array that holds something else for idle lanes"
+    if value.kept is not None:
+        taken = views.taken(value.kept, where)
+        if taken is None:
+            checked["kept by a view that is not followed"] = checked.get("kept by a view that is not followed", 0) + 1
+        elif taken.shape != array.shape or taken.dtype != array.dtype:
+            yield f"is said to be kept, and its view is {taken.dtype}{taken.shape[1:]}"
+        elif look("kept", differing(array, taken)):
+            yield "is not what the rows of idle lanes were"
+
+
+def _with_calls(jaxpr: ir.Jaxpr) -> list[ir.Jaxpr]:
+    """A body, and those of the calls in it."""
+    called = [body.jaxpr for body in map(ir.body_of, jaxpr.eqns) if body is not None]
+    return [jaxpr, *(inner for one in called for inner in _with_calls(one))]
+
+
+class Views:
+    """Arrays as they are taken from a pool by the steps of a view."""
+
+    def __init__(self, subject: Subject):
+        self.subject, self.claims = subject, subject.claims
+        loops: dict[int, dict[str, Any]] = {}
+        for eqn in subject.program.jaxpr.eqns:
+            if eqn.primitive.name == "scan":
+                body = ir.closed(eqn.params["jaxpr"]).jaxpr
+                loops |= dict.fromkeys(map(id, _with_calls(body)), eqn.params)
+        self.scans = {
+            k: loops[id(jaxpr)] for k, jaxpr in enumerate(used_once(subject.program.jaxpr), 1) if id(jaxpr) in loops
+        }
+
+    def turn(self, body: int, turn: int) -> int | None:
+        """The index along the first axis of what a loop of the top level is at."""
+        if body not in self.scans:
+            return None
+        params = self.scans[body]
+        return params["length"] - 1 - turn if params["reverse"] else turn
+
+    def taken(self, kept: Kept, turn: int | None) -> np.ndarray | None:
+        """[run, ...], or None if one of the steps is not followed here."""
+        array = self.claims.leaves[kept.leaf]
+        steps: list[Any] = list(kept.view)
+        while steps:
+            match steps.pop(0):
+                case ("reshape", _, after):
+                    array = array.reshape(len(array), *after)
+                case ("transpose", permutation):
+                    array = array.transpose(0, *(axis + 1 for axis in permutation))
+                case ("slice", full, cut):
+                    rank = len(full)
+                    starts, sizes, strides = (cut[k * rank : (k + 1) * rank] for k in range(3))
+                    ends = [start + n * by for start, n, by in zip(starts, sizes, strides, strict=True)]
+                    array = array[(slice(None), *map(slice, starts, ends, strides))]
+                case ("widened" | "narrowed", _, after):
+                    with np.errstate(invalid="ignore"):
+                        array = array.astype(after)
+                case ("scan", _) if turn is not None:
+                    array, turn = array[:, turn], None
+                case ("rows", dim, _, sizes, (window, ()), index_axes, ()) if steps and len(index_axes) <= 1:
+                    step, *steps = steps
+                    if step[0] != "by slot" or not isinstance(step[1], Slot) or step[1].guard is not None:
+                        return None
+                    if [size for d, size in enumerate(sizes) if d != dim] != [
+                        size for d, size in enumerate(array.shape[1:]) if d != dim
+                    ]:
+                        return None
+                    array = self._by_slot(array, dim, dict(window), index_axes, step[1].leaf)
+                    if array is None:
+                        return None
+                case _:
+                    return None
+        return array
+
+    def _by_slot(self, pool: np.ndarray, dim: int, window: dict[int, int], at: tuple[int, ...], leaf: int) -> Any:
+        """Rows of a pool, all of each, by the whole of its slot map."""
+        if not at:
+            return None
+        slots = self.claims.leaves[leaf]
+        rows = np.moveaxis(pool, dim + 1, 1)
+        found = np.take_along_axis(rows, slots.reshape(*slots.shape, *[1] * (rows.ndim - 2)), axis=1)
+        kept = [d for d in range(pool.ndim - 1) if d != dim]
+        if any(d not in window for d in kept):
+            return None
+        order = {at[0]: 0, **{window[d]: k + 1 for k, d in enumerate(kept)}}
+        if dim in window:
+            found = np.expand_dims(found, found.ndim)
+            order[window[dim]] = found.ndim - 2
+        return found.transpose(0, *(order[axis] + 1 for axis in range(len(order))))

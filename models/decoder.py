@@ -112,10 +112,16 @@ class Layer(nnx.Module):
         return x, tuple(kept)
 
 
-def lane_info(tokens: Tokens, lengths: Lengths, positions: Positions, kv_blocks: Int32[Array, ""] | int) -> LaneInfo:
+def lane_info(
+    tokens: Tokens,
+    lengths: Lengths,
+    positions: Positions,
+    kv_blocks: Int32[Array, ""] | int,
+    verifying: bool = False,
+) -> LaneInfo:
     """What the layers of a step know about its lanes; arguments as for `Decoder`."""
     valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
-    return LaneInfo(lengths, positions, valid, (positions == 0) & (lengths > 0), kv_blocks)
+    return LaneInfo(lengths, positions, valid, (positions == 0) & (lengths > 0), kv_blocks, verifying)
 
 
 class Decoder(Stateful):
@@ -155,6 +161,7 @@ class Decoder(Stateful):
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
         tap: Callable[[Array], None] | None = None,
+        verifying: bool = False,
     ) -> tuple[Activations, tuple]:
         """Run the real tokens of every lane.
 
@@ -165,12 +172,13 @@ class Decoder(Stateful):
             state: state before the step.
             kv_blocks: blocks of the key/value cache that hold every lane's positions up to the end of this step.
             tap: called with the residual stream after the embedding and after each layer.
+            verifying: how many of the tokens count is decided from the output; see `commit`.
 
         Returns:
             The residual stream after the final norm, and the state after each lane's last real token. The state of a
-            lane of length 0 is unchanged, bit for bit.
+            lane of length 0 is unchanged, bit for bit. Where `verifying`, what `commit` takes in place of the state.
         """
-        info = lane_info(tokens, lengths, positions, kv_blocks)
+        info = lane_info(tokens, lengths, positions, kv_blocks, verifying)
         x = self.embed(tokens, info.valid)
         new_state = []
         if tap is not None:
@@ -181,6 +189,34 @@ class Decoder(Stateful):
             if tap is not None:
                 tap(x)
         return self.norm(x), tuple(new_state)
+
+    def commit(
+        self,
+        kept: tuple,
+        tokens: Tokens,
+        lengths: Lengths,
+        positions: Positions,
+        state: tuple,
+        kv_blocks: Int32[Array, ""] | int,
+    ) -> tuple:
+        """The state after a step that was run as `verifying`, now that it is known how many tokens count.
+
+        Caches hold all the tokens of the step: what lies behind the last one that counts is not looked at before
+        another token is written in its place. Recurrences, with their convolutions, go on from the state before the
+        step with the tokens that count and no others.
+
+        Args:
+            kept: what the step gave in place of the state.
+            lengths: tokens of each lane that count, 0..T; a lane of which none counts keeps its rows, bit for bit.
+            tokens, positions, state, kv_blocks: as the step had them.
+        """
+        info = lane_info(tokens, lengths, positions, kv_blocks)
+        return tuple(
+            tuple(
+                branch.inner.commit(given, info, own) for branch, given, own in zip(layer.branches, *both, strict=True)
+            )
+            for layer, both in zip(self.layers, zip(kept, state, strict=True), strict=True)
+        )
 
     def logits(self, hidden: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows vocab"]:
         """Logits of rows of the final residual stream, accumulated in float32."""

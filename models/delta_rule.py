@@ -12,6 +12,8 @@ outputs are zero; a fresh lane's state is never used; the state of a lane withou
 for bit.
 """
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float32
@@ -28,6 +30,20 @@ LogDecay = Gates | Float32[Array, "lane token value_head key"]
 State = Float32[Array, "lane value_head key value"]
 Valid = Bool[Array, "lane token"]
 Fresh = Bool[Array, "lane"]
+
+
+class DeltaGiven(NamedTuple):
+    """What a layer with a convolution and the delta rule gives to them of each token.
+
+    Attributes:
+        conv: inputs of the convolution, channels [q | k | v].
+        decay: g <= 0, per head or per channel of the key.
+        beta: write strength.
+    """
+
+    conv: Float32[Array, "lane token channel"]
+    decay: LogDecay
+    beta: Gates
 
 
 def _dot(equation: str, *operands: Array) -> Array:

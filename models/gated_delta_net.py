@@ -5,16 +5,19 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
+from jaxtyping import Float32
 
 from models.activations import silu, silu_gated
-from models.delta_rule import delta_rule
+from models.delta_rule import DeltaGiven, delta_rule
 from models.initial import matrix
 from models.linear import linear
 from models.multiplier import scaled
 from models.norms import l2_norm, rms_norm
+from models.recurrent import Recurrent
 from models.shapes import Activations, LaneInfo
 from models.short_conv import short_conv
-from models.state import ConvRecurrentState, Stateful, conv_recurrent
+from models.state import ConvRecurrentState, conv_recurrent
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class GatedDeltaNetConfig:
         return GatedDeltaNet(self, hidden, rngs)
 
 
-class GatedDeltaNet(Stateful):
+class GatedDeltaNet(Recurrent):
     """x -> projections -> short convolution -> gated delta rule -> gated norm -> projection."""
 
     def __init__(self, config: GatedDeltaNetConfig, hidden: int, rngs: nnx.Rngs):
@@ -74,34 +77,32 @@ class GatedDeltaNet(Stateful):
         c = self.config
         return conv_recurrent(c.kernel, c.channels, c.value_heads, c.key_size, c.value_size)
 
-    def __call__(
-        self, x: Activations, info: LaneInfo, state: ConvRecurrentState
-    ) -> tuple[Activations, ConvRecurrentState]:
-        """Mix the tokens of each lane, from zero state where its sequence begins.
-
-        Returns:
-            Outputs (zero at tokens that are not real) and the state after each lane's last real token.
-        """
-        c = self.config
-        lanes, tokens, _ = x.shape
-        conv = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
-
-        mixed, conv = short_conv(
-            linear(x, self.in_proj_qkv[...]), self.conv1d[...][:, 0].astype(jnp.float32), conv, info.lengths, info.valid
+    def given(self, x: Activations) -> tuple[DeltaGiven, Float32[Array, "lane token inner"]]:
+        decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(
+            linear(x, self.in_proj_a[...]) + self.dt_bias[...][None, None]
         )
+        beta = scaled(jax.nn.sigmoid(linear(x, self.in_proj_b[...])), self.config.strongest_write)
+        return DeltaGiven(linear(x, self.in_proj_qkv[...]), decay, beta), linear(x, self.in_proj_z[...])
+
+    def recur(
+        self, given: DeltaGiven, info: LaneInfo, state: ConvRecurrentState
+    ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
+        c = self.config
+        lanes, tokens, _ = given.conv.shape
+        conv = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
+        taps = self.conv1d[...][:, 0].astype(jnp.float32)
+        mixed, conv = short_conv(given.conv, taps, conv, info.lengths, info.valid)
         q, k, v = jnp.split(silu(mixed), [c.key_width, 2 * c.key_width], axis=-1)
         q, k = (y.reshape((lanes, tokens, c.key_heads, c.key_size)) for y in (q, k))
         v = v.reshape((lanes, tokens, c.value_heads, c.value_size))
         q, k = l2_norm(q) * c.key_size**-0.5, l2_norm(k)
         q, k = (jnp.repeat(y, c.value_heads // c.key_heads, axis=2) for y in (q, k))
-        decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(
-            linear(x, self.in_proj_a[...]) + self.dt_bias[...][None, None]
-        )
-        beta = scaled(jax.nn.sigmoid(linear(x, self.in_proj_b[...])), c.strongest_write)
-        out, recurrent = delta_rule(q, k, v, decay, beta, state.recurrent, info.valid, info.fresh)
+        out, recurrent = delta_rule(q, k, v, given.decay, given.beta, state.recurrent, info.valid, info.fresh)
+        return out, ConvRecurrentState(conv, recurrent)
 
-        z = linear(x, self.in_proj_z[...]).reshape(out.shape)
-        gated = silu_gated(z, rms_norm(out, self.norm[...], c.eps))
-        return linear(gated.reshape((lanes, tokens, c.value_width)), self.out_proj[...]), ConvRecurrentState(
-            conv, recurrent
-        )
+    def finish(
+        self, mixed: Float32[Array, "lane token value_head value"], rest: Float32[Array, "lane token inner"]
+    ) -> Activations:
+        c = self.config
+        gated = silu_gated(rest.reshape(mixed.shape), rms_norm(mixed, self.norm[...], c.eps))
+        return linear(gated.reshape((*mixed.shape[:2], c.value_width)), self.out_proj[...])

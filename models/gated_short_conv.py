@@ -8,9 +8,10 @@ from flax import nnx
 
 from models.initial import matrix
 from models.linear import linear
+from models.recurrent import Recurrent
 from models.shapes import Activations, ConvState, LaneInfo
 from models.short_conv import short_conv
-from models.state import Stateful, state_array
+from models.state import state_array
 
 
 class GatedShortConvState(NamedTuple):
@@ -29,7 +30,7 @@ class GatedShortConvConfig:
         return GatedShortConv(self, hidden, rngs)
 
 
-class GatedShortConv(Stateful):
+class GatedShortConv(Recurrent):
     """`[b | c | u] = in_proj x;  y = out_proj(c * conv(b * u))`, without activation."""
 
     def __init__(self, config: GatedShortConvConfig, hidden: int, rngs: nnx.Rngs):
@@ -42,15 +43,17 @@ class GatedShortConv(Stateful):
     def state_arrays(self) -> GatedShortConvState:
         return GatedShortConvState(state_array(tap=self.config.kernel - 1, channel=self.hidden))
 
-    def __call__(
-        self, x: Activations, info: LaneInfo, state: GatedShortConvState
-    ) -> tuple[Activations, GatedShortConvState]:
-        """Mix the tokens of each lane, from zero state where its sequence begins.
-
-        Returns:
-            Outputs and the state after each lane's last real token.
-        """
-        before = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
+    def given(self, x: Activations) -> tuple[Activations, Activations]:
         b, c, u = jnp.split(linear(x, self.in_proj[...]), 3, axis=-1)
-        mixed, conv = short_conv(b * u, self.conv[...][:, 0].astype(jnp.float32), before, info.lengths, info.valid)
-        return linear(c * mixed, self.out_proj[...]), GatedShortConvState(conv)
+        return b * u, c
+
+    def recur(
+        self, given: Activations, info: LaneInfo, state: GatedShortConvState
+    ) -> tuple[Activations, GatedShortConvState]:
+        before = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
+        taps = self.conv[...][:, 0].astype(jnp.float32)
+        mixed, conv = short_conv(given, taps, before, info.lengths, info.valid)
+        return mixed, GatedShortConvState(conv)
+
+    def finish(self, mixed: Activations, rest: Activations) -> Activations:
+        return linear(rest * mixed, self.out_proj[...])

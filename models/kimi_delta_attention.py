@@ -10,15 +10,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jaxtyping import Float32
 
 from models.activations import silu
-from models.delta_rule import delta_rule
+from models.delta_rule import DeltaGiven, delta_rule
 from models.initial import matrix
 from models.linear import linear
 from models.norms import l2_norm, rms_norm
+from models.recurrent import Recurrent
 from models.shapes import Activations, LaneInfo
 from models.short_conv import short_conv
-from models.state import ConvRecurrentState, Stateful, conv_recurrent
+from models.state import ConvRecurrentState, conv_recurrent
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class GateProjection(nnx.Module):
         return linear(x if self.down is None else linear(x, self.down[...]), self.up[...])
 
 
-class KimiDeltaAttention(Stateful):
+class KimiDeltaAttention(Recurrent):
     """x -> projections -> short convolution -> delta rule with a decay per channel -> gated norm -> projection."""
 
     def __init__(self, config: KimiDeltaAttentionConfig, hidden: int, rngs: nnx.Rngs):
@@ -92,23 +94,25 @@ class KimiDeltaAttention(Stateful):
         rate = jnp.exp(self.A_log[...])[None, None, :, None]
         return -rate * jax.nn.softplus(f) if c.lower_bound is None else c.lower_bound * jax.nn.sigmoid(rate * f)
 
-    def __call__(
-        self, x: Activations, info: LaneInfo, state: ConvRecurrentState
-    ) -> tuple[Activations, ConvRecurrentState]:
-        """Mix the tokens of each lane, from zero state where its sequence begins.
+    def given(self, x: Activations) -> tuple[DeltaGiven, Float32[Array, "lane token inner"]]:
+        beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...]))
+        return DeltaGiven(linear(x, self.in_proj_qkv[...]), self.log_decay(x), beta), self.gate(x)
 
-        Returns:
-            Outputs (zero at tokens that are not real) and the state after each lane's last real token.
-        """
+    def recur(
+        self, given: DeltaGiven, info: LaneInfo, state: ConvRecurrentState
+    ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
         conv = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
-        mixed, conv = short_conv(
-            linear(x, self.in_proj_qkv[...]), self.conv1d[...][:, 0].astype(jnp.float32), conv, info.lengths, info.valid
-        )
-        heads = (*x.shape[:2], c.heads, c.head_size)
+        taps = self.conv1d[...][:, 0].astype(jnp.float32)
+        mixed, conv = short_conv(given.conv, taps, conv, info.lengths, info.valid)
+        heads = (*mixed.shape[:2], c.heads, c.head_size)
         q, k, v = (part.reshape(heads) for part in jnp.split(silu(mixed), 3, axis=-1))
         q, k = l2_norm(q) * c.head_size**-0.5, l2_norm(k)
-        beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...]))
-        out, recurrent = delta_rule(q, k, v, self.log_decay(x), beta, state.recurrent, info.valid, info.fresh)
-        gated = rms_norm(out, self.norm[...], c.eps) * jax.nn.sigmoid(self.gate(x).reshape(heads))
-        return linear(gated.reshape((*x.shape[:2], c.width)), self.out_proj[...]), ConvRecurrentState(conv, recurrent)
+        out, recurrent = delta_rule(q, k, v, given.decay, given.beta, state.recurrent, info.valid, info.fresh)
+        return out, ConvRecurrentState(conv, recurrent)
+
+    def finish(
+        self, mixed: Float32[Array, "lane token value_head value"], rest: Float32[Array, "lane token inner"]
+    ) -> Activations:
+        gated = rms_norm(mixed, self.norm[...], self.config.eps) * jax.nn.sigmoid(rest.reshape(mixed.shape))
+        return linear(gated.reshape((*mixed.shape[:2], self.config.width)), self.out_proj[...])

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,11 @@ from models.activations import silu
 from models.initial import matrix
 from models.linear import linear
 from models.norms import rms_norm
+from models.recurrent import Recurrent
 from models.shapes import Activations, LaneInfo, over_last
 from models.short_conv import short_conv
 from models.ssd import ssd
-from models.state import ConvRecurrentState, Stateful, conv_recurrent
+from models.state import ConvRecurrentState, conv_recurrent
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,19 @@ class Mamba2Config:
         return Mamba2(self, hidden, rngs)
 
 
-class Mamba2(Stateful):
+class MambaGiven(NamedTuple):
+    """What the layer gives to its convolution and its recurrence of each token.
+
+    Attributes:
+        conv: inputs of the convolution, channels [x | B | C].
+        step: time step of each head, at least 0.
+    """
+
+    conv: Float32[Array, "lane token channel"]
+    step: Float32[Array, "lane token value_head"]
+
+
+class Mamba2(Recurrent):
     """x -> projection -> short convolution -> state space recurrence -> gated norm -> projection."""
 
     def __init__(self, config: Mamba2Config, hidden: int, rngs: nnx.Rngs):
@@ -86,43 +99,43 @@ class Mamba2(Stateful):
         c = self.config
         return conv_recurrent(c.kernel, c.channels, c.heads, c.state_size, c.head_size)
 
-    def __call__(
-        self, x: Activations, info: LaneInfo, state: ConvRecurrentState
-    ) -> tuple[Activations, ConvRecurrentState]:
-        """Mix the tokens of each lane, from zero state where its sequence begins.
-
-        Returns:
-            Outputs, which mean nothing at tokens that are not real, and the state after each lane's last real token.
-        """
+    def given(self, x: Activations) -> tuple[MambaGiven, Float32[Array, "lane token inner"]]:
         c = self.config
-        lanes, tokens, _ = x.shape
-        conv = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
-
         projected = linear(x, self.in_proj[...])
         if any(factor != 1.0 for factor in c.multipliers):
             projected = projected * over_last(
                 jnp.asarray(np.repeat(np.array(c.multipliers, np.float32), c.parts)), projected
             )
-        z, mixed, step = jnp.split(projected, [c.width, c.width + c.channels], axis=-1)
+        z, conv, step = jnp.split(projected, [c.width, c.width + c.channels], axis=-1)
+        step = jax.nn.softplus(step + self.dt_bias[...][None, None])
+        low, high = c.step_limits
+        if low > 0.0 or high < math.inf:
+            step = jnp.clip(step, low, high)
+        return MambaGiven(conv, step), z
+
+    def recur(
+        self, given: MambaGiven, info: LaneInfo, state: ConvRecurrentState
+    ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
+        c = self.config
+        lanes, tokens, _ = given.conv.shape
+        conv = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
         bias = None if self.conv_bias is None else self.conv_bias[...]
         taps = self.conv1d[...][:, 0].astype(jnp.float32)
-        mixed, conv = short_conv(mixed, taps, conv, info.lengths, info.valid, bias)
+        mixed, conv = short_conv(given.conv, taps, conv, info.lengths, info.valid, bias)
         # the bias gives tokens that are not real something to hand on
         mixed = jnp.where(info.valid[:, :, None], silu(mixed), 0.0)
         value, key, query = jnp.split(mixed, [c.width, c.width + c.groups * c.state_size], axis=-1)
         key, query = (part.reshape((lanes, tokens, c.groups, c.state_size)) for part in (key, query))
         value = value.reshape((lanes, tokens, c.heads, c.head_size))
+        decay = -jnp.exp(self.A_log[...])[None, None] * given.step
+        written = given.step[..., None] * value
+        out, recurrent = ssd(query, key, written, decay, state.recurrent, info.valid, info.fresh)
+        return out + self.D[...][None, None, :, None] * value, ConvRecurrentState(conv, recurrent)
 
-        step = jax.nn.softplus(step + self.dt_bias[...][None, None])
-        low, high = c.step_limits
-        if low > 0.0 or high < math.inf:
-            step = jnp.clip(step, low, high)
-        decay = -jnp.exp(self.A_log[...])[None, None] * step
-        out, recurrent = ssd(query, key, step[..., None] * value, decay, state.recurrent, info.valid, info.fresh)
-        out = out + self.D[...][None, None, :, None] * value
-
-        out = self._gate(out.reshape((lanes, tokens, c.width)), z)
-        return linear(out, self.out_proj[...]), ConvRecurrentState(conv, recurrent)
+    def finish(
+        self, mixed: Float32[Array, "lane token value_head value"], rest: Float32[Array, "lane token inner"]
+    ) -> Activations:
+        return linear(self._gate(mixed.reshape(rest.shape), rest), self.out_proj[...])
 
     def _gate(
         self, y: Float32[Array, "lane token inner"], z: Float32[Array, "lane token inner"]

@@ -37,3 +37,6 @@ class Parallel(Stateful):
         for output, factor in zip(outputs[1:], self.multipliers[1:], strict=True):
             total = total + scaled(output, factor)
         return total, kept
+
+    def commit(self, kept: tuple, info: LaneInfo, state: tuple) -> tuple:
+        return tuple(layer.commit(given, info, own) for layer, given, own in zip(self.layers, kept, state, strict=True))

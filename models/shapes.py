@@ -45,6 +45,8 @@ class LaneInfo(NamedTuple):
         fresh: lanes whose sequence begins in this step (position 0, length > 0): they start from zero state.
         kv_blocks: how many blocks of the key/value cache attention visits, shared by all lanes: an int32 scalar
             operand in a compiled step, a Python int where the loop must be differentiable.
+        verifying: how many of the tokens count is not known yet. A layer with a recurrence then gives what the
+            recurrence was given in place of its new state, and `commit` makes the state from it.
     """
 
     lengths: Lengths
@@ -52,6 +54,7 @@ class LaneInfo(NamedTuple):
     valid: TokenMask
     fresh: LaneMask
     kv_blocks: Int32[Array, ""] | int
+    verifying: bool = False
 
 
 def over_last(vector: Array, like: Array) -> Array:

@@ -12,7 +12,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from models.shapes import ConvState, RecurrentState
+from models.shapes import ConvState, LaneInfo, RecurrentState
 
 KV_BLOCK = 128
 """Positions of a cache that attention visits at a time."""
@@ -98,6 +98,16 @@ class Stateful(nnx.Module):
     def state_arrays(self) -> Any:
         """The layer's state with a `StateArray` in the place of each array; None where it keeps nothing."""
         raise NotImplementedError
+
+    def commit(self, kept: Any, info: LaneInfo, state: Any) -> Any:
+        """The state after a step that was run with `info.verifying`.
+
+        Args:
+            kept: what the layer gave in place of its new state.
+            info: of the step, its lengths now the tokens that count.
+            state: before the step.
+        """
+        return kept
 
     def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> Any:
         """Zero state.

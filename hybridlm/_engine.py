@@ -261,6 +261,8 @@ class Engine:
         operands = (self.params, rows(shape.lanes), *Batch.of([None] * shape.lanes, shape.tokens))
         if shape.step == "score":
             return (*operands, np.zeros((shape.lanes, shape.tokens), np.int32))
+        if shape.step == "verify":
+            operands = (*operands, np.zeros(shape.lanes, np.int32))
         return (*operands, *sampling_arrays([None] * shape.lanes))
 
 

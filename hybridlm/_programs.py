@@ -10,6 +10,7 @@ from typing import Any, Literal
 from hybridlm._rows import copy_contract, copy_row
 from hybridlm._sampling import LogitsProcessor
 from hybridlm._steps import GENERATE_CONTRACT, SCORE_CONTRACT, Structure, generate_step, score_step
+from hybridlm._verify_step import VERIFY_CONTRACT, verify_step
 from ir_passes import (
     AuditError,
     Certificate,
@@ -33,13 +34,13 @@ class Shape:
     """What a program is compiled for.
 
     Attributes:
-        step: "generate" or "score".
+        step: "generate", "verify" or "score".
         lanes, tokens: N and T.
         top: log-probabilities reported (None: none at all).
         processor: the logits processor, None for none.
     """
 
-    step: Literal["generate", "score"]
+    step: Literal["generate", "verify", "score"]
     lanes: int
     tokens: int
     top: int | None = None
@@ -105,6 +106,8 @@ class Programs:
             return copy_row, copy_contract(shape.source, shape.target)
         if shape.step == "generate":
             return generate_step(self._structure, shape.top, shape.processor), GENERATE_CONTRACT
+        if shape.step == "verify":
+            return verify_step(self._structure, shape.top, shape.processor), VERIFY_CONTRACT
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
 
     def compiled(self, shape: Shape | CopyShape, arguments: Callable[[], tuple[Any, ...]]) -> CompiledStep:

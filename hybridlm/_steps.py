@@ -28,7 +28,7 @@ HEAD_BYTES = 32 << 20
 
 
 class Drawn(NamedTuple):
-    """What a generating step says about each lane's next token.
+    """What a generating step says about each lane's next token; a verifying step, about the next of each token.
 
     Attributes:
         token: the token drawn.
@@ -36,10 +36,10 @@ class Drawn(NamedTuple):
         top_tokens, top_logprobs: the most likely tokens, best first; None where not asked for.
     """
 
-    token: Int32[Array, "lane"]
-    logprob: Float32[Array, "lane"] | None
-    top_tokens: Int32[Array, "lane top"] | None
-    top_logprobs: Float32[Array, "lane top"] | None
+    token: Int32[Array, "*lane"]
+    logprob: Float32[Array, "*lane"] | None
+    top_tokens: Int32[Array, "*lane top"] | None
+    top_logprobs: Float32[Array, "*lane top"] | None
 
 
 class Scored(NamedTuple):
@@ -129,24 +129,45 @@ def generate_step(structure: Structure, top: int | None, processor: LogitsProces
         hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks)
         last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
         logits = model.logits(jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0])
-        logprob = top_tokens = top_logprobs = None
-        processed = logits
-        if processor is not None:
-            last_token = jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
-            processed = jax.vmap(processor)(logits, last_token, positions + lengths)
-        with jax.named_scope("draw"):
-            token = draw(processed, sampling, positions + lengths, any_sampled)
-        if top is not None:
-            total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
-            inside = jnp.where(token < logits.shape[1], token, 0)
-            logprob = (jnp.take_along_axis(logits, inside[:, None], axis=1, mode="fill") - total)[:, 0]
-            if top > 0:
-                best, top_tokens = lax.top_k(logits, top)
-                top_logprobs = best - total
-        kept = jnp.where(lengths[:, None] > 0, token[:, None], rows.token)
-        return Drawn(token, logprob, top_tokens, top_logprobs), Rows(layers, kept)
+        last_token = jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
+        drawn = draw_tokens(logits, last_token, positions + lengths, sampling, any_sampled, top, processor)
+        kept = jnp.where(lengths[:, None] > 0, drawn.token[:, None], rows.token)
+        return drawn, Rows(layers, kept)
 
     return step
+
+
+def draw_tokens(
+    logits: Float32[Array, "row vocab"],
+    last_token: Int32[Array, "row"],
+    positions: Int32[Array, "row"],
+    sampling: Sampling,
+    any_sampled: Bool[Array, ""],
+    top: int | None,
+    processor: LogitsProcessor | None,
+) -> Drawn:
+    """The next token of each row of logits, and its log-probability where asked for.
+
+    Args:
+        logits: behind the last token of each row.
+        last_token: the token before the one to draw.
+        positions: of the tokens to draw.
+        sampling: settings of each row.
+        any_sampled: whether any row has a temperature.
+        top, processor: as for `generate_step`.
+    """
+    logprob = top_tokens = top_logprobs = None
+    processed = logits if processor is None else jax.vmap(processor)(logits, last_token, positions)
+    with jax.named_scope("draw"):
+        token = draw(processed, sampling, positions, any_sampled)
+    if top is not None:
+        total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
+        inside = jnp.where(token < logits.shape[1], token, 0)
+        logprob = (jnp.take_along_axis(logits, inside[:, None], axis=1, mode="fill") - total)[:, 0]
+        if top > 0:
+            best, top_tokens = lax.top_k(logits, top)
+            top_logprobs = best - total
+    return Drawn(token, logprob, top_tokens, top_logprobs)
 
 
 def score_step(structure: Structure, top: int) -> Step:

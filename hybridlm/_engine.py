@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridlm._batch import Batch, sampling_arrays
+from hybridlm._drafters import DRAFT_TOKENS, AsLoaded, Speculate, drafters
 from hybridlm._programs import CopyShape, Programs, Shape, lane_rung
 from hybridlm._rows import RowPool
 from hybridlm._sanitizing import Sanitized, Sanitizer
 from hybridlm._snapshot import ArrayLayout, Snapshot, StateKind, publish
+from hybridlm._speculation import Speculation
+from hybridlm._step_times import StepTimes
 from hybridlm._steps import Rows
 from ir_passes import CompiledStep, PlannedStep, Slot
 from models import KV_BLOCK, Decoder
@@ -43,6 +46,8 @@ class Engine:
         dtype: of the matrices.
         sanitizer: follows whose state each row holds; None runs the compiled steps as they are.
         staging: most prompts that are consumed at the same time, if there are so many lanes.
+        speculate: who drafts, where a call does not say.
+        draft_tokens: most drafts of a lane in a step.
 
     Attributes:
         staging: rows in which prompts are consumed.
@@ -66,14 +71,18 @@ class Engine:
         dtype: str,
         sanitizer: Sanitizer | None = None,
         staging: int = STAGING,
+        speculate: Speculate = None,
+        draft_tokens: int = DRAFT_TOKENS,
     ):
         self.lanes, self.context, self.chunk = lanes, context, chunk
         self.staging = min(lanes, staging)
         self.params, self.programs, self.sanitizer = params, programs, sanitizer
+        self.speculate: Speculate = speculate
+        self.draft_tokens, self._times = draft_tokens, StepTimes()
         self.vocab_size = model.config.vocab_size
         self.stats = {
             "steps": 0, "row_copies": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
-            "scored_tokens": 0,
+            "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0, "speculation_pauses": 0,
         }  # fmt: skip
         self.checked = self.checked or sanitizer is not None
         self.after_step: StepHook | None = None
@@ -82,6 +91,15 @@ class Engine:
         self._layers = lambda count, context: model.init_state(count, context, cache_dtype)
         self._kept: dict[str, RowPool] = {}
         self._model, self._dtype = fingerprint, dtype
+
+    def speculation(self, speculate: Speculate | AsLoaded) -> Speculation | None:
+        """What a run drafts.
+
+        Raises:
+            TypeError, ValueError: `speculate` names no drafter and is none.
+        """
+        make = drafters(self.speculate if speculate == "as loaded" else speculate)
+        return None if make is None else Speculation(make, self.draft_tokens, self._times, self.vocab_size)
 
     def new_rows(self, count: int) -> Rows:
         """So many rows of zero state."""
@@ -138,7 +156,13 @@ class Engine:
             self._kept[use] = pool
 
     def run(
-        self, shape: Shape, pool: RowPool, batch: Batch, *operands: Any, owners: Sequence[Any], counts: np.ndarray
+        self,
+        shape: Shape,
+        pool: RowPool,
+        batch: Batch,
+        *operands: Any,
+        owners: Sequence[Any],
+        counts: np.ndarray | None,
     ) -> Any:
         """Dispatch a step on the rows of a pool; returns its outputs, which may not have been computed yet.
 
@@ -147,7 +171,8 @@ class Engine:
             pool: its rows are consumed and replaced.
             batch, operands: as the step takes them; host arrays must not be written to afterwards.
             owners: what owns each row, for the sanitizer and the test hook.
-            counts: tokens that each row consumes, int32 [N], on the host.
+            counts: tokens that each row consumes, int32 [N], on the host; None where the step decides, which says so in
+                the first of its outputs, and the pool is told (`RowPool.advance`) when that has been read.
 
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
@@ -160,7 +185,8 @@ class Engine:
             sanitized, given = self._sanitized(self.sanitizer, shape), tuple(placed[len(batch) :])
             outputs, rows = self.sanitizer.run(sanitized, pool, self.params, batch, given, owners, counts)
         pool.put(rows if self.after_step is None else self.after_step(rows, list(owners)))
-        pool.advance(counts)
+        if counts is not None:
+            pool.advance(counts)
         self.stats["steps"] += 1
         return outputs
 

@@ -93,17 +93,23 @@ def run(
 def forward(
     structure: Structure,
     params: tuple[Array, ...],
-    tokens: Array,
+    tokens: np.ndarray,
     state: SequenceState | None,
     context: int,
     dtype: DTypeLike,
     return_states: bool,
 ) -> ForwardOutput:
-    """See `LM.forward`; tokens are int32 [N, T] and have been checked."""
+    """See `LM.forward`."""
+    model = structure.rebuild(params)
+    lanes = check_tokens(tokens, state, model.config.vocab_size, context)
     if state is None:
-        layers: Any = structure.rebuild(params).init_state(tokens.shape[0], context, dtype)
+        layers: Any = model.init_state(lanes.shape[0], context, dtype)
         state = SequenceState(0, layers)
     start = int(state.position)
-    end = start + tokens.shape[1]
-    logits, hidden_states, layers = run(structure, params, tokens, state.layers, jnp.int32(start), kv_blocks(end))
-    return ForwardOutput(logits, hidden_states, SequenceState(end, layers) if return_states else None)
+    end = start + lanes.shape[1]
+    operand = jnp.asarray(lanes, jnp.int32)
+    logits, hidden_states, layers = run(structure, params, operand, state.layers, jnp.int32(start), kv_blocks(end))
+    kept = SequenceState(end, layers) if return_states else None
+    if tokens.ndim == 2:
+        return ForwardOutput(logits, hidden_states, kept)
+    return ForwardOutput(logits[0], tuple(hidden[0] for hidden in hidden_states), kept)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hybridlm._batch_file import BatchFileReport, BatchModel, batch_file
+from hybridlm._drafters import AsLoaded, Speculate
 from hybridlm._engine import Engine
-from hybridlm._forward import ForwardOutput, SequenceState, check_tokens, forward, in_order
+from hybridlm._forward import ForwardOutput, SequenceState, forward, in_order
 from hybridlm._prefix import Prefix, compute_prefix
 from hybridlm._progress import request_progress
 from hybridlm._requests import Settings
@@ -104,6 +104,7 @@ class LM(TextScores):
         logits_processor: LogitsProcessor | None = None,
         progress: bool | None = None,
         prefix: Prefix | None = None,
+        speculate: Speculate | AsLoaded = "as loaded",
     ) -> list[Completion]:
         """Continue prompts; any number, of any lengths, queued over the lanes.
 
@@ -127,6 +128,8 @@ class LM(TextScores):
             progress: show a bar of completed prompts; None shows one for more prompts than lanes where standard error
                 is a terminal.
             prefix: every prompt continues it, and may be empty (see `prefix`).
+            speculate: who drafts tokens ahead, as for `load`, which has said it "as loaded". It changes the time that
+                tokens take, and which of them are drawn only where float32 rounds to a tie.
 
         Returns:
             Completions in the order of the prompts, the n of one prompt next to each other.
@@ -142,7 +145,7 @@ class LM(TextScores):
         requests = self._inputs.requests(prompts, n, settings, prefix)
         finished: dict[int, Completion] = {}
         with request_progress(progress, len(requests), self._engine.lanes) as completed:
-            for event in self._run(requests, logits_processor):
+            for event in self._run(requests, self.session(logits_processor, speculate)):
                 if event.completion is not None:
                     finished[event.index] = event.completion
                     completed(len(finished))
@@ -154,6 +157,7 @@ class LM(TextScores):
         n: int = 1,
         logits_processor: LogitsProcessor | None = None,
         prefix: Prefix | None = None,
+        speculate: Speculate | AsLoaded = "as loaded",
         **settings: Unpack[Settings],
     ) -> Generator[Event, None, None]:
         """The tokens of `generate` as they are drawn, by all requests in turn.
@@ -166,15 +170,16 @@ class LM(TextScores):
             n: the same.
             logits_processor: the same.
             prefix: the same.
+            speculate: the same.
             **settings: the other settings of `generate`.
 
         Raises:
             TypeError, ValueError: a prompt or a setting is wrong; the message names it. Nothing has been computed.
         """
-        return self._run(self._inputs.requests(prompts, n, settings, prefix), logits_processor)
+        return self._run(self._inputs.requests(prompts, n, settings, prefix), self.session(logits_processor, speculate))
 
-    def _run(self, requests: list[Request], processor: LogitsProcessor | None) -> Generator[Event, None, None]:
-        with self.session(processor) as session:
+    def _run(self, requests: list[Request], session: Session) -> Generator[Event, None, None]:
+        with session:
             for request in requests:
                 session.add(request)
             while session.busy:
@@ -205,13 +210,20 @@ class LM(TextScores):
         """
         return Prefix(*load_snapshot(self._engine, Path(path), self._inputs.encode))
 
-    def session(self, logits_processor: LogitsProcessor | None = None) -> Session:
+    def session(
+        self, logits_processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded"
+    ) -> Session:
         """A run of the engine to drive by hand: submit and cancel requests at any time, step by step.
 
         Args:
             logits_processor: of all its requests; see `generate`.
+            speculate: the same.
+
+        Raises:
+            TypeError, ValueError: `speculate` names no drafter and is none.
         """
-        return Session(self._engine, self.tokenizer, self._inputs.request, logits_processor)
+        speculation = self._engine.speculation(speculate)
+        return Session(self._engine, self.tokenizer, self._inputs.request, logits_processor, speculation)
 
     def warmup(self, every_rung: bool = False, progress: bool | None = None) -> dict[str, float]:
         """Compile the steps of generation and scoring now, in threads, instead of on first use.
@@ -280,12 +292,5 @@ class LM(TextScores):
         Raises:
             TypeError, ValueError: tokens are not ids of the vocabulary, do not fit the context or the state.
         """
-        array = np.asarray(tokens)
-        lanes = check_tokens(array, state, self.config.vocab_size, self.context)
         flat = in_order(self.params if params is None else params, tuple(self.params))
-        result = forward(
-            self._structure, flat, jnp.asarray(lanes, jnp.int32), state, self.context, self._cache_dtype, return_states
-        )
-        if array.ndim == 2:
-            return result
-        return ForwardOutput(result.logits[0], tuple(hidden[0] for hidden in result.hidden_states), result.states)
+        return forward(self._structure, flat, np.asarray(tokens), state, self.context, self._cache_dtype, return_states)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from hybridlm._drafters import DRAFT_TOKENS, Speculate, drafters
 from hybridlm._engine import STAGING, Engine
 from hybridlm._lm import LM
 from hybridlm._memory import Demand, available_memory
@@ -44,6 +45,8 @@ def load(
     progress: bool | None = None,
     certify: Certify = "error",
     sanitize: bool = False,
+    speculate: Speculate = None,
+    draft_tokens: int = DRAFT_TOKENS,
 ) -> LM:
     """Load a checkpoint.
 
@@ -67,6 +70,11 @@ def load(
         sanitize: for debugging: move a label (whose state, at which position, of which step) beside every row and check
             it wherever a step computes with the row. A row that is not the lane's own raises SanitizerError. Steps are
             proved, but neither audited nor run ahead, and are several times slower.
+        speculate: who drafts tokens ahead of what is drawn, which a step then verifies all at once: "ngram" takes what
+            followed the last few tokens where they stood before; an object with `propose(token_ids, k) -> list[int]`
+            of your own; None for nobody. The tokens that are drawn stay the same, and whether drafts are worth their
+            time is measured. See docs/speculation.md.
+        draft_tokens: most drafts of a sequence in a step.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named.
@@ -76,6 +84,7 @@ def load(
     directory = open_directory(resolve(path_or_hub_id))
     family, config = read_model(directory.path, directory.config)
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, compilation_cache, certify)
+    check_drafting(speculate, draft_tokens, context)
     asked, dtype = dtype, _stored_dtype(directory) if dtype is None else dtype
     certificates = _set_compilation_cache(compilation_cache)
     cache_dtype = dtype_of_caches(dtype)
@@ -90,7 +99,20 @@ def load(
     structure, params = flatten(model)
     programs = Programs(structure, certify, certificates)
     fingerprint, sanitizer = checkpoint_fingerprint(directory), Sanitizer() if sanitize else None
-    engine = Engine(model, params, programs, lanes, context, chunk, cache_dtype, fingerprint, dtype, sanitizer)
+    engine = Engine(
+        model,
+        params,
+        programs,
+        lanes,
+        context,
+        chunk,
+        cache_dtype,
+        fingerprint,
+        dtype,
+        sanitizer,
+        speculate=speculate,
+        draft_tokens=draft_tokens,
+    )
     _admit(engine, demand)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
@@ -183,6 +205,21 @@ def check_arguments(
     if faults:
         raise ValueError("; ".join(faults))
     return context, chunk
+
+
+def check_drafting(speculate: Speculate, draft_tokens: int, context: int) -> None:
+    """Refuse what cannot be drafted.
+
+    Raises:
+        TypeError: `speculate` is no drafter.
+        ValueError: it names none that is known, or drafts do not fit the context.
+    """
+    drafters(speculate)
+    if isinstance(draft_tokens, bool) or not isinstance(draft_tokens, int) or not 1 <= draft_tokens < context:
+        raise ValueError(
+            f"draft_tokens: expected a whole number of at least 1 and less than the context ({context}), got "
+            f"{draft_tokens!r}"
+        )
 
 
 def _stored_dtype(directory: CheckpointDirectory) -> str:

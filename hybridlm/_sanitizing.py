@@ -46,17 +46,17 @@ class Sanitizer:
         batch: Batch,
         operands: tuple[Any, ...],
         owners: Sequence[Any],
-        counts: np.ndarray,
+        counts: np.ndarray | None,
     ) -> tuple[Any, Rows]:
-        """Run a step on the rows of a pool.
+        """Run a step on the rows of a pool; arguments as for `Engine.run`.
 
         Raises:
             SanitizerError: a lane found rows that are not its own, or not where it left them.
         """
         step, call = program
-        positions = np.asarray(batch.positions)
+        positions, most = np.asarray(batch.positions), np.asarray(batch.lengths) if counts is None else counts
         turns = [
-            None if owner is None else Turn(self._number(owner), int(positions[lane]), int(counts[lane]))
+            None if owner is None else Turn(self._number(owner), int(positions[lane]), int(most[lane]))
             for lane, owner in enumerate(owners)
         ]
         expected = self._ledger.expect(turns)
@@ -65,7 +65,22 @@ class Sanitizer:
         self._ghosts[pool] = ghosts
         step.require(verdict, expected)
         self.steps += 1
+        if counts is None:
+            self._shorten(pool, owners, most - np.asarray(outputs[0]))
         return outputs, rows
+
+    def _shorten(self, pool: RowPool, owners: Sequence[Any], fewer: np.ndarray) -> None:
+        """A step has consumed fewer tokens of each lane than it was given: what it left is labelled accordingly."""
+        ghosts = [np.array(ghost) for ghost in self._ghosts[pool]]
+        for lane, owner in enumerate(owners):
+            if owner is not None and fewer[lane]:
+                number = self._number(owner)
+                left = self._ledger.label(number)
+                label = left._replace(position=left.position - int(fewer[lane]))
+                self._ledger.adopt(number, label)
+                for ghost in ghosts:
+                    ghost[(ghost == left).all(axis=1)] = label
+        self._ghosts[pool] = tuple(jax.numpy.array(ghost) for ghost in ghosts)
 
     def copy(self, program: Sanitized, target: RowPool, source: RowPool, maps: tuple[Any, Any]) -> Rows:
         """Run the copy of a row, with its labels."""

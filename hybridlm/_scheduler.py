@@ -6,35 +6,22 @@ idle. Steps are dispatched without waiting for the tokens of the one before: wha
 """
 
 import heapq
-from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from hybridlm._batch import Batch, Feed, blocks_for, sampling_arrays
+from hybridlm._batch import Batch, Feed, sampling_arrays
+from hybridlm._decoding import Decoding, Flight
 from hybridlm._engine import Engine
 from hybridlm._programs import Shape
 from hybridlm._rows import RowPool
 from hybridlm._sampling import LogitsProcessor
 from hybridlm._sequence import Sequence
-from hybridlm._steps import CARRIED, Drawn
+from hybridlm._speculation import Speculation
 from ir_passes import SlotError
 
 SHRINK_TOKENS = 256
 """A decode pool shrinks if one of its sequences may draw so many more tokens: below, compiling the smaller step and
 moving the rows costs more than it saves."""
-
-
-class Flight(NamedTuple):
-    """A step that was dispatched.
-
-    Attributes:
-        drawn: its outputs, which may not have been computed yet.
-        draws: the sequences that drew a token in it, with their lanes.
-    """
-
-    drawn: Drawn
-    draws: list[tuple[Sequence, int]]
 
 
 class Scheduler:
@@ -43,21 +30,24 @@ class Scheduler:
     Args:
         engine: runs the steps.
         processor: changes the logits of each lane before the draw.
+        speculation: what is drafted; None for nothing.
 
     Attributes:
         waiting: sequences that have no row, as a heap of (-priority, order of arrival, sequence).
         prefilling, decoding: sequences with a row of the staging and of the decode pool, in the order they joined.
     """
 
-    def __init__(self, engine: Engine, processor: LogitsProcessor | None = None):
+    def __init__(
+        self, engine: Engine, processor: LogitsProcessor | None = None, speculation: Speculation | None = None
+    ):
         self._engine, self._processor = engine, processor
+        self._decoding = Decoding(engine, processor, speculation)
         self.waiting: list[tuple[int, int, Sequence]] = []
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
         self._arrived = 0
         self._staging: RowPool | None = None
         self._decode: RowPool | None = None
-        self._steady: tuple[list[Sequence | None], Shape, np.ndarray, tuple[Any, ...]] | None = None
 
     @property
     def joined(self) -> list[Sequence]:
@@ -66,6 +56,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """A sequence joins the queue."""
+        self._decoding.begin(sequence)
         heapq.heappush(self.waiting, (-sequence.request.priority, self._arrived, sequence))
         self._arrived += 1
 
@@ -83,6 +74,17 @@ class Scheduler:
             return self._prefill()
         self._shrink()
         return self._draw() if self.decoding else None
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether the next step can be decided only when all tokens of those before have been read."""
+        return not self.prefilling and self._decoding.needs_tokens(self.decoding)
+
+    def settle(self, flight: Flight, accepted: np.ndarray) -> None:
+        """It is known how many tokens of each lane a step that verified has accepted."""
+        assert self._decode is not None
+        self._decoding.settle(self._decode, flight, accepted)
+        self._release_finished(flight)
 
     def close(self) -> None:
         """End every sequence and give the pools back."""
@@ -183,25 +185,19 @@ class Scheduler:
         self.decoding.append(sequence)
 
     def _draw(self) -> Flight:
-        """One token of every sequence that decodes."""
-        engine, pool = self._engine, self._decode
+        """One token of every sequence that decodes, or more where drafts promise them."""
+        pool = self._decode
         assert pool is not None
-        lanes = self._by_lane(pool, self.decoding)
-        shape = Shape("generate", pool.size, 1, self._top(self.decoding), self._processor)
-        if self._steady is None or self._steady[:2] != (lanes, shape):
-            tokens = np.full((pool.size, 1), CARRIED, np.int32)
-            active = np.array([sequence is not None for sequence in lanes], np.int32)
-            self._steady = lanes, shape, active, jax.device_put((tokens, active, *sampling_arrays(lanes)))
-        counts, (tokens, active, *sampling) = self._steady[2:]
-        positions = np.array([0 if sequence is None else sequence.consumed for sequence in lanes], np.int32)
-        batch = Batch(tokens, active, positions, blocks_for(int(positions.max()) + 1))
-        drawn = engine.run(shape, pool, batch, *sampling, owners=lanes, counts=counts)
-        draws = [(sequence, lane) for lane, sequence in enumerate(lanes) if sequence is not None]
-        for sequence, _ in draws:
-            sequence.consumed += 1
-            if not sequence.left(engine.context):
+        flight = self._decoding.step(pool, self._by_lane(pool, self.decoding), self._top(self.decoding))
+        if flight.accepted is None:
+            self._release_finished(flight)
+        return flight
+
+    def _release_finished(self, flight: Flight) -> None:
+        """Sequences that have nothing left to draw give up their rows; the others of a step keep them."""
+        for sequence, _ in flight.draws:
+            if sequence.slot is not None and not sequence.left(self._engine.context):
                 self._release(sequence)
-        return Flight(drawn, draws)
 
     def _fit(self, count: int) -> None:
         """Make the decode pool large enough for so many sequences."""

@@ -1,10 +1,13 @@
 """A sequence while it is alive: its tokens, how far steps have been dispatched for it, and what ended it."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from hybridlm._snapshot import Snapshot
 from ir_passes import Slot
+
+if TYPE_CHECKING:
+    from hybridlm._speculation import Drafting
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -64,6 +67,7 @@ class Sequence:
         generated: tokens drawn and read back.
         logprobs, top_logprobs: of these tokens, where asked for.
         finish_reason: why it ended; None while it is alive.
+        drafting: its drafts; None for a sequence without.
     """
 
     request: Request
@@ -73,6 +77,7 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    drafting: "Drafting | None" = None
 
     @property
     def prefilling(self) -> bool:

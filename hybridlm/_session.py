@@ -5,14 +5,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
+from hybridlm._decoding import Flight
 from hybridlm._engine import Engine
 from hybridlm._errors import NumericalError
 from hybridlm._prefix import Prefix
 from hybridlm._results import Completion
 from hybridlm._sampling import LogitsProcessor
-from hybridlm._scheduler import Flight, Scheduler
+from hybridlm._scheduler import Scheduler
 from hybridlm._sequence import FinishReason, Request, Sequence
+from hybridlm._speculation import Speculation
 from hybridlm._steps import Drawn
 from hybridlm._stopping import GrowingText
 from hybridlm._tokenizer import Tokenizer
@@ -54,13 +57,19 @@ class Session:
         tokenizer: None where tokens have no text.
         to_request: checks what `submit` is given.
         processor: changes the logits of each lane before the draw.
+        speculation: what is drafted; None for nothing.
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer | None, to_request: ToRequest, processor: LogitsProcessor | None
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer | None,
+        to_request: ToRequest,
+        processor: LogitsProcessor | None,
+        speculation: Speculation | None = None,
     ):
         self._engine, self._tokenizer, self._to_request = engine, tokenizer, to_request
-        self._scheduler = Scheduler(engine, processor)
+        self._scheduler = Scheduler(engine, processor, speculation)
         self._alive: dict[int, Sequence] = {}
         self._texts: dict[int, GrowingText] = {}
         self._events: list[Event] = []
@@ -142,6 +151,8 @@ class Session:
             RuntimeError: the session is closed.
         """
         self._require_open()
+        while self._flights and (self._flights[0].accepted is not None or self._scheduler.needs_tokens):
+            self._read()
         try:
             flight = self._scheduler.next()
         except BaseException:
@@ -150,9 +161,7 @@ class Session:
         if flight is not None:
             self._flights.append(flight)
         if len(self._flights) > 1 or (self._flights and flight is None):
-            # Whoever interrupts the wait finds the step still there.
-            drawn = jax.device_get(self._flights[0].drawn)
-            self._take(self._flights.popleft(), drawn)
+            self._read()
         if self._engine.checked:
             self._scheduler.check_integrity()
         events, self._events = self._events, []
@@ -178,20 +187,34 @@ class Session:
         if self._closed:
             raise RuntimeError("the session is closed; open another one with lm.session()")
 
-    def _take(self, flight: Flight, drawn: Drawn) -> None:
+    def _read(self) -> None:
+        """Wait for the oldest step that is on its way, and take what it has drawn."""
+        # Whoever interrupts the wait finds the step still there.
+        flight = self._flights[0]
+        if flight.timing is not None:
+            flight.timing.wait(flight.drawn.token)
+        accepted, drawn = jax.device_get((flight.accepted, flight.drawn))
+        self._flights.popleft()
+        self._take(flight, drawn, accepted)
+
+    def _take(self, flight: Flight, drawn: Drawn, accepted: np.ndarray | None) -> None:
         """The tokens of a step have come: what they settle."""
         wrong: NumericalError | None = None
         try:
+            if accepted is not None:
+                self._scheduler.settle(flight, accepted)
             for sequence, lane in flight.draws:
-                if sequence.finish_reason is not None:
-                    continue  # it ended while this step was on its way
-                if drawn.token[lane] >= self._engine.vocab_size:
-                    place = len(sequence.request.prompt) + len(sequence.generated)
-                    wrong = wrong or NumericalError(f"request {sequence.request.index}", place)
-                    self._forget(sequence, "cancelled")
-                else:
-                    _append(sequence, drawn, lane)
-                    self._grow(sequence)
+                places = [(lane,)] if accepted is None else [(lane, place) for place in range(accepted[lane])]
+                for place in places:
+                    if sequence.finish_reason is not None:
+                        break  # it ended while this step was on its way, or with a token before
+                    if drawn.token[place] >= self._engine.vocab_size:
+                        position = len(sequence.request.prompt) + len(sequence.generated)
+                        wrong = wrong or NumericalError(f"request {sequence.request.index}", position)
+                        self._forget(sequence, "cancelled")
+                    else:
+                        _append(sequence, drawn, place)
+                        self._grow(sequence)
         except BaseException:
             self.close()
             raise
@@ -240,12 +263,12 @@ class Session:
         self._texts.pop(sequence.request.index, None)
 
 
-def _append(sequence: Sequence, drawn: Drawn, lane: int) -> None:
-    """Keep what a step drew for a sequence, as NumPy arrays."""
+def _append(sequence: Sequence, drawn: Drawn, place: tuple[int, ...]) -> None:
+    """Keep what a step drew at a lane, or behind a token of a lane, as NumPy arrays."""
     asked = sequence.request.params.logprobs
-    sequence.generated.append(int(drawn.token[lane]))
+    sequence.generated.append(int(drawn.token[place]))
     if asked is not None and drawn.logprob is not None:
-        sequence.logprobs.append(float(drawn.logprob[lane]))
+        sequence.logprobs.append(float(drawn.logprob[place]))
     if asked and drawn.top_tokens is not None and drawn.top_logprobs is not None:
-        best = zip(drawn.top_tokens[lane, :asked].tolist(), drawn.top_logprobs[lane, :asked].tolist(), strict=True)
+        best = zip(drawn.top_tokens[place][:asked].tolist(), drawn.top_logprobs[place][:asked].tolist(), strict=True)
         sequence.top_logprobs.append(dict(best))

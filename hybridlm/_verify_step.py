@@ -53,7 +53,7 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         hidden, kept = model(tokens, lengths, positions, rows.layers, kv_blocks, verifying=True)
         drawn = _draw_behind_each(model.logits, hidden, tokens, positions, sampling, any_sampled, top, processor)
         accepted = accept(tokens, drawn.token, lengths, drafts)
-        layers = model.commit(kept, tokens.shape[1], accepted, positions, rows.layers, kv_blocks)
+        layers = model.commit(kept, tokens, accepted, positions, rows.layers, kv_blocks)
         last = jnp.where(accepted > 0, accepted - 1, 0)[:, None]
         token = jnp.take_along_axis(drawn.token, last, axis=1, mode="fill")
         return (accepted, drawn), Rows(layers, jnp.where(accepted[:, None] > 0, token, rows.token))

@@ -111,6 +111,11 @@ class Layer(nnx.Module):
             kept.append(branch_state)
         return x, tuple(kept)
 
+    def commit(self, kept: tuple, info: LaneInfo, state: tuple) -> tuple:
+        """As `Stateful.commit`, of the branches."""
+        pairs = zip(self.branches, kept, state, strict=True)
+        return tuple(branch.inner.commit(given, info, own) for branch, given, own in pairs)
+
 
 def lane_info(
     tokens: Tokens,
@@ -211,12 +216,7 @@ class Decoder(Stateful):
             tokens, positions, state, kv_blocks: as the step had them.
         """
         info = lane_info(tokens, lengths, positions, kv_blocks)
-        return tuple(
-            tuple(
-                branch.inner.commit(given, info, own) for branch, given, own in zip(layer.branches, *both, strict=True)
-            )
-            for layer, both in zip(self.layers, zip(kept, state, strict=True), strict=True)
-        )
+        return tuple(layer.commit(given, info, own) for layer, given, own in zip(self.layers, kept, state, strict=True))
 
     def logits(self, hidden: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows vocab"]:
         """Logits of rows of the final residual stream, accumulated in float32."""

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
-from hybridlm import _scheduler
+from hybridlm import _decoding, _scheduler
 from hybridlm._batch import sampling_arrays
+from hybridlm._decoding import Decoding
 from hybridlm._engine import Engine
 from hybridlm._rows import RowPool
 from hybridlm._scheduler import Scheduler
@@ -19,22 +20,22 @@ def settings_in_order_of_joining(patch: pytest.MonkeyPatch) -> None:
         first = [one for one in lanes if one is not None]
         return sampling_arrays([*first, *[None] * (len(lanes) - len(first))])
 
-    patch.setattr(_scheduler, "sampling_arrays", sampling)
+    for module in (_scheduler, _decoding):
+        patch.setattr(module, "sampling_arrays", sampling)
 
 
 def operands_kept(patch: pytest.MonkeyPatch, by_lane: bool) -> None:
     """What is kept on the device is used for other sequences: whoever they are, or those of the same lanes."""
-    right = Scheduler._draw
+    right = Decoding._draw
 
-    def draw(self: Scheduler) -> Any:
-        if self._steady is not None and self._decode is not None:
-            lanes = self._by_lane(self._decode, self.decoding)
+    def draw(self: Decoding, pool: RowPool, lanes: list[Sequence | None], *rest: Any) -> Any:
+        if self._steady is not None:
             held = [one is None for one in self._steady[0]]
             if not by_lane or held == [one is None for one in lanes]:
                 self._steady = (lanes, *self._steady[1:])
-        return right(self)
+        return right(self, pool, lanes, *rest)
 
-    patch.setattr(Scheduler, "_draw", draw)
+    patch.setattr(Decoding, "_draw", draw)
 
 
 def kept_for_the_shape(patch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
+from hybridlm._decoding import Flight
 from hybridlm._engine import Engine
 from hybridlm._rows import RowPool
-from hybridlm._scheduler import Flight
 from hybridlm._session import Session
 
 
@@ -17,8 +17,9 @@ def taken(patch: pytest.MonkeyPatch, change) -> None:
     """Other tokens or lanes of a step that has come back: `change(session, flight, drawn) -> (flight, drawn)`."""
     right = Session._take
 
-    def take(self: Session, flight: Flight, drawn: Any) -> None:
-        right(self, *change(self, flight, drawn))
+    def take(self: Session, flight: Flight, drawn: Any, accepted: Any) -> None:
+        flight, drawn = change(self, flight, drawn)
+        right(self, flight, drawn, accepted)
 
     patch.setattr(Session, "_take", take)
 

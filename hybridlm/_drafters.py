@@ -1,0 +1,94 @@
+"""Who guesses the next tokens of a sequence; a guess costs time when it is wrong and changes nothing."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+DRAFT_TOKENS = 4
+"""Drafts of a lane in a step, where nobody says otherwise."""
+LONGEST, SHORTEST = 4, 2
+"""Tokens that must come again: after one alone, too much can follow."""
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Guesses how sequences go on; any object with this method can be given to `load` and `generate`."""
+
+    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
+        """At most k tokens that may follow.
+
+        Args:
+            token_ids: prompt and everything drawn so far, at least one token; not to be kept or changed.
+            k: at least 1.
+        """
+        ...
+
+
+Speculate = Literal["ngram"] | Drafter | None
+AsLoaded = Literal["as loaded"]
+
+
+class NgramDrafter:
+    """Prompt lookup for one sequence: what followed the last tokens when they stood there before.
+
+    The longest run of last tokens that has been seen goes first, and of its places the latest. Every run of 2 to 4
+    tokens is kept with the place behind it, so that a proposal costs the same however long the sequence is.
+    """
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._behind: dict[tuple[int, ...], int] = {}
+
+    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
+        """See `Drafter`. The tokens of later calls must go on from those of earlier ones."""
+        for place in range(max(self._seen, SHORTEST), len(token_ids)):
+            for size in range(SHORTEST, min(LONGEST, place) + 1):
+                self._behind[tuple(token_ids[place - size : place])] = place
+        self._seen = len(token_ids)
+        for size in range(min(LONGEST, len(token_ids)), SHORTEST - 1, -1):
+            place = self._behind.get(tuple(token_ids[-size:]))
+            if place is not None:
+                return list(token_ids[place : place + k])
+        return []
+
+
+def drafters(speculate: Speculate, where: str = "speculate") -> Callable[[], Drafter] | None:
+    """What makes the drafter of each sequence; None where nothing is drafted.
+
+    Raises:
+        ValueError: the name is none that is known.
+        TypeError: it is neither a name nor has `propose`.
+    """
+    if speculate is None:
+        return None
+    if isinstance(speculate, str):
+        if speculate != "ngram":
+            raise ValueError(f"{where}: expected 'ngram', None or an object with propose(), got {speculate!r}")
+        return NgramDrafter
+    if isinstance(speculate, type) or not callable(getattr(speculate, "propose", None)):
+        raise TypeError(
+            f"{where}: expected 'ngram', None or an object with propose(token_ids, k) -> list[int], got {speculate!r}"
+        )
+    return lambda: speculate
+
+
+def checked_proposal(drafter: Drafter, token_ids: Sequence[int], k: int, vocab_size: int) -> tuple[int, ...]:
+    """What a drafter proposes.
+
+    Raises:
+        TypeError: no list of whole numbers.
+        ValueError: more than k tokens, or one outside the vocabulary.
+    """
+    found = drafter.propose(token_ids, k)
+    name = type(drafter).__name__
+    if not isinstance(found, list | tuple | np.ndarray) or any(
+        isinstance(token, bool) or not isinstance(token, int | np.integer) for token in found
+    ):
+        raise TypeError(f"{name}.propose: expected a list of at most {k} token ids, got {found!r}")
+    if len(found) > k:
+        raise ValueError(f"{name}.propose: expected at most {k} tokens, got {len(found)}")
+    for i, token in enumerate(found):
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"{name}.propose: token {token} at index {i} is outside the vocabulary [0, {vocab_size})")
+    return tuple(int(token) for token in found)

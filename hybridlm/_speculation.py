@@ -1,0 +1,133 @@
+"""Whether the next step of the decode pool verifies drafts, and which.
+
+Drafts never change what is drawn; the only question is time. A step that verifies takes longer than one that draws a
+token of each lane, and gives more tokens if drafts are right. Both are measured: the times of the steps as they run,
+and how often each sequence's drafts were right.
+"""
+
+from collections.abc import Callable, Sequence
+
+from hybridlm._acceptance import Acceptance
+from hybridlm._drafters import Drafter, checked_proposal
+from hybridlm._sequence import Sequence as Alive
+from hybridlm._step_times import StepTimes
+
+GAIN = 1.02
+"""Tokens per second that drafts must promise over no drafts."""
+AGAIN = 8
+"""Steps without a look at drafts after they did not pay for all lanes together."""
+
+
+class Drafting:
+    """The drafts of one sequence.
+
+    Args:
+        drafter: guesses.
+        prompt: its tokens.
+
+    Attributes:
+        acceptance: how often the guesses are right.
+    """
+
+    def __init__(self, drafter: Drafter, prompt: Sequence[int]):
+        self._drafter = drafter
+        self._prompt = len(prompt)
+        self._tokens = list(prompt)
+        self.acceptance = Acceptance()
+
+    def propose(self, generated: Sequence[int], most: int, vocab_size: int) -> tuple[int, ...]:
+        """Guesses behind the tokens that were generated so far.
+
+        Raises:
+            TypeError, ValueError: the drafter's answer is none (see `checked_proposal`).
+        """
+        self._tokens += generated[len(self._tokens) - self._prompt :]
+        return checked_proposal(self._drafter, self._tokens, most, vocab_size) if most > 0 else ()
+
+
+class Speculation:
+    """What a run drafts.
+
+    Args:
+        drafters: makes the drafter of a sequence.
+        tokens: most drafts of a lane in a step (K).
+        times: of the steps, kept from run to run.
+        vocab_size: token ids are below it.
+
+    Attributes:
+        always: verify whatever is proposed, for tests.
+    """
+
+    always = False
+
+    def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, vocab_size: int):
+        self._drafters, self.tokens, self.times, self._vocab_size = drafters, tokens, times, vocab_size
+        self._wait = 0
+
+    def begin(self, prompt: Sequence[int]) -> Drafting:
+        """For a sequence that joins."""
+        return Drafting(self._drafters(), prompt)
+
+    def looks(self, sequences: Sequence[Alive]) -> bool:
+        """Whether the next step needs to know what the one before has drawn."""
+        return not self._wait and any(
+            s.drafting is not None and s.drafting.acceptance.drafts(s.drawn) for s in sequences
+        )
+
+    def rest(self) -> None:
+        """A step has passed without a look at drafts."""
+        self._wait = max(0, self._wait - 1)
+
+    def drafts(self, lanes: Sequence[Alive | None], context: int) -> list[tuple[int, ...]] | None:
+        """The drafts of every lane; None where the next step had better have none.
+
+        Everything that the lanes have drawn must have been read.
+
+        Raises:
+            TypeError, ValueError: a drafter's answer is none.
+        """
+        proposed = [() if s is None else self._propose(s, context) for s in lanes]
+        if not any(proposed):
+            return None
+        plain, verify = self.steps(len(lanes))
+        if self.always:
+            return proposed
+        if not self.times.known(plain):
+            return None
+        if self.times.known(verify) and not self._pays(lanes, proposed, self.cost(len(lanes))):
+            self._wait = AGAIN
+            return None
+        return proposed
+
+    def steps(self, lanes: int) -> tuple[tuple[str, int], tuple[str, int]]:
+        """Names of the two steps of a pool under which their times are kept."""
+        return ("draw", lanes), ("verify", lanes)
+
+    def cost(self, lanes: int) -> float:
+        """Time of a step that verifies, in those of one that draws; both have been measured."""
+        plain, verify = self.steps(lanes)
+        return self.times.median(verify) / self.times.median(plain)
+
+    def learn(self, sequence: Alive, lanes: int, drafted: int, accepted: int) -> bool:
+        """Of a sequence's drafts the first `accepted` were right; returns whether it stops drafting for a while."""
+        assert sequence.drafting is not None
+        acceptance = sequence.drafting.acceptance
+        acceptance.learn(drafted, accepted)
+        _, verify = self.steps(lanes)
+        if self.always or not self.times.known(verify) or 1 + acceptance.expected(self.tokens) > self.cost(lanes):
+            return False
+        acceptance.pause(sequence.drawn)
+        return True
+
+    def _propose(self, sequence: Alive, context: int) -> tuple[int, ...]:
+        drafting = sequence.drafting
+        if drafting is None or not drafting.acceptance.drafts(sequence.drawn):
+            return ()
+        return drafting.propose(sequence.generated, min(self.tokens, sequence.left(context) - 1), self._vocab_size)
+
+    def _pays(self, lanes: Sequence[Alive | None], proposed: list[tuple[int, ...]], cost: float) -> bool:
+        alive = [(s, drafts) for s, drafts in zip(lanes, proposed, strict=True) if s is not None]
+        expected = sum(
+            1 + (s.drafting.acceptance.expected(len(drafts)) if s.drafting is not None else 0) for s, drafts in alive
+        )
+        return expected > GAIN * cost * len(alive)

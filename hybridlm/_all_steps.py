@@ -1,25 +1,28 @@
 """Every step that an engine runs."""
 
 from hybridlm._engine import Engine
-from hybridlm._programs import CopyShape, Shape, lane_rung
+from hybridlm._programs import AnyShape, CopyShape, Shape, lane_rung
 
 
-def all_shapes(engine: Engine, only_full: bool = False) -> list[Shape | CopyShape]:
-    """Steps that consume prompts, that draw one token of each lane, that score, and that copy a row between pools.
+def all_shapes(engine: Engine, only_full: bool = False) -> list[AnyShape]:
+    """Steps that consume prompts, that draw one token of each lane, that score, and that move rows.
+
+    Rows are copied between pools, and states are moved out of a pool to be kept, and back into one.
 
     Requests with log-probabilities or a logits processor of the user's have steps of their own, compiled on first use.
 
     Args:
-        only_full: for the largest number of lanes alone.
+        only_full: for the largest number of lanes alone, and without the states that are kept.
     """
     staging, decode = (_rungs(most, only_full) for most in (engine.staging, engine.lanes))
-    shapes: list[Shape | CopyShape] = []
+    shapes: list[AnyShape] = []
     shapes += [Shape("generate", lanes, engine.chunk) for lanes in staging]
     shapes += [Shape("generate", lanes, 1) for lanes in decode]
     shapes += [Shape("score", lanes, engine.chunk, 0) for lanes in staging]
     shapes += [CopyShape(source, target) for source in staging for target in decode]
     if not only_full:
         shapes += [CopyShape(source, target) for source in decode for target in decode if source != target]
+        shapes += [shape for pool in staging for shape in engine.moves.shapes(pool)]
     return list(dict.fromkeys(shapes))
 
 

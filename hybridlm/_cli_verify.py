@@ -14,7 +14,7 @@ from hybridlm._all_steps import all_shapes
 from hybridlm._cli_options import Context, Debug, Dtype, console_for_table, reported
 from hybridlm._engine import Engine
 from hybridlm._load import load
-from hybridlm._programs import CopyShape, Shape
+from hybridlm._programs import AnyShape, CopyShape, Shape
 from hybridlm._verified import Cells, Compiled, Planned, Verified
 from ir_passes import AuditError, IsolationError
 
@@ -112,7 +112,7 @@ def _subject(
     return engine, Planned(engine)
 
 
-def _checked(verified: Verified, shape: Shape | CopyShape, explain: bool) -> tuple[Cells, list[str]]:
+def _checked(verified: Verified, shape: AnyShape, explain: bool) -> tuple[Cells, list[str]]:
     """The cells of a step, and its fault if it has one."""
     no, yes = Text("NO", "bold red"), Text("yes", "green")
     try:
@@ -123,10 +123,12 @@ def _checked(verified: Verified, shape: Shape | CopyShape, explain: bool) -> tup
         return ("", yes, no), [_described(error)]
 
 
-def _place(shape: Shape | CopyShape) -> tuple[str, str, str]:
+def _place(shape: AnyShape) -> tuple[str, str, str]:
     if isinstance(shape, CopyShape):
         return f"copy from {shape.source}", str(shape.target), ""
-    return shape.step, str(shape.lanes), str(shape.tokens)
+    if isinstance(shape, Shape):
+        return shape.step, str(shape.lanes), str(shape.tokens)
+    return f"{'keep' if shape.kept else 'restore'} a {shape.part}", str(shape.pool), ""
 
 
 def _print_statements(console: Console, found: Iterable[Any]) -> None:

@@ -10,10 +10,14 @@ import numpy as np
 
 from hybridlm._batch import Batch, sampling_arrays
 from hybridlm._drafters import DRAFT_TOKENS, AsLoaded, Speculate, drafters
-from hybridlm._programs import CopyShape, Programs, Shape, lane_rung
+from hybridlm._kept_arrays import KeptArrays
+from hybridlm._programs import AnyShape, CopyShape, Programs, Shape, lane_rung
+from hybridlm._radix_tree import Piece
+from hybridlm._row_moves import RowMoves
+from hybridlm._row_parts import PartShape
 from hybridlm._rows import RowPool
 from hybridlm._sanitizing import Sanitized, Sanitizer
-from hybridlm._snapshot import ArrayLayout, Snapshot, StateKind, publish
+from hybridlm._snapshot import Snapshot, SnapshotLabel, StateKind, label_of, layout_of, nothing_consumed
 from hybridlm._speculation import Speculation
 from hybridlm._step_times import StepTimes
 from hybridlm._steps import Rows
@@ -88,7 +92,9 @@ class Engine:
         self.after_step: StepHook | None = None
         # The sanitizer tells the rows of a pool from its other axes by their number.
         self._fewest = 1 if sanitizer is None else 2
-        self._layers = lambda count, context: model.init_state(count, context, cache_dtype)
+        self._rows = lambda count, context: Rows(
+            model.init_state(count, context, cache_dtype), jnp.zeros((count, 1), jnp.int32)
+        )
         self._kept: dict[str, RowPool] = {}
         self._model, self._dtype = fingerprint, dtype
 
@@ -103,36 +109,27 @@ class Engine:
 
     def new_rows(self, count: int) -> Rows:
         """So many rows of zero state."""
-        return Rows(self._layers(count, self.context), jnp.zeros((count, 1), jnp.int32))
+        return self._rows(count, self.context)
+
+    def _abstract(self, count: int) -> Rows:
+        """So many rows, by their types alone."""
+        return jax.eval_shape(lambda: self.new_rows(count))
 
     def new_row(self) -> RowPool:
         """A pool for the rows of one sequence, zero state."""
         return RowPool(self.new_rows(self._fewest))
 
-    def filled_row(self, arrays: list[np.ndarray]) -> tuple[RowPool, Slot]:
-        """A pool for the rows of one sequence, and its slot, which holds these arrays, in the order of the layout."""
-        tree = jax.tree.structure(jax.eval_shape(lambda: self.new_rows(1)))
-        rows = [np.broadcast_to(array, (self._fewest, *array.shape)) for array in arrays]
-        pool = RowPool(jax.tree.unflatten(tree, [jnp.array(one) for one in rows]))
-        return pool, pool.acquire()
-
-    def stamp(self, pool: RowPool, owner: Any, position: int) -> None:
-        """Tell the sanitizer that the rows of a pool are an owner's after so many tokens, which no step says."""
-        if self.sanitizer is not None:
-            self.sanitizer.stamp(pool, owner, position)
+    @cached_property
+    def moves(self) -> RowMoves:
+        """What keeps states and puts them back."""
+        return RowMoves(self.programs, self.sanitizer, self.kind, self._abstract, self._fewest)
 
     @cached_property
     def kind(self) -> StateKind:
         """What a state must be to be continued here."""
-        leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(lambda: self.new_rows(1)))
-        # What is longer where the context is longer has an axis of positions.
-        longer = jax.tree.leaves(jax.eval_shape(lambda: self._layers(1, self.context + 2 * KV_BLOCK)))
-        layout = []
-        for (path, leaf), other in zip(leaves, [*longer, leaves[-1][1]], strict=True):
-            grown = [axis for axis, (a, b) in enumerate(zip(leaf.shape[1:], other.shape[1:], strict=True)) if a != b]
-            name = jax.tree_util.keystr(path).lstrip(".")
-            layout.append(ArrayLayout(name, leaf.shape[1:], leaf.dtype.name, grown[0] if grown else None))
-        return StateKind(self._model, self._dtype, self.context, tuple(layout))
+        contexts = (self.context, self.context + 2 * KV_BLOCK)
+        rows, longer = (jax.eval_shape(lambda context=context: self._rows(1, context)) for context in contexts)
+        return StateKind(self._model, self._dtype, self.context, layout_of(rows, longer))
 
     def rung(self, count: int, most: int) -> int:
         """Rows of the pool for so many sequences: the next power of two, at most `most`."""
@@ -203,26 +200,30 @@ class Engine:
         target.moved(write, source.consumed(read))
         self.stats["row_copies"] += 1
 
-    def take_snapshot(self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> Snapshot:
+    def take_snapshot(
+        self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any, known: Sequence[Piece[KeptArrays]] = ()
+    ) -> Snapshot:
         """Copy the state of a row as the steps that were dispatched leave it.
 
         Args:
             pool, slot: the row.
             tokens: all that it has consumed.
             owner: what owns it.
+            known: what is kept already of its first positions.
 
         Raises:
             SnapshotError: it has consumed another number of tokens.
         """
-        kept = self.new_row()
-        place = kept.acquire()
-        self.copy(pool, slot, kept, place)
-        return self.publish(kept, place, tokens, slot.epoch, owner)
+        label = label_of(self.kind, pool, slot, tokens)
+        if not tokens:
+            return nothing_consumed(self.kind)
+        self.stats["row_copies"] += 1
+        return self.moves.keep(pool, slot, label, None if self.sanitizer is None else self.sanitizer.mark(owner), known)
 
-    def publish(self, pool: RowPool, slot: Slot, tokens: Sequence[int], epoch: int, owner: Any) -> Snapshot:
-        """Make a pool of one row a snapshot; arguments and errors as for `take_snapshot` and `hybridlm._snapshot`."""
-        mark = self.sanitizer.mark(owner) if self.sanitizer is not None and tokens else None
-        return publish(self.kind, pool, slot, tokens, epoch, mark)
+    def filled(self, arrays: Sequence[np.ndarray], label: SnapshotLabel) -> Snapshot:
+        """A state that no row of this engine had; arguments as for `RowMoves.filled`."""
+        mark = None if self.sanitizer is None else self.sanitizer.stamp(label.position)
+        return self.moves.filled(arrays, label, mark)
 
     def require(self, snapshot: Snapshot) -> None:
         """Check that a snapshot can be continued here; raises SnapshotError."""
@@ -245,14 +246,14 @@ class Engine:
         """
         self.require(snapshot)
         snapshot.require_tokens(tokens)
-        if snapshot.pool is not None and snapshot.slot is not None:
-            self.copy(snapshot.pool, snapshot.slot, pool, slot)
-            if self.sanitizer is not None and snapshot.mark is not None:
-                self.sanitizer.adopt(owner, snapshot.mark)
+        self.moves.restore(snapshot, pool, slot)
+        self.stats["row_copies"] += snapshot.state is not None
+        if self.sanitizer is not None and snapshot.mark is not None:
+            self.sanitizer.adopt(owner, snapshot.mark)
         self.stats["prefix_tokens_saved"] += snapshot.label.position
         return snapshot.label.position
 
-    def program(self, shape: Shape | CopyShape) -> CompiledStep:
+    def program(self, shape: AnyShape) -> CompiledStep:
         """The program of a shape, compiled on first use.
 
         Raises:
@@ -260,7 +261,7 @@ class Engine:
         """
         return self.programs.compiled(shape, lambda: self.example_arguments(shape))
 
-    def planned(self, shape: Shape | CopyShape) -> PlannedStep:
+    def planned(self, shape: AnyShape) -> PlannedStep:
         """The proof and the scratch of a shape's step, without compiling it; parameters may be abstract.
 
         Raises:
@@ -273,15 +274,14 @@ class Engine:
         if self.sanitizer is not None:
             self.sanitizer.forget(owner)
 
-    def _sanitized(self, sanitizer: Sanitizer, shape: Shape | CopyShape) -> Sanitized:
+    def _sanitized(self, sanitizer: Sanitizer, shape: AnyShape) -> Sanitized:
         return sanitizer.program(shape, *self.programs.step(shape), lambda: self.example_arguments(shape))
 
-    def example_arguments(self, shape: Shape | CopyShape) -> tuple[Any, ...]:
+    def example_arguments(self, shape: AnyShape) -> tuple[Any, ...]:
         """Arguments like those that a program is called with, the rows by their types alone."""
-
-        def rows(count: int) -> Rows:
-            return jax.eval_shape(lambda: self.new_rows(count))
-
+        rows = self._abstract
+        if isinstance(shape, PartShape):
+            return self.moves.example_arguments(shape)
         if isinstance(shape, CopyShape):
             return (rows(shape.target), rows(shape.source), np.zeros(1, np.int32), np.zeros(1, np.int32))
         operands = (self.params, rows(shape.lanes), *Batch.of([None] * shape.lanes, shape.tokens))

@@ -190,7 +190,7 @@ class LM(TextScores):
 
         `lm.generate(prompts, prefix=p)` is `lm.generate` of the joined prompts without computing the prefix again, for
         a prefix of any length: the same numbers as far as float32 rounds; bit for bit where its length is one more than
-        a multiple of `chunk` and `generate` has one prompt. It keeps a row of state (`nbytes`) on the device.
+        a multiple of `chunk` and `generate` has one prompt. It keeps a state (`nbytes`) on the device.
 
         Args:
             tokens: a string, encoded as a prompt is, or a list of token ids. Text that continues it is encoded by

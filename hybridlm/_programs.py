@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hybridlm._row_parts import PartShape
 from hybridlm._rows import copy_contract, copy_row
 from hybridlm._sampling import LogitsProcessor
 from hybridlm._steps import GENERATE_CONTRACT, SCORE_CONTRACT, Structure, generate_step, score_step
@@ -63,6 +64,9 @@ class CopyShape:
         return f"copy {self.source} to {self.target}"
 
 
+AnyShape = Shape | CopyShape | PartShape
+
+
 def lane_rung(count: int, lanes: int) -> int:
     """The compiled number of lanes for `count` sequences: the next power of two, at most `lanes`."""
     return min(1 << max(count - 1, 0).bit_length(), lanes)
@@ -81,11 +85,11 @@ class Programs:
         self._structure = structure
         self._certify: Certify = certify
         self._directory = certificates
-        self._compiled: dict[Shape | CopyShape, Future[CompiledStep]] = {}
+        self._compiled: dict[AnyShape, Future[CompiledStep]] = {}
         self._lock = threading.Lock()
 
     @property
-    def shapes(self) -> list[Shape | CopyShape]:
+    def shapes(self) -> list[AnyShape]:
         """What has been compiled so far."""
         return [shape for shape, program in list(self._compiled.items()) if program.done()]
 
@@ -100,17 +104,19 @@ class Programs:
             found[name] = self._compiled[shape].result().certificate
         return found
 
-    def step(self, shape: Shape | CopyShape) -> tuple[Callable[..., Any], LaneContract]:
+    def step(self, shape: AnyShape) -> tuple[Callable[..., Any], LaneContract]:
         """The step of a shape, not compiled, and its contract."""
         if isinstance(shape, CopyShape):
             return copy_row, copy_contract(shape.source, shape.target)
+        if isinstance(shape, PartShape):
+            return shape.step()
         if shape.step == "generate":
             return generate_step(self._structure, shape.top, shape.processor), GENERATE_CONTRACT
         if shape.step == "verify":
             return verify_step(self._structure, shape.top, shape.processor), VERIFY_CONTRACT
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
 
-    def compiled(self, shape: Shape | CopyShape, arguments: Callable[[], tuple[Any, ...]]) -> CompiledStep:
+    def compiled(self, shape: AnyShape, arguments: Callable[[], tuple[Any, ...]]) -> CompiledStep:
         """The program of a shape.
 
         Args:
@@ -136,7 +142,7 @@ class Programs:
                     raise
         return program.result()
 
-    def _compile(self, shape: Shape | CopyShape, args: tuple[Any, ...]) -> CompiledStep:
+    def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
         step, contract = self.step(shape)
         try:
             return compile_step(
@@ -149,7 +155,7 @@ class Programs:
             )
             raise
 
-    def planned(self, shape: Shape | CopyShape, args: tuple[Any, ...]) -> PlannedStep:
+    def planned(self, shape: AnyShape, args: tuple[Any, ...]) -> PlannedStep:
         """What is known of a shape's step before XLA; kept nowhere.
 
         Args:
@@ -167,5 +173,5 @@ class Programs:
             raise
 
 
-def _in_words(shape: Shape | CopyShape) -> str:
+def _in_words(shape: AnyShape) -> str:
     return f"{shape} (lanes x tokens)" if isinstance(shape, Shape) else str(shape)

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from hybridlm._batch import Batch
+from hybridlm._kept_arrays import KeptArrays
 from hybridlm._rows import RowPool
 from hybridlm._steps import Rows
 from ir_passes import Label, LaneContract, RowLedger, SanitizedStep, Turn, prove_isolation, sanitize
@@ -35,7 +36,7 @@ class Sanitizer:
         self._ledger = RowLedger()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._next = itertools.count(1)
-        self._ghosts: weakref.WeakKeyDictionary[RowPool, Ghosts] = weakref.WeakKeyDictionary()
+        self._ghosts: weakref.WeakKeyDictionary[RowPool | KeptArrays, Ghosts] = weakref.WeakKeyDictionary()
         self._programs: dict[Any, Sanitized] = {}
 
     def run(
@@ -60,7 +61,7 @@ class Sanitizer:
             for lane, owner in enumerate(owners)
         ]
         expected = self._ledger.expect(turns)
-        ghosts = self._of(pool)
+        ghosts = self.ghosts(pool)
         outputs, rows, ghosts, verdict = call((params, pool.take(), *batch, *operands), ghosts, expected)
         self._ghosts[pool] = ghosts
         step.require(verdict, expected)
@@ -84,13 +85,55 @@ class Sanitizer:
 
     def copy(self, program: Sanitized, target: RowPool, source: RowPool, maps: tuple[Any, Any]) -> Rows:
         """Run the copy of a row, with its labels."""
+        into, out_of = self.ghosts(target), self.ghosts(source)
+        rows, self._ghosts[target] = self._move(program, (target.take(), source.look(), *maps), into, out_of)
+        return rows
+
+    def keep(
+        self, program: Sanitized, args: tuple[Any, ...], kept: KeptArrays, pool: RowPool, places: list[int]
+    ) -> tuple[jax.Array, ...]:
+        """Run the move of a part of a row to where it is kept, with its labels; `places`: its arrays among the pool's.
+
+        Returns:
+            The arrays that are kept.
+        """
+        ghosts = self.ghosts(pool)
+        fresh = tuple(jax.numpy.zeros((len(array), 4), jax.numpy.int32) for array in args[0])
+        arrays, self._ghosts[kept] = self._move(program, args, fresh, tuple(ghosts[i] for i in places))
+        return arrays
+
+    def restore(
+        self,
+        program: Sanitized,
+        args: tuple[Any, ...],
+        kept: KeptArrays,
+        pool: RowPool,
+        places: list[int],
+        mark: Label | None = None,
+    ) -> tuple[jax.Array, ...]:
+        """Run the move of what is kept into a row, with its labels; returns the pool's arrays at these places.
+
+        With a mark, what still says what it said when it was kept says that from now on: of states that begin alike,
+        the later ones go on from keys and values that the first has left.
+        """
+        ghosts, source = list(self._ghosts[pool]), [np.asarray(ghost) for ghost in self._ghosts[kept]]
+        if mark is not None:
+            said, says = np.array(kept.mark, np.int32), np.array(mark, np.int32)
+            source = [np.where((rows == said).all(axis=1, keepdims=True), says, rows) for rows in source]
+        into, out_of = tuple(ghosts[i] for i in places), tuple(map(jax.numpy.asarray, source))
+        arrays, moved = self._move(program, args, into, out_of)
+        for i, ghost in zip(places, moved, strict=True):
+            ghosts[i] = ghost
+        self._ghosts[pool] = tuple(ghosts)
+        return arrays
+
+    def _move(self, program: Sanitized, args: tuple[Any, ...], into: Ghosts, out_of: Ghosts) -> tuple[Any, Ghosts]:
+        """Run a step of one lane that computes nothing: what it returns of the target, and the target's ghosts."""
         step, call = program
         expected = self._ledger.expect([None])
-        into, out_of = self._of(target), self._of(source)
-        rows, ghosts, verdict = call((target.take(), source.look(), *maps), (*into, *out_of), expected)
-        self._ghosts[target], self._ghosts[source] = ghosts[: len(into)], ghosts[len(into) :]
+        arrays, ghosts, verdict = call(args, (*into, *out_of), expected)
         step.require(verdict, expected)
-        return rows
+        return arrays, ghosts[: len(into)]
 
     def program(
         self, shape: Any, step: Callable[..., Any], contract: LaneContract, arguments: Callable[[], tuple[Any, ...]]
@@ -129,19 +172,21 @@ class Sanitizer:
         """The rows of a sequence are now a copy of a snapshot."""
         self._ledger.adopt(self._number(owner), mark)
 
-    def stamp(self, pool: RowPool, owner: Any, position: int) -> None:
-        """Label all rows of a pool as what an owner left after so many tokens, in a step before the next one."""
-        label = Label(self._number(owner), position, epoch=self._ledger.epoch)
-        self._ledger.adopt(label.owner, label)
-        rows = np.tile(np.array(label, np.int32), (pool.size, 1))
-        self._ghosts[pool] = tuple(jax.numpy.array(rows) for _ in jax.tree.leaves(pool.look()))
+    def stamp(self, position: int) -> Label:
+        """The label of a state that no step has left: nobody else's, after so many tokens, before the next step."""
+        return Label(next(self._next), position, epoch=self._ledger.epoch)
+
+    def label(self, kept: KeptArrays, rows: int, mark: Label) -> None:
+        """All rows that are kept say this."""
+        ghost = np.tile(np.array(mark, np.int32), (rows, 1))
+        self._ghosts[kept] = tuple(jax.numpy.array(ghost) for _ in kept.arrays)
 
     def _number(self, owner: Any) -> int:
         if owner not in self._numbers:
             self._numbers[owner] = next(self._next)
         return self._numbers[owner]
 
-    def _of(self, pool: RowPool) -> Ghosts:
+    def ghosts(self, pool: RowPool) -> Ghosts:
         """The ghosts of a pool: rows that nobody has written yet are fresh."""
         if pool not in self._ghosts:
             leaves = jax.tree.leaves(pool.look())

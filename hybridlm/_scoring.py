@@ -127,7 +127,8 @@ def _dispatch(
         if text.done and text.slot is not None:
             lanes[lane] = None
             if text.index is None:
-                text.snapshot = engine.take_snapshot(pool, text.slot, text.tokens[:-1], owner=text)
+                known = () if text.start is None else text.start.spans
+                text.snapshot = engine.take_snapshot(pool, text.slot, text.tokens[:-1], owner=text, known=known)
                 # Restoring counts the part for each of its texts; once it has been computed.
                 engine.stats["prefix_tokens_saved"] -= text.consumed
                 waiting.consumed(text)

@@ -1,4 +1,4 @@
-"""The state of one sequence at one position, kept as a value: its rows in every array, and a label that says whose.
+"""The state of one sequence at one position, kept as a value: its part of every array, and a label that says whose.
 
 A recurrent state cannot be cut back and does not show what it has seen: a wrong one is as plausible as the right one.
 Therefore a snapshot is published only with the position that its row has reached, and is restored only where model,
@@ -9,12 +9,14 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybridlm._kept_arrays import KeptArrays
+from hybridlm._radix_tree import Piece
 from hybridlm._rows import RowPool
 from ir_passes import Label, Slot
 
@@ -104,31 +106,43 @@ class Snapshot:
 
     Attributes:
         label: whose state it is.
-        pool: the rows, a pool of its own; None at position 0, where a sequence begins from zero state.
-        slot: its row in the pool.
+        state: the arrays of fixed size; None at position 0, where a sequence begins from zero state.
+        spans: the others, position by position; none where there are no others.
         mark: what the sanitizer says of the row; None without one.
     """
 
     label: SnapshotLabel
-    pool: RowPool | None
-    slot: Slot | None
+    state: KeptArrays | None
+    spans: tuple[Piece[KeptArrays], ...] = ()
     mark: Label | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device."""
-        return 0 if self.pool is None else sum(leaf.nbytes for leaf in jax.tree.leaves(self.pool.look()))
+        """Bytes of all arrays."""
+        kept = {piece.buffer for piece in self.spans} | ({self.state} if self.state is not None else set())
+        return sum(one.nbytes for one in kept)
 
     def require(self, kind: StateKind) -> None:
-        """Check that it was made by a model of this kind.
+        """Check that it was made by a model of this kind, and is at the position that it says, in all its parts.
 
         Raises:
-            SnapshotError: it was not; lists what was expected and what the label says.
+            SnapshotError: it is not; lists what was expected and what was found.
         """
         faults = kind.differences(self.label.kind)
+        position, reached = self.label.position, 0
+        for kept, first, count in self.spans:
+            if kept.position + first != reached:
+                faults.append(f"keys and values: expected those of position {reached}, got {kept.position + first}")
+            reached += count
+        grows = any(one.positions is not None for one in kind.layout)
+        if reached != (position if grows else 0):
+            faults.append(f"keys and values: expected those of {position} positions, got {reached}")
+        if (0 if self.state is None else self.state.position) != position:
+            faults.append(f"state: expected the one at position {position}, got {self.state}")
         if faults:
             raise SnapshotError(
-                f"a state of another model cannot be continued: {'; '.join(faults)}; compute it again with this model"
+                f"a state of another model or position cannot be continued: {'; '.join(faults)}; compute it again with "
+                "this model"
             )
 
     def require_tokens(self, tokens: Sequence[int]) -> None:
@@ -150,23 +164,33 @@ class Snapshot:
             )
 
 
+def layout_of(row: Any, longer: Any) -> tuple[ArrayLayout, ...]:
+    """Every array of a pool's rows.
+
+    Args:
+        row: the arrays, by their types alone.
+        longer: those for a longer context: what is longer there has an axis of positions.
+    """
+    layout = []
+    for (path, leaf), other in zip(jax.tree_util.tree_leaves_with_path(row), jax.tree.leaves(longer), strict=True):
+        grown = [axis for axis, (a, b) in enumerate(zip(leaf.shape[1:], other.shape[1:], strict=True)) if a != b]
+        name = jax.tree_util.keystr(path).lstrip(".")
+        layout.append(ArrayLayout(name, leaf.shape[1:], leaf.dtype.name, grown[0] if grown else None))
+    return tuple(layout)
+
+
 def token_hash(tokens: Sequence[int]) -> str:
     """SHA-256 of token ids, in hexadecimal."""
     return hashlib.sha256(np.asarray(tokens, "<i8").tobytes()).hexdigest()
 
 
-def publish(
-    kind: StateKind, pool: RowPool, slot: Slot, tokens: Sequence[int], epoch: int, mark: Label | None = None
-) -> Snapshot:
-    """Make a snapshot of a pool whose one row in use is the state after `tokens`.
+def label_of(kind: StateKind, pool: RowPool, slot: Slot, tokens: Sequence[int]) -> SnapshotLabel:
+    """The label under which the state of a row may be published.
 
     Args:
         kind: of the model that computed it.
-        pool: nobody else may use it from now on.
-        slot: the row.
+        pool, slot: the row.
         tokens: what it is said to have consumed.
-        epoch: tenancy of the row that consumed them.
-        mark: what the sanitizer says of the row.
 
     Raises:
         SnapshotError: the row has consumed another number of tokens.
@@ -177,11 +201,9 @@ def publish(
             f"a snapshot after {len(tokens)} tokens cannot be taken of {slot!r}: the row has consumed {consumed} since "
             "it was acquired"
         )
-    if not tokens:
-        return nothing_consumed(kind)
-    return Snapshot(SnapshotLabel(kind, consumed, token_hash(tokens), epoch), pool, slot, mark)
+    return SnapshotLabel(kind, consumed, token_hash(tokens), slot.epoch)
 
 
 def nothing_consumed(kind: StateKind) -> Snapshot:
-    """The state before the first token: no rows."""
-    return Snapshot(SnapshotLabel(kind, 0, token_hash(()), 0), None, None)
+    """The state before the first token: no arrays."""
+    return Snapshot(SnapshotLabel(kind, 0, token_hash(()), 0), None)

@@ -1,9 +1,8 @@
 """A snapshot in a safetensors file: the tokens of its sequence, its label, and the arrays.
 
-Keys and values are written for the positions that the state has seen and put back at the same positions of a row that
-is otherwise zero; all other arrays are written whole. The metadata hold `format`, `label` and `token_ids` (JSON) and
-`sha256`, a hash of these and of the arrays. It finds a file that was damaged or changed by mistake; whoever means harm
-can write a new one.
+Keys and values are written for the positions that the state has seen; all other arrays are written whole. The
+metadata hold `format`, `label` and `token_ids` (JSON) and `sha256`, a hash of these and of the arrays. It finds a file
+that was damaged or changed by mistake; whoever means harm can write a new one.
 """
 
 import hashlib
@@ -17,7 +16,15 @@ import numpy as np
 
 from hybridlm._engine import Engine
 from hybridlm._replacing import replacing
-from hybridlm._snapshot import ArrayLayout, Snapshot, SnapshotError, StateKind, nothing_consumed, token_hash
+from hybridlm._snapshot import (
+    ArrayLayout,
+    Snapshot,
+    SnapshotError,
+    SnapshotLabel,
+    StateKind,
+    nothing_consumed,
+    token_hash,
+)
 from hybridlm.checkpoint import CheckpointError, SafetensorsFile
 from hybridlm.checkpoint.safetensors_writer import NAMES, Entry, write_safetensors
 from hybridlm.checkpoint.strict_json import unique_keys
@@ -33,13 +40,13 @@ def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> No
         OSError, ValueError: the file cannot be written.
     """
     snapshot.require_tokens(tokens)
-    label = snapshot.label
+    label, arrays = snapshot.label, _arrays(snapshot)
     described = {**_described(label.kind, label.position, label.tokens), "epoch": label.epoch}
     metadata = {"format": FORMAT, "label": json.dumps(described), "token_ids": json.dumps(tokens)}
     entries = _entries(label.kind.layout, label.position)
-    metadata["sha256"] = _hash(metadata, _arrays(snapshot))
+    metadata["sha256"] = _hash(metadata, iter(arrays))
     with replacing(path) as file:
-        write_safetensors(file.buffer, entries, _arrays(snapshot), metadata)
+        write_safetensors(file.buffer, entries, iter(arrays), metadata)
 
 
 def load_snapshot(
@@ -74,12 +81,7 @@ def load_snapshot(
         raise SnapshotError(f"{path}: its content is not what was saved (SHA-256); compute it again")
     if not position:
         return tokens, nothing_consumed(engine.kind)
-    pool, slot = engine.filled_row([_whole(one, array) for one, array in zip(engine.kind.layout, arrays, strict=True)])
-    pool.moved(slot, position)
-    engine.stamp(pool, slot, position)
-    snapshot = engine.publish(pool, slot, tokens[:position], label["epoch"], owner=slot)
-    engine.forget(slot)
-    return tokens, snapshot
+    return tokens, engine.filled(arrays, SnapshotLabel(engine.kind, position, label["tokens"], label["epoch"]))
 
 
 def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
@@ -103,21 +105,21 @@ def _entries(layout: tuple[ArrayLayout, ...], position: int) -> list[Entry]:
     return [Entry(one.path, _cut(one, position), one.dtype) for one in layout] if position else []
 
 
-def _arrays(snapshot: Snapshot) -> Iterator[np.ndarray]:
-    """The arrays of a state as they are written, one at a time on the host."""
-    if snapshot.pool is None or snapshot.slot is None:
-        return
-    row = snapshot.pool.lanes([snapshot.slot])[0]
-    for one, leaf in zip(snapshot.label.kind.layout, jax.tree.leaves(snapshot.pool.look()), strict=True):
-        inside = tuple(slice(size) for size in _cut(one, snapshot.label.position))
-        yield np.ascontiguousarray(jax.device_get(leaf)[row][inside])
-
-
-def _whole(layout: ArrayLayout, array: np.ndarray) -> np.ndarray:
-    """A row with an array of the file at the positions that it has."""
-    row = np.zeros(layout.shape, array.dtype)
-    row[tuple(slice(size) for size in array.shape)] = array
-    return row
+def _arrays(snapshot: Snapshot) -> list[np.ndarray]:
+    """The arrays of a state as they are written, in the order of the layout."""
+    if snapshot.state is None:
+        return []
+    state = iter(jax.device_get(snapshot.state.arrays))
+    spans = [(jax.device_get(kept.arrays), first, first + count) for kept, first, count in snapshot.spans]
+    found, grown = [], 0
+    for one in snapshot.label.kind.layout:
+        if one.positions is None:
+            found.append(next(state)[0])
+        else:
+            whole = np.concatenate([arrays[grown][0, first:end] for arrays, first, end in spans])
+            found.append(np.ascontiguousarray(np.moveaxis(whole, 0, one.positions)))
+            grown += 1
+    return found
 
 
 def _hash(metadata: Mapping[str, str], arrays: Iterator[np.ndarray]) -> str:

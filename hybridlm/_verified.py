@@ -7,7 +7,7 @@ from typing import Protocol
 from rich.text import Text
 
 from hybridlm._engine import Engine
-from hybridlm._programs import CopyShape, Shape
+from hybridlm._programs import AnyShape
 from ir_passes import Certificate, PlannedStep
 
 Cells = tuple[str | Text, ...]
@@ -30,7 +30,7 @@ class Verified(Protocol):
     @property
     def found(self) -> Sequence[Certificate | PlannedStep]: ...
 
-    def cells(self, shape: Shape | CopyShape) -> Cells:
+    def cells(self, shape: AnyShape) -> Cells:
         """The columns of one step; raises IsolationError or AuditError if it is refused."""
         ...
 
@@ -54,7 +54,7 @@ class Compiled:
     def found(self) -> list[Certificate]:
         return list(self._engine.programs.certificates.values())
 
-    def cells(self, shape: Shape | CopyShape) -> Cells:
+    def cells(self, shape: AnyShape) -> Cells:
         certificate = self._engine.program(shape).certificate
         if self._out is not None:
             self._out.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ class Planned:
         size = sum(param.size * param.dtype.itemsize for param in engine.params)
         self.title: str | None = f"{numbers / 1e9:.2f}e9 parameters, {size:,} B; rows of {engine.context} positions"
 
-    def cells(self, shape: Shape | CopyShape) -> Cells:
+    def cells(self, shape: AnyShape) -> Cells:
         step = self._engine.planned(shape)
         self.found.append(step)
         return (

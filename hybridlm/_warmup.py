@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from hybridlm._all_steps import all_shapes
 from hybridlm._engine import Engine
-from hybridlm._programs import CopyShape, Shape
+from hybridlm._programs import AnyShape
 from hybridlm._progress import step_progress
 
 COMPILE_SECONDS = 120.0
@@ -19,13 +19,13 @@ def warm_up(engine: Engine, every_rung: bool, progress: bool | None) -> dict[str
     shapes = all_shapes(engine, only_full=not every_rung)
     seconds: dict[str, float] = {}
 
-    def compiled(shape: Shape | CopyShape) -> tuple[str, float]:
+    def compiled(shape: AnyShape) -> tuple[str, float]:
         start = time.perf_counter()
         engine.program(shape)
         return str(shape), time.perf_counter() - start
 
     with step_progress(progress, len(shapes)) as done, ThreadPoolExecutor(os.cpu_count()) as pool:
-        # The steps of the model take the longest; the copies of rows fill the gaps.
+        # The steps of the model take the longest; the moves of rows fill the gaps.
         waiting = [pool.submit(compiled, shape) for shape in shapes]
         try:
             for one in as_completed(waiting):

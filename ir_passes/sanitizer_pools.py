@@ -93,7 +93,8 @@ def settle(
         return stamps, np.zeros(shape, bool)
     labels = tags.rows[..., LABEL:]
     label, least = labels.max(axis=axes, keepdims=True), labels.min(axis=axes, keepdims=True)
-    moved = (label == least).all(axis=-1) & (label[..., 0] != Owner.COMPUTED)
+    # One label may be written to many places.
+    moved = jnp.broadcast_to((label == least).all(axis=-1) & (label[..., 0] != Owner.COMPUTED), shape)
     if tags.pending:
         run.use(where, tags, mask=~moved)
     high, low = jnp.where(moved, UNKNOWN, high), jnp.where(moved, UNKNOWN, low)
@@ -101,7 +102,7 @@ def settle(
     both = range_of([jnp.where(moved, UNKNOWN, lanes), jnp.where(moved, UNKNOWN, holders)])
     run.judge.compare_lanes(where, "writes another lane's row", *both, slots)
     written = jnp.where(moved[..., None], label, stamps)
-    return jnp.broadcast_to(written, (*shape, 4)), jnp.broadcast_to(moved, shape)
+    return jnp.broadcast_to(written, (*shape, 4)), moved
 
 
 def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Window, sliced: bool) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from text_checkpoint import SETTINGS
 
 import hybridlm
 from hybridlm._rows import RowPool
+from hybridlm._snapshot_file import _arrays as arrays
 from hybridlm._steps import Rows
 from models import family_of
 
@@ -63,11 +64,7 @@ def check_same_grid(lm: hybridlm.LM, chunks: int) -> None:
         (sequence,), pool = session._scheduler.joined, session._scheduler._staging
         assert pool is not None and sequence.slot is not None
         cold = engine.take_snapshot(pool, sequence.slot, IDS[:count], owner=sequence)
-    assert cold.pool is not None and prefix.snapshot.pool is not None
-    leaves = [jax.tree.leaves(pool.look()) for pool in (cold.pool, prefix.snapshot.pool)]
-    for one, *pair in zip(engine.kind.layout, *leaves, strict=True):
-        inside = tuple(slice(count if axis == one.positions else size) for axis, size in enumerate(one.shape))
-        first, second = (np.asarray(leaf)[0][inside] for leaf in pair)
+    for one, first, second in zip(engine.kind.layout, arrays(cold), arrays(prefix.snapshot), strict=True):
         assert first.tobytes() == second.tobytes(), one
     assert lm.generate([IDS[count + 1 : 40]], prefix=prefix, **FREE) == lm.generate([IDS[:40]], **FREE)
 
@@ -158,8 +155,7 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(text_lm
     prefix = text_lm.prefix(IDS[:31])
     want, scores = text_lm.generate(CONTINUATIONS, prefix=prefix, **FREE), text_lm.score(CONTINUATIONS, prefix=prefix)
     engine = text_lm._engine
-    assert prefix.snapshot.pool is not None
-    kept = [np.asarray(leaf) for leaf in jax.tree.leaves(prefix.snapshot.pool.look())]
+    kept = arrays(prefix.snapshot)
 
     def poison(rows: Rows, owners: list[Any]) -> Rows:
         free = np.array([owner is None for owner in owners])
@@ -176,8 +172,8 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(text_lm
             assert got.logprobs.tobytes() == expected.logprobs.tobytes()
     finally:
         engine.after_step = None
-    for leaf, before in zip(jax.tree.leaves(prefix.snapshot.pool.look()), kept, strict=True):
-        assert np.asarray(leaf).tobytes() == before.tobytes(), "a fork reads the snapshot and leaves it as it is"
+    for array, before in zip(arrays(prefix.snapshot), kept, strict=True):
+        assert array.tobytes() == before.tobytes(), "a fork reads the snapshot and leaves it as it is"
 
 
 def test_the_context_counts_the_prefix(text_lm: hybridlm.LM) -> None:

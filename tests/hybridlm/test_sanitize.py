@@ -41,6 +41,9 @@ def test_prefixes_and_common_parts_are_followed(text_lm: hybridlm.LM, sanitized_
         assert [c.token_ids for c in sanitized_lm.generate([[70], [71, 72]], prefix=prefix, **FREE)] == [
             c.token_ids for c in want
         ]
-    mixed = dataclasses.replace(prefix.snapshot, pool=other.snapshot.pool, slot=other.snapshot.slot)
+    wrong = other.snapshot.state
+    assert wrong is not None
+    wrong.position = 8  # it says that it is the other one
+    mixed = dataclasses.replace(prefix.snapshot, state=wrong)
     with pytest.raises(SanitizerError, match="position 8"):
         sanitized_lm.generate([[70]], prefix=hybridlm.Prefix(prefix.token_ids, mixed), **FREE)

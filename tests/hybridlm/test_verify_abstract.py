@@ -158,3 +158,14 @@ def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None
     for step in planned:
         assert any(line.startswith("non-interference") for line in step.proved)
         assert step.plan.lower_bound <= step.plan.size < ABOVE.get(name, 1.05) * step.plan.lower_bound
+
+
+@pytest.mark.parametrize("name", ["LFM2-1.2B", *(pytest.param(name, marks=pytest.mark.long) for name in IN_FULL)])
+def test_states_of_published_models_are_moved_by_proved_steps(tmp_path: Path, name: str, nothing_runs: None) -> None:
+    """Out of a pool of 8 rows of the real sizes, and back into it."""
+    engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
+    shapes = engine.moves.shapes(8)
+    assert len(shapes) == 4
+    for shape in shapes:
+        step = engine.planned(shape)
+        assert step.bound.lanes == 1 and any(line.startswith("non-interference") for line in step.proved)

@@ -12,6 +12,8 @@ from hybridlm import _warmup
 from hybridlm._programs import CopyShape, Shape
 from ir_passes.hlo import without_sources
 
+PARTS = ("keep a state of", "keep a span of", "restore a state to", "restore a span to")
+
 
 def numbered(text: str | None) -> str:
     """HLO without source lines, its names replaced by the order in which they appear."""
@@ -34,11 +36,13 @@ def test_nothing_compiles_after_a_warm_up(lm: hybridlm.LM) -> None:
     shapes = {str(Shape("generate", lanes, tokens)) for lanes in rungs for tokens in (1, 5)}
     shapes |= {str(Shape("score", lanes, 5, 0)) for lanes in rungs}
     shapes |= {str(CopyShape(source, target)) for source in rungs for target in rungs}
+    shapes |= {f"{way} {rung}" for rung in rungs for way in PARTS}
     assert set(seconds) == shapes and all(took > 0 for took in seconds.values())
     assert lm.stats["compiled"] == len(shapes) == len(lm.certificates)
     for count in (1, 2, 5):
         lm.generate([[7] * (count + 4)] * count, max_tokens=3, ignore_eos=True)
         lm.score([[7] * 9] * count)
+        lm.generate([[8]] * count, prefix=lm.prefix([7] * 9), max_tokens=1)
     assert lm.stats["compiled"] == len(shapes)
 
 

@@ -102,7 +102,7 @@ def one_array_stays_behind(patch: pytest.MonkeyPatch) -> None:
     def wrong(self: Engine, source: RowPool, read: Any, target: RowPool, write: Any) -> None:
         before = target.look().layers
         assert self.sanitizer is not None
-        ghosts = self.sanitizer._of(target)
+        ghosts = self.sanitizer.ghosts(target)
         right(self, source, read, target, write)
         after = target.take()
         target.put(after._replace(layers=(before[0], *after.layers[1:])))

@@ -1,0 +1,182 @@
+"""States taken out of the rows of a pool to be kept, and put back into others, by certified steps."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybridlm._kept_arrays import KeptArrays
+from hybridlm._programs import Programs
+from hybridlm._radix_tree import Piece
+from hybridlm._row_parts import Part, PartShape
+from hybridlm._rows import RowPool
+from hybridlm._sanitizing import Sanitizer
+from hybridlm._snapshot import Snapshot, SnapshotLabel, StateKind
+from hybridlm._steps import Rows
+from ir_passes import Label, Slot
+from models import KV_BLOCK
+
+
+class RowMoves:
+    """Moves states between rows and where they are kept.
+
+    Args:
+        programs: the compiled steps.
+        sanitizer: follows whose state each row holds; None runs the compiled steps as they are.
+        kind: of the states.
+        rows: (count) -> so many rows, by their types alone.
+        fewest: rows that what is kept has, of which the first is used.
+
+    Attributes:
+        grows: whether a row has arrays that grow with its tokens.
+        state_bytes, span_bytes: of what is kept of the arrays of fixed size, and of `KV_BLOCK` positions of the others.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        sanitizer: Sanitizer | None,
+        kind: StateKind,
+        rows: Callable[[int], Rows],
+        fewest: int,
+    ):
+        self._programs, self._sanitizer, self._rows, self._fewest = programs, sanitizer, rows, fewest
+        layout = kind.layout
+        self._places: dict[Part, list[int]] = {
+            "state": [i for i, one in enumerate(layout) if one.positions is None],
+            "span": [i for i, one in enumerate(layout) if one.positions is not None],
+        }
+        self._axes = tuple(one.positions for one in layout if one.positions is not None)
+        self._empty = {part: jax.jit(lambda part=part: self._zeros(part)) for part in self._places}
+        self.grows = bool(self._axes)
+        self.state_bytes, self.span_bytes = (
+            sum(leaf.size * leaf.dtype.itemsize for leaf in jax.eval_shape(self._empty[part]))
+            for part in ("state", "span")
+        )
+
+    def shapes(self, pool: int) -> list[PartShape]:
+        """The steps between a pool of so many rows and what is kept."""
+        parts: list[Part] = ["state", "span"] if self.grows else ["state"]
+        return [self._shape(part, kept, pool) for part in parts for kept in (True, False)]
+
+    def example_arguments(self, shape: PartShape) -> tuple[Any, ...]:
+        """Arguments like those that a program is called with, arrays by their types alone."""
+        pool = self._part(jax.tree.leaves(self._rows(shape.pool)), shape.part)
+        kept = jax.eval_shape(self._empty[shape.part])
+        scalars = [np.zeros(1, np.int32)] * (2 if shape.part == "state" else 4 if shape.kept else 5)
+        return (kept, pool, *scalars) if shape.kept else (pool, kept, *scalars)
+
+    def keep(
+        self, pool: RowPool, slot: Slot, label: SnapshotLabel, mark: Label | None, known: Sequence[Piece[KeptArrays]]
+    ) -> Snapshot:
+        """Copy the state of a row as the steps that were dispatched leave it.
+
+        Args:
+            pool, slot: the row.
+            label: what it is, which has been checked.
+            mark: what the sanitizer says of it.
+            known: what is kept already of its first positions.
+        """
+        spans, at = list(known), sum(piece.count for piece in known)
+        for first in range(at, label.position if self.grows else at, KV_BLOCK):
+            count = min(KV_BLOCK, label.position - first)
+            span = self._keep("span", pool, slot, (first, count), first, mark)
+            spans.append(Piece(span, 0, count))
+        return Snapshot(label, self._keep("state", pool, slot, (), label.position, mark), tuple(spans), mark)
+
+    def restore(self, snapshot: Snapshot, pool: RowPool, slot: Slot) -> None:
+        """Copy a state into a row."""
+        if snapshot.state is None:
+            return
+        self._restore(snapshot.state, "state", pool, slot, ())
+        position = 0
+        for kept, first, count in snapshot.spans:
+            self._restore(kept, "span", pool, slot, (first, count, position), snapshot.mark)
+            position += count
+        pool.moved(slot, snapshot.label.position)
+
+    def filled(self, arrays: Sequence[np.ndarray], label: SnapshotLabel, mark: Label | None) -> Snapshot:
+        """A state of arrays in the order of the layout, those that grow with as many positions as the label says."""
+        state = self._from_host([arrays[i] for i in self._places["state"]], label.position, mark)
+        grown = [np.moveaxis(arrays[i], axis, 0) for i, axis in zip(self._places["span"], self._axes, strict=True)]
+        spans = []
+        for first in range(0, label.position if self.grows else 0, KV_BLOCK):
+            count = min(KV_BLOCK, label.position - first)
+            parts = [array[first : first + count] for array in grown]
+            padded = [np.concatenate((one, np.zeros((KV_BLOCK - count, *one.shape[1:]), one.dtype))) for one in parts]
+            spans.append(Piece(self._from_host(padded, first, mark), 0, count))
+        return Snapshot(label, state, tuple(spans), mark)
+
+    def _from_host(self, arrays: list[np.ndarray], position: int, mark: Label | None) -> KeptArrays:
+        rows = (np.broadcast_to(array, (self._fewest, *array.shape)) for array in arrays)
+        kept = KeptArrays(tuple(jnp.array(one) for one in rows), position, mark)
+        if self._sanitizer is not None and mark is not None:
+            self._sanitizer.label(kept, self._fewest, mark)
+        return kept
+
+    def _zeros(self, part: Part) -> tuple[jax.Array, ...]:
+        """What is kept of a part before anything has been written: rows of zeros, positions in front."""
+        arrays = self._part(jax.tree.leaves(self._rows(self._fewest)), part)
+        if part == "state":
+            return tuple(jnp.zeros(one.shape, one.dtype) for one in arrays)
+        shapes = [one.shape[1 : axis + 1] + one.shape[axis + 2 :] for one, axis in zip(arrays, self._axes, strict=True)]
+        return tuple(
+            jnp.zeros((self._fewest, KV_BLOCK, *shape), one.dtype) for one, shape in zip(arrays, shapes, strict=True)
+        )
+
+    def _part(self, leaves: list[Any], part: Part) -> tuple[Any, ...]:
+        return tuple(leaves[i] for i in self._places[part])
+
+    def _shape(self, part: Part, kept: bool, pool: int) -> PartShape:
+        return PartShape(part, kept, pool, self._fewest, self._axes if part == "span" else ())
+
+    def _keep(
+        self, part: Part, pool: RowPool, slot: Slot, operands: tuple[int, ...], position: int, mark: Label | None
+    ) -> KeptArrays:
+        shape, places = self._shape(part, True, pool.size), self._places[part]
+        row = pool.owner.bind([slot], 1)
+        placed = jax.device_put((row, *_scalars(0, *operands)))
+        empty, rows = self._empty[part](), self._part(jax.tree.leaves(pool.look()), part)
+        if self._sanitizer is None:
+            (arrays,) = self._program(shape)(empty, rows, *placed)
+            return KeptArrays(arrays, position, mark)
+        sanitized = self._sanitizer.program(shape, *shape.step(), lambda: self.example_arguments(shape))
+        kept = KeptArrays((), position, mark)
+        kept.arrays = self._sanitizer.keep(sanitized, (empty, rows, *placed), kept, pool, places)
+        return kept
+
+    def _restore(
+        self,
+        kept: KeptArrays,
+        part: Part,
+        pool: RowPool,
+        slot: Slot,
+        operands: tuple[int, ...],
+        mark: Label | None = None,
+    ) -> None:
+        shape, places = self._shape(part, False, pool.size), self._places[part]
+        row = pool.owner.bind([slot], 1)
+        arrays, placed = jax.device_put((kept.arrays, (*_scalars(0), row, *_scalars(*operands))))
+        sanitized = None
+        if self._sanitizer is not None:
+            sanitized = self._sanitizer.program(shape, *shape.step(), lambda: self.example_arguments(shape))
+            self._sanitizer.ghosts(pool)
+        leaves, tree = jax.tree.flatten(pool.take())
+        args = (self._part(leaves, part), arrays, *placed)
+        if self._sanitizer is None or sanitized is None:
+            (new,) = self._program(shape)(*args)
+        else:
+            new = self._sanitizer.restore(sanitized, args, kept, pool, places, mark)
+        for i, array in zip(places, new, strict=True):
+            leaves[i] = array
+        pool.put(jax.tree.unflatten(tree, leaves))
+
+    def _program(self, shape: PartShape) -> Any:
+        return self._programs.compiled(shape, lambda: self.example_arguments(shape))
+
+
+def _scalars(*values: int) -> tuple[np.ndarray, ...]:
+    """int32 [1] each."""
+    return tuple(np.array([value], np.int32) for value in values)

@@ -1,0 +1,203 @@
+"""Lanes of every kind in one step that verifies drafts, what has to become of them, and the same a token at a time."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import hybridlm
+from hybridlm._batch import Batch, Feed, sampling_arrays
+from hybridlm._programs import Shape
+from hybridlm._sequence import Request, SamplingParams
+from hybridlm._sequence import Sequence as Alive
+from hybridlm._steps import Rows
+
+LANES, TOKENS, CONTEXT, CHUNK = 6, 5, 140, 7
+SIZES: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "float32", "chunk": CHUNK}
+"""How a model of these scenes is loaded."""
+
+
+class Lane:
+    """One lane's part of the step: what it has read before, what it consumes, and how it draws.
+
+    Args:
+        past: tokens before the step.
+        certain: tokens of the step that are no drafts; none for an idle lane.
+        drafts: tokens behind them.
+        sampled: index of a request that draws with temperature 1; None for one that takes the most likely tokens.
+    """
+
+    def __init__(
+        self, past: Sequence[int], certain: Sequence[int], drafts: Sequence[int] = (), sampled: int | None = None
+    ):
+        self.past, self.certain, self.drafts, self.sampled = tuple(past), tuple(certain), tuple(drafts), sampled
+
+    def but(self, certain: Sequence[int] | None = None, drafts: Sequence[int] | None = None) -> "Lane":
+        """The same with other tokens in the step."""
+        return Lane(
+            self.past,
+            self.certain if certain is None else certain,
+            self.drafts if drafts is None else drafts,
+            self.sampled,
+        )
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What it consumes."""
+        return (*self.certain, *self.drafts)
+
+    @property
+    def feed(self) -> Feed | None:
+        return Feed(self.tokens, len(self.past)) if self.certain else None
+
+    @cached_property
+    def owner(self) -> Alive | None:
+        params = SamplingParams(temperature=1.0)
+        return None if self.sampled is None else Alive(Request(self.sampled, (1,), params))
+
+
+class Scene(NamedTuple):
+    """A step that is to be run.
+
+    Attributes:
+        rows: before it.
+        lanes: what each lane consumes.
+        accepted: how many of each lane's tokens have to be accepted.
+    """
+
+    rows: Rows
+    lanes: list[Lane]
+    accepted: list[int]
+
+    @property
+    def ends(self) -> list[int]:
+        """Tokens of each lane after the step."""
+        return [len(lane.past) + count for lane, count in zip(self.lanes, self.accepted, strict=True)]
+
+    def in_order(self, order: Sequence[int]) -> "Scene":
+        """The same with the lanes in another order."""
+        rows = jax.tree.map(lambda leaf: leaf[np.array(order)], self.rows)
+        return Scene(rows, [self.lanes[i] for i in order], [self.accepted[i] for i in order])
+
+
+class Steps:
+    """Steps of a model on rows that may be used again."""
+
+    def __init__(self, lm: hybridlm.LM, tokens: int = TOKENS, lanes: int = LANES):
+        self.lm, self.tokens, self.lanes = lm, tokens, lanes
+        self._programs: dict[Shape, Any] = {}
+
+    def run(
+        self, shape: Shape, rows: Rows, feeds: Sequence[Feed | None], owners: Sequence[Any], *operands: Any
+    ) -> tuple[Any, Rows]:
+        if shape not in self._programs:
+            self._programs[shape] = jax.jit(self.lm._engine.programs.step(shape)[0])
+        batch = Batch.of(feeds, shape.tokens)
+        return self._programs[shape](self.lm._engine.params, rows, *batch, *operands, *sampling_arrays(owners))
+
+    def verify(self, rows: Rows, lanes: Sequence[Lane]) -> tuple[np.ndarray, np.ndarray, Rows]:
+        """(accepted, drawn, rows)"""
+        drafts = np.array([len(lane.drafts) for lane in lanes], np.int32)
+        feeds, owners = [lane.feed for lane in lanes], [lane.owner for lane in lanes]
+        (accepted, drawn), rows = self.run(Shape("verify", self.lanes, self.tokens), rows, feeds, owners, drafts)
+        return np.asarray(accepted), np.asarray(drawn.token), rows
+
+    def read(self, rows: Rows, texts: Sequence[Sequence[int]]) -> Rows:
+        """The rows after texts, from their beginnings."""
+        for start in range(0, max(map(len, texts)), CHUNK):
+            parts = [tuple(text[start : start + CHUNK]) for text in texts]
+            feeds = [Feed(part, start) if part else None for part in parts]
+            _, rows = self.run(Shape("generate", self.lanes, CHUNK), rows, feeds, [None] * self.lanes)
+        return rows
+
+    def one_by_one(self, scene: Scene) -> tuple[np.ndarray, Rows]:
+        """What is drawn behind the tokens that have to be accepted, and the rows, if these are consumed singly."""
+        rows, drawn = scene.rows, np.full((self.lanes, self.tokens), -1)
+        owners = [lane.owner for lane in scene.lanes]
+        for place in range(self.tokens):
+            feeds = [
+                Feed((lane.tokens[place],), len(lane.past) + place) if place < count else None
+                for lane, count in zip(scene.lanes, scene.accepted, strict=True)
+            ]
+            if any(feeds):
+                out, rows = self.run(Shape("generate", self.lanes, 1), rows, feeds, owners)
+                drawn[:, place] = np.where([feed is not None for feed in feeds], out.token, -1)
+        return drawn, rows
+
+    def used_rows(self, texts: Sequence[Sequence[int]], rng: np.random.Generator) -> Rows:
+        """Rows after texts, in a pool that others have used before."""
+        noise = jax.tree.map(
+            lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), self.lm._engine.new_rows(self.lanes)
+        )
+        return self.read(noise, texts)
+
+    def right_drafts(self, rows: Rows, lanes: Sequence[Lane], count: int) -> list[list[int]]:
+        """What each lane draws next, so many times, behind its certain tokens."""
+        found: list[list[int]] = [[] for _ in lanes]
+        for _ in range(count):
+            longer = [lane.but(certain=(*lane.certain, *known)) for lane, known in zip(lanes, found, strict=True)]
+            drawn = self.verify(rows, longer)[1]
+            for lane, known in enumerate(found):
+                known.append(int(drawn[lane, len(longer[lane].certain) - 1]))
+        return found
+
+
+def wrong(token: int, vocab: int) -> int:
+    """Another token."""
+    return (token + 1) % vocab
+
+
+def scene_of(steps: Steps) -> Scene:
+    """Drafts that are right, partly right and wrong, no drafts, a prompt and an idle lane; two lanes are sampled."""
+    vocab = steps.lm.config.vocab_size
+    rng = np.random.default_rng(1)
+    past = [tuple(map(int, rng.integers(3, vocab, size))) for size in (9, 4, 130, 12, 0, 5)]
+    rows = steps.used_rows(past, rng)
+    last = [int(token) for token in rng.integers(3, vocab, 6)]
+    begun = [
+        Lane(p, (token,), sampled=k if k in (1, 3) else None)
+        for k, (p, token) in enumerate(zip(past, last, strict=True))
+    ]
+    right = steps.right_drafts(rows, begun, TOKENS - 1)
+    prompt = tuple(map(int, rng.integers(3, vocab, TOKENS)))
+    lanes = [
+        begun[0].but(drafts=right[0]),  # every draft right
+        begun[1].but(drafts=(*right[1][:2], wrong(right[1][2], vocab), right[1][3])),  # right again behind a wrong one
+        begun[2].but(drafts=(wrong(right[2][0], vocab),)),  # one draft, wrong, in the second block of the cache
+        begun[3],  # no drafts
+        begun[4].but(certain=prompt),  # begins with as many tokens as the step has, and without drafts
+        begun[5].but(certain=()),  # idle
+    ]
+    return Scene(rows, lanes, [TOKENS, 3, 1, 1, TOKENS, 0])
+
+
+def states(rows: Rows, lane: int, end: int) -> list[np.ndarray]:
+    """A lane's rows, of caches what lies before `end`."""
+    found = []
+    for leaf in jax.tree.leaves(rows.layers):
+        row = np.asarray(leaf)[lane]
+        found.append(row[:, :end] if row.ndim == 3 and row.shape[1] >= CONTEXT else row)
+    return found
+
+
+def prompts_of(steps: Steps) -> Scene:
+    """Prompts that end in unaligned places, one with drafts behind it, beside one that drafts and an idle lane."""
+    vocab = steps.lm.config.vocab_size
+    rng = np.random.default_rng(2)
+    past = [tuple(map(int, rng.integers(3, vocab, size))) for size in (3, 0, 8, 14, 0, 126)]
+    certain = [tuple(map(int, rng.integers(3, vocab, size))) for size in (2, 3, 1, 1, 1, 4)]
+    rows = steps.used_rows(past, rng)
+    begun = [Lane(p, tokens) for p, tokens in zip(past, certain, strict=True)]
+    right = steps.right_drafts(rows, begun[:5] + [begun[5].but(certain=())], 3)
+    lanes = [
+        begun[0].but(drafts=(*right[0][:2], wrong(right[0][2], vocab))),  # goes on, and drafts behind its end
+        begun[1],  # begins
+        begun[2].but(drafts=right[2][:3]),
+        begun[3].but(certain=()),
+        begun[4],  # a prompt of one token
+        begun[5],  # goes on across a block of the cache
+    ]
+    return Scene(rows, lanes, [4, 3, 4, 0, 1, 4])

@@ -52,6 +52,12 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     found = _row_owner(site, pool, access, write=True)
     if isinstance(found, Mixed):
         return Value(found)
+    if isinstance(found, Rows | OneLane) and found.split:
+        message = (
+            f"each device along {', '.join(found.split)} writes the rows of its own lanes to its own copy of a pool"
+        )
+        remedy = "split lanes with a row pool, or write the pool outside of the shard_map"
+        return Value(site.mixed(message, remedy, ViolationKind.COLLECTIVE))
     content = site.join(updates.owner, access.owners(site, without=axis))
     if isinstance(content, Mixed):
         return Value(content)

@@ -176,7 +176,7 @@ class Views:
         for eqn in subject.program.jaxpr.eqns:
             if eqn.primitive.name == "scan":
                 body = ir.closed(eqn.params["jaxpr"]).jaxpr
-                loops |= dict.fromkeys(map(id, _with_calls(body)), eqn.params)
+                loops.update({id(one): eqn.params for one in _with_calls(body)})
         self.scans = {
             k: loops[id(jaxpr)] for k, jaxpr in enumerate(used_once(subject.program.jaxpr), 1) if id(jaxpr) in loops
         }
@@ -188,8 +188,14 @@ class Views:
         params = self.scans[body]
         return params["length"] - 1 - turn if params["reverse"] else turn
 
-    def taken(self, kept: Kept, turn: int | None) -> np.ndarray | None:
-        """[run, ...], or None if one of the steps is not followed here."""
+    def taken(self, kept: Kept, turn: int | None, device: Any = None) -> np.ndarray | None:
+        """[run, ...], or None if one of the steps is not followed here.
+
+        Args:
+            kept: the pool, and the view of it.
+            turn: the index that a loop is at.
+            device: whose part is taken where an array is split over devices.
+        """
         array = self.claims.leaves[kept.leaf]
         steps: list[Any] = list(kept.view)
         while steps:
@@ -206,6 +212,8 @@ class Views:
                 case ("widened" | "narrowed", _, after):
                     with np.errstate(invalid="ignore"):
                         array = array.astype(after)
+                case ("device", axes, _) if device is not None:
+                    array = device.cut(array, axes)
                 case ("scan", _) if turn is not None:
                     array, turn = array[:, turn], None
                 case ("rows", dim, _, sizes, (window, ()), index_axes, ()) if steps and len(index_axes) <= 1:

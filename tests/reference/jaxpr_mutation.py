@@ -4,9 +4,10 @@ The whole space of changes of a program can be listed; it has thousands. Whether
 what depends on it for every change of every lane, several slot maps and weights (`isolation_oracle`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -189,7 +190,7 @@ class Subject:
         self.values.update(zip(jaxpr.invars, self.claims.leaves, strict=True))
         with np.errstate(all="ignore"):
             for eqn in jaxpr.eqns:
-                self.values.update(zip(eqn.outvars, run(eqn, self._read(eqn.invars, {}), self._observe), strict=True))
+                self.values.update(zip(eqn.outvars, run(eqn, self.read(eqn.invars), self._observe), strict=True))
 
     def _observe(self, eqn: ir.JaxprEqn, results: list[Value], runs: Value) -> None:
         for var, result in zip(eqn.outvars, results, strict=True):
@@ -206,15 +207,21 @@ class Subject:
             for index in range(change.index, len(jaxpr.eqns)):
                 eqn = jaxpr.eqns[index]
                 if index == change.index or any(atom in new for atom in eqn.invars if not isinstance(atom, ir.Literal)):
-                    results = apply(eqn, self._read(eqn.invars, new))
+                    results = apply(eqn, self.read(eqn.invars, new))
                     for var, result in zip(eqn.outvars, results, strict=True):
                         old = self.values[var]
                         if result.shape != old.shape or result.tobytes() != old.tobytes():
                             new[var] = result
-        results = self._read(jaxpr.outvars, new)
+        results = self.read(jaxpr.outvars, new)
         return next(self.claims.broken(results), None) is not None
 
-    def _read(self, atoms: Sequence[Any], new: dict[Any, Value]) -> list[Value]:
+    def read(self, atoms: Sequence[Any], new: Mapping[Any, Value] = MappingProxyType({})) -> list[Value]:
+        """Operands in all runs.
+
+        Args:
+            atoms: variables and literals.
+            new: what stands for some variables.
+        """
         return [
             literal(atom) if isinstance(atom, ir.Literal) else new[atom] if atom in new else self.values[atom]
             for atom in atoms

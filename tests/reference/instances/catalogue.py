@@ -5,14 +5,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from instances import control, elementwise, idle, indexing, moves, operands, products, randomness, reductions
+from instances import control, elementwise, idle, indexing, meshes, moves, operands, products, randomness, reductions
 from instances.elementwise import PRIMITIVES, Builder
 from instances.idle import IdleOperands
 from instances.operands import Operands
 from jax import Array
 from zoo.program import Program
 
-THEMES = (elementwise, moves, reductions, indexing, products, randomness, control)
+THEMES = (elementwise, moves, reductions, indexing, products, randomness, control, meshes)
 BUILDERS: dict[str, Builder] = {name: builder for theme in THEMES for name, builder in theme.BUILDERS.items()}
 ATTEMPTS = 30
 """Draws until parameters fit their operands."""
@@ -40,7 +40,8 @@ def instance(name: str, seed: int, count: int = 1, with_idle: bool = False) -> P
     Raises:
         NoInstance: when it is traced, if no parameters fitted.
     """
-    lanes, theme = 2 + seed % 3, idle if with_idle else operands
+    lanes = meshes.LANES if name in meshes.BUILDERS else 2 + seed % 3
+    theme = idle if with_idle else operands
     kinds = IdleOperands if with_idle else Operands
 
     def step(*given: Array) -> Any:

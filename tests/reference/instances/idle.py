@@ -43,10 +43,13 @@ class IdleOperands(Operands):
         other = super().array(layout, dtype, self.one_of("lanes", "lanes", "shared", "counting"))
         if dtype not in ("bool", "float32") and self.chance(0.4):
             other = jnp.full_like(array, self.one_of(0, 1, 100))
-        count = lax.broadcast_in_dim(self.lengths, (self.lanes, layout.inner), (0,)).reshape(-1)
-        count = lax.broadcast_in_dim(count, layout.shape, (layout.axis,))
-        turn = self.one_of(0, 0, 0, 1)
+        count, turn = self.per_lane(layout), self.one_of(0, 0, 0, 1)
         return jnp.where(count > turn, array, other) if self.chance(0.7) else lax.select(count == turn, other, array)
+
+    def per_lane(self, layout: Layout) -> Array:
+        """The length of the lane that each element belongs to."""
+        count = lax.broadcast_in_dim(self.lengths, (self.lanes, layout.inner), (0,)).reshape(-1)
+        return lax.broadcast_in_dim(count, layout.shape, (layout.axis,))
 
     def _source(self, dtype: str, take: Any) -> Array:
         if self.chance(0.4):

@@ -1,0 +1,132 @@
+"""Instances of programs over a mesh: a collective over any of its axes, lanes and other dimensions split over any."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from instances.elementwise import Builder
+from instances.idle import IdleOperands
+from instances.operands import ROWS, Layout, Operands
+from jax import Array, lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+LANES = 4
+"""Lanes of an instance, so that they can be split over two devices and over four."""
+SHAPES = ((2,), (2, 2), (4, 2), (2, 4))
+Collective = Callable[[Operands, Mesh, Array], Array]
+
+
+@functools.cache
+def mesh(shape: tuple[int, ...]) -> Mesh:
+    return Mesh(np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape), ("data", "model")[: len(shape)])
+
+
+def _names(operands: Operands, over: Mesh) -> Any:
+    return operands.one_of(*over.axis_names, *over.axis_names, tuple(over.axis_names))
+
+
+def _all_gather(operands: Operands, over: Mesh, x: Array) -> Array:
+    tiled = operands.chance(0.7)
+    return lax.all_gather(x, _names(operands, over), axis=operands.below(x.ndim + (not tiled)), tiled=tiled)
+
+
+def _all_to_all(operands: Operands, over: Mesh, x: Array) -> Array:
+    name, here, there = operands.one_of(*over.axis_names), operands.below(x.ndim), operands.below(x.ndim)
+    return lax.all_to_all(x, name, here, there, tiled=operands.chance(0.7))
+
+
+def _ppermute(operands: Operands, over: Mesh, x: Array) -> Array:
+    """A permutation of some of the devices; those that nobody sends to get zeros."""
+    name = operands.one_of(*over.axis_names)
+    size = over.shape[name]
+    count = operands.below(size + 1, 1)
+    pairs = zip(operands.some(count, size), operands.some(count, size), strict=True)
+    return lax.ppermute(x, name, list(pairs))
+
+
+def _scattered(operands: Operands, over: Mesh, x: Array) -> Array:
+    dim, tiled = operands.below(x.ndim), operands.chance(0.7)
+    return lax.psum_scatter(x, operands.one_of(*over.axis_names), scatter_dimension=dim, tiled=tiled)
+
+
+def _by_place(operands: Operands, over: Mesh, x: Array) -> Array:
+    """What a device does by where it stands: adds to it, picks by it, chooses by it."""
+    at = lax.axis_index(operands.one_of(*over.axis_names))
+    axis = operands.below(x.ndim)
+    ways = (
+        lambda: x + at.astype(x.dtype),
+        lambda: lax.dynamic_index_in_dim(x, at, axis),
+        lambda: jnp.where(at == 0, x, jnp.flip(x, axis)),
+        lambda: lax.psum(lax.dynamic_index_in_dim(x, at, axis), operands.one_of(*over.axis_names)),
+        lambda: x.at[at % x.shape[0]].set(0),
+    )
+    return operands.one_of(*ways)()
+
+
+COLLECTIVES: dict[str, Collective] = {
+    "psum": lambda o, over, x: lax.psum(x, _names(o, over)),
+    "pmax": lambda o, over, x: lax.pmax(x, _names(o, over)),
+    "pmin": lambda o, over, x: lax.pmin(x, _names(o, over)),
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "ppermute": _ppermute,
+    "reduce_scatter": _scattered,
+    "axis_index": _by_place,
+    "shard_map": lambda o, over, x: o.one_of(x, x * 2, jnp.flip(x, o.below(x.ndim))),
+}
+
+
+def _spec(operands: Operands, layout: Layout, over: Mesh) -> list[Any]:
+    """Most often lanes over one axis of the mesh, or none, and another dimension over another."""
+    names = [over.axis_names[k] for k in operands.some(len(over.axis_names), len(over.axis_names))]
+    spec: list[Any] = [None] * len(layout.shape)
+    if operands.chance(0.65) and layout.rows != ROWS:
+        spec[layout.axis] = names.pop()
+        if names and operands.chance(0.15):
+            spec[layout.axis] = (spec[layout.axis], names.pop())
+    others = [axis for axis in range(len(layout.shape)) if axis != layout.axis and layout.shape[axis] % 4 == 0]
+    if names and others and operands.chance(0.7):
+        spec[operands.one_of(*others)] = names.pop()
+    return spec
+
+
+def _sharded(collective: Collective) -> Builder:
+    """Two arrays of one shape go in, split alike or not; out come the results of a collective and of what follows."""
+
+    def build(operands: Operands) -> list[Array]:
+        over = mesh(operands.one_of(*SHAPES))
+        pool = operands.chance(0.1)
+        inner = 1 if pool else operands.one_of(1, 1, 2, 4)
+        shape = [operands.one_of(4, 4, 8) for _ in range(operands.below(4, 2))]
+        axis = operands.below(len(shape))
+        rows = ROWS if pool else operands.lanes
+        shape[axis] = rows * inner
+        layout = Layout(tuple(shape), axis, rows, inner)
+        x, y = operands.alike(layout, "float32", "float32")
+        count = operands.per_lane(layout) if isinstance(operands, IdleOperands) and not pool else jnp.ones(shape)
+        spec = _spec(operands, layout, over)
+        other = spec if operands.chance(0.7) else _spec(operands, layout, over)
+
+        def local(x: Array, y: Array, count: Array) -> tuple[Array, ...]:
+            found = collective(operands, over, x)
+            results = [found]
+            if found.shape == x.shape:
+                results.append(lax.select(count > 0, found, x))
+            if found.shape == y.shape:
+                results.append(operands.one_of(lambda: jnp.where(found > 0, found, y), lambda: found + y)())
+            if operands.chance(0.3):
+                results.append(lax.slice_in_dim(found, 0, 1, axis=operands.below(found.ndim)))
+            return tuple(results)
+
+        back = P(*spec) if operands.chance(0.7) else P(*(_spec(operands, layout, over)))
+        run = jax.shard_map(local, mesh=over, in_specs=(P(*spec), P(*other), P(*spec)), out_specs=back, check_vma=False)
+        return list(run(x, y, count))
+
+    return build
+
+
+BUILDERS: dict[str, Builder] = {name: _sharded(collective) for name, collective in COLLECTIVES.items()}

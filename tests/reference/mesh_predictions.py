@@ -1,0 +1,146 @@
+"""Whether what the proof says of every variable inside a `shard_map` is so on each device."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from idle_predictions import Views, idle_lanes
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxpr_mutation import Subject
+from predicted_owners import Reality, differing, predictions
+
+from ir_passes import ir
+from ir_passes.values import Common, OneLane, Order, PoolRows, Rows, Symbol
+
+
+def inside(eqn: ir.JaxprEqn) -> tuple[list[Any], Callable[..., list[Any]]]:
+    """The variables of the body of a `shard_map`, and a function that gives each of them on every device.
+
+    Results have a leading axis of devices.
+    """
+    over: Mesh = eqn.params["mesh"]
+    body = ir.closed(eqn.params["jaxpr"])
+    variables = [var for one in body.jaxpr.eqns for var in one.outvars if not isinstance(var, ir.DropVar)]
+    names = body.jaxpr.debug_info.with_unknown_names()
+    program = ir.ClosedJaxpr(body.jaxpr.replace(outvars=variables, debug_info=names), body.consts)
+
+    def local(*operands: Any) -> list[Any]:
+        return [value[None] for value in ir.as_function(program)(*operands)]
+
+    return variables, jax.jit(
+        jax.shard_map(
+            local, mesh=over, in_specs=eqn.params["in_specs"], out_specs=P(over.axis_names), check_vma=False
+        )  # fmt: skip
+    )
+
+
+class Device:
+    """One device of a mesh: which lanes it has.
+
+    Args:
+        over: the mesh.
+        number: of the device, in row-major order of the mesh.
+        lanes: of the step.
+    """
+
+    def __init__(self, over: Mesh, number: int, lanes: int):
+        sizes = tuple(over.shape.values())
+        self.at = dict(zip(over.axis_names, map(int, np.unravel_index(number, sizes)), strict=True))
+        self.sizes, self.lanes = dict(over.shape), lanes
+
+    def part(self, names: tuple[str, ...]) -> tuple[int, int]:
+        """Which part of what is split over some axes of the mesh it has, and of how many."""
+        index, count = 0, 1
+        for name in names:
+            index, count = index * self.sizes[name] + self.at[name], count * self.sizes[name]
+        return index, count
+
+    def first(self, split: tuple[str, ...]) -> int:
+        """The lane that counts as its lane 0."""
+        index, count = self.part(split)
+        return index * (self.lanes // count)
+
+    def cut(self, array: np.ndarray, axes: tuple[tuple[int, tuple[str, ...]], ...]) -> np.ndarray:
+        """Its part of an array, [run, ...]."""
+        for axis, names in axes:
+            index, count = self.part(names)
+            array = np.split(array, count, axis + 1)[index]
+        return array
+
+
+def mesh_faults(subject: Subject, checked: dict[str, int] | None = None) -> Iterator[str]:
+    """Everything that the proof says of a variable on a device and that is not so.
+
+    Args:
+        subject: the program.
+        checked: counts the elements that each kind of statement was compared for.
+    """
+    checked = {} if checked is None else checked
+    reality = Reality(subject)
+    idle, views = idle_lanes(reality), Views(subject)
+    busy, still = predictions(subject), predictions(subject, idle=True)
+    for eqn in subject.program.jaxpr.eqns:
+        if eqn.primitive.name != "shard_map":
+            continue
+        variables, run = inside(eqn)
+        operands = [reality.all_runs(np.asarray(value)) for value in subject.read(eqn.invars)]
+        results = [jax.device_get(run(*(value[k] for value in operands))) for k in range(reality.count)]
+        for k, var in enumerate(variables):
+            if var not in busy:
+                continue
+            arrays = np.stack([result[k] for result in results])
+            name = f"{busy[var].equation.primitive.name} {var.aval.str_short()}"
+            for number in range(arrays.shape[1]):
+                device, array = Device(eqn.params["mesh"], number, subject.bound.lanes), arrays[:, number]
+                owner, kept = busy[var].value.owner, still[var].value.kept if var in still else None
+                may = _may_differ(reality, device, owner, array.shape)
+                if may is not None:
+                    checked["owner"] = checked.get("owner", 0) + array.size
+                    if (differing(array, array[reality.claims.base]) & ~may).any():
+                        yield f"{name}: changed on device {number}; said: {busy[var].value}"
+                mine = np.broadcast_to(_of_lanes(reality, idle, device, owner, array.shape), array.shape)
+                taken = None if kept is None else views.taken(kept, None, device)
+                if taken is not None:
+                    checked["kept"] = checked.get("kept", 0) + int(mine.sum())
+                    if taken.shape != array.shape or (differing(array, taken) & mine).any():
+                        yield f"{name}: is not what idle lanes keep on device {number}; said: {kept}"
+
+
+def _lanes(device: Device, owner: Rows | OneLane, shape: tuple[int, ...]) -> np.ndarray:
+    """The lane of each index along the axis of an owner; of one lane that one."""
+    if isinstance(owner, OneLane):
+        assert isinstance(owner.lane, int)
+        return np.array([device.first(owner.split) + owner.lane])
+    return device.first(owner.split) + owner.start + np.arange(shape[owner.axis + 1]) // owner.inner
+
+
+def _spread(rows: np.ndarray, owner: Any, shape: tuple[int, ...]) -> np.ndarray:
+    axis = owner.axis + 1 if isinstance(owner, Rows | PoolRows) else None
+    return rows.reshape(len(rows), *(-1 if d == axis else 1 for d in range(1, len(shape))))
+
+
+def _may_differ(reality: Reality, device: Device, owner: Any, shape: tuple[int, ...]) -> np.ndarray | None:
+    """[run, ...]: elements that may differ from the unchanged run's; None where nothing is said of them."""
+    match owner:
+        case Common():
+            return np.zeros(shape, bool)
+        case OneLane(Symbol()) | Rows(_, _, _, Order()):
+            return None
+        case Rows() | OneLane():
+            return _spread(reality.may_differ(_lanes(device, owner, shape)), owner, shape)
+        case PoolRows(leaf):
+            return _spread(reality.rows(leaf), owner, shape)
+    return None
+
+
+def _of_lanes(reality: Reality, lanes: np.ndarray, device: Device, owner: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """[run, ...]: elements of some lanes, [run, lane]; of rows of a pool none."""
+    if not isinstance(owner, Rows | OneLane) or isinstance(getattr(owner, "lane", 0), Symbol):
+        return np.zeros([1] * len(shape), bool)
+    if isinstance(owner, Rows) and owner.order is not None:
+        return np.zeros([1] * len(shape), bool)
+    index = _lanes(device, owner, shape)
+    there = reality.inside(index)
+    return _spread(np.where(there, lanes[:, np.where(there, index, 0)], False), owner, shape)

@@ -1,0 +1,93 @@
+"""Faults at the border of `shard_map`: what goes in and what comes out is not what it seems."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from mutants.mutant import Evidence, Kind, wrong
+from zoo.program import HIDDEN, LANES, SLOTS, VALUE, normal, slot_map, weight
+from zoo.sharded import mesh
+
+from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
+
+SHARDED, SIZE = "sharded rows and heads", 4
+ROWS = LaneContract(inputs=(Shared(), Pool("seq"), Lane(), Lane(role="length")), outputs=(Lane(), Pool("seq")))
+SLOTTED = LaneContract(inputs=(Shared(), Pool("seq"), SlotMap("seq", SLOTS), Lane()), outputs=(Lane(), Pool("seq")))
+
+
+def draw(rng):
+    """State with two axes of one size, which can be split over either axis of a mesh."""
+    state = normal(rng, LANES, SIZE, SIZE)
+    return weight(rng, SIZE, HIDDEN), state, normal(rng, LANES, HIDDEN), rng.integers(0, 2, LANES).astype("int32")
+
+
+def draw_slots(rng):
+    return weight(rng, VALUE, HIDDEN), normal(rng, SLOTS, VALUE), slot_map(rng), normal(rng, LANES, HIDDEN)
+
+
+def chosen_inside(w, state, x, lengths):
+    """Whether a row moves on depends on its values; both of what is chosen from come in from outside."""
+    new = 0.5 * state + (x @ w.T)[:, :, None]
+    run = jax.shard_map(
+        lambda old, new: jnp.where(new > 0, new, old), mesh=mesh(2), in_specs=(P("model"), P("model")),
+        out_specs=P("model"),
+    )  # fmt: skip
+    return x, run(state, new)
+
+
+def blocks_exchanged(w, state, x, lengths):
+    """State goes in with its first axis over `data`, and comes out with its second axis over it."""
+
+    def local(state, new, lengths):
+        return jnp.where((lengths > 0)[:, None, None], new, state)
+
+    new = 0.5 * state + (x @ w.T)[:, :, None]
+    there, back = P(None, "data", "model"), P(None, "model", "data")
+    run = jax.shard_map(local, mesh=mesh(2, 2), in_specs=(there, there, P()), out_specs=back, check_vma=False)
+    return x, run(state, new, lengths)
+
+
+def every_device_its_own(w, pool, slots, x):
+    """Lanes are split over devices, each of which has all rows and writes those of its own lanes: one copy is kept."""
+
+    def local(w, pool, slots, x):
+        rows = 0.5 * pool[slots] + x @ w.T
+        return rows, pool.at[slots].set(rows)
+
+    lanes = P("model")
+    run = jax.shard_map(local, mesh=mesh(2), in_specs=(P(), P(), lanes, lanes), out_specs=(lanes, P()), check_vma=False)
+    return run(w, pool, slots, x)
+
+
+MUTANTS = (
+    wrong(
+        SHARDED,
+        "chosen-inside",
+        "ROCm/ATOM#1436",
+        "idle lanes move on by a choice between two arrays that enter a shard_map",
+        chosen_inside,
+        Kind.IDLE,
+        contract=ROWS,
+        draw=draw,
+    ),
+    wrong(
+        SHARDED,
+        "blocks-exchanged",
+        "JAX",
+        "blocks of idle lanes' rows come back from devices at other places",
+        blocks_exchanged,
+        Kind.IDLE,
+        contract=ROWS,
+        draw=draw,
+    ),
+    wrong(
+        "sharded heads behind a slot map",
+        "every-device-its-own",
+        "JAX",
+        "every device writes its lanes' rows to its own copy of the pool",
+        every_device_its_own,
+        Kind.COLLECTIVE,
+        contract=SLOTTED,
+        draw=draw_slots,
+        evidence=Evidence.FAULT,
+    ),
+)

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridlm._batch import Batch, sampling_arrays
+from hybridlm._cache_budget import CacheBudget
 from hybridlm._drafters import DRAFT_TOKENS, AsLoaded, Speculate, drafters
-from hybridlm._kept_arrays import KeptArrays
+from hybridlm._prefix_cache import PrefixCache
 from hybridlm._programs import AnyShape, CopyShape, Programs, Shape, lane_rung
-from hybridlm._radix_tree import Piece
 from hybridlm._row_moves import RowMoves
 from hybridlm._row_parts import PartShape
 from hybridlm._rows import RowPool
 from hybridlm._sanitizing import Sanitized, Sanitizer
-from hybridlm._snapshot import Snapshot, SnapshotLabel, StateKind, label_of, layout_of, nothing_consumed
+from hybridlm._snapshot import StateKind, layout_of
 from hybridlm._speculation import Speculation
 from hybridlm._step_times import StepTimes
 from hybridlm._steps import Rows
@@ -52,10 +52,15 @@ class Engine:
         staging: most prompts that are consumed at the same time, if there are so many lanes.
         speculate: who drafts, where a call does not say.
         draft_tokens: most drafts of a lane in a step.
+        prefix_cache: bytes for the states of prompts that were read; None keeps none.
+
+    Raises:
+        ValueError: `prefix_cache` is less than one state.
 
     Attributes:
         staging: rows in which prompts are consumed.
         stats: counters of steps and tokens.
+        prefix_cache: states of prompts that were read; None without.
         checked: check after every step that every row is free or has one holder: in tests, and with a sanitizer.
         after_step: test hook, called after every step with the rows and their owners.
     """
@@ -77,6 +82,7 @@ class Engine:
         staging: int = STAGING,
         speculate: Speculate = None,
         draft_tokens: int = DRAFT_TOKENS,
+        prefix_cache: CacheBudget | None = None,
     ):
         self.lanes, self.context, self.chunk = lanes, context, chunk
         self.staging = min(lanes, staging)
@@ -97,6 +103,7 @@ class Engine:
         )
         self._kept: dict[str, RowPool] = {}
         self._model, self._dtype = fingerprint, dtype
+        self.prefix_cache = None if prefix_cache is None else PrefixCache(self.moves, prefix_cache, chunk)
 
     def speculation(self, speculate: Speculate | AsLoaded) -> Speculation | None:
         """What a run drafts.
@@ -122,7 +129,7 @@ class Engine:
     @cached_property
     def moves(self) -> RowMoves:
         """What keeps states and puts them back."""
-        return RowMoves(self.programs, self.sanitizer, self.kind, self._abstract, self._fewest)
+        return RowMoves(self.programs, self.sanitizer, self.kind, self._abstract, self._fewest, self.stats)
 
     @cached_property
     def kind(self) -> StateKind:
@@ -182,8 +189,7 @@ class Engine:
             sanitized, given = self._sanitized(self.sanitizer, shape), tuple(placed[len(batch) :])
             outputs, rows = self.sanitizer.run(sanitized, pool, self.params, batch, given, owners, counts)
         pool.put(rows if self.after_step is None else self.after_step(rows, list(owners)))
-        if counts is not None:
-            pool.advance(counts)
+        pool.advance(counts)
         self.stats["steps"] += 1
         return outputs
 
@@ -199,59 +205,6 @@ class Engine:
         target.put(copied)
         target.moved(write, source.consumed(read))
         self.stats["row_copies"] += 1
-
-    def take_snapshot(
-        self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any, known: Sequence[Piece[KeptArrays]] = ()
-    ) -> Snapshot:
-        """Copy the state of a row as the steps that were dispatched leave it.
-
-        Args:
-            pool, slot: the row.
-            tokens: all that it has consumed.
-            owner: what owns it.
-            known: what is kept already of its first positions.
-
-        Raises:
-            SnapshotError: it has consumed another number of tokens.
-        """
-        label = label_of(self.kind, pool, slot, tokens)
-        if not tokens:
-            return nothing_consumed(self.kind)
-        self.stats["row_copies"] += 1
-        return self.moves.keep(pool, slot, label, None if self.sanitizer is None else self.sanitizer.mark(owner), known)
-
-    def filled(self, arrays: Sequence[np.ndarray], label: SnapshotLabel) -> Snapshot:
-        """A state that no row of this engine had; arguments as for `RowMoves.filled`."""
-        mark = None if self.sanitizer is None else self.sanitizer.stamp(label.position)
-        return self.moves.filled(arrays, label, mark)
-
-    def require(self, snapshot: Snapshot) -> None:
-        """Check that a snapshot can be continued here; raises SnapshotError."""
-        snapshot.require(self.kind)
-
-    def restore(self, snapshot: Snapshot, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> int:
-        """Let a row that was just acquired go on from a snapshot.
-
-        Args:
-            snapshot: the state.
-            pool, slot: the row.
-            tokens: those of the sequence, of which it has seen the first.
-            owner: what will own the row.
-
-        Returns:
-            How many tokens of the sequence have been consumed.
-
-        Raises:
-            SnapshotError: it was made by another model, or from other tokens.
-        """
-        self.require(snapshot)
-        snapshot.require_tokens(tokens)
-        self.moves.restore(snapshot, pool, slot)
-        self.stats["row_copies"] += snapshot.state is not None
-        if self.sanitizer is not None and snapshot.mark is not None:
-            self.sanitizer.adopt(owner, snapshot.mark)
-        self.stats["prefix_tokens_saved"] += snapshot.label.position
-        return snapshot.label.position
 
     def program(self, shape: AnyShape) -> CompiledStep:
         """The program of a shape, compiled on first use.

@@ -79,9 +79,11 @@ class LM(TextScores):
         """Counters since the model was loaded.
 
         Steps, copies of rows, tokens of prompts and texts that were consumed, those that prefixes and common parts
-        saved, tokens that were generated, and compiled programs.
+        saved, tokens that were generated, and compiled programs; of a prefix cache see docs/prefix-cache.md.
         """
-        return {**self._engine.stats, "compiled": len(self._engine.programs.shapes)}
+        cache = self._engine.prefix_cache
+        kept = {} if cache is None else cache.stats
+        return {**self._engine.stats, **kept, "compiled": len(self._engine.programs.shapes)}
 
     @property
     def certificates(self) -> dict[str, Certificate]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from hybridlm._cache_budget import CacheBudget, cache_budget
 from hybridlm._drafters import DRAFT_TOKENS, Speculate, drafters
 from hybridlm._engine import STAGING, Engine
 from hybridlm._lm import LM
@@ -47,6 +48,7 @@ def load(
     sanitize: bool = False,
     speculate: Speculate = None,
     draft_tokens: int = DRAFT_TOKENS,
+    prefix_cache: str | int | Mapping[str, str | int] | None = None,
 ) -> LM:
     """Load a checkpoint.
 
@@ -75,6 +77,10 @@ def load(
             of your own; None for nobody. The tokens that are drawn stay the same, and whether drafts are worth their
             time is measured. See docs/speculation.md.
         draft_tokens: most drafts of a sequence in a step.
+        prefix_cache: memory for the states of prompts that were read, "512MB" or a number of bytes: a prompt goes on
+            from the deepest state that its first tokens lead to. That much on the device and as much in host memory,
+            where the states go that were not used the longest; {"device": size, "host": size} says both. None keeps
+            nothing. See docs/prefix-cache.md.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named.
@@ -85,11 +91,12 @@ def load(
     family, config = read_model(directory.path, directory.config)
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, compilation_cache, certify)
     check_drafting(speculate, draft_tokens, context)
+    budget = None if prefix_cache is None else cache_budget(prefix_cache)
     asked, dtype = dtype, _stored_dtype(directory) if dtype is None else dtype
     certificates = _set_compilation_cache(compilation_cache)
     cache_dtype = dtype_of_caches(dtype)
     abstract = nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0)))
-    demand = _demand(family, abstract, dtype, cache_dtype, lanes, context)
+    demand = _demand(family, abstract, dtype, cache_dtype, lanes, context, budget)
     demand.require(available_memory())
     with load_progress(progress) as report_progress:
         arrays, report = load_weights(directory, family, config, dtype, report_progress)
@@ -112,6 +119,7 @@ def load(
         sanitizer,
         speculate=speculate,
         draft_tokens=draft_tokens,
+        prefix_cache=budget,
     )
     _admit(engine, demand)
     named = dict(zip(names, params, strict=True))
@@ -146,11 +154,21 @@ def dtype_of_caches(dtype: str) -> Any:
     return jnp.dtype("float32" if jax.default_backend() == "cpu" else dtype)
 
 
-def _demand(family: Family, model: Decoder, dtype: str, cache_dtype: Any, lanes: int, context: int) -> Demand:
+def _demand(
+    family: Family,
+    model: Decoder,
+    dtype: str,
+    cache_dtype: Any,
+    lanes: int,
+    context: int,
+    budget: CacheBudget | None,
+) -> Demand:
     """Memory that the model needs, without its steps."""
     size = jnp.dtype(dtype).itemsize
     weights = sum(math.prod(one.shape) * (4 if one.float32 else size) for one in family.weights(model.config))
-    return Demand(weights, model.state_size(cache_dtype).of, lanes, min(lanes, STAGING), context)
+    # The host's share lies in the same memory where that is the device's.
+    kept = 0 if budget is None else sum(budget) if jax.default_backend() == "cpu" else budget.device
+    return Demand(weights, model.state_size(cache_dtype).of, lanes, min(lanes, STAGING), context, kept=kept)
 
 
 def _admit(engine: Engine, demand: Demand) -> None:
@@ -160,7 +178,7 @@ def _admit(engine: Engine, demand: Demand) -> None:
         InsufficientMemory: the largest steps' scratch does not fit beside weights and rows.
     """
     left = available_memory()
-    if left is None or 2 * demand.rows < left:
+    if left is None or 2 * (demand.rows + demand.kept) < left:
         return
     largest = (Shape("generate", engine.staging, engine.chunk), Shape("generate", engine.lanes, 1))
     scratch = max(engine.program(shape).certificate.memory.temp for shape in largest)

@@ -24,6 +24,7 @@ class Demand:
         lanes, staging: rows of the decode and of the staging pool.
         context: most tokens of a sequence.
         scratch: of the largest compiled step; 0 while none has been compiled.
+        kept: most that the states of earlier prompts may take.
     """
 
     weights: int
@@ -32,6 +33,7 @@ class Demand:
     staging: int
     context: int
     scratch: int = 0
+    kept: int = 0
 
     @property
     def rows(self) -> int:
@@ -40,7 +42,7 @@ class Demand:
 
     @property
     def total(self) -> int:
-        return self.weights + self.rows + self.scratch
+        return self.weights + self.rows + self.scratch + self.kept
 
     def require(self, available: int | None) -> None:
         """Check it against the memory that is there; None where that is not known.
@@ -51,14 +53,16 @@ class Demand:
         if available is None or self.total <= available:
             return
         scratch = f" + scratch of the largest step {_in_words(self.scratch)}" if self.scratch else ""
+        kept = f" + prefix_cache {_in_words(self.kept)}" if self.kept else ""
         raise InsufficientMemory(
             f"the model does not fit: weights {_in_words(self.weights)} + rows of {self.lanes} decoding and "
             f"{self.staging} staged sequences x {_in_words(self.row(self.context))} at a context of {self.context}"
-            f"{scratch} = {_in_words(self.total)}, available are {_in_words(available)}; {self._would_fit(available)}"
+            f"{scratch}{kept} = {_in_words(self.total)}, available are {_in_words(available)}; "
+            f"{self._would_fit(available)}"
         )
 
     def _would_fit(self, available: int) -> str:
-        left = available - self.weights - self.scratch
+        left = available - self.weights - self.scratch - self.kept
         lanes = max(
             (n for n in range(1, self.lanes) if (n + min(n, self.staging)) * self.row(self.context) <= left), default=0
         )
@@ -66,6 +70,7 @@ class Demand:
         context = max((c for c in contexts if (self.lanes + self.staging) * self.row(c) <= left), default=0)
         options = [f"lanes={lanes}"] if lanes else []
         options += [f"context={context}"] if context else []
+        options += ["a smaller prefix_cache"] if self.kept and self.total - self.kept <= available else []
         if not options:
             return "not even one lane would fit: load it in a narrower dtype or on a larger device"
         return f"{' or '.join(options)} would fit"

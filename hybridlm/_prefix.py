@@ -74,7 +74,7 @@ def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
         sampling = sampling_arrays([None] * pool.size)
         token = engine.run(shape, pool, batch, *sampling, owners=owners, counts=np.asarray(batch.lengths)).token
         engine.stats["prompt_tokens"] += len(part.tokens)
-    snapshot = engine.take_snapshot(pool, slot, consumed, owner=slot)
+    snapshot = engine.moves.take(pool, slot, consumed, owner=slot)
     engine.forget(slot)
     if jax.device_get(token)[lane] >= engine.vocab_size:
         raise NumericalError("prefix", len(consumed))

@@ -13,7 +13,7 @@ from hybridlm._radix_tree import Piece
 from hybridlm._row_parts import Part, PartShape
 from hybridlm._rows import RowPool
 from hybridlm._sanitizing import Sanitizer
-from hybridlm._snapshot import Snapshot, SnapshotLabel, StateKind
+from hybridlm._snapshot import Snapshot, SnapshotLabel, StateKind, label_of, nothing_consumed
 from hybridlm._steps import Rows
 from ir_passes import Label, Slot
 from models import KV_BLOCK
@@ -28,8 +28,10 @@ class RowMoves:
         kind: of the states.
         rows: (count) -> so many rows, by their types alone.
         fewest: rows that what is kept has, of which the first is used.
+        stats: counters; `row_copies` and `prefix_tokens_saved` are counted here.
 
     Attributes:
+        kind: of the states.
         grows: whether a row has arrays that grow with its tokens.
         state_bytes, span_bytes: of what is kept of the arrays of fixed size, and of `KV_BLOCK` positions of the others.
     """
@@ -41,8 +43,10 @@ class RowMoves:
         kind: StateKind,
         rows: Callable[[int], Rows],
         fewest: int,
+        stats: dict[str, int],
     ):
         self._programs, self._sanitizer, self._rows, self._fewest = programs, sanitizer, rows, fewest
+        self.kind, self._stats = kind, stats
         layout = kind.layout
         self._places: dict[Part, list[int]] = {
             "state": [i for i, one in enumerate(layout) if one.positions is None],
@@ -68,37 +72,73 @@ class RowMoves:
         scalars = [np.zeros(1, np.int32)] * (2 if shape.part == "state" else 4 if shape.kept else 5)
         return (kept, pool, *scalars) if shape.kept else (pool, kept, *scalars)
 
-    def keep(
-        self, pool: RowPool, slot: Slot, label: SnapshotLabel, mark: Label | None, known: Sequence[Piece[KeptArrays]]
+    def take(
+        self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any, known: Sequence[Piece[KeptArrays]] = ()
     ) -> Snapshot:
         """Copy the state of a row as the steps that were dispatched leave it.
 
         Args:
             pool, slot: the row.
-            label: what it is, which has been checked.
-            mark: what the sanitizer says of it.
+            tokens: all that it has consumed.
+            owner: what owns it.
             known: what is kept already of its first positions.
+
+        Raises:
+            SnapshotError: it has consumed another number of tokens.
         """
+        label = label_of(self.kind, pool, slot, tokens)
+        if not tokens:
+            return nothing_consumed(self.kind)
+        mark = None if self._sanitizer is None else self._sanitizer.mark(owner)
         spans, at = list(known), sum(piece.count for piece in known)
         for first in range(at, label.position if self.grows else at, KV_BLOCK):
             count = min(KV_BLOCK, label.position - first)
-            span = self._keep("span", pool, slot, (first, count), first, mark)
-            spans.append(Piece(span, 0, count))
+            spans.append(Piece(self._keep("span", pool, slot, (first, count), first, mark), 0, count))
+        self._stats["row_copies"] += 1
         return Snapshot(label, self._keep("state", pool, slot, (), label.position, mark), tuple(spans), mark)
 
-    def restore(self, snapshot: Snapshot, pool: RowPool, slot: Slot) -> None:
-        """Copy a state into a row."""
-        if snapshot.state is None:
-            return
-        self._restore(snapshot.state, "state", pool, slot, ())
+    def require(self, snapshot: Snapshot) -> None:
+        """Check that a snapshot can be continued here; raises SnapshotError."""
+        snapshot.require(self.kind)
+
+    def restore(self, snapshot: Snapshot, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> int:
+        """Let a row that was just acquired go on from a snapshot.
+
+        Args:
+            snapshot: the state.
+            pool, slot: the row.
+            tokens: those of the sequence, of which it has seen the first.
+            owner: what will own the row.
+
+        Returns:
+            How many tokens of the sequence have been consumed.
+
+        Raises:
+            SnapshotError: it was made by another model, or from other tokens.
+        """
+        self.require(snapshot)
+        snapshot.require_tokens(tokens)
         position = 0
+        if snapshot.state is not None:
+            self._restore(snapshot.state, "state", pool, slot, ())
+            self._stats["row_copies"] += 1
         for kept, first, count in snapshot.spans:
             self._restore(kept, "span", pool, slot, (first, count, position), snapshot.mark)
             position += count
         pool.moved(slot, snapshot.label.position)
+        if self._sanitizer is not None and snapshot.mark is not None:
+            self._sanitizer.adopt(owner, snapshot.mark)
+        self._stats["prefix_tokens_saved"] += snapshot.label.position
+        return snapshot.label.position
 
-    def filled(self, arrays: Sequence[np.ndarray], label: SnapshotLabel, mark: Label | None) -> Snapshot:
-        """A state of arrays in the order of the layout, those that grow with as many positions as the label says."""
+    def filled(self, arrays: Sequence[np.ndarray], label: SnapshotLabel) -> Snapshot:
+        """A state that no row of these pools had.
+
+        Args:
+            arrays: in the order of the layout, those that grow with as many positions as the label says.
+            label: whose state it is.
+        """
+        mark = None if self._sanitizer is None else self._sanitizer.stamp(label.position)
         state = self._from_host([arrays[i] for i in self._places["state"]], label.position, mark)
         grown = [np.moveaxis(arrays[i], axis, 0) for i, axis in zip(self._places["span"], self._axes, strict=True)]
         spans = []

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from hybridlm._steps import Rows
-from ir_passes import LaneContract, Pool, Slot, SlotMap, SlotOwner
+from ir_passes import LaneContract, Pool, Slot, SlotError, SlotMap, SlotOwner
 
 
 class RowsLost(RuntimeError):
@@ -24,6 +24,7 @@ class RowPool:
     Attributes:
         size: rows, and lanes of the steps that run on them.
         owner: who holds each row.
+        settled: whether it is known how many tokens each row has consumed.
     """
 
     def __init__(self, rows: Rows):
@@ -35,6 +36,7 @@ class RowPool:
         """Nobody holds a row any more; what rows contain stays, and means nothing."""
         self.owner = SlotOwner(self.size, "state", null=False)
         self._consumed = np.zeros(self.size, np.int64)
+        self.settled = True
 
     def acquire(self) -> Slot:
         """A row that nobody holds, which has consumed nothing; raises `SlotsExhausted` if all are held."""
@@ -43,12 +45,20 @@ class RowPool:
         return slot
 
     def consumed(self, slot: Slot) -> int:
-        """Tokens that a row has consumed since it was acquired, by the steps that were dispatched."""
+        """Tokens that a row has consumed since it was acquired, by the steps that were dispatched.
+
+        Raises:
+            SlotError: a step was dispatched that decides itself how many, and has not been read.
+        """
+        if not self.settled:
+            raise SlotError("how many tokens the rows have consumed is not known before their last step has been read")
         return int(self._consumed[self.lanes([slot])[0]])
 
-    def advance(self, counts: np.ndarray) -> None:
-        """A step has been dispatched in which each row consumes so many tokens, int [size]."""
-        self._consumed += counts
+    def advance(self, counts: np.ndarray | None) -> None:
+        """A step has been dispatched in which each row consumes so many tokens, int [size]; None: that will be told."""
+        self.settled = counts is not None
+        if counts is not None:
+            self._consumed += counts
 
     def moved(self, slot: Slot, consumed: int) -> None:
         """A row has become the copy of one that has consumed so many tokens."""

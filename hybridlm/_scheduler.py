@@ -6,6 +6,7 @@ idle. Steps are dispatched without waiting for the tokens of the one before: wha
 """
 
 import heapq
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -64,6 +65,8 @@ class Scheduler:
         """A sequence ends; a step that still runs for it touches only its own row, which the next holder overwrites."""
         self.waiting = [entry for entry in self.waiting if entry[2] is not sequence]
         heapq.heapify(self.waiting)
+        if sequence.finish_reason == "stop" and sequence in self.decoding and self._decode is not None:
+            self._keep(sequence, self._decode)  # the next turn of a conversation goes on from here
         self._release(sequence)
         self._engine.forget(sequence)
 
@@ -85,6 +88,11 @@ class Scheduler:
         assert self._decode is not None
         self._decoding.settle(self._decode, flight, accepted)
         self._release_finished(flight)
+
+    def distrust(self, sequence: Sequence) -> None:
+        """What a sequence has led to is wrong: no other goes on from a state of its tokens."""
+        if self._engine.prefix_cache is not None:
+            self._engine.prefix_cache.distrust((*sequence.request.prompt, *sequence.generated))
 
     def close(self) -> None:
         """End every sequence and give the pools back."""
@@ -125,6 +133,8 @@ class Scheduler:
             faults.append(f"{len(self.joined)} sequences have joined, expected at most {self._engine.lanes}")
         if faults:
             raise SlotError("; ".join(faults))
+        if self._engine.prefix_cache is not None:
+            self._engine.prefix_cache.check_integrity()
 
     def _admit(self) -> None:
         """Give rows of the staging pool to those that wait, as long as each will find a lane to decode in."""
@@ -141,21 +151,26 @@ class Scheduler:
             sequence = heapq.heappop(self.waiting)[2]
             sequence.slot = self._staging.acquire()
             self.prefilling.append(sequence)
-            request = sequence.request
-            if request.start is not None:
-                sequence.consumed = engine.restore(
-                    request.start, self._staging, sequence.slot, request.prompt, owner=sequence
-                )
+            self._begin(sequence, self._staging)
+
+    def _begin(self, sequence: Sequence, staging: RowPool) -> None:
+        """Let a sequence go on from the deepest state that is known of its prompt."""
+        engine, cache = self._engine, self._engine.prefix_cache
+        prompt, start = sequence.request.prompt, sequence.request.start
+        assert sequence.slot is not None
+        with nullcontext(start) if cache is None else cache.lent(prompt, start) as start:
+            if start is not None:
+                sequence.consumed = engine.moves.restore(start, staging, sequence.slot, prompt, owner=sequence)
+        if cache is not None:
+            others = [one.request.prompt for one in self.prefilling if one is not sequence]
+            sequence.stops = cache.stops(prompt, sequence.consumed, others)
 
     def _prefill(self) -> Flight:
         """The next chunk of every prompt in the staging pool; those that are done move to the decode pool."""
         engine, pool = self._engine, self._staging
         assert pool is not None
         lanes = self._by_lane(pool, self.prefilling)
-        feeds = [
-            None if s is None else Feed(s.request.prompt[s.consumed : s.consumed + engine.chunk], s.consumed)
-            for s in lanes
-        ]
+        feeds = [None if s is None else Feed(s.next_part(engine.chunk), s.consumed) for s in lanes]
         shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor)
         batch = Batch.of(feeds, engine.chunk)
         counts = np.asarray(batch.lengths)
@@ -165,11 +180,23 @@ class Scheduler:
             if sequence is not None and feed is not None:
                 sequence.consumed += len(feed.tokens)
                 engine.stats["prompt_tokens"] += len(feed.tokens)
+                if sequence.consumed in sequence.stops:
+                    self._keep(sequence, pool)
                 if not sequence.prefilling:
                     draws.append((sequence, lane))
         for sequence, _ in draws:
             self._move_on(sequence, pool)
         return Flight(drawn, draws)
+
+    def _keep(self, sequence: Sequence, pool: RowPool) -> None:
+        """Keep the state that the steps dispatched so far leave in a sequence's row, for prompts that go on from it."""
+        cache, tokens = self._engine.prefix_cache, (*sequence.request.prompt, *sequence.generated)
+        if cache is None or sequence.slot is None or not pool.settled:
+            return
+        consumed = pool.consumed(sequence.slot)
+        # More than is known are drafts that were accepted behind the end.
+        if consumed <= len(tokens):
+            cache.keep(pool, sequence.slot, tokens[:consumed], owner=sequence)
 
     def _move_on(self, sequence: Sequence, staging: RowPool) -> None:
         """From the staging pool to the decode pool, or out, if its first token is its last."""

@@ -105,7 +105,7 @@ def _join(engine: Engine, pool: RowPool, lanes: list[Scoring | None], text: Scor
     text.slot = pool.acquire()
     lanes[pool.lanes([text.slot])[0]] = text
     if text.start is not None:
-        text.consumed = engine.restore(text.start, pool, text.slot, text.tokens, owner=text)
+        text.consumed = engine.moves.restore(text.start, pool, text.slot, text.tokens, owner=text)
 
 
 def _dispatch(
@@ -128,7 +128,7 @@ def _dispatch(
             lanes[lane] = None
             if text.index is None:
                 known = () if text.start is None else text.start.spans
-                text.snapshot = engine.take_snapshot(pool, text.slot, text.tokens[:-1], owner=text, known=known)
+                text.snapshot = engine.moves.take(pool, text.slot, text.tokens[:-1], owner=text, known=known)
                 # Restoring counts the part for each of its texts; once it has been computed.
                 engine.stats["prefix_tokens_saved"] -= text.consumed
                 waiting.consumed(text)

@@ -68,6 +68,7 @@ class Sequence:
         logprobs, top_logprobs: of these tokens, where asked for.
         finish_reason: why it ended; None while it is alive.
         drafting: its drafts; None for a sequence without.
+        stops: after which tokens of its prompt a step ends in any case, because its state is kept.
     """
 
     request: Request
@@ -78,6 +79,12 @@ class Sequence:
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     drafting: "Drafting | None" = None
+    stops: tuple[int, ...] = ()
+
+    def next_part(self, chunk: int) -> tuple[int, ...]:
+        """What the next step consumes of the prompt: a chunk, or what is left of it before the next stop."""
+        end = min([self.consumed + chunk, *(stop for stop in self.stops if stop > self.consumed)])
+        return self.request.prompt[self.consumed : end]
 
     @property
     def prefilling(self) -> bool:

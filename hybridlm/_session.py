@@ -211,6 +211,7 @@ class Session:
                     if drawn.token[place] >= self._engine.vocab_size:
                         position = len(sequence.request.prompt) + len(sequence.generated)
                         wrong = wrong or NumericalError(f"request {sequence.request.index}", position)
+                        self._scheduler.distrust(sequence)
                         self._forget(sequence, "cancelled")
                     else:
                         _append(sequence, drawn, place)

@@ -81,7 +81,7 @@ def load_snapshot(
         raise SnapshotError(f"{path}: its content is not what was saved (SHA-256); compute it again")
     if not position:
         return tokens, nothing_consumed(engine.kind)
-    return tokens, engine.filled(arrays, SnapshotLabel(engine.kind, position, label["tokens"], label["epoch"]))
+    return tokens, engine.moves.filled(arrays, SnapshotLabel(engine.kind, position, label["tokens"], label["epoch"]))
 
 
 def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class TextScores:
 
     @property
     def _inputs(self) -> Inputs:
-        require = self._engine.require
+        require = self._engine.moves.require
         return Inputs(self.tokenizer, self.config.vocab_size, self.context, self.eos_token_ids, require)
 
     def _scores(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:

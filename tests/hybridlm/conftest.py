@@ -19,6 +19,12 @@ def text_lm(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
 
 
 @pytest.fixture(scope="session")
+def cached_lm(text_lm: hybridlm.LM) -> hybridlm.LM:
+    """The same with a prefix cache that soon moves states to the host, and drops them."""
+    return hybridlm.load(text_lm.path, prefix_cache={"device": "600kB", "host": "300kB"}, **SETTINGS)
+
+
+@pytest.fixture(scope="session")
 def sanitized_lm(text_lm: hybridlm.LM) -> hybridlm.LM:
     """The same with the sanitizer."""
     return hybridlm.load(text_lm.path, sanitize=True, **SETTINGS)

@@ -63,7 +63,7 @@ def check_same_grid(lm: hybridlm.LM, chunks: int) -> None:
             session.step()
         (sequence,), pool = session._scheduler.joined, session._scheduler._staging
         assert pool is not None and sequence.slot is not None
-        cold = engine.take_snapshot(pool, sequence.slot, IDS[:count], owner=sequence)
+        cold = engine.moves.take(pool, sequence.slot, IDS[:count], owner=sequence)
     for one, first, second in zip(engine.kind.layout, arrays(cold), arrays(prefix.snapshot), strict=True):
         assert first.tobytes() == second.tobytes(), one
     assert lm.generate([IDS[count + 1 : 40]], prefix=prefix, **FREE) == lm.generate([IDS[:40]], **FREE)
@@ -219,11 +219,11 @@ def test_a_state_is_not_restored_for_other_tokens(text_lm: hybridlm.LM) -> None:
     engine, snapshot = text_lm._engine, text_lm.prefix(IDS[:9]).snapshot
     pool = engine.new_row()
     slot = pool.acquire()
-    assert engine.restore(snapshot, pool, slot, IDS[:9], owner=None) == 8 == pool.consumed(slot)
+    assert engine.moves.restore(snapshot, pool, slot, IDS[:9], owner=None) == 8 == pool.consumed(slot)
     with pytest.raises(hybridlm.SnapshotError, match="position 8 was made from other tokens"):
-        engine.restore(snapshot, pool, slot, [4, *IDS[1:9]], owner=None)
+        engine.moves.restore(snapshot, pool, slot, [4, *IDS[1:9]], owner=None)
     with pytest.raises(hybridlm.SnapshotError, match="position 8 continues sequences of more tokens, got one of 8"):
-        engine.restore(snapshot, pool, slot, IDS[:8], owner=None)
+        engine.moves.restore(snapshot, pool, slot, IDS[:8], owner=None)
 
 
 def test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached(text_lm: hybridlm.LM) -> None:
@@ -238,7 +238,7 @@ def test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached(text_lm: h
             scheduler = session._scheduler
             pool = scheduler._staging if sequence in scheduler.prefilling else scheduler._decode
             assert pool is not None and sequence.slot is not None and pool.consumed(sequence.slot) == consumed
-            snapshot = engine.take_snapshot(pool, sequence.slot, IDS[:consumed], owner=sequence)
+            snapshot = engine.moves.take(pool, sequence.slot, IDS[:consumed], owner=sequence)
             assert snapshot.label.position == consumed
             prefix = hybridlm.Prefix(tuple(IDS[: consumed + 1]), snapshot)
             (got,) = text_lm.score([IDS[consumed + 1 : 20]], prefix=prefix)
@@ -246,7 +246,7 @@ def test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached(text_lm: h
             np.testing.assert_allclose(got.logprobs, want.logprobs[consumed + 1 :], atol=1e-4)
             for wrong in (consumed - 1, consumed + 1):
                 with pytest.raises(hybridlm.SnapshotError, match=f"the row has consumed {consumed} since it was"):
-                    engine.take_snapshot(pool, sequence.slot, IDS[:wrong], owner=sequence)
+                    engine.moves.take(pool, sequence.slot, IDS[:wrong], owner=sequence)
         session.cancel(0)
         fresh = pool.acquire()
         assert pool.consumed(fresh) == 0

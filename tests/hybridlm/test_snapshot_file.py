@@ -68,7 +68,7 @@ def test_nothing_of_another_sequence_is_written(text_lm: hybridlm.LM, saved: Pat
             count = pool.consumed(sequence.slot)
             drawn = jax.device_get(pool.look().token)[pool.lanes([sequence.slot])[0]].tolist()
             consumed = (*tokens[:8], *drawn)[:count]
-            snapshot = engine.take_snapshot(pool, sequence.slot, consumed, owner=sequence)
+            snapshot = engine.moves.take(pool, sequence.slot, consumed, owner=sequence)
         prefix = hybridlm.Prefix((*consumed, 5), snapshot)
         prefix.save(tmp_path / "row.safetensors")
         with safe_open(tmp_path / "row.safetensors", "np") as file:

@@ -9,7 +9,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from ir_passes import ir
-from ir_passes.contract import Lane, Pool, SlotMap
+from ir_passes.contract import Pool
 from ir_passes.graph import Graph, Say, quiet
 from ir_passes.rewrites.pool_access import WRITES, pool_names
 
@@ -23,8 +23,7 @@ class CarryPools:
 
     Precondition: the pool is read by that scan alone. Postcondition: no pool that a scan takes in and gives back is
     among its `xs`. Never changes: the order of iterations, what each reads, other operands. A scan over rows (its axis
-    is the pool's row axis), one with effects, and row pools of steps with idle lanes are left alone. Results are
-    bit-identical.
+    is the pool's row axis) and one with effects are left alone. Results are bit-identical.
     """
 
     name: ClassVar[str] = "carry-pools"
@@ -90,8 +89,6 @@ def _scanned_pools(graph: Graph, say: Say) -> dict[int, list[_Pair]]:
                 break
             version = eqn.invars[operand]
             reason = "it scans over its rows" if entry.axis == 0 else "the scan has effects" if eqn.effects else None
-            if _keeps_idle_rows(graph, entry):
-                reason = "it is not shown of a carry that idle lanes keep their rows"
             if not isinstance(version, ir.Literal) and uses[version] > 1:
                 reason = "it is read elsewhere too"
             if reason:
@@ -99,13 +96,6 @@ def _scanned_pools(graph: Graph, say: Say) -> dict[int, list[_Pair]]:
                 break
             found.setdefault(id(eqn), []).append(_Pair(pool, operand, result))
     return found
-
-
-def _keeps_idle_rows(graph: Graph, pool: Pool) -> bool:
-    """Whether the proof has to show of a row pool that lanes of length 0 keep their rows."""
-    entries = [one.entry for one in graph.bound.inputs]
-    mapped = any(isinstance(entry, SlotMap) and pool.group in entry.names for entry in entries)
-    return not mapped and any(isinstance(entry, Lane) and entry.role == "length" for entry in entries)
 
 
 def _source(eqn: ir.JaxprEqn, result: int, first: int) -> int | None:

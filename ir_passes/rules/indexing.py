@@ -15,6 +15,7 @@ from ir_passes.values import (
     Common,
     Counts,
     Iota,
+    Kept,
     OneLane,
     Order,
     Owner,
@@ -72,7 +73,8 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
         fact = _composed(operand.fact, access.columns[0])
         if isinstance(fact, Iota):
             return Value(COMMON, range=operand.range, fact=fact)
-    return Value(owner, range=bounds, fact=fact)
+    kept = None if operand.kept is None else Kept(operand.kept.leaf, access.taken(operand.kept.view, -1))
+    return Value(owner, range=bounds, fact=fact, kept=kept)
 
 
 def _composed(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:

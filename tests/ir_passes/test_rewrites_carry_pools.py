@@ -8,9 +8,11 @@ import pytest
 from audited_steps import ONE, ROW, SLOTS, STACKED, pool_as_carry, pool_as_xs, slots, stacked, x
 from jax import lax
 from rewritten_steps import assert_same, copies, graph_of, primitives, rewrite
+from zoo.catalogue import PROGRAMS
 
 from ir_passes import Lane, LaneContract, Pool, SlotMap, ir
 from ir_passes.graph import Graph
+from ir_passes.lane_proof import IDLE, prove_jaxpr
 from ir_passes.rewrites import CarryPools, carry_pools
 
 ARGS = (stacked(), slots(), x())
@@ -75,6 +77,17 @@ def test_two_pools_through_two_scans() -> None:
     assert_same(before, after)
     assert report == "pools 'a', 'b': 3 carried through 2 scans instead of sliced and stacked"
     assert copies(after, (0, 1)) < copies(before, (0, 1))
+
+
+def test_row_pools_of_steps_with_idle_lanes_are_carried() -> None:
+    """The proof after the rewrite shows of the carry, too, that idle lanes keep their rows."""
+    program = PROGRAMS["layers over row pools, idle lanes, remat"]
+    before = graph_of(program.step, program.args(), program.contract)
+    after, report = rewrite(CarryPools(), before)
+    assert_same(before, after)
+    assert report == "pool 'seq': 1 carried through 1 scans instead of sliced and stacked"
+    assert IDLE in prove_jaxpr(after.program, after.bound).proved
+    assert (copies(before, (2,)), copies(after, (2,))) == (1, 0)
 
 
 def test_a_wrong_layer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,18 @@ The proof walks a program a second time for a lane whose length is 0. What it sa
 that are kept, is said of the elements of such lanes alone; whose they are is what the first walk says.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from isolation_oracle import maps
 from jaxpr_mutation import Subject
-from predicted_owners import Reality, differing, predictions, used_once
+from predicted_owners import Prediction, Reality, differing, predictions, used_once
+from xla_equations import apply
 
 from ir_passes import Lane, SlotMap, ir
 from ir_passes.values import Common, Iota, Kept, OneLane, PoolRows, Rows, Slot, Value
+from ir_passes.views import View
 
 Checked = dict[str, int]
 
@@ -52,6 +54,7 @@ def idle_faults(subject: Subject, checked: Checked | None = None) -> Iterator[st
             mine = _elements(reality, idle, busy[var].value.owner, array.shape)
             mine &= np.broadcast_to(runs, reality.count).reshape(-1, *[1] * (array.ndim - 1))
             where = views.turn(one.body, turn)
+            views.learn(one, bool(one.body))
             known = {} if one.body else numbered
             for fault in _faults_of(reality, array, mine, one.value, known, views, where, checked):
                 yield f"{one.equation.primitive.name} {array.shape[1:]}: {fault}; said: {one.value}, {one.value.kept}"
@@ -172,6 +175,7 @@ class Views:
 
     def __init__(self, subject: Subject):
         self.subject, self.claims = subject, subject.claims
+        self.reads: dict[View, Callable[[np.ndarray], np.ndarray]] = {}
         loops: dict[int, dict[str, Any]] = {}
         for eqn in subject.program.jaxpr.eqns:
             if eqn.primitive.name == "scan":
@@ -180,6 +184,24 @@ class Views:
         self.scans = {
             k: loops[id(jaxpr)] for k, jaxpr in enumerate(used_once(subject.program.jaxpr), 1) if id(jaxpr) in loops
         }
+
+    def learn(self, one: Prediction, inside: bool) -> None:
+        """Remember what a read at run-time indices takes, the first time that its step of a view is met."""
+        before = one.operands[0].kept if one.operands else None
+        after, name = one.value.kept, one.equation.primitive.name
+        if inside or before is None or after is None or name not in ("gather", "dynamic_slice"):
+            return
+        steps = after.view[len(before.view) :]
+        if steps and after.view[: len(before.view)] == before.view:
+            rest = self.subject.read(one.equation.invars)[1:]
+            self.reads.setdefault(steps, lambda array: apply(one.equation, [array, *rest])[0])
+
+    def _known_read(self, steps: list[Any], array: np.ndarray) -> tuple[np.ndarray, list[Any]] | None:
+        """The array after a read that was met before, and the steps after it."""
+        for count in range(len(steps), 0, -1):
+            if tuple(steps[:count]) in self.reads:
+                return self.reads[tuple(steps[:count])](array), steps[count:]
+        return None
 
     def turn(self, body: int, turn: int) -> int | None:
         """The index along the first axis of what a loop of the top level is at."""
@@ -199,6 +221,10 @@ class Views:
         array = self.claims.leaves[kept.leaf]
         steps: list[Any] = list(kept.view)
         while steps:
+            known = self._known_read(steps, array)
+            if known is not None:
+                array, steps = known
+                continue
             match steps.pop(0):
                 case ("reshape", _, after):
                     array = array.reshape(len(array), *after)
@@ -224,9 +250,10 @@ class Views:
                         size for d, size in enumerate(array.shape[1:]) if d != dim
                     ]:
                         return None
-                    array = self._by_slot(array, dim, dict(window), index_axes, step[1].leaf)
-                    if array is None:
+                    found = self._by_slot(array, dim, dict(window), index_axes, step[1].leaf)
+                    if found is None:
                         return None
+                    array = found
                 case _:
                     return None
         return array

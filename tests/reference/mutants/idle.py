@@ -1,9 +1,10 @@
 """Lanes of length 0 that do not keep their rows."""
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from mutants.mutant import Kind, wrong
-from zoo import chunked, gated_delta, rows
+from zoo import chunked, gated_delta, layers, rows
 from zoo.program import KEY, SLOTS, normal
 from zoo.rows import advance
 
@@ -58,6 +59,20 @@ def draw_square(rng):
     return normal(rng, SLOTS, KEY, KEY), *rest
 
 
+def next_layer_kept(w, pools, x, lengths):
+    """Idle lanes keep the rows of this layer, in the place of the next layer's."""
+
+    def body(i, carry):
+        pools, x = carry
+        rows, new = layers.layer(jax.tree.map(lambda leaf: leaf[i], w), pools[i], x)
+        alive = lengths > 0
+        rows = jnp.where(alive[:, None, None, None], rows, pools[i])
+        return pools.at[jnp.minimum(i + 1, layers.LAYERS - 1)].set(rows), jnp.where(alive[:, None], new, x)
+
+    pools, x = lax.fori_loop(0, layers.LAYERS, body, (pools, x))
+    return x, pools
+
+
 MUTANTS = (
     wrong(
         "gated delta, idle lanes",
@@ -97,6 +112,14 @@ MUTANTS = (
         "SGLang#33431",
         "idle lanes write zeros",
         idle_writes_zeros,
+        Kind.IDLE,
+    ),
+    wrong(
+        "layers over carried row pools, idle lanes",
+        "next-layer-kept",
+        "JAX",
+        "what idle lanes keep of one layer is written to the next",
+        next_layer_kept,
         Kind.IDLE,
     ),
     wrong(

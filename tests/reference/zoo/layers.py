@@ -109,6 +109,20 @@ def rows_step(w, pools, x, lengths):
     return lax.scan(body, x, (w, pools))
 
 
+def carried_rows_step(w, pools, x, lengths):
+    """Row pools carried: a layer's rows are taken out, kept where their lane is idle, and put back."""
+
+    def body(i, carry):
+        pools, x = carry
+        pool = lax.dynamic_index_in_dim(pools, i, 0, keepdims=False)
+        rows, new = layer(jax.tree.map(lambda leaf: leaf[i], w), pool, x)
+        rows = jnp.where((lengths > 0)[:, None, None, None], rows, pool)
+        return lax.dynamic_update_index_in_dim(pools, rows, i, 0), jnp.where((lengths > 0)[:, None], new, x)
+
+    pools, x = lax.fori_loop(0, LAYERS, body, (pools, x))
+    return x, pools
+
+
 def two_groups_step(w, pools, slots, x):
     """Two groups in one carry, with a branch on the layer that is the same for every lane."""
 
@@ -131,5 +145,6 @@ PROGRAMS = (
     Program("layers with carried pools, sliced", sliced_step, CONTRACT, draw),
     Program("layers unrolled", unrolled_step, CONTRACT, draw),
     Program("layers over row pools, idle lanes, remat", rows_step, ROWS, draw_rows),
+    Program("layers over carried row pools, idle lanes", carried_rows_step, ROWS, draw_rows),
     Program("layers with two groups and a branch", two_groups_step, TWO, draw_two),
 )

@@ -4,15 +4,17 @@ from pathlib import Path
 
 import pytest
 from engine_mutants import traffic
-from engine_mutants.catalogue import MUTANTS, THEMES
+from engine_mutants.catalogue import HOSTS, MUTANTS, STEPS, THEMES
 from engine_mutants.mutant import Finder
 from engine_mutants.reports import REPORTS
+from engine_mutants.rollback_reports import MIXED_BATCHES, ROLLBACK
 from engine_mutants.table import table
 from mutants.catalogue import MUTANTS as STEP_MUTANTS
 
 import hybridlm
 
 SANITIZED = [id for id, one in MUTANTS.items() if one.finder is Finder.SANITIZER]
+ALL = {*MUTANTS, *STEPS, *HOSTS}
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +48,14 @@ def test_mutant_is_found_by_the_sanitizer(sanitized_lm: hybridlm.LM, id: str, mo
 
 def test_ids_are_unique() -> None:
     assert len(MUTANTS) == sum(len(theme.MUTANTS) for theme in THEMES)
+    assert len(ALL) == len(MUTANTS) + len(STEPS) + len(HOSTS)
 
 
 def test_every_report_has_something_that_stands_against_it(root: Path) -> None:
     assert len({report.id for report in REPORTS}) == len(REPORTS) == 40
-    for report in REPORTS:
-        assert set(report.engine) <= set(MUTANTS) and set(report.compiler) <= set(STEP_MUTANTS), report.id
-        assert report.engine or report.compiler or report.tests or report.part, report.id
+    for report in (*REPORTS, *MIXED_BATCHES, *ROLLBACK):
+        assert set(report.engine) <= ALL and set(report.compiler) <= set(STEP_MUTANTS), report.id
+        assert report.engine or report.compiler or report.tests or report.cannot, report.id
         for test in report.tests:
             file, _, name = test.partition("::")
             assert f"\ndef {name}(" in (root / file).read_text(), test

@@ -163,9 +163,11 @@ def scene_of(steps: Steps) -> Scene:
     ]
     right = steps.right_drafts(rows, begun, TOKENS - 1)
     prompt = tuple(map(int, rng.integers(3, vocab, TOKENS)))
+    until_wrong = (*right[1][:2], wrong(right[1][2], vocab))
+    behind = steps.right_drafts(rows, [one.but(certain=(*one.certain, *until_wrong)) for one in begun], 1)
     lanes = [
         begun[0].but(drafts=right[0]),  # every draft right
-        begun[1].but(drafts=(*right[1][:2], wrong(right[1][2], vocab), right[1][3])),  # right again behind a wrong one
+        begun[1].but(drafts=(*until_wrong, *behind[1])),  # what is drawn behind a wrong one is no better
         begun[2].but(drafts=(wrong(right[2][0], vocab),)),  # one draft, wrong, in the second block of the cache
         begun[3],  # no drafts
         begun[4].but(certain=prompt),  # begins with as many tokens as the step has, and without drafts

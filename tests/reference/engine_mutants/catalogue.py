@@ -1,7 +1,11 @@
 """All mutants of the engine by id."""
 
-from engine_mutants import batches, chunks, lifecycle, ordering, padding
+from engine_mutants import batches, chunks, drafts, lifecycle, ordering, padding, verified
 from engine_mutants.mutant import EngineMutant
+from engine_mutants.replay import StepMutant
 
 THEMES = (lifecycle, padding, batches, chunks, ordering)
 MUTANTS: dict[str, EngineMutant] = {mutant.id: mutant for theme in THEMES for mutant in theme.MUTANTS}
+STEPS: dict[str, StepMutant] = {mutant.id: mutant for mutant in verified.MUTANTS}
+HOSTS: dict[str, EngineMutant] = {mutant.id: mutant for mutant in drafts.MUTANTS}
+"""Of speculation: in the step that verifies drafts, and on the host."""

@@ -17,6 +17,8 @@ class Finder(StrEnum):
     SANITIZER = "sanitizer"
     ALONE = "comparison with the requests alone"
     ARRAYS = "comparison of host arrays with what they held"
+    REPLAY = "replay of the accepted tokens one at a time"
+    PROOF = "proof"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ docs/engine-mutants.md.
 
 from dataclasses import dataclass
 
-SPECULATION = "speculative decoding"
+VERIFIED = "tests/hybridlm/test_verify_step.py"
 ISOLATION = "tests/hybridlm/test_isolation.py"
 HISTORY = f"{ISOLATION}::test_rows_of_earlier_sequences_change_no_bit"
 BESIDE_NAN = f"{ISOLATION}::test_a_lane_beside_nan_keeps_its_bits"
@@ -16,6 +16,13 @@ COLD_AND_WARM = "tests/hybridlm/test_prefix.py::test_cold_and_warm_agree"
 LABEL = "tests/hybridlm/test_prefix.py::test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached"
 PUBLISHED = "tests/hybridlm/test_prefix.py::test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit"
 COPIES = "tests/hybridlm/test_session.py::test_copies_are_proved_to_touch_one_row"
+THEN_NO_DRAFTS = f"{VERIFIED}::test_three_of_four_accepted_and_then_a_step_without_drafts"
+MIXED = f"{VERIFIED}::test_drafts_beside_lanes_that_accepted_last_step_and_draft_nothing_now"
+SINGLY = f"{VERIFIED}::test_the_same_as_one_token_at_a_time"
+REJECTED = f"{VERIFIED}::test_rejected_drafts_do_not_matter"
+ACCEPTED_ALONE = f"{VERIFIED}::test_rows_are_bitwise_those_of_the_accepted_tokens_alone"
+ORDER = f"{VERIFIED}::test_the_order_of_lanes_does_not_matter"
+ACCEPT = f"{VERIFIED}::test_accept"
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class Report:
         engine: ids of mutants of the engine.
         compiler: ids of mutants of steps and hosts (docs/mutants.md).
         tests: regression tests, as file::name.
-        part: of the library that has its engine mutants; None for the engine itself.
+        cannot: why it cannot exist here, in one sentence; "" for what can.
     """
 
     id: str
@@ -36,7 +43,7 @@ class Report:
     engine: tuple[str, ...] = ()
     compiler: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
-    part: str | None = None
+    cannot: str = ""
 
 
 REPORTS = (
@@ -58,7 +65,7 @@ REPORTS = (
     ),
     Report(
         "tpu-inference#2431", "one of two kernels ignores that a sequence begins",
-        (), ("forgetful-kernel",), (HISTORY,),
+        ("replay-forgets-the-beginning",), ("forgetful-kernel",), (HISTORY,),
     ),
     Report(
         "vLLM#35219", "bytes of another owner, NaN among them, survive a mask by zero",
@@ -67,7 +74,7 @@ REPORTS = (
     Report("vllm-metal#488", "a sequence put back begins again on its state", ("put-back",), ("preempted",)),
     Report("kekzl/imp#500", "the row is the request's number", ("row-by-request-number",), ("row-from-request",)),
     Report("mistral.rs#2357", "a row given back twice", ("freed-twice",), ("freed-twice",)),
-    Report("Atlas#141", "two snapshots in one row of a ring", (), ("snapshots-share-a-row",), (), SPECULATION),
+    Report("Atlas#141", "two snapshots in one row of a ring", compiler=("snapshots-share-a-row",)),
     Report(
         "tpu-inference#2752", "a padding index is clamped to the last row",
         ("copy-to-the-last-row",), ("clamped-padding",), (IDLE,),
@@ -86,33 +93,44 @@ REPORTS = (
         ("first-use-runs-twice",), ("warm-up-row",), (HISTORY,),
     ),
     Report("flashinfer#3230", "row times stride overflows", compiler=("narrow-offsets", "narrow-rows")),
-    Report("vLLM#39273", "state and convolution at different places after a draft", part=SPECULATION),
-    Report("vLLM#40738", "mended for batches of drafted lanes alone", part=SPECULATION),
+    Report(
+        "vLLM#39273", "state and convolution at different places after a draft",
+        ("first-token-kept", "count-of-the-step-before"), (), (THEN_NO_DRAFTS,),
+    ),
+    Report(
+        "vLLM#40738", "mended for batches of drafted lanes alone",
+        ("undrafted-lanes-move-by-one", "drafted-lanes-alone-move", "count-of-the-step-before"), (), (MIXED,),
+    ),
     Report(
         "vLLM#51812", "one input is permuted, another is not",
-        ("settings-in-order-of-joining",), ("gates-not-permuted",),
+        ("settings-in-order-of-joining", "gates-of-another-order"), ("gates-not-permuted",),
     ),
     Report(
         "vLLM#47123", "a prompt of one special length takes another path and writes nothing",
-        ("whole-chunk-not-written",), ("uniform-path", "never-captured"),
+        ("whole-chunk-not-written", "prompt-taken-for-drafts"), ("uniform-path", "never-captured"), (SINGLY,),
     ),
     Report(
         "SGLang#39342", "what is kept beside a batch is not renewed when a sequence joins",
         ("operands-kept-for-the-lanes",), ("snapshot-never-written",), (LABEL,),
     ),
-    Report("vllm#51508", "no token accepted: the neighbour's row", (), ("none-accepted",), (), SPECULATION),
-    Report("xLLM#2247", "the accepted count is clamped to the convolution's width", part=SPECULATION),
+    Report(
+        "vLLM#51508", "no token accepted: the neighbour's row",
+        ("carried-from-minus-one", "drafts-alone-counted"),
+        ("none-accepted", "idle-lane-accepts", "idle-lane-counted", "count-below-zero"), (ACCEPT,),
+    ),
+    Report("xLLM#2247", "the accepted count is clamped to the convolution's width", ("clamped-to-the-convolution",)),
     Report(
         "llama.cpp#28019", "the convolution stays behind the recurrent state",
-        ("one-array-stays-behind",), ("state-not-written",), (), SPECULATION,
+        ("one-array-stays-behind", "convolution-of-all-tokens", "convolution-left-behind", "recurrence-of-all-tokens"),
+        ("state-not-written",), (ACCEPTED_ALONE,),
     ),
     Report(
         "llama.cpp#29117", "tokens are taken back, the state is not",
-        (), ("rolled-back-on-the-host",), (), SPECULATION,
+        ("replayed-on-top",), ("rolled-back-on-the-host",), (REJECTED,),
     ),
     Report(
         "vLLM#55178", "placeholders that fill up a prompt enter the state",
-        ("padding-is-consumed",), ("tail-at-the-padded-end",),
+        ("padding-is-consumed", "placeholders-replayed"), ("tail-at-the-padded-end",),
     ),
     Report("SGLang#31833", "a grid of chunks over the flat batch", (), ("chunks-of-the-flat-batch",), (COLD_AND_WARM,)),
     Report(
@@ -135,6 +153,7 @@ REPORTS = (
     ),
     Report(
         "vLLM#53919", "what comes back is read by the rows of now",
-        ("lanes-of-now",), ("permuted-twice", "another-lanes-count"),
+        ("lanes-of-now", "counts-of-the-lane-beside", "count-of-the-lane-beside", "counts-close-ranks"),
+        ("permuted-twice", "another-lanes-count"),
     ),
 )  # fmt: skip

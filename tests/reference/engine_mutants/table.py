@@ -1,44 +1,67 @@
 """The text of docs/engine-mutants.md."""
 
 from collections import Counter
+from collections.abc import Iterable
 
-from engine_mutants.catalogue import MUTANTS
-from engine_mutants.mutant import Finder
-from engine_mutants.reports import REPORTS
+from engine_mutants.catalogue import HOSTS, MUTANTS, STEPS
+from engine_mutants.mutant import EngineMutant, Finder
+from engine_mutants.replay import StepMutant
+from engine_mutants.reports import REPORTS, Report
+from engine_mutants.rollback_reports import MIXED_BATCHES, ROLLBACK
 
 
 def table() -> str:
     """Every mutant with who finds it, and every report with what stands against it."""
-    finders = Counter(mutant.finder for mutant in MUTANTS.values())
-    counts = ", ".join(f"{finders[finder]} by the {finder}" for finder in Finder)
-    text = f"""# Mutants of the engine
+    return f"""# Mutants of the engine
 
 {len(MUTANTS)} faults put into the scheduler, the rows, the session or the operands of steps, one at a time, after bugs
-of other engines: {counts}.
+of other engines: {_counts(MUTANTS.values())}.
 Eleven requests of all kinds run through the engine with each fault. A test fails unless the finder that is named finds
 something wrong, and no other before it, or if anything is found in the engine as it is. What compiled steps and their
 row numbers can have wrong is in [mutants.md](mutants.md). Written by scripts/write_mutants.py from
 tests/reference/engine_mutants.
 
-| mutant | after | what is wrong | found by the |
-|---|---|---|---|
-"""
-    for mutant in MUTANTS.values():
-        text += _row(mutant.id, mutant.source, mutant.description, mutant.finder)
-    text += """
+{_mutants(MUTANTS.values())}
 ## Forty reports
 
-Reports whose mechanisms cover the others that are known. The last column names the part of the library, to come,
-that will have more of the report's mechanism than the engine has.
+Reports whose mechanisms cover the others that are known.
 
-| report | fault | engine mutants | mutants of steps and hosts | tests | part |
-|---|---|---|---|---|---|
-"""
-    for report in REPORTS:
+{_reports(REPORTS)}
+## Speculation
+
+{len(STEPS)} faults of the step that verifies drafts: {_counts(STEPS.values())}. Two scenes, with all kinds of lanes
+beside each other, are compared with steps that consume the accepted tokens one at a time; the proof is of the step of
+the same model.
+
+{_mutants(STEPS.values())}
+{len(HOSTS)} faults of the host: {_counts(HOSTS.values())}. The same traffic as above, with drafts of which some are
+right.
+
+{_mutants(HOSTS.values())}
+### Reports of steps that mix lanes of several kinds
+
+{_reports(MIXED_BATCHES)}
+### Reports of drafts that are taken back
+
+{_reports(ROLLBACK)}"""
+
+
+def _counts(mutants: Iterable[EngineMutant | StepMutant]) -> str:
+    finders = Counter(mutant.finder for mutant in mutants)
+    return ", ".join(f"{finders[finder]} by the {finder}" for finder in Finder if finders[finder])
+
+
+def _mutants(mutants: Iterable[EngineMutant | StepMutant]) -> str:
+    text = "| mutant | after | what is wrong | found by the |\n|---|---|---|---|\n"
+    return text + "".join(_row(one.id, one.source, one.description, one.finder) for one in mutants)
+
+
+def _reports(reports: Iterable[Report]) -> str:
+    text = "| report | fault | engine mutants | mutants of steps and hosts | tests |\n|---|---|---|---|---|\n"
+    for report in reports:
         tests = ", ".join(f"`{name.rpartition('/')[2]}`" for name in report.tests)
-        text += _row(
-            report.id, report.fault, ", ".join(report.engine), ", ".join(report.compiler), tests, report.part or ""
-        )
+        engine = f"cannot exist; {report.cannot}" if report.cannot else ", ".join(report.engine)
+        text += _row(report.id, report.fault, engine, ", ".join(report.compiler), tests)
     return text
 
 

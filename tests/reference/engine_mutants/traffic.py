@@ -14,6 +14,8 @@ from engine_mutants.mutant import Finder
 
 import hybridlm
 from hybridlm import _engine
+from hybridlm._drafters import Drafter
+from hybridlm._speculation import Speculation
 from ir_passes import LedgerError, SanitizerError, SlotError
 
 MOST_STEPS = 150
@@ -48,6 +50,8 @@ REQUESTS = (
 )
 CANCELLED = {17: 8, 42: 0}
 """By step, while it waits and while it decodes."""
+CANCELLED_WITH_DRAFTS = {5: 2, 9: 8}
+"""The first of them while a step verifies its drafts."""
 
 
 class NeverEnded(AssertionError):
@@ -77,24 +81,32 @@ def alone(lm: hybridlm.LM) -> list[Alone]:
     return found
 
 
-def run(lm: hybridlm.LM) -> dict[int, Alone]:
+def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
     """The traffic; of every request what it was given.
+
+    Args:
+        lm: a model.
+        speculate: who drafts; everything that is proposed is verified, and requests end earlier.
 
     Raises:
         SlotError, SanitizerError, NeverEnded, Changed: what is wrong with the run.
     """
     found: dict[int, Alone] = {}
     lm._engine._kept.clear()  # nothing of a run that had a fault
-    with pytest.MonkeyPatch.context() as patch, lm.session() as session:
+    cancelled = CANCELLED if speculate is None else CANCELLED_WITH_DRAFTS
+    with pytest.MonkeyPatch.context() as patch, lm.session(speculate=speculate) as session:
+        patch.setattr(Speculation, "always", True)
         watch = _Arrays(patch)
         for step in range(MOST_STEPS):
             for asked in REQUESTS:
                 if asked.at == step:
                     session.submit(asked.prompt, **_free(asked.settings))
-            if step in CANCELLED:
-                session.cancel(CANCELLED[step])
+            if step in cancelled:
+                session.cancel(cancelled[step])
             scheduler = session._scheduler
             if step == MOVED_AT and scheduler._decode is not None:
+                while session._flights and session._flights[0].accepted is not None:
+                    session._read()  # as the session itself does before rows move
                 scheduler._resize(scheduler._decode.size)
             for event in session.step():
                 if event.completion is not None:
@@ -106,10 +118,10 @@ def run(lm: hybridlm.LM) -> dict[int, Alone]:
     raise NeverEnded(f"requests {sorted(set(range(len(REQUESTS))) - set(found))} have not ended")
 
 
-def finder(lm: hybridlm.LM, want: list[Alone]) -> Finder | None:
+def finder(lm: hybridlm.LM, want: list[Alone], speculate: Drafter | None = None) -> Finder | None:
     """Who finds something wrong with the traffic; None for a right run."""
     try:
-        found = run(lm)
+        found = run(lm, speculate)
     except (SlotError, hybridlm.RowsLost):
         return Finder.OWNER
     except (SanitizerError, LedgerError):

@@ -1,0 +1,207 @@
+"""What the host makes of a step that verifies drafts: positions, counts and rows."""
+
+from collections.abc import Sequence as Many
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_mutants.mutant import EngineMutant, Finder
+from engine_mutants.traffic import REQUESTS, Alone
+
+from hybridlm._decoding import Decoding, Flight
+from hybridlm._engine import Engine
+from hybridlm._rows import RowPool
+from hybridlm._session import Session
+from hybridlm._speculation import Speculation
+
+
+class PartlyRight:
+    """Knows what the requests of the traffic give alone: proposes none of it, some or all, or errs on the way."""
+
+    def __init__(self, alone: Many[Alone]):
+        self._texts = [[*asked.prompt, *one.token_ids] for asked, one in zip(REQUESTS, alone, strict=True)]
+
+    def propose(self, token_ids: Many[int], k: int) -> list[int]:
+        seen, known = len(token_ids), list(token_ids)
+        number = next((i for i, text in enumerate(self._texts) if text[:seen] == known), None)
+        if number is None:
+            return []
+        drafts = self._texts[number][seen : seen + k]
+        kind = (3 * seen + number) % 7
+        if kind in (1, 2, 3) and len(drafts) > kind - 1:
+            drafts[kind - 1] = 1 + drafts[kind - 1] % 90
+        return drafts[: 2 * kind - 6] if kind > 3 else drafts if kind else []
+
+
+def settled(patch: pytest.MonkeyPatch, change: Any) -> None:
+    """Other counts of accepted tokens for the bookkeeping: `change(decoding, flight, accepted) -> accepted`."""
+    right = Decoding.settle
+
+    def settle(self: Decoding, pool: RowPool, flight: Flight, accepted: np.ndarray) -> None:
+        right(self, pool, flight, change(self, flight, accepted))
+
+    patch.setattr(Decoding, "settle", settle)
+
+
+def taken(patch: pytest.MonkeyPatch, change: Any) -> None:
+    """Other counts of accepted tokens for all of the host: `change(session, flight, accepted) -> accepted`."""
+    right = Session._take
+
+    def take(self: Session, flight: Flight, drawn: Any, accepted: np.ndarray | None) -> None:
+        right(self, flight, drawn, None if accepted is None else change(self, flight, accepted))
+
+    patch.setattr(Session, "_take", take)
+
+
+def drafts_told(patch: pytest.MonkeyPatch, change: Any) -> None:
+    """The step is told another number of drafts of each lane: `change(drafts) -> drafts`."""
+    right = Engine.run
+
+    def run(self: Engine, shape: Any, pool: RowPool, batch: Any, drafts: Any, *operands: Any, **about: Any) -> Any:
+        told = change(drafts) if shape.step == "verify" else drafts
+        return right(self, shape, pool, batch, told, *operands, **about)
+
+    patch.setattr(Engine, "run", run)
+
+
+def moved_by_all_drafts(patch: pytest.MonkeyPatch) -> None:
+    def change(decoding: Decoding, flight: Flight, accepted: np.ndarray) -> np.ndarray:
+        return np.where(accepted > 0, 1 + np.array(decoding._drafted, np.int32), 0)
+
+    settled(patch, change)
+
+
+def moved_by_one(patch: pytest.MonkeyPatch) -> None:
+    settled(patch, lambda decoding, flight, accepted: np.minimum(accepted, 1))
+
+
+def moved_twice(patch: pytest.MonkeyPatch) -> None:
+    """By one when the step is dispatched, and by what is accepted when it is read."""
+    right = Decoding._verify
+
+    def verify(self: Decoding, *about: Any) -> Flight:
+        flight = right(self, *about)
+        for sequence, _ in flight.draws:
+            sequence.consumed += 1
+        return flight
+
+    patch.setattr(Decoding, "_verify", verify)
+
+
+def drafted_lanes_alone_move(patch: pytest.MonkeyPatch) -> None:
+    def change(decoding: Decoding, flight: Flight, accepted: np.ndarray) -> np.ndarray:
+        return np.where(np.array(decoding._drafted) > 0, accepted, 0)
+
+    settled(patch, change)
+
+
+def count_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
+    before: dict[int, np.ndarray] = {}
+
+    def change(session: Session, flight: Flight, accepted: np.ndarray) -> np.ndarray:
+        drafted = np.array(session._scheduler._decoding._drafted) > 0
+        kept = before.get(accepted.size, accepted)
+        before[accepted.size] = accepted
+        return np.where(drafted | (accepted == 0), accepted, np.maximum(kept, 1))
+
+    taken(patch, change)
+
+
+def count_of_the_lane_beside(patch: pytest.MonkeyPatch) -> None:
+    taken(patch, lambda session, flight, accepted: np.roll(accepted, 1))
+
+
+def counts_close_ranks(patch: pytest.MonkeyPatch) -> None:
+    """Those that are alive are counted through from 0, lanes are not."""
+
+    def change(session: Session, flight: Flight, accepted: np.ndarray) -> np.ndarray:
+        packed = accepted.copy()
+        alive = [lane for sequence, lane in flight.draws if sequence.finish_reason is None]
+        packed[alive] = accepted[: len(alive)]
+        return packed
+
+    taken(patch, change)
+
+
+def all_drafts_are_given_out(patch: pytest.MonkeyPatch) -> None:
+    """The bookkeeping knows what was accepted; whoever asked is given all that was drawn."""
+    right, kept = Decoding.settle, []
+
+    def settle(self: Decoding, pool: RowPool, flight: Flight, accepted: np.ndarray) -> None:
+        right(self, pool, flight, kept.pop())
+
+    def change(session: Session, flight: Flight, accepted: np.ndarray) -> np.ndarray:
+        kept.append(accepted)
+        return np.where(accepted > 0, 1 + np.array(session._scheduler._decoding._drafted, np.int32), 0)
+
+    patch.setattr(Decoding, "settle", settle)
+    taken(patch, change)
+
+
+def drafts_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
+    before: list[np.ndarray] = []
+
+    def change(drafts: np.ndarray) -> np.ndarray:
+        before.append(drafts)
+        return before[-2] if len(before) > 1 and before[-2].size == drafts.size else drafts
+
+    drafts_told(patch, change)
+
+
+def drafts_are_certain(patch: pytest.MonkeyPatch) -> None:
+    drafts_told(patch, np.zeros_like)
+
+
+def drafts_past_the_end(patch: pytest.MonkeyPatch) -> None:
+    def propose(self: Speculation, sequence: Any, context: int) -> tuple[int, ...]:
+        return sequence.drafting.propose(sequence.generated, self.tokens, self._vocab_size)
+
+    patch.setattr(Speculation, "_propose", propose)
+
+
+MUTANTS = (
+    EngineMutant(
+        "moved-by-all-drafts", "llamAmpere#8", "positions move on by all drafts, accepted or not",
+        Finder.ALONE, moved_by_all_drafts,
+    ),
+    EngineMutant(
+        "moved-by-one", "turboquant#352", "positions move on by one, the state by what was accepted",
+        Finder.ALONE, moved_by_one,
+    ),
+    EngineMutant(
+        "moved-twice", "SGLang hybrid_linear_attn_backend", "dispatch and verification both move the position",
+        Finder.ALONE, moved_twice,
+    ),
+    EngineMutant(
+        "drafted-lanes-alone-move", "vLLM#40738", "lanes without drafts stay where they were",
+        Finder.ALONE, drafted_lanes_alone_move,
+    ),
+    EngineMutant(
+        "count-of-the-step-before", "vLLM#39273, vLLM#40738", "a lane without drafts takes its last count",
+        Finder.ALONE, count_of_the_step_before,
+    ),
+    EngineMutant(
+        "count-of-the-lane-beside", "vLLM#53919", "accepted counts are permuted once more on the host",
+        Finder.ALONE, count_of_the_lane_beside,
+    ),
+    EngineMutant(
+        "counts-close-ranks", "vLLM#53919", "a sequence has left: counts are taken by place among those that are alive",
+        Finder.ALONE, counts_close_ranks,
+    ),
+    EngineMutant(
+        "all-drafts-are-given-out", "", "whoever asked is given what was drawn behind rejected drafts too",
+        Finder.ALONE, all_drafts_are_given_out,
+    ),
+    EngineMutant(
+        "drafts-of-the-step-before", "vLLM#40880", "the step is told how many drafts there were in the step before",
+        Finder.ALONE, drafts_of_the_step_before,
+    ),
+    EngineMutant(
+        "drafts-are-certain", "vLLM#55894", "the step is not told that drafts are drafts",
+        Finder.ALONE, drafts_are_certain,
+    ),
+    EngineMutant(
+        "drafts-past-the-end", "", "drafts go on behind the last token that is asked for",
+        Finder.ALONE, drafts_past_the_end,
+    ),
+)  # fmt: skip

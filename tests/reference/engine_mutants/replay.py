@@ -1,0 +1,209 @@
+"""Faults of the step that verifies drafts: in what it accepts, what it replays, and what it carries to the next step.
+
+They differ in numbers alone, so that one program has them all, and an operand says which.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engine_mutants.mutant import Finder
+from jax import Array, lax
+from verify_scene import Scene, Steps, states
+
+from hybridlm import _verify_step
+from hybridlm._programs import Shape
+from hybridlm._steps import Structure
+from hybridlm._verify_step import accept, verify_step
+from ir_passes import prove_isolation
+from ir_passes.violations import IsolationError
+from ir_passes.violations import ViolationKind as Kind
+from models import Decoder
+
+
+class Told(NamedTuple):
+    """What the step knows of each lane, int32 [N], when it replays.
+
+    Attributes:
+        accepted: tokens that count.
+        lengths: tokens that it was given.
+        drafts: how many of these are drafts.
+        most: T.
+    """
+
+    accepted: Array
+    lengths: Array
+    drafts: Array
+    most: int
+
+
+Accept = Callable[[Array, Array, Array, Array], Array]
+Count = Callable[[Told], Array]
+
+
+def accepted(told: Told) -> Array:
+    """What is right to replay, for convolution and recurrence alike."""
+    return told.accepted
+
+
+def behind_accepted(drawn: Array, told: Told, before: Array) -> Array:
+    """What is right to carry to the next step: [N, 1]."""
+    last = jnp.where(told.accepted > 0, told.accepted - 1, 0)[:, None]
+    token = jnp.take_along_axis(drawn, last, axis=1, mode="fill")
+    return jnp.where(told.accepted[:, None] > 0, token, before)
+
+
+@dataclass(frozen=True)
+class StepMutant:
+    """The step with one fault.
+
+    Attributes:
+        id: unique among engine mutants.
+        source: a public report of a bug of the kind, as project#number; "" for one that needs none.
+        description: what is wrong, in one line.
+        finder: the replay or the proof.
+        kinds: violations of which the proof has to report one.
+        accept: counts of accepted tokens, from (tokens, drawn, lengths, drafts).
+        conv, recurrent: how many tokens are replayed into convolutions and into recurrent state.
+        on_top: they are replayed into the state after the step, in place of the one before it.
+        goes_on: they are replayed as if no lane's sequence began.
+        same_key: every token of a lane is drawn with the key of the first.
+        carry: the token that is carried, from (drawn, told, carried before).
+        kept: what the recurrences were given, changed; for the proof alone.
+    """
+
+    id: str
+    source: str
+    description: str
+    finder: Finder = Finder.REPLAY
+    kinds: frozenset[Kind] = frozenset()
+    accept: Accept = accept
+    conv: Count = accepted
+    recurrent: Count = accepted
+    on_top: bool = False
+    goes_on: bool = False
+    same_key: bool = False
+    carry: Callable[[Array, Told, Array], Array] = behind_accepted
+    kept: Callable[[Any], Any] | None = None
+
+
+def mutated(structure: Structure, mutants: Sequence[StepMutant]) -> Callable[..., Any]:
+    """`step(which, *operands of the step)`: the step as one of these has it."""
+
+    def step(which: Array, *operands: Any) -> Any:
+        _, rows, tokens, lengths, _, _, drafts, *_ = operands
+        with pytest.MonkeyPatch.context() as patch:
+            _put_in(patch, mutants, which, lambda counts: Told(counts, lengths, drafts, tokens.shape[1]))
+            (counts, drawn), after = verify_step(structure, None, None)(*operands)
+        told = Told(counts, lengths, drafts, tokens.shape[1])
+        token = lax.switch(which, [one.carry for one in mutants], drawn.token, told, rows.token)
+        return (counts, drawn), after._replace(token=token)
+
+    return step
+
+
+def _put_in(
+    patch: pytest.MonkeyPatch, mutants: Sequence[StepMutant], which: Array, tell: Callable[[Array], Told]
+) -> None:
+    """Put the faults in until the step has been traced."""
+    commit, draw_tokens = Decoder.commit, _verify_step.draw_tokens
+
+    def is_true(name: str) -> Array:
+        return jnp.array([getattr(one, name) for one in mutants])[which]
+
+    def wrong_accept(*about: Array) -> Array:
+        return lax.switch(which, [one.accept for one in mutants], *about)
+
+    def wrong_commit(
+        self: Decoder, kept: Any, tokens: Array, counts: Array, positions: Array, state: Any, kv_blocks: Array
+    ) -> Any:
+        for one in mutants:
+            kept = kept if one.kept is None else one.kept(kept)
+        told = tell(counts)
+        begins = jnp.where(is_true("goes_on"), jnp.ones_like(positions), positions)
+
+        def replay(counts: Array, state: Any) -> Any:
+            return commit(self, kept, tokens, counts, begins, state, kv_blocks)
+
+        conv = lax.switch(which, [one.conv for one in mutants], told)
+        recurrent = lax.switch(which, [one.recurrent for one in mutants], told)
+        after = replay(told.lengths, state)
+        state = jax.tree.map(lambda new, old: jnp.where(is_true("on_top"), new, old), after, state)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, of_conv, other: of_conv if jax.tree_util.keystr(path).endswith(".conv") else other,
+            replay(conv, state),
+            replay(recurrent, state),
+        )
+
+    def wrong_keys(logits: Array, last: Array, behind: Array, *rest: Any) -> Any:
+        most = tell(behind).most
+        return draw_tokens(
+            logits, last, jnp.where(is_true("same_key"), jnp.repeat(behind[::most], most), behind), *rest
+        )
+
+    patch.setattr(_verify_step, "accept", wrong_accept)
+    patch.setattr(Decoder, "commit", wrong_commit)
+    patch.setattr(_verify_step, "draw_tokens", wrong_keys)
+
+
+class Wanted(NamedTuple):
+    """A scene, and what its accepted tokens give one at a time."""
+
+    scene: Scene
+    drawn: np.ndarray
+    rows: Any
+
+
+class Faulty:
+    """The steps of a model with faults, all in one program.
+
+    Args:
+        steps: of the model as it is.
+        mutants: that the replay has to find.
+        scenes: in which.
+    """
+
+    def __init__(self, steps: Steps, mutants: Sequence[StepMutant], scenes: Sequence[Scene]):
+        self._ids = ["", *(one.id for one in mutants)]
+        structure = steps.lm._engine.programs._structure
+        self._program = jax.jit(mutated(structure, [StepMutant("", "", ""), *mutants]))
+        self._steps = Steps(steps.lm)
+        self._wanted = [Wanted(scene, *steps.one_by_one(scene)) for scene in scenes]
+
+    def wrong(self, id: str) -> str:
+        """What is seen of the mutant in the scenes; "" for nothing. The mutant "" is the step as it is."""
+        which = jnp.int32(self._ids.index(id))
+        shape = Shape("verify", self._steps.lanes, self._steps.tokens)
+        self._steps._programs[shape] = lambda *operands: self._program(which, *operands)
+        return "; ".join(filter(None, (self._difference(wanted) for wanted in self._wanted)))
+
+    def _difference(self, wanted: Wanted) -> str:
+        scene = wanted.scene
+        accepted, drawn, rows = self._steps.verify(scene.rows, scene.lanes)
+        if accepted.tolist() != scene.accepted:
+            return f"accepted {accepted.tolist()}, expected {scene.accepted}"
+        for lane, (count, end) in enumerate(zip(scene.accepted, scene.ends, strict=True)):
+            if drawn[lane, :count].tolist() != wanted.drawn[lane, :count].tolist():
+                return f"lane {lane} draws {drawn[lane, :count]}, expected {wanted.drawn[lane, :count]}"
+            if rows.token[lane] != wanted.rows.token[lane]:
+                return f"lane {lane} carries {rows.token[lane]}, expected {wanted.rows.token[lane]}"
+            for got, want in zip(states(rows, lane, end), states(wanted.rows, lane, end), strict=True):
+                if not np.allclose(got, want, atol=5e-5, rtol=1e-4):
+                    return f"lane {lane}: rows differ by {np.abs(got - want).max():.2g}"
+        return ""
+
+
+def refused(steps: Steps, mutant: StepMutant) -> set[Kind]:
+    """The violations that the proof reports of the step with a fault."""
+    shape = Shape("verify", steps.lanes, steps.tokens)
+    step = mutated(steps.lm._engine.programs._structure, [mutant])
+    args = steps.lm._engine.example_arguments(shape)
+    try:
+        prove_isolation(lambda *operands: step(jnp.int32(0), *operands), args, _verify_step.VERIFY_CONTRACT)
+    except IsolationError as error:
+        return {violation.kind for violation in error.violations}
+    return set()

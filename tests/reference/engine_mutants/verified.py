@@ -1,0 +1,179 @@
+"""Steps that verify drafts and accept, replay or carry the wrong tokens."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from engine_mutants.mutant import Finder
+from engine_mutants.replay import StepMutant, Told
+from jax import Array
+from jax.tree_util import keystr, tree_map_with_path
+
+from hybridlm._verify_step import accept
+from ir_passes.violations import ViolationKind as Kind
+
+CONV_STATE = 3
+"""Inputs of the convolution that are kept."""
+
+
+def _all_given(told: Told) -> Array:
+    return told.lengths
+
+
+def _none(told: Told) -> Array:
+    return jnp.zeros_like(told.accepted)
+
+
+def _first(told: Told) -> Array:
+    return jnp.minimum(told.accepted, 1)
+
+
+def _one_less(told: Told) -> Array:
+    return jnp.where(told.accepted > 0, told.accepted - 1, 0)
+
+
+def _placeholders(told: Told) -> Array:
+    return jnp.where(told.accepted > 0, told.most, 0)
+
+
+def _clamped(told: Told) -> Array:
+    return jnp.minimum(told.accepted, CONV_STATE)
+
+
+def _of_drafted_lanes(told: Told) -> Array:
+    return jnp.where(told.drafts > 0, told.accepted, jnp.minimum(told.accepted, 1))
+
+
+def _longer_than_one(told: Told) -> Array:
+    return jnp.where(told.lengths > 1, told.accepted, 0)
+
+
+def _beside(told: Told) -> Array:
+    return jnp.where(told.lengths > 0, jnp.roll(told.accepted, 1), 0)
+
+
+def _largest_first(told: Told) -> Array:
+    return jnp.where(told.lengths > 0, -jnp.sort(-told.accepted), 0)
+
+
+def _drafts_are_certain(tokens: Array, drawn: Array, lengths: Array, drafts: Array) -> Array:
+    return accept(tokens, drawn, lengths, jnp.where(lengths == tokens.shape[1], 0, drafts))
+
+
+def _all_but_one_are_drafts(tokens: Array, drawn: Array, lengths: Array, drafts: Array) -> Array:
+    return accept(tokens, drawn, lengths, jnp.where(lengths == tokens.shape[1], lengths - 1, drafts))
+
+
+def _one_place_off(tokens: Array, drawn: Array, lengths: Array, drafts: Array) -> Array:
+    return accept(tokens, jnp.roll(drawn, -1, axis=1), lengths, drafts)
+
+
+def _right_again(tokens: Array, drawn: Array, lengths: Array, drafts: Array) -> Array:
+    place = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None]
+    right = (place < (lengths - drafts)[:, None]) | (tokens[:, 1:] == drawn[:, :-1])
+    counted = jnp.sum(right & (place < lengths[:, None]), axis=1, dtype=jnp.int32)
+    return jnp.where(lengths > 0, 1 + counted, 0)
+
+
+def _drafts_alone(tokens: Array, drawn: Array, lengths: Array, drafts: Array) -> Array:
+    return accept(tokens, drawn, lengths, drafts) - 1
+
+
+def _behind_the_last_draft(drawn: Array, told: Told, before: Array) -> Array:
+    last = jnp.where(told.lengths > 0, told.lengths - 1, 0)[:, None]
+    token = jnp.take_along_axis(drawn, last, axis=1, mode="fill")
+    return jnp.where(told.accepted[:, None] > 0, token, before)
+
+
+def _at_minus_one(drawn: Array, told: Told, before: Array) -> Array:
+    """At index -1 of a lane that accepts nothing."""
+    return jnp.take_along_axis(drawn, told.accepted[:, None] - 1, axis=1)
+
+
+def _gates_reversed(kept: Any) -> Any:
+    """The tokens' own gates stay in the order of another list of lanes."""
+    return tree_map_with_path(lambda path, x: x[::-1] if keystr(path).endswith((".decay", ".beta")) else x, kept)
+
+
+def _found_by_proof(id: str, source: str, description: str, kind: Kind, **fault: Any) -> StepMutant:
+    return StepMutant(id, source, description, Finder.PROOF, frozenset({kind}), **fault)
+
+
+def _replayed(id: str, source: str, description: str, count: Any) -> StepMutant:
+    """Another number of tokens, of convolution and recurrence alike."""
+    return StepMutant(id, source, description, conv=count, recurrent=count)
+
+
+MUTANTS = (
+    _replayed("first-token-kept", "vLLM#39273", "the state after the first of the accepted tokens is kept", _first),
+    _replayed(
+        "undrafted-lanes-move-by-one", "vLLM#40738", "what is accepted counts for lanes with drafts alone",
+        _of_drafted_lanes,
+    ),
+    _found_by_proof(
+        "gates-of-another-order", "vLLM#51812", "inputs of the recurrence are permuted, gates are not",
+        Kind.CROSS_LANE, kept=_gates_reversed,
+    ),
+    _found_by_proof(
+        "prompts-first", "vLLM#40766", "counts are in order of size, lanes are not", Kind.CROSS_LANE,
+        conv=_largest_first, recurrent=_largest_first,
+    ),
+    StepMutant(
+        "drafts-taken-for-a-prompt", "vLLM#55894", "a lane full of drafts is taken for a prompt that goes on",
+        accept=_drafts_are_certain,
+    ),
+    StepMutant(
+        "prompt-taken-for-drafts", "vLLM#47123", "a prompt of K+1 tokens is taken for drafts",
+        accept=_all_but_one_are_drafts,
+    ),
+    _replayed("one-token-forgotten", "vLLM#34871", "lanes of one token are left out of the replay", _longer_than_one),
+    _replayed("never-replayed", "SGLang#26351", "tokens are accepted, and nothing is replayed", _none),
+    _found_by_proof(
+        "carried-from-minus-one", "vLLM#51508", "the token of a lane that accepts nothing is read at index -1",
+        Kind.IDLE, carry=_at_minus_one,
+    ),
+    _found_by_proof(
+        "drafts-alone-counted", "vLLM#50021", "counts leave out the token before the drafts: -1 where a lane is idle",
+        Kind.ACCEPTED, accept=_drafts_alone,
+    ),
+    _replayed(
+        "clamped-to-the-convolution", "xLLM#2247", "at most as many as the convolution keeps are replayed", _clamped
+    ),
+    StepMutant(
+        "convolution-of-all-tokens", "llama.cpp#28019", "the convolution keeps every draft, the recurrence is right",
+        conv=_all_given,
+    ),
+    StepMutant(
+        "convolution-left-behind", "llama.cpp#28019", "the recurrence is replayed, the convolution is not", conv=_none
+    ),
+    StepMutant(
+        "recurrence-of-all-tokens", "llama.cpp#28019", "the recurrence keeps every draft, the convolution is right",
+        recurrent=_all_given,
+    ),
+    StepMutant(
+        "replayed-on-top", "llama.cpp#29117", "tokens are replayed into the state that has seen the drafts",
+        on_top=True,
+    ),
+    _replayed(
+        "placeholders-replayed", "vLLM#55178", "what fills a lane up to T tokens is replayed with it", _placeholders
+    ),
+    _replayed("one-token-behind", "turboquant#352", "the last of the accepted tokens is not replayed", _one_less),
+    _replayed("every-draft-kept", "llamAmpere#8", "the state is that of all drafts, accepted or not", _all_given),
+    _found_by_proof(
+        "counts-of-the-lane-beside", "vLLM#53919", "each lane is replayed by the count of the lane beside it",
+        Kind.CROSS_LANE, conv=_beside, recurrent=_beside,
+    ),
+    StepMutant(
+        "replay-forgets-the-beginning", "tpu-inference#2431",
+        "the replay of a sequence that begins goes on from the tenant before", goes_on=True,
+    ),
+    StepMutant(
+        "compared-one-place-off", "", "a draft is compared with the token behind it, not in its place",
+        accept=_one_place_off,
+    ),
+    StepMutant("right-again", "", "drafts behind a wrong one count if they are right", accept=_right_again),
+    StepMutant(
+        "behind-the-last-draft", "", "the token behind the last draft is carried, not behind the last accepted one",
+        carry=_behind_the_last_draft,
+    ),
+    StepMutant("one-key-for-all-places", "", "all tokens of a lane are drawn with the key of the first", same_key=True),
+)  # fmt: skip

@@ -193,10 +193,9 @@ class Scheduler:
         cache, tokens = self._engine.prefix_cache, (*sequence.request.prompt, *sequence.generated)
         if cache is None or sequence.slot is None or not pool.settled:
             return
-        consumed = pool.consumed(sequence.slot)
         # More than is known are drafts that were accepted behind the end.
-        if consumed <= len(tokens):
-            cache.keep(pool, sequence.slot, tokens[:consumed], owner=sequence)
+        if sequence.consumed <= len(tokens):
+            cache.keep(pool, sequence.slot, tokens[: sequence.consumed], owner=sequence)
 
     def _move_on(self, sequence: Sequence, staging: RowPool) -> None:
         """From the staging pool to the decode pool, or out, if its first token is its last."""

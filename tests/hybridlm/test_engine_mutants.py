@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 from engine_mutants import traffic
-from engine_mutants.catalogue import HOSTS, MUTANTS, STEPS, THEMES
+from engine_mutants.catalogue import HOSTS, KEPT, MUTANTS, STEPS, THEMES
 from engine_mutants.mutant import Finder
+from engine_mutants.prefix_reports import PREFIXES
 from engine_mutants.reports import REPORTS
 from engine_mutants.rollback_reports import MIXED_BATCHES, ROLLBACK
 from engine_mutants.table import table
@@ -14,7 +15,7 @@ from mutants.catalogue import MUTANTS as STEP_MUTANTS
 import hybridlm
 
 SANITIZED = [id for id, one in MUTANTS.items() if one.finder is Finder.SANITIZER]
-ALL = {*MUTANTS, *STEPS, *HOSTS}
+ALL = {*MUTANTS, *STEPS, *HOSTS, *KEPT}
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,26 @@ def test_mutant_is_found(
     assert traffic.finder(text_lm, alone) is MUTANTS[id].finder
 
 
+@pytest.fixture(scope="module")
+def alone_of_cache(text_lm: hybridlm.LM) -> list[traffic.Alone]:
+    return traffic.alone(text_lm, traffic.WITH_CACHE)
+
+
+def test_nothing_is_wrong_with_the_cache(cached_lm: hybridlm.LM, alone_of_cache: list[traffic.Alone]) -> None:
+    saved = cached_lm.stats["prefix_tokens_saved"]
+    assert traffic.finder(cached_lm, alone_of_cache) is None
+    assert cached_lm.stats["prefix_hits"] >= 8 and cached_lm.stats["prefix_tokens_saved"] - saved > 80
+    assert cached_lm.stats["prefix_spills"] > 5, "some of them were on the host"
+
+
+@pytest.mark.parametrize("id", KEPT)
+def test_mutant_of_the_cache_is_found(
+    cached_lm: hybridlm.LM, alone_of_cache: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    KEPT[id].fault(monkeypatch)
+    assert traffic.finder(cached_lm, alone_of_cache) is KEPT[id].finder
+
+
 def test_the_sanitizer_finds_nothing_wrong(sanitized_lm: hybridlm.LM, alone: list[traffic.Alone]) -> None:
     assert traffic.finder(sanitized_lm, alone) is None
 
@@ -48,12 +69,12 @@ def test_mutant_is_found_by_the_sanitizer(sanitized_lm: hybridlm.LM, id: str, mo
 
 def test_ids_are_unique() -> None:
     assert len(MUTANTS) == sum(len(theme.MUTANTS) for theme in THEMES)
-    assert len(ALL) == len(MUTANTS) + len(STEPS) + len(HOSTS)
+    assert len(ALL) == len(MUTANTS) + len(STEPS) + len(HOSTS) + len(KEPT)
 
 
 def test_every_report_has_something_that_stands_against_it(root: Path) -> None:
     assert len({report.id for report in REPORTS}) == len(REPORTS) == 40
-    for report in (*REPORTS, *MIXED_BATCHES, *ROLLBACK):
+    for report in (*REPORTS, *MIXED_BATCHES, *ROLLBACK, *PREFIXES):
         assert set(report.engine) <= ALL and set(report.compiler) <= set(STEP_MUTANTS), report.id
         assert report.engine or report.compiler or report.tests or report.cannot, report.id
         for test in report.tests:

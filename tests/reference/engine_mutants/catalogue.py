@@ -1,6 +1,6 @@
 """All mutants of the engine by id."""
 
-from engine_mutants import batches, chunks, drafts, lifecycle, ordering, padding, verified
+from engine_mutants import batches, chunks, drafts, lifecycle, ordering, padding, prefixes, verified
 from engine_mutants.mutant import EngineMutant
 from engine_mutants.replay import StepMutant
 
@@ -9,3 +9,5 @@ MUTANTS: dict[str, EngineMutant] = {mutant.id: mutant for theme in THEMES for mu
 STEPS: dict[str, StepMutant] = {mutant.id: mutant for mutant in verified.MUTANTS}
 HOSTS: dict[str, EngineMutant] = {mutant.id: mutant for mutant in drafts.MUTANTS}
 """Of speculation: in the step that verifies drafts, and on the host."""
+KEPT: dict[str, EngineMutant] = {mutant.id: mutant for mutant in prefixes.MUTANTS}
+"""Of the prefix cache."""

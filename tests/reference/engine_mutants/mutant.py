@@ -16,6 +16,7 @@ class Finder(StrEnum):
     OWNER = "owner of the rows"
     SANITIZER = "sanitizer"
     ALONE = "comparison with the requests alone"
+    LABEL = "label of the states"
     ARRAYS = "comparison of host arrays with what they held"
     REPLAY = "replay of the accepted tokens one at a time"
     PROOF = "proof"

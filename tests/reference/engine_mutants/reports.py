@@ -14,6 +14,8 @@ IDLE = f"{ISOLATION}::test_an_idle_lane_keeps_its_rows_bit_for_bit"
 CONVOLUTION = "tests/models/test_short_conv.py::test_equals_its_definition_at_every_length"
 COLD_AND_WARM = "tests/hybridlm/test_prefix.py::test_cold_and_warm_agree"
 LABEL = "tests/hybridlm/test_prefix.py::test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached"
+EVERY_BOUNDARY = "tests/hybridlm/test_prefix_cache.py::test_cold_and_warm_agree"
+SCHEDULES = "tests/hybridlm/test_prefix_cache_schedules.py::test_random_schedules"
 PUBLISHED = "tests/hybridlm/test_prefix.py::test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit"
 COPIES = "tests/hybridlm/test_session.py::test_copies_are_proved_to_touch_one_row"
 THEN_NO_DRAFTS = f"{VERIFIED}::test_three_of_four_accepted_and_then_a_step_without_drafts"
@@ -74,7 +76,7 @@ REPORTS = (
     Report("vllm-metal#488", "a sequence put back begins again on its state", ("put-back",), ("preempted",)),
     Report("kekzl/imp#500", "the row is the request's number", ("row-by-request-number",), ("row-from-request",)),
     Report("mistral.rs#2357", "a row given back twice", ("freed-twice",), ("freed-twice",)),
-    Report("Atlas#141", "two snapshots in one row of a ring", compiler=("snapshots-share-a-row",)),
+    Report("Atlas#141", "two snapshots in one row of a ring", ("ring-of-states",), ("snapshots-share-a-row",)),
     Report(
         "tpu-inference#2752", "a padding index is clamped to the last row",
         ("copy-to-the-last-row",), ("clamped-padding",), (IDLE,),
@@ -111,7 +113,7 @@ REPORTS = (
     ),
     Report(
         "SGLang#39342", "what is kept beside a batch is not renewed when a sequence joins",
-        ("operands-kept-for-the-lanes",), ("snapshot-never-written",), (LABEL,),
+        ("operands-kept-for-the-lanes", "kept-and-never-written"), ("snapshot-never-written",), (LABEL,),
     ),
     Report(
         "vLLM#51508", "no token accepted: the neighbour's row",
@@ -132,13 +134,22 @@ REPORTS = (
         "vLLM#55178", "placeholders that fill up a prompt enter the state",
         ("padding-is-consumed", "placeholders-replayed"), ("tail-at-the-padded-end",),
     ),
-    Report("SGLang#31833", "a grid of chunks over the flat batch", (), ("chunks-of-the-flat-batch",), (COLD_AND_WARM,)),
+    Report(
+        "SGLang#31833", "a grid of chunks over the flat batch",
+        ("kept-of-the-first-row",), ("chunks-of-the-flat-batch",), (COLD_AND_WARM, SCHEDULES),
+    ),
     Report(
         "vLLM#43559", "a snapshot under another position's label",
-        ("one-token-further",), ("snapshot-label",), (LABEL,),
+        ("one-token-further", "labelled-as-the-whole-prompt"), ("snapshot-label",), (LABEL,),
     ),
-    Report("vLLM#56196", "a chunk shorter than the convolution", (), ("read-pointer",), (CONVOLUTION, PUBLISHED)),
-    Report("vLLM#43090", "a hit of attention alone", (), ("half-a-hit",), (COLD_AND_WARM,)),
+    Report(
+        "vLLM#56196", "a chunk shorter than the convolution",
+        ("shared-state-written",), ("read-pointer",), (CONVOLUTION, PUBLISHED, EVERY_BOUNDARY),
+    ),
+    Report(
+        "vLLM#43090", "a hit of attention alone",
+        ("keys-without-the-state", "state-without-the-keys"), ("half-a-hit",), (COLD_AND_WARM, EVERY_BOUNDARY),
+    ),
     Report(
         "vLLM#23279", "decays summed from the chunk's start",
         ("every-chunk-begins",), ("sums-over-the-flat-batch",),

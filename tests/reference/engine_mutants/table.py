@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from engine_mutants.catalogue import HOSTS, MUTANTS, STEPS
+from engine_mutants.catalogue import HOSTS, KEPT, MUTANTS, STEPS
 from engine_mutants.mutant import EngineMutant, Finder
+from engine_mutants.prefix_reports import PREFIXES
 from engine_mutants.replay import StepMutant
 from engine_mutants.reports import REPORTS, Report
 from engine_mutants.rollback_reports import MIXED_BATCHES, ROLLBACK
@@ -43,7 +44,17 @@ right.
 {_reports(MIXED_BATCHES)}
 ### Reports of drafts that are taken back
 
-{_reports(ROLLBACK)}"""
+{_reports(ROLLBACK)}
+## Prefix cache
+
+{len(KEPT)} faults of the states that are kept of prompts: {_counts(KEPT.values())}.
+Fifteen requests that begin alike run through an engine whose cache moves states to the host: conversations that go on,
+prompts that come again, prompts that part after some tokens.
+
+{_mutants(KEPT.values())}
+### Reports of states that are kept
+
+{_reports(PREFIXES)}"""
 
 
 def _counts(mutants: Iterable[EngineMutant | StepMutant]) -> str:

@@ -2,7 +2,8 @@
 
 Prompts shorter and longer than a chunk, of whole chunks and of one token more; greedy and sampled ones; two that stop
 early, one that ends with its first token; one is cancelled while it waits and one while it decodes, and the rows of the
-pool that decodes are moved while three sequences live in it.
+pool that decodes are moved while three sequences live in it. With a prefix cache others run: conversations that go on,
+prompts that come again, and prompts that part after some tokens, in a cache that moves states to the host.
 """
 
 from typing import Any, NamedTuple
@@ -14,7 +15,10 @@ from engine_mutants.mutant import Finder
 
 import hybridlm
 from hybridlm import _engine
+from hybridlm._cache_budget import CacheBudget
 from hybridlm._drafters import Drafter
+from hybridlm._prefix_cache import PrefixCache
+from hybridlm._radix_tree import TreeError
 from hybridlm._speculation import Speculation
 from ir_passes import LedgerError, SanitizerError, SlotError
 
@@ -23,14 +27,17 @@ MOVED_AT = 9
 
 
 class Asked(NamedTuple):
-    """One request: it joins before step `at`; its prompt has `tokens` tokens."""
+    """One request: it joins before step `at`; its prompt has `tokens` tokens, or is given."""
 
     at: int
     tokens: int
     settings: dict[str, Any]
+    given: tuple[int, ...] = ()
 
     @property
     def prompt(self) -> list[int]:
+        if self.given:
+            return list(self.given)
         return [3 + (7 * i * i + 11 * self.tokens + 5 * self.at) % 90 for i in range(self.tokens)]
 
 
@@ -48,10 +55,35 @@ REQUESTS = (
     Asked(9, 3, {"max_tokens": 9, "temperature": 1.2, "stop": STOPS}),
     Asked(12, 15, {"max_tokens": 5}),
 )
+STEMS = tuple(tuple(3 + (5 * i * i + 17 * i + 7 * stem) % 90 for i in range(40)) for stem in range(4))
+A, B = (*STEMS[0][:11], 40), (*STEMS[1][:8], 41)
+WITH_CACHE = tuple(
+    Asked(at, len(prompt), settings, prompt)
+    for at, prompt, settings in (
+        (0, A, {"max_tokens": 12}),
+        (0, B, {"max_tokens": 6}),
+        (0, STEMS[2][:16], {"max_tokens": 4}),
+        (10, (*STEMS[0][:16], 42), {"max_tokens": 6}),  # parts from A after 11 tokens
+        (10, B, {"max_tokens": 9, "temperature": 1.0, "seed": 3}),
+        (16, (*A, *STEMS[3][:9]), {"max_tokens": 8}),  # goes on from A, whose end was cut off
+        (17, (*STEMS[1][:7], *STEMS[2][:11]), {"max_tokens": 7}),
+        (22, (*STEMS[0][:16], 43, 44), {"max_tokens": 8}),
+        (24, (*STEMS[2][:16], *STEMS[3][:2]), {"max_tokens": 9}),
+        (26, (*A, *STEMS[3][:9], 45), {"max_tokens": 5}),
+        (26, STEMS[2][:16], {"max_tokens": 6}),
+        (34, (*STEMS[0][:16], 43, 44, 45, 46), {"max_tokens": 8}),
+        (36, (*B, 47), {"max_tokens": 5}),
+        (36, A, {"max_tokens": 5}),
+        (44, (*A, *STEMS[3][:14]), {"max_tokens": 8}),
+    )
+)
+BUDGET = CacheBudget(device=90_000, host=400_000)
 CANCELLED = {17: 8, 42: 0}
 """By step, while it waits and while it decodes."""
 CANCELLED_WITH_DRAFTS = {5: 2, 9: 8}
 """The first of them while a step verifies its drafts."""
+CANCELLED_WITH_CACHE = {1: 2, 21: 5}
+"""By step, while it is read and while it decodes."""
 
 
 class NeverEnded(AssertionError):
@@ -69,10 +101,15 @@ class Alone(NamedTuple):
     finish_reason: str
 
 
-def alone(lm: hybridlm.LM) -> list[Alone]:
-    """Every request of the traffic in a session of its own."""
+def requests(lm: hybridlm.LM) -> tuple[Asked, ...]:
+    """The traffic of a model: whether it has a prefix cache decides."""
+    return REQUESTS if lm._engine.prefix_cache is None else WITH_CACHE
+
+
+def alone(lm: hybridlm.LM, asked_of: tuple[Asked, ...] = REQUESTS) -> list[Alone]:
+    """Every request of a traffic in a session of its own."""
     found = []
-    for index, asked in enumerate(REQUESTS):
+    for index, asked in enumerate(asked_of):
         settings: Any = _free(asked.settings)
         with lm.session() as session:
             session.add(lm._inputs.request(index, asked.prompt, settings.pop("priority", 0), None, settings))
@@ -89,19 +126,22 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
         speculate: who drafts; everything that is proposed is verified, and requests end earlier.
 
     Raises:
-        SlotError, SanitizerError, NeverEnded, Changed: what is wrong with the run.
+        SlotError, SanitizerError, SnapshotError, TreeError, NeverEnded, Changed: what is wrong with the run.
     """
     found: dict[int, Alone] = {}
-    lm._engine._kept.clear()  # nothing of a run that had a fault
+    engine, asked_of = lm._engine, requests(lm)
+    engine._kept.clear()  # nothing of a run that had a fault
     cancelled = CANCELLED if speculate is None else CANCELLED_WITH_DRAFTS
+    if engine.prefix_cache is not None:
+        engine.prefix_cache, cancelled = PrefixCache(engine.moves, BUDGET, engine.chunk), CANCELLED_WITH_CACHE
     with pytest.MonkeyPatch.context() as patch, lm.session(speculate=speculate) as session:
         patch.setattr(Speculation, "always", True)
         watch = _Arrays(patch)
         for step in range(MOST_STEPS):
-            for asked in REQUESTS:
+            for asked in asked_of:
                 if asked.at == step:
                     session.submit(asked.prompt, **_free(asked.settings))
-            if step in cancelled:
+            if step in cancelled and cancelled[step] in session._alive:
                 session.cancel(cancelled[step])
             scheduler = session._scheduler
             if step == MOVED_AT and scheduler._decode is not None:
@@ -112,10 +152,10 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
                 if event.completion is not None:
                     found[event.index] = Alone(event.completion.token_ids, event.completion.finish_reason)
             session.check_integrity()
-            if len(found) == len(REQUESTS):
+            if len(found) == len(asked_of):
                 watch.check()
                 return found
-    raise NeverEnded(f"requests {sorted(set(range(len(REQUESTS))) - set(found))} have not ended")
+    raise NeverEnded(f"requests {sorted(set(range(len(asked_of))) - set(found))} have not ended")
 
 
 def finder(lm: hybridlm.LM, want: list[Alone], speculate: Drafter | None = None) -> Finder | None:
@@ -126,6 +166,8 @@ def finder(lm: hybridlm.LM, want: list[Alone], speculate: Drafter | None = None)
         return Finder.OWNER
     except (SanitizerError, LedgerError):
         return Finder.SANITIZER
+    except (hybridlm.SnapshotError, TreeError):
+        return Finder.LABEL
     except Changed:
         return Finder.ARRAYS
     except (NeverEnded, hybridlm.NumericalError):

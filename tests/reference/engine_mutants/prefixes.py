@@ -1,0 +1,290 @@
+"""States that are kept of prompts: taken, labelled, shared, moved and put back by the wrong rules."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from engine_mutants.mutant import EngineMutant, Finder
+
+from hybridlm._engine import Engine
+from hybridlm._kept_arrays import KeptArrays
+from hybridlm._kept_memory import KeptMemory
+from hybridlm._prefix_cache import PrefixCache
+from hybridlm._row_moves import RowMoves
+from hybridlm._rows import RowPool
+from hybridlm._scheduler import Scheduler
+from hybridlm._sequence import Sequence
+from hybridlm._snapshot import Snapshot
+from ir_passes import SlotOwner
+
+
+def kept(patch: pytest.MonkeyPatch, change) -> None:
+    """Something else is done with what was taken out of a row: `change(part, KeptArrays) -> KeptArrays`."""
+    right = RowMoves._keep
+
+    def keep(self: RowMoves, part: Any, *arguments: Any) -> KeptArrays:
+        return change(part, right(self, part, *arguments))
+
+    patch.setattr(RowMoves, "_keep", keep)
+
+
+def restored(patch: pytest.MonkeyPatch, change) -> None:
+    """A part is put back otherwise: `change(put_back, part, KeptArrays, operands)`."""
+    right = RowMoves._restore
+
+    def restore(
+        self: RowMoves, one: KeptArrays, part: Any, pool: Any, slot: Any, operands: Any, mark: Any = None
+    ) -> None:
+        change(lambda one, operands: right(self, one, part, pool, slot, operands, mark), part, one, operands)
+
+    patch.setattr(RowMoves, "_restore", restore)
+
+
+def of_the_first_row(patch: pytest.MonkeyPatch) -> None:
+    """The row of a state is that of the step's first lane."""
+    right = RowMoves._keep
+
+    def keep(self: RowMoves, part: Any, pool: RowPool, *arguments: Any) -> KeptArrays:
+        bind = SlotOwner.bind
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(SlotOwner, "bind", lambda *given: bind(*given) * 0)
+            return right(self, part, pool, *arguments)
+
+    patch.setattr(RowMoves, "_keep", keep)
+
+
+def labelled_as_the_whole_prompt(patch: pytest.MonkeyPatch) -> None:
+    def keep(self: Scheduler, sequence: Sequence, pool: RowPool) -> None:
+        assert self._engine.prefix_cache is not None and sequence.slot is not None
+        self._engine.prefix_cache.keep(pool, sequence.slot, sequence.request.prompt, owner=sequence)
+
+    patch.setattr(Scheduler, "_keep", keep)
+
+
+def counted_one_ahead(patch: pytest.MonkeyPatch) -> None:
+    """The counter that names a state is that of the next step, where the step reads one token."""
+    right = Scheduler._keep
+
+    def keep(self: Scheduler, sequence: Sequence, pool: RowPool) -> None:
+        ahead = sequence.consumed < len(sequence.request.prompt)
+        sequence.consumed += ahead
+        right(self, sequence, pool)
+        sequence.consumed -= ahead
+
+    patch.setattr(Scheduler, "_keep", keep)
+
+
+def shared_state_written(patch: pytest.MonkeyPatch) -> None:
+    """What a sequence went on from is where its own next state goes."""
+    gone_on_from: dict[Any, KeptArrays] = {}
+    take, restore = RowMoves.take, RowMoves.restore
+
+    def taken(self: RowMoves, pool: Any, slot: Any, tokens: Any, owner: Any, known: Any = ()) -> Snapshot:
+        snapshot = take(self, pool, slot, tokens, owner, known)
+        if owner in gone_on_from and snapshot.state is not None and gone_on_from[owner].here:
+            gone_on_from[owner].arrays = snapshot.state.arrays
+        return snapshot
+
+    def put_back(self: RowMoves, snapshot: Snapshot, pool: Any, slot: Any, tokens: Any, owner: Any) -> int:
+        if snapshot.state is not None:
+            gone_on_from[owner] = snapshot.state
+        return restore(self, snapshot, pool, slot, tokens, owner)
+
+    patch.setattr(RowMoves, "take", taken)
+    patch.setattr(RowMoves, "restore", put_back)
+
+
+def keys_without_the_state(patch: pytest.MonkeyPatch) -> None:
+    restored(patch, lambda put, part, one, operands: put(one, operands) if part == "span" else None)
+
+
+def state_without_the_keys(patch: pytest.MonkeyPatch) -> None:
+    restored(patch, lambda put, part, one, operands: put(one, operands) if part == "state" else None)
+
+
+def another_size_of_spans(patch: pytest.MonkeyPatch) -> None:
+    """Places are counted in spans of another size."""
+
+    def change(put: Any, part: Any, one: KeptArrays, operands: tuple[int, ...]) -> None:
+        if part == "span":
+            first, count, to = operands
+            operands = first, count, to // 8 * 8
+        put(one, operands)
+
+    restored(patch, change)
+
+
+def from_the_beginning_of_a_span(patch: pytest.MonkeyPatch) -> None:
+    """Of an edge that was cut the second part is read like the first."""
+
+    def change(put: Any, part: Any, one: KeptArrays, operands: tuple[int, ...]) -> None:
+        put(one, (0, *operands[1:]) if part == "span" else operands)
+
+    restored(patch, change)
+
+
+def rounded_to_chunks(patch: pytest.MonkeyPatch) -> None:
+    """The prompt is read on from the last whole chunk, on the state of a later token."""
+    right = RowMoves.restore
+
+    def restore(self: RowMoves, *arguments: Any, **more: Any) -> int:
+        return right(self, *arguments, **more) // 5 * 5
+
+    patch.setattr(RowMoves, "restore", restore)
+
+
+def ring_of_four(patch: pytest.MonkeyPatch) -> None:
+    """States lie in a ring, and the fifth is where the first still is."""
+    ring: list[KeptArrays] = []
+
+    def change(part: Any, one: KeptArrays) -> KeptArrays:
+        if part == "state":
+            for older in ring[-4:-3]:
+                older.arrays = one.arrays if older.here else older.arrays
+            ring.append(one)
+        return one
+
+    kept(patch, change)
+
+
+def never_written(patch: pytest.MonkeyPatch) -> None:
+    """The move into what is kept is left out for every second state, and it is handed on all the same."""
+    count = iter(range(10**9))
+
+    def change(part: Any, one: KeptArrays) -> KeptArrays:
+        if part == "state" and next(count) % 2:
+            one.arrays = tuple(jnp.zeros_like(array) for array in one.arrays)
+        return one
+
+    kept(patch, change)
+
+
+def layout_left_behind(patch: pytest.MonkeyPatch) -> None:
+    """What is kept has its heads in another order than the rows, and nothing says so."""
+
+    def change(part: Any, one: KeptArrays) -> KeptArrays:
+        one.arrays = tuple(array[:, ::-1] if array.ndim == 4 and part == "state" else array for array in one.arrays)
+        return one
+
+    kept(patch, change)
+
+
+def before_the_step(patch: pytest.MonkeyPatch) -> None:
+    """A state is taken of the rows as they were before the step that its label counts."""
+    before: dict[RowPool, Any] = {}
+    run, look = Engine.run, RowPool.look
+
+    def wrong_run(self: Engine, shape: Any, pool: RowPool, *arguments: Any, **more: Any) -> Any:
+        before[pool] = jax.tree.map(jnp.copy, look(pool))
+        return run(self, shape, pool, *arguments, **more)
+
+    right = RowMoves._keep
+
+    def keep(self: RowMoves, part: Any, pool: RowPool, *arguments: Any) -> KeptArrays:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(RowPool, "look", lambda one: before[one])
+            return right(self, part, pool, *arguments)
+
+    patch.setattr(Engine, "run", wrong_run)
+    patch.setattr(RowMoves, "_keep", keep)
+
+
+def one_span_for_all(patch: pytest.MonkeyPatch) -> None:
+    """What comes back from the host is what went there last."""
+    last: list[tuple[Any, ...]] = []
+    put, relieve = KeptMemory.bring, KeptMemory.relieve
+
+    def bring(self: KeptMemory, one: KeptArrays) -> None:
+        if one in self._host:
+            same = [arrays for arrays in last if [a.shape for a in arrays] == [a.shape for a in one.arrays]]
+            one.arrays = same[-1] if same else one.arrays
+        put(self, one)
+
+    def noted(self: KeptMemory) -> bool:
+        done = relieve(self)
+        last.extend(one.arrays for one in list(self._host)[-1:])
+        return done
+
+    patch.setattr(KeptMemory, "bring", bring)
+    patch.setattr(KeptMemory, "relieve", noted)
+
+
+def any_tokens(patch: pytest.MonkeyPatch) -> None:
+    """The tree goes by the number of tokens: whatever they are, the state after as many is found."""
+    right = PrefixCache.lent
+
+    def lent(self: PrefixCache, prompt: Any, start: Any) -> Any:
+        found = [place for place in self._places.values() if place.position < len(prompt)]
+        deepest = max(found, key=lambda place: place.position, default=None)
+        return right(self, prompt if deepest is None else [*_tokens(deepest), *prompt[deepest.position :]], start)
+
+    patch.setattr(PrefixCache, "lent", lent)
+
+
+def _tokens(place: Any) -> list[int]:
+    return [token for node in place.path for token in node.tokens]
+
+
+MUTANTS = (
+    EngineMutant(
+        "kept-of-the-first-row", "SGLang#31833", "of prompts that share a step each state is the first lane's",
+        Finder.ALONE, of_the_first_row,
+    ),
+    EngineMutant(
+        "labelled-as-the-whole-prompt", "vLLM#43559", "a state in the middle of a prompt is kept as the one at its end",
+        Finder.LABEL, labelled_as_the_whole_prompt,
+    ),
+    EngineMutant(
+        "labelled-one-ahead", "SGLang#31369", "the counter that names a state leads it by a token",
+        Finder.LABEL, counted_one_ahead,
+    ),
+    EngineMutant(
+        "shared-state-written", "vLLM#56196", "a sequence keeps its state where the one is that it went on from",
+        Finder.ALONE, shared_state_written,
+    ),
+    EngineMutant(
+        "keys-without-the-state", "vLLM#43090", "keys and values are put back, the recurrent state is not",
+        Finder.ALONE, keys_without_the_state,
+    ),
+    EngineMutant(
+        "state-without-the-keys", "SGLang#22493", "the recurrent state is put back, keys and values are not",
+        Finder.ALONE, state_without_the_keys,
+    ),
+    EngineMutant(
+        "another-size-of-spans", "vLLM#53142", "where a span goes is counted in blocks of another group's size",
+        Finder.ALONE, another_size_of_spans,
+    ),
+    EngineMutant(
+        "cut-edge-from-its-beginning", "vLLM#34587", "behind a cut, keys and values are read from the span's beginning",
+        Finder.ALONE, from_the_beginning_of_a_span,
+    ),
+    EngineMutant(
+        "hit-rounded-to-chunks", "SGLang#29973", "a prompt goes on at a whole chunk with the state of a later token",
+        Finder.LABEL, rounded_to_chunks,
+    ),
+    EngineMutant(
+        "ring-of-states", "Atlas#141", "two states have one place in a ring",
+        Finder.ALONE, ring_of_four,
+    ),
+    EngineMutant(
+        "kept-and-never-written", "SGLang#39342", "the move is left out, the place is handed on as the state",
+        Finder.ALONE, never_written,
+    ),
+    EngineMutant(
+        "layout-left-behind", "SGLang#288", "a state is kept in another layout and put back as if it were the row's",
+        Finder.ALONE, layout_left_behind,
+    ),
+    EngineMutant(
+        "kept-before-the-step", "SGLang#24954", "a state is taken before the step has run that its label counts",
+        Finder.ALONE, before_the_step,
+    ),
+    EngineMutant(
+        "back-from-the-host", "vLLM#53505", "what comes back from the host is another state",
+        Finder.ALONE, one_span_for_all,
+    ),
+    EngineMutant(
+        "found-by-length", "vLLM#45477", "the state after as many tokens is taken, whichever they were",
+        Finder.LABEL, any_tokens,
+    ),
+)  # fmt: skip

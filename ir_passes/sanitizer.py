@@ -16,7 +16,7 @@ from jax import Array
 from ir_passes import ir
 from ir_passes.contract import Bound, BoundContract, Lane, LaneContract, Pool, SlotMap
 from ir_passes.row_ledger import Expected, Owner, RowLedger
-from ir_passes.sanitizer_interpreter import Interpreter
+from ir_passes.sanitizer_interpreter import ONE_ROW, Interpreter
 from ir_passes.sanitizer_moves import rows_axis
 from ir_passes.sanitizer_pools import settle
 from ir_passes.sanitizer_tags import LABEL, Tags, along, computed, constant_row, nobody, numbered
@@ -178,6 +178,7 @@ def _output_ghost(run: Interpreter, bound: Bound, source: int, mapped: set[str],
         lanes = along(rows, entry.axis, rank)
         return jnp.asarray(settle(run, bound.path, tag, shape, lanes, lanes)[0]).reshape((rows, 4))
     if tag is None or not tag.whole or tag.pools != (source,) or rows_axis(tag) != entry.axis:
-        run.untracked.setdefault(f"{bound.path}: is no chain of writes to {run.judge.paths[source]}")
+        why = ONE_ROW if rows == 1 else f"is no chain of writes to {run.judge.paths[source]}"
+        run.untracked.setdefault(f"{bound.path}: {why}")
         return jnp.broadcast_to(constant_row(Owner.MIXED, 1)[..., LABEL:], (rows, 4))
     return jnp.asarray(tag.some_rows)[..., LABEL:].reshape((rows, 4))

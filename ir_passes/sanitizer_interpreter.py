@@ -13,6 +13,7 @@ import numpy as np
 
 from ir_passes import ir, sanitizer_loops, sanitizer_pools
 from ir_passes.row_ledger import Owner
+from ir_passes.sanitizer_moves import rows_axis
 from ir_passes.sanitizer_tags import (
     MOVES,
     UNKNOWN,
@@ -40,6 +41,15 @@ ELEMENTWISE = frozenset(
     "max min mul mulhi ne neg nextafter not or population_count pow rem round rsqrt select_n shift_left "
     "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor".split()
 )
+ONE_ROW = "a pool of one row does not show which of its axes is that of the rows; give it two rows, or no slot map"
+_NOT_ENTERED = {
+    "shard_map": "takes a pool to several devices, each of which has labels of its own: gather the lanes' rows before "
+    "it and scatter them after it, or sanitize the step without the mesh",
+    **dict.fromkeys(
+        "ffi_call pallas_call pure_callback io_callback".split(),
+        "hands a pool to an operation that is not looked into: hand it the lanes' rows",
+    ),
+}
 CUMULATIVE = frozenset({"cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"})
 
 
@@ -118,7 +128,7 @@ class Interpreter:
         if (name.startswith("scatter") or name == "dynamic_update_slice") and first is not None and first.whole:
             return [sanitizer_pools.write(self, eqn, values, tags)]
         if any(tag is not None and tag.whole for tag in tags):
-            return self.lose(eqn, tags, "computes with a whole pool")
+            return self.lose(eqn, tags, _NOT_ENTERED.get(name, "computes with a whole pool"))
         return self._compute(eqn, values, tags)
 
     def _compute(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> list[Tags | None]:
@@ -194,6 +204,8 @@ class Interpreter:
     def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], why: str) -> list[Tags | None]:
         """Note that a pool cannot be followed through this equation."""
         names = " and ".join(self.judge.paths[pool] for pool in _pools(tags))
+        one_row = any(tag is not None and tag.whole and rows_axis(tag) is None for tag in tags)
+        why = f"{why}: {ONE_ROW}" if one_row else why
         self.untracked.setdefault(f"{names}: {eqn.primitive.name} at {self.judge.source_of(eqn)} {why}")
         return [None] * len(eqn.outvars)
 

@@ -1,0 +1,71 @@
+"""What the sanitizer does not follow it refuses, and says why and what to do instead."""
+
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from ir_passes import LaneContract, Pool, RowLedger, SlotMap, UntrackedError, sanitize
+
+CONTRACT = LaneContract(
+    inputs=(Pool("state"), SlotMap("state", 1, null=False), Pool("kept"), SlotMap("kept", 4, role="write")),
+    outputs=(Pool("state"), Pool("kept")),
+)
+ARGS = jnp.ones((1, 3)), jnp.zeros(1, jnp.int32), jnp.ones((4, 3)), jnp.array([2], jnp.int32)
+
+
+def one_row(state, slots, kept, there):
+    return state.at[slots].set(state[slots] * 2.0), kept
+
+
+def from_one_row(state, slots, kept, there):
+    return state, kept.at[there].set(state[slots])
+
+
+def entering(state, slots, kept, there):
+    over = Mesh(np.array(jax.devices()[:1]), ("data",))
+    whole = jax.shard_map(lambda x: x.at[0].set(0.0), mesh=over, in_specs=P(), out_specs=P(), check_vma=False)
+    return state, whole(kept)
+
+
+def handed_over(state, slots, kept, there):
+    return state, jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(kept.shape, kept.dtype), kept)
+
+
+@pytest.mark.parametrize(
+    ("step", "messages"),
+    [
+        (
+            one_row,
+            (
+                "argument 0: mul at .* computes with a whole pool: a pool of one row does not show",
+                "output 0: a pool of one row",
+            ),
+        ),
+        (
+            from_one_row,
+            ("output 0: a pool of one row does not show which of its axes is that of the rows; give it two",),
+        ),
+        (entering, ("argument 2: shard_map at .* takes a pool to several devices.* gather the lanes' rows before it",)),
+        (handed_over, ("argument 2: pure_callback at .* hands a pool to an operation that is not looked into",)),
+    ],
+)
+def test_why_it_is_refused(step: Callable[..., tuple], messages: tuple[str, ...]) -> None:
+    with pytest.raises(UntrackedError) as error:
+        sanitize(step, ARGS, CONTRACT)
+    for message in messages:
+        assert re.search(message, str(error.value))
+
+
+def test_copies_out_of_one_row_are_followed() -> None:
+    contract = LaneContract(CONTRACT.inputs, (Pool("kept"),))
+    sanitized = sanitize(lambda *given: from_one_row(*given)[1:], ARGS, contract)
+    ghosts = jnp.array([[7, 3, 0, 1]], jnp.int32), jnp.zeros((4, 4), jnp.int32)
+    _, (_, kept), verdict = jax.jit(sanitized.step)(*ARGS, ghosts=ghosts, expected=RowLedger().expect([None]))
+    assert verdict.code.tolist() == [0]
+    assert kept.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [7, 3, 0, 1], [0, 0, 0, 0]]

@@ -76,7 +76,8 @@ class Decoding:
                 name = speculation.steps(pool.size)[0]
             else:
                 speculation.rest()
-        return self._draw(pool, lanes, top, name)
+        guesses = 0 if speculation is None else speculation.guesses(lanes, verifying=False)
+        return self._draw(pool, lanes, top, None if guesses else name, guesses)
 
     def settle(self, pool: RowPool, flight: Flight, accepted: np.ndarray) -> None:
         """It is known how many tokens of each lane a step that verified has accepted, int32 [N]."""
@@ -93,17 +94,17 @@ class Decoding:
                 engine.stats["accepted_tokens"] += count - 1
                 engine.stats["speculation_pauses"] += speculation.learn(sequence, pool.size, drafted, count - 1)
 
-    def _draw(self, pool: RowPool, lanes: list[Sequence | None], top: int | None, name: Any) -> Flight:
-        """One token of each; its time is kept under the name, if it has one."""
+    def _draw(self, pool: RowPool, lanes: list[Sequence | None], top: int | None, name: Any, guesses: int) -> Flight:
+        """One token of each, and guesses behind it; the time is kept under the name, if there is one."""
         engine = self._engine
-        shape = Shape("generate", pool.size, 1, top, self._processor)
+        shape = Shape("generate", pool.size, 1, top, self._processor, guesses)
         if self._steady is None or self._steady[:2] != (lanes, shape):
             tokens = np.full((pool.size, 1), CARRIED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
             self._steady = lanes, shape, active, jax.device_put((tokens, active, *sampling_arrays(lanes)))
         counts, (tokens, active, *sampling) = self._steady[2:]
         positions = np.array([0 if sequence is None else sequence.consumed for sequence in lanes], np.int32)
-        batch = Batch(tokens, active, positions, blocks_for(int(positions.max()) + 1))
+        batch = Batch(tokens, active, positions, self._blocks(int(positions.max()) + 1, guesses))
         timing = self._time(shape, name)
         drawn = engine.run(shape, pool, batch, *sampling, owners=lanes, counts=counts)
         if timing is not None:
@@ -126,8 +127,11 @@ class Decoding:
         feeds = [
             None if s is None else Feed((CARRIED, *draft), s.consumed) for s, draft in zip(lanes, drafts, strict=True)
         ]
-        shape = Shape("verify", pool.size, tokens, top, self._processor)
+        guesses = speculation.guesses(lanes, verifying=True)
+        shape = Shape("verify", pool.size, tokens, top, self._processor, guesses)
         batch = Batch.of(feeds, tokens)
+        end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
+        batch = batch._replace(kv_blocks=self._blocks(end, guesses))
         self._drafted = [len(draft) for draft in drafts]
         operands = (np.array(self._drafted, np.int32), *sampling_arrays(lanes))
         timing = self._time(shape, speculation.steps(pool.size)[1])
@@ -136,6 +140,13 @@ class Decoding:
         if timing is not None:
             timing.dispatched(drawn.token)
         return Flight(drawn, _taking_part(lanes), accepted, timing)
+
+    def _blocks(self, end: int, guesses: int) -> np.ndarray:
+        """`kv_blocks` of a step whose lanes end at this position, and that guesses so many tokens behind it.
+
+        Guesses past the context are of no use to anybody.
+        """
+        return blocks_for(min(end + guesses, self._engine.context))
 
     def _time(self, shape: Shape, name: Any) -> Timing | None:
         """Begin to measure a step that is run next, under a name; its compilation does not count."""

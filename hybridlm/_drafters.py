@@ -25,7 +25,7 @@ class Drafter(Protocol):
         ...
 
 
-Speculate = Literal["ngram"] | Drafter | None
+Speculate = Literal["ngram", "mtp"] | Drafter | None
 AsLoaded = Literal["as loaded"]
 
 
@@ -53,22 +53,50 @@ class NgramDrafter:
         return []
 
 
-def drafters(speculate: Speculate, where: str = "speculate") -> Callable[[], Drafter] | None:
+class HeadDrafter:
+    """What the model's own head has guessed for one sequence in the step that drew its last token."""
+
+    def __init__(self) -> None:
+        self._after, self._guesses = 0, list[int]()
+
+    def hear(self, after: int, guesses: Sequence[int]) -> None:
+        """A step has guessed what follows so many tokens."""
+        self._after, self._guesses = after, list(guesses)
+
+    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
+        """See `Drafter`. Behind a step that has guessed nothing there is nothing to propose."""
+        return self._guesses[:k] if len(token_ids) == self._after else []
+
+
+NAMED: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "mtp": HeadDrafter}
+KNOWN = ", ".join(map(repr, NAMED))
+
+
+def drafters(speculate: Speculate, has_head: bool = True) -> Callable[[], Drafter] | None:
     """What makes the drafter of each sequence; None where nothing is drafted.
 
+    Args:
+        speculate: as for `load`.
+        has_head: whether the model has been read with its own head.
+
     Raises:
-        ValueError: the name is none that is known.
+        ValueError: the name is none that is known, or the model has no head.
         TypeError: it is neither a name nor has `propose`.
     """
     if speculate is None:
         return None
     if isinstance(speculate, str):
-        if speculate != "ngram":
-            raise ValueError(f"{where}: expected 'ngram', None or an object with propose(), got {speculate!r}")
-        return NgramDrafter
+        if speculate not in NAMED:
+            raise ValueError(f"speculate: expected {KNOWN}, None or an object with propose(), got {speculate!r}")
+        if speculate == "mtp" and not has_head:
+            raise ValueError(
+                "speculate: 'mtp' needs the model's multi-token-prediction head, which is read where it is asked for: "
+                "hybridlm.load(..., speculate='mtp')"
+            )
+        return NAMED[speculate]
     if isinstance(speculate, type) or not callable(getattr(speculate, "propose", None)):
         raise TypeError(
-            f"{where}: expected 'ngram', None or an object with propose(token_ids, k) -> list[int], got {speculate!r}"
+            f"speculate: expected {KNOWN}, None or an object with propose(token_ids, k) -> list[int], got {speculate!r}"
         )
     return lambda: speculate
 

@@ -22,7 +22,7 @@ from hybridlm._speculation import Speculation
 from hybridlm._step_times import StepTimes
 from hybridlm._steps import Rows
 from ir_passes import CompiledStep, PlannedStep, Slot
-from models import KV_BLOCK, Decoder
+from models import KV_BLOCK, Decoder, MtpDecoder
 
 STAGING = 4
 """Most rows of the pool in which prompts and texts are consumed, a chunk of each at a time.
@@ -104,6 +104,7 @@ class Engine:
         self._kept: dict[str, RowPool] = {}
         self._model, self._dtype = fingerprint, dtype
         self.prefix_cache = None if prefix_cache is None else PrefixCache(self.moves, prefix_cache, chunk)
+        self._has_head = isinstance(model, MtpDecoder)
 
     def speculation(self, speculate: Speculate | AsLoaded) -> Speculation | None:
         """What a run drafts.
@@ -111,7 +112,7 @@ class Engine:
         Raises:
             TypeError, ValueError: `speculate` names no drafter and is none.
         """
-        make = drafters(self.speculate if speculate == "as loaded" else speculate)
+        make = drafters(self.speculate if speculate == "as loaded" else speculate, self._has_head)
         return None if make is None else Speculation(make, self.draft_tokens, self._times, self.vocab_size)
 
     def new_rows(self, count: int) -> Rows:

@@ -25,6 +25,7 @@ from hybridlm._progress import load_progress
 from hybridlm._sanitizing import Sanitizer
 from hybridlm._steps import flatten
 from hybridlm._tokenizer import Tokenizer
+from hybridlm._with_head import require_head, with_head
 from hybridlm.checkpoint import CheckpointDirectory, checkpoint_fingerprint, load_weights, open_directory, resolve
 from hybridlm.checkpoint.strict_json import read_object
 from models import Decoder, DecoderConfig, Family, family_of
@@ -73,9 +74,10 @@ def load(
             it wherever a step computes with the row. A row that is not the lane's own raises SanitizerError. Steps are
             proved, but neither audited nor run ahead, and are several times slower.
         speculate: who drafts tokens ahead of what is drawn, which a step then verifies all at once: "ngram" takes what
-            followed the last few tokens where they stood before; an object with `propose(token_ids, k) -> list[int]`
-            of your own; None for nobody. The tokens that are drawn stay the same, and whether drafts are worth their
-            time is measured. See docs/speculation.md.
+            followed the last few tokens where they stood before; "mtp" asks the multi-token-prediction head of the
+            checkpoint (Qwen3-Next, Qwen3.5), which is not read otherwise; an object of your own with
+            `propose(token_ids, k) -> list[int]`; None for nobody. The tokens that are drawn stay the same, and whether
+            drafts are worth their time is measured. See docs/speculation.md.
         draft_tokens: most drafts of a sequence in a step.
         prefix_cache: memory for the states of prompts that were read, "512MB" or a number of bytes: a prompt goes on
             from the deepest state that its first tokens lead to. That much on the device and as much in host memory,
@@ -88,7 +90,9 @@ def load(
         InsufficientMemory: weights, rows and the steps' scratch are more than the memory that is available.
     """
     directory = open_directory(resolve(path_or_hub_id))
-    family, config = read_model(directory.path, directory.config)
+    family, config = read_model(directory.path, directory.config, head=speculate == "mtp")
+    if speculate == "mtp":
+        require_head(directory)
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, compilation_cache, certify)
     check_drafting(speculate, draft_tokens, context)
     budget = None if prefix_cache is None else cache_budget(prefix_cache)
@@ -127,17 +131,19 @@ def load(
     return LM(model, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint)
 
 
-def read_model(path: Path, fields: dict[str, Any]) -> tuple[Family, DecoderConfig]:
+def read_model(path: Path, fields: dict[str, Any], head: bool = False) -> tuple[Family, DecoderConfig]:
     """The family of a config.json and what it reads from it; warns of fields that are not used.
 
     Args:
         path: where it comes from, for the warning.
         fields: the whole of it.
+        head: with the multi-token-prediction head.
 
     Raises:
         ConfigError, UnsupportedModel: every fault is named.
+        ValueError: the family has no head that is implemented.
     """
-    family = family_of(fields)
+    family = with_head(family_of(fields)) if head else family_of(fields)
     config = family.read_config(fields)
     if config.unknown_keys:
         warnings.warn(

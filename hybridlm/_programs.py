@@ -26,8 +26,9 @@ from ir_passes import (
 
 Certify = Literal["error", "warn", "off"]
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
-MAY_COPY = ("argument 1.layers*.conv",)
-"""Pools that a step may copy: the inputs of a convolution move up by one, which needs bytes beside their own."""
+MAY_COPY = ("argument 1.layers*.conv", "argument 1.layers*.hidden")
+"""Pools that a step may copy: the inputs of a convolution move up by one, and a head takes a hidden state of the step
+before after this step's are there, which needs bytes beside their own."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Shape:
         lanes, tokens: N and T.
         top: log-probabilities reported (None: none at all).
         processor: the logits processor, None for none.
+        guesses: tokens that the model's own head guesses behind the one drawn.
     """
 
     step: Literal["generate", "verify", "score"]
@@ -46,11 +48,14 @@ class Shape:
     tokens: int
     top: int | None = None
     processor: LogitsProcessor | None = None
+    guesses: int = 0
 
     def __str__(self) -> str:
         top = "" if not self.top and (self.top is None or self.step == "score") else f" top={self.top}"
         name = getattr(self.processor, "__qualname__", type(self.processor).__name__)
-        return f"{self.step} {self.lanes}x{self.tokens}{top}" + (f" processor={name}" if self.processor else "")
+        guesses = f" guesses={self.guesses}" if self.guesses else ""
+        name = f" processor={name}" if self.processor else ""
+        return f"{self.step} {self.lanes}x{self.tokens}{top}{guesses}{name}"
 
 
 @dataclass(frozen=True)
@@ -111,9 +116,9 @@ class Programs:
         if isinstance(shape, PartShape):
             return shape.step()
         if shape.step == "generate":
-            return generate_step(self._structure, shape.top, shape.processor), GENERATE_CONTRACT
+            return generate_step(self._structure, shape.top, shape.processor, shape.guesses), GENERATE_CONTRACT
         if shape.step == "verify":
-            return verify_step(self._structure, shape.top, shape.processor), VERIFY_CONTRACT
+            return verify_step(self._structure, shape.top, shape.processor, shape.guesses), VERIFY_CONTRACT
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
 
     def compiled(self, shape: AnyShape, arguments: Callable[[], tuple[Any, ...]]) -> CompiledStep:

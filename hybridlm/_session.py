@@ -216,6 +216,8 @@ class Session:
                     else:
                         _append(sequence, drawn, place)
                         self._grow(sequence)
+                if drawn.guesses is not None and sequence.drafting is not None:
+                    sequence.drafting.hear(len(sequence.generated), drawn.guesses[lane].tolist())
         except BaseException:
             self.close()
             raise

@@ -8,7 +8,7 @@ and how often each sequence's drafts were right.
 from collections.abc import Callable, Sequence
 
 from hybridlm._acceptance import Acceptance
-from hybridlm._drafters import Drafter, checked_proposal
+from hybridlm._drafters import Drafter, HeadDrafter, checked_proposal
 from hybridlm._sequence import Sequence as Alive
 from hybridlm._step_times import StepTimes
 
@@ -34,6 +34,11 @@ class Drafting:
         self._prompt = len(prompt)
         self._tokens = list(prompt)
         self.acceptance = Acceptance()
+
+    def hear(self, generated: int, guesses: Sequence[int]) -> None:
+        """The model's own head has guessed what follows so many generated tokens."""
+        if isinstance(self._drafter, HeadDrafter):
+            self._drafter.hear(self._prompt + generated, guesses)
 
     def propose(self, generated: Sequence[int], most: int, vocab_size: int) -> tuple[int, ...]:
         """Guesses behind the tokens that were generated so far.
@@ -63,6 +68,7 @@ class Speculation:
     def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, vocab_size: int):
         self._drafters, self.tokens, self.times, self._vocab_size = drafters, tokens, times, vocab_size
         self._wait = 0
+        self._heads = drafters is HeadDrafter
 
     def begin(self, prompt: Sequence[int]) -> Drafting:
         """For a sequence that joins."""
@@ -94,10 +100,31 @@ class Speculation:
             return proposed
         if not self.times.known(plain):
             return None
-        if self.times.known(verify) and not self._pays(lanes, proposed, self.cost(len(lanes))):
+        counts = [(s, len(drafts)) for s, drafts in zip(lanes, proposed, strict=True) if s is not None]
+        if self.times.known(verify) and not self._pays(counts, len(lanes)):
             self._wait = AGAIN
             return None
         return proposed
+
+    def guesses(self, lanes: Sequence[Alive | None], verifying: bool) -> int:
+        """How many tokens the model's own head guesses in the next step, for the one behind it to verify.
+
+        Args:
+            lanes: the sequences.
+            verifying: whether the next step verifies drafts; one that draws guesses only where that promises to pay.
+        """
+        if not self._heads or self._wait:
+            return 0
+        if verifying or self.always:
+            return self.tokens
+        plain, verify = self.steps(len(lanes))
+        drafting = [(s, s.drafting is not None and s.drafting.acceptance.drafts(s.drawn)) for s in lanes if s]
+        if not self.times.known(plain) or not any(drafts for _, drafts in drafting):
+            return 0
+        if self.times.known(verify) and not self._pays([(s, self.tokens * one) for s, one in drafting], len(lanes)):
+            self._wait = AGAIN
+            return 0
+        return self.tokens
 
     def steps(self, lanes: int) -> tuple[tuple[str, int], tuple[str, int]]:
         """Names of the two steps of a pool under which their times are kept."""
@@ -125,9 +152,9 @@ class Speculation:
             return ()
         return drafting.propose(sequence.generated, min(self.tokens, sequence.left(context) - 1), self._vocab_size)
 
-    def _pays(self, lanes: Sequence[Alive | None], proposed: list[tuple[int, ...]], cost: float) -> bool:
-        alive = [(s, drafts) for s, drafts in zip(lanes, proposed, strict=True) if s is not None]
+    def _pays(self, drafts: Sequence[tuple[Alive, int]], lanes: int) -> bool:
+        """Whether a step that verifies so many drafts of each sequence gives more tokens in its time."""
         expected = sum(
-            1 + (s.drafting.acceptance.expected(len(drafts)) if s.drafting is not None else 0) for s, drafts in alive
+            1 + (s.drafting.acceptance.expected(count) if s.drafting is not None else 0) for s, count in drafts
         )
-        return expected > GAIN * cost * len(alive)
+        return expected > GAIN * self.cost(lanes) * len(drafts)

@@ -14,6 +14,7 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32
 
+from hybridlm._guesses import Lanes, guess
 from hybridlm._sampling import LogitsProcessor, Sampling, draw, most_likely
 from ir_passes import Lane, LaneContract, Pool, Shared, rowwise
 from models import Decoder
@@ -34,12 +35,14 @@ class Drawn(NamedTuple):
         token: the token drawn.
         logprob: its log-probability before temperature and processing; None where not asked for.
         top_tokens, top_logprobs: the most likely tokens, best first; None where not asked for.
+        guesses: what the model's own head expects behind the lane's next token; None where not asked for.
     """
 
     token: Int32[Array, "*lane"]
     logprob: Float32[Array, "*lane"] | None
     top_tokens: Int32[Array, "*lane top"] | None
     top_logprobs: Float32[Array, "*lane top"] | None
+    guesses: Int32[Array, "lane guess"] | None = None
 
 
 class Scored(NamedTuple):
@@ -103,7 +106,7 @@ def flatten(model: Decoder) -> tuple[Structure, tuple[Any, ...]]:
     return Structure(graph, tree), tuple(leaves)
 
 
-def generate_step(structure: Structure, top: int | None, processor: LogitsProcessor | None) -> Step:
+def generate_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, guesses: int = 0) -> Step:
     """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, any_sampled) -> (Drawn, rows)`.
 
     A token that is `CARRIED` is the one that the lane drew in its last step.
@@ -112,6 +115,8 @@ def generate_step(structure: Structure, top: int | None, processor: LogitsProces
         structure: of the model.
         top: None for tokens alone, otherwise with log-probabilities, of the token and of the `top` most likely ones.
         processor: changes the logits of each lane before the draw.
+        guesses: how many tokens the model's own head guesses behind the one that is drawn; `kv_blocks` then has room
+            for as many positions more.
     """
 
     def step(
@@ -131,6 +136,10 @@ def generate_step(structure: Structure, top: int | None, processor: LogitsProces
         logits = model.logits(jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0])
         last_token = jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
         drawn = draw_tokens(logits, last_token, positions + lengths, sampling, any_sampled, top, processor)
+        if guesses:
+            lanes = Lanes(lengths, positions + lengths, kv_blocks, sampling, any_sampled)
+            found, layers = guess(model, layers, drawn.token, lanes, guesses, processor)
+            drawn = drawn._replace(guesses=found)
         kept = jnp.where(lengths[:, None] > 0, drawn.token[:, None], rows.token)
         return drawn, Rows(layers, kept)
 

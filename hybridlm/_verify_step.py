@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Int32
 
+from hybridlm._guesses import Lanes, guess
 from hybridlm._sampling import LogitsProcessor, Sampling
 from hybridlm._steps import CARRIED, STATE, Drawn, Rows, Step, Structure, draw_tokens
 from ir_passes import Lane, LaneContract, Shared
@@ -23,7 +24,7 @@ VERIFY_CONTRACT = LaneContract(
 )
 
 
-def verify_step(structure: Structure, top: int | None, processor: LogitsProcessor | None) -> Step:
+def verify_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, guesses: int = 0) -> Step:
     """`step(params, rows, tokens, lengths, positions, kv_blocks, drafts, sampling, any_sampled)`.
 
     Returns `((accepted, Drawn), rows)`: how many of each lane's tokens are accepted, and what was drawn behind each of
@@ -35,6 +36,7 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         structure: of the model.
         top: None for tokens alone, otherwise with log-probabilities, of each token and of the `top` most likely ones.
         processor: changes the logits of each token before the draw.
+        guesses: as for `generate_step`.
     """
 
     def step(
@@ -56,6 +58,10 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         layers = model.commit(kept, tokens, accepted, positions, rows.layers, kv_blocks)
         last = jnp.where(accepted > 0, accepted - 1, 0)[:, None]
         token = jnp.take_along_axis(drawn.token, last, axis=1, mode="fill")
+        if guesses:
+            lanes = Lanes(accepted, positions + accepted, kv_blocks, sampling, any_sampled)
+            found, layers = guess(model, layers, token[:, 0], lanes, guesses, processor)
+            drawn = drawn._replace(guesses=found)
         return (accepted, drawn), Rows(layers, jnp.where(accepted[:, None] > 0, token, rows.token))
 
     return step

@@ -3,6 +3,7 @@
 from models.config import ConfigError
 from models.decoder import Decoder, DecoderConfig
 from models.family import Family
+from models.mtp import MtpDecoder
 from models.registry import FAMILIES, UnsupportedModel, family_of
 from models.state import KV_BLOCK, kv_blocks
 from models.weights import Source, Weight
@@ -17,6 +18,7 @@ __all__ = [
     "Decoder",
     "DecoderConfig",
     "Family",
+    "MtpDecoder",
     "Source",
     "UnsupportedModel",
     "Weight",

@@ -25,7 +25,8 @@ class MtpState(NamedTuple):
 
     Attributes:
         layer: state of its layer's branches.
-        hidden: the decoder's hidden state of the last token consumed, which the next token is paired with; float32.
+        hidden: the decoder's hidden state of the last token consumed, which the next token is paired with; float32. Of
+            a step that verifies those of all its tokens, [lane, token, hidden].
     """
 
     layer: tuple
@@ -64,7 +65,8 @@ class MtpHead(Stateful):
             The head's own hidden states, after its norm, and the state of the layer's branches.
         """
         both = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(before)]
-        x, state = self.layer(linear(jnp.concatenate(both, axis=-1), self.fc[...]), info, state)
+        x = jnp.where(info.valid[:, :, None], linear(jnp.concatenate(both, axis=-1), self.fc[...]), 0.0)
+        x, state = self.layer(x, info, state)
         return self.norm(x), state
 
 
@@ -92,16 +94,31 @@ class MtpDecoder(Decoder):
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
         tap: Callable[[Array], None] | None = None,
+        verifying: bool = False,
     ) -> tuple[Activations, tuple]:
         """As a decoder; afterwards the head's rows hold a pair for every token but the first of a sequence."""
         *layers, head = state
-        hidden, layers = super().__call__(tokens, lengths, positions, tuple(layers), kv_blocks, tap)
-        before = jnp.concatenate([head.hidden[:, None], hidden[:, :-1]], axis=1)
+        hidden, layers = super().__call__(tokens, lengths, positions, tuple(layers), kv_blocks, tap, verifying)
+        fresh = lane_info(tokens, lengths, positions, kv_blocks).fresh
+        carried = jnp.where(fresh[:, None], 0.0, head.hidden)
+        before = jnp.concatenate([carried[:, None], hidden[:, :-1]], axis=1)
         _, kept = self.consume_pairs(tokens, before, lengths, positions, head.layer, kv_blocks)
-        last = jnp.where(lengths > 0, lengths - 1, 0)[:, None, None]
-        newest = jnp.take_along_axis(hidden, last, axis=1, mode="fill")[:, 0]
-        carried = jnp.where(lengths[:, None] > 0, newest, head.hidden)
-        return hidden, (*layers, MtpState(kept, carried))
+        newest = hidden if verifying else _newest(hidden, lengths, head.hidden)
+        return hidden, (*layers, MtpState(kept, newest))
+
+    def commit(
+        self,
+        kept: tuple,
+        tokens: Tokens,
+        lengths: Lengths,
+        positions: Positions,
+        state: tuple,
+        kv_blocks: Int32[Array, ""] | int,
+    ) -> tuple:
+        given, head = kept[-1], state[-1]
+        layers = super().commit(kept[:-1], tokens, lengths, positions, state[:-1], kv_blocks)
+        rows = self.mtp.layer.commit(given.layer, lane_info(tokens, lengths, positions, kv_blocks), head.layer)
+        return (*layers, MtpState(rows, _newest(given.hidden, lengths, head.hidden)))
 
     def consume_pairs(
         self,
@@ -119,7 +136,8 @@ class MtpDecoder(Decoder):
 
         Args:
             tokens, lengths, positions, kv_blocks: as for a decoder. A token at position 0 is no pair.
-            before: hidden states of the tokens before them, the decoder's or the head's own.
+            before: hidden states of the tokens before them, the decoder's or the head's own; not looked at where there
+                is no pair.
             state: of the layer's branches.
 
         Returns:
@@ -128,6 +146,12 @@ class MtpDecoder(Decoder):
         info = lane_info(tokens, lengths, positions, kv_blocks)
         at = positions[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         paired = info.valid & (at > 0)
-        before = jnp.where(paired[:, :, None], before, 0.0)
         info = info._replace(positions=positions - 1, valid=paired)
         return self.mtp(self.embed(tokens, paired), before, info, state)
+
+
+def _newest(hidden: Activations, lengths: Lengths, before: Float32[Array, "lane hidden"]) -> Array:
+    """The hidden state of each lane's last token, what was there before in lanes without one."""
+    last = jnp.where(lengths > 0, lengths - 1, 0)[:, None, None]
+    found = jnp.take_along_axis(hidden, last, axis=1, mode="fill")[:, 0]
+    return jnp.where(lengths[:, None] > 0, found, before)

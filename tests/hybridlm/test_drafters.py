@@ -53,10 +53,10 @@ def test_what_may_draft() -> None:
     mine = Fixed([1])
     own = drafters(mine)
     assert own is not None and own() is mine
-    with pytest.raises(ValueError, match="expected 'ngram', None or an object with propose.*got 'medusa'"):
+    with pytest.raises(ValueError, match="expected 'ngram', 'mtp', None or an object with propose.*got 'medusa'"):
         drafters("medusa")  # type: ignore[arg-type]
     for wrong in (3, NgramDrafter, True):
-        with pytest.raises(TypeError, match="expected 'ngram', None or an object with propose"):
+        with pytest.raises(TypeError, match="expected 'ngram', 'mtp', None or an object with propose"):
             drafters(wrong)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,78 @@
+"""Guesses of a model's own head: the tokens behind the one that a lane has drawn, each from the one before."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Int32
+
+from hybridlm._sampling import LogitsProcessor, Sampling, draw
+from models import Decoder, MtpDecoder
+from models.mtp import MtpState
+
+
+class Lanes(NamedTuple):
+    """Where lanes stand when they guess, and how they draw.
+
+    Attributes:
+        consumed: tokens that the step has consumed; a lane of which it is 0 has not drawn, and guesses nothing.
+        positions: of the token that each lane has drawn.
+        kv_blocks: blocks of the caches that hold the positions of all guesses.
+        sampling, any_sampled: as the step has them.
+    """
+
+    consumed: Int32[Array, "lane"]
+    positions: Int32[Array, "lane"]
+    kv_blocks: Int32[Array, ""]
+    sampling: Sampling
+    any_sampled: Bool[Array, ""]
+
+
+def guess(
+    model: Decoder,
+    layers: tuple[Any, ...],
+    token: Int32[Array, "lane"],
+    lanes: Lanes,
+    count: int,
+    processor: LogitsProcessor | None,
+) -> tuple[Int32[Array, "lane guess"], tuple[Any, ...]]:
+    """The next tokens as the head expects them.
+
+    A guess is drawn with the key of its position: the model draws with the same noise later, and where the head's
+    logits are like the model's, so is the token. What the head keeps of guesses lies behind the sequence, at positions
+    that nothing looks at before they are written again.
+
+    Args:
+        model: with a head.
+        layers: its state, of which the head's has consumed all tokens but the one drawn.
+        token: what each lane has drawn.
+        lanes: where they stand.
+        count: how many guesses.
+        processor: changes the logits of each lane before the draw.
+
+    Returns:
+        Guesses, each in the vocabulary, and the state.
+    """
+    assert isinstance(model, MtpDecoder), "a model without a head guesses nothing"
+    *before, head = layers
+    vocab = model.config.vocab_size
+    one = (lanes.consumed > 0).astype(jnp.int32)
+
+    def next_guess(carry: tuple[Any, Array, Array], place: Array) -> tuple[tuple[Any, Array, Array], Array]:
+        rows, hidden, token = carry
+        at = lanes.positions + place
+        after, rows = model.consume_pairs(token[:, None], hidden[:, None], one, at, rows, lanes.kv_blocks)
+        logits = model.logits(after[:, 0])
+        if processor is not None:
+            logits = jax.vmap(processor)(logits, token, at + 1)
+        token = inside(draw(logits, lanes.sampling, at + 1, lanes.any_sampled))
+        return (rows, after[:, 0], token), token
+
+    def inside(token: Array) -> Array:
+        return jnp.where(token < vocab, token, 0)  # what is drawn from logits that are not numbers is no token
+
+    # Written out one behind another, XLA:CPU fuses guesses of a single lane into one another without end.
+    places = jnp.arange(count, dtype=jnp.int32)
+    (rows, _, _), found = lax.scan(next_guess, (head.layer, head.hidden, inside(token)), places)
+    return jnp.moveaxis(found, 0, 1), (*before, MtpState(rows, head.hidden))

@@ -1,0 +1,92 @@
+"""Random schedules of drafts, cancels, moves and hits: every row holds its accepted tokens, after every step."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replayed import Replayed, Run, Scripted
+
+import hybridlm
+from hybridlm._cache_budget import cache_budget
+from hybridlm._prefix_cache import PrefixCache
+from hybridlm._speculation import Speculation
+
+MOST = 24
+STEM = np.random.default_rng(5).integers(3, 90, 12).tolist()
+PROMPTS = [
+    [91, *STEM],
+    [5],
+    [91, *STEM[:7], 90],
+    STEM[:5],
+    [91, *STEM[:7], 4, 4, 4],
+    [*STEM[:6], 6],
+    [8, 9],
+    [91, *STEM, 7, 7],
+]
+"""Shorter and longer than a chunk, of whole chunks and of one token; some begin alike."""
+JOIN = st.tuples(st.just("join"), st.integers(0, len(PROMPTS) - 1), st.integers(1, MOST))
+ACTION = st.one_of(JOIN, st.tuples(st.just("cancel"), st.integers(0, 9)), st.sampled_from([("step",), ("move",)]))
+ACTIONS = st.lists(ACTION, max_size=20)
+PATTERN = st.lists(st.integers(0, 9), min_size=1, max_size=12)
+BUDGET = st.sampled_from([None, "100kB", {"device": "100kB", "host": 0}])
+
+
+@pytest.fixture(scope="module")
+def replayed(text_lm: hybridlm.LM) -> Replayed:
+    return Replayed(text_lm, PROMPTS, MOST)
+
+
+@pytest.fixture(scope="module")
+def of_eight_lanes(text_lm: hybridlm.LM) -> Replayed:
+    return Replayed(hybridlm.load(text_lm.path, lanes=8, context=256, dtype="float32", chunk=5), PROMPTS, MOST)
+
+
+@pytest.fixture(autouse=True)
+def always() -> Iterator[None]:
+    """Every proposal is verified, whatever it costs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Speculation, "always", True)
+        yield
+
+
+def run(replayed: Replayed, actions: list[Any], pattern: list[int], budget: Any) -> int:
+    """Perform the actions, then all that is left; returns how often a row was compared."""
+    engine = replayed.lm._engine
+    engine.prefix_cache = None if budget is None else PrefixCache(engine.moves, cache_budget(budget), engine.chunk)
+    try:
+        with replayed.lm.session(speculate=Scripted(replayed.texts, pattern)) as session:
+            watched = Run(replayed, session)
+            for lane in range(engine.lanes):  # so that pools have as many rows from the beginning
+                watched.join(lane % len(PROMPTS), 4 + lane)
+            for kind, *which in actions:
+                getattr(watched, kind)(*which)
+            watched.finish()
+            return watched.checked
+    finally:
+        engine.prefix_cache = None
+
+
+@given(ACTIONS, PATTERN, BUDGET)
+@settings(max_examples=20)
+def test_random_schedules(replayed: Replayed, actions: list[Any], pattern: list[int], budget: Any) -> None:
+    run(replayed, actions, pattern, budget)
+
+
+@pytest.mark.long
+@given(ACTIONS, PATTERN, BUDGET)
+@settings(max_examples=150)
+def test_many_random_schedules(of_eight_lanes: Replayed, actions: list[Any], pattern: list[int], budget: Any) -> None:
+    run(of_eight_lanes, actions, pattern, budget)
+
+
+def test_drafts_are_accepted_in_these_schedules(replayed: Replayed) -> None:
+    before = dict(replayed.lm.stats)
+    actions = [("join", number, 20) for number in range(len(PROMPTS))]
+    for budget in (None, "100kB"):
+        assert run(replayed, actions, [4, 8, 0, 6, 9, 1, 3], budget) > 60
+    gained = {name: replayed.lm.stats[name] - count for name, count in before.items()}
+    assert gained["drafted_tokens"] > gained["accepted_tokens"] + 20 > 100
+    assert gained["prefix_tokens_saved"] > 20

@@ -1,0 +1,188 @@
+"""Runs with drafts, whose every row is compared after every step with a replay of its tokens, one at a time."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import hybridlm
+from hybridlm._batch import Batch, Feed, sampling_arrays
+from hybridlm._programs import Shape
+from hybridlm._rows import RowPool
+from hybridlm._sequence import Sequence as Alive
+
+
+class Text(NamedTuple):
+    """A prompt and what follows it.
+
+    Attributes:
+        prompt: token ids.
+        settings: of the request.
+        tokens: prompt and completion.
+    """
+
+    prompt: list[int]
+    settings: dict[str, Any]
+    tokens: list[int]
+
+
+class Replayed:
+    """Texts, and their state after every number of tokens, by steps of one token.
+
+    Args:
+        lm: a model whose steps are used; nothing is drafted.
+        prompts: of the texts, each with settings; every second one is sampled.
+        most: tokens behind each prompt.
+    """
+
+    def __init__(self, lm: hybridlm.LM, prompts: Sequence[list[int]], most: int):
+        self.lm = lm
+        self.texts: list[Text] = []
+        for number, prompt in enumerate(prompts):
+            settings = {"ignore_eos": True, "temperature": float(number % 2), "seed": 7}
+            self.texts.append(Text(prompt, settings, []))
+        with lm.session(speculate=None) as session:
+            for number in range(len(prompts)):
+                self.submit(session, number, most)
+            while session.busy:
+                for event in session.step():
+                    if event.completion is not None:
+                        self.texts[event.index].tokens.extend(prompts[event.index] + event.completion.token_ids)
+        lanes = lm._engine.lanes
+        self._states: list[list[list[np.ndarray]]] = []
+        self._caches: list[list[np.ndarray]] = []
+        for start in range(0, len(prompts), lanes):
+            self._replay([text.tokens for text in self.texts[start : start + lanes]])
+
+    def submit(self, session: hybridlm.Session, number: int, most: int, **settings: Any) -> int:
+        """Ask for a text; returns the number of the request. It is drawn by the text's key, whichever that is."""
+        text, index = self.texts[number], session._submitted
+        asked: Any = {**text.settings, "max_tokens": most, **settings}
+        request = self.lm._inputs.request(index, text.prompt, 0, None, asked)
+        session.add(dataclasses.replace(request, draw_index=number))
+        return index
+
+    def check(self, number: int, rows: Any, lane: int, consumed: int) -> None:
+        """A lane's rows are the state after so many tokens of a text."""
+        of_one, grown = _split(rows, lane)
+        for got, want in zip(of_one, self._states[number][consumed - 1], strict=True):
+            np.testing.assert_allclose(got, want, atol=5e-5, rtol=1e-4)
+        for got, want in zip(grown, self._caches[number], strict=True):
+            np.testing.assert_allclose(got[:, :consumed], want[:, :consumed], atol=5e-5, rtol=1e-4)
+
+    def _replay(self, texts: list[list[int]]) -> None:
+        engine = self.lm._engine
+        rows, shape = engine.new_rows(engine.lanes), Shape("generate", engine.lanes, 1)
+        states: list[list[list[np.ndarray]]] = [[] for _ in texts]
+        for place in range(max(map(len, texts))):
+            feeds = [Feed((text[place],), place) if place < len(text) else None for text in texts]
+            feeds += [None] * (engine.lanes - len(texts))
+            operands = jax.device_put((*Batch.of(feeds, 1), *sampling_arrays([None] * engine.lanes)))
+            _, rows = engine.program(shape)(engine.params, rows, *operands)
+            for lane, text in enumerate(texts):
+                if place < len(text):
+                    states[lane].append(_split(rows, lane)[0])
+        self._states += states
+        self._caches += [_split(rows, lane)[1] for lane in range(len(texts))]
+
+
+def _split(rows: Any, lane: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """A lane's arrays: those of a fixed size, and those with an axis of positions behind the heads."""
+    found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    for path, leaf in jax.tree_util.tree_leaves_with_path(rows.layers):
+        grows = jax.tree_util.keystr(path).endswith((".key", ".value"))
+        found[grows].append(np.array(leaf[lane]))
+    return found
+
+
+class Scripted:
+    """Knows the texts, and errs by a pattern.
+
+    Args:
+        texts: all of them.
+        pattern: numbers below 10: so many right drafts (0 to 4), as many less 5 and then wrong ones (5 to 8), or a
+            wrong one with right ones behind it (9); for a text of so many tokens the entry of that number.
+    """
+
+    def __init__(self, texts: Sequence[Text], pattern: Sequence[int]):
+        self._texts, self._pattern = texts, pattern
+
+    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
+        seen, known = len(token_ids), list(token_ids)
+        number = next(i for i, text in enumerate(self._texts) if text.tokens[:seen] == known)
+        drafts = (self._texts[number].tokens[seen:] + [1] * k)[:k]
+        kind = self._pattern[(seen + number) % len(self._pattern)]
+        if kind < 5:
+            return drafts[:kind]
+        right = kind - 5 if kind < 9 else 0
+        wrong = [1 + token % 90 for token in drafts]
+        return [*drafts[:right], *wrong[right:]] if kind < 9 else [wrong[0], *drafts[1:]]
+
+
+class Run:
+    """A session that is checked after every step.
+
+    Args:
+        replayed: the texts.
+        session: with drafts.
+    """
+
+    def __init__(self, replayed: Replayed, session: hybridlm.Session):
+        self._replayed, self._session = replayed, session
+        self._numbers: list[int] = []
+        self._ended: set[int] = set()
+        self.checked = 0
+
+    def join(self, number: int, most: int, **settings: Any) -> None:
+        """Ask for a text."""
+        self._replayed.submit(self._session, number, most, **settings)
+        self._numbers.append(number)
+
+    def cancel(self, which: int) -> None:
+        """End a request that is alive, if there is any."""
+        alive = sorted(set(range(len(self._numbers))) - self._ended)
+        if alive:
+            self._session.cancel(alive[which % len(alive)])
+            self.step()
+
+    def move(self) -> None:
+        """Move the rows of all that decode to another pool, as the scheduler does when its size changes."""
+        session = self._session
+        while session._flights and session._flights[0].accepted is not None:
+            session._read()
+        pool = session._scheduler._decode
+        if pool is not None:
+            session._scheduler._resize(pool.size)
+
+    def step(self) -> None:
+        """One step; every row that somebody holds is compared."""
+        for event in self._session.step():
+            if event.completion is None:
+                continue
+            completion, number = event.completion, self._numbers[event.index]
+            text = self._replayed.texts[number]
+            generated = text.tokens[len(text.prompt) :]
+            assert completion.token_ids == generated[: len(completion.token_ids)]
+            self._ended.add(event.index)
+        scheduler = self._session._scheduler
+        for pool, sequences in ((scheduler._staging, scheduler.prefilling), (scheduler._decode, scheduler.decoding)):
+            for sequence in sequences:
+                assert pool is not None and sequence.slot is not None
+                self._check(pool, sequence, pool.lanes([sequence.slot])[0])
+
+    def _check(self, pool: RowPool, sequence: Alive, lane: int) -> None:
+        consumed = sequence.consumed
+        for flight in self._session._flights:
+            if flight.accepted is not None and (sequence, lane) in flight.draws:
+                consumed += int(flight.accepted[lane])  # the host learns it in the next step
+        if consumed:
+            self._replayed.check(self._numbers[sequence.request.index], pool.look(), lane, consumed)
+            self.checked += 1
+
+    def finish(self) -> None:
+        """Step until everything has ended."""
+        while self._session.busy:
+            self.step()
+        assert self._ended == set(range(len(self._numbers)))

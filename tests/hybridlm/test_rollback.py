@@ -59,8 +59,9 @@ def run(replayed: Replayed, actions: list[Any], pattern: list[int], budget: Any)
     try:
         with replayed.lm.session(speculate=Scripted(replayed.texts, pattern)) as session:
             watched = Run(replayed, session)
-            for lane in range(engine.lanes):  # so that pools have as many rows from the beginning
+            for lane in range(engine.lanes):  # so that pools have all their rows from the first step on
                 watched.join(lane % len(PROMPTS), 4 + lane)
+            watched.step()
             for kind, *which in actions:
                 getattr(watched, kind)(*which)
             watched.finish()

@@ -5,11 +5,12 @@ from engine_mutants import traffic
 from engine_mutants.catalogue import HOSTS, STEPS
 from engine_mutants.drafts import PartlyRight
 from engine_mutants.mutant import Finder
-from engine_mutants.replay import Faulty, refused
+from engine_mutants.replay import RIGHT, Faulty, refused
 from text_checkpoint import write_text_checkpoint
 from verify_scene import SIZES, Steps, prompts_of, scene_of
 
 import hybridlm
+from ir_passes.violations import ViolationKind
 
 REPLAYED = [id for id, one in STEPS.items() if one.finder is Finder.REPLAY]
 
@@ -34,10 +35,15 @@ def test_fault_of_the_step_is_found_by_the_proof(steps: Steps, id: str) -> None:
     assert refused(steps, STEPS[id]) & STEPS[id].kinds
 
 
+def test_the_proof_finds_nothing_wrong_with_the_step(steps: Steps) -> None:
+    assert not refused(steps, RIGHT)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("id", REPLAYED)
 def test_the_proof_says_nothing_of_what_the_replay_has_to_find(steps: Steps, id: str) -> None:
-    assert not refused(steps, STEPS[id])
+    """But of faults that are put in by two replays: rows are read for the second when the first has written them."""
+    assert refused(steps, STEPS[id]) <= {ViolationKind.STALE}
 
 
 @pytest.fixture(scope="module")

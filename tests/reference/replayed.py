@@ -142,7 +142,7 @@ class Run:
 
     def cancel(self, which: int) -> None:
         """End a request that is alive, if there is any."""
-        alive = sorted(set(range(len(self._numbers))) - self._ended)
+        alive = sorted(self._session._alive)
         if alive:
             self._session.cancel(alive[which % len(alive)])
             self.step()

@@ -99,9 +99,11 @@ def mutated(structure: Structure, mutants: Sequence[StepMutant]) -> Callable[...
         with pytest.MonkeyPatch.context() as patch:
             _put_in(patch, mutants, which, lambda counts: Told(counts, lengths, drafts, tokens.shape[1]))
             (counts, drawn), after = verify_step(structure, None, None)(*operands)
-        told = Told(counts, lengths, drafts, tokens.shape[1])
-        token = lax.switch(which, [one.carry for one in mutants], drawn.token, told, rows.token)
-        return (counts, drawn), after._replace(token=token)
+        if any(one.carry is not behind_accepted for one in mutants):
+            told = Told(counts, lengths, drafts, tokens.shape[1])
+            token = lax.switch(which, [one.carry for one in mutants], drawn.token, told, rows.token)
+            after = after._replace(token=token)
+        return (counts, drawn), after
 
     return step
 
@@ -130,9 +132,12 @@ def _put_in(
             return commit(self, kept, tokens, counts, begins, state, kv_blocks)
 
         conv = lax.switch(which, [one.conv for one in mutants], told)
+        if any(one.on_top for one in mutants):
+            after = replay(told.lengths, state)
+            state = jax.tree.map(lambda new, old: jnp.where(is_true("on_top"), new, old), after, state)
+        if all(one.conv is one.recurrent for one in mutants):
+            return replay(conv, state)
         recurrent = lax.switch(which, [one.recurrent for one in mutants], told)
-        after = replay(told.lengths, state)
-        state = jax.tree.map(lambda new, old: jnp.where(is_true("on_top"), new, old), after, state)
         return jax.tree_util.tree_map_with_path(
             lambda path, of_conv, other: of_conv if jax.tree_util.keystr(path).endswith(".conv") else other,
             replay(conv, state),
@@ -140,14 +145,17 @@ def _put_in(
         )
 
     def wrong_keys(logits: Array, last: Array, behind: Array, *rest: Any) -> Any:
-        most = tell(behind).most
-        return draw_tokens(
-            logits, last, jnp.where(is_true("same_key"), jnp.repeat(behind[::most], most), behind), *rest
-        )
+        first = behind.reshape((-1, tell(behind).most))[:, :1]
+        same = jnp.broadcast_to(first, (first.shape[0], tell(behind).most)).reshape(-1)
+        return draw_tokens(logits, last, jnp.where(is_true("same_key"), same, behind), *rest)
 
     patch.setattr(_verify_step, "accept", wrong_accept)
     patch.setattr(Decoder, "commit", wrong_commit)
     patch.setattr(_verify_step, "draw_tokens", wrong_keys)
+
+
+RIGHT = StepMutant("", "", "nothing")
+"""The step as it is."""
 
 
 class Wanted(NamedTuple):
@@ -170,7 +178,7 @@ class Faulty:
     def __init__(self, steps: Steps, mutants: Sequence[StepMutant], scenes: Sequence[Scene]):
         self._ids = ["", *(one.id for one in mutants)]
         structure = steps.lm._engine.programs._structure
-        self._program = jax.jit(mutated(structure, [StepMutant("", "", ""), *mutants]))
+        self._program = jax.jit(mutated(structure, [RIGHT, *mutants]))
         self._steps = Steps(steps.lm)
         self._wanted = [Wanted(scene, *steps.one_by_one(scene)) for scene in scenes]
 

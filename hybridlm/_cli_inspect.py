@@ -3,15 +3,19 @@
 import warnings
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import typer
 
+from hybridlm._batch import Batch, Feed
 from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
 from hybridlm._engine import Engine
 from hybridlm._load import load
 from hybridlm._programs import MAY_COPY, Shape
-from ir_passes import CertificationWarning, CompiledStep, compile_step
+from ir_passes import CertificationWarning, CompiledStep, compile_step, measured_dependence
 from ir_passes.inspect_page import inspect_page
 
 
@@ -33,6 +37,9 @@ def inspect(
     context: Context = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
+    measure: Annotated[
+        bool, typer.Option(help="For the page: run the step once for each lane, changed, and see who else changes.")
+    ] = True,
     debug: Debug = False,
 ) -> None:
     """Show what is proved and audited of one step, its scratch by lane, its pools and their copies.
@@ -52,7 +59,8 @@ def inspect(
             typer.echo("\n".join((*lm.model.state_size(lm._cache_dtype).lines, "", str(shape), compiled.report())))
             return
         title = f"{lm.config.family}, {shape}"
-        html.write_text(inspect_page(title, compiled, before), encoding="utf-8")
+        measured = measured_dependence(compiled, _filled(engine, shape), compiled.bound) if measure else None
+        html.write_text(inspect_page(title, compiled, before, measured), encoding="utf-8")
         typer.echo(f"{html}: {title}, {'certified' if compiled.certificate.holds else 'NOT CERTIFIED'}")
 
 
@@ -62,6 +70,19 @@ def _shape(engine: Engine, which: Which) -> Shape:
     if which is Which.PROMPT:
         return Shape("generate", engine.staging, engine.chunk)
     return Shape("generate", engine.lanes, 1)
+
+
+def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
+    """Arguments of a step whose lanes all go on from rows of their own; a chunk has one token less than it might."""
+    params, rows, _, _, _, _, *rest = engine.example_arguments(shape)
+    rng = np.random.default_rng(0)
+
+    def filled(row: jax.ShapeDtypeStruct) -> jax.Array:
+        floating = jnp.issubdtype(row.dtype, jnp.floating)
+        return jnp.asarray(rng.normal(size=row.shape) if floating else np.zeros(row.shape), row.dtype)
+
+    feed = Feed((1,) * max(1, shape.tokens - 1), 1)
+    return params, jax.tree.map(filled, rows), *Batch.of([feed] * shape.lanes, shape.tokens), *rest
 
 
 def _without_rewrites(engine: Engine, shape: Shape) -> CompiledStep:

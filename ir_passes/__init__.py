@@ -15,6 +15,7 @@ from ir_passes.hlo import HloError
 from ir_passes.labels import name_dims
 from ir_passes.lane_proof import Proof, prove_isolation
 from ir_passes.liveness import Liveness, liveness
+from ir_passes.measured_dependence import Dependence, measured_dependence
 from ir_passes.pass_pipeline import DEFAULT_PASSES, Graph, Pass, PassPipeline
 from ir_passes.planned_step import PlannedStep, plan_step
 from ir_passes.proving import CertificationWarning
@@ -40,6 +41,7 @@ __all__ = [
     "CertificationWarning",
     "CompiledStep",
     "ContractError",
+    "Dependence",
     "Expected",
     "ExportError",
     "Exported",
@@ -83,6 +85,7 @@ __all__ = [
     "execute",
     "liveness",
     "load_exported",
+    "measured_dependence",
     "name_dims",
     "plan",
     "plan_step",

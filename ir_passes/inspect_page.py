@@ -7,6 +7,7 @@ from ir_passes.certificate import Certificate
 from ir_passes.compile_step import CompiledStep
 from ir_passes.html_table import table
 from ir_passes.inspect_svg import arena_map, lane_colour, live_ranges
+from ir_passes.measured_dependence import Dependence
 from ir_passes.ownership import ownership
 
 MOST_BARS = 150
@@ -16,20 +17,23 @@ h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:coll
 td,th{border:1px solid #dadce0;padding:.2em .6em;text-align:left;vertical-align:top}
 code,td.number{font-family:ui-monospace,monospace}td.number{text-align:right}
 .yes{color:#137333;font-weight:600}.no{color:#c5221f;font-weight:600}
-.matrix td{width:2.4em;text-align:center;padding:.15em}
+.matrix td{width:2.4em;text-align:center;padding:.15em}.matrix small{display:block}
 .own{background:#e6f4ea}.apart{color:#9aa0a6}.open{background:#fce8e6}
 svg{width:100%;height:auto;border:1px solid #dadce0}svg text{font:10px ui-monospace,monospace;fill:#5f6368}
 svg .grid{stroke:#eceff1}.key span{display:inline-block;width:.9em;height:.9em;margin:0 .3em 0 1em}
 """
 
 
-def inspect_page(title: str, step: CompiledStep, before: CompiledStep | None = None) -> str:
+def inspect_page(
+    title: str, step: CompiledStep, before: CompiledStep | None = None, measured: Dependence | None = None
+) -> str:
     """The page as HTML without anything from outside.
 
     Args:
         title: its heading.
         step: the step.
         before: the same step without the rewrites, to compare the copies with; None if they changed nothing.
+        measured: what was seen when one lane after the other was changed, to stand beside what is proved.
     """
     certificate = step.certificate
     owners = ownership(step.jaxpr, step.bound)
@@ -44,7 +48,7 @@ def inspect_page(title: str, step: CompiledStep, before: CompiledStep | None = N
         f"{seconds.checking:.0%} of XLA's {seconds.compile:.3f} s.</p>",
         *_statements(certificate),
         "<h2>Which lane may reach which</h2>",
-        _matrix(certificate),
+        _matrix(certificate, measured),
         "<h2>Pools</h2>",
         table(
             ("pool", "written in place as", "bytes", "faults", "copies of its type"),
@@ -84,18 +88,25 @@ def _statements(certificate: Certificate) -> Iterable[str]:
             yield f"<h2>{heading}</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
 
 
-def _matrix(certificate: Certificate) -> str:
-    """Rows are the results and pool rows of a lane, columns what they may depend on."""
+def _matrix(certificate: Certificate, measured: Dependence | None) -> str:
+    """Rows are the results and pool rows of a lane, columns what they may depend on, and what they were seen to."""
     lanes, proved = range(certificate.lanes), bool(certificate.proved)
-    away = '<td class="apart">apart</td>' if proved else '<td class="open">open</td>'
+
+    def cell(i: int, j: int) -> str:
+        said = "own" if i == j else "apart" if proved else "open"
+        if measured is None:
+            return f'<td class="{said}">{said}</td>'
+        seen = measured.changed[i][j]
+        colour = "open" if seen and i != j else said
+        return f'<td class="{colour}">{said}<small>{"changed" if seen else "same"}</small></td>'
+
     head = "".join(f"<th>{lane}</th>" for lane in lanes)
     rows = "".join(
-        f"<tr><th>lane {i}</th>"
-        + "".join('<td class="own">own</td>' if i == j else away for j in lanes)
-        + '<td class="own">yes</td></tr>'
-        for i in lanes
+        f"<tr><th>lane {i}</th>" + "".join(cell(i, j) for j in lanes) + '<td class="own">yes</td></tr>' for i in lanes
     )
     said = "apart: proved not to depend on it" if proved else "open: not proved"
+    if measured is not None:
+        said += "; below it whether a bit of it changed when all inputs and rows of the other were changed, in one run"
     return (
         f"<p>A row is what comes out for a lane, a column the lane whose inputs and pool rows go in; {said}.</p>"
         f'<table class="matrix"><tr><th></th>{head}<th>shared</th></tr>{rows}</table>'

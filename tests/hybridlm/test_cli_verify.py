@@ -98,8 +98,8 @@ def test_page(directory: Path, tmp_path: Path) -> None:
     assert page.tags.count("rect") > 100
     for part in ("Which lane may reach which", "argument 1.layers[0][0].recurrent", "before the rewrites", "The arena"):
         assert part in text
-    assert len(re.findall('<td class="own">own</td>', text)) == 2
-    assert len(re.findall('<td class="apart">apart</td>', text)) == 2
+    assert len(re.findall('<td class="own">own<small>changed</small></td>', text)) == 2
+    assert len(re.findall('<td class="apart">apart<small>same</small></td>', text)) == 2
 
 
 def test_inspection_in_words(directory: Path) -> None:
@@ -119,4 +119,4 @@ def test_step_that_is_refused_is_shown(directory: Path, tmp_path: Path, monkeypa
     assert "NOT CERTIFIED" in result.output
     text = (tmp_path / "page.html").read_text()
     assert "not certified" in text and "<h2>Faults</h2>" in text
-    assert '<td class="open">open</td>' in text
+    assert '<td class="open">open<small>changed</small></td>' in text

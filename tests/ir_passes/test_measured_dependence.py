@@ -1,5 +1,6 @@
 """The lanes that a step lets into others are seen when they are changed, and stand in the matrix of the page."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,11 +23,11 @@ def arguments():
 
 
 def test_each_lane_changes_its_own_alone() -> None:
-    assert measured_dependence(PLAIN.step, arguments(), PLAIN.bound()).changed == OWN
+    assert measured_dependence(jax.jit(PLAIN.step), arguments(), PLAIN.bound()).changed == OWN
     program = PROGRAMS["gated delta, idle lanes"]
     rng = np.random.default_rng(1)
     args = gated_delta.weights(rng), gated_delta.pools(rng, LANES), normal(rng, LANES, 7), np.ones(LANES, np.int32)
-    assert measured_dependence(program.step, args, program.bound()).changed == OWN
+    assert measured_dependence(jax.jit(program.step), args, program.bound()).changed == OWN
 
 
 def leaking(pool, slots, x, w):
@@ -36,7 +37,7 @@ def leaking(pool, slots, x, w):
 
 
 def test_crossings_are_seen() -> None:
-    found = measured_dependence(leaking, arguments(), PLAIN.bound())
+    found = measured_dependence(jax.jit(leaking), arguments(), PLAIN.bound())
     assert found.crossings == ((1, 3), (2, 0))
 
 
@@ -45,7 +46,7 @@ def test_what_goes_to_another_row_is_seen() -> None:
         y, new = rows.plain_step(pool, slots, x, w)
         return y, new.at[slots[1]].add(jnp.sum(x[0]))
 
-    assert measured_dependence(step, arguments(), PLAIN.bound()).crossings == ((1, 0),)
+    assert measured_dependence(jax.jit(step), arguments(), PLAIN.bound()).crossings == ((1, 0),)
 
 
 @pytest.mark.filterwarnings("ignore::ir_passes.CertificationWarning")

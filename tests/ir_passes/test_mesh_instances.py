@@ -21,7 +21,7 @@ def wrong(name: str, seed: int, checked: dict[str, int]) -> list[str]:
     return [*faults(subject), *idle_faults(subject), *mesh_faults(subject, checked)]
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", ["psum", "all_to_all", "axis_index", "shard_map"])
 def test_what_is_said_holds_on_each_device(name: str) -> None:
     assert wrong(name, 5, {}) == []
 
@@ -30,7 +30,7 @@ def test_what_is_said_holds_on_each_device(name: str) -> None:
 @pytest.mark.parametrize("name", BUILDERS)
 def test_much_that_is_said_holds_on_each_device(name: str) -> None:
     checked: dict[str, int] = {}
-    assert [fault for seed in range(1, 40) for fault in wrong(name, seed, checked)] == []
+    assert [fault for seed in range(40) for fault in wrong(name, seed, checked)] == []
     assert checked["owner"] > 1000, checked
 
 

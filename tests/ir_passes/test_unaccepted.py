@@ -26,8 +26,8 @@ ARGS = verification.draw(np.random.default_rng(2))
 @pytest.mark.parametrize("name", ["drafts verified and replayed", "drafts verified and replayed, vmapped"])
 def test_right_steps_write_what_is_accepted(name: str) -> None:
     program = PROGRAMS[name]
-    seen = [unaccepted_reach(program.step, program.args(seed), program.contract, TOKENS) for seed in range(3)]
-    assert [one.reached for one in seen] == [()] * 3
+    seen = [unaccepted_reach(program.step, program.args(seed), program.contract, TOKENS) for seed in range(2)]
+    assert [one.reached for one in seen] == [()] * 2
     assert all(one.compared > 8 for one in seen)
 
 
@@ -67,9 +67,9 @@ def counted_past_a_wrong_one(w, pools, tokens, lengths):
 @pytest.mark.parametrize(
     ("step", "where"),
     [
-        (drafts_written, "output 1['state']"),
         (convolution_at_the_end, "output 1['conv']"),
         (one_too_many, "output 1['state']"),
+        pytest.param(drafts_written, "output 1['state']", marks=pytest.mark.long),
         (counted_past_a_wrong_one, "the count of accepted tokens"),
     ],
 )
@@ -113,6 +113,7 @@ def test_says_what_it_needs() -> None:
         unaccepted_reach(lambda w, r: (r, r), (np.ones(1, np.float32), np.ones((2, 1), np.float32)), plain, {})
 
 
+@pytest.mark.long
 def test_certificate_says_that_it_is_not_proved() -> None:
     program = PROGRAMS["drafts verified and replayed"]
     certificate = compile_step(program.step, program.args(), program.contract, may_copy=["*conv*"]).certificate

@@ -186,7 +186,10 @@ def _admit(engine: Engine, demand: Demand) -> None:
     left = available_memory()
     if left is None or 2 * (demand.rows + demand.kept) < left:
         return
-    largest = (Shape("generate", engine.staging, engine.chunk), Shape("generate", engine.lanes, 1))
+    largest = [Shape("generate", engine.staging, engine.chunk), Shape("generate", engine.lanes, 1)]
+    if engine.speculate is not None:
+        guesses = engine.draft_tokens if engine.speculate == "mtp" else 0
+        largest.append(Shape("verify", engine.lanes, engine.draft_tokens + 1, guesses=guesses))
     scratch = max(engine.program(shape).certificate.memory.temp for shape in largest)
     replace(demand, scratch=scratch).require(left + demand.weights)
 

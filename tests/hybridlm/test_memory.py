@@ -2,6 +2,8 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from text_checkpoint import write_text_checkpoint
@@ -83,3 +85,21 @@ def test_load_counts_the_scratch_of_the_steps(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Demand, "require", lambda self, available: real(self, available) if self.scratch else None)
     with pytest.raises(InsufficientMemory, match="scratch of the largest step"):
         hybridlm.load(directory, lanes=1, context=32, chunk=4)
+
+
+@pytest.mark.parametrize(("speculate", "counted"), [(None, 1000), ("ngram", 5000)])
+def test_load_counts_the_scratch_of_the_step_that_verifies_drafts(
+    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, speculate: Any, counted: int
+) -> None:
+    scratch: list[int] = []
+
+    def program(self: Engine, shape: Any) -> Any:
+        assert (shape.lanes, shape.tokens) == (3, 10) or shape.step == "generate"
+        temp = 5000 if shape.step == "verify" else 1000
+        return SimpleNamespace(certificate=SimpleNamespace(memory=SimpleNamespace(temp=temp)))
+
+    monkeypatch.setattr(_load, "available_memory", lambda: 0)
+    monkeypatch.setattr(Engine, "program", program)
+    monkeypatch.setattr(Demand, "require", lambda self, available: scratch.append(self.scratch))
+    hybridlm.load(text_lm.path, lanes=3, context=256, chunk=5, speculate=speculate, draft_tokens=9)
+    assert scratch[-1] == counted

@@ -40,6 +40,13 @@ def replayed(text_lm: hybridlm.LM) -> Replayed:
 
 
 @pytest.fixture(scope="module")
+def of_many_drafts(text_lm: hybridlm.LM) -> Replayed:
+    """The step has one token more than a chunk of the recurrence."""
+    lm = hybridlm.load(text_lm.path, lanes=3, context=256, dtype="float32", chunk=5, draft_tokens=64)
+    return Replayed(lm, PROMPTS[:3], 200)
+
+
+@pytest.fixture(scope="module")
 def of_eight_lanes(text_lm: hybridlm.LM) -> Replayed:
     return Replayed(hybridlm.load(text_lm.path, lanes=8, context=256, dtype="float32", chunk=5), PROMPTS, MOST)
 
@@ -81,6 +88,14 @@ def test_random_schedules(replayed: Replayed, actions: list[Any], pattern: list[
 @settings(max_examples=150)
 def test_many_random_schedules(of_eight_lanes: Replayed, actions: list[Any], pattern: list[int], budget: Any) -> None:
     run(of_eight_lanes, actions, pattern, budget)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pattern", [[4], [4, 8, 3, 0, 7, 2, 9], [8, 6, 1]])
+def test_64_drafts(of_many_drafts: Replayed, pattern: list[int]) -> None:
+    before = of_many_drafts.lm.stats["accepted_tokens"]
+    run(of_many_drafts, [("join", number, 200) for number in range(3)], pattern, None)
+    assert of_many_drafts.lm.stats["accepted_tokens"] > before + 100
 
 
 def test_drafts_are_accepted_in_these_schedules(replayed: Replayed) -> None:

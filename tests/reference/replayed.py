@@ -102,8 +102,9 @@ class Scripted:
 
     Args:
         texts: all of them.
-        pattern: numbers below 10: so many right drafts (0 to 4), as many less 5 and then wrong ones (5 to 8), or a
-            wrong one with right ones behind it (9); for a text of so many tokens the entry of that number.
+        pattern: numbers below 10: so many quarters of the drafts, all right (0 to 4), as many less 5 and then wrong ones
+            (5 to 8), or a wrong one with right ones behind it (9). A text of so many tokens takes the entry of its
+            length.
     """
 
     def __init__(self, texts: Sequence[Text], pattern: Sequence[int]):
@@ -115,8 +116,8 @@ class Scripted:
         drafts = (self._texts[number].tokens[seen:] + [1] * k)[:k]
         kind = self._pattern[(seen + number) % len(self._pattern)]
         if kind < 5:
-            return drafts[:kind]
-        right = kind - 5 if kind < 9 else 0
+            return drafts[: kind * k // 4]
+        right = (kind - 5) * k // 4
         wrong = [1 + token % 90 for token in drafts]
         return [*drafts[:right], *wrong[right:]] if kind < 9 else [wrong[0], *drafts[1:]]
 

@@ -1,0 +1,56 @@
+"""Two runs that draw the same tokens, but where the best two choices were as good as each other."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import hybridlm
+
+
+def check_same_draws(
+    lm: hybridlm.LM,
+    found: Sequence[hybridlm.Completion],
+    expected: Sequence[hybridlm.Completion],
+    settings: dict[str, Any],
+    tolerance: float,
+) -> int:
+    """Asserts equal completions, up to a token at which the best two logits are closer than the tolerance.
+
+    Logits of sampled tokens are those that were perturbed.
+
+    Args:
+        lm: the model.
+        found, expected: completions of the same prompts, by their numbers.
+        settings: that both were asked for with; of those that change what is drawn, temperature and seed.
+        tolerance: of logits.
+
+    Returns:
+        How many completions differ from some token on.
+    """
+    differ = 0
+    for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert len(one.token_ids) == len(other.token_ids)
+        places = np.flatnonzero(np.array(one.token_ids) != np.array(other.token_ids))
+        if places.size:
+            margin = _margin(lm, other, int(places[0]), settings, index)
+            assert margin < tolerance, f"request {index}: token {places[0]} differs, margin {margin:.2g}"
+            differ += 1
+    return differ
+
+
+def _margin(
+    lm: hybridlm.LM, completion: hybridlm.Completion, place: int, settings: dict[str, Any], index: int
+) -> float:
+    """How much the best (perturbed) logit of a token is above the second, in logits."""
+    before = [*completion.prompt_token_ids, *completion.token_ids[:place]]
+    logits = np.asarray(lm.forward(before).logits[-1])
+    temperature = settings.get("temperature", 0.0)
+    if temperature:
+        seed = settings.get("seed", 0)
+        key = jax.random.wrap_key_data(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), impl="threefry2x32")
+        key = jax.random.fold_in(jax.random.fold_in(key, index), len(before))
+        logits = logits + temperature * np.asarray(jax.random.gumbel(key, logits.shape, np.float32))
+    best = np.sort(logits)[-2:]
+    return float(best[1] - best[0])

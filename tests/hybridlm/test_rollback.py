@@ -85,7 +85,7 @@ def test_random_schedules(replayed: Replayed, actions: list[Any], pattern: list[
 
 @pytest.mark.long
 @given(ACTIONS, PATTERN, BUDGET)
-@settings(max_examples=150)
+@settings(max_examples=500)
 def test_many_random_schedules(of_eight_lanes: Replayed, actions: list[Any], pattern: list[int], budget: Any) -> None:
     run(of_eight_lanes, actions, pattern, budget)
 

@@ -1,12 +1,14 @@
 """Every family draws the same tokens with drafts as without, at most near ties excepted."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from comparison import TOLERANCES
-from near_ties import _margin, check_same_draws
+from near_ties import check_same_draws, perturbed
 from replayed import Scripted, Text
 
 import hybridlm
@@ -38,6 +40,19 @@ def test_all_families(monkeypatch: pytest.MonkeyPatch) -> None:
                 differ += check_same_draws(lm, found, want, settings, tolerance)
                 tokens += sum(len(one.token_ids) for one in found)
                 drafted, accepted = (lm.stats[key] - before[key] for key in ("drafted_tokens", "accepted_tokens"))
-                print(f"{name}: drafted {drafted}, accepted {accepted} of {tokens}, {differ} differ")
                 assert drafted > 0 and (drafter == "ngram" or 0 < accepted < drafted)
     assert tokens > 10_000 and differ <= tokens / 10_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("settings", [SETTINGS, SAMPLED])
+def test_other_tokens_are_seen(text_lm: hybridlm.LM, settings: dict[str, Any]) -> None:
+    """One token that was not the best is no near tie."""
+    want = text_lm.generate(PROMPTS, **settings)
+    found = [replace(one, token_ids=list(one.token_ids)) for one in want]
+    assert check_same_draws(text_lm, found, want, settings, 1e-3) == 0
+    assert np.argmax(perturbed(text_lm, want[3], 9, settings, 3)) == want[3].token_ids[9]
+    found[3].token_ids[9] = (found[3].token_ids[9] + 1) % 90
+    with pytest.raises(AssertionError, match="request 3: token 9 differs, margin"):
+        check_same_draws(text_lm, found, want, settings, 1e-3)
+    assert check_same_draws(text_lm, found, want, settings, 1e3) == 1

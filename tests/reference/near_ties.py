@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import hybridlm
@@ -34,23 +35,23 @@ def check_same_draws(
         assert len(one.token_ids) == len(other.token_ids)
         places = np.flatnonzero(np.array(one.token_ids) != np.array(other.token_ids))
         if places.size:
-            margin = _margin(lm, other, int(places[0]), settings, index)
+            best = np.sort(perturbed(lm, other, int(places[0]), settings, index))[-2:]
+            margin = float(best[1] - best[0])
             assert margin < tolerance, f"request {index}: token {places[0]} differs, margin {margin:.2g}"
             differ += 1
     return differ
 
 
-def _margin(
+def perturbed(
     lm: hybridlm.LM, completion: hybridlm.Completion, place: int, settings: dict[str, Any], index: int
-) -> float:
-    """How much the best (perturbed) logit of a token is above the second, in logits."""
+) -> np.ndarray:
+    """The logits, with the noise of the draw, of which the highest is the token at a place of a completion."""
     before = [*completion.prompt_token_ids, *completion.token_ids[:place]]
     logits = np.asarray(lm.forward(before).logits[-1])
-    temperature = settings.get("temperature", 0.0)
-    if temperature:
-        seed = settings.get("seed", 0)
-        key = jax.random.wrap_key_data(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), impl="threefry2x32")
-        key = jax.random.fold_in(jax.random.fold_in(key, index), len(before))
-        logits = logits + temperature * np.asarray(jax.random.gumbel(key, logits.shape, np.float32))
-    best = np.sort(logits)[-2:]
-    return float(best[1] - best[0])
+    temperature, seed = settings.get("temperature", 0.0), settings.get("seed", 0)
+    if not temperature:
+        return logits
+    words = jnp.array([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32)
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    key = jax.random.fold_in(jax.random.fold_in(key, index), len(before))
+    return logits + temperature * np.asarray(jax.random.gumbel(key, logits.shape, np.float32))

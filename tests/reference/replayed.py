@@ -102,9 +102,9 @@ class Scripted:
 
     Args:
         texts: all of them.
-        pattern: numbers below 10: so many quarters of the drafts, all right (0 to 4), as many less 5 and then wrong ones
-            (5 to 8), or a wrong one with right ones behind it (9). A text of so many tokens takes the entry of its
-            length.
+        pattern: numbers below 10: so many quarters of the drafts, all right (0 to 4), as many less 5 and wrong ones
+            behind them (5 to 8), or a wrong one with right ones behind it (9). Which entry counts depends on the
+            tokens so far.
     """
 
     def __init__(self, texts: Sequence[Text], pattern: Sequence[int]):

@@ -12,7 +12,7 @@ def all_shapes(engine: Engine, only_full: bool = False) -> list[AnyShape]:
     Requests with log-probabilities or a logits processor of the user's have steps of their own, compiled on first use.
 
     Args:
-        only_full: for the largest number of lanes alone, and without the states that are kept.
+        only_full: for the largest number of lanes alone, and states that are kept only with a prefix cache.
     """
     staging, decode = (_rungs(most, only_full) for most in (engine.staging, engine.lanes))
     shapes: list[AnyShape] = []
@@ -22,7 +22,11 @@ def all_shapes(engine: Engine, only_full: bool = False) -> list[AnyShape]:
     shapes += [CopyShape(source, target) for source in staging for target in decode]
     if not only_full:
         shapes += [CopyShape(source, target) for source in decode for target in decode if source != target]
+    if not only_full or engine.prefix_cache is not None:
         shapes += [shape for pool in staging for shape in engine.moves.shapes(pool)]
+    if engine.prefix_cache is not None:
+        # What an answer ends with is kept from where it was decoded.
+        shapes += [shape for pool in decode for shape in engine.moves.shapes(pool) if shape.kept]
     return list(dict.fromkeys(shapes))
 
 

@@ -16,6 +16,7 @@ from hybridlm._kept_memory import KeptMemory
 from hybridlm._radix_tree import Node, RadixTree, TreeError, common_length
 from hybridlm._row_moves import RowMoves
 from hybridlm._rows import RowPool
+from hybridlm._sequence import Sequence as Reading
 from hybridlm._snapshot import Snapshot
 from ir_passes import Slot
 from models import KV_BLOCK
@@ -100,25 +101,48 @@ class PrefixCache:
                 for kept in used:
                     kept.pins -= 1
 
-    def stops(self, prompt: Sequence[int], begin: int, others: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    def begin(self, prompt: Sequence[int], start: Snapshot | None) -> int:
+        """After how many tokens a prompt would go on now; arguments as for `lent`."""
+        with self._lock:
+            place = self._tree.deepest(prompt, len(prompt) - 1)
+        return max(0 if place is None else place.position, 0 if start is None else start.label.position)
+
+    def awaits(self, prompt: Sequence[int], reading: Sequence[Reading]) -> bool:
+        """Whether a prompt had better wait until one of those that are being read has got as far as both go together.
+
+        It would save reading a chunk at least, and what is being read leaves a state there.
+
+        Args:
+            prompt: its tokens.
+            reading: prompts that are being read; a stop is added to them where they have none.
+        """
+        found, tokens = self.begin(prompt, None), tuple(prompt)
+        for other in reading:
+            shared = min(common_length(tokens, other.request.prompt), len(tokens) - 1)
+            meets = max((stop for stop in other.stops if stop <= shared), default=0)
+            if shared - meets >= self._chunk and shared > other.consumed:
+                other.stops, meets = tuple(sorted({*other.stops, shared})), shared
+            if other.consumed < meets and meets - found >= self._chunk:
+                return True
+        return False
+
+    def stops(self, prompt: Sequence[int], begin: int) -> tuple[int, ...]:
         """After which tokens of a prompt that is read from `begin` on its state is to be kept, in order.
 
         At its end: a conversation goes on from there. Where the last step of it begins: the same prompt again goes on
-        from there, because one token has to be left. Where it leaves what is known or what others are reading, if that
-        saves a later prompt a step: there its step is cut short. And every `EVERY` chunks.
+        from there, because one token has to be left. Where it leaves what is known, if that saves a later prompt a
+        chunk: there its step is cut short. And every `EVERY` chunks.
 
         Args:
             prompt: its tokens.
             begin: how many of them have been consumed.
-            others: prompts that are being read now.
         """
         with self._lock:
             known = self._tree.match(prompt).length
-        shared = max((common_length(tuple(prompt), tuple(other)) for other in others), default=0)
-        cuts = sorted({at for at in (known, shared) if begin + self._chunk <= at < len(prompt)})
-        stops, at = set(cuts), begin
+        cut = known if begin + self._chunk <= known < len(prompt) else len(prompt)
+        stops, at = {cut}, begin
         while at < len(prompt):
-            end = min([at + self._chunk, len(prompt), *(cut for cut in cuts if cut > at)])
+            end = min(at + self._chunk, len(prompt), *([cut] if at < cut else []))
             if end == len(prompt):
                 stops |= {at, end} - {begin}
             if end // (EVERY * self._chunk) > at // (EVERY * self._chunk):

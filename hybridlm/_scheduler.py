@@ -142,16 +142,40 @@ class Scheduler:
         room = engine.lanes - len(self.joined)
         if not self.waiting or not room:
             return
-        wanted = engine.rung(min(len(self.waiting), room) + len(self.prefilling), engine.staging)
-        if self._staging is None or (self._staging.size < wanted and not self.prefilling):
+        joining, held = self._next_of_queue(min(room, len(self.waiting)))
+        if not joining:
+            return
+        wanted = engine.rung(len(joining) + len(self.prefilling), engine.staging)
+        size = 0 if self._staging is None else self._staging.size
+        # A pool that is larger serves as well, unless those that are held would have been its lanes.
+        if self._staging is None or ((size != wanted if held else size < wanted) and not self.prefilling):
             if self._staging is not None:
                 engine.give_back("staging", self._staging)
             self._staging = engine.borrow("staging", wanted)
-        for _ in range(min(room, self._staging.owner.free, len(self.waiting))):
-            sequence = heapq.heappop(self.waiting)[2]
+        for sequence in joining:
             sequence.slot = self._staging.acquire()
             self.prefilling.append(sequence)
             self._begin(sequence, self._staging)
+
+    def _next_of_queue(self, most: int) -> tuple[list[Sequence], bool]:
+        """Who joins next, and whether others wait for what these are reading, because their prompts begin alike."""
+        cache, joining, held = self._engine.prefix_cache, list[Sequence](), []
+        free = self._engine.staging
+        if self.prefilling and self._staging is not None:
+            free = self._staging.owner.free
+        for _ in range(min(most, free)):
+            entry = heapq.heappop(self.waiting)
+            request = entry[2].request
+            if cache is None:
+                joining.append(entry[2])
+            elif cache.awaits(request.prompt, self.prefilling + joining):
+                held.append(entry)
+            else:
+                entry[2].stops = cache.stops(request.prompt, cache.begin(request.prompt, request.start))
+                joining.append(entry[2])
+        for entry in held:
+            heapq.heappush(self.waiting, entry)
+        return joining, bool(held)
 
     def _begin(self, sequence: Sequence, staging: RowPool) -> None:
         """Let a sequence go on from the deepest state that is known of its prompt."""
@@ -161,9 +185,6 @@ class Scheduler:
         with nullcontext(start) if cache is None else cache.lent(prompt, start) as start:
             if start is not None:
                 sequence.consumed = engine.moves.restore(start, staging, sequence.slot, prompt, owner=sequence)
-        if cache is not None:
-            others = [one.request.prompt for one in self.prefilling if one is not sequence]
-            sequence.stops = cache.stops(prompt, sequence.consumed, others)
 
     def _prefill(self) -> Flight:
         """The next chunk of every prompt in the staging pool; those that are done move to the decode pool."""

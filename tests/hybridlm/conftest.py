@@ -20,8 +20,11 @@ def text_lm(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
 
 @pytest.fixture(scope="session")
 def cached_lm(text_lm: hybridlm.LM) -> hybridlm.LM:
-    """The same with a prefix cache that soon moves states to the host, and drops them."""
-    return hybridlm.load(text_lm.path, prefix_cache={"device": "600kB", "host": "300kB"}, **SETTINGS)
+    """The same with a prefix cache, which tests replace by an empty one."""
+    lm = hybridlm.load(text_lm.path, prefix_cache="600kB", **SETTINGS)
+    # The steps are the same, and take the parameters as arguments.
+    lm._engine.programs = lm._engine.moves._programs = text_lm._engine.programs
+    return lm
 
 
 @pytest.fixture(scope="session")

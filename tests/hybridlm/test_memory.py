@@ -1,6 +1,7 @@
 """A model that does not fit is refused before anything large is allocated, with the arithmetic."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,13 @@ def test_the_sum() -> None:
         demand().require(160 * MB - 1)
     with pytest.raises(InsufficientMemory, match="scratch of the largest step 1.049 MB = 168.8 MB"):
         demand(scratch=MB).require(160 * MB)
+
+
+def test_a_prefix_cache_counts() -> None:
+    cached = replace(demand(), kept=20 * MB)
+    cached.require(180 * MB)
+    with pytest.raises(InsufficientMemory, match=r"prefix_cache 20\.97 MB = .* or a smaller prefix_cache would"):
+        cached.require(180 * MB - 1)
 
 
 def test_what_would_fit_is_the_most_that_fits() -> None:

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+import head_checkpoints
 import numpy as np
 import pytest
+from head_checkpoints import write_agreeing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replayed import Replayed, Run, Scripted
@@ -59,12 +61,17 @@ def always() -> Iterator[None]:
         yield
 
 
-def run(replayed: Replayed, actions: list[Any], pattern: list[int], budget: Any) -> int:
-    """Perform the actions, then all that is left; returns how often a row was compared."""
+def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budget: Any) -> int:
+    """Perform the actions, then all that is left; returns how often a row was compared.
+
+    Args:
+        pattern: of the drafts; None for those of whoever drafts as loaded.
+    """
     engine = replayed.lm._engine
     engine.prefix_cache = None if budget is None else PrefixCache(engine.moves, cache_budget(budget), engine.chunk)
     try:
-        with replayed.lm.session(speculate=Scripted(replayed.texts, pattern)) as session:
+        drafter = "as loaded" if pattern is None else Scripted(replayed.texts, pattern)
+        with replayed.lm.session(speculate=drafter) as session:
             watched = Run(replayed, session)
             for lane in range(engine.lanes):  # so that pools have all their rows from the first step on
                 watched.join(lane % len(PROMPTS), 4 + lane)
@@ -88,6 +95,21 @@ def test_random_schedules(replayed: Replayed, actions: list[Any], pattern: list[
 @settings(max_examples=500)
 def test_many_random_schedules(of_eight_lanes: Replayed, actions: list[Any], pattern: list[int], budget: Any) -> None:
     run(of_eight_lanes, actions, pattern, budget)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["random head", "head that agrees"])
+def of_a_head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Replayed:
+    directory = write_agreeing(tmp_path_factory.mktemp("agreeing")) if request.param else head_checkpoints.GOLDEN
+    settings: dict[str, Any] = {"lanes": 3, "context": 150, "dtype": "float32", "chunk": 5, "draft_tokens": 3}
+    return Replayed(hybridlm.load(directory, speculate="mtp", **settings), PROMPTS, MOST)
+
+
+@pytest.mark.long
+@given(ACTIONS, st.sampled_from([None, "300kB"]))
+@settings(max_examples=40)
+def test_random_schedules_of_a_models_own_head(of_a_head: Replayed, actions: list[Any], budget: Any) -> None:
+    """The head's own rows, too, which hold pairs of accepted tokens."""
+    run(of_a_head, actions, None, budget)
 
 
 @pytest.mark.long

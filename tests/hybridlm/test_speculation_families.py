@@ -40,7 +40,7 @@ def test_all_families(monkeypatch: pytest.MonkeyPatch) -> None:
                 differ += check_same_draws(lm, found, want, settings, tolerance)
                 tokens += sum(len(one.token_ids) for one in found)
                 drafted, accepted = (lm.stats[key] - before[key] for key in ("drafted_tokens", "accepted_tokens"))
-                assert drafted > 0 and (drafter == "ngram" or 0 < accepted < drafted)
+                assert drafter == "ngram" or 0 < accepted < drafted
     assert tokens > 10_000 and differ <= tokens / 10_000
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybridlm._acceptance import Record
 from hybridlm._batch import Batch, sampling_arrays
 from hybridlm._cache_budget import CacheBudget
 from hybridlm._drafters import DRAFT_TOKENS, AsLoaded, Speculate, drafters
@@ -88,7 +89,7 @@ class Engine:
         self.staging = min(lanes, staging)
         self.params, self.programs, self.sanitizer = params, programs, sanitizer
         self.speculate: Speculate = speculate
-        self.draft_tokens, self._times = draft_tokens, StepTimes()
+        self.draft_tokens, self._times, self._record = draft_tokens, StepTimes(), Record()
         self.vocab_size = model.config.vocab_size
         self.stats = {
             "steps": 0, "row_copies": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
@@ -113,7 +114,9 @@ class Engine:
             TypeError, ValueError: `speculate` names no drafter and is none.
         """
         make = drafters(self.speculate if speculate == "as loaded" else speculate, self._has_head)
-        return None if make is None else Speculation(make, self.draft_tokens, self._times, self.vocab_size)
+        if make is None:
+            return None
+        return Speculation(make, self.draft_tokens, self._times, self._record, self.vocab_size)
 
     def new_rows(self, count: int) -> Rows:
         """So many rows of zero state."""

@@ -7,7 +7,7 @@ and how often each sequence's drafts were right.
 
 from collections.abc import Callable, Sequence
 
-from hybridlm._acceptance import Acceptance
+from hybridlm._acceptance import Acceptance, Record
 from hybridlm._drafters import Drafter, HeadDrafter, checked_proposal
 from hybridlm._sequence import Sequence as Alive
 from hybridlm._step_times import StepTimes
@@ -24,16 +24,17 @@ class Drafting:
     Args:
         drafter: guesses.
         prompt: its tokens.
+        start: how often they are expected to be right.
 
     Attributes:
         acceptance: how often the guesses are right.
     """
 
-    def __init__(self, drafter: Drafter, prompt: Sequence[int]):
+    def __init__(self, drafter: Drafter, prompt: Sequence[int], start: float = 0.5):
         self._drafter = drafter
         self._prompt = len(prompt)
         self._tokens = list(prompt)
-        self.acceptance = Acceptance()
+        self.acceptance = Acceptance(start)
 
     def hear(self, generated: int, guesses: Sequence[int]) -> None:
         """The model's own head has guessed what follows so many generated tokens."""
@@ -57,6 +58,7 @@ class Speculation:
         drafters: makes the drafter of a sequence.
         tokens: most drafts of a lane in a step (K).
         times: of the steps, kept from run to run.
+        record: of the model's own head, kept from run to run.
         vocab_size: token ids are below it.
 
     Attributes:
@@ -65,14 +67,16 @@ class Speculation:
 
     always = False
 
-    def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, vocab_size: int):
+    def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, record: Record, vocab_size: int):
         self._drafters, self.tokens, self.times, self._vocab_size = drafters, tokens, times, vocab_size
         self._wait = 0
-        self._heads = drafters is HeadDrafter
+        self._record = record if drafters is HeadDrafter else None
 
     def begin(self, prompt: Sequence[int]) -> Drafting:
         """For a sequence that joins."""
-        return Drafting(self._drafters(), prompt)
+        if self._record is None:
+            return Drafting(self._drafters(), prompt)
+        return Drafting(self._drafters(), prompt, self._record.expected())
 
     def looks(self, sequences: Sequence[Alive]) -> bool:
         """Whether the next step needs to know what the one before has drawn."""
@@ -113,7 +117,7 @@ class Speculation:
             lanes: the sequences.
             verifying: whether the next step verifies drafts; one that draws guesses only where that promises to pay.
         """
-        if not self._heads or self._wait:
+        if self._record is None or self._wait:
             return 0
         if verifying or self.always:
             return self.tokens
@@ -128,7 +132,7 @@ class Speculation:
 
     def steps(self, lanes: int) -> tuple[tuple[str, int], tuple[str, int]]:
         """Names of the two steps of a pool under which their times are kept."""
-        return ("draw", lanes), ("verify", lanes)
+        return ("draw", lanes), ("verify" if self._record is None else "verify and guess", lanes)
 
     def cost(self, lanes: int) -> float:
         """Time of a step that verifies, in those of one that draws; both have been measured."""
@@ -140,6 +144,8 @@ class Speculation:
         assert sequence.drafting is not None
         acceptance = sequence.drafting.acceptance
         acceptance.learn(drafted, accepted)
+        if self._record is not None:
+            self._record.learn(drafted, accepted)
         _, verify = self.steps(lanes)
         if self.always or not self.times.known(verify) or 1 + acceptance.expected(self.tokens) > self.cost(lanes):
             return False

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridlm._acceptance import PAUSE, Acceptance
-from hybridlm._drafters import NgramDrafter, checked_proposal, drafters
+from hybridlm._acceptance import HOPE, HOPEFUL, PAUSE, Acceptance, Record
+from hybridlm._drafters import HeadDrafter, NgramDrafter, checked_proposal, drafters
 
 
 def longest_match(tokens: list[int], k: int) -> list[int]:
@@ -96,3 +96,31 @@ def test_pauses_grow_until_drafts_are_right_again() -> None:
         one.learn(4, 4)
     one.pause(200)
     assert one.drafts(200 + PAUSE)
+
+
+def test_guesses_of_a_head_are_for_the_place_they_were_made_for() -> None:
+    drafter = HeadDrafter()
+    assert drafter.propose([3], 4) == []
+    drafter.hear(5, [7, 8, 9])
+    assert drafter.propose([1] * 5, 4) == [7, 8, 9] and drafter.propose([1] * 5, 2) == [7, 8]
+    assert drafter.propose([1] * 6, 4) == [] == drafter.propose([1] * 4, 4)
+    make = drafters("mtp")
+    assert make is not None and isinstance(make(), HeadDrafter)
+    with pytest.raises(ValueError, match=r"which is read where it is asked for: hybridlm.load\(..., speculate='mtp'"):
+        drafters("mtp", has_head=False)
+
+
+def test_what_sequences_may_expect_of_a_head() -> None:
+    """As much as the others have found; now and then one hopes again."""
+    record = Record()
+    assert record.expected() == HOPE
+    for _ in range(40):
+        record.learn(3, 0)
+    found = [record.expected() for _ in range(2 * HOPEFUL)]
+    assert found.count(HOPE) == 2 and sorted(found)[-3] < 0.05
+    one = Acceptance(found[0])
+    one.pause(0)
+    assert one.rate == found[0]
+    for _ in range(40):
+        record.learn(3, 3)
+    assert record.expected() > 0.95

@@ -10,6 +10,7 @@ from head_checkpoints import GOLDEN, write_agreeing, write_headless
 
 import hybridlm
 from hybridlm import CheckpointError, ConfigError
+from hybridlm._acceptance import Record
 from hybridlm._results import Completion
 from hybridlm._speculation import Speculation
 
@@ -118,13 +119,21 @@ def test_scores_are_those_of_the_model_without_a_head(ordinary: hybridlm.LM) -> 
 
 
 @pytest.mark.long
-def test_guesses_that_do_not_pay_stop(ordinary: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a step that verifies costs as much as 1.5 that draw, no steps guess that nobody will verify."""
-    monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 1.5)
+def test_a_head_is_asked_as_long_as_it_pays(
+    ordinary: hybridlm.LM, agreeing: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a step that verifies costs as much as three that draw: what is learned of a head goes on to other runs."""
+    monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 3.0)
     monkeypatch.setattr("hybridlm._step_times.StepTimes.known", lambda self, step: True)
+    for lm in (ordinary, agreeing):
+        monkeypatch.setattr(lm._engine, "_record", Record())
     _, counted = drafted(ordinary, PROMPTS, **SETTINGS)
-    assert counted["speculation_pauses"] >= len(PROMPTS) - 1
-    assert counted["verify_steps"] <= 3 * len(PROMPTS)
+    assert 0 < counted["verify_steps"] <= 2 * len(PROMPTS) and counted["speculation_pauses"]
+    _, counted = drafted(ordinary, PROMPTS[:4], **SETTINGS)
+    assert not counted["verify_steps"]
+    for _ in range(2):
+        _, counted = drafted(agreeing, PROMPTS, **SETTINGS)
+        assert counted["accepted_tokens"] == counted["drafted_tokens"] > 60
 
 
 @pytest.mark.long

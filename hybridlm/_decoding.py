@@ -57,7 +57,7 @@ class Decoding:
 
     def needs_tokens(self, sequences: list[Sequence]) -> bool:
         """Whether their next step can be decided only when all that they have drawn has been read."""
-        return self._speculation is not None and self._speculation.looks(sequences)
+        return self._speculation is not None and self._speculation.looks(sequences, self._engine.context)
 
     def step(self, pool: RowPool, lanes: list[Sequence | None], top: int | None) -> Flight:
         """Dispatch the next step.
@@ -67,17 +67,15 @@ class Decoding:
             lanes: who has each of them.
             top: log-probabilities to report.
         """
-        name, speculation = None, self._speculation
+        speculation = self._speculation
         if speculation is not None:
-            if speculation.looks([sequence for sequence in lanes if sequence is not None]):
+            if self.needs_tokens([sequence for sequence in lanes if sequence is not None]):
                 drafts = speculation.drafts(lanes, self._engine.context)
                 if drafts is not None:
                     return self._verify(speculation, pool, lanes, drafts, top)
-                name = speculation.steps(pool.size)[0]
             else:
                 speculation.rest()
-        guesses = 0 if speculation is None else speculation.guesses(lanes, verifying=False)
-        return self._draw(pool, lanes, top, None if guesses else name, guesses)
+        return self._draw(pool, lanes, top)
 
     def settle(self, pool: RowPool, flight: Flight, accepted: np.ndarray) -> None:
         """It is known how many tokens of each lane a step that verified has accepted, int32 [N]."""
@@ -94,18 +92,18 @@ class Decoding:
                 engine.stats["accepted_tokens"] += count - 1
                 engine.stats["speculation_pauses"] += speculation.learn(sequence, pool.size, drafted, count - 1)
 
-    def _draw(self, pool: RowPool, lanes: list[Sequence | None], top: int | None, name: Any, guesses: int) -> Flight:
-        """One token of each, and guesses behind it; the time is kept under the name, if there is one."""
+    def _draw(self, pool: RowPool, lanes: list[Sequence | None], top: int | None) -> Flight:
+        """One token of each."""
         engine = self._engine
-        shape = Shape("generate", pool.size, 1, top, self._processor, guesses)
+        shape = Shape("generate", pool.size, 1, top, self._processor)
         if self._steady is None or self._steady[:2] != (lanes, shape):
             tokens = np.full((pool.size, 1), CARRIED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
             self._steady = lanes, shape, active, jax.device_put((tokens, active, *sampling_arrays(lanes)))
         counts, (tokens, active, *sampling) = self._steady[2:]
         positions = np.array([0 if sequence is None else sequence.consumed for sequence in lanes], np.int32)
-        batch = Batch(tokens, active, positions, self._blocks(int(positions.max()) + 1, guesses))
-        timing = self._time(shape, name)
+        batch = Batch(tokens, active, positions, blocks_for(int(positions.max()) + 1))
+        timing = self._time(shape)
         drawn = engine.run(shape, pool, batch, *sampling, owners=lanes, counts=counts)
         if timing is not None:
             timing.dispatched(drawn.token)
@@ -127,33 +125,23 @@ class Decoding:
         feeds = [
             None if s is None else Feed((CARRIED, *draft), s.consumed) for s, draft in zip(lanes, drafts, strict=True)
         ]
-        guesses = speculation.guesses(lanes, verifying=True)
-        shape = Shape("verify", pool.size, tokens, top, self._processor, guesses)
+        shape = Shape("verify", pool.size, tokens, top, self._processor)
         batch = Batch.of(feeds, tokens)
-        end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
-        batch = batch._replace(kv_blocks=self._blocks(end, guesses))
         self._drafted = [len(draft) for draft in drafts]
         operands = (np.array(self._drafted, np.int32), *sampling_arrays(lanes))
-        timing = self._time(shape, speculation.steps(pool.size)[1])
+        timing = self._time(shape)
         accepted, drawn = engine.run(shape, pool, batch, *operands, owners=lanes, counts=None)
         engine.stats["verify_steps"] += 1
         if timing is not None:
             timing.dispatched(drawn.token)
         return Flight(drawn, _taking_part(lanes), accepted, timing)
 
-    def _blocks(self, end: int, guesses: int) -> np.ndarray:
-        """`kv_blocks` of a step whose lanes end at this position, and that guesses so many tokens behind it.
-
-        Guesses past the context are of no use to anybody.
-        """
-        return blocks_for(min(end + guesses, self._engine.context))
-
-    def _time(self, shape: Shape, name: Any) -> Timing | None:
-        """Begin to measure a step that is run next, under a name; its compilation does not count."""
-        if name is None or self._speculation is None or self._engine.sanitizer is not None:
+    def _time(self, shape: Shape) -> Timing | None:
+        """Begin to measure a step that is run next, where drafts depend on it; its compilation does not count."""
+        if self._speculation is None or self._engine.sanitizer is not None:
             return None
         self._engine.program(shape)
-        return self._speculation.times.begin(name)
+        return self._speculation.times.begin((shape.step, shape.lanes))
 
 
 def _taking_part(lanes: list[Sequence | None]) -> list[tuple[Sequence, int]]:

@@ -1,5 +1,6 @@
 """A run of the engine: requests go in at any time, tokens come out step by step."""
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -76,6 +77,7 @@ class Session:
         self._flights: deque[Flight] = deque()
         self._submitted = 0
         self._closed = False
+        self._done = 0.0
 
     def __enter__(self) -> "Session":
         return self
@@ -192,8 +194,9 @@ class Session:
         # Whoever interrupts the wait finds the step still there.
         flight = self._flights[0]
         if flight.timing is not None:
-            flight.timing.wait(flight.drawn.token)
+            flight.timing.wait(flight.drawn.token, self._done)
         accepted, drawn = jax.device_get((flight.accepted, flight.drawn))
+        self._done = time.perf_counter()
         self._flights.popleft()
         self._take(flight, drawn, accepted)
 

@@ -7,15 +7,17 @@ and how often each sequence's drafts were right.
 
 from collections.abc import Callable, Sequence
 
-from hybridlm._acceptance import Acceptance, Record
-from hybridlm._drafters import Drafter, HeadDrafter, checked_proposal
+from hybridlm._acceptance import Acceptance
+from hybridlm._drafters import Drafter, checked_proposal
 from hybridlm._sequence import Sequence as Alive
 from hybridlm._step_times import StepTimes
 
 GAIN = 1.02
 """Tokens per second that drafts must promise over no drafts."""
-AGAIN = 8
-"""Steps without a look at drafts after they did not pay for all lanes together."""
+AGAIN, RARELY = 8, 512
+"""Steps without a look at drafts after they did not pay for all lanes together: twice as many each time in a row."""
+MEASURED_AGAIN = 64
+"""After so many steps without a look, drafts that do not pay are verified once, for their time may be another now."""
 
 
 class Drafting:
@@ -24,22 +26,17 @@ class Drafting:
     Args:
         drafter: guesses.
         prompt: its tokens.
-        start: how often they are expected to be right.
 
     Attributes:
         acceptance: how often the guesses are right.
     """
 
-    def __init__(self, drafter: Drafter, prompt: Sequence[int], start: float = 0.5):
+    def __init__(self, drafter: Drafter, prompt: Sequence[int]):
         self._drafter = drafter
         self._prompt = len(prompt)
         self._tokens = list(prompt)
-        self.acceptance = Acceptance(start)
-
-    def hear(self, generated: int, guesses: Sequence[int]) -> None:
-        """The model's own head has guessed what follows so many generated tokens."""
-        if isinstance(self._drafter, HeadDrafter):
-            self._drafter.hear(self._prompt + generated, guesses)
+        self._last: tuple[int, int, tuple[int, ...]] = (0, 0, ())
+        self.acceptance = Acceptance()
 
     def propose(self, generated: Sequence[int], most: int, vocab_size: int) -> tuple[int, ...]:
         """Guesses behind the tokens that were generated so far.
@@ -48,7 +45,10 @@ class Drafting:
             TypeError, ValueError: the drafter's answer is none (see `checked_proposal`).
         """
         self._tokens += generated[len(self._tokens) - self._prompt :]
-        return checked_proposal(self._drafter, self._tokens, most, vocab_size) if most > 0 else ()
+        if self._last[:2] != (len(self._tokens), most):
+            found = checked_proposal(self._drafter, self._tokens, most, vocab_size) if most > 0 else ()
+            self._last = len(self._tokens), most, found
+        return self._last[2]
 
 
 class Speculation:
@@ -58,7 +58,6 @@ class Speculation:
         drafters: makes the drafter of a sequence.
         tokens: most drafts of a lane in a step (K).
         times: of the steps, kept from run to run.
-        record: of the model's own head, kept from run to run.
         vocab_size: token ids are below it.
 
     Attributes:
@@ -67,22 +66,21 @@ class Speculation:
 
     always = False
 
-    def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, record: Record, vocab_size: int):
+    def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, vocab_size: int):
         self._drafters, self.tokens, self.times, self._vocab_size = drafters, tokens, times, vocab_size
-        self._wait = 0
-        self._record = record if drafters is HeadDrafter else None
+        self._wait, self._refused = 0, AGAIN
 
     def begin(self, prompt: Sequence[int]) -> Drafting:
         """For a sequence that joins."""
-        if self._record is None:
-            return Drafting(self._drafters(), prompt)
-        return Drafting(self._drafters(), prompt, self._record.expected())
+        return Drafting(self._drafters(), prompt)
 
-    def looks(self, sequences: Sequence[Alive]) -> bool:
-        """Whether the next step needs to know what the one before has drawn."""
-        return not self._wait and any(
-            s.drafting is not None and s.drafting.acceptance.drafts(s.drawn) for s in sequences
-        )
+    def looks(self, sequences: Sequence[Alive], context: int) -> bool:
+        """Whether the next step needs to know what the one before has drawn.
+
+        Waiting for that costs time. It is worth it where there are drafts behind the tokens that have been read, be
+        they one short: where text repeats itself, there are.
+        """
+        return not self._wait and any(self._propose(sequence, context) for sequence in sequences)
 
     def rest(self) -> None:
         """A step has passed without a look at drafts."""
@@ -104,48 +102,26 @@ class Speculation:
             return proposed
         if not self.times.known(plain):
             return None
-        counts = [(s, len(drafts)) for s, drafts in zip(lanes, proposed, strict=True) if s is not None]
-        if self.times.known(verify) and not self._pays(counts, len(lanes)):
-            self._wait = AGAIN
-            return None
-        return proposed
-
-    def guesses(self, lanes: Sequence[Alive | None], verifying: bool) -> int:
-        """How many tokens the model's own head guesses in the next step, for the one behind it to verify.
-
-        Args:
-            lanes: the sequences.
-            verifying: whether the next step verifies drafts; one that draws guesses only where that promises to pay.
-        """
-        if self._record is None or self._wait:
-            return 0
-        if verifying or self.always:
-            return self.tokens
-        plain, verify = self.steps(len(lanes))
-        drafting = [(s, s.drafting is not None and s.drafting.acceptance.drafts(s.drawn)) for s in lanes if s]
-        if not self.times.known(plain) or not any(drafts for _, drafts in drafting):
-            return 0
-        if self.times.known(verify) and not self._pays([(s, self.tokens * one) for s, one in drafting], len(lanes)):
-            self._wait = AGAIN
-            return 0
-        return self.tokens
+        if not self.times.known(verify) or self._pays(lanes, proposed, self.cost(len(lanes))):
+            self._refused = AGAIN
+            return proposed
+        self._wait, self._refused = self._refused, min(2 * self._refused, RARELY)
+        return proposed if self._wait > MEASURED_AGAIN else None
 
     def steps(self, lanes: int) -> tuple[tuple[str, int], tuple[str, int]]:
         """Names of the two steps of a pool under which their times are kept."""
-        return ("draw", lanes), ("verify" if self._record is None else "verify and guess", lanes)
+        return ("generate", lanes), ("verify", lanes)
 
     def cost(self, lanes: int) -> float:
         """Time of a step that verifies, in those of one that draws; both have been measured."""
         plain, verify = self.steps(lanes)
-        return self.times.median(verify) / self.times.median(plain)
+        return self.times.least(verify) / self.times.least(plain)
 
     def learn(self, sequence: Alive, lanes: int, drafted: int, accepted: int) -> bool:
         """Of a sequence's drafts the first `accepted` were right; returns whether it stops drafting for a while."""
         assert sequence.drafting is not None
         acceptance = sequence.drafting.acceptance
         acceptance.learn(drafted, accepted)
-        if self._record is not None:
-            self._record.learn(drafted, accepted)
         _, verify = self.steps(lanes)
         if self.always or not self.times.known(verify) or 1 + acceptance.expected(self.tokens) > self.cost(lanes):
             return False
@@ -158,9 +134,9 @@ class Speculation:
             return ()
         return drafting.propose(sequence.generated, min(self.tokens, sequence.left(context) - 1), self._vocab_size)
 
-    def _pays(self, drafts: Sequence[tuple[Alive, int]], lanes: int) -> bool:
-        """Whether a step that verifies so many drafts of each sequence gives more tokens in its time."""
+    def _pays(self, lanes: Sequence[Alive | None], proposed: list[tuple[int, ...]], cost: float) -> bool:
+        alive = [(s, drafts) for s, drafts in zip(lanes, proposed, strict=True) if s is not None]
         expected = sum(
-            1 + (s.drafting.acceptance.expected(count) if s.drafting is not None else 0) for s, count in drafts
+            1 + (s.drafting.acceptance.expected(len(drafts)) if s.drafting is not None else 0) for s, drafts in alive
         )
-        return expected > GAIN * self.cost(lanes) * len(drafts)
+        return expected > GAIN * cost * len(alive)

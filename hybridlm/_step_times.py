@@ -1,6 +1,5 @@
 """How long steps take, measured as they run."""
 
-import statistics
 import time
 from collections import defaultdict, deque
 from typing import Any
@@ -23,9 +22,12 @@ class StepTimes:
         """Whether enough have been measured."""
         return len(self._seconds[step]) >= NEEDED
 
-    def median(self, step: Any) -> float:
-        """Of the last ones, in seconds; `known` says whether there are any."""
-        return statistics.median(self._seconds[step])
+    def least(self, step: Any) -> float:
+        """Of the last ones, in seconds: what else the machine does makes steps slower, never faster.
+
+        `known` says whether there are any.
+        """
+        return min(self._seconds[step])
 
 
 class Timing:
@@ -39,8 +41,13 @@ class Timing:
         if output.is_ready():
             self._kept.append(time.perf_counter() - self._began)
 
-    def wait(self, output: Any) -> None:
-        """Wait for the step; if it was done before, nobody knows for how long, and it is not counted."""
+    def wait(self, output: Any, before: float) -> None:
+        """Wait for the step; if it was done already, nobody knows since when, and it is not counted.
+
+        Args:
+            output: of the step.
+            before: when the step before it was done, which this one has waited for.
+        """
         if not output.is_ready():
             output.block_until_ready()
-            self._kept.append(time.perf_counter() - self._began)
+            self._kept.append(time.perf_counter() - max(self._began, before))

@@ -4,8 +4,8 @@ from hybridlm._engine import Engine
 from hybridlm._programs import AnyShape, CopyShape, Shape, lane_rung
 
 
-def all_shapes(engine: Engine, only_full: bool = False) -> list[AnyShape]:
-    """Steps that consume prompts, that draw one token of each lane, that score, and that move rows.
+def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) -> list[AnyShape]:
+    """Steps that consume prompts, that draw one token of each lane, that verify drafts, that score, and that move rows.
 
     Rows are copied between pools, and states are moved out of a pool to be kept, and back into one.
 
@@ -13,11 +13,16 @@ def all_shapes(engine: Engine, only_full: bool = False) -> list[AnyShape]:
 
     Args:
         only_full: for the largest number of lanes alone, and states that are kept only with a prefix cache.
+        drafts: those that verify drafts too, where the engine does not draft of itself.
     """
     staging, decode = (_rungs(most, only_full) for most in (engine.staging, engine.lanes))
     shapes: list[AnyShape] = []
     shapes += [Shape("generate", lanes, engine.chunk) for lanes in staging]
     shapes += [Shape("generate", lanes, 1) for lanes in decode]
+    if drafts or engine.speculate is not None:
+        guesses = engine.draft_tokens if engine.speculate == "mtp" else 0
+        shapes += [Shape("generate", lanes, 1, guesses=guesses) for lanes in decode]
+        shapes += [Shape("verify", lanes, engine.draft_tokens + 1, guesses=guesses) for lanes in decode]
     shapes += [Shape("score", lanes, engine.chunk, 0) for lanes in staging]
     shapes += [CopyShape(source, target) for source in staging for target in decode]
     if not only_full:

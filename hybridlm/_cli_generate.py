@@ -3,11 +3,22 @@
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 
-from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
+from hybridlm._cli_options import (
+    Chunk,
+    Context,
+    Debug,
+    Drafting,
+    DraftTokens,
+    Dtype,
+    Lanes,
+    Model,
+    reported,
+)
+from hybridlm._drafters import DRAFT_TOKENS
 from hybridlm._json_lines import Id, dump, finite, numbered_lines, parse_object, read_id, read_item
 from hybridlm._lm import LM
 from hybridlm._load import load
@@ -51,6 +62,8 @@ def generate(
     context: Context = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
+    speculate: Drafting = None,
+    draft_tokens: DraftTokens = DRAFT_TOKENS,
     debug: Debug = False,
 ) -> None:
     """Continue prompts. A single one is printed as it is generated, several in the order of the input.
@@ -61,7 +74,15 @@ def generate(
         raise typer.BadParameter("is printed with --json only", param_hint="--logprobs")
     with reported(debug):
         given = _read_prompts(prompts or [], file)
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk)
+        lm = load(
+            model,
+            lanes=lanes,
+            context=context,
+            dtype=dtype,
+            chunk=chunk,
+            speculate=cast(Any, speculate),
+            draft_tokens=draft_tokens,
+        )
         items = [_chat_ids(lm, prompt.item) if chat else prompt.item for prompt in given]
         events = lm.stream(
             items,

@@ -29,6 +29,11 @@ Dtype = Annotated[
 Chunk = Annotated[
     int | None, typer.Option(help="Tokens of a text that one step consumes.", show_default="128, or the context")
 ]
+Drafting = Annotated[
+    str | None,
+    typer.Option("--speculate", help='"ngram" drafts what followed the last tokens before.', metavar="NAME"),
+]
+DraftTokens = Annotated[int, typer.Option("--draft-tokens", help="Most drafts of a sequence in a step.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

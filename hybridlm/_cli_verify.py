@@ -57,7 +57,8 @@ def verify(
 ) -> None:
     """Prove that no lane of any step reaches another, and audit what XLA makes of it.
 
-    A row per step: generation while prompts are consumed, generation of one token at a time, and scoring. The exit
+    A row per step: generation while prompts are consumed, generation of one token at a time, verification of
+    drafts, and scoring. The exit
     status is 1 if one of them fails. "copies" are pool-sized ones, "checks" the time of proof, rewrites and audit as a
     part of XLA's, in seconds. "plan" is the scratch that the step needs by our own plan, "state of a row" what one
     sequence keeps.
@@ -68,7 +69,7 @@ def verify(
         table, faults = Table(title=verified.title, title_justify="left", title_style=""), list[str]()
         for heading in ("step", "lanes", "tokens", *verified.headings):
             table.add_column(heading, justify="left" if heading == "step" else "right")
-        for shape in all_shapes(engine, full or abstract):
+        for shape in all_shapes(engine, full or abstract, drafts=True):
             with console.status(f"{shape}"):
                 cells, fault = _checked(verified, shape, explain)
             table.add_row(*_place(shape), *cells)

@@ -75,7 +75,7 @@ class Decoding:
                     return self._verify(speculation, pool, lanes, drafts, top)
             else:
                 speculation.rest()
-        return self._draw(pool, lanes, top)
+        return self._draw(pool, lanes, top, 0 if speculation is None else speculation.guesses(lanes, verifying=False))
 
     def settle(self, pool: RowPool, flight: Flight, accepted: np.ndarray) -> None:
         """It is known how many tokens of each lane a step that verified has accepted, int32 [N]."""
@@ -92,17 +92,17 @@ class Decoding:
                 engine.stats["accepted_tokens"] += count - 1
                 engine.stats["speculation_pauses"] += speculation.learn(sequence, pool.size, drafted, count - 1)
 
-    def _draw(self, pool: RowPool, lanes: list[Sequence | None], top: int | None) -> Flight:
-        """One token of each."""
+    def _draw(self, pool: RowPool, lanes: list[Sequence | None], top: int | None, guesses: int) -> Flight:
+        """One token of each, and so many guesses behind it."""
         engine = self._engine
-        shape = Shape("generate", pool.size, 1, top, self._processor)
+        shape = Shape("generate", pool.size, 1, top, self._processor, guesses)
         if self._steady is None or self._steady[:2] != (lanes, shape):
             tokens = np.full((pool.size, 1), CARRIED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
             self._steady = lanes, shape, active, jax.device_put((tokens, active, *sampling_arrays(lanes)))
         counts, (tokens, active, *sampling) = self._steady[2:]
         positions = np.array([0 if sequence is None else sequence.consumed for sequence in lanes], np.int32)
-        batch = Batch(tokens, active, positions, blocks_for(int(positions.max()) + 1))
+        batch = Batch(tokens, active, positions, self._blocks(int(positions.max()) + 1, guesses))
         timing = self._time(shape)
         drawn = engine.run(shape, pool, batch, *sampling, owners=lanes, counts=counts)
         if timing is not None:
@@ -125,8 +125,11 @@ class Decoding:
         feeds = [
             None if s is None else Feed((CARRIED, *draft), s.consumed) for s, draft in zip(lanes, drafts, strict=True)
         ]
-        shape = Shape("verify", pool.size, tokens, top, self._processor)
+        guesses = speculation.guesses(lanes, verifying=True)
+        shape = Shape("verify", pool.size, tokens, top, self._processor, guesses)
         batch = Batch.of(feeds, tokens)
+        end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
+        batch = batch._replace(kv_blocks=self._blocks(end, guesses))
         self._drafted = [len(draft) for draft in drafts]
         operands = (np.array(self._drafted, np.int32), *sampling_arrays(lanes))
         timing = self._time(shape)
@@ -136,12 +139,19 @@ class Decoding:
             timing.dispatched(drawn.token)
         return Flight(drawn, _taking_part(lanes), accepted, timing)
 
+    def _blocks(self, end: int, guesses: int) -> np.ndarray:
+        """`kv_blocks` of a step whose lanes end at this position, and that guesses so many tokens behind it.
+
+        Guesses past the context are of no use to anybody.
+        """
+        return blocks_for(min(end + guesses, self._engine.context))
+
     def _time(self, shape: Shape) -> Timing | None:
         """Begin to measure a step that is run next, where drafts depend on it; its compilation does not count."""
         if self._speculation is None or self._engine.sanitizer is not None:
             return None
         self._engine.program(shape)
-        return self._speculation.times.begin((shape.step, shape.lanes))
+        return self._speculation.times.begin((shape.step, shape.lanes, shape.guesses))
 
 
 def _taking_part(lanes: list[Sequence | None]) -> list[tuple[Sequence, int]]:

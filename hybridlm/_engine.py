@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybridlm._acceptance import Record
+from hybridlm._acceptance import Trust
 from hybridlm._batch import Batch, sampling_arrays
 from hybridlm._cache_budget import CacheBudget
-from hybridlm._drafters import DRAFT_TOKENS, AsLoaded, Speculate, drafters
+from hybridlm._drafters import DRAFT_TOKENS, AsLoaded, HeadDrafter, Speculate, drafters
 from hybridlm._prefix_cache import PrefixCache
 from hybridlm._programs import AnyShape, CopyShape, Programs, Shape, lane_rung
 from hybridlm._row_moves import RowMoves
@@ -89,7 +89,8 @@ class Engine:
         self.staging = min(lanes, staging)
         self.params, self.programs, self.sanitizer = params, programs, sanitizer
         self.speculate: Speculate = speculate
-        self.draft_tokens, self._times, self._record = draft_tokens, StepTimes(), Record()
+        self.draft_tokens, self._times = draft_tokens, StepTimes()
+        self._trust, self._trust_in_head = Trust(), Trust()
         self.vocab_size = model.config.vocab_size
         self.stats = {
             "steps": 0, "row_copies": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
@@ -116,7 +117,8 @@ class Engine:
         make = drafters(self.speculate if speculate == "as loaded" else speculate, self._has_head)
         if make is None:
             return None
-        return Speculation(make, self.draft_tokens, self._times, self._record, self.vocab_size)
+        trust = self._trust_in_head if make is HeadDrafter else self._trust
+        return Speculation(make, self.draft_tokens, self._times, trust, self.vocab_size)
 
     def new_rows(self, count: int) -> Rows:
         """So many rows of zero state."""

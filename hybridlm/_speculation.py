@@ -7,8 +7,8 @@ and how often each sequence's drafts were right.
 
 from collections.abc import Callable, Sequence
 
-from hybridlm._acceptance import Acceptance
-from hybridlm._drafters import Drafter, checked_proposal
+from hybridlm._acceptance import Acceptance, Trust
+from hybridlm._drafters import Drafter, HeadDrafter, checked_proposal
 from hybridlm._sequence import Sequence as Alive
 from hybridlm._step_times import StepTimes
 
@@ -26,17 +26,24 @@ class Drafting:
     Args:
         drafter: guesses.
         prompt: its tokens.
+        rate: how often its first guesses are expected to be right.
 
     Attributes:
         acceptance: how often the guesses are right.
     """
 
-    def __init__(self, drafter: Drafter, prompt: Sequence[int]):
+    def __init__(self, drafter: Drafter, prompt: Sequence[int], rate: float):
         self._drafter = drafter
         self._prompt = len(prompt)
         self._tokens = list(prompt)
         self._last: tuple[int, int, tuple[int, ...]] = (0, 0, ())
-        self.acceptance = Acceptance()
+        self.acceptance = Acceptance(rate)
+
+    def hear(self, generated: int, guesses: Sequence[int]) -> None:
+        """The model's own head has guessed what follows so many generated tokens."""
+        if isinstance(self._drafter, HeadDrafter):
+            self._drafter.hear(self._prompt + generated, guesses)
+            self._last = (0, 0, ())
 
     def propose(self, generated: Sequence[int], most: int, vocab_size: int) -> tuple[int, ...]:
         """Guesses behind the tokens that were generated so far.
@@ -58,6 +65,7 @@ class Speculation:
         drafters: makes the drafter of a sequence.
         tokens: most drafts of a lane in a step (K).
         times: of the steps, kept from run to run.
+        trust: in the drafts of new sequences, the same.
         vocab_size: token ids are below it.
 
     Attributes:
@@ -66,20 +74,24 @@ class Speculation:
 
     always = False
 
-    def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, vocab_size: int):
+    def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, trust: Trust, vocab_size: int):
         self._drafters, self.tokens, self.times, self._vocab_size = drafters, tokens, times, vocab_size
+        self._trust = trust
         self._wait, self._refused = 0, AGAIN
+        self._head, self._guessed = drafters is HeadDrafter, False
 
     def begin(self, prompt: Sequence[int]) -> Drafting:
         """For a sequence that joins."""
-        return Drafting(self._drafters(), prompt)
+        return Drafting(self._drafters(), prompt, self._trust.rate)
 
     def looks(self, sequences: Sequence[Alive], context: int) -> bool:
         """Whether the next step needs to know what the one before has drawn.
 
         Waiting for that costs time. It is worth it where there are drafts behind the tokens that have been read, be
-        they one short: where text repeats itself, there are.
+        they one short: where text repeats itself, there are. A head's guesses come with what that step has drawn.
         """
+        if self._head:
+            return self._guessed
         return not self._wait and any(self._propose(sequence, context) for sequence in sequences)
 
     def rest(self) -> None:
@@ -97,20 +109,46 @@ class Speculation:
         proposed = [() if s is None else self._propose(s, context) for s in lanes]
         if not any(proposed):
             return None
-        plain, verify = self.steps(len(lanes))
         if self.always:
             return proposed
-        if not self.times.known(plain):
+        if not self.times.known(self.steps(len(lanes))[0]):
             return None
-        if not self.times.known(verify) or self._pays(lanes, proposed, self.cost(len(lanes))):
-            self._refused = AGAIN
+        if self._wait:  # a head has guessed although it does not pay, for the time to be measured
             return proposed
-        self._wait, self._refused = self._refused, min(2 * self._refused, RARELY)
-        return proposed if self._wait > MEASURED_AGAIN else None
+        return proposed if self._worth_it(lanes, proposed) else None
 
-    def steps(self, lanes: int) -> tuple[tuple[str, int], tuple[str, int]]:
-        """Names of the two steps of a pool under which their times are kept."""
-        return ("generate", lanes), ("verify", lanes)
+    def guesses(self, lanes: Sequence[Alive | None], verifying: bool) -> int:
+        """How many tokens the model's own head guesses in the next step, for the one behind it to verify.
+
+        Args:
+            lanes: the sequences.
+            verifying: whether the next step verifies drafts. One that draws guesses where that promises to pay.
+        """
+        if not self._head:
+            return 0
+        self._guessed = not self._wait and (verifying or self._asks(lanes))
+        return self.tokens if verifying or self._guessed else 0
+
+    def _asks(self, lanes: Sequence[Alive | None]) -> bool:
+        """Whether a step had better guess, none of whose lanes has drafts."""
+        asking = [s is not None and s.drafting is not None and s.drafting.acceptance.drafts(s.drawn) for s in lanes]
+        if self.always or not any(asking):
+            return self.always
+        return self.times.known(self.steps(len(lanes))[0]) and self._worth_it(
+            lanes, [(0,) * self.tokens if one else () for one in asking]
+        )
+
+    def _worth_it(self, lanes: Sequence[Alive | None], drafts: list[tuple[int, ...]]) -> bool:
+        """Whether drafts are to be verified: they pay, or it has to be measured whether they do."""
+        if not self.times.known(self.steps(len(lanes))[1]) or self._pays(lanes, drafts, self.cost(len(lanes))):
+            self._refused = AGAIN
+            return True
+        self._wait, self._refused = self._refused, min(2 * self._refused, RARELY)
+        return self._wait > MEASURED_AGAIN
+
+    def steps(self, lanes: int) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
+        """Kinds of the two steps of a pool, by which their times are kept: what they do, lanes, guesses."""
+        return ("generate", lanes, 0), ("verify", lanes, self.tokens if self._head else 0)
 
     def cost(self, lanes: int) -> float:
         """Time of a step that verifies, in those of one that draws; both have been measured."""
@@ -122,6 +160,7 @@ class Speculation:
         assert sequence.drafting is not None
         acceptance = sequence.drafting.acceptance
         acceptance.learn(drafted, accepted)
+        self._trust.learn(drafted, accepted)
         _, verify = self.steps(lanes)
         if self.always or not self.times.known(verify) or 1 + acceptance.expected(self.tokens) > self.cost(lanes):
             return False

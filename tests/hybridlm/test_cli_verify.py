@@ -40,14 +40,21 @@ def leaking_step(*settings: Any) -> Step:
 def test_every_step_is_verified(directory: Path, tmp_path: Path) -> None:
     result = run("verify", directory, "--full", "--out", str(tmp_path / "new" / "folder"))
     assert result.exit_code == 0, result.output
-    rows = re.findall(r"(generate|score)\s*│\s*(\d+)\s*│\s*(\d+)\s*│\s*\d+\s*│\s*(\w+)\s*│\s*(\w+)", result.output)
-    assert [row[:3] for row in rows] == [("generate", "2", "4"), ("generate", "2", "1"), ("score", "2", "4")]
+    rows = re.findall(
+        r"(generate|verify|score)\s*│\s*(\d+)\s*│\s*(\d+)\s*│\s*\d+\s*│\s*(\w+)\s*│\s*(\w+)", result.output
+    )
+    assert [row[:3] for row in rows] == [
+        ("generate", "2", "4"),
+        ("generate", "2", "1"),
+        ("verify", "2", "5"),
+        ("score", "2", "4"),
+    ]
     assert all(proved in ("yes", "reused") and audited == "yes" for *_, proved, audited in rows)
     assert re.search(r"copy from 2\s*│\s*2\s*│\s*│\s*\d+\s*│\s*\w+\s*│\s*yes", result.output)
-    assert "all 4 steps are proved and audited" in result.output
+    assert "all 5 steps are proved and audited" in result.output
     assert "non-interference" in result.output and "not covered:" in result.output
     found = [Certificate.from_json(path.read_text()) for path in sorted((tmp_path / "new" / "folder").iterdir())]
-    assert [certificate.lanes for certificate in found] == [1, 2, 2, 2], "a copy moves one row"
+    assert [certificate.lanes for certificate in found] == [1, 2, 2, 2, 2], "a copy moves one row"
     assert all(certificate.holds for certificate in found)
 
 
@@ -56,7 +63,7 @@ def test_failure_is_the_exit_status(directory: Path, monkeypatch: pytest.MonkeyP
     result = run("verify", directory, "--full")
     assert result.exit_code == 1
     assert re.search(r"score\s*│\s*2\s*│\s*4\s*│\s*│\s*NO", result.output)
-    assert "1 of 4 steps failed" in result.output
+    assert "1 of 5 steps failed" in result.output
     line = leaking_step.__code__.co_firstlineno + 4
     assert f"{Path(__file__).name}:{line}" in result.output
     assert "The step is score 2x4" in result.output

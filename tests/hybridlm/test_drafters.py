@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridlm._acceptance import HOPE, HOPEFUL, PAUSE, Acceptance, Record
+from hybridlm._acceptance import PAUSE, Acceptance, Trust
 from hybridlm._drafters import HeadDrafter, NgramDrafter, checked_proposal, drafters
 
 
@@ -74,7 +74,7 @@ def test_what_a_drafter_may_answer() -> None:
 
 
 def test_acceptance() -> None:
-    one = Acceptance()
+    one = Acceptance(0.5)
     assert one.expected(4) == pytest.approx(0.5 + 0.25 + 0.125 + 0.0625)
     for _ in range(20):
         one.learn(4, 4)
@@ -85,7 +85,7 @@ def test_acceptance() -> None:
 
 
 def test_pauses_grow_until_drafts_are_right_again() -> None:
-    one = Acceptance()
+    one = Acceptance(0.5)
     assert one.drafts(0)
     one.pause(10)
     assert not one.drafts(10 + PAUSE - 1) and one.drafts(10 + PAUSE)
@@ -98,6 +98,17 @@ def test_pauses_grow_until_drafts_are_right_again() -> None:
     assert one.drafts(200 + PAUSE)
 
 
+def test_new_sequences_are_trusted_as_the_last_ones_were() -> None:
+    trust = Trust()
+    assert Acceptance(trust.rate).expected(4) > 2
+    for _ in range(100):
+        trust.learn(4, 0)
+    assert Acceptance(trust.rate).expected(4) < 0.1
+    for _ in range(100):
+        trust.learn(1, 1)
+    assert Acceptance(trust.rate).expected(4) > 3.5
+
+
 def test_guesses_of_a_head_are_for_the_place_they_were_made_for() -> None:
     drafter = HeadDrafter()
     assert drafter.propose([3], 4) == []
@@ -108,19 +119,3 @@ def test_guesses_of_a_head_are_for_the_place_they_were_made_for() -> None:
     assert make is not None and isinstance(make(), HeadDrafter)
     with pytest.raises(ValueError, match=r"which is read where it is asked for: hybridlm.load\(..., speculate='mtp'"):
         drafters("mtp", has_head=False)
-
-
-def test_what_sequences_may_expect_of_a_head() -> None:
-    """As much as the others have found; now and then one hopes again."""
-    record = Record()
-    assert record.expected() == HOPE
-    for _ in range(40):
-        record.learn(3, 0)
-    found = [record.expected() for _ in range(2 * HOPEFUL)]
-    assert found.count(HOPE) == 2 and sorted(found)[-3] < 0.05
-    one = Acceptance(found[0])
-    one.pause(0)
-    assert one.rate == found[0]
-    for _ in range(40):
-        record.learn(3, 3)
-    assert record.expected() > 0.95

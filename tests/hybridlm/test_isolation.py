@@ -34,6 +34,8 @@ MODELS = [
 # lanes that begin, go on, go on beyond the first block of the cache, and do nothing
 LENGTHS = {1: (1, 1, 1, 0), CHUNK: (CHUNK, 3, CHUNK - 1, 0)}
 POSITIONS = (0, 2, 129, 5)
+# of the tokens of a step that verifies
+DRAFTS = (0, 2, CHUNK - 2, 0)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -72,6 +74,8 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
         rng.integers(0, 2**32, (LANES, 2)).astype(np.uint32),
         np.arange(LANES, dtype=np.uint32),
     )
+    if shape.step == "verify":
+        return (*common, np.array(DRAFTS, np.int32), sampling, np.array(True))
     return (*common, sampling, np.array(True))
 
 
@@ -99,6 +103,7 @@ def measure(lm: hybridlm.LM, shape: Shape, wrap: Callable[[Step], Step] = lambda
 SHAPES = (
     Shape("generate", LANES, 1, 2),
     Shape("generate", LANES, CHUNK, 2),
+    Shape("verify", LANES, CHUNK, 2),
     Shape("score", LANES, CHUNK, 2),
 )
 

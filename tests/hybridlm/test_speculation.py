@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import hybridlm
+from hybridlm._acceptance import Trust
 from hybridlm._results import Completion
 from hybridlm._speculation import Speculation
 
@@ -183,9 +184,11 @@ def test_drafts_that_do_not_pay_stop(
     """Where a step that verifies costs as much as 1.5 that draw, sequences without right drafts stop drafting."""
     monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 1.5)
     monkeypatch.setattr("hybridlm._step_times.StepTimes.known", lambda self, step: True)
+    monkeypatch.setattr(text_lm._engine, "_trust", Trust())
     before, drafter = text_lm.stats, Never()
     check(text_lm.generate(PROMPTS, speculate=drafter, **SETTINGS), plain)
     after = text_lm.stats
     assert after["accepted_tokens"] - before["accepted_tokens"] <= 3
-    assert after["speculation_pauses"] - before["speculation_pauses"] == len(PROMPTS)
-    assert drafter.asked <= 3 * len(PROMPTS)
+    assert after["speculation_pauses"] - before["speculation_pauses"] >= 3
+    assert 0 < after["verify_steps"] - before["verify_steps"] <= 16
+    assert drafter.asked <= 12 * len(PROMPTS)

@@ -19,7 +19,7 @@ from hybridlm._steps import Step, score_step
 from ir_passes import CompiledStep, compile_step
 
 ROW = r"\s*│\s*".join(
-    (r"(generate|score|copy from 8)", r"(\d+)", r"(\d*)", r"(\d+)", "yes", r"([\d,]+) B", r"([\d,]+) B")
+    (r"(generate|verify|score|copy from 8)", r"(\d+)", r"(\d*)", r"(\d+)", "yes", r"([\d,]+) B", r"([\d,]+) B")
 )
 # Three layers, of the kinds that LFM2 has.
 SHALLOW = {name: value for name, value in LFM2.items() if name != "full_attn_idxs"} | {
@@ -57,13 +57,14 @@ def test_steps_are_proved_and_planned(tmp_path: Path, nothing_runs: None) -> Non
     assert found == [
         ("generate", "8", "256"),
         ("generate", "64", "1"),
+        ("verify", "64", "5"),
         ("score", "8", "256"),
         ("copy from 8", "64", ""),
     ]
     assert all(int(row[4].replace(",", "")) > 0 for row in rows)
     # 64 positions x 64 blocks of keys and values of 8 heads of 64, two convolutions of 2048 with 2 inputs, a token
     assert {row[5] for row in rows} == {f"{4096 * 2 * 8 * 64 * 4 + 2 * 2 * 2048 * 4 + 4:,}"}
-    assert "all 4 steps are proved and planned; nothing was compiled" in result.output
+    assert "all 5 steps are proved and planned; nothing was compiled" in result.output
     assert "non-interference" in result.output and "not compiled" in result.output
 
 
@@ -74,7 +75,7 @@ def test_sizes_are_options(tmp_path: Path) -> None:
     result = run("--abstract", "--config", written(tmp_path, SHALLOW), *options)
     assert "rows of 128 positions" in result.output
     assert [row[1:3] for row in re.findall(ROW.replace("8)", "2)"), result.output)] == [
-        ("2", "4"), ("2", "1"), ("2", "4"), ("2", ""),
+        ("2", "4"), ("2", "1"), ("2", "5"), ("2", "4"), ("2", ""),
     ]  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def test_leak_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     result = run("--abstract", "--config", written(tmp_path, SHALLOW), "--lanes", "2", "--chunk", "4")
     assert result.exit_code == 1
     assert re.search(r"score\s*│\s*2\s*│\s*4\s*│\s*│\s*NO", result.output)
-    assert "The step is score 2x4 (lanes x tokens)." in result.output and "1 of 4 steps failed" in result.output
+    assert "The step is score 2x4 (lanes x tokens)." in result.output and "1 of 5 steps failed" in result.output
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def certified(checkpoint: str) -> Row:
     directory = GOLDEN / checkpoint
     family = family_of(json.loads((directory / "config.json").read_text())).name
     lm = hybridlm.load(directory, lanes=LANES, context=64, dtype="float32", chunk=TOKENS)
-    shapes = all_shapes(lm._engine, only_full=True)
+    shapes = all_shapes(lm._engine, only_full=True, drafts=True)
     assert len(shapes) == len(STEPS) and isinstance(shapes[-1], CopyShape)
     return Row(family, checkpoint, tuple(verdict(lm._engine.program(shape).certificate) for shape in shapes))
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float32
 
-from models.chunk_decay import channel_decay, head_decay, power_of_two
+from models.chunk_decay import channel_decay, first_chunk, head_decay, power_of_two
 from models.triangular import solve_unit_lower
 
 CHUNK = 64
@@ -153,14 +153,19 @@ def delta_rule_chunked(
     solved = solve_unit_lower(decayed.system, right)
     correction, key_correction = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
 
+    active = jnp.any(valid, axis=1)[:, None, None, None]
+
     def advance(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
-        reads, k_out, correction, scores, decay = inputs
+        reads, k_out, correction, scores, decay, begins = inputs
         # One product reads the state: of two, XLA orders only the one that the new state is computed from before the
-        # write, and copies the state for the other.
-        read_k, read_q = jnp.split(_dot("nhik,nhkv->nhiv", reads, state), 2, axis=2)
+        # write, and copies the state for the other. Zeros for lanes that begin are put in place of what is read, as in
+        # `delta_rule_step`.
+        read = jnp.where(begins, 0.0, _dot("nhik,nhkv->nhiv", reads, state))
+        read_k, read_q = jnp.split(read, 2, axis=2)
         delta = correction - read_k
         out = read_q + _dot("nhij,nhjv->nhiv", scores, delta)
-        return decay[..., None] * state + _dot("nhik,nhiv->nhkv", k_out, delta), out
+        decayed = jnp.where(begins, 0.0, decay[..., None] * state)
+        return jnp.where(active, decayed + _dot("nhik,nhiv->nhkv", k_out, delta), state), out
 
     inputs = (
         jnp.concatenate([key_correction, decayed.q_in], axis=-2),
@@ -168,8 +173,8 @@ def delta_rule_chunked(
         correction,
         decayed.scores,
         decayed.end,
+        first_chunk(fresh, count),
     )
-    updated, out = lax.scan(advance, jnp.where(fresh[:, None, None, None], 0.0, state), inputs)
+    updated, out = lax.scan(advance, state, inputs)
     out = jnp.moveaxis(jnp.moveaxis(out, 3, 2), 0, 1).reshape((lanes, count * chunk, heads, -1))[:, :tokens]
-    active = jnp.any(valid, axis=1)[:, None, None, None]
-    return jnp.where(valid[:, :, None, None], out, 0.0), jnp.where(active, updated, state)
+    return jnp.where(valid[:, :, None, None], out, 0.0), updated

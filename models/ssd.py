@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float32
 
+from models.chunk_decay import first_chunk
+
 CHUNK = 64
 
 Keys = Float32[Array, "lane token group key"]
@@ -129,17 +131,18 @@ def ssd_chunked(
         return x.reshape((count, lanes, heads, *x.shape[4:]))
 
     def advance(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
-        q, k, v_out, scores, v, reads, decay = inputs
+        q, k, begins, v_out, scores, v, reads, decay = inputs
         q, k = (jnp.repeat(x, heads // groups, axis=1) for x in (q, k))
-        read = _dot("nhik,nhkv->nhiv", q, state)
+        # Zeros for lanes that begin are put in place of what is read and of what is added to: of the state itself XLA
+        # would write a second one first.
+        read = jnp.where(begins, 0.0, _dot("nhik,nhkv->nhiv", q, state))
         # XLA orders a read of the state before the write only where the write is computed from it, and copies the state
         # otherwise; a state that is NaN stays so either way.
         v_out = jnp.where(jnp.isnan(read), read, v_out)
-        updated = decay[..., None] * state + _dot("nhik,nhiv->nhkv", k, v_out)
+        updated = jnp.where(begins, 0.0, decay[..., None] * state) + _dot("nhik,nhiv->nhkv", k, v_out)
         return jnp.where(active, updated, state), reads * read + _dot("nhij,nhjv->nhiv", scores, v)
 
     inputs = (v * jnp.exp(end - total)[..., None], scores, v, jnp.exp(total)[..., None], jnp.exp(end))
-    state = jnp.where(fresh[:, None, None, None], 0.0, state)
-    updated, out = lax.scan(advance, state, (q, k, *map(by_head, inputs)))
+    updated, out = lax.scan(advance, state, (q, k, first_chunk(fresh, count), *map(by_head, inputs)))
     out = jnp.moveaxis(jnp.moveaxis(out, 3, 2), 0, 1).reshape((lanes, count * chunk, heads, size))[:, :tokens]
     return jnp.where(valid[:, :, None, None], out, 0.0), updated

@@ -11,8 +11,11 @@ from tiny_variants import OTHER_GOLDENS
 from verify_scene import SIZES, Lane, Scene, Steps, prompts_of, scene_of, states, wrong
 
 import hybridlm
+from hybridlm._batch import Batch, sampling_arrays
+from hybridlm._programs import Shape
 from hybridlm._steps import CARRIED
 from hybridlm._verify_step import accept
+from ir_passes import unaccepted_reach
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LONG = pytest.mark.long
@@ -83,6 +86,20 @@ def test_rejected_drafts_do_not_matter(steps: Steps, scene: Scene) -> None:
     for lane, end in enumerate(scene.ends):
         for got, want in zip(states(after, lane, end), states(other, lane, end), strict=True):
             assert got.tobytes() == want.tobytes()
+
+
+@LONG
+def test_no_token_behind_the_accepted_ones_reaches_a_row(steps: Steps, scene: Scene) -> None:
+    """What the certificate leaves to measurement: other tokens behind them, drawn at random, in every lane at once."""
+    step, contract = steps.lm._engine.programs.step(Shape("verify", steps.lanes, steps.tokens))
+    batch = Batch.of([lane.feed for lane in scene.lanes], steps.tokens)
+    drafts = np.array([len(lane.drafts) for lane in scene.lanes], np.int32)
+    sampling = sampling_arrays([lane.owner for lane in scene.lanes])
+    args = steps.lm._engine.params, scene.rows, *batch, drafts, *sampling
+    positional = ("key", "value")
+    seen = unaccepted_reach(step, args, contract, {"argument 2": 1}, lambda path: path.endswith(positional))
+    assert seen.reached == ()
+    assert seen.compared > 8
 
 
 def test_the_same_as_one_token_at_a_time(steps: Steps, scene: Scene) -> None:

@@ -3,9 +3,10 @@
     python scripts/soak.py [--minutes 60] [--model DIRECTORY] [--lanes 8] [--seed 0]
 
 Requests of random lengths, limits, stops and priorities join at random steps; some are cancelled, and the rows of those
-that decode are moved to pools of other sizes. A tenth of the sessions runs with the sanitizer. A completion must be the
-request's solo run token by token, except where the two best logits of the solo run are closer than 5e-3 at the first
-token that differs: steps of other shapes round differently. The exit status is 1 if one is not.
+that decode are moved to pools of other sizes. Half of the prompts begin alike. A tenth of the sessions runs with the
+sanitizer, a third with a prefix cache. A completion must be the request's solo run token by token, except where the two
+best logits of the solo run are closer than 5e-3 at the first token that differs: steps of other shapes round
+differently. The exit status is 1 if one is not.
 """
 
 import argparse
@@ -37,7 +38,9 @@ class Soak:
         settings: dict[str, Any] = {"lanes": lanes, "context": 256, "chunk": 16, "dtype": "float32"}
         self.lm = hybridlm.load(model, **settings)
         self.sanitized = hybridlm.load(model, sanitize=True, **settings)
+        self.cached = hybridlm.load(model, prefix_cache="1MB", **settings)
         self.random = random.Random(seed)
+        self.begins = [self.random.randrange(self.lm.config.vocab_size) for _ in range(100)]
         self.seen: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.requests = [self._request() for _ in range(LIBRARY)]
@@ -46,14 +49,18 @@ class Soak:
     def _request(self) -> tuple[list[int], dict[str, Any]]:
         draw = self.random
         prompt = [draw.randrange(self.lm.config.vocab_size) for _ in range(draw.choice((1, 2, 15, 16, 17, 33, 70)))]
+        if draw.random() < 0.5:
+            prompt = self.begins[: draw.choice((5, 16, 40, 100))] + prompt
         settings: dict[str, Any] = {"max_tokens": draw.randint(1, 40), "ignore_eos": draw.random() < 0.5}
         if draw.random() < 0.3:
             settings["stop"] = [draw.randrange(self.lm.config.vocab_size) for _ in range(40)]
         return prompt, settings
 
-    def session(self, sanitize: bool) -> None:
-        """One session of random traffic."""
-        lm, draw = self.sanitized if sanitize else self.lm, self.random
+    def session(self) -> None:
+        """One session of random traffic, every tenth with the sanitizer, every third with a prefix cache."""
+        draw, count = self.random, self.seen["sessions"]
+        sanitize = count % 10 == 5
+        lm = self.sanitized if sanitize else self.cached if count % 3 == 1 else self.lm
         todo = draw.randint(1, 60)
         asked: dict[int, int] = {}
         with lm.session() as session:
@@ -76,6 +83,7 @@ class Soak:
         self._look_for_nan(lm)
         self.seen["sessions"] += 1
         self.seen["sanitized sessions"] += sanitize
+        self.seen["cached sessions"] += lm is self.cached
 
     def _cancel(self, session: hybridlm.Session, index: int) -> None:
         try:
@@ -137,14 +145,16 @@ def main() -> None:
     start, held = time.monotonic(), list[int]()
     soak = Soak(options.model, options.lanes, options.seed)
     while (minutes := (time.monotonic() - start) / 60) < options.minutes and not soak.wrong:
-        soak.session(sanitize=soak.seen["sessions"] % 10 == 5)
+        soak.session()
         if len(held) < minutes // (options.minutes / SAMPLES):
             held.append(resident())
     print(f"{minutes:.1f} minutes, {options.lanes} lanes, seed {options.seed}, jax {jax.__version__}")
     for name in sorted(soak.seen):
         print(f"{name:20} {soak.seen[name]:9d}")
-    for name, lm in (("steps", soak.lm), ("sanitized steps", soak.sanitized)):
+    for name, lm in (("steps", soak.lm), ("sanitized steps", soak.sanitized), ("cached steps", soak.cached)):
         print(f"{name:20} {lm.stats['steps']:9d}")
+    for name in ("prefix_hits", "prefix_spills", "prefix_evictions"):
+        print(f"{name.replace('_', ' '):20} {soak.cached.stats[name]:9d}")
     held.append(resident())
     print(f"resident memory, MB, at each part of the time: {' '.join(f'{one / 1e6:.0f}' for one in held)}")
     for line in soak.wrong:

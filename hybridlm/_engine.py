@@ -94,7 +94,8 @@ class Engine:
         self.vocab_size = model.config.vocab_size
         self.stats = {
             "steps": 0, "row_copies": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
-            "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0, "speculation_pauses": 0,
+            "draws": 0, "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0,
+            "speculation_pauses": 0,
         }  # fmt: skip
         self.checked = self.checked or sanitizer is not None
         self.after_step: StepHook | None = None

@@ -75,15 +75,19 @@ class LM(TextScores):
         )
 
     @property
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, Any]:
         """Counters since the model was loaded.
 
         Steps, copies of rows, tokens of prompts and texts that were consumed, those that prefixes and common parts
-        saved, tokens that were generated, and compiled programs; of a prefix cache see docs/prefix-cache.md.
+        saved, tokens that were generated and how many of them a sequence has got from a step on average
+        (`tokens_per_step`, above 1 where drafts were right), and compiled programs; of drafts see docs/speculation.md,
+        of a prefix cache docs/prefix-cache.md.
         """
         cache = self._engine.prefix_cache
         kept = {} if cache is None else cache.stats
-        return {**self._engine.stats, **kept, "compiled": len(self._engine.programs.shapes)}
+        counted = self._engine.stats
+        rate = counted["generated_tokens"] / counted["draws"] if counted["draws"] else 0.0
+        return {**counted, **kept, "tokens_per_step": rate, "compiled": len(self._engine.programs.shapes)}
 
     @property
     def certificates(self) -> dict[str, Certificate]:

@@ -207,6 +207,7 @@ class Session:
             if accepted is not None:
                 self._scheduler.settle(flight, accepted)
             for sequence, lane in flight.draws:
+                self._engine.stats["draws"] += sequence.finish_reason is None
                 places = [(lane,)] if accepted is None else [(lane, place) for place in range(accepted[lane])]
                 for place in places:
                     if sequence.finish_reason is not None:

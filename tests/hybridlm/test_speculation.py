@@ -66,6 +66,7 @@ def test_the_same_tokens_in_fewer_steps(text_lm: hybridlm.LM, plain: list[Comple
         assert 0 < after["accepted_tokens"] < after["drafted_tokens"]
     else:
         assert after["accepted_tokens"] == after["drafted_tokens"] > 0
+        assert 1.0 < text_lm.stats["tokens_per_step"] < 5.0
         assert after["verify_steps"] <= sum(len(one.token_ids) for one in plain) / 5 + 3
 
 

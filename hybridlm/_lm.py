@@ -79,9 +79,7 @@ class LM(TextScores):
         """Counters since the model was loaded.
 
         Steps, copies of rows, tokens of prompts and texts that were consumed, those that prefixes and common parts
-        saved, tokens that were generated and how many of them a sequence has got from a step on average
-        (`tokens_per_step`, above 1 where drafts were right), and compiled programs; of drafts see docs/speculation.md,
-        of a prefix cache docs/prefix-cache.md.
+        saved, tokens that were generated, and compiled programs; see docs/speculation.md and docs/prefix-cache.md.
         """
         cache = self._engine.prefix_cache
         kept = {} if cache is None else cache.stats

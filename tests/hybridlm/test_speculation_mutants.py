@@ -1,15 +1,20 @@
 """Every fault of speculation is found by who has to find it, and nothing in the engine as it is."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from engine_mutants import traffic
 from engine_mutants.catalogue import HOSTS, STEPS
 from engine_mutants.drafts import PartlyRight
 from engine_mutants.mutant import Finder
-from engine_mutants.replay import RIGHT, Faulty, refused
+from engine_mutants.replay import RIGHT, Faulty, mutated, refused
 from text_checkpoint import write_text_checkpoint
 from verify_scene import SIZES, Steps, prompts_of, scene_of
 
 import hybridlm
+from hybridlm._batch import Batch, sampling_arrays
+from hybridlm._verify_step import VERIFY_CONTRACT
+from ir_passes.unaccepted import unaccepted_reach
 from ir_passes.violations import ViolationKind
 
 REPLAYED = [id for id, one in STEPS.items() if one.finder is Finder.REPLAY]
@@ -65,3 +70,36 @@ def test_fault_of_the_host_is_found(
 ) -> None:
     HOSTS[id].fault(monkeypatch)
     assert traffic.finder(text_lm, alone, PartlyRight(alone)) is HOSTS[id].finder
+
+
+@pytest.mark.long
+def test_the_sanitizer_finds_nothing_wrong(sanitized_lm: hybridlm.LM, alone: list[traffic.Alone]) -> None:
+    assert traffic.finder(sanitized_lm, alone, PartlyRight(alone)) is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("id", ["moved-by-all-drafts", "moved-by-one", "moved-twice", "drafted-lanes-alone-move"])
+def test_the_sanitizer_sees_positions_that_are_wrong_before_tokens_are(
+    sanitized_lm: hybridlm.LM, alone: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HOSTS[id].fault(monkeypatch)
+    assert traffic.finder(sanitized_lm, alone, PartlyRight(alone)) is Finder.SANITIZER
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("id", ["", "every-draft-kept", "convolution-of-all-tokens"])
+def test_whether_tokens_behind_those_that_are_accepted_reach_a_row(steps: Steps, id: str) -> None:
+    """The measurement that users have for steps of their own, on ours."""
+    scene = scene_of(steps)
+    drafts = np.array([len(lane.drafts) for lane in scene.lanes], np.int32)
+    batch = Batch.of([lane.feed for lane in scene.lanes], steps.tokens)
+    operands = (scene.rows, *batch, drafts, *sampling_arrays([lane.owner for lane in scene.lanes]))
+    wrong = mutated(steps.lm._engine.programs._structure, [STEPS[id] if id else RIGHT])
+    found = unaccepted_reach(
+        lambda *args: wrong(jnp.int32(0), *args),
+        (steps.lm._engine.params, *operands),
+        VERIFY_CONTRACT,
+        {"argument 2": 1},
+        lambda path: path.endswith((".key", ".value")),
+    )
+    assert found.compared > 10 and bool(found.reached) == bool(id)

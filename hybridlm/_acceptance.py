@@ -13,12 +13,15 @@ PRIOR = 2.0
 class Trust:
     """What is expected of the drafts of a sequence that has had none: how those of the last sequences were.
 
+    Args:
+        rate: before there were any; high enough to be tried.
+
     Attributes:
         rate: probability that a draft is right where those before it are.
     """
 
-    def __init__(self) -> None:
-        self.rate = 0.8  # high enough to be tried
+    def __init__(self, rate: float = 0.8) -> None:
+        self.rate = rate
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Of so many drafts the first `accepted` were right."""

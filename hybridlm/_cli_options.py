@@ -31,7 +31,11 @@ Chunk = Annotated[
 ]
 Drafting = Annotated[
     str | None,
-    typer.Option("--speculate", help='"ngram" drafts what followed the last tokens before.', metavar="NAME"),
+    typer.Option(
+        "--speculate",
+        help='"ngram" drafts what followed the last tokens before, "mtp" asks the model\'s own head.',
+        metavar="NAME",
+    ),
 ]
 DraftTokens = Annotated[int, typer.Option("--draft-tokens", help="Most drafts of a sequence in a step.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

@@ -90,7 +90,7 @@ class Engine:
         self.params, self.programs, self.sanitizer = params, programs, sanitizer
         self.speculate: Speculate = speculate
         self.draft_tokens, self._times = draft_tokens, StepTimes()
-        self._trust, self._trust_in_head = Trust(), Trust()
+        self._trust, self._trust_in_head = Trust(), Trust(0.9)
         self.vocab_size = model.config.vocab_size
         self.stats = {
             "steps": 0, "row_copies": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,

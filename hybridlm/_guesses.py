@@ -56,23 +56,23 @@ def guess(
     """
     assert isinstance(model, MtpDecoder), "a model without a head guesses nothing"
     *before, head = layers
-    vocab = model.config.vocab_size
+    rows, hidden, vocab = head.layer, head.hidden, model.config.vocab_size
     one = (lanes.consumed > 0).astype(jnp.int32)
-
-    def next_guess(carry: tuple[Any, Array, Array], place: Array) -> tuple[tuple[Any, Array, Array], Array]:
-        rows, hidden, token = carry
-        at = lanes.positions + place
-        after, rows = model.consume_pairs(token[:, None], hidden[:, None], one, at, rows, lanes.kv_blocks)
-        logits = model.logits(after[:, 0])
-        if processor is not None:
-            logits = jax.vmap(processor)(logits, token, at + 1)
-        token = inside(draw(logits, lanes.sampling, at + 1, lanes.any_sampled))
-        return (rows, after[:, 0], token), token
 
     def inside(token: Array) -> Array:
         return jnp.where(token < vocab, token, 0)  # what is drawn from logits that are not numbers is no token
 
-    # Written out one behind another, XLA:CPU fuses guesses of a single lane into one another without end.
-    places = jnp.arange(count, dtype=jnp.int32)
-    (rows, _, _), found = lax.scan(next_guess, (head.layer, head.hidden, inside(token)), places)
-    return jnp.moveaxis(found, 0, 1), (*before, MtpState(rows, head.hidden))
+    token, found = inside(token), list[Array]()
+    for place in range(count):
+        # Without a barrier XLA:CPU fuses the guesses of a single lane into one another without end; of a loop it widens
+        # the embedding before it, all of it for the few rows that are taken.
+        hidden, token = lax.optimization_barrier((hidden, token))
+        at = lanes.positions + place
+        after, rows = model.consume_pairs(token[:, None], hidden[:, None], one, at, rows, lanes.kv_blocks)
+        hidden = after[:, 0]
+        logits = model.logits(hidden)
+        if processor is not None:
+            logits = jax.vmap(processor)(logits, token, at + 1)
+        token = inside(draw(logits, lanes.sampling, at + 1, lanes.any_sampled))
+        found.append(token)
+    return jnp.stack(found, axis=1), (*before, MtpState(rows, head.hidden))

@@ -168,8 +168,7 @@ class PrefixCache:
                 return
             while True:
                 known = self._tree.known(tokens)
-                missing = len(tokens) - sum(piece.count for piece in known) if self._moves.grows else 0
-                needed = self._moves.state_bytes + -(-missing // KV_BLOCK) * self._moves.span_bytes
+                needed = self._moves.bytes_of(len(tokens), sum(piece.count for piece in known))
                 if self._memory.fits(needed):
                     break
                 if needed > self._memory.budget.device or not self._memory.relieve():

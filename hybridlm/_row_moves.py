@@ -65,6 +65,11 @@ class RowMoves:
         parts: list[Part] = ["state", "span"] if self.grows else ["state"]
         return [self._shape(part, kept, pool) for part in parts for kept in (True, False)]
 
+    def bytes_of(self, position: int, known: int) -> int:
+        """Bytes of the state after so many tokens, beside what is kept already of the first of them."""
+        new = position - known + min(known, 1) if self.grows and known < position else 0
+        return self.state_bytes + -(-new // KV_BLOCK) * self.span_bytes
+
     def example_arguments(self, shape: PartShape) -> tuple[Any, ...]:
         """Arguments like those that a program is called with, arrays by their types alone."""
         pool = self._part(jax.tree.leaves(self._rows(shape.pool)), shape.part)
@@ -91,9 +96,13 @@ class RowMoves:
             return nothing_consumed(self.kind)
         mark = None if self._sanitizer is None else self._sanitizer.mark(owner)
         spans, at = list(known), sum(piece.count for piece in known)
-        for first in range(at, label.position if self.grows else at, KV_BLOCK):
-            count = min(KV_BLOCK, label.position - first)
-            spans.append(Piece(self._keep("span", pool, slot, (first, count), first, mark), 0, count))
+        # What is kept of a position may have needed the token behind it, which was another one when it was kept, or
+        # none: a span that goes on from another one begins with the last position of that one, as it is now.
+        lead = min(at, 1) if self.grows and at < label.position else 0
+        for first in range(at - lead, label.position if self.grows else 0, KV_BLOCK):
+            count, before = min(KV_BLOCK, label.position - first), lead if first < at else 0
+            kept = self._keep("span", pool, slot, (first, count), first, mark)
+            spans.append(Piece(kept, before, count - before))
         self._stats["row_copies"] += 1
         return Snapshot(label, self._keep("state", pool, slot, (), label.position, mark), tuple(spans), mark)
 
@@ -123,7 +132,9 @@ class RowMoves:
             self._restore(snapshot.state, "state", pool, slot, ())
             self._stats["row_copies"] += 1
         for kept, first, count in snapshot.spans:
-            self._restore(kept, "span", pool, slot, (first, count, position), snapshot.mark)
+            lead = min(first, 1)
+            operands = (first - lead, count + lead, position - lead)
+            self._restore(kept, "span", pool, slot, operands, snapshot.mark)
             position += count
         pool.moved(slot, snapshot.label.position)
         if self._sanitizer is not None and snapshot.mark is not None:

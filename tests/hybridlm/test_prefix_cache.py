@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kept_states import assert_kept_agrees
 from text_checkpoint import SETTINGS
 
 import hybridlm
@@ -17,7 +18,6 @@ from hybridlm._kept_arrays import KeptArrays
 from hybridlm._prefix_cache import PrefixCache
 from hybridlm._radix_tree import TreeError
 from hybridlm._sequence import Request, SamplingParams, Sequence
-from hybridlm._snapshot_file import _arrays as arrays
 from hybridlm._steps import Rows
 
 RNG = np.random.default_rng(5)
@@ -72,52 +72,67 @@ def test_cold_and_warm_agree(text_lm: hybridlm.LM, cached: hybridlm.LM, length: 
     for prompt in (begins, begins + behind, begins + behind):
         (got,), (want,) = cached.generate([prompt], **FREE), text_lm.generate([prompt], **FREE)
         assert_agree(text_lm, got, want)
+        assert_kept_agrees(text_lm, cached, prompt, TOLERANCE)
     # What is left is one token more than a chunk: the last step of it reads one token.
-    assert gained(cached, before, "prefix_tokens_saved", "prefix_hits") == (length + length + CHUNK, 2)
+    assert gained(cached, before, "prefix_tokens_saved") == (length + length + CHUNK,)
     assert gained(cached, before, "prompt_tokens") == (length + CHUNK + 1 + 1,)
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 4])
 def test_the_same_grid_gives_the_same_bits(text_lm: hybridlm.LM, cached: hybridlm.LM, chunks: int) -> None:
     """What follows whole chunks has the very numbers of the prompt that is read at once."""
-    begins, cache, before = new(chunks * CHUNK), cache_of(cached), dict(cached.stats)
+    begins, before = new(chunks * CHUNK), dict(cached.stats)
     cached.generate([begins], **FREE)
     for count in (1, CHUNK + 2):
-        prompt = begins + ids(count)
+        prompt = [*begins, 80 + count, *ids(count - 1)]
         assert cached.generate([prompt], **FREE) == text_lm.generate([prompt], **FREE)
-        with cache.lent([*prompt, 5], None) as warm:
-            cold = text_lm.prefix([*prompt, 5]).snapshot
-            assert warm is not None and warm.label.tokens == cold.label.tokens
-            for one, got, want in zip(cold.label.kind.layout, arrays(warm), arrays(cold), strict=True):
-                assert one.path == "token" or got.tobytes() == want.tobytes(), one
+        assert_kept_agrees(text_lm, cached, prompt, 0.0)
     assert gained(cached, before, "prefix_tokens_saved") == (2 * chunks * CHUNK,)
 
 
 def test_a_prompt_that_leaves_what_is_known_is_cut_there(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
     """The first prompt leaves its end, the second the branch, the third goes on from the branch."""
     common, before = new(2 * CHUNK + 3), dict(cached.stats)
-    for tail, consumed in ((ids(8), 21), (ids(3), 16), (ids(4), 4), (ids(1), 1)):
-        prompt = [*common, *tail]
+    for i, (count, consumed) in enumerate(((8, 21), (3, 16), (4, 4), (1, 1))):
+        prompt = [*common, 90 + i, *ids(count - 1)]
         at = dict(cached.stats)
         assert_agree(text_lm, cached.generate([prompt], **FREE)[0], text_lm.generate([prompt], **FREE)[0])
         assert gained(cached, at, "prompt_tokens") == (consumed,)
     assert gained(cached, before, "prefix_hits", "prefix_tokens_saved") == (2, 2 * len(common))
     # A branch that saves no step is not worth one.
     short = new(CHUNK - 1)
-    for _ in range(3):
+    for i in range(3):
         at = dict(cached.stats)
-        cached.generate([[*short, *ids(CHUNK)]], **FREE)
+        cached.generate([[*short, 90 + i, *ids(CHUNK - 1)]], **FREE)
         assert gained(cached, at, "prefix_hits", "prompt_tokens") == (0, 2 * CHUNK - 1)
 
 
 def test_prompts_of_one_call_that_begin_alike_share_it(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
     """One is read as far as they go together, the others wait for it and go on from there."""
     common, before = new(3 * CHUNK + 2), dict(cached.stats)
-    prompts = [[*common, *ids(1 + i % 4)] for i in range(9)]
+    prompts = [[*common, 85 + i, *ids(i % 4)] for i in range(9)]
     for got, want in zip(cached.generate(prompts, **FREE), text_lm.generate(prompts, **FREE), strict=True):
         assert_agree(text_lm, got, want)
     hits, saved = gained(cached, before, "prefix_hits", "prefix_tokens_saved")
     assert hits == 8 and saved >= 8 * 3 * CHUNK, "to within a chunk"
+
+
+def test_a_span_begins_with_the_last_position_of_the_one_before(cached: hybridlm.LM) -> None:
+    """What that one has there may have waited for the next token; the later one has it as it became."""
+    prompt, cache, engine = new(CHUNK + 3), cache_of(cached), cached._engine
+    cached.generate([prompt[:3]], **FREE)
+    cached.generate([prompt], **FREE)
+    pool = engine.new_row()
+    slot = pool.acquire()
+    with cache.lent([*prompt, 5], None) as snapshot:
+        assert snapshot is not None and [(one.first, one.count) for one in snapshot.spans] == [(0, 3), (1, CHUNK)]
+        first = snapshot.spans[0].buffer
+        first.arrays = tuple(array.at[:, 2].set(jnp.nan) for array in map(jnp.asarray, first.arrays))
+        engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
+    for one, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
+        if one.positions is not None:
+            row = np.moveaxis(np.asarray(leaf), one.positions + 1, 1)[0]
+            assert np.isfinite(row[: len(prompt)]).all() and row[: len(prompt)].any(axis=(1, 2)).all()
 
 
 def test_long_prompts_leave_states_on_the_way() -> None:

@@ -12,6 +12,7 @@ import pytest
 from comparison import TOLERANCES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kept_states import assert_kept_agrees
 
 import hybridlm
 from hybridlm._cache_budget import cache_budget
@@ -163,6 +164,7 @@ def test_every_kind_of_state(golden: str) -> None:
             asked, saved = Asked(0, 0, None, 4, None), warm.stats["prefix_tokens_saved"]
             asked.prompt = [min(token, most) for token in prompt]
             alone.check(asked, warm.generate([asked.prompt], **asked.settings)[0])
+            assert_kept_agrees(cold, warm, asked.prompt, tolerance)
         assert warm.stats["prefix_tokens_saved"] - saved >= length - 7, "the last one went on from a state"
     moves = warm._engine.moves
     small = {"device": 3 * (moves.state_bytes + moves.span_bytes), "host": moves.state_bytes + moves.span_bytes}

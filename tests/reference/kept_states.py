@@ -1,0 +1,23 @@
+"""What a prefix cache keeps, against the state of the same tokens that was read without one."""
+
+import numpy as np
+
+import hybridlm
+from hybridlm._snapshot_file import _arrays
+
+
+def assert_kept_agrees(cold: hybridlm.LM, warm: hybridlm.LM, prompt: list[int], tolerance: float) -> None:
+    """Every array of the state after a prompt: as far as the largest number of the array rounds, bitwise for 0."""
+    cache = warm._engine.prefix_cache
+    assert cache is not None
+    with cache.lent([*prompt, 5], None) as kept:
+        want = cold.prefix([*prompt, 5]).snapshot
+        assert kept is not None and kept.label.position == len(prompt) and kept.label.tokens == want.label.tokens
+        for one, got, expected in zip(want.label.kind.layout, _arrays(kept), _arrays(want), strict=True):
+            if one.path == "token":
+                continue  # what was drawn by whoever left the state
+            if tolerance:
+                most = tolerance * max(1.0, float(np.abs(expected).max(initial=0)))
+                np.testing.assert_allclose(got, expected, rtol=0, atol=most, err_msg=str(one))
+            else:
+                assert got.tobytes() == expected.tobytes(), one

@@ -15,7 +15,13 @@ from ir_passes import Certificate
 from models import family_of
 
 LANES, TOKENS = 4, 8
-STEPS = (f"prompts, {LANES} x {TOKENS}", f"decoding, {LANES} x 1", f"scoring, {LANES} x {TOKENS}", "copy of a row")
+STEPS = (
+    f"prompts, {LANES} x {TOKENS}",
+    f"decoding, {LANES} x 1",
+    f"verification, {LANES} x 5",
+    f"scoring, {LANES} x {TOKENS}",
+    "copy of a row",
+)
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 NAMES = (
     "next_dense_layers", "dense_interval", "sparse_base", "lfm2_base", "lfm2_moe_base", "kimi_base", "ling_base",

@@ -64,6 +64,9 @@ def generate(
     chunk: Chunk = None,
     speculate: Drafting = None,
     draft_tokens: DraftTokens = DRAFT_TOKENS,
+    prefix_cache: Annotated[
+        str | None, typer.Option(help='Keep states of prompts for those that begin alike, in so many bytes: "512MB".')
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Continue prompts. A single one is printed as it is generated, several in the order of the input.
@@ -82,6 +85,7 @@ def generate(
             chunk=chunk,
             speculate=cast(Any, speculate),
             draft_tokens=draft_tokens,
+            prefix_cache=prefix_cache,
         )
         items = [_chat_ids(lm, prompt.item) if chat else prompt.item for prompt in given]
         events = lm.stream(

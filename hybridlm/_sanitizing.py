@@ -147,8 +147,9 @@ class Sanitizer:
             args = arguments()
             prove_isolation(step, args, contract)
             paths = [one.path for one in contract.bind(step, args).inputs]
-            # What these hold when a sequence begins is masked by position, or not looked at before it was written.
-            masked = [path for path in paths if ".layers" in path and path.endswith((".key", ".value", ".latent"))]
+            # What these hold when a sequence begins is masked: in caches by position, of a recurrent matrix what is
+            # read. A lane that finds a row of another's all the same finds its convolution too, which is not.
+            masked = [path for path in paths if ".layers" in path and path.endswith((".key", ".value", ".recurrent"))]
             masked += [path for path in paths if path.endswith(".token")]
             safe = sanitize(step, args, contract, masked=masked)
 

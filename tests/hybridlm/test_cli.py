@@ -155,8 +155,12 @@ def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.Monke
 
     module = _cli_generate if command[0] == "generate" else _cli_score
     monkeypatch.setattr(module, "load", load)
-    message = refused(*command, "-m", "M", *"--lanes 3 --context 40 --dtype float32 --chunk 5".split())
-    expected = {"lanes": 3, "context": 40, "dtype": "float32", "chunk": 5}
+    options = "--lanes 3 --context 40 --dtype float32 --chunk 5"
+    expected: dict[str, Any] = {"lanes": 3, "context": 40, "dtype": "float32", "chunk": 5}
+    if command[0] == "generate":
+        options += " --speculate ngram --draft-tokens 3 --prefix-cache 512MB"
+        expected |= {"speculate": "ngram", "draft_tokens": 3, "prefix_cache": "512MB"}
+    message = refused(*command, "-m", "M", *options.split())
     assert message == f"error: M {expected}\n"
 
 

@@ -105,6 +105,7 @@ def test_lines_without_a_seed_differ_and_do_not_depend_on_their_place(
         assert body(row)["choices"] == body(rows[row["custom_id"]])["choices"]
 
 
+@pytest.mark.long
 def test_logprobs_are_those_of_generate_and_score(text_lm: hybridlm.LM, tmp_path: Path):
     settings: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
     message = [{"role": "user", "content": "hi"}]

@@ -117,6 +117,7 @@ def test_time_inside_a_loop_is_counted_once() -> None:
     assert self_times(events) == {"while": 4, "dot": 7, "add": 2}
 
 
+@pytest.mark.long
 def test_bench_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_cli_bench, "measure_limits", lambda: Limits(1e9, 1e9, 2e9))
     picture = tmp_path / "picture.svg"

@@ -57,6 +57,7 @@ def test_mutant_of_the_cache_is_found(
     assert traffic.finder(cached_lm, alone_of_cache) is KEPT[id].finder
 
 
+@pytest.mark.long
 def test_the_sanitizer_finds_nothing_wrong(sanitized_lm: hybridlm.LM, alone: list[traffic.Alone]) -> None:
     assert traffic.finder(sanitized_lm, alone) is None
 

@@ -50,6 +50,7 @@ def lanes() -> Lanes:
     return Lanes()
 
 
+@pytest.mark.long
 def test_guesses_go_on_from_what_was_accepted(lanes: Lanes) -> None:
     """Prompts of all lengths, then drafts of which all, some and none are right, and a lane that sits the step out."""
     reference = Float64Model(GOLDEN)

@@ -245,11 +245,13 @@ def test_default_and_given_compilation_caches(tmp_path: pathlib.Path) -> None:
     assert compiled(default) and compiled(first) and compiled(second)
 
 
+@pytest.mark.long
 def test_without_a_compilation_cache_nothing_is_written(tmp_path: pathlib.Path) -> None:
     assert child(tmp_path, False) == ["None"]
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_compilation_cache_that_jax_was_given_is_respected(tmp_path: pathlib.Path) -> None:
     mine = tmp_path / "mine"
     assert child(tmp_path, True, False, JAX_COMPILATION_CACHE_DIR=str(mine)) == [str(mine)] * 2

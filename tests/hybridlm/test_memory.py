@@ -73,6 +73,7 @@ def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytes
         hybridlm.load(directory, lanes=3)
 
 
+@pytest.mark.long
 def test_load_counts_the_scratch_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where weights and rows just fit, the compiled steps decide; no pool has been allocated by then."""
     directory = write_text_checkpoint(tmp_path)

@@ -30,6 +30,7 @@ def faulty(steps: Steps) -> Faulty:
     return Faulty(steps, [STEPS[id] for id in REPLAYED], [scene_of(steps), prompts_of(steps)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("id", ["", *REPLAYED])
 def test_fault_of_the_step_is_found_by_the_replay(faulty: Faulty, id: str) -> None:
     assert bool(faulty.wrong(id)) == bool(id)

@@ -30,6 +30,7 @@ def lm(text_lm: hybridlm.LM) -> hybridlm.LM:
     return hybridlm.load(text_lm.path, **{**SETTINGS, "lanes": 2})
 
 
+@pytest.mark.long
 def test_nothing_compiles_after_a_warm_up(lm: hybridlm.LM) -> None:
     seconds = lm.warmup(every_rung=True)
     rungs = (1, 2)

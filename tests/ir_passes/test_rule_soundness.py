@@ -38,6 +38,7 @@ def test_predictions_for_random_programs_hold() -> None:
     assert [fault for seed in range(RANDOM) for fault in broken(random_program(seed))] == []
 
 
+@pytest.mark.long
 def test_predictions_for_idle_lanes_hold() -> None:
     """Programs with the usual ways of keeping rows: of ranges, of what is shared, of rows that are kept."""
     checked: dict[str, int] = {}

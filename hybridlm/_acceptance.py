@@ -6,6 +6,8 @@ PAUSE = 32
 """Tokens that a sequence draws without drafts after these have not paid; twice as many each time in a row."""
 GOOD = 0.6
 """Share of right drafts from which a sequence is trusted as at its beginning."""
+TRIED_AGAIN = 16
+"""One of so many sequences begins without regard to the last ones."""
 PRIOR = 2.0
 """Drafts of earlier sequences that count as a new one's own."""
 
@@ -21,11 +23,16 @@ class Trust:
     """
 
     def __init__(self, rate: float = 0.8) -> None:
-        self.rate = rate
+        self.rate, self._hope, self._begun = rate, rate, 0
+
+    def begin(self) -> float:
+        """The rate for a sequence that begins: one of so many is tried whatever the last ones were like."""
+        self._begun += 1
+        return self.rate if self._begun % TRIED_AGAIN else max(self.rate, self._hope)
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Of so many drafts the first `accepted` were right."""
-        self.rate += 0.05 * (accepted / min(accepted + 1, drafted) - self.rate)
+        self.rate += 0.15 * (accepted / min(accepted + 1, drafted) - self.rate)
 
 
 class Acceptance:

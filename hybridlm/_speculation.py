@@ -82,7 +82,7 @@ class Speculation:
 
     def begin(self, prompt: Sequence[int]) -> Drafting:
         """For a sequence that joins."""
-        return Drafting(self._drafters(), prompt, self._trust.rate)
+        return Drafting(self._drafters(), prompt, self._trust.begin())
 
     def looks(self, sequences: Sequence[Alive], context: int) -> bool:
         """Whether the next step needs to know what the one before has drawn.

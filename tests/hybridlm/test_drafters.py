@@ -104,6 +104,8 @@ def test_new_sequences_are_trusted_as_the_last_ones_were() -> None:
     for _ in range(100):
         trust.learn(4, 0)
     assert Acceptance(trust.rate).expected(4) < 0.1
+    begun = [trust.begin() for _ in range(32)]
+    assert [rate > 0.7 for rate in begun].count(True) == 2
     for _ in range(100):
         trust.learn(1, 1)
     assert Acceptance(trust.rate).expected(4) > 3.5

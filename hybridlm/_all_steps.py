@@ -20,9 +20,8 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
     shapes += [Shape("generate", lanes, engine.chunk) for lanes in staging]
     shapes += [Shape("generate", lanes, 1) for lanes in decode]
     if drafts or engine.speculate is not None:
-        guesses = engine.draft_tokens if engine.speculate == "mtp" else 0
-        shapes += [Shape("generate", lanes, 1, guesses=guesses) for lanes in decode]
-        shapes += [Shape("verify", lanes, engine.draft_tokens + 1, guesses=guesses) for lanes in decode]
+        shapes += [Shape("generate", lanes, 1, guesses=engine.guesses) for lanes in decode]
+        shapes += [Shape("verify", lanes, engine.draft_tokens + 1, guesses=engine.guesses) for lanes in decode]
     shapes += [Shape("score", lanes, engine.chunk, 0) for lanes in staging]
     shapes += [CopyShape(source, target) for source in staging for target in decode]
     if not only_full:

@@ -57,11 +57,10 @@ def verify(
 ) -> None:
     """Prove that no lane of any step reaches another, and audit what XLA makes of it.
 
-    A row per step: generation while prompts are consumed, generation of one token at a time, verification of
-    drafts, and scoring. The exit
-    status is 1 if one of them fails. "copies" are pool-sized ones, "checks" the time of proof, rewrites and audit as a
-    part of XLA's, in seconds. "plan" is the scratch that the step needs by our own plan, "state of a row" what one
-    sequence keeps.
+    A row per step: generation while prompts are consumed, generation of one token at a time, verification of drafts,
+    and scoring. The exit status is 1 if one of them fails. "copies" are pool-sized ones, "checks" the time of proof,
+    rewrites and audit as a part of XLA's, in seconds. "plan" is the scratch that the step needs by our own plan, "state
+    of a row" what one sequence keeps.
     """
     with reported(debug):
         engine, verified = _subject(model, config, abstract, out, lanes, context, dtype, chunk)

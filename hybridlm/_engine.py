@@ -121,6 +121,11 @@ class Engine:
         trust = self._trust_in_head if make is HeadDrafter else self._trust
         return Speculation(make, self.draft_tokens, self._times, trust, self.vocab_size)
 
+    @property
+    def guesses(self) -> int:
+        """Tokens that the model's own head guesses in a step, where a call does not say who drafts."""
+        return self.draft_tokens if self.speculate == "mtp" else 0
+
     def new_rows(self, count: int) -> Rows:
         """So many rows of zero state."""
         return self._rows(count, self.context)

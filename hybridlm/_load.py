@@ -188,8 +188,7 @@ def _admit(engine: Engine, demand: Demand) -> None:
         return
     largest = [Shape("generate", engine.staging, engine.chunk), Shape("generate", engine.lanes, 1)]
     if engine.speculate is not None:
-        guesses = engine.draft_tokens if engine.speculate == "mtp" else 0
-        largest.append(Shape("verify", engine.lanes, engine.draft_tokens + 1, guesses=guesses))
+        largest.append(Shape("verify", engine.lanes, engine.draft_tokens + 1, guesses=engine.guesses))
     scratch = max(engine.program(shape).certificate.memory.temp for shape in largest)
     replace(demand, scratch=scratch).require(left + demand.weights)
 

@@ -16,7 +16,7 @@ from models.multiplier import scaled
 from models.norms import l2_norm, rms_norm
 from models.recurrent import Recurrent
 from models.shapes import Activations, LaneInfo
-from models.short_conv import short_conv
+from models.short_conv import layer_conv
 from models.state import ConvRecurrentState, conv_recurrent
 
 
@@ -89,9 +89,7 @@ class GatedDeltaNet(Recurrent):
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
         lanes, tokens, _ = given.conv.shape
-        conv = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
-        taps = self.conv1d[...][:, 0].astype(jnp.float32)
-        mixed, conv = short_conv(given.conv, taps, conv, info.lengths, info.valid)
+        mixed, conv = layer_conv(given.conv, self.conv1d[...], state.conv, info)
         q, k, v = jnp.split(silu(mixed), [c.key_width, 2 * c.key_width], axis=-1)
         q, k = (y.reshape((lanes, tokens, c.key_heads, c.key_size)) for y in (q, k))
         v = v.reshape((lanes, tokens, c.value_heads, c.value_size))

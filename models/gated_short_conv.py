@@ -10,7 +10,7 @@ from models.initial import matrix
 from models.linear import linear
 from models.recurrent import Recurrent
 from models.shapes import Activations, ConvState, LaneInfo
-from models.short_conv import short_conv
+from models.short_conv import layer_conv
 from models.state import state_array
 
 
@@ -50,9 +50,7 @@ class GatedShortConv(Recurrent):
     def recur(
         self, given: Activations, info: LaneInfo, state: GatedShortConvState
     ) -> tuple[Activations, GatedShortConvState]:
-        before = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
-        taps = self.conv[...][:, 0].astype(jnp.float32)
-        mixed, conv = short_conv(given, taps, before, info.lengths, info.valid)
+        mixed, conv = layer_conv(given, self.conv[...], state.conv, info)
         return mixed, GatedShortConvState(conv)
 
     def finish(self, mixed: Activations, rest: Activations) -> Activations:

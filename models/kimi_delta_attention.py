@@ -19,7 +19,7 @@ from models.linear import linear
 from models.norms import l2_norm, rms_norm
 from models.recurrent import Recurrent
 from models.shapes import Activations, LaneInfo
-from models.short_conv import short_conv
+from models.short_conv import layer_conv
 from models.state import ConvRecurrentState, conv_recurrent
 
 
@@ -102,9 +102,7 @@ class KimiDeltaAttention(Recurrent):
         self, given: DeltaGiven, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
-        conv = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
-        taps = self.conv1d[...][:, 0].astype(jnp.float32)
-        mixed, conv = short_conv(given.conv, taps, conv, info.lengths, info.valid)
+        mixed, conv = layer_conv(given.conv, self.conv1d[...], state.conv, info)
         heads = (*mixed.shape[:2], c.heads, c.head_size)
         q, k, v = (part.reshape(heads) for part in jnp.split(silu(mixed), 3, axis=-1))
         q, k = l2_norm(q) * c.head_size**-0.5, l2_norm(k)

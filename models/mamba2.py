@@ -17,7 +17,7 @@ from models.linear import linear
 from models.norms import rms_norm
 from models.recurrent import Recurrent
 from models.shapes import Activations, LaneInfo, over_last
-from models.short_conv import short_conv
+from models.short_conv import layer_conv
 from models.ssd import ssd
 from models.state import ConvRecurrentState, conv_recurrent
 
@@ -118,10 +118,8 @@ class Mamba2(Recurrent):
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
         lanes, tokens, _ = given.conv.shape
-        conv = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state.conv), state.conv)
         bias = None if self.conv_bias is None else self.conv_bias[...]
-        taps = self.conv1d[...][:, 0].astype(jnp.float32)
-        mixed, conv = short_conv(given.conv, taps, conv, info.lengths, info.valid, bias)
+        mixed, conv = layer_conv(given.conv, self.conv1d[...], state.conv, info, bias)
         # the bias gives tokens that are not real something to hand on
         mixed = jnp.where(info.valid[:, :, None], silu(mixed), 0.0)
         value, key, query = jnp.split(mixed, [c.width, c.width + c.groups * c.state_size], axis=-1)

@@ -4,6 +4,20 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Float32, Int32
 
+from models.shapes import LaneInfo
+
+
+def layer_conv(
+    x: Float32[Array, "lane token channel"],
+    weight: Float[Array, "channel 1 kernel"],
+    state: Float[Array, "lane tap channel"],
+    info: LaneInfo,
+    bias: Float32[Array, "channel"] | None = None,
+) -> tuple[Float32[Array, "lane token channel"], Float[Array, "lane tap channel"]]:
+    """`short_conv` with the weight of a checkpoint, from zero state where a lane's sequence begins."""
+    before = jnp.where(info.fresh[:, None, None], jnp.zeros_like(state), state)
+    return short_conv(x, weight[:, 0].astype(jnp.float32), before, info.lengths, info.valid, bias)
+
 
 def short_conv(
     x: Float32[Array, "lane token channel"],

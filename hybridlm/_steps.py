@@ -136,14 +136,36 @@ def generate_step(structure: Structure, top: int | None, processor: LogitsProces
         logits = model.logits(jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0])
         last_token = jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
         drawn = draw_tokens(logits, last_token, positions + lengths, sampling, any_sampled, top, processor)
-        if guesses:
-            lanes = Lanes(lengths, positions + lengths, kv_blocks, sampling, any_sampled)
-            found, layers = guess(model, layers, drawn.token, lanes, guesses, processor)
-            drawn = drawn._replace(guesses=found)
-        kept = jnp.where(lengths[:, None] > 0, drawn.token[:, None], rows.token)
-        return drawn, Rows(layers, kept)
+        lanes = Lanes(lengths, positions + lengths, kv_blocks, sampling, any_sampled)
+        return keep_drawn(model, Rows(layers, rows.token), drawn.token, drawn, lanes, guesses, processor)
 
     return step
+
+
+def keep_drawn(
+    model: Decoder,
+    rows: Rows,
+    token: Int32[Array, "lane"],
+    drawn: Drawn,
+    lanes: Lanes,
+    guesses: int,
+    processor: LogitsProcessor | None,
+) -> tuple[Drawn, Rows]:
+    """Keep in each lane's row the token that it goes on with, and let the model's own head guess behind it.
+
+    Args:
+        model: with a head, where it guesses.
+        rows: the layers' new state, and the tokens before the step, which idle lanes keep.
+        token: what each lane goes on with.
+        drawn: all that the step has drawn.
+        lanes: where they stand after the step.
+        guesses, processor: as for `generate_step`.
+    """
+    layers = rows.layers
+    if guesses:
+        found, layers = guess(model, layers, token, lanes, guesses, processor)
+        drawn = drawn._replace(guesses=found)
+    return drawn, Rows(layers, jnp.where(lanes.consumed[:, None] > 0, token[:, None], rows.token))
 
 
 def draw_tokens(

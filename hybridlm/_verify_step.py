@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Int32
 
-from hybridlm._guesses import Lanes, guess
+from hybridlm._guesses import Lanes
 from hybridlm._sampling import LogitsProcessor, Sampling
-from hybridlm._steps import CARRIED, STATE, Drawn, Rows, Step, Structure, draw_tokens
+from hybridlm._steps import CARRIED, STATE, Drawn, Rows, Step, Structure, draw_tokens, keep_drawn
 from ir_passes import Lane, LaneContract, Shared
 
 VERIFY_CONTRACT = LaneContract(
@@ -57,12 +57,10 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         accepted = accept(tokens, drawn.token, lengths, drafts)
         layers = model.commit(kept, tokens, accepted, positions, rows.layers, kv_blocks)
         last = jnp.where(accepted > 0, accepted - 1, 0)[:, None]
-        token = jnp.take_along_axis(drawn.token, last, axis=1, mode="fill")
-        if guesses:
-            lanes = Lanes(accepted, positions + accepted, kv_blocks, sampling, any_sampled)
-            found, layers = guess(model, layers, token[:, 0], lanes, guesses, processor)
-            drawn = drawn._replace(guesses=found)
-        return (accepted, drawn), Rows(layers, jnp.where(accepted[:, None] > 0, token, rows.token))
+        token = jnp.take_along_axis(drawn.token, last, axis=1, mode="fill")[:, 0]
+        lanes = Lanes(accepted, positions + accepted, kv_blocks, sampling, any_sampled)
+        drawn, rows = keep_drawn(model, Rows(layers, rows.token), token, drawn, lanes, guesses, processor)
+        return (accepted, drawn), rows
 
     return step
 

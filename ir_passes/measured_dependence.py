@@ -49,7 +49,7 @@ def measured_dependence(
         rng = np.random.default_rng((seed, lane or 0))
         # what is donated is a copy of its own in each run
         given = [
-            _other(one, leaf, None if lane is None else _place(bound, leaves, one, lane, "write"), rng)
+            _other(one, leaf, None if lane is None else row_of_lane(bound, leaves, one, lane, "write"), rng)
             for one, leaf in zip(bound.inputs, leaves, strict=True)
         ]
         return [np.asarray(leaf) for leaf in jax.tree.leaves(run(*jax.tree.unflatten(tree, given)))]
@@ -57,7 +57,7 @@ def measured_dependence(
     def parts(found: list[np.ndarray], lane: int) -> list[bytes]:
         entries = [(one.entry, array) for one, array in zip(bound.outputs, found, strict=True)]
         return [
-            np.take(array, _place(bound, leaves, one, lane, "read"), axis=one.entry.axis).tobytes()  # type: ignore[union-attr]
+            np.take(array, row_of_lane(bound, leaves, one, lane, "read"), axis=one.entry.axis).tobytes()  # type: ignore[union-attr]
             for one, (entry, array) in zip(bound.outputs, entries, strict=True)
             if isinstance(entry, Lane | Pool)
         ]
@@ -72,7 +72,7 @@ def measured_dependence(
     return Dependence(tuple(tuple(seen[j][i] for j in lanes) for i in lanes))
 
 
-def _place(bound: BoundContract, leaves: list[Any], one: Bound, lane: int, not_role: str) -> int:
+def row_of_lane(bound: BoundContract, leaves: list[Any], one: Bound, lane: int, not_role: str) -> int:
     """Where a lane is along the axis of its array: its row by the slot map, if that has not this role."""
     for at, leaf in zip(bound.inputs, leaves, strict=True):
         entry = at.entry

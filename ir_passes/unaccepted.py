@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ir_passes.contract import BoundContract, ContractError, Lane, LaneContract, Pool, SlotMap
+from ir_passes.contract import BoundContract, ContractError, Lane, LaneContract, Pool
+from ir_passes.measured_dependence import row_of_lane
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,6 @@ def _changed(
 
 def _row(bound: BoundContract, leaves: list[np.ndarray], output: int, array: np.ndarray, lane: int) -> bytes:
     """The bytes of a lane's row in a returned pool."""
-    pool = bound.outputs[output].entry
-    assert isinstance(pool, Pool)
-    for one, leaf in zip(bound.inputs, leaves, strict=True):
-        if isinstance(one.entry, SlotMap) and pool.group in one.entry.names and one.entry.role != "read":
-            lane = int(leaf[lane])
-    return np.take(array, lane, axis=pool.axis).tobytes()
+    pool = bound.outputs[output]
+    assert isinstance(pool.entry, Pool)
+    return np.take(array, row_of_lane(bound, leaves, pool, lane, "read"), axis=pool.entry.axis).tobytes()

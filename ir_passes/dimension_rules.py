@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ir_passes.dimensions import Dimension, fresh, reshape, unify
-from ir_passes.rules.elementwise import IDENTITIES
-from ir_passes.rules.registry import ELEMENTWISE
+from ir_passes.rules.registry import ELEMENTWISE, IDENTITIES, SUMS
 
 Dims = tuple[Dimension, ...]
 Rule = Callable[..., list[Dims]]
@@ -106,7 +105,7 @@ def _stack(eqn: Any, *parts: Dims) -> list[Dims]:
     return [(*parts[0][:axis], Dimension(len(parts)), *parts[0][axis:])]
 
 
-@_rule("psum", "psum_invariant", "pmax", "pmin")
+@_rule(*SUMS, "pmax", "pmin")
 def _reduced_over_devices(eqn: Any, *operands: Dims) -> list[Dims]:
     return list(operands)
 

@@ -4,6 +4,7 @@ What an operation does to ownership is the business of `ir_passes.rules`; this m
 numbers, pool versions, the record of pool accesses, and the violations.
 """
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ class Prover:
         observe: called with every equation, its operands and its results.
         outer: the values of the outermost program.
         telling: mesh axes along which shared values may differ between devices.
+        devices: length of each axis of the mesh that the program in hand runs on.
+        invariance: whether JAX has checked along which of them each value of that program may differ.
+        apart: mesh axes along which devices may take different branches, or go round a loop more or less often.
+        own_orders: number of an order of rows -> mesh axes along which devices may have others.
         same_counts: value number of sorted keys -> of the keys.
         mapped: groups of pools that have a slot map.
         sort_keys: value number of the keys that rows were sorted by, for each order.
@@ -56,6 +61,10 @@ class Prover:
     sort_keys: dict[Order, int] = field(default_factory=dict)
     outer: dict[Any, Value] = field(default_factory=dict)
     telling: set[str] = field(default_factory=set)
+    devices: dict[str, int] = field(default_factory=dict)
+    invariance: bool = True
+    apart: frozenset[str] = frozenset()
+    own_orders: dict[int, frozenset[str]] = field(default_factory=dict)
     same_counts: dict[int, int] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _next: int = 1
@@ -68,6 +77,32 @@ class Prover:
         """A number that no value has had."""
         self._next += 1
         return self._next
+
+    @contextmanager
+    def on(self, devices: dict[str, int], invariance: bool) -> Iterator[None]:
+        """What is run inside runs on each device of a mesh."""
+        before = self.devices, self.invariance
+        self.devices, self.invariance = before[0] | devices, before[1] and invariance
+        yield
+        self.devices, self.invariance = before
+
+    @contextmanager
+    def decided_by(self, atom: Any) -> Iterator[None]:
+        """Whether what is run inside runs at all is decided by a value."""
+        before = self.apart
+        self.apart = before | self.varying(atom)
+        yield
+        self.apart = before
+
+    def varying(self, atom: Any) -> frozenset[str]:
+        """Axes of the mesh along which devices may have different values of an operand."""
+        if isinstance(atom, ir.Literal):
+            return frozenset()
+        return ir.varying(atom) if self.invariance else frozenset(self.devices)
+
+    def devices_along(self, axes: Sequence[str]) -> int:
+        """How many devices there are along some axes of the mesh."""
+        return math.prod(self.devices[axis] for axis in axes)
 
     def number(self, key: Hashable) -> int:
         """The value number of an expression; equal keys get equal numbers."""

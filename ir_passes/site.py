@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ir_passes import ir
 from ir_passes.rules.intervals import fits
-from ir_passes.rules.registry import INDEXED, KEEPS_ROWS, rule_of
+from ir_passes.rules.registry import INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
 from ir_passes.uniformity import REMEDY, reveals_order, uniform_axes
 from ir_passes.values import COMMON, Common, Iota, Mixed, Owner, PoolRows, Value, describe
 from ir_passes.violations import Place, Violation, ViolationKind
@@ -62,8 +62,18 @@ class Site:
                     f"{self.path(value)} is read after a later version of it was made",
                     "use the version that the write returned, or read before the write",
                 )
-        results = rule_of(self.eqn)(self, *operands)
+        results = self._before_sum(operands) or rule_of(self.eqn)(self, *operands)
         return [self._completed(value, operands, k) for k, value in enumerate(results)]
+
+    def _before_sum(self, operands: list[Value]) -> list[Value]:
+        """What comes of a row that one device has and others do not, where it is used before it is summed over them."""
+        held = {axis for value in operands for axis in getattr(value.owner, "held", ())}
+        if not held or self.name in SUMS or self.name in MOVES:
+            return []
+        along = ", ".join(sorted(held))
+        message = f"a row that one device along {along} has, and all others have as zeros, is used as it is"
+        mixed = self.mixed(message, f"sum what was read over {along} first, by lax.psum", ViolationKind.COLLECTIVE)
+        return [Value(mixed) for _ in self.eqn.outvars]
 
     def _completed(self, value: Value, operands: list[Value], which: int) -> Value:
         """A result with what is common to all rules: its number, and the limits of what it may claim."""
@@ -147,7 +157,7 @@ class Site:
         return joined
 
     def _join_pools(self, one: PoolRows, other: PoolRows) -> Owner:
-        if (one.group, one.axis) != (other.group, other.axis):
+        if (one.group, one.axis, one.split) != (other.group, other.axis, other.split):
             return self.mixed(
                 f"it combines {describe(one)} with {describe(other)}", "combine rows after gathering them by slot"
             )

@@ -35,10 +35,12 @@ class OneLane:
     Attributes:
         lane: its number, or the symbol of a shared run-time index.
         split: mesh axes over which lanes are split; `lane` then counts the lanes of one device.
+        held: mesh axes along which one device has the elements, and every other one zeros in their place.
     """
 
     lane: int | Symbol
     split: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Rows:
         inner: rows per lane.
         start: the lane of row 0.
         order: a permutation of the rows, None for the identity.
-        split: mesh axes over which lanes are split; lanes then count within one device.
+        split, held: as of `OneLane`.
     """
 
     axis: int
@@ -70,6 +72,7 @@ class Rows:
     start: int = 0
     order: Order | None = None
     split: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class PoolRows:
         view: how the array was taken from the pool's.
         writers: the slot maps, by index among the inputs, by which rows of it have been written.
         unframed: the operation that may have changed rows outside the slot map, None if there is none.
+        split: mesh axes over which rows are split, in order; `axis` then counts the rows of one device.
     """
 
     leaf: int
@@ -90,6 +94,7 @@ class PoolRows:
     view: View = ()
     writers: frozenset[int] = frozenset()
     unframed: Violation | None = None
+    split: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +121,26 @@ class Iota:
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """Element = how many rows the devices before this one along a mesh axis have, each of them `rows`."""
+
+    over: str
+    rows: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Slot:
     """Elements of a lane are its entry in a slot map.
 
     Attributes:
         leaf: index of the slot map among the step's flattened inputs.
         guard: value number of a choice between the entry and a row past every pool, None where there is none.
+        less: what has been subtracted from both, None where nothing has.
     """
 
     leaf: int
     guard: int | None = None
+    less: Ahead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +209,7 @@ class Implies:
     zero: bool
 
 
-Fact = Iota | Slot | Permuted | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
+Fact = Iota | Ahead | Slot | Permuted | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,17 +288,4 @@ def moved(owner: Owner, axis: int) -> Owner:
         return replace(owner, axis=axis)
     if isinstance(owner, PoolRows):
         return replace(owner, axis=axis)
-    return owner
-
-
-def over(owner: Owner, shape: tuple[int, ...], result: tuple[int, ...]) -> Owner:
-    """Whose the elements of an operand are after it has been stretched to the shape of the result."""
-    axis = axis_of(owner)
-    return owner if axis is None else stretched(owner, shape[axis], result[axis])
-
-
-def stretched(owner: Owner, before: int, after: int) -> Owner:
-    """Whose the elements are after the one index of an owner's axis has been repeated."""
-    if isinstance(owner, Rows) and before == 1 != after:
-        return OneLane(owner.start, owner.split)
     return owner

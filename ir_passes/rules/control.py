@@ -97,7 +97,8 @@ def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
     consumed, merged = set(before), None
     for branch in branches:
         prover.versions.consumed = set(before)
-        values = prover.run(branch.jaxpr, [prover.constant(c) for c in branch.consts], operands)
+        with prover.decided_by(site.eqn.invars[0]):
+            values = prover.run(branch.jaxpr, [prover.constant(c) for c in branch.consts], operands)
         consumed |= prover.versions.consumed
         merged = values if merged is None else [merge(site, a, b) for a, b in zip(merged, values, strict=True)]
     prover.versions.consumed = consumed
@@ -115,9 +116,10 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     start = len(prover.accesses)
 
     def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
-        test = prover.run(condition.jaxpr, [prover.constant(c) for c in condition.consts], [*outer, *carry])
-        consts = [prover.constant(c) for c in body.consts]
-        return prover.run(body.jaxpr, consts, [*inner, *carry]), test
+        with prover.decided_by(condition.jaxpr.outvars[0]):
+            test = prover.run(condition.jaxpr, [prover.constant(c) for c in condition.consts], [*outer, *carry])
+            consts = [prover.constant(c) for c in body.consts]
+            return prover.run(body.jaxpr, consts, [*inner, *carry]), test
 
     carry, test = _settled(site, list(operands[of_condition + of_body :]), once, {}, prover.fresh())
     writes = [record for record in prover.accesses[start:] if record.write]

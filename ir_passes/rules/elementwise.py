@@ -6,11 +6,14 @@ from typing import Any
 import numpy as np
 
 from ir_passes.declared import CROSSING
+from ir_passes.rules.access import constant_of
 from ir_passes.rules.intervals import dtype_range, hull, interval
-from ir_passes.rules.registry import ELEMENTWISE, rule
+from ir_passes.rules.registry import ELEMENTWISE, IDENTITIES, rule
+from ir_passes.rules.shapes import over
 from ir_passes.site import Site
 from ir_passes.values import (
     COMMON,
+    Ahead,
     Common,
     Implies,
     Iota,
@@ -27,14 +30,8 @@ from ir_passes.values import (
     Spread,
     Value,
     axis_of,
-    over,
 )
 from ir_passes.views import View, entered, left
-
-IDENTITIES = (
-    "copy", "device_put", "layout_constraint", "name", "optimization_barrier", "pvary", "reshard",
-    "sharding_constraint", "stop_gradient",
-)  # fmt: skip
 
 
 def _bounds(site: Site, operands: tuple[Value, ...]) -> Any:
@@ -56,7 +53,10 @@ def reinterpret(site: Site, x: Value) -> list[Value]:
     return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
 
 
-@rule(*(set(ELEMENTWISE) - {"max", "min", "clamp", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}))
+_OWN_RULES = {"max", "min", "clamp", "mul", "sub", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}
+
+
+@rule(*(set(ELEMENTWISE) - _OWN_RULES))
 def elementwise(site: Site, *operands: Value) -> list[Value]:
     """The join of the owners."""
     owner, bounds = _combined(site, operands), _bounds(site, operands)
@@ -95,11 +95,31 @@ def _within(name: str, known: tuple[int, int], others: list[Any]) -> bool:
     return len(others) == 2 and others[0][1] <= known[0] and known[1] <= others[1][0]
 
 
+@rule("mul")
+def multiply(site: Site, x: Value, y: Value) -> list[Value]:
+    """A device's index times a constant counts the rows of the devices before it."""
+    result = Value(_combined(site, (x, y)), range=_bounds(site, (x, y)))
+    for device, by in ((x, y), (y, x)):
+        times = constant_of(by)
+        if isinstance(device.fact, Ahead) and times is not None and result.range is not None:
+            result = result.but(fact=Ahead(device.fact.over, device.fact.rows * times))
+    return [result]
+
+
+@rule("sub")
+def subtract(site: Site, x: Value, y: Value) -> list[Value]:
+    """A lane's row less the rows of the devices before this one: where it is among the rows of this device."""
+    bounds, fact = _bounds(site, (x, y)), None
+    if isinstance(x.fact, Slot) and x.fact.less is None and isinstance(y.fact, Ahead) and bounds is not None:
+        fact = replace(x.fact, less=y.fact)
+    return [Value(_combined(site, (x, y)), range=bounds, fact=fact)]
+
+
 @rule("div")
 def divide(site: Site, x: Value, y: Value) -> list[Value]:
     """An index divided by a constant groups its rows."""
     result = Value(_combined(site, (x, y)), range=_bounds(site, (x, y)))
-    by = y.range[0] if y.range is not None and y.range[0] == y.range[1] and isinstance(y.owner, Common) else 0
+    by = constant_of(y) or 0
     if by > 0 and x.range is not None and x.range[0] >= 0 and site.shapes[0] == site.shape:
         if isinstance(x.fact, Iota):
             result = result.but(fact=Iota(x.fact.axis, x.fact.div * by))
@@ -236,4 +256,4 @@ def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> Slot | None:
     if not past:
         return None
     picks = tuple(isinstance(case.fact, Slot) for case in cases)
-    return Slot(fact.leaf, site.prover.number(("guard", which.number, picks, fact.guard)))
+    return replace(fact, guard=site.prover.number(("guard", which.number, picks, fact.guard)))

@@ -6,49 +6,84 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ir_passes import ir
-from ir_passes.rules.registry import rule
+from ir_passes.rules.registry import SUMS, rule
 from ir_passes.site import Site
-from ir_passes.values import COMMON, Common, Iota, Kept, OneLane, Owner, PoolRows, Rows, Slot, Symbol, Value, axis_of
+from ir_passes.values import (
+    COMMON,
+    Ahead,
+    Common,
+    Iota,
+    Kept,
+    OneLane,
+    Owner,
+    PoolRows,
+    Rows,
+    Slot,
+    Symbol,
+    Value,
+    axis_of,
+    moved,
+)
 from ir_passes.views import entered, left
 from ir_passes.violations import ViolationKind
 
-_REDUCTIONS = ("psum", "psum_invariant", "pmax", "pmin", "pbroadcast", "reduce_scatter")
-_MOVES = ("all_gather", "all_gather_invariant", "all_to_all", "ragged_all_to_all", "ppermute", "psend", "precv")
-
-
-def _axes(params: dict[str, Any]) -> tuple[str, ...]:
-    names = params.get("axes", params.get("axis_name", ()))
-    return tuple(names) if isinstance(names, tuple | list) else (names,)
+_REDUCTIONS = (*SUMS, "pmax", "pmin", "pbroadcast", "reduce_scatter")
+_GATHERS = ("all_gather", "all_gather_invariant")
+_MOVES = (*_GATHERS, "all_to_all", "ragged_all_to_all", "ppermute", "psend", "precv")
 
 
 @rule(*_REDUCTIONS, *_MOVES)
 def collective(site: Site, *operands: Value) -> list[Value]:
     """An exchange between devices; over mesh axes that split lanes it mixes them."""
-    axes = _axes(site.params)
-    results = []
-    for value, shape in zip(operands, site.shapes, strict=True):
-        split = value.owner.split if isinstance(value.owner, Rows | OneLane) else ()
-        if isinstance(value.owner, OneLane) and isinstance(value.owner.lane, Symbol):
-            split = (*split, *site.prover.telling)
-        crossing = sorted(set(split) & set(map(str, axes)))
-        if crossing:
-            message = f"it exchanges values over mesh axis {', '.join(crossing)}, over which lanes are split"
-            remedy = "exchange over axes that split heads or experts only"
-            results.append(Value(site.mixed(message, remedy, ViolationKind.COLLECTIVE)))
-        elif site.name in _MOVES[:4] or "scatter" in site.name:
-            results.append(Value(_along(site, value.owner, shape)))
-        else:
-            results.append(Value(value.owner))
-    return results
+    axes = ir.mesh_axes(site.eqn)
+    apart = sorted(site.prover.apart & set(axes))
+    if apart:
+        message = (
+            f"devices along {', '.join(apart)} may come here or not, each as its own values say, and the others wait"
+        )
+        remedy = "exchange outside of the branch or loop, or decide by what all of these devices have alike"
+        site.report(ViolationKind.COLLECTIVE, message, remedy)
+    pairs = zip(operands, site.shapes, strict=True)
+    return [Value(_exchanged(site, value.owner, axes, shape)) for value, shape in pairs]
+
+
+def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Owner:
+    """Whose the elements of an operand are after an exchange over some axes of the mesh."""
+    split = set(owner.split) if isinstance(owner, Rows | OneLane | PoolRows) else set()
+    if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
+        split |= site.prover.telling
+    crossing = sorted(split & set(axes))
+    if crossing:
+        what = "rows of a pool" if isinstance(owner, PoolRows) else "lanes"
+        message = f"it exchanges values over mesh axis {', '.join(crossing)}, over which {what} are split"
+        remedy = "exchange over axes that split heads or experts only"
+        return site.mixed(message, remedy, ViolationKind.COLLECTIVE)
+    if isinstance(owner, Rows) and owner.order is not None:
+        apart = sorted(site.prover.own_orders.get(owner.order.number, frozenset()) & set(axes))
+        if apart:
+            message = (
+                f"each device along {', '.join(apart)} may have rows in an order of its own, and they are exchanged"
+            )
+            return site.mixed(message, "undo the order before the exchange", ViolationKind.COLLECTIVE)
+    if isinstance(owner, Rows | OneLane) and owner.held:
+        if set(axes) != set(owner.held) or site.params.get("axis_index_groups") is not None:
+            held, over = ", ".join(owner.held), ", ".join(axes)
+            message = f"a row that one device along {held} has, and all others have as zeros, is summed over {over}"
+            return site.mixed(message, f"sum it over {held}", ViolationKind.COLLECTIVE)
+        return replace(owner, held=())
+    return _along(site, owner, shape) if site.name not in (*SUMS, "pmax", "pmin", "ppermute") else owner
 
 
 def _along(site: Site, owner: Owner, shape: tuple[int, ...]) -> Owner:
-    """A collective that changes the length of an axis; not that of the lanes."""
+    """A collective that changes the length of an axis, or makes a new one; not that of the lanes."""
     dims = ("all_gather_dimension", "split_axis", "concat_axis", "scatter_dimension")
     changed = {int(site.params[name]) for name in dims if name in site.params}
     axis = axis_of(owner)
     if axis is None:
         return owner
+    if site.name in _GATHERS and not site.params["tiled"]:
+        (new,) = changed
+        return moved(owner, axis + (new <= axis))
     if axis in changed or len(site.shape) != len(shape):
         remedy = "let it change another axis"
         return site.mixed("it changes the axis that holds lanes", remedy, ViolationKind.COLLECTIVE)
@@ -58,20 +93,24 @@ def _along(site: Site, owner: Owner, shape: tuple[int, ...]) -> Owner:
 @rule("axis_index")
 def axis_index(site: Site, *_: Value) -> list[Value]:
     """The device's place in the mesh: the same for all its lanes, but devices may pick different lanes by it."""
-    site.prover.telling.update(map(str, _axes(site.params)))
-    return [Value(COMMON)]
+    axes = ir.mesh_axes(site.eqn)
+    site.prover.telling.update(axes)
+    return [
+        Value(COMMON, range=(0, site.prover.devices_along(axes) - 1), fact=Ahead(*axes) if len(axes) == 1 else None)
+    ]
 
 
 @rule("shard_map")
 def shard_map(site: Site, *operands: Value) -> list[Value]:
     """The program of one device; lanes that are split over devices count within one."""
-    body, devices = ir.closed(site.params["jaxpr"]), dict(site.params["mesh"].shape)
+    body, devices = ir.closed(site.params["jaxpr"]), ir.devices_of(site.params["mesh"])
     mark = site.prover.fresh()
     inputs = [
         _sharded(site, value, shape, Split.of(spec, devices))
         for value, shape, spec in zip(operands, site.shapes, site.params["in_specs"], strict=True)
     ]
-    results = site.prover.run(body.jaxpr, [site.prover.constant(c) for c in body.consts], inputs)
+    with site.prover.on(devices, bool(site.params["check_vma"])):
+        results = site.prover.run(body.jaxpr, [site.prover.constant(c) for c in body.consts], inputs)
     return [
         _put_together(site, value, Split.of(spec, devices), mark)
         for value, spec in zip(results, site.params["out_specs"], strict=True)
@@ -111,11 +150,12 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
     owner, axis, kept = value.owner, axis_of(value.owner), value.kept
     if axis is not None and axis in split.axes:
         if isinstance(owner, PoolRows):
-            remedy = "split lanes with a row pool, or keep the pool whole on every device"
-            return Value(site.mixed("rows of a pool with a slot map are split over devices", remedy))
+            if owner.split:
+                return Value(site.mixed("a part of a pool's rows is split over devices once more", "split rows once"))
+            owner = replace(owner, split=split.axes[axis])
         if isinstance(owner, Rows):
             whole = shape[axis] // split.parts(axis) % owner.inner == 0
-            if owner.order is not None or owner.start or owner.split or not whole:
+            if owner.order is not None or owner.start or owner.split or owner.held or not whole:
                 return Value(site.mixed("lanes are split over devices out of order", "split them in order"))
             owner = Rows(axis, owner.inner, 0, None, split.axes[axis])
     if isinstance(owner, Common):
@@ -124,6 +164,8 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
         kept = None if kept is None else Kept(kept.leaf, entered(kept.view, split.step))
         owner = replace(owner, view=entered(owner.view, split.step)) if isinstance(owner, PoolRows) else owner
     fact = value.fact if isinstance(value.fact, Slot) or (isinstance(value.fact, Iota) and not split.axes) else None
+    if isinstance(fact, Slot) and fact.less is not None:
+        fact = None  # places along an axis of another mesh
     return Value(owner, site.prover.fresh(), value.range, fact, kept, value.version)
 
 
@@ -140,7 +182,7 @@ def _put_together(site: Site, value: Value, split: Split, mark: int) -> Value:
             kept = None if back is None else Kept(kept.leaf, back)
         if isinstance(owner, PoolRows):
             back = left(owner.view, split.step)
-            owner = site.unframed(owner) if back is None else replace(owner, view=back)
+            owner = replace(site.unframed(owner) if back is None else replace(owner, view=back), split=())
     return Value(owner, kept=kept, version=value.version)
 
 
@@ -148,6 +190,11 @@ def _gathered(site: Site, owner: Owner, split: dict[int, tuple[str, ...]], mark:
     over = ", ".join(getattr(owner, "split", ())) or "devices"
     message = f"a result that differs between lanes, which are split over {over}, is not put together so"
     remedy = "give it the out_spec of its lanes"
+    if isinstance(owner, Rows | OneLane) and owner.held:
+        held = (
+            f"a row that one device along {', '.join(owner.held)} has leaves the devices before it is summed over them"
+        )
+        return site.mixed(held, "sum it by lax.psum", ViolationKind.COLLECTIVE)
     if isinstance(owner, Rows):
         inside = owner.order is not None and owner.order.number >= mark
         if not inside and split.get(owner.axis, ()) == owner.split and not (owner.split and owner.start):
@@ -156,6 +203,8 @@ def _gathered(site: Site, owner: Owner, split: dict[int, tuple[str, ...]], mark:
     if isinstance(owner, OneLane):
         picked = isinstance(owner.lane, Symbol) and owner.lane.number >= mark
         return site.mixed(message, remedy, ViolationKind.COLLECTIVE) if owner.split or picked else owner
-    if isinstance(owner, PoolRows) and owner.axis in split:
-        return site.mixed("copies of a pool are put one after the other", remedy, ViolationKind.COLLECTIVE)
+    if isinstance(owner, PoolRows) and split.get(owner.axis, ()) != owner.split:
+        what = f"one device's rows of a pool, split over {over}, are" if owner.split else "copies of a pool are"
+        remedy = "give the pool the out_spec of its in_spec"
+        return site.mixed(f"{what} put together as if they were otherwise", remedy, ViolationKind.COLLECTIVE)
     return owner

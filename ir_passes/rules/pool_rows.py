@@ -6,7 +6,7 @@ from ir_passes.contract import SlotMap
 from ir_passes.rules.access import Access, constant_of
 from ir_passes.site import RowAccess, Site
 from ir_passes.uniformity import REMEDY, tells_places
-from ir_passes.values import Common, Constant, Iota, Kept, Mixed, OneLane, Owner, PoolRows, Rows, Slot, Value
+from ir_passes.values import Ahead, Common, Constant, Iota, Kept, Mixed, OneLane, Owner, PoolRows, Rows, Slot, Value
 from ir_passes.views import View, entered, left
 from ir_passes.violations import ViolationKind
 
@@ -33,7 +33,10 @@ def read(site: Site, operand: Value, access: Access) -> Value:
         kept = Kept(operand.kept.leaf, entered(access.taken(operand.kept.view, axis), ("by slot", by)))
     if access.tells_places(found, without=axis):
         return Value(site.mixed(_PLACES, REMEDY))
-    return Value(site.join(found, access.owners(site, without=axis)), kept=kept)
+    owner = site.join(found, access.owners(site, without=axis))
+    if pool.split and isinstance(owner, Rows | OneLane):
+        return Value(replace(owner, held=pool.split))
+    return Value(owner, kept=kept)
 
 
 def write(site: Site, operand: Value, updates: Value, access: Access, replaces: bool) -> Value:
@@ -127,17 +130,18 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         return site.mixed(message, _BY_SLOT, ViolationKind.WRONG_ROW)
     entry = site.prover.bound.inputs[index.fact.leaf].entry
     assert isinstance(entry, SlotMap)
-    fault = _map_fault(site, pool, entry, index.fact, access, write)
+    fault = _map_fault(site, pool, entry, index.fact, access, write) or _device_fault(site, pool, index.fact, access)
     if fault is not None:
         return fault
     owner = access.index_owner(axis)
     lane = owner.lane if isinstance(owner, OneLane) else owner.order if isinstance(owner, Rows) else None
-    site.prover.accesses.append(RowAccess(pool.leaf, write, (index.fact, lane), lane, site))
+    site.prover.accesses.append(RowAccess(pool.leaf, write, (replace(index.fact, less=None), lane), lane, site))
     return owner
 
 
 def _map_fault(site: Site, pool: PoolRows, entry: SlotMap, fact: Slot, access: Access, write: bool) -> Mixed | None:
-    path, rows = site.prover.bound.inputs[pool.leaf].path, access.full[pool.axis]
+    path = site.prover.bound.inputs[pool.leaf].path
+    rows = access.full[pool.axis] * site.prover.devices_along(pool.split)
     slots = site.prover.bound.inputs[fact.leaf].path
     if pool.group not in entry.names:
         message = f"rows of {path} are picked by {slots}, which is the slot map of {', '.join(entry.names)}"
@@ -159,4 +163,33 @@ def _map_fault(site: Site, pool: PoolRows, entry: SlotMap, fact: Slot, access: A
     if fact.guard is not None and not access.drops:
         message = f"a row of {path} that may lie past its end is clamped to its last row"
         site.report(ViolationKind.BOUNDS, message, "use mode='drop' for writes, mode='fill' for reads")
+    return None
+
+
+def _device_fault(site: Site, pool: PoolRows, fact: Slot, access: Access) -> Mixed | None:
+    """Rows of a pool that are split over devices are global row numbers less the rows of the devices before."""
+    path, rows = site.prover.bound.inputs[pool.leaf].path, access.full[pool.axis]
+    slots = site.prover.bound.inputs[fact.leaf].path
+    shift = None if fact.less is None else f"{fact.less.rows} * axis_index({fact.less.over!r})"
+    if not pool.split:
+        if shift is None:
+            return None
+        message = f"{path} has all its rows on every device, and is indexed by {slots} less {shift}"
+        return site.mixed(message, "index it by the entries as they are", ViolationKind.WRONG_ROW)
+    along = ", ".join(pool.split)
+    if len(pool.split) != 1 or fact.less != Ahead(pool.split[0], rows):
+        message = (
+            f"a device along {along} has {rows} rows of {path}, and indexes them by {slots} less {shift or 'nothing'}"
+        )
+        remedy = f"subtract the rows of the devices before it: {slots} - {rows} * axis_index({along!r})"
+        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
+    if not access.drops:
+        message = f"a row of {path} that another device along {along} has is clamped to one of this device"
+        return site.mixed(message, "use mode='drop' for writes, mode='fill' for reads", ViolationKind.BOUNDS)
+    filler = site.params.get("fill_value")
+    if site.name == "gather" and (filler is None or filler != 0):
+        message = (
+            f"a row of {path} that another device along {along} has is read as {'nan' if filler is None else filler}"
+        )
+        return site.mixed(message, f"use fill_value=0, and sum over {along}", ViolationKind.COLLECTIVE)
     return None

@@ -118,6 +118,8 @@ def sort(site: Site, *operands: Value) -> list[Value]:
         stable = site.params["is_stable"]
         order = Order(site.prover.number(("order", key.number)) if stable else site.prover.fresh())
         site.prover.sort_keys[order] = key.number
+        known = site.prover.own_orders.get(order.number, frozenset())
+        site.prover.own_orders[order.number] = known | site.prover.varying(site.eqn.invars[0])
     results = [_sorted(site, value, order) for value in operands]
     number = site.prover.fresh()
     site.prover.same_counts[number] = key.number

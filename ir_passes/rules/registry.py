@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from ir_passes.site import Site
 
 Rule = Callable[..., list[Value]]
+IDENTITIES = (
+    "copy", "device_put", "layout_constraint", "name", "optimization_barrier", "pvary", "reshard",
+    "sharding_constraint", "stop_gradient",
+)  # fmt: skip
 KEEPS_ROWS = {
     "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "slice", "split", "unstack", "pad", "rev",
     "gather", "dynamic_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub",
-    "dynamic_update_slice", "select_n", "scan", "while", "cond", "shard_map", "copy",
-    "device_put", "layout_constraint", "name", "optimization_barrier", "pvary", "reshard", "sharding_constraint",
-    "stop_gradient", "convert_element_type", "ffi_call", "pallas_call", "pure_callback", "io_callback", *ir.CALLS,
+    "dynamic_update_slice", "select_n", "scan", "while", "cond", "shard_map", "convert_element_type", "ffi_call",
+    "pallas_call", "pure_callback", "io_callback", *IDENTITIES, *ir.CALLS,
 }  # fmt: skip
 """Operations whose rules say themselves what becomes of the rows of a pool; every other one changes them all."""
 INDEXED = {
@@ -26,6 +29,9 @@ INDEXED = {
     "dynamic_update_slice",
 }  # fmt: skip
 """Those of them that keep the rows of their first operand, and make others of what indexes it or is written to it."""
+MOVES = {*IDENTITIES, "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "convert_element_type"}
+"""Operations that move the elements of each operand about by themselves: zeros stay zeros."""
+SUMS = ("psum", "psum_invariant")
 ELEMENTWISE = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
 convert_element_type cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a

@@ -8,12 +8,14 @@ from ir_passes.rules.registry import rule
 from ir_passes.site import Site
 from ir_passes.values import (
     COMMON,
+    Ahead,
     Constant,
     Counts,
     Fact,
     Implies,
     Iota,
     Kept,
+    OneLane,
     Owner,
     Permuted,
     PoolRows,
@@ -25,11 +27,23 @@ from ir_passes.values import (
     Value,
     axis_of,
     moved,
-    stretched,
 )
 from ir_passes.views import entered, reshaped, transposed
 
 Shape = tuple[int, ...]
+
+
+def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
+    """Whose the elements of an operand are after it has been stretched to the shape of the result."""
+    axis = axis_of(owner)
+    return owner if axis is None else stretched(owner, shape[axis], result[axis])
+
+
+def stretched(owner: Owner, before: int, after: int) -> Owner:
+    """Whose the elements are after the one index of an owner's axis has been repeated."""
+    if isinstance(owner, Rows) and before == 1 != after:
+        return OneLane(owner.start, owner.split, owner.held)
+    return owner
 
 
 def place_after_reshape(axis: int, before: Shape, after: Shape) -> tuple[int, int, int] | None:
@@ -67,9 +81,9 @@ def reshape_owner(site: Site, owner: Owner, before: Shape, after: Shape) -> Owne
             return moved(owner, new)
         if isinstance(owner, Rows) and owner.order is None:
             if per_new == 1:
-                return Rows(new, owner.inner * per_old, owner.start, None, owner.split)
+                return replace(owner, axis=new, inner=owner.inner * per_old)
             if owner.inner % per_new == 0:
-                return Rows(new, owner.inner // per_new, owner.start, None, owner.split)
+                return replace(owner, axis=new, inner=owner.inner // per_new)
     return site.mixed(
         f"reshaping {before} to {after} does not keep axis {axis}, which holds different lanes, as an axis",
         "keep lanes on an axis of their own, or let them be the leading part of a merged axis",
@@ -85,7 +99,7 @@ def _reshaped(site: Site, x: Value) -> Value:
     owner = reshape_owner(site, x.owner, before, after)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=reshaped(owner.view, before, after))
-    fact = x.fact if isinstance(x.fact, Slot | Constant) else None
+    fact = x.fact if isinstance(x.fact, Slot | Ahead | Constant) else None
     if isinstance(x.fact, Iota):
         found = place_after_reshape(x.fact.axis, before, after)
         fact = Iota(found[0], x.fact.div * found[1]) if found is not None and found[2] == 1 else None
@@ -121,7 +135,7 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), before[axis], after[dims[axis]])
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, ("broadcast",)))
-    fact = x.fact if isinstance(x.fact, Slot | Constant) else None
+    fact = x.fact if isinstance(x.fact, Slot | Ahead | Constant) else None
     if isinstance(x.fact, Iota) and before[x.fact.axis] == after[dims[x.fact.axis]]:
         fact = Iota(dims[x.fact.axis], x.fact.div)
     long = [axis for axis, size in enumerate(before) if size != 1]

@@ -9,10 +9,12 @@ from instances.catalogue import instance
 from instances.meshes import BUILDERS
 from jaxpr_mutation import Subject
 from mesh_predictions import mesh_faults
+from mutants.split_rows import MUTANTS as SPLIT_ROWS
 from predicted_owners import faults, predictions
 from xla_equations import apply
+from zoo.catalogue import PROGRAMS
 
-from ir_passes.rules import meshes
+from ir_passes.rules import meshes, pool_rows
 from ir_passes.values import Rows
 
 
@@ -34,6 +36,19 @@ def test_much_that_is_said_holds_on_each_device(name: str) -> None:
     assert checked["owner"] > 1000, checked
 
 
+SHARDED = [name for name in PROGRAMS if name.startswith("sharded")]
+
+
+def test_what_is_said_of_rows_that_are_split_holds() -> None:
+    assert list(mesh_faults(Subject(PROGRAMS["sharded rows copied"], (0,), run=apply))) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SHARDED)
+def test_what_is_said_of_sharded_programs_holds(name: str) -> None:
+    assert list(mesh_faults(Subject(PROGRAMS[name], (1, 2, 3), run=apply))) == []
+
+
 def test_lanes_inside_are_followed() -> None:
     split = [
         one.value.owner.split
@@ -45,7 +60,15 @@ def test_lanes_inside_are_followed() -> None:
     assert () in split
 
 
+def test_rows_on_two_devices_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that all devices read from where it would lie on the first, said to be on one device alone."""
+    monkeypatch.setattr(pool_rows, "_device_fault", lambda *_: None)
+    program = next(mutant.program for mutant in SPLIT_ROWS if mutant.id == "row-of-each-device")
+    assert program is not None
+    assert any("has rows on several devices" in fault for fault in mesh_faults(Subject(program, (0,), run=apply)))
+
+
 def test_lanes_of_another_device_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collective over the axis that splits lanes, said to leave each lane its own."""
-    monkeypatch.setattr(meshes, "_axes", lambda params: ())
+    monkeypatch.setattr(meshes.ir, "mesh_axes", lambda eqn: ())
     assert any("changed on device" in fault for fault in wrong("psum", 12, {}))

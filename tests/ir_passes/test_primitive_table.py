@@ -9,8 +9,7 @@ import pytest
 
 from ir_passes import ir
 from ir_passes.rules.all import RULES
-from ir_passes.rules.elementwise import IDENTITIES
-from ir_passes.rules.registry import ELEMENTWISE
+from ir_passes.rules.registry import ELEMENTWISE, IDENTITIES
 
 WITHOUT_RULE = set(
     """

@@ -6,13 +6,14 @@ from typing import Any
 import jax
 import numpy as np
 from idle_predictions import Views, idle_lanes
+from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxpr_mutation import Subject
 from predicted_owners import Reality, differing, predictions
 
 from ir_passes import ir
-from ir_passes.values import Common, OneLane, Order, PoolRows, Rows, Symbol
+from ir_passes.values import Ahead, Common, OneLane, Order, PoolRows, Rows, Slot, Symbol, Value
 
 
 def inside(eqn: ir.JaxprEqn) -> tuple[list[Any], Callable[..., list[Any]]]:
@@ -26,12 +27,18 @@ def inside(eqn: ir.JaxprEqn) -> tuple[list[Any], Callable[..., list[Any]]]:
     names = body.jaxpr.debug_info.with_unknown_names()
     program = ir.ClosedJaxpr(body.jaxpr.replace(outvars=variables, debug_info=names), body.consts)
 
+    checked = eqn.params["check_vma"]
+
+    def differing(value: Any) -> Any:
+        missing = tuple(name for name in over.axis_names if name not in jax.typeof(value).manual_axis_type.varying)
+        return lax.pcast(value, missing, to="varying") if checked and missing else value
+
     def local(*operands: Any) -> list[Any]:
-        return [value[None] for value in ir.as_function(program)(*operands)]
+        return [differing(value)[None] for value in ir.as_function(program)(*operands)]
 
     return variables, jax.jit(
         jax.shard_map(
-            local, mesh=over, in_specs=eqn.params["in_specs"], out_specs=P(over.axis_names), check_vma=False
+            local, mesh=over, in_specs=eqn.params["in_specs"], out_specs=P(over.axis_names), check_vma=checked
         )  # fmt: skip
     )
 
@@ -92,6 +99,7 @@ def mesh_faults(subject: Subject, checked: dict[str, int] | None = None) -> Iter
                 continue
             arrays = np.stack([result[k] for result in results])
             name = f"{busy[var].equation.primitive.name} {var.aval.str_short()}"
+            yield from (f"{name}: {fault}" for fault in _held(eqn.params["mesh"], arrays, busy[var].value.owner))
             for number in range(arrays.shape[1]):
                 device, array = Device(eqn.params["mesh"], number, subject.bound.lanes), arrays[:, number]
                 owner, kept = busy[var].value.owner, still[var].value.kept if var in still else None
@@ -100,6 +108,9 @@ def mesh_faults(subject: Subject, checked: dict[str, int] | None = None) -> Iter
                     checked["owner"] = checked.get("owner", 0) + array.size
                     if (differing(array, array[reality.claims.base]) & ~may).any():
                         yield f"{name}: changed on device {number}; said: {busy[var].value}"
+                yield from (
+                    f"{name}: {fault} on device {number}" for fault in _facts(reality, device, array, busy[var].value)
+                )
                 mine = np.broadcast_to(_of_lanes(reality, idle, device, owner, array.shape), array.shape)
                 taken = None if kept is None else views.taken(kept, None, device)
                 if taken is not None:
@@ -131,8 +142,39 @@ def _may_differ(reality: Reality, device: Device, owner: Any, shape: tuple[int, 
         case Rows() | OneLane():
             return _spread(reality.may_differ(_lanes(device, owner, shape)), owner, shape)
         case PoolRows(leaf):
-            return _spread(reality.rows(leaf), owner, shape)
+            index, count = device.part(owner.split)
+            return _spread(np.split(reality.rows(leaf), count, axis=1)[index], owner, shape)
     return None
+
+
+def _facts(reality: Reality, device: Device, array: np.ndarray, value: Value) -> Iterator[str]:
+    """What is said of the numbers in an array on one device, [run, ...], and is not so."""
+    if value.range is not None and array.size and (array.min() < value.range[0] or array.max() > value.range[1]):
+        yield f"holds {array.min()} to {array.max()}, outside its range {value.range}"
+    match value.fact:
+        case Ahead(name, rows):
+            if (array != rows * device.at[name]).any():
+                yield f"does not hold the {rows} rows of each device before"
+        case Slot(leaf, None, less) if isinstance(value.owner, Rows) and value.owner.order is None:
+            lanes = _lanes(device, value.owner, array.shape)
+            slots = reality.all_runs(reality.claims.leaves[leaf])[:, lanes]
+            entries = slots - (0 if less is None else less.rows * device.at[less.over])
+            if (array != _spread(entries, value.owner, array.shape)).any():
+                yield f"is not its lane's entry in the slot map less {less}"
+
+
+def _held(over: Mesh, arrays: np.ndarray, owner: Any) -> Iterator[str]:
+    """Whether of all devices along some axes of the mesh one at most has more than zeros, for each lane."""
+    if not isinstance(owner, Rows | OneLane) or not owner.held:
+        return
+    runs, _, *shape = arrays.shape
+    there = arrays.reshape(runs, *over.shape.values(), *shape) != 0
+    first = 1 + len(over.shape)
+    kept = first + owner.axis if isinstance(owner, Rows) else None
+    rows = there.any(axis=tuple(axis for axis in range(first, there.ndim) if axis != kept))
+    along = tuple(1 + over.axis_names.index(name) for name in owner.held)
+    if (rows.sum(axis=along) > 1).any():
+        yield f"has rows on several devices along {owner.held}"
 
 
 def _of_lanes(reality: Reality, lanes: np.ndarray, device: Device, owner: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Instances of programs over a mesh: a collective over any of its axes, lanes and other dimensions split over any."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -30,8 +31,8 @@ def _names(operands: Operands, over: Mesh) -> Any:
 
 
 def _all_gather(operands: Operands, over: Mesh, x: Array) -> Array:
-    tiled = operands.chance(0.7)
-    return lax.all_gather(x, _names(operands, over), axis=operands.below(x.ndim + (not tiled)), tiled=tiled)
+    tiled, to = operands.chance(0.7), operands.one_of("varying", "invarying")
+    return lax.all_gather(x, _names(operands, over), axis=operands.below(x.ndim + (not tiled)), tiled=tiled, to=to)
 
 
 def _all_to_all(operands: Operands, over: Mesh, x: Array) -> Array:
@@ -94,6 +95,12 @@ def _spec(operands: Operands, layout: Layout, over: Mesh) -> list[Any]:
     return spec
 
 
+def _run(local: Callable[..., Any], over: Mesh, specs: Any, back: Any, check_vma: bool) -> Callable[..., list[Array]]:
+    """Where JAX follows along which axes values differ, it says so if a result is not put together rightly."""
+    run = jax.shard_map(local, mesh=over, in_specs=specs, out_specs=back, check_vma=check_vma)
+    return lambda *args: list(run(*args))
+
+
 def _sharded(collective: Collective) -> Builder:
     """Two arrays of one shape go in, split alike or not; out come the results of a collective and of what follows."""
 
@@ -123,8 +130,11 @@ def _sharded(collective: Collective) -> Builder:
             return tuple(results)
 
         back = P(*spec) if operands.chance(0.7) else P(*(_spec(operands, layout, over)))
-        run = jax.shard_map(local, mesh=over, in_specs=(P(*spec), P(*other), P(*spec)), out_specs=back, check_vma=False)
-        return list(run(x, y, count))
+        specs = P(*spec), P(*other), P(*spec)
+        if operands.chance(0.5):
+            with contextlib.suppress(ValueError):
+                return _run(local, over, specs, back, check_vma=True)(x, y, count)
+        return _run(local, over, specs, back, check_vma=False)(x, y, count)
 
     return build
 

@@ -1,7 +1,35 @@
 """All programs of the zoo by name; those of the model families are in `zoo.real_models`."""
 
-from zoo import attention, chunked, experts, gated_delta, layers, loops, mamba, rows, sharded, speculative, verification
+from zoo import (
+    attention,
+    chunked,
+    experts,
+    gated_delta,
+    layers,
+    loops,
+    mamba,
+    rows,
+    sharded,
+    sharded_experts,
+    sharded_rows,
+    speculative,
+    verification,
+)
 from zoo.program import Program
 
-THEMES = (gated_delta, mamba, attention, experts, layers, loops, rows, speculative, sharded, chunked, verification)
+THEMES = (
+    gated_delta,
+    mamba,
+    attention,
+    experts,
+    layers,
+    loops,
+    rows,
+    speculative,
+    sharded,
+    sharded_experts,
+    sharded_rows,
+    chunked,
+    verification,
+)
 PROGRAMS: dict[str, Program] = {program.name: program for theme in THEMES for program in theme.PROGRAMS}

@@ -9,12 +9,16 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
+from models.cut import Part, columns, rows
+from models.devices import ALONE, Devices
 from models.initial import matrix
 from models.linear import linear
 from models.norms import RMSNorm
 from models.rope import Rope
 from models.shapes import Activations, KeyCache, LaneInfo, ValueCache
+from models.share import divided
 from models.state import KV_BLOCK, Stateful, state_array
+from models.varying import varying_like
 
 
 class KVCache(NamedTuple):
@@ -45,8 +49,9 @@ class QkNorm:
         """Values that are normed together."""
         return heads * head_dim if self.all_heads else head_dim
 
-    def build(self, heads: int, head_dim: int) -> RMSNorm:
-        return RMSNorm(self.size(heads, head_dim), self.eps, self.offset)
+    def build(self, heads: Part, head_dim: int, devices: Devices) -> RMSNorm:
+        cuts = (rows(heads),) if self.all_heads else ()
+        return RMSNorm(self.size(heads.units, head_dim), self.eps, self.offset, cuts, devices)
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class AttentionConfig:
         qk_norm: norm of queries and keys before the rotary embedding, None where there is none.
         output_gate: the output is multiplied by the sigmoid of a second half of each head of the query projection.
         scale: factor on the scores, None for the inverse square root of `head_dim`.
+        devices: that share the layer; the heads are those of one of them.
     """
 
     heads: int
@@ -69,6 +75,11 @@ class AttentionConfig:
     qk_norm: QkNorm | None = None
     output_gate: bool = False
     scale: float | None = None
+    devices: Devices = ALONE
+
+    def share(self, devices: Devices) -> "AttentionConfig":
+        """Heads of one device; of fewer key/value heads than devices each has the one that its queries see."""
+        return divided(self, devices, "heads", repeated=("kv_heads",))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Attention":
         return Attention(self, hidden, rngs)
@@ -153,7 +164,7 @@ def attend(
 
     shape = (lanes, kv_heads, groups * tokens)
     start = (jnp.full((*shape, 1), -1e30), jnp.zeros((*shape, 1)), jnp.zeros((*shape, value_size)))
-    _, total, out = lax.fori_loop(0, blocks, block, start)
+    _, total, out = lax.fori_loop(0, blocks, block, varying_like(start, q, cache, limit))
     out = jnp.where(limit >= 0, out / jnp.where(limit >= 0, total, 1.0), 0.0)
     return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
 
@@ -164,15 +175,19 @@ class Attention(Stateful):
     def __init__(self, config: AttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        self.q_proj = matrix(rngs, (2 if c.output_gate else 1) * c.heads * c.head_dim, hidden)
-        self.k_proj = matrix(rngs, c.kv_heads * c.head_dim, hidden)
-        self.v_proj = matrix(rngs, c.kv_heads * c.head_dim, hidden)
-        self.o_proj = matrix(rngs, hidden, c.heads * c.head_dim)
-        self.q_norm = c.qk_norm.build(c.heads, c.head_dim) if c.qk_norm else None
-        self.k_norm = c.qk_norm.build(c.kv_heads, c.head_dim) if c.qk_norm else None
+        queries = Part(c.heads * c.head_dim, c.heads)
+        keys = Part(c.kv_heads * c.head_dim, c.kv_heads, repeats=True)
+        gated = Part(2 * queries.size, c.heads) if c.output_gate else queries
+        self.q_proj = matrix(rngs, gated.size, hidden, cuts=(rows(gated),))
+        self.k_proj = matrix(rngs, keys.size, hidden, cuts=(rows(keys),))
+        self.v_proj = matrix(rngs, keys.size, hidden, cuts=(rows(keys),))
+        self.o_proj = matrix(rngs, hidden, queries.size, cuts=(columns(queries),))
+        self.q_norm = c.qk_norm.build(queries, c.head_dim, c.devices) if c.qk_norm else None
+        self.k_norm = c.qk_norm.build(keys, c.head_dim, c.devices) if c.qk_norm else None
 
     def state_arrays(self) -> KVCache:
-        heads, size = self.config.kv_heads, self.config.head_dim
+        size = self.config.head_dim
+        heads = (Part(self.config.kv_heads, self.config.kv_heads, repeats=True),)
         key = state_array(kv_head=heads, context=None, key=size)
         return KVCache(key, state_array(kv_head=heads, context=None, value=size))
 

@@ -1,7 +1,7 @@
 """A decoder: embedding, residual layers, final norm and vocabulary head."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -11,17 +11,22 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
-from models.initial import matrix
+from models.cut import Cut, Part, rows
+from models.devices import ALONE, MODEL, Devices, held_rows, summed
+from models.initial import cuts_of, matrix
 from models.linear import linear
 from models.multiplier import scaled
 from models.norms import RMSNorm
 from models.shapes import Activations, LaneInfo, Lengths, Positions, TokenMask, Tokens
+from models.share import ShareError, Size, numbers_that_fit, share_all
 from models.state import Stateful, StateSize, state_size
 
 
 @runtime_checkable
 class BranchConfig(Protocol):
-    """Sizes of a mixer or feed-forward layer; `build` makes it."""
+    """Sizes of a mixer or feed-forward layer; `build` makes it, `share` gives the sizes of one of several devices."""
+
+    def share(self, devices: Devices) -> "BranchConfig": ...
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> Any: ...
 
@@ -31,6 +36,9 @@ class PostNorm:
     """A branch whose output is normed instead of its input: `x += norm(inner(x))`."""
 
     inner: BranchConfig
+
+    def share(self, devices: Devices) -> "PostNorm":
+        return PostNorm(self.inner.share(devices))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
         return self.inner.build(hidden, rngs)
@@ -54,6 +62,8 @@ class DecoderConfig:
         embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embedding, on what every branch
             adds to the residual stream, and on the logits.
         head: branches of the one layer of the multi-token-prediction head (`models.mtp`), None for a model without it.
+        devices: that share the model. What is said of it is what one of them has: `vocab_size` is the rows of its part
+            of the vocabulary.
     """
 
     family: str
@@ -71,10 +81,30 @@ class DecoderConfig:
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     head: tuple[BranchConfig, ...] | None = None
+    devices: Devices = ALONE
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    def share(self, devices: Devices) -> "DecoderConfig":
+        """What each of several devices has of the model.
+
+        Raises:
+            ShareError: with every size that does not divide, and the numbers of devices that would do.
+        """
+        vocabulary = Size("DecoderConfig.vocab_size", self.vocab_size)
+        branches = dict.fromkeys(branch for layer in (*self.layers, self.head or ()) for branch in layer)
+        parts, faults = share_all(branches, devices, (vocabulary,))
+        if faults:
+            raise ShareError(devices, faults, numbers_that_fit(branches, (vocabulary,)))
+        return replace(
+            self,
+            vocab_size=self.vocab_size // devices.model,
+            layers=tuple(tuple(parts[branch] for branch in layer) for layer in self.layers),
+            head=None if self.head is None else tuple(parts[branch] for branch in self.head),
+            devices=devices,
+        )
 
 
 class Branch(nnx.Module):
@@ -84,13 +114,13 @@ class Branch(nnx.Module):
         self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
         self.inner = inner.build(config.hidden_size, rngs)
         self.post_norm = isinstance(inner, PostNorm)
+        self.summed_over = config.devices.several(self.inner.summed_over)
 
     def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
         """What is added to the residual stream, and the branch's state."""
-        if not self.post_norm:
-            return self.inner(self.norm(x), info, state)
-        y, state = self.inner(x, info, state)
-        return self.norm(y), state
+        y, state = self.inner(x if self.post_norm else self.norm(x), info, state)
+        y = summed(y, self.summed_over)
+        return self.norm(y) if self.post_norm else y, state
 
 
 class Layer(nnx.Module):
@@ -137,10 +167,23 @@ class Decoder(Stateful):
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         self.config = config
-        self.embed_tokens = matrix(rngs, config.vocab_size, config.hidden_size)
+        vocabulary = (rows(Part(config.vocab_size, config.vocab_size)),)
+        self.embed_tokens = matrix(rngs, config.vocab_size, config.hidden_size, cuts=vocabulary)
         self.layers = nnx.List([Layer(config, branches, rngs) for branches in config.layers])
         self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
-        self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size)
+        own_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, cuts=vocabulary)
+        self.lm_head = own_head
+
+    def cuts(self) -> dict[tuple[str | int, ...], tuple[Cut, ...]]:
+        """How the parameters are cut into the shares of several devices, by path; all of the others has each device.
+
+        Said of the whole model: a parameter of the model of `config.share(devices)`, on the device at places i along
+        `model` and j along `expert`, is what `Cut.indices` of i or j leaves of the whole one in each dimension.
+        """
+        if self.config.devices != ALONE:
+            raise ValueError(f"cuts are those of the whole model; this is a share of {self.config.devices}")
+        flat: list[tuple[Any, nnx.Variable]] = list(nnx.to_flat_state(nnx.state(self, nnx.Param)))
+        return {path: cuts_of(variable) for path, variable in flat if cuts_of(variable)}
 
     def state_arrays(self) -> tuple:
         return tuple(tuple(branch.inner.state_arrays() for branch in layer.branches) for layer in self.layers)
@@ -155,8 +198,13 @@ class Decoder(Stateful):
 
     def embed(self, tokens: Tokens, seen: TokenMask) -> Activations:
         """The embedding of the tokens that are seen, zero in the place of others, which are not looked at."""
-        rows = self.embed_tokens[...].at[jnp.where(seen, tokens, 0)].get(mode="fill").astype(jnp.float32)
-        return scaled(jnp.where(seen[:, :, None], rows, 0.0), self.config.embedding_multiplier)
+        axes = self.config.devices.several((MODEL,))
+        if axes:
+            here, tokens = held_rows(tokens, MODEL, self.config.vocab_size)
+            seen = seen & here
+        found = self.embed_tokens[...].at[jnp.where(seen, tokens, 0)].get(mode="fill").astype(jnp.float32)
+        found = summed(jnp.where(seen[:, :, None], found, 0.0), axes)
+        return scaled(found, self.config.embedding_multiplier)
 
     def __call__(
         self,
@@ -219,7 +267,10 @@ class Decoder(Stateful):
         return tuple(layer.commit(given, info, own) for layer, given, own in zip(self.layers, kept, state, strict=True))
 
     def logits(self, hidden: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows vocab"]:
-        """Logits of rows of the final residual stream, accumulated in float32."""
+        """Logits of rows of the final residual stream, accumulated in float32.
+
+        Those of a share are of its own rows of the vocabulary, which follow those of the devices before it.
+        """
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         with jax.named_scope("head"):
             return scaled(linear(hidden, head[...]), self.config.logits_multiplier)

@@ -4,6 +4,8 @@ No lowering has a capacity and none drops a row. Which one is fast depends on th
 the choice is made here and nowhere else.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -20,15 +22,26 @@ Assignment = Int32[Array, "row"]
 Result = Float32[Array, "row out"]
 
 
-@jax.jit
-def expert_dot(x: Rows, weight: Experts, expert: Assignment) -> Result:
+@partial(jax.jit, static_argnames="absent")
+def expert_dot(x: Rows, weight: Experts, expert: Assignment, absent: bool = False) -> Result:
     """`y[r] = weight[expert[r]] @ x[r]`, accumulated in float32.
 
     Args:
         x: rows.
         weight: one `[out, in]` matrix per expert, in the checkpoint's dtype.
         expert: the expert of each row, in `[0, number of experts)`.
+        absent: a row may have that number in place of an expert, one of another device; its result is zero.
     """
+    if not absent:
+        return _product(x, weight, expert)
+    here = expert < weight.shape[0]
+    if jax.default_backend() == "cpu":
+        # the ragged form multiplies only rows of its groups; for the others it makes no difference what is left out
+        expert = jnp.where(here, expert, 0)
+    return jnp.where(here[:, None], _product(x, weight, expert), 0.0)
+
+
+def _product(x: Rows, weight: Experts, expert: Assignment) -> Result:
     if jax.default_backend() != "cpu":
         return ragged_form(x, weight, expert)
     if x.shape[0] <= GATHER_ROWS:
@@ -76,7 +89,10 @@ def block_form(x: Rows, weight: Experts, expert: Assignment, block: int = BLOCK)
 
 
 def ragged_form(x: Rows, weight: Experts, expert: Assignment) -> Result:
-    """Sort rows by expert and let the backend multiply the ragged groups (`jax.lax.ragged_dot`)."""
+    """Sort rows by expert and let the backend multiply the ragged groups (`jax.lax.ragged_dot`).
+
+    Rows of absent experts come last and are in no group: what they give means nothing.
+    """
     order = jnp.argsort(expert, stable=True)
     sizes = jnp.zeros((weight.shape[0],), jnp.int32).at[expert].add(1)
     y = lax.ragged_dot(

@@ -9,13 +9,16 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.activations import silu, silu_gated
+from models.cut import Part, columns, rows
 from models.delta_rule import DeltaGiven, delta_rule
-from models.initial import matrix
+from models.devices import ALONE, Devices
+from models.initial import matrix, parameter
 from models.linear import linear
 from models.multiplier import scaled
 from models.norms import l2_norm, rms_norm
 from models.recurrent import Recurrent
 from models.shapes import Activations, LaneInfo
+from models.share import divided
 from models.short_conv import layer_conv
 from models.state import ConvRecurrentState, conv_recurrent
 
@@ -30,6 +33,7 @@ class GatedDeltaNetConfig:
         kernel: `linear_conv_kernel_dim`.
         eps: `rms_norm_eps`, of the gated norm.
         strongest_write: the write strength lies between 0 and this; above 1 what is written may turn the state's sign.
+        devices: that share the layer; the heads are those of one of them.
     """
 
     key_heads: int
@@ -39,6 +43,7 @@ class GatedDeltaNetConfig:
     kernel: int
     eps: float
     strongest_write: float = 1.0
+    devices: Devices = ALONE
 
     @property
     def key_width(self) -> int:
@@ -53,6 +58,16 @@ class GatedDeltaNetConfig:
         """Channels of the convolution: queries, keys and values, more than the layer's output has."""
         return 2 * self.key_width + self.value_width
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The channels [q | k | v], by heads."""
+        keys = Part(self.key_width, self.key_heads, repeats=True)
+        return keys, keys, Part(self.value_width, self.value_heads)
+
+    def share(self, devices: Devices) -> "GatedDeltaNetConfig":
+        """Heads of one device; of fewer key heads than devices each has the one that its value heads use."""
+        return divided(self, devices, "value_heads", repeated=("key_heads",))
+
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedDeltaNet":
         return GatedDeltaNet(self, hidden, rngs)
 
@@ -63,19 +78,23 @@ class GatedDeltaNet(Recurrent):
     def __init__(self, config: GatedDeltaNetConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        self.in_proj_qkv = matrix(rngs, c.channels, hidden)
-        self.in_proj_z = matrix(rngs, c.value_width, hidden)
-        self.in_proj_b = matrix(rngs, c.value_heads, hidden)
-        self.in_proj_a = matrix(rngs, c.value_heads, hidden)
-        self.conv1d = matrix(rngs, c.channels, 1, c.kernel)
-        self.A_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (c.value_heads,), minval=0.5, maxval=4.0)))
-        self.dt_bias = nnx.Param(jnp.ones((c.value_heads,), jnp.float32))
+        channels, heads = rows(*c.parts), rows(Part(c.value_heads, c.value_heads))
+        values = Part(c.value_width, c.value_heads)
+        self.in_proj_qkv = matrix(rngs, c.channels, hidden, cuts=(channels,))
+        self.in_proj_z = matrix(rngs, c.value_width, hidden, cuts=(rows(values),))
+        self.in_proj_b = matrix(rngs, c.value_heads, hidden, cuts=(heads,))
+        self.in_proj_a = matrix(rngs, c.value_heads, hidden, cuts=(heads,))
+        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, cuts=(channels,))
+        self.A_log = parameter(
+            jnp.log(jax.random.uniform(rngs.params(), (c.value_heads,), minval=0.5, maxval=4.0)), heads
+        )
+        self.dt_bias = parameter(jnp.ones((c.value_heads,), jnp.float32), heads)
         self.norm = nnx.Param(jnp.ones((c.value_size,), jnp.float32))
-        self.out_proj = matrix(rngs, hidden, c.value_width)
+        self.out_proj = matrix(rngs, hidden, c.value_width, cuts=(columns(values),))
 
     def state_arrays(self) -> ConvRecurrentState:
         c = self.config
-        return conv_recurrent(c.kernel, c.channels, c.value_heads, c.key_size, c.value_size)
+        return conv_recurrent(c.kernel, c.parts, c.value_heads, c.key_size, c.value_size)
 
     def given(self, x: Activations) -> tuple[DeltaGiven, Float32[Array, "lane token inner"]]:
         decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(

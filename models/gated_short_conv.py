@@ -5,13 +5,20 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
+from jaxtyping import Float32
 
+from models.cut import Part, columns, rows
+from models.devices import ALONE, Devices
 from models.initial import matrix
 from models.linear import linear
 from models.recurrent import Recurrent
 from models.shapes import Activations, ConvState, LaneInfo
+from models.share import divided
 from models.short_conv import layer_conv
 from models.state import state_array
+
+Gated = Float32[Array, "lane token channel"]
 
 
 class GatedShortConvState(NamedTuple):
@@ -22,9 +29,21 @@ class GatedShortConvState(NamedTuple):
 
 @dataclass(frozen=True)
 class GatedShortConvConfig:
-    """Taps of the convolution (`conv_L_cache`); it has as many channels as the residual stream."""
+    """Sizes of the convolution.
+
+    Attributes:
+        kernel: its taps (`conv_L_cache`).
+        channels: as many as the residual stream is wide.
+        devices: that share the layer; the channels are those of one of them.
+    """
 
     kernel: int
+    channels: int
+    devices: Devices = ALONE
+
+    def share(self, devices: Devices) -> "GatedShortConvConfig":
+        """The channels of one device."""
+        return divided(self, devices, "channels")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedShortConv":
         return GatedShortConv(self, hidden, rngs)
@@ -35,23 +54,22 @@ class GatedShortConv(Recurrent):
 
     def __init__(self, config: GatedShortConvConfig, hidden: int, rngs: nnx.Rngs):
         self.config = config
-        self.hidden = hidden
-        self.in_proj = matrix(rngs, 3 * hidden, hidden)
-        self.conv = matrix(rngs, hidden, 1, config.kernel)
-        self.out_proj = matrix(rngs, hidden, hidden)
+        channels = Part(config.channels, config.channels)
+        self.in_proj = matrix(rngs, 3 * channels.size, hidden, cuts=(rows(channels, channels, channels),))
+        self.conv = matrix(rngs, channels.size, 1, config.kernel, cuts=(rows(channels),))
+        self.out_proj = matrix(rngs, hidden, channels.size, cuts=(columns(channels),))
 
     def state_arrays(self) -> GatedShortConvState:
-        return GatedShortConvState(state_array(tap=self.config.kernel - 1, channel=self.hidden))
+        c = self.config
+        return GatedShortConvState(state_array(tap=c.kernel - 1, channel=(Part(c.channels, c.channels),)))
 
-    def given(self, x: Activations) -> tuple[Activations, Activations]:
+    def given(self, x: Activations) -> tuple[Gated, Gated]:
         b, c, u = jnp.split(linear(x, self.in_proj[...]), 3, axis=-1)
         return b * u, c
 
-    def recur(
-        self, given: Activations, info: LaneInfo, state: GatedShortConvState
-    ) -> tuple[Activations, GatedShortConvState]:
+    def recur(self, given: Gated, info: LaneInfo, state: GatedShortConvState) -> tuple[Gated, GatedShortConvState]:
         mixed, conv = layer_conv(given, self.conv[...], state.conv, info)
         return mixed, GatedShortConvState(conv)
 
-    def finish(self, mixed: Activations, rest: Activations) -> Activations:
+    def finish(self, mixed: Gated, rest: Gated) -> Activations:
         return linear(rest * mixed, self.out_proj[...])

@@ -13,12 +13,15 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.activations import silu
+from models.cut import Part, columns, rows
 from models.delta_rule import DeltaGiven, delta_rule
-from models.initial import matrix
+from models.devices import ALONE, Devices
+from models.initial import matrix, parameter
 from models.linear import linear
 from models.norms import l2_norm, rms_norm
 from models.recurrent import Recurrent
 from models.shapes import Activations, LaneInfo
+from models.share import divided
 from models.short_conv import layer_conv
 from models.state import ConvRecurrentState, conv_recurrent
 
@@ -34,6 +37,7 @@ class KimiDeltaAttentionConfig:
         bottleneck: width between the two matrices of the decay's and of the output gate's projection; None where each
             is one matrix.
         lower_bound: the log-decay is `lower_bound * sigmoid(exp(A_log) * f)`; None for `-exp(A_log) * softplus(f)`.
+        devices: that share the layer; the heads are those of one of them.
     """
 
     heads: int
@@ -42,6 +46,7 @@ class KimiDeltaAttentionConfig:
     eps: float
     bottleneck: int | None
     lower_bound: float | None = None
+    devices: Devices = ALONE
 
     @property
     def width(self) -> int:
@@ -52,6 +57,15 @@ class KimiDeltaAttentionConfig:
         """Channels of the convolution: three times as many as the layer's output has."""
         return 3 * self.width
 
+    @property
+    def part(self) -> Part:
+        """Channels of the queries, and of the keys, the values, the decay or the gate: by heads."""
+        return Part(self.width, self.heads)
+
+    def share(self, devices: Devices) -> "KimiDeltaAttentionConfig":
+        """The heads of one device; the bottleneck is every device's."""
+        return divided(self, devices, "heads")
+
     def build(self, hidden: int, rngs: nnx.Rngs) -> "KimiDeltaAttention":
         return KimiDeltaAttention(self, hidden, rngs)
 
@@ -59,9 +73,9 @@ class KimiDeltaAttentionConfig:
 class GateProjection(nnx.Module):
     """From the residual stream to every channel of every head, through a bottleneck or directly."""
 
-    def __init__(self, width: int, bottleneck: int | None, hidden: int, rngs: nnx.Rngs):
+    def __init__(self, width: Part, bottleneck: int | None, hidden: int, rngs: nnx.Rngs):
         self.down = None if bottleneck is None else matrix(rngs, bottleneck, hidden)
-        self.up = matrix(rngs, width, hidden if bottleneck is None else bottleneck)
+        self.up = matrix(rngs, width.size, hidden if bottleneck is None else bottleneck, cuts=(rows(width),))
 
     def __call__(self, x: Activations) -> Array:
         return linear(x if self.down is None else linear(x, self.down[...]), self.up[...])
@@ -73,19 +87,20 @@ class KimiDeltaAttention(Recurrent):
     def __init__(self, config: KimiDeltaAttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        self.in_proj_qkv = matrix(rngs, c.channels, hidden)
-        self.conv1d = matrix(rngs, c.channels, 1, c.kernel)
-        self.decay = GateProjection(c.width, c.bottleneck, hidden, rngs)
-        self.in_proj_b = matrix(rngs, c.heads, hidden)
-        self.A_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (c.heads,), minval=0.5, maxval=4.0)))
-        self.dt_bias = nnx.Param(jnp.ones((c.width,), jnp.float32))
-        self.gate = GateProjection(c.width, c.bottleneck, hidden, rngs)
+        channels, heads = rows(c.part, c.part, c.part), rows(Part(c.heads, c.heads))
+        self.in_proj_qkv = matrix(rngs, c.channels, hidden, cuts=(channels,))
+        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, cuts=(channels,))
+        self.decay = GateProjection(c.part, c.bottleneck, hidden, rngs)
+        self.in_proj_b = matrix(rngs, c.heads, hidden, cuts=(heads,))
+        self.A_log = parameter(jnp.log(jax.random.uniform(rngs.params(), (c.heads,), minval=0.5, maxval=4.0)), heads)
+        self.dt_bias = parameter(jnp.ones((c.width,), jnp.float32), rows(c.part))
+        self.gate = GateProjection(c.part, c.bottleneck, hidden, rngs)
         self.norm = nnx.Param(jnp.ones((c.head_size,), jnp.float32))
-        self.out_proj = matrix(rngs, hidden, c.width)
+        self.out_proj = matrix(rngs, hidden, c.width, cuts=(columns(c.part),))
 
     def state_arrays(self) -> ConvRecurrentState:
         c = self.config
-        return conv_recurrent(c.kernel, c.channels, c.heads, c.head_size, c.head_size)
+        return conv_recurrent(c.kernel, (c.part,) * 3, c.heads, c.head_size, c.head_size)
 
     def log_decay(self, x: Activations) -> Array:
         """g <= 0, float32 [lane, token, head, key]."""

@@ -9,11 +9,14 @@ from jax import Array, lax
 from jaxtyping import Float, Float32
 
 from models.attention import KVCache, append, attend
+from models.cut import Part, columns, rows
+from models.devices import ALONE, Devices
 from models.initial import matrix
 from models.linear import linear
 from models.norms import RMSNorm
 from models.rope import Rope
 from models.shapes import Activations, LaneInfo
+from models.share import divided
 from models.state import Stateful, state_array
 
 
@@ -30,6 +33,7 @@ class LatentAttentionConfig:
         rope: rotary embedding of the shared part, None for attention without positions.
         head_gate: each head's output is multiplied by the sigmoid of a learned projection of the token.
         eps: of the norm of the compressed part.
+        devices: that share the layer; the heads are those of one of them. The compressed rows are every device's.
     """
 
     heads: int
@@ -40,6 +44,7 @@ class LatentAttentionConfig:
     rope: Rope | None = None
     head_gate: bool = False
     eps: float = 1e-6
+    devices: Devices = ALONE
 
     @property
     def query_size(self) -> int:
@@ -49,6 +54,10 @@ class LatentAttentionConfig:
     def row_size(self) -> int:
         """Values that are kept of a token."""
         return self.rank + self.shared_size
+
+    def share(self, devices: Devices) -> "LatentAttentionConfig":
+        """The heads of one device."""
+        return divided(self, devices, "heads")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "LatentAttention":
         return LatentAttention(self, hidden, rngs)
@@ -81,13 +90,15 @@ class LatentAttention(Stateful):
     def __init__(self, config: LatentAttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        self.q_proj = matrix(rngs, c.heads * c.query_size, hidden)
+        heads = (rows(Part(c.heads, c.heads)),)
+        queries, values = (Part(c.heads * size, c.heads) for size in (c.query_size, c.value_size))
+        self.q_proj = matrix(rngs, queries.size, hidden, cuts=(rows(queries),))
         self.row_proj = matrix(rngs, c.row_size, hidden)
         self.row_norm = RMSNorm(c.rank, c.eps)
-        self.key_up = matrix(rngs, c.heads, c.rank, c.key_size)
-        self.value_up = matrix(rngs, c.heads, c.value_size, c.rank)
-        self.gate = matrix(rngs, c.heads, hidden) if c.head_gate else None
-        self.o_proj = matrix(rngs, hidden, c.heads * c.value_size)
+        self.key_up = matrix(rngs, c.heads, c.rank, c.key_size, cuts=heads)
+        self.value_up = matrix(rngs, c.heads, c.value_size, c.rank, cuts=heads)
+        self.gate = matrix(rngs, c.heads, hidden, cuts=heads) if c.head_gate else None
+        self.o_proj = matrix(rngs, hidden, values.size, cuts=(columns(values),))
 
     def state_arrays(self) -> KVCache:
         return KVCache(state_array(kv_head=1, context=None, key=self.config.row_size), None)

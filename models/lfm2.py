@@ -68,7 +68,7 @@ def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
     heads, kv_heads, head_dim = read_heads(reader)
     rope = read_rope(reader, head_dim, 1e6, 1.0)
     attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps))
-    conv = GatedShortConvConfig(reader.integer("conv_L_cache", 3, minimum=2))
+    conv = GatedShortConvConfig(reader.integer("conv_L_cache", 3, minimum=2), reader.integer("hidden_size"))
     types = read_layer_types(reader, layers)
     if family == "lfm2":
         feed_forward: list[BranchConfig] = [read_mlp(reader)] * layers

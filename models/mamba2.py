@@ -1,7 +1,7 @@
 """Mamba2 mixer (arXiv:2405.21060) with the variants of the families that use it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import jax
@@ -12,11 +12,14 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.activations import silu
-from models.initial import matrix
+from models.cut import Part, columns, rows
+from models.devices import ALONE, Devices
+from models.initial import matrix, parameter
 from models.linear import linear
 from models.norms import rms_norm
 from models.recurrent import Recurrent
 from models.shapes import Activations, LaneInfo, over_last
+from models.share import divided
 from models.short_conv import layer_conv
 from models.ssd import ssd
 from models.state import ConvRecurrentState, conv_recurrent
@@ -36,6 +39,8 @@ class Mamba2Config:
         step_limits: least and greatest time step (`time_step_limit`).
         norm: "gated" norms `y * silu(z)`, "normed" is gated after its norm, "none" has no norm.
         multipliers: factors on the five parts [z | x | B | C | dt] of the input projection.
+        devices: that share the layer; heads and groups are those of one of them.
+        neighbours: so many devices have heads of the same group.
     """
 
     heads: int
@@ -48,6 +53,8 @@ class Mamba2Config:
     step_limits: tuple[float, float] = (0.0, math.inf)
     norm: Literal["gated", "normed", "none"] = "gated"
     multipliers: tuple[float, ...] = (1.0,) * 5
+    devices: Devices = ALONE
+    neighbours: int = 1
 
     @property
     def width(self) -> int:
@@ -59,10 +66,20 @@ class Mamba2Config:
         return self.width + 2 * self.groups * self.state_size
 
     @property
-    def parts(self) -> tuple[int, ...]:
-        """Rows of the input projection: z, x, B, C and the time steps."""
-        shared = self.groups * self.state_size
-        return self.width, self.width, shared, shared, self.heads
+    def inner(self) -> Part:
+        """What the layer works on, by heads."""
+        return Part(self.width, self.heads)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Rows of the input projection: z, x, B, C and the time steps; the convolution has those in the middle."""
+        shared = Part(self.groups * self.state_size, self.groups, repeats=True)
+        return self.inner, self.inner, shared, shared, Part(self.heads, self.heads)
+
+    def share(self, devices: Devices) -> "Mamba2Config":
+        """Heads of one device and their groups; a group with heads on several devices is on each of them."""
+        part = divided(self, devices, "heads", repeated=("groups",))
+        return replace(part, neighbours=max(devices.model // self.groups, 1))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mamba2":
         return Mamba2(self, hidden, rngs)
@@ -86,26 +103,26 @@ class Mamba2(Recurrent):
     def __init__(self, config: Mamba2Config, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        self.in_proj = matrix(rngs, sum(c.parts), hidden)
-        self.conv1d = matrix(rngs, c.channels, 1, c.kernel)
-        self.conv_bias = nnx.Param(jnp.zeros((c.channels,), jnp.float32)) if c.conv_bias else None
-        self.A_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (c.heads,), minval=0.5, maxval=4.0)))
-        self.dt_bias = nnx.Param(jnp.ones((c.heads,), jnp.float32))
-        self.D = nnx.Param(jnp.ones((c.heads,), jnp.float32))
-        self.norm = nnx.Param(jnp.ones((c.width,), jnp.float32)) if c.norm != "none" else None
-        self.out_proj = matrix(rngs, hidden, c.width)
+        channels, heads = rows(*c.parts[1:4]), rows(c.parts[4])
+        self.in_proj = matrix(rngs, c.width + c.channels + c.heads, hidden, cuts=(rows(*c.parts),))
+        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, cuts=(channels,))
+        self.conv_bias = parameter(jnp.zeros((c.channels,), jnp.float32), channels) if c.conv_bias else None
+        self.A_log = parameter(jnp.log(jax.random.uniform(rngs.params(), (c.heads,), minval=0.5, maxval=4.0)), heads)
+        self.dt_bias = parameter(jnp.ones((c.heads,), jnp.float32), heads)
+        self.D = parameter(jnp.ones((c.heads,), jnp.float32), heads)
+        self.norm = parameter(jnp.ones((c.width,), jnp.float32), rows(c.inner)) if c.norm != "none" else None
+        self.out_proj = matrix(rngs, hidden, c.width, cuts=(columns(c.inner),))
 
     def state_arrays(self) -> ConvRecurrentState:
         c = self.config
-        return conv_recurrent(c.kernel, c.channels, c.heads, c.state_size, c.head_size)
+        return conv_recurrent(c.kernel, c.parts[1:4], c.heads, c.state_size, c.head_size)
 
     def given(self, x: Activations) -> tuple[MambaGiven, Float32[Array, "lane token inner"]]:
         c = self.config
         projected = linear(x, self.in_proj[...])
         if any(factor != 1.0 for factor in c.multipliers):
-            projected = projected * over_last(
-                jnp.asarray(np.repeat(np.array(c.multipliers, np.float32), c.parts)), projected
-            )
+            factors = np.repeat(np.array(c.multipliers, np.float32), [part.size for part in c.parts])
+            projected = projected * over_last(jnp.asarray(factors), projected)
         z, conv, step = jnp.split(projected, [c.width, c.width + c.channels], axis=-1)
         step = jax.nn.softplus(step + self.dt_bias[...][None, None])
         low, high = c.step_limits
@@ -147,5 +164,6 @@ class Mamba2(Recurrent):
             y = y * gate
         grouped = y.reshape((*y.shape[:-1], c.groups, c.width // c.groups))
         ones = jnp.ones((c.width // c.groups,), jnp.float32)
-        y = rms_norm(grouped, ones, c.eps).reshape(y.shape) * over_last(self.norm[...], y)
+        normed = rms_norm(grouped, ones, c.eps, c.devices, c.neighbours)
+        y = normed.reshape(y.shape) * over_last(self.norm[...], y)
         return y * gate if c.norm == "normed" else y

@@ -9,10 +9,13 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.activations import silu_gated
+from models.cut import Part, columns, rows
+from models.devices import ALONE, Devices
 from models.initial import matrix
 from models.linear import linear
 from models.multiplier import scaled
 from models.shapes import Activations, LaneInfo
+from models.share import divided
 from models.state import Stateful
 
 Activation = Literal["swiglu", "relu2"]
@@ -38,12 +41,18 @@ class MlpConfig:
 
     Attributes:
         gate_multiplier, out_multiplier: factors on the gate before its activation, and on the output.
+        devices: that share the layer; the width is that of one of them.
     """
 
     width: int
     activation: Activation = "swiglu"
     gate_multiplier: float = 1.0
     out_multiplier: float = 1.0
+    devices: Devices = ALONE
+
+    def share(self, devices: Devices) -> "MlpConfig":
+        """The columns of one device."""
+        return divided(self, devices, "width")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mlp":
         return Mlp(self, hidden, rngs)
@@ -54,9 +63,11 @@ class Mlp(Stateless):
 
     def __init__(self, config: MlpConfig, hidden: int, rngs: nnx.Rngs):
         self.config = config
-        self.gate_proj = matrix(rngs, config.width, hidden) if config.activation == "swiglu" else None
-        self.up_proj = matrix(rngs, config.width, hidden)
-        self.down_proj = matrix(rngs, hidden, config.width)
+        width = Part(config.width, config.width)
+        gated = config.activation == "swiglu"
+        self.gate_proj = matrix(rngs, config.width, hidden, cuts=(rows(width),)) if gated else None
+        self.up_proj = matrix(rngs, config.width, hidden, cuts=(rows(width),))
+        self.down_proj = matrix(rngs, hidden, config.width, cuts=(columns(width),))
 
     def project(self, x: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows hidden"]:
         if self.gate_proj is None:

@@ -1,12 +1,14 @@
 """Several layers side by side: each sees the same input, and their outputs are added."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flax import nnx
 
 from models.decoder import BranchConfig
+from models.devices import Devices
 from models.multiplier import scaled
 from models.shapes import Activations, LaneInfo
+from models.share import ShareError, share_all
 from models.state import Stateful
 
 
@@ -16,6 +18,13 @@ class ParallelConfig:
 
     layers: tuple[BranchConfig, ...]
     multipliers: tuple[float, ...]
+
+    def share(self, devices: Devices) -> "ParallelConfig":
+        """What one device has of each layer."""
+        parts, faults = share_all(self.layers, devices)
+        if faults:
+            raise ShareError(devices, faults)
+        return replace(self, layers=tuple(parts[layer] for layer in self.layers))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Parallel":
         return Parallel(self, hidden, rngs)
@@ -27,6 +36,9 @@ class Parallel(Stateful):
     def __init__(self, config: ParallelConfig, hidden: int, rngs: nnx.Rngs):
         self.multipliers = config.multipliers
         self.layers = nnx.List([layer.build(hidden, rngs) for layer in config.layers])
+        axes = {layer.summed_over for layer in self.layers}
+        assert len(axes) == 1, f"layers whose outputs are summed over {axes} cannot be added before they are"
+        (self.summed_over,) = axes
 
     def state_arrays(self) -> tuple:
         return tuple(layer.state_arrays() for layer in self.layers)

@@ -12,6 +12,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
+from models.cut import Cut, Part
+from models.devices import MODEL
 from models.shapes import ConvState, LaneInfo, RecurrentState
 
 KV_BLOCK = 128
@@ -37,10 +39,21 @@ class StateArray:
     Attributes:
         sizes: name (as in `models.shapes`) and size of each dimension after the lanes; None for a cache's positions.
         dtype: None for the dtype of caches.
+        split: name of the dimension that is split over the devices along `model`; None where all have the whole array.
+        parts: of that dimension, as in a `Cut`.
     """
 
     sizes: tuple[tuple[str, int | None], ...]
     dtype: DTypeLike | None
+    split: str | None = None
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def cut(self) -> Cut | None:
+        """How the array, lanes first, is split; None where it is not."""
+        if self.split is None:
+            return None
+        return Cut(1 + [name for name, _ in self.sizes].index(self.split), MODEL, self.parts)
 
     @property
     def grows(self) -> bool:
@@ -66,9 +79,20 @@ class StateArray:
         return jnp.dtype(dtype if self.dtype is None else self.dtype).itemsize
 
 
-def state_array(dtype: DTypeLike | None = None, **sizes: int | None) -> Any:
-    """A `StateArray`; its type is left open, for it stands in a state where the array will be."""
-    return StateArray(tuple(sizes.items()), dtype)
+def state_array(dtype: DTypeLike | None = None, **sizes: int | None | tuple[Part, ...]) -> Any:
+    """A `StateArray`; its type is left open, for it stands in a state where the array will be.
+
+    Args:
+        dtype: None for the dtype of caches.
+        sizes: of its dimensions; the one that is split is given as its parts.
+    """
+    split = {name: parts for name, parts in sizes.items() if isinstance(parts, tuple)}
+    plain = tuple(
+        (name, sum(part.size for part in size) if isinstance(size, tuple) else size) for name, size in sizes.items()
+    )
+    for name, parts in split.items():
+        return StateArray(plain, dtype, name, parts)
+    return StateArray(plain, dtype)
 
 
 class ConvRecurrentState(NamedTuple):
@@ -84,16 +108,23 @@ class ConvRecurrentState(NamedTuple):
     recurrent: RecurrentState
 
 
-def conv_recurrent(kernel: int, channels: int, heads: int, key: int, value: int) -> ConvRecurrentState:
+def conv_recurrent(kernel: int, channels: tuple[Part, ...], heads: int, key: int, value: int) -> ConvRecurrentState:
     """The arrays of a `ConvRecurrentState`."""
     return ConvRecurrentState(
         state_array(tap=kernel - 1, channel=channels),
-        state_array(jnp.float32, value_head=heads, key=key, value=value),
+        state_array(jnp.float32, value_head=(Part(heads, heads),), key=key, value=value),
     )
 
 
 class Stateful(nnx.Module):
-    """A layer that says what it keeps; from that its state is made, and its size is known."""
+    """A layer that says what it keeps; from that its state is made, and its size is known.
+
+    Attributes:
+        summed_over: mesh axes over whose devices the layer's output is a sum, of which a share of it gives one part;
+            none where every device computes the same.
+    """
+
+    summed_over: tuple[str, ...] = (MODEL,)
 
     def state_arrays(self) -> Any:
         """The layer's state with a `StateArray` in the place of each array; None where it keeps nothing."""

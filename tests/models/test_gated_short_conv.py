@@ -14,7 +14,7 @@ HIDDEN = 6
 
 def layer(kernel: int):
     rng = np.random.default_rng(kernel)
-    build = GatedShortConvConfig(kernel).build
+    build = GatedShortConvConfig(kernel, HIDDEN).build
     return filled(
         lambda: build(HIDDEN, nnx.Rngs(0)),
         lambda _, shape: rng.normal(size=shape).astype(np.float32) / shape[-1] ** 0.5,

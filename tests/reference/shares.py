@@ -1,0 +1,211 @@
+"""A decoder on one device and its shares on several, cut by what it says of itself, run through the same steps."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from filled import filled
+from flax import nnx
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+from tiny_variants import variant
+
+from models import Cut, Decoder, DecoderConfig, Devices, Family, family_of
+from models.cut import Part
+
+LANES, CONTEXT, BLOCKS = 4, 300, 3
+PREFILL, VERIFIED = 9, 3
+LENGTHS = np.array([9, 4, 0, 1], np.int32)
+"""Of the first step; the lane without tokens begins in the second."""
+COUNTED = np.array([3, 1, 0, 2], np.int32)
+"""Tokens of the verifying step that count."""
+Axes = tuple[int, int, int]
+
+
+class Tiny(NamedTuple):
+    """A tiny model of a family."""
+
+    family: Family
+    config: DecoderConfig
+
+
+class Steps(NamedTuple):
+    """What the steps of `scenario` give, in their order: a prompt in two pieces, a token, drafts that are verified.
+
+    Attributes:
+        hidden, logits: of each step.
+        states: after each step, leaves in order.
+    """
+
+    hidden: list[Any]
+    logits: list[Any]
+    states: list[list[Any]]
+
+
+def tiny(name: str, head: bool = False, **fields: Any) -> Tiny:
+    """A variant with sizes that divide: a vocabulary of 64 tokens, and other fields that are given."""
+    text = {"model_type": variant(name).family, **variant(name).text, "vocab_size": 64, **fields}
+    family = family_of(text)
+    if head:
+        assert family.with_head is not None
+        family = family.with_head
+    return Tiny(family, family.read_config(text))
+
+
+def random_model(model: Tiny, seed: int = 0) -> Decoder:
+    """The whole model with random parameters under which every part matters."""
+    rng = np.random.default_rng(seed)
+
+    def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        array = rng.uniform(0.2, 1, shape) if len(shape) == 1 else rng.normal(size=shape) / shape[-1] ** 0.5
+        return array.astype(np.float32)
+
+    return filled(lambda: model.family.build(model.config, nnx.Rngs(0)), value)
+
+
+def mesh_of(axes: Axes) -> Mesh:
+    """A mesh of so many devices along `data`, `model` and `expert`."""
+    devices = np.array(jax.devices()[: np.prod(axes)]).reshape(axes)
+    return Mesh(devices, ("data", "model", "expert"), axis_types=(AxisType.Auto,) * 3)
+
+
+def spread(array: np.ndarray, cuts: Sequence[Cut], devices: Devices) -> np.ndarray:
+    """The shares of an array one after another in every dimension that is cut: contiguous slices are shares."""
+    for cut in cuts:
+        count = devices.along(cut.axis)
+        index = np.concatenate([np.arange(cut.size)[s] for device in range(count) for s in cut.indices(device, count)])
+        array = np.take(array, index, axis=cut.dim)
+    return array
+
+
+def joined(array: np.ndarray, cut: Cut | None, devices: Devices) -> np.ndarray:
+    """The whole array of what `spread` makes of it; units that lie on several devices are taken from the last."""
+    if cut is None:
+        return array
+    count = devices.along(cut.axis)
+    index = np.concatenate([np.arange(cut.size)[s] for device in range(count) for s in cut.indices(device, count)])
+    whole = np.zeros(array.shape[: cut.dim] + (cut.size,) + array.shape[cut.dim + 1 :], array.dtype)
+    np.moveaxis(whole, cut.dim, 0)[index] = np.moveaxis(array, cut.dim, 0)
+    return whole
+
+
+def spec(cuts: Sequence[Cut], devices: Devices, lanes: int = 1) -> P:
+    """Where each dimension lies; axes of one device are not named."""
+    dims: dict[int, str] = {cut.dim: cut.axis for cut in cuts if devices.along(cut.axis) > 1}
+    if lanes > 1:
+        dims[0] = "data"
+    return P(*(dims.get(dim) for dim in range(max(dims, default=-1) + 1)))
+
+
+def scenario(model: Decoder, state: Any, tokens: Any, blocks: Any) -> Steps:
+    """Steps of every kind, each from the state that the last one leaves."""
+    first, second, one, drafts = tokens
+    done = jnp.zeros_like(first[:, 0])
+    hidden, logits, states = [], [], []
+
+    def keep(out: Any, state: Any) -> None:
+        hidden.append(out)
+        logits.append(model.logits(out))
+        states.append(jax.tree.leaves(state))
+
+    lengths = first[:, -1]
+    out, state = model(first[:, :-1], lengths, done, state, blocks)
+    keep(out, state)
+    done = done + lengths
+    lengths = jnp.full_like(lengths, second.shape[1])
+    out, state = model(second, lengths, done, state, blocks)
+    keep(out, state)
+    done = done + lengths
+    out, state = model(one, jnp.ones_like(lengths), done, state, blocks)
+    keep(out, state)
+    done = done + 1
+    counted, drafts = drafts[:, -1], drafts[:, :-1]
+    out, kept = model(drafts, jnp.full_like(lengths, VERIFIED), done, state, blocks, verifying=True)
+    keep(out, model.commit(kept, drafts, counted, done, state, blocks))
+    return Steps(hidden, logits, states)
+
+
+def operands(vocab: int) -> tuple[np.ndarray, ...]:
+    """Tokens of the steps; the last column of the first and the last is how many of them count."""
+    rng = np.random.default_rng(1)
+    first, second, one, drafts = (rng.integers(vocab, size=(LANES, n)) for n in (PREFILL, 2, 1, VERIFIED))
+    first, drafts = np.c_[first, LENGTHS], np.c_[drafts, COUNTED]
+    return tuple(array.astype(np.int32) for array in (first, second, one, drafts))
+
+
+def on_one_device(model: Decoder) -> Steps:
+    """The steps of the whole model."""
+    graph, params = nnx.split(model)
+    state = model.init_state(LANES, CONTEXT, jnp.float32)
+    run = jax.jit(lambda params, *operands: scenario(nnx.merge(graph, params), *operands))
+    return jax.device_get(run(params, state, operands(model.config.vocab_size), jnp.int32(BLOCKS)))
+
+
+def on_devices(
+    model: Decoder, tiny: Tiny, axes: Axes, recut: Callable[[Cut], Cut] = lambda cut: cut, check_vma: bool = True
+) -> Steps:
+    """The same steps of its shares on a mesh, with what they give put together again.
+
+    Args:
+        model: the whole model.
+        tiny: what it was made of.
+        axes: devices along `data`, `model` and `expert`.
+        recut: what is made of the cuts before they are used.
+        check_vma: as in `jax.shard_map`.
+    """
+    data, devices = axes[0], Devices(*axes[1:])
+    share = nnx.eval_shape(lambda: tiny.family.build(tiny.config.share(devices), nnx.Rngs(0)))
+    graph = nnx.graphdef(share)
+    cuts = {path: tuple(map(recut, found)) for path, found in model.cuts().items()}
+    params, param_specs = [], []
+    flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(model, nnx.Param)))
+    for path, variable in flat:
+        params.append((path, variable.replace(spread(np.asarray(variable[...]), cuts.get(path, ()), devices))))
+        param_specs.append((path, variable.replace(spec(cuts.get(path, ()), devices))))
+    params, param_specs = nnx.from_flat_state(params), nnx.from_flat_state(param_specs)
+    arrays = jax.tree.leaves(model.state_arrays())
+    state_cuts = [() if array.cut is None else (array.cut,) for array in arrays]
+    lanes = P("data") if data > 1 else P()
+    tree = jax.tree.structure(model.state_arrays())
+    state_specs = [spec(cuts, devices, data) for cuts in state_cuts]
+    zeros = jax.tree.leaves(model.init_state(LANES, CONTEXT, jnp.float32))
+    state = [spread(np.asarray(leaf), cuts, devices) for leaf, cuts in zip(zeros, state_cuts, strict=True)]
+    vocabulary = spec((Cut(2, "model", ()),), devices, data)
+
+    def run(params: Any, *operands: Any) -> Steps:
+        return scenario(nnx.merge(graph, params), *operands)
+
+    stepped = jax.shard_map(
+        run,
+        mesh=mesh_of(axes),
+        in_specs=(param_specs, jax.tree.unflatten(tree, state_specs), (lanes,) * 4, P()),
+        out_specs=Steps([lanes] * 4, [vocabulary] * 4, [state_specs] * 4),
+        check_vma=check_vma,
+    )
+    found = jax.device_get(
+        jax.jit(stepped)(params, jax.tree.unflatten(tree, state), operands(tiny.config.vocab_size), jnp.int32(BLOCKS))
+    )
+    states = [
+        [joined(leaf, array.cut, devices) for leaf, array in zip(leaves, arrays, strict=True)]
+        for leaves in found.states
+    ]
+    return found._replace(states=states)
+
+
+def contiguous(cut: Cut) -> Cut:
+    """The mistake: several parts cut as if they were one."""
+    return Cut(cut.dim, cut.axis, (Part(cut.size, cut.size),)) if len(cut.parts) > 1 else cut
+
+
+def check_equal(found: Steps, expected: Steps, tolerance: float) -> None:
+    """Asserts that hidden states and logits of tokens that count and the states agree."""
+    real = [LENGTHS, np.full(LANES, 2), np.ones(LANES, int), np.full(LANES, VERIFIED)]
+    for step, lengths in enumerate(real):
+        valid = np.arange(expected.hidden[step].shape[1])[None] < lengths[:, None]
+        for what in ("hidden", "logits"):
+            one, other = getattr(found, what)[step][valid], getattr(expected, what)[step][valid]
+            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance, err_msg=f"{what} of step {step}")
+        for index, (one, other) in enumerate(zip(found.states[step], expected.states[step], strict=True)):
+            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance, err_msg=f"state {index} of step {step}")

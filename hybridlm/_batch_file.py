@@ -113,8 +113,12 @@ def _custom_ids() -> Iterator[Callable[[str, int], int]]:
 
         def first_use(custom_id: str, line: int) -> int:
             key = custom_id.encode("utf-8", "surrogatepass")
-            database.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", (key, line))
-            return database.execute("SELECT line FROM used WHERE custom_id = ?", (key,)).fetchone()[0]
+            try:
+                database.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", (key, line))
+                return database.execute("SELECT line FROM used WHERE custom_id = ?", (key,)).fetchone()[0]
+            except sqlite3.OperationalError as error:
+                message = f"temporary file of custom_ids: {error}; let SQLITE_TMPDIR name a folder with room"
+                raise OSError(message) from error
 
         yield first_use
 

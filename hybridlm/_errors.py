@@ -12,10 +12,15 @@ class NumericalError(RuntimeError):
     """
 
     def __init__(self, item: str, position: int):
+        self._given = (item, position)
         super().__init__(
             f"{item}: the logits for token {position} are not numbers; check the checkpoint's weights, or load it with "
             f"dtype='float32'"
         )
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        # Between processes: the message alone does not make such an error.
+        return type(self), self._given
 
 
 class MissingExtra(ImportError):
@@ -28,7 +33,12 @@ class MissingExtra(ImportError):
     """
 
     def __init__(self, what: str, package: str, extra: str):
+        self._given = (what, package, extra)
         super().__init__(f'{what}: needs {package}, which is not installed: pip install "hybridlm[{extra}]"')
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        # As above.
+        return type(self), self._given
 
 
 def require_extra(what: str, package: str, extra: str) -> None:

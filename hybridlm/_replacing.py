@@ -3,7 +3,7 @@
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -28,13 +28,34 @@ def replaceable(output: Path, input: Path | None = None) -> Path:
     return output
 
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What only writing can raise."""
+
+
+@contextmanager
+def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
+    """An error of writing, as of a full disk, does not know the file.
+
+    Args:
+        path: the file.
+        only: numbers of the errors that concern it; None for all.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None and (only is None or error.errno in only):
+            raise OSError(error.errno, error.strerror or os.strerror(error.errno), str(path)) from error
+        raise
+
+
 @contextmanager
 def replacing(output: Path, input: Path | None = None) -> Iterator[TextIO]:
     """A file beside `output` that takes its name once everything is written, and is gone if anything fails."""
     output = replaceable(output, input)
     partial = output.with_name(f".{output.name}.{secrets.token_hex(4)}.partial")
     try:
-        with partial.open("x", encoding="ascii", newline="\n") as file:
+        # Whoever has the file reads others, too; what their errors are about is not known here.
+        with naming(output, NO_ROOM), partial.open("x", encoding="ascii", newline="\n") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

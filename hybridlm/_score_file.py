@@ -2,38 +2,20 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from hybridlm._errors import NumericalError
 from hybridlm._progress import score_progress
 from hybridlm._replacing import replaceable
-from hybridlm._results import Score
 from hybridlm._score_formats import InputRow, OutputRow, Source, Target, format_version, open_source, target_for
 from hybridlm._score_parts import Origin, Parts, parts_of
+from hybridlm._score_rows import Scorer, score_rows
 from hybridlm._score_survey import WINDOW_BYTES, Survey, Window, identity, survey, used_twice
 
 WINDOW = 4096
 """Rows that are scored together, unless they are long."""
-
-
-@dataclass(frozen=True)
-class Scorer:
-    """What scores texts.
-
-    Attributes:
-        encode: (text or token ids, what to call it) -> token ids that the model can score; raises ValueError or
-            TypeError.
-        score: scores of such token ids, in order; a function of their order and content.
-        origin: what the scores depend on besides: the model and its settings.
-    """
-
-    encode: Callable[[Any, str], tuple[int, ...]]
-    score: Callable[[Sequence[tuple[int, ...]]], list[Score]]
-    origin: Origin
 
 
 @dataclass(frozen=True)
@@ -89,7 +71,7 @@ def score_file(
         try:
             bar.begin(sum(one.rows for one in mine), kept)
             for rows in _windows(source, mine[len(parts.done) :]):
-                scored = _score(scorer, source, found, rows)
+                scored = score_rows(scorer, _checked(source, found, rows), source.unit)
                 if strict:
                     _refuse(texts, (row.error for row in scored))
                 _add(parts, target, scored)
@@ -141,30 +123,12 @@ def _windows(source: Source, windows: Sequence[Window]) -> Iterator[list[InputRo
         yield [row for row, _ in islice(rows, window.rows)]
 
 
-def _score(scorer: Scorer, source: Source, found: Survey, rows: Sequence[InputRow]) -> list[OutputRow]:
-    """A window of rows; the scored ones together."""
-    encoded = [_encode(scorer, source, found, row) for row in rows]
-    scores = iter(scorer.score([ids for ids in encoded if not isinstance(ids, str)]))
-    output = []
-    for row, ids in zip(rows, encoded, strict=True):
-        score, error = (None, ids) if isinstance(ids, str) else (next(scores), None)
-        if score is not None and score.first_nan is not None:
-            score, error = None, str(NumericalError(f"{source.unit} {row.number}", score.first_nan))
-        output.append(OutputRow(row.id, score, error))
-    return output
-
-
-def _encode(scorer: Scorer, source: Source, found: Survey, row: InputRow) -> tuple[int, ...] | str:
-    """The token ids of a row, or what is wrong with it."""
-    fault = row.fault
-    if fault is None and row.number in found.repeated:
-        fault = used_twice(source, found.repeated[row.number])
-    if fault is None:
-        try:
-            return scorer.encode(row.item, row.key)
-        except (ValueError, TypeError) as error:
-            fault = str(error)
-    return f"{source.unit} {row.number}: {fault}"
+def _checked(source: Source, found: Survey, rows: list[InputRow]) -> list[InputRow]:
+    """The same rows; an id that an earlier row of the file has is a fault."""
+    faults = {
+        row.number: used_twice(source, found.repeated[row.number]) for row in rows if row.number in found.repeated
+    }
+    return [row._replace(fault=row.fault or faults.get(row.number)) for row in rows] if faults else rows
 
 
 def _refuse(input: Path, errors: Iterable[str | None]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hybridlm._json_lines import dump
+from hybridlm._replacing import naming
 from hybridlm._score_formats import Target
 
 FORMAT = 1
@@ -142,10 +143,14 @@ class Parts:
             ValueError: a part is not what was written.
         """
         whole = self.folder / "whole"
-        with _named(whole), whole.open("wb") as file:
-            target.join(self._contents(), file)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with naming(whole), whole.open("wb") as file:
+                target.join(self._contents(), file)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            whole.unlink(missing_ok=True)  # what a full disk needs most is room
+            raise
         os.replace(whole, self.output)
         _sync_folder(self.output.parent)
         self._append({"over": "joined"})
@@ -254,7 +259,7 @@ def _size(path: Path) -> int | None:
 def _write(path: Path, content: bytes, mode: str = "wb") -> None:
     """Content and name have reached the disk when this returns."""
     new = not path.exists()
-    with _named(path), path.open(mode) as file:
+    with naming(path), path.open(mode) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -265,18 +270,7 @@ def _write(path: Path, content: bytes, mode: str = "wb") -> None:
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with _named(folder):
+        with naming(folder):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """An error of writing, as of a full disk, does not know the file."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, error.strerror or os.strerror(error.errno), str(path)) from error
-        raise

@@ -13,7 +13,8 @@ from hybridlm._inputs import Inputs
 from hybridlm._perplexity import corpus_perplexity, prefix_token, windows_of
 from hybridlm._prefix import Prefix
 from hybridlm._results import Score
-from hybridlm._score_file import WINDOW, ScoreFileReport, Scorer, score_file
+from hybridlm._score_file import WINDOW, ScoreFileReport, score_file
+from hybridlm._score_rows import Scorer
 from hybridlm._scoring import checked, scores
 from hybridlm._tokenizer import Tokenizer
 from models import DecoderConfig
@@ -34,6 +35,10 @@ class TextScores:
     def _inputs(self) -> Inputs:
         require = self._engine.moves.require
         return Inputs(self.tokenizer, self.config.vocab_size, self.context, self.eos_token_ids, require)
+
+    @property
+    def _scorer(self) -> Scorer:
+        return Scorer(self._inputs.encode, self._scores, self._origin())
 
     def _scores(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
         return scores(self._engine, ids, top)
@@ -102,8 +107,7 @@ class TextScores:
             MissingExtra: Parquet without pyarrow.
             OSError: a file cannot be read or written; parts that were written stay.
         """
-        scorer = Scorer(self._inputs.encode, self._scores, self._origin())
-        return score_file(scorer, input, output, strict, window, shard, restart, progress)
+        return score_file(self._scorer, input, output, strict, window, shard, restart, progress)
 
     def _origin(self) -> dict[str, str | int]:
         """What scores depend on besides the texts, down to the last bit."""

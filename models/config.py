@@ -24,8 +24,13 @@ class ConfigError(ValueError):
 
     def __init__(self, family: str, faults: Sequence[str]):
         self.faults = list(faults)
+        self._family = family
         lines = "\n".join(f"  - {fault}" for fault in faults)
         super().__init__(f"config.json cannot be run as a {family} model ({len(self.faults)} fault(s)):\n{lines}")
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        # Between processes: the message alone does not make such an error.
+        return type(self), (self._family, self.faults)
 
 
 def _is_number(value: Any) -> bool:

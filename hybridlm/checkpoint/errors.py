@@ -19,6 +19,7 @@ class CheckpointError(ValueError):
     def __init__(self, where: str | Path, faults: str | Sequence[str], advice: str = "") -> None:
         self.where = str(where)
         self.faults: tuple[str, ...] = (faults,) if isinstance(faults, str) else tuple(faults)
+        self._advice = advice
         if len(self.faults) == 1:
             lines = [f"{self.where}: {self.faults[0]}"]
         else:
@@ -29,3 +30,7 @@ class CheckpointError(ValueError):
         if advice:
             lines.append(advice)
         super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        # Between processes: the message alone does not make such an error.
+        return type(self), (self.where, self.faults, self._advice)

@@ -1,13 +1,16 @@
 """OpenAI Batch files: answers are those of `generate`, `chat` and `score`, whatever else is in the file."""
 
 import dataclasses
+import errno
 import json
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from toy_scorer import NO_MODEL
 
 import hybridlm
 from hybridlm._batch_file import BatchModel, batch_file
@@ -260,3 +263,21 @@ def test_an_interruption_leaves_the_older_output(text_lm: hybridlm.LM, tmp_path:
         answered(dataclasses.replace(model_of(text_lm), session=session), [line("a", prompt="x")], tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
     assert (tmp_path / "out.jsonl").read_text() == "older"
+
+
+def test_no_room(tmp_path: Path):
+    """The error names the output, the older one stays, and nothing else does."""
+    lines = [json.dumps({"custom_id": str(i)}) for i in range(40)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    (tmp_path / "out.jsonl").write_text("older")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    try:
+        with pytest.raises(OSError) as raised:
+            batch_file(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(tmp_path / "out.jsonl"))
+    assert (tmp_path / "out.jsonl").read_text() == "older"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    assert batch_file(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8).bad_lines == 40

@@ -16,8 +16,9 @@ import pytest
 from toy_scorer import TOY, read_lines, score, write_lines
 
 import hybridlm
-from hybridlm._score_file import Scorer, score_file
+from hybridlm._score_file import score_file
 from hybridlm._score_parts import Parts
+from hybridlm._score_rows import Scorer
 
 REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 

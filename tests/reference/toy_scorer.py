@@ -1,15 +1,17 @@
-"""A scorer without a model, for tests of files: a log-probability tells which token it belongs to."""
+"""A scorer and a batch without a model, for tests of files: a log-probability tells which token it belongs to."""
 
 import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 import hybridlm
-from hybridlm._score_file import Scorer
+from hybridlm._batch_file import BatchModel
+from hybridlm._inputs import Inputs
+from hybridlm._score_rows import Scorer
 
 CONTEXT = 8
 
@@ -35,6 +37,24 @@ def score(texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
 
 
 TOY = Scorer(encode, score, {"model": "toy"})
+
+
+class NoRequests:
+    """A run of the engine that never has any."""
+
+    busy = False
+
+    def __enter__(self) -> "NoRequests":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
+NO_MODEL = BatchModel(
+    Inputs(None, 97, 256, (), lambda snapshot: None), cast(Any, NoRequests), lambda texts, top: [], "none"
+)
+"""Answers a batch whose lines are all wrong."""
 
 
 def write_lines(path: Path, lines: Iterable[Any]) -> Path:

@@ -1,0 +1,121 @@
+"""Scoring a dataset of Ray with one engine in each actor (extra `ray`): one machine or many.
+
+import ray
+from hybridlm.ray import score_dataset
+
+scores = score_dataset(ray.data.read_parquet("texts/"), "directory-or-hub-id", actors=4, num_gpus=1)
+scores.write_parquet("scores/")
+"""
+
+# ray is an extra: where it is not installed, its types are not known, and pyright takes this file for it.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+import os
+import warnings
+from typing import Any
+
+from hybridlm._errors import require_extra
+
+require_extra("hybridlm.ray", "ray", "ray")
+
+import pyarrow as pa
+import ray
+from ray.data import ActorPoolStrategy, Dataset
+
+from hybridlm._load import load
+from hybridlm._score_rows import score_rows
+from hybridlm._score_table import COLUMNS, columns_of, read_rows, schema_of_scores, table_of_scores
+
+BATCH_ROWS = 1024
+
+
+def score_dataset(
+    dataset: Dataset,
+    model: str | os.PathLike[str],
+    actors: int = 1,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    batch_size: int = BATCH_ROWS,
+    **settings: Any,
+) -> Dataset:
+    """Log-probability of every token of every row of a dataset, as `LM.score_file` gives them for a file.
+
+    The rows of the result are in the order of the dataset. They are scored in batches of consecutive rows, `batch_size`
+    in each but the last, whatever blocks the dataset has and how many actors there are: the same dataset and settings
+    give the same bits. Nothing runs before the result is consumed.
+
+    Args:
+        dataset: columns "text" (strings) or "token_ids" (lists of whole numbers), or both with one of them null in
+            every row, and maybe "id" (strings or whole numbers, which are not compared). Other columns are dropped.
+        model: a checkpoint directory, which every machine has under this name, or the id of a model on the Hub.
+        actors: each loads the model once.
+        num_cpus: cores that Ray sets aside for an actor; None for one. On CPUs a step uses all cores of the machine:
+            give their number, so that a machine gets one actor.
+        num_gpus: GPUs of an actor; None for none. One is what a model uses.
+        batch_size: rows that are scored together, the longest first.
+        **settings: of `hybridlm.load`, which every actor calls with them (lanes, context, dtype, chunk, ...).
+
+    A warning says so where the actors take all cores that the cluster has: the tasks that read and cut the dataset
+    would wait until it has more.
+
+    Returns:
+        Rows with id, token_ids, logprobs (the first is null), sum_logprob, perplexity, and error, which is null unless
+        the row could not be scored: then all but its id is.
+
+    Raises:
+        ValueError: `actors` or `batch_size` is no whole number of at least 1.
+        TypeError: `dataset` is no dataset of Ray.
+        ray.exceptions.RayTaskError: when the result is consumed: the model cannot be loaded, a setting is wrong, or the
+            columns are.
+    """
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"dataset: expected a ray.data.Dataset, got {type(dataset)}")
+    for name, value in (("actors", actors), ("batch_size", batch_size)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+    _warn_of_waiting(actors * (1 if num_cpus is None else num_cpus))
+    batches = dataset.repartition(target_num_rows_per_block=batch_size, strict=True)
+    batches.context.execution_options.preserve_order = True
+    return batches.map_batches(
+        _Worker,
+        fn_constructor_args=(os.fspath(model), settings),
+        batch_size=batch_size,
+        batch_format="pyarrow",
+        compute=ActorPoolStrategy(size=actors),
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+    )
+
+
+def _warn_of_waiting(taken: float) -> None:
+    there = ray.cluster_resources().get("CPU", 0)
+    if taken >= there:
+        warnings.warn(
+            f"the actors take {taken:g} CPUs (actors x num_cpus) of the cluster's {there:g}, which leaves none for the "
+            "tasks that read the dataset: unless the cluster grows they wait for ever",
+            stacklevel=3,
+        )
+
+
+class _Worker:
+    """What an actor holds: a loaded model."""
+
+    def __init__(self, model: str, settings: dict[str, Any]):
+        self._scorer = load(model, **settings)._scorer
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        names = [name for name in batch.schema.names if name in COLUMNS]
+        batch = pa.table({name: _plain(batch.column(name)) for name in names})
+        columns_of(batch.schema)
+        ids = batch.schema.field("id").type if "id" in batch.schema.names else pa.null()
+        value = ids.value_type if pa.types.is_dictionary(ids) else ids
+        rows = list(read_rows(batch, 0))
+        # Ray does not know where in the dataset a batch is: messages do not name rows.
+        return table_of_scores(score_rows(self._scorer, rows, None), schema_of_scores(pa.types.is_integer(value)))
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """What Ray makes of NumPy arrays is a type of its own: lists again."""
+    if not isinstance(column.type, pa.ExtensionType):
+        return column
+    return pa.array([None if one is None else one.tolist() for one in column.to_pylist()])

@@ -1,0 +1,21 @@
+"""Errors on their way from one process to another, as out of the actors of Ray."""
+
+import pickle
+
+import pytest
+
+from hybridlm import CheckpointError, ConfigError, MissingExtra, NumericalError
+
+ERRORS = [
+    CheckpointError("dir", ["a fault", "another"], "Do this."),
+    ConfigError("a family", ["a fault"]),
+    MissingExtra("this", "that", "data"),
+    NumericalError("texts[0]", 3),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_survives_pickling(error: Exception):
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error) and str(copy) == str(error)
+    assert getattr(copy, "faults", None) == getattr(error, "faults", None)

@@ -1,0 +1,113 @@
+"""Datasets of Ray on a local cluster of two actors: the rows of `score_file`, bit for bit, whatever the blocks are."""
+
+# ray is an extra: where it is not installed, its types are not known.
+# pyright: reportMissingImports=false
+
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from text_checkpoint import SETTINGS, write_text_checkpoint
+
+import hybridlm
+from hybridlm import MissingExtra
+
+SETTINGS = {**SETTINGS, "context": 32}
+BATCH = 16
+ROWS: list[dict[str, Any]] = [{"id": f"row {i}", "text": "Ada has the kite. And Ben?"[: i % 23]} for i in range(75)]
+
+
+def test_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, "hybridlm.ray", raising=False)
+    monkeypatch.setattr("hybridlm._errors.find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r'hybridlm\.ray: needs ray.*pip install "hybridlm\[ray\]"'):
+        import hybridlm.ray  # noqa: F401
+
+
+# What follows takes a minute and needs the extra, which .ci/long installs. What Ray warns of is its own (2026-11-22).
+on_a_cluster = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A local cluster that finds this hybridlm; the module `ray.data`."""
+    data = pytest.importorskip("ray.data", reason="needs the extra ray")
+    import ray
+
+    # Processes of Ray inherit this; `runtime_env` would make them start anew for every task.
+    settings = {"PYTHONPATH": str(Path(hybridlm.__file__).parents[1]), "JAX_PLATFORMS": "cpu"}
+    settings |= {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "RAY_USAGE_STATS_ENABLED": "0"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        # Three CPUs in Ray's books: two for the actors, one for what reads.
+        ray.init(num_cpus=3, include_dashboard=False, object_store_memory=100 << 20, logging_level=logging.ERROR)
+        yield data
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
+
+
+class TestOnACluster:
+    pytestmark = on_a_cluster
+
+    def test_the_rows_of_score_file(self, cluster: Any, model: Path, tmp_path: Path):
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        from hybridlm.ray import score_dataset
+
+        pq.write_table(
+            pa.table({name: [row[name] for row in ROWS] for name in ("id", "text")}), tmp_path / "in.parquet"
+        )
+        lm = hybridlm.load(model, **SETTINGS)
+        lm.score_file(tmp_path / "in.parquet", tmp_path / "out.parquet", window=BATCH)
+        expected = pq.read_table(tmp_path / "out.parquet").to_pylist()
+        for row in expected:
+            row["error"] = row["error"] and row["error"].split(": ", 1)[1]
+        assert sum(row["error"] is not None for row in expected) == 4
+        # Blocks of other sizes than the batches, one of a single row.
+        cuts = [0, 7, 8, 40, 75]
+        blocks = [pa.Table.from_pylist(ROWS[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+        for dataset in (cluster.from_arrow(blocks), cluster.read_parquet(str(tmp_path / "in.parquet"))):
+            found = score_dataset(dataset, model, actors=2, batch_size=BATCH, **SETTINGS)
+            assert found.take_all() == expected
+        scores = lm.score([row["text"] for row in ROWS if row["text"]])
+        for row, score in zip([row for row in expected if row["error"] is None], scores, strict=True):
+            # Fewer texts than lanes take part in a step of another shape.
+            np.testing.assert_allclose(row["logprobs"][1:], score.logprobs[1:], rtol=0, atol=2e-4)
+
+    def test_arrays_of_token_ids(self, cluster: Any, model: Path):
+        """What Ray makes of NumPy arrays; no ids."""
+        from hybridlm.ray import score_dataset
+
+        ids = np.arange(3, 33).reshape(10, 3)
+        dataset = cluster.from_numpy(ids).rename_columns({"data": "token_ids"})
+        found = score_dataset(dataset, model, **SETTINGS).take_all()
+        assert [row["token_ids"] for row in found] == ids.tolist() and {row["id"] for row in found} == {None}
+        assert all(row["error"] is None and len(row["logprobs"]) == 3 for row in found)
+
+    def test_wrong_columns_and_models(self, cluster: Any, model: Path):
+        from hybridlm.ray import score_dataset
+
+        with pytest.raises(Exception, match="expected a column text or token_ids, found id"):
+            score_dataset(cluster.range(3), model, **SETTINGS).take_all()
+        with pytest.raises(Exception, match=r"/nowhere: no such directory"):
+            score_dataset(cluster.from_items(ROWS), "/nowhere", **SETTINGS).take_all()
+
+    def test_wrong_arguments(self, cluster: Any, model: Path):
+        from hybridlm.ray import score_dataset
+
+        dataset = cluster.from_items(ROWS)
+        for settings in ({"actors": 0}, {"batch_size": True}):
+            with pytest.raises(ValueError, match="expected a whole number of at least 1"):
+                score_dataset(dataset, model, **settings)
+        with pytest.raises(TypeError, match=r"dataset: expected a ray\.data\.Dataset"):
+            score_dataset(cast(Any, ROWS), model)
+        with pytest.warns(UserWarning, match="take 4 CPUs"):
+            score_dataset(dataset, model, actors=2, num_cpus=2)

@@ -1,0 +1,110 @@
+"""Score a file and answer a batch on a disk that is too small, then make room and do it again.
+
+    SQLITE_TMPDIR=FOLDER/disk unshare --mount python full_disk.py FOLDER
+
+in a mount namespace of its own, where it may mount. Prints for each output which files did not fit, and how often.
+"""
+
+import contextlib
+import io
+import os
+import pathlib
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import typer
+from toy_scorer import CONTEXT, NO_MODEL, TOY, write_lines
+
+from hybridlm._batch_file import batch_file
+from hybridlm._cli_options import reported
+from hybridlm._score_file import score_file
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+LINES = [{"id": i, "text": "a" * (i % CONTEXT + 1), "note": "x" * 700} for i in range(60)]
+ROOM = 64 << 20
+
+
+def mount(disk: pathlib.Path, size: int, again: bool = False) -> None:
+    """A disk in memory of so many bytes, or more room on the one that is there."""
+    options = f"{'remount,' if again else ''}size={size}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk], check=True)
+
+
+def failed(run: Callable[[], Any]) -> str | None:
+    """What the command would say; None where it succeeds."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        try:
+            with reported(False):
+                run()
+        except typer.Exit:
+            return said.getvalue()
+    return None
+
+
+def attempt(disk: pathlib.Path, size: int, output: pathlib.Path, expected: bytes, run: Callable[[], Any]) -> str | None:
+    """Run on a disk of so many bytes, then on a larger one; the name of the file that did not fit, or None."""
+    mount(disk, size)
+    try:
+        output.write_bytes(b"older")
+        said = failed(run)
+        if said is None:
+            assert output.read_bytes() == expected, size
+            return None
+        assert said.startswith(f"error: {disk}") and "No space left on device" in said, said
+        assert said.count("\n") == 1 and "Traceback" not in said, said
+        where = pathlib.Path(said.removeprefix("error: ").split(": ")[0])
+        assert output.read_bytes() in (b"older", expected), f"{size}: half an output"
+        # A part that the manifest does not name is not kept.
+        kept = len(list(disk.rglob("part-*"))) - (where.name != "whole")
+        assert ("rows are kept in" in said) == (kept > 0), (said, kept)
+        mount(disk, ROOM, again=True)
+        told = failed(run)
+        assert told is None and output.read_bytes() == expected, (size, told)
+        assert [path.name for path in disk.iterdir()] == [output.name], size
+        return where.name
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def sweep(disk: pathlib.Path, output: pathlib.Path, run: Callable[[], Any]) -> Counter[str]:
+    """Disks of one page, two pages, ... up to one that is large enough."""
+    mount(disk, ROOM)
+    assert failed(run) is None
+    expected = output.read_bytes()
+    subprocess.run(["umount", disk], check=True)
+    found: Counter[str] = Counter()
+    for pages in range(1, 10_000):
+        name = attempt(disk, pages * PAGE, output, expected, run)
+        if name is None:
+            return found
+        found[name.split("-")[0]] += 1
+    raise AssertionError("no disk was large enough")
+
+
+def main(folder: pathlib.Path) -> None:
+    disk = folder / "disk"
+    disk.mkdir()
+    texts = write_lines(folder / "in.jsonl", LINES)
+    for name in ("out.jsonl", "out.parquet"):
+        output = disk / name
+        print(name, dict(sweep(disk, output, lambda output=output: score_file(TOY, texts, output, window=5))))
+    requests = [{"custom_id": f"{i:0100}", "url": "/v1/nothing"} for i in range(40_000)]
+    small, all = write_lines(folder / "some.jsonl", requests[:50]), write_lines(folder / "all.jsonl", requests)
+    with patch("time.time", lambda: 0):
+        output = disk / "answers.jsonl"
+        print(output.name, dict(sweep(disk, output, lambda: batch_file(NO_MODEL, small, output, window=8))))
+        # The ids of many lines are kept in a file that SQLite makes.
+        mount(disk, 1 << 20)
+        said = failed(lambda: batch_file(NO_MODEL, all, folder / "out.jsonl", window=1000)) or ""
+        assert said.startswith("error: temporary file") and "full" in said and "SQLITE_TMPDIR" in said, said
+        assert not (folder / "out.jsonl").exists() and not list(folder.glob(".*partial"))
+        subprocess.run(["umount", disk], check=True)
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))

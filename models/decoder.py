@@ -18,7 +18,7 @@ from models.linear import linear
 from models.multiplier import scaled
 from models.norms import RMSNorm
 from models.shapes import Activations, LaneInfo, Lengths, Positions, TokenMask, Tokens
-from models.share import ShareError, Size, numbers_that_fit, share_all
+from models.share import Size, share_model
 from models.state import Stateful, StateSize, state_size
 
 
@@ -91,13 +91,14 @@ class DecoderConfig:
         """What each of several devices has of the model.
 
         Raises:
-            ShareError: with every size that does not divide, and the numbers of devices that would do.
+            ShareError: with everything that does not divide, and the numbers of devices that would do.
+            ValueError: this is a share already.
         """
+        if self.devices != ALONE:
+            raise ValueError(f"expected the config of a whole model, got that of a share of {self.devices}")
         vocabulary = Size("DecoderConfig.vocab_size", self.vocab_size)
         branches = dict.fromkeys(branch for layer in (*self.layers, self.head or ()) for branch in layer)
-        parts, faults = share_all(branches, devices, (vocabulary,))
-        if faults:
-            raise ShareError(devices, faults, numbers_that_fit(branches, (vocabulary,)))
+        parts = share_model(branches, devices, (vocabulary,))
         return replace(
             self,
             vocab_size=self.vocab_size // devices.model,

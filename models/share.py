@@ -9,6 +9,8 @@ from models.devices import ALONE, EXPERT, MODEL, Devices
 C = TypeVar("C")
 MOST = 256
 """Devices along an axis up to which the numbers that fit are listed."""
+NOBODY = (1 << 61) - 1
+"""A prime number of devices that no size can be divided by."""
 
 
 class Size(NamedTuple):
@@ -98,7 +100,8 @@ def share_all(
     configs: Iterable[Divisible], devices: Devices, sizes: Sequence[Size] = ()
 ) -> tuple[dict[Any, Any], list[str]]:
     """What one device has of each config, and every fault of them and of further sizes, each once."""
-    shares, faults = {}, [size.fault(devices) for size in sizes if not size.fits(devices.along(size.axis))]
+    shares: dict[Any, Any] = {}
+    faults = [size.fault(devices) for size in sizes if not size.fits(devices.along(size.axis))]
     for config in configs:
         try:
             shares[config] = config.share(devices)
@@ -107,11 +110,28 @@ def share_all(
     return shares, list(dict.fromkeys(faults))
 
 
-def numbers_that_fit(configs: Iterable[Divisible], sizes: Sequence[Size] = ()) -> str:
-    """A sentence with the numbers of devices, along each axis, that all configs and sizes can be divided by."""
+def share_model(configs: Iterable[Divisible], devices: Devices, sizes: Sequence[Size]) -> dict[Any, Any]:
+    """What one device has of each config of a model's layers.
+
+    Args:
+        configs: of the whole layers.
+        devices: that share the model.
+        sizes: further ones that are divided.
+
+    Raises:
+        ShareError: with every size that does not divide, and the numbers of devices that would do.
+    """
     configs = list(configs)
+
+    def fits(axis: str, count: int) -> bool:
+        return not share_all(configs, ALONE._replace(**{axis: count}), sizes)[1]
+
+    shares, faults = share_all(configs, devices, sizes)
+    if not faults:
+        return shares
     lines = []
     for axis in (MODEL, EXPERT):
-        counts = (n for n in range(1, MOST + 1) if not share_all(configs, ALONE._replace(**{axis: n}), sizes)[1])
-        lines.append(f"{axis} = {', '.join(map(str, counts))}")
-    return f"\nIt can be split over {' and over '.join(lines)}."
+        counts = [str(count) for count in range(1, MOST + 1) if fits(axis, count)]
+        # devices along an axis that nothing is split along all compute the same
+        lines.append(f"{axis} = {'anything' if fits(axis, NOBODY) else ', '.join(counts)}")
+    raise ShareError(devices, faults, f"\nIt can be split over {' and over '.join(lines)}.")

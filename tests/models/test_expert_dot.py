@@ -66,3 +66,18 @@ def test_a_row_never_depends_on_its_neighbours(form, count: int) -> None:
         got = np.asarray(run(new_x, weights(), new_expert))
         assert got[~changed].tobytes() == base[~changed].tobytes()
         assert (got[changed] != base[changed]).any()
+
+
+@pytest.mark.parametrize("count", [24, 96])
+def test_rows_of_experts_that_are_elsewhere_are_zero(count: int) -> None:
+    """Whatever they hold; the other rows keep their bits. No row is multiplied by a matrix that is not its own."""
+    x, expert = rows(count)
+    away = np.arange(count) % 3 == 1
+    whole = np.asarray(expert_dot(x, weights(), expert))
+    marked, held = np.where(away, EXPERTS, expert).astype(np.int32), ~away
+    x[away] = np.nan
+    found = np.asarray(expert_dot(x, weights(), marked, absent=True))
+    assert found[held].tobytes() == whole[held].tobytes()
+    assert found[away].tobytes() == np.zeros_like(found[away]).tobytes()
+    ragged = np.asarray(jax.jit(ragged_form)(np.where(away[:, None], np.float32(0), x), weights(), marked))
+    np.testing.assert_allclose(ragged[held], whole[held], atol=1e-5)

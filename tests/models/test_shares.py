@@ -1,26 +1,39 @@
 """The shares of several devices compute together what the whole model computes: every family, all kinds of meshes."""
 
+import functools
+import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import TOLERANCES
 from flax import nnx
 from shares import (
+    BLOCKS,
+    CONTEXT,
+    LANES,
     Axes,
+    Steps,
+    Tiny,
     check_equal,
     contiguous,
     joined,
+    mesh_of,
     on_devices,
     on_one_device,
+    one_token,
+    operands,
     random_model,
+    scenario,
     spread,
     tiny,
 )
 
-from models import Devices, Part, ShareError
+from models import Decoder, Devices, Part, ShareError
 from models.cut import rows
+from models.devices import summed
 
 NEMOTRON = {"mamba_num_heads": 8, "n_groups": 2}
 CASES: dict[str, dict[str, Any]] = {
@@ -40,33 +53,85 @@ CASES: dict[str, dict[str, Any]] = {
     "olmo_base": {},
     "olmo_grouped": {},
 }
-MESHES = [(1, 2, 1), (1, 4, 1), (2, 2, 2), (1, 1, 8)]
+EXPERTS = ("sparse_base", "next_base", "lfm2_moe_base", "nemotron_latent", "granite_experts", "kimi_base", "ling_base")
+MESHES: list[tuple[str, Axes]] = [
+    *((name, axes) for name in CASES for axes in ((1, 4, 1), (2, 2, 2))),
+    *((name, (1, 1, 8)) for name in EXPERTS),
+    ("sparse_base", (1, 2, 1)),
+    ("mamba2_base", (1, 2, 1)),
+]
+HEADS = ("next_base", "dense_base")
 
 
-def mesh_name(axes: Axes) -> str:
-    return "x".join(map(str, axes))
+@functools.cache
+def alone(name: str, head: bool) -> tuple[Tiny, Decoder, Steps]:
+    """A model with random parameters, and its steps on one device."""
+    model = tiny(name, head, **CASES[name])
+    whole = random_model(model)
+    return model, whole, on_one_device(whole)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("axes", MESHES, ids=mesh_name)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "axes"), sorted(MESHES), ids=str)
 def test_shares_compute_what_the_whole_model_computes(name: str, axes: Axes) -> None:
     """Hidden states, logits and states after a prompt in two pieces, a token, and drafts of which some count."""
-    model = tiny(name, **CASES[name])
+    model, whole, expected = alone(name, False)
+    check_equal(on_devices(whole, model, axes), expected, TOLERANCES[model.family.name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axes", [(1, 4, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("name", HEADS)
+def test_shares_of_models_with_a_head(name: str, axes: Axes) -> None:
+    """Its rows, after steps of every kind, and a guess from them."""
+    model, whole, expected = alone(name, True)
+    check_equal(on_devices(whole, model, axes), expected, TOLERANCES[model.family.name])
+
+
+def test_shares_compute_a_token() -> None:
+    """Gated delta net, attention and experts, over both axes."""
+    model = tiny("sparse_base")
     whole = random_model(model)
-    check_equal(on_devices(whole, model, axes), on_one_device(whole), TOLERANCES[model.family.name])
+    check_equal(on_devices(whole, model, (1, 2, 2), one_token), on_one_device(whole, one_token), 2e-3)
 
 
 @pytest.mark.long
 def test_one_run_of_rows_is_no_share() -> None:
     """The mistake that `Cut` is there for: [q | k | v] cut as one run of rows gives each device other heads' rows."""
-    model = tiny("sparse_base")
-    whole = random_model(model)
+    model, whole, expected = alone("sparse_base", False)
     with pytest.raises(AssertionError, match="hidden of step 0"):
-        check_equal(on_devices(whole, model, (1, 2, 1), contiguous), on_one_device(whole), 2e-3)
+        check_equal(on_devices(whole, model, (1, 2, 1), recut=contiguous), expected, 2e-3)
 
 
-@pytest.mark.parametrize("devices", [Devices(2, 1), Devices(4, 2)], ids=["2x1", "4x2"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "next_base" else pytest.mark.long) for name in CASES]
+)
+def test_one_device_causes_no_equation(name: str) -> None:
+    """Of a whole model nothing is summed and nothing marked: the same code, and the same program as ever."""
+    model = tiny(name, name in HEADS, **CASES[name])
+    graph, params = nnx.split(nnx.eval_shape(lambda: model.family.build(model.config, nnx.Rngs(0))))
+
+    def run(params: Any, *operands: Any) -> Steps:
+        whole = nnx.merge(graph, params)
+        return scenario(whole, whole.init_state(LANES, CONTEXT, jnp.float32), *operands)
+
+    program = str(jax.make_jaxpr(run)(params, operands(64), jnp.int32(BLOCKS)))
+    assert not re.findall(r"psum|pcast|pvary|shard_map|axis_index|all_gather|all_to_all", program)
+
+
+def test_what_every_device_has_is_not_summed() -> None:
+    """The sum would count it several times, and nothing would say so."""
+    over = jax.sharding.PartitionSpec("model")
+    on = functools.partial(jax.shard_map, mesh=mesh_of((1, 2, 1)), out_specs=jax.sharding.PartitionSpec())
+    x = jnp.arange(4.0)
+    np.testing.assert_array_equal(on(lambda x: summed(x, ("model",)), in_specs=over)(x), [2, 4])
+    with pytest.raises(ValueError, match="a part from each of them, found a value that is the same along model"):
+        on(lambda x: summed(x, ("model",)), in_specs=jax.sharding.PartitionSpec())(x)
+
+
+@pytest.mark.parametrize(
+    "devices", [pytest.param(Devices(2, 1), marks=pytest.mark.long, id="2x1"), pytest.param(Devices(4, 2), id="4x2")]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_cuts_leave_the_shapes_of_a_share(name: str, devices: Devices) -> None:
     """Every parameter and every array of the state, of each device."""
@@ -117,6 +182,16 @@ def test_sizes_that_do_not_divide_are_refused_together() -> None:
         "AttentionConfig.heads = 4 is not divided by 8 devices along 'model'; 1, 2, 4 would do",
     ]
     assert str(error.value).endswith("It can be split over model = 1 and over expert = 1, 2, 4, 8.")
+
+
+def test_only_whole_models_are_cut() -> None:
+    dense = tiny("dense_base")
+    with pytest.raises(ShareError, match=r"over model = 1, 2, 4 and over expert = anything\."):
+        dense.config.share(Devices(3, 2))
+    share = dense.config.share(Devices(2))
+    with pytest.raises(
+        ValueError, match=r"expected the config of a whole model, got that of a share of Devices\(model=2"
+    ):
+        share.share(Devices(2))
     with pytest.raises(ValueError, match="cuts are those of the whole model"):
-        small = tiny("dense_base")
-        nnx.eval_shape(lambda: small.family.build(small.config.share(Devices(2)), nnx.Rngs(0))).cuts()
+        nnx.eval_shape(lambda: dense.family.build(share, nnx.Rngs(0))).cuts()

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from tiny_variants import variant
 
-from models import Cut, Decoder, DecoderConfig, Devices, Family, family_of
+from models import Cut, Decoder, DecoderConfig, Devices, Family, MtpDecoder, family_of
 from models.cut import Part
 
 LANES, CONTEXT, BLOCKS = 4, 300, 3
@@ -100,7 +100,7 @@ def spec(cuts: Sequence[Cut], devices: Devices, lanes: int = 1) -> P:
 
 
 def scenario(model: Decoder, state: Any, tokens: Any, blocks: Any) -> Steps:
-    """Steps of every kind, each from the state that the last one leaves."""
+    """Steps of every kind, each from the state that the last one leaves; a head guesses once behind the last."""
     first, second, one, drafts = tokens
     done = jnp.zeros_like(first[:, 0])
     hidden, logits, states = [], [], []
@@ -123,7 +123,12 @@ def scenario(model: Decoder, state: Any, tokens: Any, blocks: Any) -> Steps:
     done = done + 1
     counted, drafts = drafts[:, -1], drafts[:, :-1]
     out, kept = model(drafts, jnp.full_like(lengths, VERIFIED), done, state, blocks, verifying=True)
-    keep(out, model.commit(kept, drafts, counted, done, state, blocks))
+    state = model.commit(kept, drafts, counted, done, state, blocks)
+    if isinstance(model, MtpDecoder):
+        head = state[-1]
+        done = done + counted
+        out, _ = model.consume_pairs(one, head.hidden[:, None], jnp.ones_like(lengths), done, head.layer, blocks)
+    keep(out, state)
     return Steps(hidden, logits, states)
 
 
@@ -135,16 +140,34 @@ def operands(vocab: int) -> tuple[np.ndarray, ...]:
     return tuple(array.astype(np.int32) for array in (first, second, one, drafts))
 
 
-def on_one_device(model: Decoder) -> Steps:
+def one_token(model: Decoder, state: Any, tokens: Any, blocks: Any) -> Steps:
+    """A token of each lane, from the state that is given."""
+    one = tokens[2]
+    out, state = model(one, jnp.ones_like(one[:, 0]), jnp.full_like(one[:, 0], 7), state, blocks)
+    return Steps([out], [model.logits(out)], [jax.tree.leaves(state)])
+
+
+def used_rows(model: Decoder) -> Any:
+    """Rows as earlier sequences may have left them."""
+    rng = np.random.default_rng(2)
+    return jax.tree.map(
+        lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), model.init_state(LANES, CONTEXT, jnp.float32)
+    )
+
+
+def on_one_device(model: Decoder, steps: Callable[..., Steps] = scenario) -> Steps:
     """The steps of the whole model."""
     graph, params = nnx.split(model)
-    state = model.init_state(LANES, CONTEXT, jnp.float32)
-    run = jax.jit(lambda params, *operands: scenario(nnx.merge(graph, params), *operands))
-    return jax.device_get(run(params, state, operands(model.config.vocab_size), jnp.int32(BLOCKS)))
+    run = jax.jit(lambda params, *operands: steps(nnx.merge(graph, params), *operands))
+    return jax.device_get(run(params, used_rows(model), operands(model.config.vocab_size), jnp.int32(BLOCKS)))
 
 
 def on_devices(
-    model: Decoder, tiny: Tiny, axes: Axes, recut: Callable[[Cut], Cut] = lambda cut: cut, check_vma: bool = True
+    model: Decoder,
+    tiny: Tiny,
+    axes: Axes,
+    steps: Callable[..., Steps] = scenario,
+    recut: Callable[[Cut], Cut] = lambda cut: cut,
 ) -> Steps:
     """The same steps of its shares on a mesh, with what they give put together again.
 
@@ -152,8 +175,8 @@ def on_devices(
         model: the whole model.
         tiny: what it was made of.
         axes: devices along `data`, `model` and `expert`.
+        steps: `scenario` or `one_token`.
         recut: what is made of the cuts before they are used.
-        check_vma: as in `jax.shard_map`.
     """
     data, devices = axes[0], Devices(*axes[1:])
     share = nnx.eval_shape(lambda: tiny.family.build(tiny.config.share(devices), nnx.Rngs(0)))
@@ -170,19 +193,20 @@ def on_devices(
     lanes = P("data") if data > 1 else P()
     tree = jax.tree.structure(model.state_arrays())
     state_specs = [spec(cuts, devices, data) for cuts in state_cuts]
-    zeros = jax.tree.leaves(model.init_state(LANES, CONTEXT, jnp.float32))
-    state = [spread(np.asarray(leaf), cuts, devices) for leaf, cuts in zip(zeros, state_cuts, strict=True)]
+    rows = jax.tree.leaves(used_rows(model))
+    state = [spread(leaf, cuts, devices) for leaf, cuts in zip(rows, state_cuts, strict=True)]
     vocabulary = spec((Cut(2, "model", ()),), devices, data)
 
     def run(params: Any, *operands: Any) -> Steps:
-        return scenario(nnx.merge(graph, params), *operands)
+        return steps(nnx.merge(graph, params), *operands)
 
+    count = 1 if steps is one_token else 4
     stepped = jax.shard_map(
         run,
         mesh=mesh_of(axes),
         in_specs=(param_specs, jax.tree.unflatten(tree, state_specs), (lanes,) * 4, P()),
-        out_specs=Steps([lanes] * 4, [vocabulary] * 4, [state_specs] * 4),
-        check_vma=check_vma,
+        out_specs=Steps([lanes] * count, [vocabulary] * count, [state_specs] * count),
+        check_vma=True,
     )
     found = jax.device_get(
         jax.jit(stepped)(params, jax.tree.unflatten(tree, state), operands(tiny.config.vocab_size), jnp.int32(BLOCKS))
@@ -201,9 +225,9 @@ def contiguous(cut: Cut) -> Cut:
 
 def check_equal(found: Steps, expected: Steps, tolerance: float) -> None:
     """Asserts that hidden states and logits of tokens that count and the states agree."""
-    real = [LENGTHS, np.full(LANES, 2), np.ones(LANES, int), np.full(LANES, VERIFIED)]
-    for step, lengths in enumerate(real):
-        valid = np.arange(expected.hidden[step].shape[1])[None] < lengths[:, None]
+    for step, hidden in enumerate(expected.hidden):
+        lengths = LENGTHS if hidden.shape[1] == PREFILL else np.full(LANES, hidden.shape[1])
+        valid = np.arange(hidden.shape[1])[None] < lengths[:, None]
         for what in ("hidden", "logits"):
             one, other = getattr(found, what)[step][valid], getattr(expected, what)[step][valid]
             np.testing.assert_allclose(one, other, rtol=0, atol=tolerance, err_msg=f"{what} of step {step}")

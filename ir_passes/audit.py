@@ -5,18 +5,19 @@ HLO and its buffer assignment tell: the machine code below them is sampled by te
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
-from ir_passes.audit_collectives import Collective, collectives
+from ir_passes.audit_collectives import CompiledCollective, collectives
 from ir_passes.audit_memory import misplaced, overlaps, scratch_lower_bound
 from ir_passes.audit_pools import PoolCopy, copy_findings, io_aliases, pool_copies, second_pools
+from ir_passes.collectives import Collective, Scheduled
 from ir_passes.contract import BoundContract
 from ir_passes.findings import AuditError, Finding, FindingKind, where
-from ir_passes.hlo import addresses, read
+from ir_passes.hlo import addresses, read, shardings
 from ir_passes.in_place import in_place_hazards
 from ir_passes.live_values import LiveValues, live_values
 from ir_passes.program import Executable
@@ -39,7 +40,10 @@ STATEMENTS = {
         FindingKind.MISPLACED,
     },
     "no operation overwrites what it still reads": {FindingKind.READ_AFTER_WRITE},
-    "devices talk along declared axes only": {FindingKind.COLLECTIVE},
+    "devices exchange what the program says, and nothing else but along declared axes: the same operations between the "
+    "same devices with as many elements, each operand of those that XLA has combined by itself": {
+        FindingKind.COLLECTIVE
+    },
     "scratch is within its limit": {FindingKind.SCRATCH},
 }
 """What an audit says of a program, unless it found a fault of these kinds."""
@@ -53,6 +57,7 @@ class AuditReport:
         findings: every fault.
         copies: copies of whole pools.
         collectives: operations between devices.
+        schedule: the collectives of the program that they are, in the order in which they run.
         values: how many values were placed and compared.
         temp_bytes: scratch that the program needs.
         temp_lower_bound: the most scratch bytes that are live at once in XLA's schedule.
@@ -63,7 +68,8 @@ class AuditReport:
 
     findings: tuple[Finding, ...]
     copies: tuple[PoolCopy, ...]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CompiledCollective, ...]
+    schedule: tuple[Collective, ...]
     values: int
     temp_bytes: int
     temp_lower_bound: int
@@ -96,6 +102,7 @@ def audit(
     axes: Sequence[str] = (),
     may_copy: Sequence[str] = (),
     temp_ratio: float = 1.5,
+    scheduled: Sequence[Scheduled] = (),
 ) -> AuditReport:
     """Audit a compiled step.
 
@@ -103,16 +110,18 @@ def audit(
         compiled: the executable.
         bound: the step's contract, bound to the arguments that it was compiled for.
         mesh: the devices it runs on, if more than one.
-        axes: mesh axes along which it may communicate.
+        axes: mesh axes along which XLA may add collectives of its own.
         may_copy: patterns (as in fnmatch) of paths of pools that may be copied whole.
         temp_ratio: scratch allowed, as a multiple of the lower bound with every value aligned.
+        scheduled: the collectives of the program that was compiled (`collectives.schedule_of`).
 
     Raises:
         HloError: this version of JAX or XLA does not give out what the audit reads.
     """
     sizes = [(str(name), int(size)) for name, size in mesh.shape.items()] if mesh is not None else []
     started = time.perf_counter()
-    return audit_executable(read(compiled), bound, sizes, axes, may_copy, temp_ratio, started)
+    report = audit_executable(read(compiled), bound, sizes, axes, may_copy, temp_ratio, scheduled, started)
+    return replace(report, findings=(*report.findings, *_split_otherwise(compiled, bound)))
 
 
 def audit_executable(
@@ -122,6 +131,7 @@ def audit_executable(
     axes: Sequence[str] = (),
     may_copy: Sequence[str] = (),
     temp_ratio: float = 1.5,
+    scheduled: Sequence[Scheduled] = (),
     started: float | None = None,
 ) -> AuditReport:
     """As `audit`, of an executable that has been read.
@@ -133,7 +143,7 @@ def audit_executable(
     started = time.perf_counter() if started is None else started
     live = live_values(executable)
     copies = pool_copies(executable, bound, live)
-    talk, undeclared = collectives(executable, live, mesh, axes)
+    talk, schedule, undeclared = collectives(executable, live, mesh, axes, scheduled)
     lower = scratch_lower_bound(executable, live)
     findings = [
         *io_aliases(executable, bound),
@@ -149,6 +159,7 @@ def audit_executable(
         tuple(findings),
         tuple(copies),
         tuple(talk),
+        tuple(schedule),
         len(live.values),
         executable.temp_bytes,
         lower,
@@ -166,6 +177,22 @@ def pools_in_place(before: tuple[tuple[int, ...], ...], after: Any) -> bool:
         after: the pools that the call returned, in the same order.
     """
     return before == addresses(after)
+
+
+def _split_otherwise(compiled: jax.stages.Compiled, bound: BoundContract) -> Iterator[Finding]:
+    """Pools that devices have other parts of after the step than before it."""
+    for donor, successor in bound.successors.items():
+        before, after = shardings(compiled, donor, successor)
+        if before is not None and not before.is_equivalent_to(after, len(bound.inputs[donor].shape)):
+            path, old = bound.outputs[successor].path, bound.inputs[donor].path
+            yield Finding(
+                FindingKind.NOT_IN_PLACE,
+                path,
+                f"devices have {path} split as {after}, expected as {old}, which is split as {before}",
+                "Give the pool's result the out_spec of its in_spec; an example argument without a sharding may be "
+                "anywhere.",
+                (old,),
+            )
 
 
 def _hazards(executable: Executable, live: LiveValues) -> list[Finding]:

@@ -131,16 +131,19 @@ def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Seque
 def second_pools(executable: Executable, bound: BoundContract, live: LiveValues) -> Iterator[Finding]:
     """Arrays of a pool's type that are computed into other bytes than a pool's.
 
-    Of a row pool, which has one row per lane, the step computes every row, so its intermediate results may have the
-    pool's type; only copies are counted against it.
+    Of a pool with one row per lane, all told or on each device, the step computes every row, so its intermediate
+    results may have the pool's type; only copies are counted against it.
     """
     module = executable.module
     mapped = {name for one in bound.inputs if isinstance(one.entry, SlotMap) for name in one.entry.names}
 
+    places = {one.path: i for i, one in enumerate(bound.inputs)}
+
     def by_lane(one: Bound) -> bool:
         pool = one.entry
         assert isinstance(pool, Pool)
-        return pool.group not in mapped or one.shape[pool.axis] == bound.lanes
+        here = module.main.parameters[executable.parameters[places[one.path]]].array.dims
+        return pool.group not in mapped or bound.lanes in (one.shape[pool.axis], here[pool.axis])
 
     pools = {key: paths for key, paths in _pools(executable, bound).items() if not any(map(by_lane, paths))}
     numbers = {executable.parameters.get(i) for i, one in enumerate(bound.inputs) if isinstance(one.entry, Pool)}

@@ -7,8 +7,9 @@ and the HLO that XLA made of it, by hashes that are the same in every process.
 from dataclasses import dataclass, field
 
 from ir_passes import notebook_html, record
+from ir_passes.collectives import Collective, totals
 
-FORMAT = 1
+FORMAT = 2
 NOT_COVERED = (
     "the machine code below XLA's scheduled HLO, drivers and hardware",
     "bitwise equality between different compiled shapes, numbers of lanes or devices",
@@ -44,12 +45,14 @@ class Fingerprints:
         compiled: the jaxpr after the rewrites, which was lowered.
         contract: the contract bound to the arguments.
         hlo: the scheduled HLO; None where it was not read.
+        schedule: the collectives in their order: processes that run the step together must have the same.
     """
 
     traced: str
     compiled: str
     contract: str
     hlo: str | None
+    schedule: str
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,9 @@ class Certificate:
         passes: the rewrites in order.
         copies: pool-sized copies, with the line that made them.
         pools: every pool among the arguments.
-        memory: bytes of the step's scratch and arguments.
+        collectives: what devices exchange, in the order of the compiled program; of the traced one if `audited` is
+            empty. None on one device.
+        memory: bytes of the step's scratch and arguments, on one device.
         seconds: of each phase, when the executable was made.
         reused: the proof was taken from the store.
     """
@@ -163,6 +168,7 @@ class Certificate:
     passes: tuple[PassEffect, ...]
     copies: tuple[str, ...]
     pools: tuple[PoolVerdict, ...]
+    collectives: tuple[Collective, ...]
     memory: Memory
     seconds: Seconds = field(compare=False)
     reused: bool = field(compare=False)
@@ -220,6 +226,7 @@ class Certificate:
             ("notes", self.notes),
             ("rewrites", tuple(f"{one.name}: {one.summary}" for one in self.passes)),
             ("pool-sized copies", self.copies),
+            (f"collectives, in the order of {self.fingerprints.schedule[:16]}", totals(self.collectives)),
         ]
 
     def _repr_html_(self) -> str:

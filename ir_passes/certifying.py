@@ -18,6 +18,7 @@ from ir_passes.certificate import (
     Seconds,
 )
 from ir_passes.certificate_store import Key
+from ir_passes.collectives import Scheduled, schedule_hash
 from ir_passes.contract import Bound, BoundContract, Lane, Pool
 from ir_passes.fingerprint import fingerprint
 from ir_passes.proving import Proved
@@ -30,6 +31,7 @@ def make_certificate(
     proved: Proved,
     audit_faults: tuple[str, ...],
     plan: Plan,
+    scheduled: tuple[Scheduled, ...],
     compiled: jax.stages.Compiled,
     report: AuditReport | None,
     bound: BoundContract,
@@ -39,7 +41,9 @@ def make_certificate(
 
     Args:
         proved: the graph that was compiled with its proof or an earlier certificate, rewrites and faults.
+        scheduled: the collectives of the program, for a step that was not audited.
     """
+    schedule = report.schedule if report else tuple(one.collective for one in scheduled)
     known = proved.reused or proved.proof
     not_covered = NOT_COVERED + (() if report is None else report.uncovered)
     if any(isinstance(one.entry, Lane) and one.entry.role == "accepted" for one in bound.outputs):
@@ -55,7 +59,13 @@ def make_certificate(
         bound.lanes,
         len(proved.graph.program.jaxpr.eqns),
         key.versions,
-        Fingerprints(key.traced, fingerprint(proved.graph.program), key.contract, report and report.fingerprint),
+        Fingerprints(
+            key.traced,
+            fingerprint(proved.graph.program),
+            key.contract,
+            report and report.fingerprint,
+            schedule_hash(schedule),
+        ),
         contract_lines(bound),
         known.proved if known else (),
         report.audited if report else (),
@@ -66,6 +76,7 @@ def make_certificate(
         tuple(PassEffect(one.name, one.changed, one.summary) for one in proved.passes),
         tuple(map(str, report.copies)) if report else (),
         pool_verdicts(bound, report),
+        schedule,
         memory_of(plan, compiled, report),
         Seconds(**seconds),
         proved.reused is not None,

@@ -15,6 +15,7 @@ from ir_passes.certificate import Certificate
 from ir_passes.certificate_store import CertificateStore, Key
 from ir_passes.certifying import make_certificate
 from ir_passes.clock import Clock
+from ir_passes.collectives import schedule_of
 from ir_passes.contract import BoundContract, LaneContract
 from ir_passes.cycle_collection import paused
 from ir_passes.declared import declarations
@@ -25,6 +26,7 @@ from ir_passes.first_run import FirstRun
 from ir_passes.graph import Pass
 from ir_passes.hlo import HloError
 from ir_passes.html_table import table
+from ir_passes.mesh import mesh_of
 from ir_passes.pass_pipeline import DEFAULT_PASSES
 from ir_passes.planned_step import prove_and_plan, trace
 from ir_passes.proving import Certify, Proved, warn
@@ -60,8 +62,9 @@ def compile_step(
         may_copy: patterns (as in fnmatch) of paths of pools that may be copied whole, as "*.conv": a shift of a row
             needs bytes beside its own. Copies are listed in the certificate.
         temp_ratio: scratch allowed, as a multiple of what is live at once.
-        mesh: the devices.
-        axes: the axes of the mesh along which the step may communicate.
+        mesh: the devices; None for those of the step's `shard_map`, or of its arguments.
+        axes: the axes of the mesh along which XLA may add collectives of its own, to a step that leaves it to XLA who
+            computes what. Those that the program says itself need no leave.
         compiler_options: for XLA.
 
     Returns:
@@ -86,6 +89,7 @@ def compile_step(
     store = None if certificates is None else CertificateStore(Path(certificates))
     kept = None if store is None or certify == "off" else clock.time("prove", store.find, key)
     proved, plan = prove_and_plan(graph, passes, certify, kept, clock)
+    scheduled = clock.time("plan", schedule_of, proved.graph.program)
     lowered = clock.time("lower", calling.lower, proved.graph.program, args)
     compiled = clock.time("compile", lowered.compile, compiler_options=compiler_options)
     report, audit_faults = None, ()
@@ -96,14 +100,15 @@ def compile_step(
                 compiled,
                 calling.compiled_bound(bound),
                 certify,
-                mesh=mesh,
+                mesh=mesh or mesh_of(proved.graph.program, args),
                 axes=axes,
+                scheduled=scheduled,
                 may_copy=may_copy,
                 temp_ratio=temp_ratio,
             ),
         )
     certificate = make_certificate(
-        calling.name, certify, key, proved, audit_faults, plan, compiled, report, bound, clock.seconds
+        calling.name, certify, key, proved, audit_faults, plan, scheduled, compiled, report, bound, clock.seconds
     )
     if store is not None and kept is None and certificate.holds:
         _keep(store, key, certificate)

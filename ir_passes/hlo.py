@@ -132,6 +132,12 @@ def addresses(arrays: Any) -> tuple[tuple[int, ...], ...]:
     )
 
 
+def shardings(compiled: jax.stages.Compiled, argument: int, result: int) -> tuple[Any, Any]:
+    """How devices have the parts of a flattened argument and of a result; of an argument that is not used, None."""
+    arguments = jax.tree.leaves(compiled.input_shardings[0], is_leaf=lambda one: one is None)
+    return arguments[argument], jax.tree.leaves(compiled.output_shardings)[result]
+
+
 def _frames(table: dict[str, Any] | None) -> list[str]:
     """`file:line` of each stack frame; the first is of id 0, no frame."""
     names = [""]

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from html import escape
 
 from ir_passes.certificate import Certificate
+from ir_passes.collectives import totals
 from ir_passes.compile_step import CompiledStep
 from ir_passes.html_table import table
 from ir_passes.inspect_svg import arena_map, lane_colour, live_ranges
@@ -59,6 +60,7 @@ def inspect_page(
         "<h2>Pool-sized copies in one call</h2>",
         _copies("before the rewrites", certificate if before is None else before.certificate),
         _copies("after", certificate),
+        *_collectives(certificate),
         "<h2>Scratch: when each value is live</h2>",
         _key(certificate.lanes),
         f"<p>Equations to the right. {_left_out(left_out)}</p>",
@@ -117,6 +119,15 @@ def _copies(heading: str, certificate: Certificate) -> str:
     lines = "".join(f"<li>{escape(line)}</li>" for line in certificate.copies)
     count = len(certificate.copies)
     return f"<p>{heading}: {count} ({certificate.memory.copied:,} bytes)</p>" + (f"<ul>{lines}</ul>" if lines else "")
+
+
+def _collectives(certificate: Certificate) -> Iterable[str]:
+    if certificate.collectives:
+        moved = sum(one.bytes * (one.times or 1) for one in certificate.collectives)
+        remark = f"{len(certificate.collectives)} in one call, {moved:,} bytes of each device's operands"
+        yield "<h2>What devices exchange</h2>"
+        yield f"<p>{remark}; their order is <code>{certificate.fingerprints.schedule[:16]}</code>.</p>"
+        yield f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in totals(certificate.collectives))}</ul>"
 
 
 def _key(lanes: int) -> str:

@@ -270,22 +270,6 @@ def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
     return eqn.replace(invars=[rename(atom, names) for atom in eqn.invars])
 
 
-def mesh_axes(eqn: JaxprEqn) -> tuple[str, ...]:
-    """The mesh axes that a collective runs over, or whose index an `axis_index` is."""
-    names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-    return tuple(map(str, names)) if isinstance(names, tuple | list) else (str(names),)
-
-
-def devices_of(mesh: Any) -> dict[str, int]:
-    """Length of each axis of a mesh, the last one fastest."""
-    return {str(name): int(size) for name, size in mesh.shape.items()}
-
-
-def varying(atom: Atom) -> frozenset[str]:
-    """The mesh axes along which a value inside a `shard_map` may differ, as its type says (`check_vma=True`)."""
-    return frozenset(map(str, atom.aval.manual_axis_type.varying))
-
-
 def shape_of(atom: Atom) -> tuple[int, ...]:
     """Shape of an array's variable or literal."""
     return atom.aval.shape

@@ -10,11 +10,13 @@ from ir_passes.arena_plan import Plan
 from ir_passes.arena_verifier import verify
 from ir_passes.certificate import NOT_COVERED, Certificate
 from ir_passes.clock import Clock
+from ir_passes.collectives import Collective, schedule_of
 from ir_passes.contract import BoundContract, LaneContract
 from ir_passes.cycle_collection import paused
 from ir_passes.declared import flatten
 from ir_passes.graph import Graph, Pass
 from ir_passes.liveness import liveness_of
+from ir_passes.mesh import of_one_device
 from ir_passes.pass_pipeline import DEFAULT_PASSES
 from ir_passes.proving import Certify, Proved, prove
 
@@ -28,6 +30,7 @@ class PlannedStep:
         equations: of the program after the rewrites.
         proved, assumed: statements of the proof.
         not_covered: what nobody looked at.
+        collectives: what devices exchange, in the order of the program.
         plan: the arena of its scratch.
         seconds: of each phase.
     """
@@ -37,6 +40,7 @@ class PlannedStep:
     proved: tuple[str, ...]
     assumed: tuple[str, ...]
     not_covered: tuple[str, ...]
+    collectives: tuple[Collective, ...]
     plan: Plan
     seconds: dict[str, float]
 
@@ -65,6 +69,7 @@ def plan_step(
         proved.proof.proved,
         proved.proof.assumed,
         ("what XLA makes of the step: it was not compiled", *NOT_COVERED),
+        tuple(one.collective for one in schedule_of(proved.graph.program)),
         plan,
         clock.seconds,
     )
@@ -88,6 +93,6 @@ def prove_and_plan(
 def _plan(graph: Graph) -> Plan:
     lanes = graph.bound.lanes
     scratch = declared_scratch(graph.bound.opaque, lanes)
-    plan = plan_liveness(liveness_of(graph.program), lanes=lanes, opaque_scratch=scratch)
+    plan = plan_liveness(liveness_of(of_one_device(graph.program)), lanes=lanes, opaque_scratch=scratch)
     verify(plan.jaxpr, plan, opaque_scratch=scratch)
     return plan

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes import ir
+from ir_passes import ir, mesh
 from ir_passes.contract import BoundContract, SlotMap
 from ir_passes.pool_versions import PoolVersions
 from ir_passes.site import RowAccess, Site
@@ -98,7 +98,7 @@ class Prover:
         """Axes of the mesh along which devices may have different values of an operand."""
         if isinstance(atom, ir.Literal):
             return frozenset()
-        return ir.varying(atom) if self.invariance else frozenset(self.devices)
+        return mesh.varying(atom) if self.invariance else frozenset(self.devices)
 
     def devices_along(self, axes: Sequence[str]) -> int:
         """How many devices there are along some axes of the mesh."""

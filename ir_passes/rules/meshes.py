@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ir_passes import ir
+from ir_passes import ir, mesh
 from ir_passes.rules.registry import SUMS, rule
 from ir_passes.site import Site
 from ir_passes.values import (
@@ -35,7 +35,7 @@ _MOVES = (*_GATHERS, "all_to_all", "ragged_all_to_all", "ppermute", "psend", "pr
 @rule(*_REDUCTIONS, *_MOVES)
 def collective(site: Site, *operands: Value) -> list[Value]:
     """An exchange between devices; over mesh axes that split lanes it mixes them."""
-    axes = ir.mesh_axes(site.eqn)
+    axes = mesh.axes_of(site.eqn)
     apart = sorted(site.prover.apart & set(axes))
     if apart:
         message = (
@@ -93,7 +93,7 @@ def _along(site: Site, owner: Owner, shape: tuple[int, ...]) -> Owner:
 @rule("axis_index")
 def axis_index(site: Site, *_: Value) -> list[Value]:
     """The device's place in the mesh: the same for all its lanes, but devices may pick different lanes by it."""
-    axes = ir.mesh_axes(site.eqn)
+    axes = mesh.axes_of(site.eqn)
     site.prover.telling.update(axes)
     return [
         Value(COMMON, range=(0, site.prover.devices_along(axes) - 1), fact=Ahead(*axes) if len(axes) == 1 else None)
@@ -103,7 +103,7 @@ def axis_index(site: Site, *_: Value) -> list[Value]:
 @rule("shard_map")
 def shard_map(site: Site, *operands: Value) -> list[Value]:
     """The program of one device; lanes that are split over devices count within one."""
-    body, devices = ir.closed(site.params["jaxpr"]), ir.devices_of(site.params["mesh"])
+    body, devices = ir.closed(site.params["jaxpr"]), mesh.devices_of(site.params["mesh"])
     mark = site.prover.fresh()
     inputs = [
         _sharded(site, value, shape, Split.of(spec, devices))

@@ -24,6 +24,7 @@ from ir_passes.certificate import (
     Versions,
 )
 from ir_passes.certificate_store import CertificateStore, Key
+from ir_passes.collectives import Collective
 from ir_passes.fingerprint import fingerprint
 from ir_passes.record import MOST_CHARACTERS, RecordError
 from ir_passes.versions import current_versions
@@ -40,7 +41,7 @@ def certificate(**changes: Any) -> Certificate:
         lanes=4,
         equations=17,
         versions=VERSIONS,
-        fingerprints=Fingerprints(KEY.traced, "d" * 64, KEY.contract, None),
+        fingerprints=Fingerprints(KEY.traced, "d" * 64, KEY.contract, None, "e" * 64),
         contract=('argument 0: Pool("state")',),
         proved=("lanes are apart",),
         audited=("no copies",),
@@ -51,6 +52,7 @@ def certificate(**changes: Any) -> Certificate:
         passes=(PassEffect("drop-dead", True, "3 equations dropped"),),
         copies=(),
         pools=(PoolVerdict("argument 0", "output 0", 256, 0, 0), PoolVerdict("argument 1", None, 8, 1, 2)),
+        collectives=(Collective("psum", ("model",), 2, "float32", 96, None, "step.py:7"),),
         memory=Memory(192, 144, 300, 112, 96, 400, 300, 256, 0),
         seconds=Seconds(0.1, 0.25, 0.05, 0.0, 0.1, 2.0, 0.2),
         reused=False,
@@ -122,7 +124,7 @@ def edited(path: tuple[Any, ...], value: Any) -> str:
         (edited(("step",), "x" * 200_000), "at most 100000 characters"),
         (edited(("pools", 1, "bytes"), None), r"Certificate.pools\[1\].bytes: expected int"),
         (edited(("fingerprints",), []), "expected an object"),
-        (edited(("format",), 2), "Certificate.format: expected 1, got 2"),
+        (edited(("format",), FORMAT + 1), f"Certificate.format: expected {FORMAT}, got {FORMAT + 1}"),
         (certificate().to_json().replace("0.25", "NaN"), "finite"),
         (certificate().to_json().replace("0.25", "1e999"), "expected float, got inf"),
         (certificate().to_json().replace('"lanes": 4', '"lanes": 4, "lanes": 5'), r"twice: \['lanes'\]"),
@@ -249,7 +251,7 @@ def test_store_finds_what_it_kept(tmp_path: Path) -> None:
         b"{}",
         certificate().to_json().encode()[:-3],
         certificate(faults=("a leak",)).to_json().encode(),
-        certificate(fingerprints=Fingerprints("f" * 64, "d" * 64, KEY.contract, None)).to_json().encode(),
+        certificate(fingerprints=Fingerprints("f" * 64, "d" * 64, KEY.contract, None, "e" * 64)).to_json().encode(),
         certificate(versions=dataclasses.replace(VERSIONS, jax="9")).to_json().encode(),
     ],
     ids=["empty", "other", "cut off", "faulty", "another program", "another version"],

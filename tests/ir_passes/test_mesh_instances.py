@@ -70,5 +70,5 @@ def test_rows_on_two_devices_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lanes_of_another_device_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collective over the axis that splits lanes, said to leave each lane its own."""
-    monkeypatch.setattr(meshes.ir, "mesh_axes", lambda eqn: ())
+    monkeypatch.setattr(meshes.mesh, "axes_of", lambda eqn: ())
     assert any("changed on device" in fault for fault in wrong("psum", 12, {}))

@@ -26,9 +26,11 @@ from audited_steps import (
 )
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from mutants.mutant import Mutant, Tier
+from mutants.mutant import PROGRAMS, Mutant, Tier
+from zoo.sharded import mesh as sharded_mesh
+from zoo.sharded_rows import SPLIT
 
-from ir_passes import Lane, LaneContract, Pool, Shared
+from ir_passes import Lane, LaneContract, Pool, Shared, compile_step
 from ir_passes.audit import audit, audit_executable
 from ir_passes.findings import AuditError
 from ir_passes.findings import FindingKind as Found
@@ -108,6 +110,29 @@ def undeclared_collective() -> None:
         return rows + 1.0, x - x.mean(0, keepdims=True)
 
     audit(Step(step, ROWS, args).compile(), ROWS.bind(step, args), mesh=mesh, axes=()).require()
+
+
+def copied_by_the_partitioner() -> None:
+    """Rows that lie on several devices are copied without a shard_map: XLA moves whole pools to find them."""
+    program = PROGRAMS["sharded rows copied"]
+    pools = NamedSharding(sharded_mesh(2, 2), SPLIT), NamedSharding(sharded_mesh(2, 2), P())
+    args = jax.device_put(program.args(), (pools[0], pools[0], pools[1], pools[1]))
+
+    def step(target, source, read, write):
+        return (target.at[write].set(source[read]),)
+
+    compile_step(step, args, program.contract)
+
+
+def returned_on_another_split() -> None:
+    """A pool whose rows are split over devices comes back split otherwise, beside the bytes that it had."""
+    rows, whole = (NamedSharding(sharded_mesh(2, 2), spec) for spec in (P("data"), P(None, "data")))
+    args = jax.device_put((jnp.ones((4, 4)), jnp.ones((4, 4))), rows)
+
+    def step(state, x):
+        return jax.lax.with_sharding_constraint(state + x, whole), x * 2.0
+
+    compile_step(step, args, ROWS, axes=("data",))
 
 
 def _audit(id: str, source: str, description: str, base: str, attempt: Callable[[], Any], *kinds: Found) -> Mutant:
@@ -194,5 +219,21 @@ MUTANTS = (
         "row pool",
         undeclared_collective,
         Found.COLLECTIVE,
+    ),
+    _audit(
+        "copied-by-the-partitioner",
+        "sglang-jax (copy_slots)",
+        "rows on several devices are gathered and scattered as XLA sees fit",
+        "sharded rows copied",
+        copied_by_the_partitioner,
+        Found.COLLECTIVE,
+    ),
+    _audit(
+        "returned-on-another-split",
+        "xla#45912",
+        "a pool comes back split otherwise than it went in",
+        "row pool",
+        returned_on_another_split,
+        Found.NOT_IN_PLACE,
     ),
 )

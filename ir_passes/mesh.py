@@ -1,0 +1,39 @@
+"""A mesh as programs mention it: its axes and their lengths, and along which of them a value differs."""
+
+from typing import Any
+
+import jax
+
+from ir_passes import ir
+
+
+def axes_of(eqn: ir.JaxprEqn) -> tuple[str, ...]:
+    """The mesh axes that a collective runs over, or whose index an `axis_index` is."""
+    names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    return tuple(map(str, names)) if isinstance(names, tuple | list) else (str(names),)
+
+
+def devices_of(mesh: Any) -> dict[str, int]:
+    """Length of each axis of a mesh, the last one fastest."""
+    return {str(name): int(size) for name, size in mesh.shape.items()}
+
+
+def mesh_of(program: ir.ClosedJaxpr, arrays: Any) -> Any:
+    """The mesh that a program runs on: of its `shard_map`, or else of the arrays it is called with; None if neither."""
+    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arrays)]
+    meshes = [eqn.params["mesh"] for eqn in program.jaxpr.eqns if eqn.primitive.name == "shard_map"]
+    meshes += [one.mesh for one in shardings if isinstance(one, jax.sharding.NamedSharding)]
+    return meshes[0] if meshes else None
+
+
+def of_one_device(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
+    """What one device runs of a step that is one `shard_map` from end to end; any other program as it is."""
+    eqns, jaxpr = program.jaxpr.eqns, program.jaxpr
+    if len(eqns) != 1 or eqns[0].primitive.name != "shard_map" or set(jaxpr.outvars) - set(eqns[0].outvars):
+        return program
+    return ir.closed(eqns[0].params["jaxpr"])
+
+
+def varying(atom: ir.Atom) -> frozenset[str]:
+    """The mesh axes along which a value inside a `shard_map` may differ, as its type says (`check_vma=True`)."""
+    return frozenset(map(str, atom.aval.manual_axis_type.varying))

@@ -112,8 +112,8 @@ def shard_map(site: Site, *operands: Value) -> list[Value]:
     with site.prover.on(devices, bool(site.params["check_vma"])):
         results = site.prover.run(body.jaxpr, [site.prover.constant(c) for c in body.consts], inputs)
     return [
-        _put_together(site, value, Split.of(spec, devices), mark)
-        for value, spec in zip(results, site.params["out_specs"], strict=True)
+        _put_together(site, value, tuple(var.aval.shape), Split.of(spec, devices), mark)
+        for value, var, spec in zip(results, site.eqn.outvars, site.params["out_specs"], strict=True)
     ]
 
 
@@ -154,10 +154,13 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
                 return Value(site.mixed("a part of a pool's rows is split over devices once more", "split rows once"))
             owner = replace(owner, split=split.axes[axis])
         if isinstance(owner, Rows):
-            whole = shape[axis] // split.parts(axis) % owner.inner == 0
+            each, rest = divmod(site.prover.bound.lanes, split.parts(axis))
+            whole = rest == 0 and shape[axis] == site.prover.bound.lanes * owner.inner
             if owner.order is not None or owner.start or owner.split or owner.held or not whole:
-                return Value(site.mixed("lanes are split over devices out of order", "split them in order"))
-            owner = Rows(axis, owner.inner, 0, None, split.axes[axis])
+                remedy = "split all of them, in order"
+                return Value(site.mixed("some lanes, or lanes out of order, are split over devices", remedy))
+            names = split.axes[axis]
+            owner = OneLane(0, names) if each == 1 else Rows(axis, owner.inner, 0, None, names)
     if isinstance(owner, Common):
         site.prover.telling.update(name for names in split.axes.values() for name in names)
     if split.axes:
@@ -169,13 +172,14 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
     return Value(owner, site.prover.fresh(), value.range, fact, kept, value.version)
 
 
-def _put_together(site: Site, value: Value, split: Split, mark: int) -> Value:
+def _put_together(site: Site, value: Value, shape: tuple[int, ...], split: Split, mark: int) -> Value:
     """A result from the parts of all devices.
 
     Args:
+        shape: of the result.
         mark: numbers from here on are of values inside.
     """
-    owner, kept = _gathered(site, value.owner, split.axes, mark), value.kept
+    owner, kept = _gathered(site, value.owner, shape, split, mark), value.kept
     if split.axes:
         if kept is not None:
             back = left(kept.view, split.step)
@@ -186,7 +190,7 @@ def _put_together(site: Site, value: Value, split: Split, mark: int) -> Value:
     return Value(owner, kept=kept, version=value.version)
 
 
-def _gathered(site: Site, owner: Owner, split: dict[int, tuple[str, ...]], mark: int) -> Owner:
+def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, mark: int) -> Owner:
     over = ", ".join(getattr(owner, "split", ())) or "devices"
     message = f"a result that differs between lanes, which are split over {over}, is not put together so"
     remedy = "give it the out_spec of its lanes"
@@ -197,13 +201,17 @@ def _gathered(site: Site, owner: Owner, split: dict[int, tuple[str, ...]], mark:
         return site.mixed(held, "sum it by lax.psum", ViolationKind.COLLECTIVE)
     if isinstance(owner, Rows):
         inside = owner.order is not None and owner.order.number >= mark
-        if not inside and split.get(owner.axis, ()) == owner.split and not (owner.split and owner.start):
+        all_lanes = not owner.start and shape[owner.axis] == site.prover.bound.lanes * owner.inner
+        if not inside and split.axes.get(owner.axis, ()) == owner.split and (all_lanes or not owner.split):
             return replace(owner, split=())
         return site.mixed(message, remedy, ViolationKind.COLLECTIVE)
     if isinstance(owner, OneLane):
         picked = isinstance(owner.lane, Symbol) and owner.lane.number >= mark
+        along = [axis for axis, names in split.axes.items() if names == owner.split]
+        if along and owner.lane == 0 and split.parts(along[0]) == site.prover.bound.lanes:
+            return Rows(along[0], shape[along[0]] // split.parts(along[0]))
         return site.mixed(message, remedy, ViolationKind.COLLECTIVE) if owner.split or picked else owner
-    if isinstance(owner, PoolRows) and split.get(owner.axis, ()) != owner.split:
+    if isinstance(owner, PoolRows) and split.axes.get(owner.axis, ()) != owner.split:
         what = f"one device's rows of a pool, split over {over}, are" if owner.split else "copies of a pool are"
         remedy = "give the pool the out_spec of its in_spec"
         return site.mixed(f"{what} put together as if they were otherwise", remedy, ViolationKind.COLLECTIVE)

@@ -58,7 +58,48 @@ def every_device_its_own(w, pool, slots, x):
     return run(w, pool, slots, x)
 
 
+def draw_many(rng):
+    """Four lanes for each of two devices."""
+    x = normal(rng, 2 * LANES, HIDDEN)
+    return weight(rng, SIZE, HIDDEN), normal(rng, 2 * LANES, SIZE), x, rng.integers(0, 2, 2 * LANES).astype("int32")
+
+
+def first_lanes_of_each(w, state, x, lengths):
+    """Three lanes of each device come back, one after the other, and are taken for the first six."""
+    run = jax.shard_map(lambda x: x[:3], mesh=mesh(2), in_specs=P("model"), out_specs=P("model"))
+    return jnp.concatenate([x[:6] + run(x), x[6:]]), state
+
+
+def six_lanes_split(w, state, x, lengths):
+    """Six lanes are split over the devices, and meet those of which each device has four."""
+    run = jax.shard_map(
+        lambda some, x: some + x[:3], mesh=mesh(2), in_specs=(P("model"), P("model")), out_specs=P("model")
+    )
+    return jnp.concatenate([run(x[:6], x), x[6:]]), state
+
+
 MUTANTS = (
+    wrong(
+        SHARDED,
+        "first-lanes-of-each",
+        "JAX",
+        "some lanes of each device are put together as if they were the first ones",
+        first_lanes_of_each,
+        Kind.COLLECTIVE,
+        Kind.CROSS_LANE,
+        contract=ROWS,
+        draw=draw_many,
+    ),
+    wrong(
+        SHARDED,
+        "six-lanes-split",
+        "JAX",
+        "a part of the lanes is split over devices and meets all of them",
+        six_lanes_split,
+        Kind.CROSS_LANE,
+        contract=ROWS,
+        draw=draw_many,
+    ),
     wrong(
         SHARDED,
         "chosen-inside",

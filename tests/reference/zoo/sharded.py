@@ -67,11 +67,11 @@ def scattered_rows(w, state, x, lengths):
     return y, jnp.where((lengths > 0)[:, None, None, None], new, state)
 
 
-def over_rows(local: Callable[..., Any], check_vma: bool = True) -> Callable[..., Any]:
-    """`local` on two by two devices."""
+def over_rows(local: Callable[..., Any], check_vma: bool = True, data: int = 2) -> Callable[..., Any]:
+    """`local` on `data` by two devices."""
 
     def step(w, state, x, lengths):
-        run = jax.shard_map(local, mesh=mesh(2, 2), in_specs=ROW_SPECS, out_specs=ROW_RESULTS, check_vma=check_vma)
+        run = jax.shard_map(local, mesh=mesh(data, 2), in_specs=ROW_SPECS, out_specs=ROW_RESULTS, check_vma=check_vma)
         return run(w, state, x, lengths)
 
     return step
@@ -86,6 +86,7 @@ def slots_step(w, state, slots, x):
 
 PROGRAMS = (
     Program("sharded rows and heads", over_rows(local_rows), ROWS, draw),
+    Program("sharded rows and heads, a lane on each", over_rows(local_rows, data=LANES), ROWS, draw),
     Program("sharded rows, scattered sum", over_rows(scattered_rows, check_vma=False), ROWS, draw),
     Program("sharded heads behind a slot map", slots_step, SLOTTED, draw_slots),
 )

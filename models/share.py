@@ -8,7 +8,7 @@ from models.devices import ALONE, EXPERT, MODEL, Devices
 
 C = TypeVar("C")
 MOST = 256
-"""Devices along an axis up to which the numbers that fit are listed."""
+"""Devices along an axis up to which numbers are listed."""
 NOBODY = (1 << 61) - 1
 """A prime number of devices that no size can be divided by."""
 
@@ -34,7 +34,7 @@ class Size(NamedTuple):
 
     def fault(self, devices: Devices) -> str:
         """What is wrong with it, and which numbers of devices are right."""
-        fitting = [str(count) for count in range(1, self.size + 1) if self.size % count == 0]
+        fitting = [str(count) for count in range(1, min(self.size, MOST) + 1) if self.size % count == 0]
         more = f", or any multiple of {self.size}" if self.repeats else ""
         return (
             f"{self.field} = {self.size} is not divided by {devices.along(self.axis)} devices along {self.axis!r}; "

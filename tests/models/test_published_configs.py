@@ -8,10 +8,11 @@ import pytest
 from flax import nnx
 from published import PUBLISHED, QWEN3_5_35B
 
-from models import DecoderConfig, family_of
+from models import DecoderConfig, Devices, ShareError, family_of
 from models.attention import AttentionConfig
 from models.config import ConfigError
 from models.gated_delta_net import GatedDeltaNetConfig
+from models.moe import MoeConfig
 from models.rope import Rope
 from models.state import StateSize, state_size
 
@@ -184,3 +185,33 @@ def test_layers_without_experts_among_those_with_them_are_refused() -> None:
     config = QWEN3_5_35B | {"text_config": QWEN3_5_35B["text_config"] | {"mlp_only_layers": [3]}}
     with pytest.raises(ConfigError, match=r"mlp_only_layers: expected one of \[\]"):
         family_of(config).read_config(config)
+
+
+def test_a_share_of_a_published_model() -> None:
+    """Qwen3.5-35B-A3B on 32 devices: each of its two key/value heads lies on two of the four along `model`."""
+    share = read("Qwen3.5-35B-A3B").share(Devices(4, 8))
+    mixer, feed_forward = share.layers[0]
+    attention, _ = share.layers[3]
+    assert isinstance(mixer, GatedDeltaNetConfig) and isinstance(feed_forward, MoeConfig)
+    assert isinstance(attention, AttentionConfig)
+    assert share.vocab_size == 62_080 and share.hidden_size == 2048
+    assert (mixer.key_heads, mixer.value_heads, mixer.channels) == (4, 8, 2048)
+    assert (attention.heads, attention.kv_heads, attention.head_dim) == (4, 1, 256)
+    assert (feed_forward.held, feed_forward.router.experts) == (32, 256)
+    assert (feed_forward.width, feed_forward.shared_width) == (128, 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "fitting"),
+    [
+        ("Qwen3-Next-80B", "model = 1, 2, 4, 8, 16 and over expert = 1, 2, 4, 8, 16, 32, 64, 128, 256"),
+        ("Falcon-H1-34B", "model = 1, 2, 4 and over expert = anything"),
+        # 30 heads
+        ("OLMo-Hybrid-7B", "model = 1, 2 and over expert = anything"),
+    ],
+)
+def test_devices_that_published_models_can_be_split_over(name: str, fitting: str) -> None:
+    """A Qwen3-Next of 512 experts goes on more devices along `expert` than are listed."""
+    with pytest.raises(ShareError) as error:
+        read(name).share(Devices(7, 3))
+    assert str(error.value).endswith(f"It can be split over {fitting}.")

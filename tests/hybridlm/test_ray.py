@@ -3,6 +3,7 @@
 # ray is an extra: where it is not installed, its types are not known.
 # pyright: reportMissingImports=false
 
+import gc
 import logging
 import sys
 from collections.abc import Iterator
@@ -48,6 +49,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         ray.init(num_cpus=3, include_dashboard=False, object_store_memory=100 << 20, logging_level=logging.ERROR)
         yield data
         ray.shutdown()
+    gc.collect()  # what Ray leaves open is found here, where its warnings are ignored
 
 
 @pytest.fixture(scope="module")

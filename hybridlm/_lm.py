@@ -17,6 +17,7 @@ from hybridlm._progress import request_progress
 from hybridlm._requests import Settings
 from hybridlm._results import Completion
 from hybridlm._sampling import LogitsProcessor
+from hybridlm._save import Saved
 from hybridlm._sequence import Request
 from hybridlm._session import Event, Session
 from hybridlm._snapshot_file import load_snapshot
@@ -28,7 +29,7 @@ from ir_passes import Certificate
 from models import Decoder, DecoderConfig
 
 
-class LM(TextScores):
+class LM(TextScores, Saved):
     """A loaded model; `hybridlm.load` makes it.
 
     Attributes:
@@ -62,9 +63,7 @@ class LM(TextScores):
         self.tokenizer = tokenizer
         self.context = engine.context
         self.eos_token_ids = eos_token_ids
-        self._structure = structure
-        self._engine = engine
-        self._cache_dtype = cache_dtype
+        self._structure, self._engine, self._cache_dtype = structure, engine, cache_dtype
 
     def __repr__(self) -> str:
         c = self.config

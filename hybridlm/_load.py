@@ -4,7 +4,6 @@ import logging
 import math
 import os
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from hybridlm._sanitizing import Sanitizer
 from hybridlm._steps import flatten
 from hybridlm._tokenizer import Tokenizer
 from hybridlm._with_head import require_head, with_head
-from hybridlm.checkpoint import CheckpointDirectory, checkpoint_fingerprint, load_weights, open_directory, resolve
+from hybridlm.checkpoint import Checkpoint, fingerprint_of, load_parameters, open_checkpoint, resolve, stored_dtype
 from hybridlm.checkpoint.strict_json import read_object
 from models import Decoder, DecoderConfig, Family, family_of
 
@@ -54,8 +53,8 @@ def load(
     """Load a checkpoint.
 
     Args:
-        path_or_hub_id: a directory with config.json and safetensors weights as Hugging Face writes it, or the id of a
-            model on the hub (kept in huggingface_hub's cache; HF_HUB_OFFLINE is respected).
+        path_or_hub_id: a directory with config.json and safetensors weights as Hugging Face writes it, or as `LM.save`
+            does, or the id of a model on the hub (kept in huggingface_hub's cache; HF_HUB_OFFLINE is respected).
         lanes: most sequences that are computed at the same time.
         context: most tokens of a sequence; None for min(4096, the model's max_position_embeddings).
         dtype: "bfloat16", "float16" or "float32" for the matrices; None for the one that they are stored in, whatever
@@ -89,27 +88,27 @@ def load(
         ValueError: arguments are wrong; every one is named.
         InsufficientMemory: weights, rows and the steps' scratch are more than the memory that is available.
     """
-    directory = open_directory(resolve(path_or_hub_id))
+    directory = open_checkpoint(resolve(path_or_hub_id))
     family, config = read_model(directory.path, directory.config, head=speculate == "mtp")
     if speculate == "mtp":
         require_head(directory)
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, compilation_cache, certify)
     check_drafting(speculate, draft_tokens, context)
     budget = None if prefix_cache is None else cache_budget(prefix_cache)
-    asked, dtype = dtype, _stored_dtype(directory) if dtype is None else dtype
+    asked, dtype = dtype, stored_dtype(directory) if dtype is None else dtype
     certificates = _set_compilation_cache(compilation_cache)
     cache_dtype = dtype_of_caches(dtype)
     abstract = nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0)))
     demand = _demand(family, abstract, dtype, cache_dtype, lanes, context, budget)
     demand.require(available_memory())
     with load_progress(progress) as report_progress:
-        arrays, report = load_weights(directory, family, config, dtype, report_progress)
+        arrays, report = load_parameters(directory, family, config, dtype, report_progress)
     for line in report.lines() + ([] if asked is not None else report.conversions(dtype)):
         _log.warning(line)
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
     programs = Programs(structure, certify, certificates)
-    fingerprint, sanitizer = checkpoint_fingerprint(directory), Sanitizer() if sanitize else None
+    fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
     engine = Engine(
         model,
         params,
@@ -248,16 +247,6 @@ def check_drafting(speculate: Speculate, draft_tokens: int, context: int) -> Non
         )
 
 
-def _stored_dtype(directory: CheckpointDirectory) -> str:
-    """The dtype that most bytes of the checkpoint have."""
-    sizes = Counter[str]()
-    for name in directory.files:
-        info = directory.info(name)
-        sizes[info.dtype] += info.end - info.begin
-    names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-    return names.get(sizes.most_common(1)[0][0], "bfloat16")
-
-
 def assemble(
     abstract: Decoder, arrays: Mapping[tuple[str | int, ...], jax.Array | jax.ShapeDtypeStruct]
 ) -> tuple[Decoder, list[str]]:
@@ -270,7 +259,7 @@ def assemble(
     return nnx.merge(graph, state), names
 
 
-def _end_tokens(directory: CheckpointDirectory, config: DecoderConfig) -> tuple[int, ...]:
+def _end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]:
     """End tokens of config.json and of generation_config.json."""
     ids = list(config.eos_token_ids)
     path = directory.path / "generation_config.json"

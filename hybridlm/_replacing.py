@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files and directories that appear whole or not at all."""
 
 import errno
 import os
@@ -26,6 +26,21 @@ def replaceable(output: Path, input: Path | None = None) -> Path:
         if input is not None and input.exists() and output.samefile(input):
             raise ValueError(f"{output}: is the input, too; give another name")
     return output
+
+
+def new_path(path: Path) -> Path:
+    """The path of something that is not there yet, links of its folder resolved.
+
+    Raises:
+        FileExistsError: something is there.
+        FileNotFoundError: its folder is not.
+    """
+    path = Path(os.path.realpath(path.parent)) / path.name
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, "is there already; delete it, or give a name that is not there", str(path))
+    return path
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -1,8 +1,6 @@
 """Models that are read with their multi-token-prediction head, and why one cannot be."""
 
-import re
-
-from hybridlm.checkpoint import CheckpointDirectory, CheckpointError
+from hybridlm.checkpoint import Checkpoint, CheckpointError, has_head, head_tensors
 from models import FAMILIES, Family, family_of
 
 INSTEAD = "speculate='ngram' needs no head."
@@ -23,17 +21,19 @@ def with_head(family: Family) -> Family:
     return family.with_head
 
 
-def require_head(directory: CheckpointDirectory) -> None:
-    """Check that a checkpoint has the tensors of a head, those that are skipped where it is not asked for.
+def require_head(directory: Checkpoint) -> None:
+    """Check that a checkpoint has a head.
 
     Raises:
         CheckpointError: it has none of them.
     """
     family = family_of(directory.config)
-    heads = set(family.skipped) - set(with_head(family).skipped)
-    if not any(re.fullmatch(pattern, name) for pattern in heads for name in directory.files):
+    with_head(family)
+    if not has_head(directory, family):
+        names = ", ".join(sorted(head_tensors(family)))
         raise CheckpointError(
             directory.path,
-            f"speculate='mtp' needs the multi-token-prediction head, and no tensor is named {', '.join(sorted(heads))}",
-            f"Some copies of a model leave it out; the original has it. {INSTEAD}",
+            f"speculate='mtp' needs the multi-token-prediction head, and no tensor is named {names}",
+            "Some copies of a model leave it out; the original has it. A model is saved with its head where it was "
+            f"loaded with it. {INSTEAD}",
         )

@@ -4,18 +4,36 @@ from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.errors import CheckpointError
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
 from hybridlm.checkpoint.hub import resolve
+from hybridlm.checkpoint.opened import (
+    Checkpoint,
+    fingerprint_of,
+    has_head,
+    head_tensors,
+    load_parameters,
+    open_checkpoint,
+    stored_dtype,
+)
 from hybridlm.checkpoint.safetensors_file import SafetensorsFile
+from hybridlm.checkpoint.saved import SavedDirectory
 from hybridlm.checkpoint.weights import LoadedWeights, LoadReport, Progress, load_weights
 
 __all__ = [
+    "Checkpoint",
     "CheckpointDirectory",
     "CheckpointError",
     "LoadReport",
     "LoadedWeights",
     "Progress",
     "SafetensorsFile",
+    "SavedDirectory",
     "checkpoint_fingerprint",
+    "fingerprint_of",
+    "has_head",
+    "head_tensors",
+    "load_parameters",
     "load_weights",
+    "open_checkpoint",
     "open_directory",
     "resolve",
+    "stored_dtype",
 ]

@@ -16,6 +16,7 @@ from hybridlm.checkpoint.check import Choice, check
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.errors import CheckpointError
 from hybridlm.checkpoint.safetensors_file import READABLE
+from hybridlm.checkpoint.saved import SavedDirectory
 from models import Family
 
 Progress = Callable[[int, int, str], None]
@@ -150,7 +151,7 @@ def _load(checkpoint: CheckpointDirectory, choice: Choice, kind: np.dtype) -> ja
 
 
 def _converted(
-    array: np.ndarray, kind: np.dtype, checkpoint: CheckpointDirectory, names: Mapping[str, str]
+    array: np.ndarray, kind: np.dtype, checkpoint: CheckpointDirectory | SavedDirectory, names: Mapping[str, str]
 ) -> np.ndarray:
     """A contiguous, aligned copy; values beyond the range of `kind` are an error instead of infinity."""
     result = _aligned_empty(array.shape, kind)

@@ -68,7 +68,7 @@ def test_available_memory_is_a_number_here() -> None:
 def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = write_text_checkpoint(tmp_path)
     monkeypatch.setattr(_load, "available_memory", lambda: 10_000)
-    monkeypatch.setattr(_load, "load_weights", lambda *args: pytest.fail("weights were read"))
+    monkeypatch.setattr(_load, "load_parameters", lambda *args: pytest.fail("weights were read"))
     with pytest.raises(InsufficientMemory, match="3 decoding and 3 staged sequences"):
         hybridlm.load(directory, lanes=3)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Float32, Int32
 
 from models.decoder import Decoder, DecoderConfig, Layer, lane_info
@@ -26,7 +26,7 @@ class MtpState(NamedTuple):
     Attributes:
         layer: state of its layer's branches.
         hidden: the decoder's hidden state of the last token consumed, which the next token is paired with; float32. Of
-            a step that verifies those of all its tokens, [lane, token, hidden].
+            a step that verifies that of the token before it and those of all its tokens, [lane, 1 + token, hidden].
     """
 
     layer: tuple
@@ -101,10 +101,10 @@ class MtpDecoder(Decoder):
         hidden, layers = super().__call__(tokens, lengths, positions, tuple(layers), kv_blocks, tap, verifying)
         fresh = lane_info(tokens, lengths, positions, kv_blocks).fresh
         carried = jnp.where(fresh[:, None], 0.0, head.hidden)
-        before = jnp.concatenate([carried[:, None], hidden[:, :-1]], axis=1)
-        _, kept = self.consume_pairs(tokens, before, lengths, positions, head.layer, kv_blocks)
-        newest = hidden if verifying else _newest(hidden, lengths, head.hidden)
-        return hidden, (*layers, MtpState(kept, newest))
+        # The newest is taken from what the pairs are made of, so that XLA writes it where the one before them was.
+        seen = lax.optimization_barrier(jnp.concatenate([carried[:, None], hidden], axis=1))
+        _, kept = self.consume_pairs(tokens, seen[:, :-1], lengths, positions, head.layer, kv_blocks)
+        return hidden, (*layers, MtpState(kept, seen if verifying else _newest(seen, lengths, head.hidden)))
 
     def commit(
         self,
@@ -150,8 +150,13 @@ class MtpDecoder(Decoder):
         return self.mtp(self.embed(tokens, paired), before, info, state)
 
 
-def _newest(hidden: Activations, lengths: Lengths, before: Float32[Array, "lane hidden"]) -> Array:
-    """The hidden state of each lane's last token, what was there before in lanes without one."""
-    last = jnp.where(lengths > 0, lengths - 1, 0)[:, None, None]
-    found = jnp.take_along_axis(hidden, last, axis=1, mode="fill")[:, 0]
+def _newest(seen: Activations, lengths: Lengths, before: Float32[Array, "lane hidden"]) -> Array:
+    """The hidden state of each lane's last token, what was there before in lanes without one.
+
+    Args:
+        seen: hidden state of the token before the step, and of each of its tokens.
+        lengths: tokens of each lane.
+        before: what lanes without a token keep, bit for bit.
+    """
+    found = jnp.take_along_axis(seen, lengths[:, None, None], axis=1, mode="fill")[:, 0]
     return jnp.where(lengths[:, None] > 0, found, before)

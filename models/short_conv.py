@@ -1,7 +1,7 @@
 """Causal depthwise convolution over the last few tokens, with its state."""
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int32
 
 from models.shapes import LaneInfo
@@ -42,7 +42,9 @@ def short_conv(
     """
     tokens, kernel = x.shape[1], weight.shape[1]
     x = jnp.where(valid[:, :, None], x, 0.0)
-    window = jnp.concatenate([state.astype(jnp.float32), x], axis=1)
+    # Computed once, for the convolution and for what is kept: else XLA may compute the latter from the state alone, and
+    # would have to copy that before it writes there.
+    window = lax.optimization_barrier(jnp.concatenate([state.astype(jnp.float32), x], axis=1))
     y = window[:, :tokens] * weight[None, None, :, 0]
     for j in range(1, kernel):
         y = y + window[:, j : j + tokens] * weight[None, None, :, j]

@@ -85,11 +85,11 @@ Written by scripts/write_certificates.py; the steps of published models are in [
 | family | checkpoint | {" | ".join(STEPS)} |
 |{"---|" * (2 + len(STEPS))}
 {"".join(lines)}
-The copies that remain are of `conv`, the last inputs of a short convolution: two or three rows of its channels, which
-move up by one with every token. The new rows are the old ones at other places, so XLA cannot write them where the old
-ones are before it has read those, and copies the array first: once in each layer that has one. In Qwen3.5-35B-A3B
-that is 98 kB a layer for each sequence, beside a recurrent matrix of 2 MB. No recurrent matrix, key, value or latent
-cache is copied in any step, and a step that copies one is refused (`MAY_COPY` in hybridlm/_programs.py).
+A copy may be of `conv` alone, the last inputs of a short convolution: two or three rows of its channels, which move up
+by one with every token. The new rows are the old ones at other places, and XLA writes them where the old ones are only
+if it knows that those have been read: the convolution takes both from one window that is computed once. In
+Qwen3.5-35B-A3B a copy would be 98 kB a layer for each sequence, beside a recurrent matrix of 2 MB. A step that copies a
+recurrent matrix, a key, value or latent cache is refused (`MAY_COPY` in hybridlm/_programs.py).
 """
 
 

@@ -1,5 +1,6 @@
 """Every notebook runs from a fresh kernel and is kept with its outputs."""
 
+import os
 import runpy
 from pathlib import Path
 
@@ -15,7 +16,8 @@ pytestmark = pytest.mark.notebooks
 def test_it_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = runpy.run_path(str(ROOT / "scripts" / "run_notebooks.py"))["run"]
     # The kernel is the interpreter of the tests and sees the devices that a user would.
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    flags = os.environ["XLA_FLAGS"].split()
+    monkeypatch.setenv("XLA_FLAGS", " ".join(flag for flag in flags if "device_count" not in flag))
     done = run(path)
     assert any(cell.get("outputs") for cell in done.cells)
 

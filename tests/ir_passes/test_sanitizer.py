@@ -305,7 +305,14 @@ def test_state_of_the_same_position_but_another_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "read", [lambda s: s[::-1], lambda s: (s + 1) % SLOTS, lambda s: jnp.roll(s, 1), lambda s: jnp.sort(s)]
+    "read",
+    [
+        lambda s: jnp.roll(s, 1),
+        *(
+            pytest.param(read, marks=pytest.mark.long)
+            for read in (lambda s: s[::-1], lambda s: (s + 1) % SLOTS, lambda s: jnp.sort(s))
+        ),
+    ],
 )
 def test_reads_of_rows_that_the_lane_does_not_own(read: Callable) -> None:
     host = Host(GATHERED)

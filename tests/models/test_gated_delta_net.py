@@ -26,7 +26,7 @@ def layer(ratio: int):
     return filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), value)
 
 
-@pytest.mark.parametrize("ratio", [1, 2, 4])
+@pytest.mark.parametrize("ratio", [2, *(pytest.param(ratio, marks=pytest.mark.long) for ratio in (1, 4))])
 def test_chunks_equal_single_tokens_at_every_length(ratio: int) -> None:
     check_lengths(layer(ratio), HIDDEN, LENGTHS, TOLERANCE, {"conv": 1e-6, "recurrent": 2e-5})
 

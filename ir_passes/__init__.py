@@ -1,11 +1,13 @@
 """Contracts, scratch plans and audits of multi-sequence steps. Knows JAX functions, not language models."""
 
+from ir_passes.agreement import devices_agree
 from ir_passes.arena import plan, scratch_sizes
 from ir_passes.arena_executor import ArenaError, execute
 from ir_passes.arena_plan import Plan, PlanError
 from ir_passes.arena_verifier import verify
 from ir_passes.audit import AuditReport, audit
 from ir_passes.certificate import Certificate
+from ir_passes.collectives import Collective
 from ir_passes.compile_step import CompiledStep, compile_step
 from ir_passes.contract import Bound, BoundContract, ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
 from ir_passes.declared import declassify, rowwise
@@ -39,6 +41,7 @@ __all__ = [
     "BoundContract",
     "Certificate",
     "CertificationWarning",
+    "Collective",
     "CompiledStep",
     "ContractError",
     "Dependence",
@@ -82,6 +85,7 @@ __all__ = [
     "audit",
     "compile_step",
     "declassify",
+    "devices_agree",
     "execute",
     "liveness",
     "load_exported",

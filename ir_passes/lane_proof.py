@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from ir_passes import ir
+from ir_passes.agreement import compares_devices
 from ir_passes.contract import Bound, BoundContract, Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.declared import flatten
 from ir_passes.labels import label_violations
+from ir_passes.output_claims import ACCEPTED, AGREEMENT, IDLE, accepted, changed_rows, outputs
 from ir_passes.prover import Prover
 from ir_passes.rules.all import RULES
-from ir_passes.values import COMMON, Common, Kept, Mixed, OneLane, Owner, PoolRows, Range, Rows, Slot, Value, describe
+from ir_passes.values import COMMON, Kept, OneLane, Owner, PoolRows, Rows, Slot, Value
 from ir_passes.violations import IsolationError, Place, Violation, ViolationKind
 
 CLAIMS = (
@@ -25,8 +27,6 @@ CLAIMS = (
     "constants: no row or pool is baked into the program",
 )
 LABELS = "labels: what is written to a labelled pool has its dimensions in the pool's order"
-IDLE = "idle: a lane whose length is 0 keeps its rows"
-ACCEPTED = "accepted: a count of accepted tokens is never negative, and 0 for a lane whose length is 0"
 MOST = int(np.iinfo(np.int32).max)
 
 
@@ -73,7 +73,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     flat = flatten(program)
     prover = Prover(bound)
     results = walk(prover, flat)
-    violations = [*_baked_pools(prover, flat), *prover.violations, *_outputs(prover, flat, results)]
+    violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]
     violations += [*_coupling(prover), *label_violations(bound, flat)]
     proved = CLAIMS
     if any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
@@ -81,11 +81,15 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     if any(isinstance(one.entry, Lane) and one.entry.role == "length" for one in bound.inputs):
         idle = Prover(bound, idle=True)
         still = walk(idle, flat)
-        violations += _idle(idle, flat, results, still)
-        violations += _accepted(idle, flat, still, (0, 0), "is not shown to be 0 for a lane of length 0")
+        violations += changed_rows(idle, flat, results, still)
+        violations += accepted(idle, flat, still, (0, 0), "is not shown to be 0 for a lane of length 0")
         proved = (*proved, IDLE)
+    if any(map(compares_devices, ir.all_eqns(flat.jaxpr))):
+        disagreeing = Prover(bound, disagreeing=True)
+        violations += changed_rows(disagreeing, flat, results, walk(disagreeing, flat))
+        proved = (*proved, AGREEMENT)
     if any(isinstance(one.entry, Lane) and one.entry.role == "accepted" for one in bound.outputs):
-        violations += _accepted(prover, flat, results, (0, MOST), "is not shown to be 0 or more")
+        violations += accepted(prover, flat, results, (0, MOST), "is not shown to be 0 or more")
         proved = (*proved, ACCEPTED)
     if violations:
         raise IsolationError(tuple(dict.fromkeys(violations)))
@@ -116,85 +120,13 @@ def _input(prover: Prover, leaf: int, one: Bound) -> Value:
         case SlotMap(_, size):
             return Value(_lanes(0, lanes), number, (0, size - 1), Slot(leaf))
         case Pool(group, axis):
-            kept = Kept(leaf) if prover.idle else None
+            kept = Kept(leaf) if prover.idle or prover.disagreeing else None
             owner: Owner = PoolRows(leaf, group, axis) if group in prover.mapped else _lanes(axis, lanes)
             return Value(owner, number, kept=kept, version=prover.versions.first(leaf))
 
 
 def _lanes(axis: int, lanes: int) -> Owner:
     return OneLane(0) if lanes == 1 else Rows(axis)
-
-
-def _outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value]) -> list[Violation]:
-    donors = {after: before for before, after in prover.bound.successors.items()}
-    found = []
-    for k, (one, value) in enumerate(zip(prover.bound.outputs, results, strict=True)):
-        if isinstance(value.owner, Mixed):
-            found.append(value.owner.cause)
-            continue
-        fault = _output_fault(prover, one, value, donors.get(k))
-        if fault is not None:
-            kind, message, remedy = fault
-            found.append(_at_output(prover, flat, k, kind, f"{one.path} {message}", remedy))
-    return found
-
-
-def _at_output(
-    prover: Prover, flat: ir.ClosedJaxpr, k: int, kind: ViolationKind, message: str, remedy: str
-) -> Violation:
-    var = flat.jaxpr.outvars[k]
-    for index, eqn in enumerate(flat.jaxpr.eqns):
-        if var in eqn.outvars:
-            place = Place(flat.jaxpr, index, prover.outer)
-            return Violation(kind, eqn.primitive.name, ir.source_of(eqn), message, remedy, place)
-    place = Place(flat.jaxpr, len(flat.jaxpr.eqns), prover.outer)
-    return Violation(kind, "", "unknown", message, remedy, place)
-
-
-def _output_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
-    owner, lanes = value.owner, prover.bound.lanes
-    match one.entry:
-        case Shared():
-            if not isinstance(owner, Common):
-                kind = ViolationKind.CROSS_LANE
-                return kind, f"is declared Shared, but holds {describe(owner)}", "declare it Lane"
-        case Lane(axis):
-            if not _fits_lanes(owner, axis, one.shape[axis], lanes):
-                remedy = f"put the lanes in order along axis {axis}"
-                return ViolationKind.CROSS_LANE, f"is declared Lane(axis={axis}), but holds {describe(owner)}", remedy
-        case Pool(group, axis) if group not in prover.mapped:
-            if not _fits_lanes(owner, axis, one.shape[axis], lanes):
-                remedy = f"put row i of the pool's successor at index i of axis {axis}"
-                return ViolationKind.WRONG_ROW, f"has one row per lane, but holds {describe(owner)}", remedy
-            if value.version in prover.versions.consumed:
-                return ViolationKind.STALE, "is a version that was written to later", "return the last version"
-        case Pool():
-            return _pool_fault(prover, one, value, donor)
-    return None
-
-
-def _fits_lanes(owner: Owner, axis: int, length: int, lanes: int) -> bool:
-    if isinstance(owner, Common):
-        return True
-    if isinstance(owner, OneLane):
-        return lanes == 1 and owner.lane == 0
-    return owner == Rows(axis) and length == lanes
-
-
-def _pool_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
-    owner = value.owner
-    if not isinstance(owner, PoolRows) or owner.axis != one.entry.axis or owner.view:  # type: ignore[union-attr]
-        remedy = "return the pool with rows written by the slot map"
-        return ViolationKind.FRAME, f"is no version of its pool, but {describe(owner)}", remedy
-    if owner.leaf != donor:
-        there = prover.bound.inputs[owner.leaf].path
-        return ViolationKind.WRONG_ROW, f"is a version of {there}, not of its own pool", "return pools in their order"
-    if owner.unframed is not None:
-        why = f"may differ in rows that no lane owns: {owner.unframed.message} at {owner.unframed.source}"
-        return ViolationKind.FRAME, why, owner.unframed.remedy
-    if value.version in prover.versions.consumed:
-        return ViolationKind.STALE, "is a version that was written to later", "return the last version"
-    return None
 
 
 def _coupling(prover: Prover) -> list[Violation]:
@@ -242,40 +174,6 @@ def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
         message = f"a constant of the program has the shape and dtype of {path}: a pool was captured when it was traced"
         place = Place(flat.jaxpr, at, None)
         found.append(Violation(ViolationKind.CONSTANT, name, source, message, "make it an argument of the step", place))
-    return found
-
-
-def _idle(prover: Prover, flat: ir.ClosedJaxpr, busy: list[Value], still: list[Value]) -> list[Violation]:
-    """The rows of an idle lane come out as they went in.
-
-    Args:
-        prover: of a second walk, under the assumption that a lane's length is 0.
-        flat: the program.
-        busy, still: the results of the first walk and of the second.
-    """
-    found = []
-    for before, after in prover.bound.successors.items():
-        value = still[after]
-        if isinstance(busy[after].owner, Mixed) or value.kept == Kept(before):
-            continue
-        path = prover.bound.inputs[before].path
-        message = f"{path}: the row of a lane of length 0 is not shown to stay as it is"
-        remedy = "end with where(length > 0, new, old), or write at a position past the end with mode='drop'"
-        found.append(_at_output(prover, flat, after, ViolationKind.IDLE, message, remedy))
-    return found
-
-
-def _accepted(
-    prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], bounds: Range, why_not: str
-) -> list[Violation]:
-    """Counts of accepted tokens lie within bounds."""
-    found = []
-    for k, (one, value) in enumerate(zip(prover.bound.outputs, results, strict=True)):
-        if not isinstance(one.entry, Lane) or one.entry.role != "accepted" or isinstance(value.owner, Mixed):
-            continue
-        if value.range is None or value.range[0] < bounds[0] or bounds[1] < value.range[1]:
-            remedy = "end with where(length > 0, count, 0), and clip the count to 0 and the number of tokens"
-            found.append(_at_output(prover, flat, k, ViolationKind.ACCEPTED, f"{one.path} {why_not}", remedy))
     return found
 
 

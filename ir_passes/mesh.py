@@ -36,4 +36,9 @@ def of_one_device(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
 
 def varying(atom: ir.Atom) -> frozenset[str]:
     """The mesh axes along which a value inside a `shard_map` may differ, as its type says (`check_vma=True`)."""
-    return frozenset(map(str, atom.aval.manual_axis_type.varying))
+    return varying_axes(atom.aval)
+
+
+def varying_axes(typed: Any) -> frozenset[str]:
+    """The same of a type."""
+    return frozenset(map(str, typed.manual_axis_type.varying))

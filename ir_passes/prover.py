@@ -31,6 +31,7 @@ class Prover:
     Attributes:
         bound: the contract.
         idle: whether facts are about an idle lane: its `length` is 0.
+        disagreeing: whether they are about a call in which devices were given different operands.
         reorders: whether rows may be sorted anywhere in the program.
         violations: found so far; of the kinds that are faults wherever they stand.
         accesses: to pools, in program order.
@@ -51,6 +52,7 @@ class Prover:
 
     bound: BoundContract
     idle: bool = False
+    disagreeing: bool = False
     reorders: bool = True
     violations: list[Violation] = field(default_factory=list)
     accesses: list[RowAccess] = field(default_factory=list)

@@ -15,6 +15,7 @@ class ViolationKind(StrEnum):
     LABEL = "a dimension carries another dimension's values"
     COUPLING = "pools of one group move differently"
     IDLE = "an idle lane's rows may change"
+    AGREEMENT = "rows may change though devices disagree"
     ACCEPTED = "a count of accepted tokens may be wrong"
     BOUNDS = "a row index may be out of bounds"
     CONSTANT = "a row, position or pool is a constant"

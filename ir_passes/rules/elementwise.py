@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from ir_passes.agreement import compares_devices
 from ir_passes.declared import CROSSING
 from ir_passes.rules.access import constant_of
-from ir_passes.rules.intervals import dtype_range, hull, interval
+from ir_passes.rules.intervals import FALSE, dtype_range, hull, interval
 from ir_passes.rules.registry import ELEMENTWISE, IDENTITIES, rule
 from ir_passes.rules.shapes import over
 from ir_passes.site import Site
@@ -218,7 +219,7 @@ def identity(site: Site, *operands: Value) -> list[Value]:
     label = str(site.params.get("name", ""))
     if site.name == "name" and label.startswith(CROSSING):
         site.prover.assumed.add(f"declassified: {label.removeprefix(CROSSING)}")
-        return [Value(COMMON)]
+        return [Value(COMMON, range=FALSE if site.prover.disagreeing and compares_devices(site.eqn) else None)]
     return list(operands)
 
 

@@ -105,6 +105,10 @@ def shard_map(site: Site, *operands: Value) -> list[Value]:
     """The program of one device; lanes that are split over devices count within one."""
     body, devices = ir.closed(site.params["jaxpr"]), mesh.devices_of(site.params["mesh"])
     mark = site.prover.fresh()
+    if any(_whole_somewhere(spec, devices) for spec in site.params["in_specs"]):
+        site.prover.assumed.add("arguments that several devices have whole are the same on all of them")
+    if not site.params["check_vma"]:
+        site.prover.notes.add("a result that several devices have whole is what one of them has: check_vma is False")
     inputs = [
         _sharded(site, value, shape, Split.of(spec, devices))
         for value, shape, spec in zip(operands, site.shapes, site.params["in_specs"], strict=True)
@@ -143,6 +147,12 @@ class Split:
     def step(self) -> tuple[Hashable, ...]:
         """Taking a device's part, as a step of a view."""
         return "device", tuple(sorted(self.axes.items())), tuple(sorted(self.devices.items()))
+
+
+def _whole_somewhere(spec: Any, devices: dict[str, int]) -> bool:
+    """Whether several devices have the same part of an array, or all of it."""
+    named = {name for names in Split.of(spec, devices).axes.values() for name in names}
+    return any(size > 1 and name not in named for name, size in devices.items())
 
 
 def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> Value:

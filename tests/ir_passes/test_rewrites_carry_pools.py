@@ -12,7 +12,8 @@ from zoo.catalogue import PROGRAMS
 
 from ir_passes import Lane, LaneContract, Pool, SlotMap, ir
 from ir_passes.graph import Graph
-from ir_passes.lane_proof import IDLE, prove_jaxpr
+from ir_passes.lane_proof import prove_jaxpr
+from ir_passes.output_claims import IDLE
 from ir_passes.rewrites import CarryPools, carry_pools
 
 ARGS = (stacked(), slots(), x())

@@ -1,6 +1,7 @@
 """All mutants by id."""
 
 from mutants import (
+    agreement,
     boundaries,
     executables,
     expert_mixing,
@@ -29,6 +30,7 @@ THEMES = (
     lanes,
     meshes,
     split_rows,
+    agreement,
     expert_mixing,
     places,
     row_numbers,

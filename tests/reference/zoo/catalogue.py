@@ -1,6 +1,7 @@
 """All programs of the zoo by name; those of the model families are in `zoo.real_models`."""
 
 from zoo import (
+    agreement,
     attention,
     chunked,
     experts,
@@ -29,6 +30,7 @@ THEMES = (
     sharded,
     sharded_experts,
     sharded_rows,
+    agreement,
     chunked,
     verification,
 )

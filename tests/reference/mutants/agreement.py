@@ -1,0 +1,60 @@
+"""Devices that were given different slot maps or lengths: what a step that compares them must not do all the same."""
+
+import jax.numpy as jnp
+from mutants.mutant import Evidence, Kind, wrong
+from zoo.agreement import COPY_SPECS, STEP_SPECS
+from zoo.sharded import local_rows
+from zoo.sharded_rows import TARGET, gathered, over, put
+
+from ir_passes import devices_agree
+
+COPIED, STEPPED = "sharded rows copied where devices agree", "sharded rows and heads where devices agree"
+FAULT = Evidence.FAULT
+
+
+def written_all_the_same(target, source, read, write):
+    """Whether devices agree is told to the host, which hears of it when the rows are written."""
+    return put(target, write, gathered(source, read)), devices_agree((read, write))
+
+
+def written_where_they_differ(target, source, read, write):
+    """The two rows of the choice are in the wrong order."""
+    agree = devices_agree((read, write))
+    return put(target, jnp.where(agree, TARGET, write), gathered(source, read)), agree
+
+
+def idle_rows_alone(w, state, x, lengths):
+    """Idle lanes keep their rows, but nobody is idle where devices disagree."""
+    y, state = local_rows(w, state, x, lengths)
+    return y, state, devices_agree(lengths)
+
+
+MUTANTS = (
+    wrong(
+        COPIED,
+        "written-though-devices-disagree",
+        "tpu-inference#3565",
+        "devices are found to have different slot maps, and rows are written all the same",
+        over(written_all_the_same, *COPY_SPECS),
+        Kind.AGREEMENT,
+        evidence=FAULT,
+    ),
+    wrong(
+        COPIED,
+        "written-where-devices-disagree",
+        "JAX",
+        "rows are written where devices disagree, and nowhere else",
+        over(written_where_they_differ, *COPY_SPECS),
+        Kind.AGREEMENT,
+        evidence=FAULT,
+    ),
+    wrong(
+        STEPPED,
+        "advanced-though-devices-disagree",
+        "JAX",
+        "devices are found to have different lengths, and lanes advance all the same",
+        over(idle_rows_alone, *STEP_SPECS),
+        Kind.AGREEMENT,
+        evidence=FAULT,
+    ),
+)

@@ -14,6 +14,7 @@ import jax
 
 from ir_passes import ir
 from ir_passes.contract import BoundContract
+from ir_passes.mesh import result_shardings
 
 Tree = Any
 
@@ -65,7 +66,11 @@ class Calling:
 
         fn, donated = (leaves, self.donated) if self.argnums is None else (whole, self.argnums)
         fn.__name__ = fn.__qualname__ = self.name
-        return jax.jit(fn, donate_argnums=donated)
+        places = result_shardings(program)
+        if None in places:
+            return jax.jit(fn, donate_argnums=donated)
+        # Of a result whose place is left open JAX leaves it to XLA whose bytes it takes, and XLA looks at sizes alone.
+        return jax.jit(fn, donate_argnums=donated, out_shardings=self._arranged(places))
 
     def entry(self, compiled: jax.stages.Compiled) -> Callable[..., Any]:
         """What to call with the function's arguments."""

@@ -134,8 +134,8 @@ def addresses(arrays: Any) -> tuple[tuple[int, ...], ...]:
 
 def shardings(compiled: jax.stages.Compiled, argument: int, result: int) -> tuple[Any, Any]:
     """How devices have the parts of a flattened argument and of a result; of an argument that is not used, None."""
-    arguments = jax.tree.leaves(compiled.input_shardings[0], is_leaf=lambda one: one is None)
-    return arguments[argument], jax.tree.leaves(compiled.output_shardings)[result]
+    arguments = compiled.in_tree.flatten_up_to(compiled.input_shardings)
+    return arguments[argument], compiled.out_tree.flatten_up_to(compiled.output_shardings)[result]
 
 
 def _frames(table: dict[str, Any] | None) -> list[str]:

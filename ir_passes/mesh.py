@@ -34,6 +34,17 @@ def of_one_device(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
     return ir.closed(eqns[0].params["jaxpr"])
 
 
+def result_shardings(program: ir.ClosedJaxpr) -> tuple[Any, ...]:
+    """Where each result lies, if the program says so: those of a `shard_map`; None for any other."""
+    made = {
+        var: jax.sharding.NamedSharding(eqn.params["mesh"], spec)
+        for eqn in program.jaxpr.eqns
+        if eqn.primitive.name == "shard_map"
+        for var, spec in zip(eqn.outvars, eqn.params["out_specs"], strict=True)
+    }
+    return tuple(None if isinstance(atom, ir.Literal) else made.get(atom) for atom in program.jaxpr.outvars)
+
+
 def varying(atom: ir.Atom) -> frozenset[str]:
     """The mesh axes along which a value inside a `shard_map` may differ, as its type says (`check_vma=True`)."""
     return varying_axes(atom.aval)

@@ -197,7 +197,7 @@ def _put_together(site: Site, value: Value, shape: tuple[int, ...], split: Split
         if isinstance(owner, PoolRows):
             back = left(owner.view, split.step)
             owner = replace(site.unframed(owner) if back is None else replace(owner, view=back), split=())
-    return Value(owner, kept=kept, version=value.version)
+    return Value(owner, range=value.range, kept=kept, version=value.version)
 
 
 def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, mark: int) -> Owner:

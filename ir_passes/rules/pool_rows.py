@@ -1,5 +1,6 @@
 """Reads and writes of pools by slot."""
 
+import math
 from dataclasses import replace
 
 from ir_passes.contract import SlotMap
@@ -187,7 +188,7 @@ def _device_fault(site: Site, pool: PoolRows, fact: Slot, access: Access) -> Mix
         message = f"a row of {path} that another device along {along} has is clamped to one of this device"
         return site.mixed(message, "use mode='drop' for writes, mode='fill' for reads", ViolationKind.BOUNDS)
     filler = site.params.get("fill_value")
-    if site.name == "gather" and (filler is None or filler != 0):
+    if site.name == "gather" and (filler is None or filler != 0 or math.copysign(1, filler) < 0):
         message = (
             f"a row of {path} that another device along {along} has is read as {'nan' if filler is None else filler}"
         )

@@ -29,7 +29,16 @@ INDEXED = {
     "dynamic_update_slice",
 }  # fmt: skip
 """Those of them that keep the rows of their first operand, and make others of what indexes it or is written to it."""
-MOVES = {*IDENTITIES, "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "convert_element_type"}
+MOVES = {
+    *IDENTITIES,
+    "bitcast_convert_type",
+    "reshape",
+    "squeeze",
+    "expand_dims",
+    "broadcast_in_dim",
+    "transpose",
+    "convert_element_type",
+}
 """Operations that move the elements of each operand about by themselves: zeros stay zeros."""
 SUMS = ("psum", "psum_invariant")
 ELEMENTWISE = """

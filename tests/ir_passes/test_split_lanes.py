@@ -1,0 +1,103 @@
+"""Steps whose lanes are split over devices, one lane on each of them or more."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from zoo.sharded import mesh
+
+from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, compile_step, prove_isolation
+
+DATA = P("data")
+
+
+def over(step: Any, contract: LaneContract, *args: Any, out_specs: Any = DATA) -> None:
+    """Proves a step of which each of two devices runs its half."""
+    specs = tuple(P() if isinstance(entry, SlotMap) else DATA for entry in contract.inputs)
+    sharded = jax.shard_map(step, mesh=mesh(2, 1), in_specs=specs, out_specs=out_specs)
+    prove_isolation(sharded, args, contract)
+
+
+ROWWISE = LaneContract(inputs=(Lane(), Lane(role="length")), outputs=(Lane(),))
+
+
+def tokens_as_rows(x: Any, lengths: Any) -> Any:
+    """The tokens of all lanes as rows of one axis, and back, where lanes of no tokens are masked."""
+    lanes, tokens, size = x.shape
+    rows = jnp.tanh(x.reshape((lanes * tokens, size))).reshape(x.shape)
+    return (jnp.where(jnp.arange(tokens)[None, :, None] < lengths[:, None, None], rows, 0.0),)
+
+
+@pytest.mark.parametrize("lanes", [2, 4])
+def test_rows_of_one_lane_are_a_lane_again(lanes: int) -> None:
+    over(tokens_as_rows, ROWWISE, np.ones((lanes, 5, 3), np.float32), np.ones(lanes, np.int32))
+
+
+def test_one_of_several_lanes_is_not_those_of_its_device() -> None:
+    """It is all there is where a device has one."""
+
+    def first(x: Any, lengths: Any) -> Any:
+        return (jnp.broadcast_to(x[:1], x.shape),)
+
+    over(first, ROWWISE, np.ones((2, 3), np.float32), np.ones(2, np.int32))
+    with pytest.raises(IsolationError):
+        over(first, ROWWISE, np.ones((4, 3), np.float32), np.ones(4, np.int32))
+
+
+def test_counts_of_accepted_tokens_keep_their_limits() -> None:
+    contract = LaneContract(inputs=(Lane(), Lane(role="length")), outputs=(Lane(role="accepted"),))
+
+    def counted(x: Any, lengths: Any) -> Any:
+        return (jnp.where(lengths > 0, jnp.clip(x, 0, 3), 0),)
+
+    over(counted, contract, np.ones(4, np.int32), np.ones(4, np.int32))
+    with pytest.raises(IsolationError, match="accepted"):
+        over(lambda x, lengths: (x,), contract, np.ones(4, np.int32), np.ones(4, np.int32))
+
+
+def test_a_pool_meets_its_successor_beside_an_output_of_its_size() -> None:
+    """A device's part of the output has as many bytes as its part of the pool; what is not there is None."""
+    contract = LaneContract(inputs=(Lane(), Shared(), Pool("state")), outputs=(Lane(), Pool("state")))
+
+    def step(x: Any, shared: Any, rows: Any) -> Any:
+        return x + 1, (None, rows[1] + x[:, None] * shared[1])
+
+    sharded = jax.shard_map(step, mesh=mesh(2, 1), in_specs=(DATA, P(), DATA), out_specs=(DATA, DATA))
+    over_devices, whole = NamedSharding(mesh(2, 1), DATA), NamedSharding(mesh(2, 1), P())
+    rows = None, jnp.zeros((4, 1), jnp.int32, device=over_devices)
+    shared = None, jnp.ones((1, 1), jnp.int32, device=whole)
+    given = jnp.ones(4, jnp.int32, device=over_devices), shared, rows
+    compiled = compile_step(sharded, given, contract)
+    found, rows = compiled(*given)
+    assert compiled.certificate.holds and (np.asarray(rows[1]) == 1).all() and (np.asarray(found) == 2).all()
+
+
+@pytest.mark.parametrize("bits", [False, True])
+@pytest.mark.parametrize("fill", [0.0, -0.0])
+def test_rows_of_other_devices_are_zeros_before_they_are_summed(fill: float, bits: bool) -> None:
+    """Also where the sum is one of integers, of which -0.0 is none that leaves the others as they are."""
+    slots = SlotMap("state", 4, "read", null=False), SlotMap("kept", 1, "write", null=False)
+    contract = LaneContract(inputs=(Pool("kept"), Pool("state"), *slots), outputs=(Pool("kept"),))
+
+    def keep(kept: Any, rows: Any, read: Any, write: Any) -> Any:
+        mine = read - lax.axis_index("data") * rows.shape[0]
+        row = rows.at[mine].get(mode="fill", fill_value=fill, wrap_negative_indices=False)
+        if bits:
+            row = lax.bitcast_convert_type(lax.psum(lax.bitcast_convert_type(row, jnp.uint32), "data"), jnp.float32)
+        else:
+            row = lax.psum(row, "data")
+        return (kept.at[write].set(row, mode="drop", wrap_negative_indices=False),)
+
+    sharded = jax.shard_map(keep, mesh=mesh(2, 1), in_specs=(P(), DATA, P(), P()), out_specs=P())
+    scalars = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    args = (np.zeros((1, 3), np.float32), np.zeros((4, 3), np.float32), *scalars)
+    if np.signbit(fill):
+        with pytest.raises(IsolationError, match="use fill_value=0"):
+            prove_isolation(sharded, args, contract)
+    else:
+        assert prove_isolation(sharded, args, contract).proved

@@ -15,6 +15,7 @@ from hybridlm._forward import ForwardOutput, SequenceState
 from hybridlm._lm import LM
 from hybridlm._load import load
 from hybridlm._memory import InsufficientMemory
+from hybridlm._mesh import mesh
 from hybridlm._prefix import Prefix
 from hybridlm._results import Completion, Score
 from hybridlm._rows import RowsLost
@@ -52,6 +53,7 @@ __all__ = [
     "compiler",
     "demo",
     "load",
+    "mesh",
     "models",
     "to_table",
 ]

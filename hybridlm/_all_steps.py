@@ -1,7 +1,7 @@
 """Every step that an engine runs."""
 
 from hybridlm._engine import Engine
-from hybridlm._programs import AnyShape, CopyShape, Shape, lane_rung
+from hybridlm._programs import AnyShape, CopyShape, Shape
 
 
 def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) -> list[AnyShape]:
@@ -15,7 +15,7 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
         only_full: for the largest number of lanes alone, and states that are kept only with a prefix cache.
         drafts: those that verify drafts too, where the engine does not draft of itself.
     """
-    staging, decode = (_rungs(most, only_full) for most in (engine.staging, engine.lanes))
+    staging, decode = ([most] if only_full else engine.rungs(most) for most in (engine.staging, engine.lanes))
     shapes: list[AnyShape] = []
     shapes += [Shape("generate", lanes, engine.chunk) for lanes in staging]
     shapes += [Shape("generate", lanes, 1) for lanes in decode]
@@ -32,7 +32,3 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
         # What an answer ends with is kept from where it was decoded.
         shapes += [shape for pool in decode for shape in engine.moves.shapes(pool) if shape.kept]
     return list(dict.fromkeys(shapes))
-
-
-def _rungs(most: int, only_full: bool) -> list[int]:
-    return [most] if only_full else sorted({lane_rung(count, most) for count in range(1, most + 1)})

@@ -16,12 +16,14 @@ from hybridlm._cli_options import (
     Dtype,
     Lanes,
     Model,
+    OnMesh,
     reported,
 )
 from hybridlm._drafters import DRAFT_TOKENS
 from hybridlm._json_lines import Id, dump, finite, numbered_lines, parse_object, read_id, read_item
 from hybridlm._lm import LM
 from hybridlm._load import load
+from hybridlm._mesh import read_mesh
 from hybridlm._results import Completion
 from hybridlm._session import Event
 
@@ -67,6 +69,7 @@ def generate(
     prefix_cache: Annotated[
         str | None, typer.Option(help='Keep states of prompts for those that begin alike, in so many bytes: "512MB".')
     ] = None,
+    mesh: OnMesh = None,
     debug: Debug = False,
 ) -> None:
     """Continue prompts. A single one is printed as it is generated, several in the order of the input.
@@ -86,6 +89,7 @@ def generate(
             speculate=cast(Any, speculate),
             draft_tokens=draft_tokens,
             prefix_cache=prefix_cache,
+            mesh=read_mesh(mesh),
         )
         items = [_chat_ids(lm, prompt.item) if chat else prompt.item for prompt in given]
         events = lm.stream(

@@ -38,6 +38,12 @@ Drafting = Annotated[
     ),
 ]
 DraftTokens = Annotated[int, typer.Option("--draft-tokens", help="Most drafts of a sequence in a step.")]
+OnMesh = Annotated[
+    str | None,
+    typer.Option(
+        "--mesh", help="Run on a mesh of devices: data=2,model=2,expert=1 (docs/devices.md).", metavar="SIZES"
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
+from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, reported
 from hybridlm._load import load
+from hybridlm._mesh import read_mesh
 from hybridlm._score_file import WINDOW
 
 
@@ -40,6 +41,7 @@ def score(
     context: Context = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
+    mesh: OnMesh = None,
     debug: Debug = False,
 ) -> None:
     """Log-probability of every token of every text of a file.
@@ -48,7 +50,7 @@ def score(
     scored has its id and "error" instead.
     """
     with reported(debug):
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk)
+        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh))
         start = time.perf_counter()
         report = lm.score_file(input, output, strict, window, shard, restart)
         seconds = time.perf_counter() - start

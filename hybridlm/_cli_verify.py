@@ -11,9 +11,10 @@ from rich.text import Text
 
 from hybridlm._abstract import abstract_engine
 from hybridlm._all_steps import all_shapes
-from hybridlm._cli_options import Context, Debug, Dtype, console_for_table, reported
+from hybridlm._cli_options import Context, Debug, Dtype, OnMesh, console_for_table, reported
 from hybridlm._engine import Engine
 from hybridlm._load import load
+from hybridlm._mesh import read_mesh
 from hybridlm._programs import AnyShape, CopyShape, Shape
 from hybridlm._verified import Cells, Compiled, Planned, Verified
 from ir_passes import AuditError, IsolationError
@@ -53,6 +54,7 @@ def verify(
             help="Tokens of a text that one step consumes.", show_default="128, or 256 with --abstract, or the context"
         ),
     ] = None,
+    mesh: OnMesh = None,
     debug: Debug = False,
 ) -> None:
     """Prove that no lane of any step reaches another, and audit what XLA makes of it.
@@ -63,7 +65,7 @@ def verify(
     of a row" what one sequence keeps.
     """
     with reported(debug):
-        engine, verified = _subject(model, config, abstract, out, lanes, context, dtype, chunk)
+        engine, verified = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh)
         console = console_for_table()
         table, faults = Table(title=verified.title, title_justify="left", title_style=""), list[str]()
         for heading in ("step", "lanes", "tokens", *verified.headings):
@@ -92,6 +94,7 @@ def _subject(
     context: int | None,
     dtype: str | None,
     chunk: int | None,
+    mesh: str | None,
 ) -> tuple[Engine, Verified]:
     """What is verified, and how; raises ValueError for options that contradict each other."""
     if model is not None and config is not None:
@@ -101,11 +104,14 @@ def _subject(
             raise ValueError("--config: a config.json without its weights can only be verified with --abstract")
         if model is None:
             raise ValueError("expected --model, or --config with --abstract, got neither")
-        lm = load(model, lanes=LANES if lanes is None else lanes, context=context, dtype=dtype, chunk=chunk)
+        most = LANES if lanes is None else lanes
+        lm = load(model, lanes=most, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh))
         return lm._engine, Compiled(lm._engine, out)
     if config is None:
         got = "--model" if model is not None else "neither"
         raise ValueError(f"--abstract: expected --config, the path of a config.json, got {got}")
+    if mesh is not None:
+        raise ValueError("--mesh: with --abstract steps are planned for one device")
     if out is not None:
         raise ValueError("--out: a certificate is of a compiled step, and --abstract compiles none")
     engine = abstract_engine(config, lanes, context, dtype, chunk)

@@ -5,15 +5,16 @@ from functools import cached_property
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hybridlm._acceptance import Trust
 from hybridlm._batch import Batch, sampling_arrays
 from hybridlm._cache_budget import CacheBudget
 from hybridlm._drafters import DRAFT_TOKENS, AsLoaded, HeadDrafter, Speculate, drafters
+from hybridlm._placement import ONE_DEVICE, Placement
 from hybridlm._prefix_cache import PrefixCache
 from hybridlm._programs import AnyShape, CopyShape, Programs, Shape, lane_rung
+from hybridlm._row_arrays import RowArrays
 from hybridlm._row_moves import RowMoves
 from hybridlm._row_parts import PartShape
 from hybridlm._rows import RowPool
@@ -22,6 +23,7 @@ from hybridlm._snapshot import StateKind, layout_of
 from hybridlm._speculation import Speculation
 from hybridlm._step_times import StepTimes
 from hybridlm._steps import Rows
+from hybridlm._vocabulary import Vocabulary
 from ir_passes import CompiledStep, PlannedStep, Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
 
@@ -40,7 +42,7 @@ class Engine:
     """Runs the steps of one model.
 
     Args:
-        model: the model, for the shapes of its state.
+        model: what one device has of the model, for the shapes of its state.
         params: its parameters, flat.
         programs: its compiled steps.
         lanes: most sequences that decode at the same time.
@@ -54,12 +56,14 @@ class Engine:
         speculate: who drafts, where a call does not say.
         draft_tokens: most drafts of a lane in a step.
         prefix_cache: bytes for the states of prompts that were read; None keeps none.
+        placement: the devices; the parameters lie on them, and the programs are compiled for them.
 
     Raises:
         ValueError: `prefix_cache` is less than one state.
 
     Attributes:
         staging: rows in which prompts are consumed.
+        row_arrays: what rows consist of.
         stats: counters of steps and tokens.
         prefix_cache: states of prompts that were read; None without.
         checked: check after every step that every row is free or has one holder: in tests, and with a sanitizer.
@@ -84,14 +88,16 @@ class Engine:
         speculate: Speculate = None,
         draft_tokens: int = DRAFT_TOKENS,
         prefix_cache: CacheBudget | None = None,
+        placement: Placement = ONE_DEVICE,
     ):
         self.lanes, self.context, self.chunk = lanes, context, chunk
-        self.staging = min(lanes, staging)
+        self.placement = placement
+        self.staging = placement.staging(lanes, staging)
         self.params, self.programs, self.sanitizer = params, programs, sanitizer
         self.speculate: Speculate = speculate
         self.draft_tokens, self._times = draft_tokens, StepTimes()
         self._trust, self._trust_in_head = Trust(), Trust(0.9)
-        self.vocab_size = model.config.vocab_size
+        self.vocab_size = Vocabulary.of(model.config).size
         self.stats = {
             "steps": 0, "row_copies": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
             "draws": 0, "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0,
@@ -100,10 +106,8 @@ class Engine:
         self.checked = self.checked or sanitizer is not None
         self.after_step: StepHook | None = None
         # The sanitizer tells the rows of a pool from its other axes by their number.
-        self._fewest = 1 if sanitizer is None else 2
-        self._rows = lambda count, context: Rows(
-            model.init_state(count, context, cache_dtype), jnp.zeros((count, 1), jnp.int32)
-        )
+        self._fewest = placement.data if sanitizer is None else 2
+        self.row_arrays = RowArrays(model, cache_dtype, placement)
         self._kept: dict[str, RowPool] = {}
         self._model, self._dtype = fingerprint, dtype
         self.prefix_cache = None if prefix_cache is None else PrefixCache(self.moves, prefix_cache, chunk)
@@ -128,11 +132,11 @@ class Engine:
 
     def new_rows(self, count: int) -> Rows:
         """So many rows of zero state."""
-        return self._rows(count, self.context)
+        return self.row_arrays.zeros(count, self.context)
 
     def _abstract(self, count: int) -> Rows:
         """So many rows, by their types alone."""
-        return jax.eval_shape(lambda: self.new_rows(count))
+        return self.row_arrays.abstract(count, self.context)
 
     def new_row(self) -> RowPool:
         """A pool for the rows of one sequence, zero state."""
@@ -141,18 +145,23 @@ class Engine:
     @cached_property
     def moves(self) -> RowMoves:
         """What keeps states and puts them back."""
-        return RowMoves(self.programs, self.sanitizer, self.kind, self._abstract, self._fewest, self.stats)
+        return RowMoves(self.programs, self.sanitizer, self.kind, self._abstract, self.placement, self.stats)
 
     @cached_property
     def kind(self) -> StateKind:
         """What a state must be to be continued here."""
         contexts = (self.context, self.context + 2 * KV_BLOCK)
-        rows, longer = (jax.eval_shape(lambda context=context: self._rows(1, context)) for context in contexts)
-        return StateKind(self._model, self._dtype, self.context, layout_of(rows, longer))
+        rows, longer = (self.row_arrays.abstract(1, context) for context in contexts)
+        return StateKind(self._model, self._dtype, self.context, layout_of(rows, longer, self.placement))
 
     def rung(self, count: int, most: int) -> int:
-        """Rows of the pool for so many sequences: the next power of two, at most `most`."""
-        return max(lane_rung(count, most), self._fewest)
+        """Rows of the pool for so many sequences: the next power of two on every device, at most `most` on all."""
+        devices = self.placement.data
+        return max(devices * lane_rung(-(-count // devices), most // devices), self._fewest)
+
+    def rungs(self, most: int) -> list[int]:
+        """The sizes that a pool of at most so many rows has."""
+        return sorted({self.rung(count, most) for count in range(1, most + 1)})
 
     def borrow(self, use: Literal["staging", "decode"], size: int) -> RowPool:
         """A pool of so many rows, none of them held: the one that an earlier run gave back, or a new one.
@@ -193,7 +202,7 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
-        placed = _on_device((*batch, *operands))
+        placed = self.placement.put((*batch, *operands))
         if self.sanitizer is None:
             program = self.program(shape)
             outputs, rows = program(self.params, pool.take(), *placed)
@@ -208,7 +217,7 @@ class Engine:
     def copy(self, source: RowPool, read: Slot, target: RowPool, write: Slot) -> None:
         """Dispatch the copy of one row, in all its arrays, to another pool."""
         shape = CopyShape(source.size, target.size)
-        maps = jax.device_put((source.owner.bind([read], 1), target.owner.bind([write], 1)))
+        maps = self.placement.put_whole((source.owner.bind([read], 1), target.owner.bind([write], 1)))
         if self.sanitizer is None:
             program = self.program(shape)
             (copied,) = program(target.take(), source.look(), *maps)
@@ -248,16 +257,12 @@ class Engine:
         if isinstance(shape, PartShape):
             return self.moves.example_arguments(shape)
         if isinstance(shape, CopyShape):
-            return (rows(shape.target), rows(shape.source), np.zeros(1, np.int32), np.zeros(1, np.int32))
-        operands = (self.params, rows(shape.lanes), *Batch.of([None] * shape.lanes, shape.tokens))
+            maps = self.placement.examples([np.zeros(1, np.int32)] * 2, whole=True)
+            return (rows(shape.target), rows(shape.source), *maps)
+        operands: list[Any] = [*Batch.of([None] * shape.lanes, shape.tokens)]
         if shape.step == "score":
-            return (*operands, np.zeros((shape.lanes, shape.tokens), np.int32))
-        if shape.step == "verify":
-            operands = (*operands, np.zeros(shape.lanes, np.int32))
-        return (*operands, *sampling_arrays([None] * shape.lanes))
-
-
-def _on_device(operands: tuple[Any, ...]) -> list[Any]:
-    """Operands with host arrays put on the device, in one call: for those that are there already it would cost time."""
-    put = iter(jax.device_put([one for one in operands if not isinstance(one, jax.Array)]))
-    return [one if isinstance(one, jax.Array) else next(put) for one in operands]
+            operands.append(np.zeros((shape.lanes, shape.tokens), np.int32))
+        else:
+            operands += [np.zeros(shape.lanes, np.int32)] if shape.step == "verify" else []
+            operands += sampling_arrays([None] * shape.lanes)
+        return (self.params, rows(shape.lanes), *self.placement.examples(operands))

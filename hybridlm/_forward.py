@@ -1,6 +1,6 @@
 """Research access: logits, hidden states and recurrent states of whole sequences, differentiable."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,8 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import DTypeLike
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hybridlm._engine import Engine
+from hybridlm._mesh import MODEL
+from hybridlm._placement import Placement
+from hybridlm._row_arrays import zeros
 from hybridlm._steps import Structure
 from models import kv_blocks
 
@@ -68,9 +72,47 @@ def in_order(params: Mapping[str, Array], names: tuple[str, ...]) -> tuple[Array
     return tuple(params[name] for name in names)
 
 
-@partial(jax.jit, static_argnums=(0, 5))
+class Split(NamedTuple):
+    """How the arrays of a forward pass lie over a mesh.
+
+    Attributes:
+        mesh: the devices.
+        params, layers: of each parameter and array of the state.
+        lanes, logits: of what has lanes alone, and of logits.
+    """
+
+    mesh: Mesh
+    params: tuple[PartitionSpec, ...]
+    layers: tuple
+    lanes: PartitionSpec
+    logits: PartitionSpec
+
+
+def split_over(placement: Placement, params: Sequence[Array], layers: Any) -> Split | None:
+    """How a forward pass is split: as its parameters and its state are; None on one device.
+
+    Args:
+        placement: the devices.
+        params: as they were loaded.
+        layers: the state's arrays by their types, whose lanes are split or not.
+    """
+    if placement.mesh is None:
+        return None
+    held, specs = jax.tree.map(lambda one: one.sharding.spec, (params, layers))
+    lane = next((spec[0] for spec in jax.tree.leaves(specs) if len(spec)), None)
+    model = MODEL if placement.size(MODEL) > 1 else None
+    return Split(placement.mesh, held, specs, PartitionSpec(lane), PartitionSpec(lane, None, model))
+
+
+@partial(jax.jit, static_argnums=(0, 5, 6))
 def run(
-    structure: Structure, params: tuple[Array, ...], tokens: Array, layers: tuple, position: Array, blocks: int
+    structure: Structure,
+    params: tuple[Array, ...],
+    tokens: Array,
+    layers: tuple,
+    position: Array,
+    blocks: int,
+    split: Split | None = None,
 ) -> tuple[Array, tuple[Array, ...], tuple]:
     """All tokens of every lane in one step, from the given state.
 
@@ -80,35 +122,46 @@ def run(
         layers: state before the first token.
         position: int32 scalar, its position.
         blocks: blocks of the key/value cache to visit; static, so that the loop over them has a gradient.
+        split: how arrays lie over a mesh; None on one device.
     """
-    model = structure.rebuild(params)
-    lanes, count = tokens.shape
-    hidden_states: list[Array] = []
-    lengths = jnp.full((lanes,), count, jnp.int32)
-    positions = jnp.broadcast_to(position, (lanes,))
-    hidden, layers = model(tokens, lengths, positions, layers, blocks, tap=hidden_states.append)
-    return model.logits(hidden), tuple(hidden_states), layers
+
+    def step(
+        params: tuple[Array, ...], tokens: Array, layers: tuple, position: Array
+    ) -> tuple[Array, tuple[Array, ...], tuple]:
+        model = structure.rebuild(params)
+        lanes, count = tokens.shape
+        hidden_states: list[Array] = []
+        lengths = jnp.full((lanes,), count, jnp.int32)
+        positions = jnp.broadcast_to(position, (lanes,))
+        hidden, layers = model(tokens, lengths, positions, layers, blocks, tap=hidden_states.append)
+        return model.logits(hidden), tuple(hidden_states), layers
+
+    if split is not None:
+        given = (split.params, split.lanes, split.layers, PartitionSpec())
+        results = (split.logits, split.lanes, split.layers)
+        step = jax.shard_map(step, mesh=split.mesh, in_specs=given, out_specs=results, check_vma=True)
+    return step(params, tokens, layers, position)
 
 
 def forward(
+    engine: Engine,
     structure: Structure,
     params: tuple[Array, ...],
     tokens: np.ndarray,
     state: SequenceState | None,
-    context: int,
-    dtype: DTypeLike,
     return_states: bool,
 ) -> ForwardOutput:
     """See `LM.forward`."""
-    model = structure.rebuild(params)
-    lanes = check_tokens(tokens, state, model.config.vocab_size, context)
+    lanes = check_tokens(tokens, state, engine.vocab_size, engine.context)
+    types, placement = engine.row_arrays.abstract(len(lanes), engine.context).layers, engine.placement
     if state is None:
-        layers: Any = model.init_state(lanes.shape[0], context, dtype)
-        state = SequenceState(0, layers)
+        state = SequenceState(0, zeros(types))
     start = int(state.position)
     end = start + lanes.shape[1]
-    operand = jnp.asarray(lanes, jnp.int32)
-    logits, hidden_states, layers = run(structure, params, operand, state.layers, jnp.int32(start), kv_blocks(end))
+    split = split_over(placement, engine.params, types)
+    operand = jax.device_put(lanes.astype(np.int32), None if split is None else NamedSharding(split.mesh, split.lanes))
+    position = placement.put_whole(np.int32(start))
+    logits, hidden_states, layers = run(structure, params, operand, state.layers, position, kv_blocks(end), split)
     kept = SequenceState(end, layers) if return_states else None
     if tokens.ndim == 2:
         return ForwardOutput(logits, hidden_states, kept)

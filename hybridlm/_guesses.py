@@ -8,6 +8,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Int32
 
 from hybridlm._sampling import LogitsProcessor, Sampling, draw
+from hybridlm._vocabulary import Vocabulary
 from models import Decoder, MtpDecoder
 from models.mtp import MtpState
 
@@ -56,11 +57,13 @@ def guess(
     """
     assert isinstance(model, MtpDecoder), "a model without a head guesses nothing"
     *before, head = layers
-    rows, hidden, vocab = head.layer, head.hidden, model.config.vocab_size
+    rows, hidden, vocabulary = head.layer, head.hidden, Vocabulary.of(model.config)
     one = (lanes.consumed > 0).astype(jnp.int32)
 
     def inside(token: Array) -> Array:
-        return jnp.where(token < vocab, token, 0)  # what is drawn from logits that are not numbers is no token
+        return jnp.where(
+            token < vocabulary.size, token, 0
+        )  # what is drawn from logits that are not numbers is no token
 
     token, found = inside(token), list[Array]()
     for place in range(count):
@@ -70,7 +73,7 @@ def guess(
         at = lanes.positions + place
         after, rows = model.consume_pairs(token[:, None], hidden[:, None], one, at, rows, lanes.kv_blocks)
         hidden = after[:, 0]
-        logits = model.logits(hidden)
+        logits = vocabulary.whole(model.logits(hidden))
         if processor is not None:
             logits = jax.vmap(processor)(logits, token, at + 1)
         token = inside(draw(logits, lanes.sampling, at + 1, lanes.any_sampled))

@@ -1,5 +1,7 @@
 """Arrays of a state that outlive its row: where they are, and who uses them."""
 
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -18,10 +20,11 @@ class KeptArrays:
         pins: how often they are in use; while they are, they stay where they are.
     """
 
-    __slots__ = ("__weakref__", "arrays", "mark", "pins", "position")
+    __slots__ = ("__weakref__", "_places", "arrays", "mark", "pins", "position")
 
     def __init__(self, arrays: tuple[jax.Array | np.ndarray, ...], position: int, mark: Label | None):
         self.arrays, self.position, self.mark, self.pins = arrays, position, mark, 0
+        self._places: tuple[Any, ...] = ()
 
     def __repr__(self) -> str:
         return f"KeptArrays({self.nbytes:,} B at position {self.position}, on the {'device' if self.here else 'host'})"
@@ -30,6 +33,15 @@ class KeptArrays:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays)
+
+    def to_host(self) -> None:
+        """Move them off the device."""
+        self._places = tuple(array.sharding for array in self.arrays if isinstance(array, jax.Array))
+        self.arrays = tuple(jax.device_get(self.arrays))
+
+    def to_device(self) -> None:
+        """Move them back to where they were."""
+        self.arrays = tuple(jax.device_put(self.arrays, self._places))
 
     @property
     def here(self) -> bool:

@@ -3,8 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-import jax
-
 from hybridlm._cache_budget import CacheBudget
 from hybridlm._kept_arrays import KeptArrays
 
@@ -44,7 +42,7 @@ class KeptMemory:
             return self._drop_one((*self._host, *self._device))
         if oldest in self._device:  # it may have gone with a state that was dropped to make room
             self.let_go([oldest])
-            oldest.arrays = tuple(jax.device_get(oldest.arrays))
+            oldest.to_host()
             self._host[oldest] = None
             self.host_bytes += oldest.nbytes
             self.spills += 1
@@ -68,7 +66,7 @@ class KeptMemory:
             if not self.relieve():
                 return
         self.let_go([kept])
-        kept.arrays = tuple(jax.device_put(kept.arrays))
+        kept.to_device()
         self.add(kept)
 
     def let_go(self, gone: Iterable[KeptArrays]) -> None:

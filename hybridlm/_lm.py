@@ -34,7 +34,7 @@ class LM(TextScores, Saved):
 
     Attributes:
         path: the checkpoint's directory.
-        model: the flax nnx module that holds the parameters.
+        model: the flax nnx module that holds the parameters; over a mesh its sizes are those of one device.
         config: what was read from config.json.
         tokenizer: None where the checkpoint has none; token ids always work.
         params: parameters by dotted name, as `forward` takes them for differentiation.
@@ -47,6 +47,7 @@ class LM(TextScores, Saved):
     def __init__(
         self,
         model: Decoder,
+        config: DecoderConfig,
         structure: Structure,
         params: dict[str, jax.Array],
         engine: Engine,
@@ -58,9 +59,8 @@ class LM(TextScores, Saved):
     ):
         self.path, self.fingerprint = path, fingerprint
         self.model = model
-        self.config: DecoderConfig = model.config
-        self.params = params
-        self.tokenizer = tokenizer
+        self.config = config
+        self.params, self.tokenizer = params, tokenizer
         self.context = engine.context
         self.eos_token_ids = eos_token_ids
         self._structure, self._engine, self._cache_dtype = structure, engine, cache_dtype
@@ -296,4 +296,4 @@ class LM(TextScores, Saved):
             TypeError, ValueError: tokens are not ids of the vocabulary, do not fit the context or the state.
         """
         flat = in_order(self.params if params is None else params, tuple(self.params))
-        return forward(self._structure, flat, np.asarray(tokens), state, self.context, self._cache_dtype, return_states)
+        return forward(self._engine, self._structure, flat, np.asarray(tokens), state, return_states)

@@ -1,11 +1,9 @@
 """From a checkpoint directory or a hub id to a model that runs."""
 
 import logging
-import math
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from jax.sharding import Mesh
 
-from hybridlm._cache_budget import CacheBudget, cache_budget
+from hybridlm._admission import admit_model, admit_steps, weight_bytes
+from hybridlm._cache_budget import cache_budget
 from hybridlm._drafters import DRAFT_TOKENS, Speculate, drafters
-from hybridlm._engine import STAGING, Engine
+from hybridlm._engine import Engine
 from hybridlm._lm import LM
-from hybridlm._memory import Demand, available_memory
-from hybridlm._programs import CERTIFY, Certify, Programs, Shape
+from hybridlm._placement import ONE_DEVICE, place
+from hybridlm._programs import CERTIFY, Certify, Programs
 from hybridlm._progress import load_progress
 from hybridlm._sanitizing import Sanitizer
 from hybridlm._steps import flatten
@@ -49,6 +49,7 @@ def load(
     speculate: Speculate = None,
     draft_tokens: int = DRAFT_TOKENS,
     prefix_cache: str | int | Mapping[str, str | int] | None = None,
+    mesh: Mesh | None = None,
 ) -> LM:
     """Load a checkpoint.
 
@@ -82,6 +83,8 @@ def load(
             from the deepest state that its first tokens lead to. That much on the device and as much in host memory,
             where the states go that were not used the longest; {"device": size, "host": size} says both. None keeps
             nothing. See docs/prefix-cache.md.
+        mesh: run on these devices, `hybridlm.mesh(data=2, model=2)` or a mesh of your own with some of the axes "data",
+            "model" and "expert"; None for JAX's default device. See docs/devices.md.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named.
@@ -94,20 +97,24 @@ def load(
         require_head(directory)
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, compilation_cache, certify)
     check_drafting(speculate, draft_tokens, context)
+    placement = ONE_DEVICE if mesh is None else place(mesh, lanes, sanitize)
     budget = None if prefix_cache is None else cache_budget(prefix_cache)
     asked, dtype = dtype, stored_dtype(directory) if dtype is None else dtype
     certificates = _set_compilation_cache(compilation_cache)
     cache_dtype = dtype_of_caches(dtype)
-    abstract = nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0)))
-    demand = _demand(family, abstract, dtype, cache_dtype, lanes, context, budget)
-    demand.require(available_memory())
+    share = config.share(placement.devices)
+    whole, abstract = (nnx.eval_shape(lambda one=one: family.build(one, nnx.Rngs(0))) for one in (config, share))
+    weights = family.weights(config)
+    shards = placement.shards(weights, whole.cuts())
+    size = weight_bytes(weights, dtype, shards, placement)
+    demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)
     with load_progress(progress) as report_progress:
-        arrays, report = load_parameters(directory, family, config, dtype, report_progress)
+        arrays, report = load_parameters(directory, family, config, dtype, report_progress, shards)
     for line in report.lines() + ([] if asked is not None else report.conversions(dtype)):
         _log.warning(line)
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
-    programs = Programs(structure, certify, certificates)
+    programs = Programs(structure, certify, certificates, placement)
     fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
     engine = Engine(
         model,
@@ -123,11 +130,12 @@ def load(
         speculate=speculate,
         draft_tokens=draft_tokens,
         prefix_cache=budget,
+        placement=placement,
     )
-    _admit(engine, demand)
+    admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
-    return LM(model, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint)
+    return LM(model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint)
 
 
 def read_model(path: Path, fields: dict[str, Any], head: bool = False) -> tuple[Family, DecoderConfig]:
@@ -157,39 +165,6 @@ def dtype_of_caches(dtype: str) -> Any:
     """The dtype of convolution and key/value state of a model whose matrices have this one."""
     # On a CPU scattering into a narrow cache converts all of it to float32 and back in every step.
     return jnp.dtype("float32" if jax.default_backend() == "cpu" else dtype)
-
-
-def _demand(
-    family: Family,
-    model: Decoder,
-    dtype: str,
-    cache_dtype: Any,
-    lanes: int,
-    context: int,
-    budget: CacheBudget | None,
-) -> Demand:
-    """Memory that the model needs, without its steps."""
-    size = jnp.dtype(dtype).itemsize
-    weights = sum(math.prod(one.shape) * (4 if one.float32 else size) for one in family.weights(model.config))
-    # The host's share lies in the same memory where that is the device's.
-    kept = 0 if budget is None else sum(budget) if jax.default_backend() == "cpu" else budget.device
-    return Demand(weights, model.state_size(cache_dtype).of, lanes, min(lanes, STAGING), context, kept=kept)
-
-
-def _admit(engine: Engine, demand: Demand) -> None:
-    """Before any pool is allocated: where rows take most of what is left, the scratch of the steps counts too.
-
-    Raises:
-        InsufficientMemory: the largest steps' scratch does not fit beside weights and rows.
-    """
-    left = available_memory()
-    if left is None or 2 * (demand.rows + demand.kept) < left:
-        return
-    largest = [Shape("generate", engine.staging, engine.chunk), Shape("generate", engine.lanes, 1)]
-    if engine.speculate is not None:
-        largest.append(Shape("verify", engine.lanes, engine.draft_tokens + 1, guesses=engine.guesses))
-    scratch = max(engine.program(shape).certificate.memory.temp for shape in largest)
-    replace(demand, scratch=scratch).require(left + demand.weights)
 
 
 def check_arguments(

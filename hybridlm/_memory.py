@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import jax
-
+from hybridlm._placement import ONE_DEVICE, Placement
 from models import KV_BLOCK
 
 
@@ -21,10 +21,11 @@ class Demand:
     Attributes:
         weights: the parameters.
         row: context -> the rows of one sequence.
-        lanes, staging: rows of the decode and of the staging pool.
+        lanes, staging: rows of the decode and of the staging pool that each device has.
         context: most tokens of a sequence.
         scratch: of the largest compiled step; 0 while none has been compiled.
         kept: most that the states of earlier prompts may take.
+        devices: over which lanes are split; everything else is of each of them.
     """
 
     weights: int
@@ -34,6 +35,7 @@ class Demand:
     context: int
     scratch: int = 0
     kept: int = 0
+    devices: int = 1
 
     @property
     def rows(self) -> int:
@@ -54,8 +56,9 @@ class Demand:
             return
         scratch = f" + scratch of the largest step {_in_words(self.scratch)}" if self.scratch else ""
         kept = f" + prefix_cache {_in_words(self.kept)}" if self.kept else ""
+        each = f" on each of {self.devices} devices" if self.devices > 1 else ""
         raise InsufficientMemory(
-            f"the model does not fit: weights {_in_words(self.weights)} + rows of {self.lanes} decoding and "
+            f"the model does not fit{each}: weights {_in_words(self.weights)} + rows of {self.lanes} decoding and "
             f"{self.staging} staged sequences x {_in_words(self.row(self.context))} at a context of {self.context}"
             f"{scratch}{kept} = {_in_words(self.total)}, available are {_in_words(available)}; "
             f"{self._would_fit(available)}"
@@ -68,7 +71,7 @@ class Demand:
         )
         contexts = range(KV_BLOCK, self.context, KV_BLOCK)
         context = max((c for c in contexts if (self.lanes + self.staging) * self.row(c) <= left), default=0)
-        options = [f"lanes={lanes}"] if lanes else []
+        options = [f"lanes={lanes * self.devices}"] if lanes else []
         options += [f"context={context}"] if context else []
         options += ["a smaller prefix_cache"] if self.kept and self.total - self.kept <= available else []
         if not options:
@@ -76,18 +79,24 @@ class Demand:
         return f"{' or '.join(options)} would fit"
 
 
-def available_memory() -> int | None:
-    """Bytes that can still be allocated on the first device; None where nothing tells.
+def available_memory(placement: Placement = ONE_DEVICE) -> int | None:
+    """Bytes that can still be allocated on each of the devices; None where nothing tells.
 
-    On a CPU what the operating system says is available, within the limit of the process's control group.
+    On a CPU what the operating system says is available, within the limit of the process's control group; virtual
+    devices share it.
     """
-    device = jax.local_devices()[0]
-    if device.platform != "cpu":
-        stats = device.memory_stats() or {}
-        limit = stats.get("bytes_limit")
-        return None if limit is None else int(limit) - int(stats.get("bytes_in_use", 0))
+    devices = placement.local_devices
+    if devices[0].platform != "cpu":
+        return min((left for left in map(_left_on, devices) if left is not None), default=None)
     found = [_meminfo(), _control_group()]
-    return min((number for number in found if number is not None), default=None)
+    least = min((number for number in found if number is not None), default=None)
+    return None if least is None else least // len(devices)
+
+
+def _left_on(device: Any) -> int | None:
+    stats = device.memory_stats() or {}
+    limit = stats.get("bytes_limit")
+    return None if limit is None else int(limit) - int(stats.get("bytes_in_use", 0))
 
 
 def _meminfo() -> int | None:

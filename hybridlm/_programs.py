@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hybridlm._placement import ONE_DEVICE, Placement
 from hybridlm._row_parts import PartShape
 from hybridlm._rows import copy_contract, copy_row
 from hybridlm._sampling import LogitsProcessor
+from hybridlm._sharded_step import sharded
+from hybridlm._split_rows import SplitRows
 from hybridlm._steps import GENERATE_CONTRACT, SCORE_CONTRACT, Structure, generate_step, score_step
 from hybridlm._verify_step import VERIFY_CONTRACT, verify_step
 from ir_passes import (
@@ -84,10 +87,18 @@ class Programs:
         structure: of the model.
         certify: whether a step that is not proved, or fails its audit, raises, warns or is not looked at.
         certificates: directory in which certificates are kept, None for none.
+        placement: the devices that steps run on.
     """
 
-    def __init__(self, structure: Structure, certify: Certify = "error", certificates: Path | None = None):
-        self._structure = structure
+    def __init__(
+        self,
+        structure: Structure,
+        certify: Certify = "error",
+        certificates: Path | None = None,
+        placement: Placement = ONE_DEVICE,
+    ):
+        self._structure, self._placement = structure, placement
+        self._split = SplitRows(placement.rows_over)
         self._certify: Certify = certify
         self._directory = certificates
         self._compiled: dict[AnyShape, Future[CompiledStep]] = {}
@@ -110,11 +121,11 @@ class Programs:
         return found
 
     def step(self, shape: AnyShape) -> tuple[Callable[..., Any], LaneContract]:
-        """The step of a shape, not compiled, and its contract."""
+        """The step of a shape as each device runs it, not compiled, and the contract of the whole step."""
         if isinstance(shape, CopyShape):
-            return copy_row, copy_contract(shape.source, shape.target)
+            return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
         if isinstance(shape, PartShape):
-            return shape.step()
+            return shape.step(self._split)
         if shape.step == "generate":
             return generate_step(self._structure, shape.top, shape.processor, shape.guesses), GENERATE_CONTRACT
         if shape.step == "verify":
@@ -147,11 +158,22 @@ class Programs:
                     raise
         return program.result()
 
-    def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
+    def _whole_step(self, shape: AnyShape, args: tuple[Any, ...]) -> tuple[Callable[..., Any], LaneContract]:
+        """The step of a shape over all devices, and its contract."""
         step, contract = self.step(shape)
+        mesh = self._placement.mesh
+        return step if mesh is None else sharded(step, args, contract, mesh), contract
+
+    def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
+        step, contract = self._whole_step(shape, args)
         try:
             return compile_step(
-                step, args, contract, certify=self._certify, certificates=self._directory, may_copy=MAY_COPY
+                step,
+                args,
+                contract,
+                certify=self._certify,
+                certificates=self._directory,
+                may_copy=MAY_COPY,
             )
         except (IsolationError, AuditError, HloError) as error:
             error.add_note(
@@ -170,7 +192,7 @@ class Programs:
         Raises:
             IsolationError: the step is refused.
         """
-        step, contract = self.step(shape)
+        step, contract = self._whole_step(shape, args)
         try:
             return plan_step(step, args, contract)
         except IsolationError as error:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hybridlm._kept_arrays import KeptArrays
+from hybridlm._placement import Placement
 from hybridlm._programs import Programs
 from hybridlm._radix_tree import Piece
+from hybridlm._row_arrays import zeros
 from hybridlm._row_parts import Part, PartShape
 from hybridlm._rows import RowPool
 from hybridlm._sanitizing import Sanitizer
@@ -27,7 +28,7 @@ class RowMoves:
         sanitizer: follows whose state each row holds; None runs the compiled steps as they are.
         kind: of the states.
         rows: (count) -> so many rows, by their types alone.
-        fewest: rows that what is kept has, of which the first is used.
+        placement: the devices.
         stats: counters; `row_copies` and `prefix_tokens_saved` are counted here.
 
     Attributes:
@@ -42,10 +43,12 @@ class RowMoves:
         sanitizer: Sanitizer | None,
         kind: StateKind,
         rows: Callable[[int], Rows],
-        fewest: int,
+        placement: Placement,
         stats: dict[str, int],
     ):
-        self._programs, self._sanitizer, self._rows, self._fewest = programs, sanitizer, rows, fewest
+        self._programs, self._sanitizer, self._rows, self._placement = programs, sanitizer, rows, placement
+        # The sanitizer tells the rows of a pool from its other axes by their number.
+        self._fewest = 1 if sanitizer is None else 2
         self.kind, self._stats = kind, stats
         layout = kind.layout
         self._places: dict[Part, list[int]] = {
@@ -53,11 +56,11 @@ class RowMoves:
             "span": [i for i, one in enumerate(layout) if one.positions is not None],
         }
         self._axes = tuple(one.positions for one in layout if one.positions is not None)
-        self._empty = {part: jax.jit(lambda part=part: self._zeros(part)) for part in self._places}
+        self._kept = {part: self._types(part) for part in self._places}
+        self._empty = {part: jax.jit(lambda kept=kept: zeros(kept)) for part, kept in self._kept.items()}
         self.grows = bool(self._axes)
         self.state_bytes, self.span_bytes = (
-            sum(leaf.size * leaf.dtype.itemsize for leaf in jax.eval_shape(self._empty[part]))
-            for part in ("state", "span")
+            sum(leaf.size * leaf.dtype.itemsize for leaf in self._kept[part]) for part in ("state", "span")
         )
 
     def shapes(self, pool: int) -> list[PartShape]:
@@ -73,8 +76,9 @@ class RowMoves:
     def example_arguments(self, shape: PartShape) -> tuple[Any, ...]:
         """Arguments like those that a program is called with, arrays by their types alone."""
         pool = self._part(jax.tree.leaves(self._rows(shape.pool)), shape.part)
-        kept = jax.eval_shape(self._empty[shape.part])
-        scalars = [np.zeros(1, np.int32)] * (2 if shape.part == "state" else 4 if shape.kept else 5)
+        kept = self._kept[shape.part]
+        count = 2 if shape.part == "state" else 4 if shape.kept else 5
+        scalars = self._placement.examples([np.zeros(1, np.int32)] * count, whole=True)
         return (kept, pool, *scalars) if shape.kept else (pool, kept, *scalars)
 
     def take(
@@ -150,32 +154,46 @@ class RowMoves:
             label: whose state it is.
         """
         mark = None if self._sanitizer is None else self._sanitizer.stamp(label.position)
-        state = self._from_host([arrays[i] for i in self._places["state"]], label.position, mark)
+        state = self._from_host("state", [arrays[i] for i in self._places["state"]], label.position, mark)
         grown = [np.moveaxis(arrays[i], axis, 0) for i, axis in zip(self._places["span"], self._axes, strict=True)]
         spans = []
         for first in range(0, label.position if self.grows else 0, KV_BLOCK):
             count = min(KV_BLOCK, label.position - first)
             parts = [array[first : first + count] for array in grown]
             padded = [np.concatenate((one, np.zeros((KV_BLOCK - count, *one.shape[1:]), one.dtype))) for one in parts]
-            spans.append(Piece(self._from_host(padded, first, mark), 0, count))
+            spans.append(Piece(self._from_host("span", padded, first, mark), 0, count))
         return Snapshot(label, state, tuple(spans), mark)
 
-    def _from_host(self, arrays: list[np.ndarray], position: int, mark: Label | None) -> KeptArrays:
-        rows = (np.broadcast_to(array, (self._fewest, *array.shape)) for array in arrays)
-        kept = KeptArrays(tuple(jnp.array(one) for one in rows), position, mark)
+    def _from_host(self, part: Part, arrays: list[np.ndarray], position: int, mark: Label | None) -> KeptArrays:
+        rows = tuple(np.broadcast_to(array, (self._fewest, *array.shape)).copy() for array in arrays)
+        kept = KeptArrays(self._on_device(part, rows)[0], position, mark)
         if self._sanitizer is not None and mark is not None:
             self._sanitizer.label(kept, self._fewest, mark)
         return kept
 
-    def _zeros(self, part: Part) -> tuple[jax.Array, ...]:
-        """What is kept of a part before anything has been written: rows of zeros, positions in front."""
-        arrays = self._part(jax.tree.leaves(self._rows(self._fewest)), part)
-        if part == "state":
-            return tuple(jnp.zeros(one.shape, one.dtype) for one in arrays)
-        shapes = [one.shape[1 : axis + 1] + one.shape[axis + 2 :] for one, axis in zip(arrays, self._axes, strict=True)]
-        return tuple(
-            jnp.zeros((self._fewest, KV_BLOCK, *shape), one.dtype) for one, shape in zip(arrays, shapes, strict=True)
-        )
+    def _types(self, part: Part) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """What is kept of a part, by its types: its own rows, the same on all devices along the data; positions first.
+
+        The other dimensions lie as in a pool.
+        """
+        arrays = self._part(jax.tree.leaves(self._rows(self._placement.data)), part)
+        axes = [None] * len(arrays) if part == "state" else self._axes
+        return tuple(self._kept_type(one, axis) for one, axis in zip(arrays, axes, strict=True))
+
+    def _kept_type(self, one: jax.ShapeDtypeStruct, positions: int | None) -> jax.ShapeDtypeStruct:
+        _, *shape = one.shape
+        _, *split = self._placement.dimensions(one)
+        if positions is not None:
+            shape = [KV_BLOCK, *shape[:positions], *shape[positions + 1 :]]
+            split = [None, *split[:positions], *split[positions + 1 :]]
+        sharding = self._placement.over(None, *split)
+        return jax.ShapeDtypeStruct((self._fewest, *shape), one.dtype, sharding=sharding)
+
+    def _on_device(
+        self, part: Part, arrays: tuple[jax.Array | np.ndarray, ...], scalars: tuple[np.ndarray, ...] = ()
+    ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+        places = tuple(one.sharding for one in self._kept[part]), (self._placement.over(),) * len(scalars)
+        return jax.device_put((arrays, scalars), places)
 
     def _part(self, leaves: list[Any], part: Part) -> tuple[Any, ...]:
         return tuple(leaves[i] for i in self._places[part])
@@ -188,7 +206,7 @@ class RowMoves:
     ) -> KeptArrays:
         shape, places = self._shape(part, True, pool.size), self._places[part]
         row = pool.owner.bind([slot], 1)
-        placed = jax.device_put((row, *_scalars(0, *operands)))
+        placed = self._placement.put_whole((row, *_scalars(0, *operands)))
         empty, rows = self._empty[part](), self._part(jax.tree.leaves(pool.look()), part)
         if self._sanitizer is None:
             (arrays,) = self._program(shape)(empty, rows, *placed)
@@ -209,7 +227,7 @@ class RowMoves:
     ) -> None:
         shape, places = self._shape(part, False, pool.size), self._places[part]
         row = pool.owner.bind([slot], 1)
-        arrays, placed = jax.device_put((kept.arrays, (*_scalars(0), row, *_scalars(*operands))))
+        arrays, placed = self._on_device(part, kept.arrays, (*_scalars(0), row, *_scalars(*operands)))
         sanitized = None
         if self._sanitizer is not None:
             sanitized = self._sanitizer.program(shape, *shape.step(), lambda: self.example_arguments(shape))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from hybridlm._rows import copy_contract, copy_row
+from hybridlm._split_rows import WHOLE, SplitRows
 from ir_passes import Lane, LaneContract
 from models import KV_BLOCK
 
@@ -40,22 +41,26 @@ class PartShape:
     def __str__(self) -> str:
         return f"keep a {self.part} of {self.pool}" if self.kept else f"restore a {self.part} to {self.pool}"
 
-    def step(self) -> tuple[Callable[..., Any], LaneContract]:
-        """The step, not compiled, and its contract."""
+    def step(self, split: SplitRows = WHOLE) -> tuple[Callable[..., Any], LaneContract]:
+        """The step, not compiled, and its contract.
+
+        Args:
+            split: over which axis of a mesh the pool's rows are split; what is kept is the same along it.
+        """
         source, target = (self.pool, self.rows) if self.kept else (self.rows, self.pool)
         contract = copy_contract(source, target)
         if self.part == "state":
-            return copy_row, contract
+            return (copy_row(source=split) if self.kept else copy_row(target=split)), contract
         operands = (Lane(),) * (2 if self.kept else 3)
         contract = LaneContract(inputs=(*contract.inputs, *operands), outputs=contract.outputs)
-        return (keep_span if self.kept else restore_span)(self.axes), contract
+        return (keep_span if self.kept else restore_span)(self.axes, split), contract
 
 
-def keep_span(axes: Sequence[int]) -> Callable[..., tuple[tuple[Array, ...]]]:
+def keep_span(axes: Sequence[int], split: SplitRows = WHOLE) -> Callable[..., tuple[tuple[Array, ...]]]:
     """`step(kept, pool, read, write, first, count) -> (kept,)`: positions `first` ... of a row, from place 0 on.
 
     Arrays of the pool are `[row, .., position, ..]`, with positions at these axes of a row; those that are kept are
-    `[row, KV_BLOCK, ..]`. All other arguments are int32 [1].
+    `[row, KV_BLOCK, ..]`. All other arguments are int32 [1]. `split`: as for `PartShape.step`.
     """
 
     def step(
@@ -66,7 +71,7 @@ def keep_span(axes: Sequence[int]) -> Callable[..., tuple[tuple[Array, ...]]]:
         def move(into: Array, out_of: Array, axis: int) -> Array:
             past = out_of.shape[axis + 1]
             position = jnp.where(place < count[:, None], first[:, None] + place, past)
-            span = out_of.at[_index(read, axis, position)].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+            span = split.take(out_of, read, lambda row: _index(row, axis, position))
             return into.at[write].set(span, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
         return (tuple(map(move, kept, pool, axes)),)
@@ -74,7 +79,7 @@ def keep_span(axes: Sequence[int]) -> Callable[..., tuple[tuple[Array, ...]]]:
     return step
 
 
-def restore_span(axes: Sequence[int]) -> Callable[..., tuple[tuple[Array, ...]]]:
+def restore_span(axes: Sequence[int], split: SplitRows = WHOLE) -> Callable[..., tuple[tuple[Array, ...]]]:
     """`step(pool, kept, read, write, first, count, to) -> (pool,)`: the way back.
 
     Places `first` ... of what is kept become positions `to` ... of a row. Shapes as for `keep_span`.
@@ -91,7 +96,7 @@ def restore_span(axes: Sequence[int]) -> Callable[..., tuple[tuple[Array, ...]]]
             position = jnp.where(inside, to[:, None] + place - first[:, None], into.shape[axis + 1])
             span = out_of.at[read].get(mode="fill", unique_indices=True, wrap_negative_indices=False)
             # The places outside the span go past the end, more than one of them, and are dropped there.
-            return into.at[_index(write, axis, position)].set(
+            return into.at[_index(split.mine(write, into), axis, position)].set(
                 span, mode="drop", unique_indices=False, wrap_negative_indices=False
             )
 

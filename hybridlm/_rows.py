@@ -5,11 +5,13 @@ their steps have lanes. The copy is a step of its own, one lane wide: it reads o
 by a write map, in all arrays of the group.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
+from hybridlm._split_rows import WHOLE, SplitRows
 from hybridlm._steps import Rows
 from ir_passes import LaneContract, Pool, Slot, SlotError, SlotMap, SlotOwner
 
@@ -95,14 +97,25 @@ class RowPool:
         return self.owner.bind(slots, len(slots)).tolist()
 
 
-def copy_row(target: Rows, source: Rows, read: jax.Array, write: jax.Array) -> tuple[Rows]:
-    """Row `write[0]` of the target becomes row `read[0]` of the source, in every array; int32 [1] each."""
+def copy_row(source: SplitRows = WHOLE, target: SplitRows = WHOLE) -> Callable[..., tuple[Any]]:
+    """`step(target, source, read, write) -> (target,)`: row `read[0]` becomes row `write[0]`, in every array.
 
-    def copy(into: jax.Array, out_of: jax.Array) -> jax.Array:
-        row = out_of.at[read].get(mode="fill", unique_indices=True, wrap_negative_indices=False)
-        return into.at[write].set(row, mode="drop", unique_indices=True, wrap_negative_indices=False)
+    The step's source and target are pytrees of the same structure, `read` and `write` int32 [1].
 
-    return (jax.tree.map(copy, target, source),)
+    Args:
+        source, target: over which axis of a mesh the rows of each are split.
+    """
+
+    def copy_row(into: Any, out_of: Any, read: jax.Array, write: jax.Array) -> tuple[Any]:
+        def copy(into: jax.Array, out_of: jax.Array) -> jax.Array:
+            row = source.take(out_of, read)
+            return into.at[target.mine(write, into)].set(
+                row, mode="drop", unique_indices=True, wrap_negative_indices=False
+            )
+
+        return (jax.tree.map(copy, into, out_of),)
+
+    return copy_row
 
 
 def copy_contract(source: int, target: int) -> LaneContract:

@@ -74,7 +74,7 @@ def _most_kept(engine: Engine, lanes: int) -> int:
 
     They were not counted when the model was loaded; where memory is short, none.
     """
-    most, room = lanes + 1, available_memory()
+    most, room = lanes + 1, available_memory(engine.placement)
     return most if room is None or 2 * most * engine.kind.row_bytes < room else 0
 
 

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridlm._kept_arrays import KeptArrays
+from hybridlm._mesh import MODEL
+from hybridlm._placement import Placement
 from hybridlm._radix_tree import Piece
 from hybridlm._rows import RowPool
 from ir_passes import Label, Slot
@@ -33,15 +35,18 @@ class ArrayLayout(NamedTuple):
         shape: of one row, without the row axis.
         dtype: of its elements.
         positions: the axis of `shape` that counts positions of the sequence; None for a state of fixed size.
+        devices: whose parts of the array follow one another in it; 1 where it is in the order of the model.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     positions: int | None
+    devices: int = 1
 
     def __str__(self) -> str:
-        return f"{self.path} {self.dtype}{list(self.shape)}"
+        parts = f" in {self.devices} parts" if self.devices > 1 else ""
+        return f"{self.path} {self.dtype}{list(self.shape)}{parts}"
 
 
 @dataclass(frozen=True)
@@ -164,18 +169,20 @@ class Snapshot:
             )
 
 
-def layout_of(row: Any, longer: Any) -> tuple[ArrayLayout, ...]:
+def layout_of(row: Any, longer: Any, placement: Placement) -> tuple[ArrayLayout, ...]:
     """Every array of a pool's rows.
 
     Args:
         row: the arrays, by their types alone.
         longer: those for a longer context: what is longer there has an axis of positions.
+        placement: the devices.
     """
     layout = []
     for (path, leaf), other in zip(jax.tree_util.tree_leaves_with_path(row), jax.tree.leaves(longer), strict=True):
         grown = [axis for axis, (a, b) in enumerate(zip(leaf.shape[1:], other.shape[1:], strict=True)) if a != b]
         name = jax.tree_util.keystr(path).lstrip(".")
-        layout.append(ArrayLayout(name, leaf.shape[1:], leaf.dtype.name, grown[0] if grown else None))
+        devices = placement.size(MODEL) if MODEL in placement.dimensions(leaf) else 1
+        layout.append(ArrayLayout(name, leaf.shape[1:], leaf.dtype.name, grown[0] if grown else None, devices))
     return tuple(layout)
 
 

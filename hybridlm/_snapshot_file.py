@@ -90,10 +90,15 @@ def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
         "model": kind.model,
         "dtype": kind.dtype,
         "context": kind.context,
-        "layout": [[one.path, list(one.shape), one.dtype, one.positions] for one in kind.layout],
+        "layout": [_layout(one) for one in kind.layout],
         "position": position,
         "tokens": tokens,
     }
+
+
+def _layout(one: ArrayLayout) -> list[Any]:
+    """An array as JSON has it; what is in the order of the model is written as if there were no other order."""
+    return [one.path, list(one.shape), one.dtype, one.positions] + ([one.devices] if one.devices > 1 else [])
 
 
 def _cut(layout: ArrayLayout, position: int) -> tuple[int, ...]:

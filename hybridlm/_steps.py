@@ -15,7 +15,8 @@ from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32
 
 from hybridlm._guesses import Lanes, guess
-from hybridlm._sampling import LogitsProcessor, Sampling, draw, most_likely
+from hybridlm._sampling import LogitsProcessor, Sampling, draw
+from hybridlm._vocabulary import Vocabulary
 from ir_passes import Lane, LaneContract, Pool, Shared, rowwise
 from models import Decoder
 from models.expert_dot import expert_dot
@@ -133,7 +134,8 @@ def generate_step(structure: Structure, top: int | None, processor: LogitsProces
         tokens = jnp.where(tokens == CARRIED, rows.token, tokens)
         hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks)
         last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
-        logits = model.logits(jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0])
+        held = model.logits(jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0])
+        logits = Vocabulary.of(model.config).whole(held)
         last_token = jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
         drawn = draw_tokens(logits, last_token, positions + lengths, sampling, any_sampled, top, processor)
         lanes = Lanes(lengths, positions + lengths, kv_blocks, sampling, any_sampled)
@@ -232,7 +234,8 @@ def score_tokens(
 ) -> Scored:
     """Log-softmax over the whole vocabulary, some tokens of all lanes at a time, so that few logits exist at once."""
     lanes, tokens, size = hidden.shape
-    rows = max(8, HEAD_BYTES // (4 * model.config.vocab_size))
+    vocabulary = Vocabulary.of(model.config)
+    rows = max(8, HEAD_BYTES // (4 * vocabulary.held))
     block = min(tokens, max(1, rows // lanes))
     blocks = -(-tokens // block)
 
@@ -247,10 +250,10 @@ def score_tokens(
     def score_block(inputs: tuple[Array, Array]) -> Scored:
         hidden, target = inputs
         logits = model.logits(hidden.reshape((-1, size)))
-        total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
-        chosen = jnp.take_along_axis(logits, target.reshape((-1, 1)), axis=1, mode="fill")
-        best, ids = lax.top_k(logits, top) if top else (None, None)
-        greedy = most_likely(logits) == target.reshape((-1,))
+        each = target.reshape((-1,))
+        total, chosen = vocabulary.log_total(logits), vocabulary.logit(logits, each)
+        best, ids = vocabulary.best(logits, top) if top else (None, None)
+        greedy = vocabulary.is_most_likely(logits, each)
         scored = Scored((chosen - total)[:, 0], greedy, ids, None if best is None else best - total)
         return jax.tree.map(lambda x: x.reshape((*target.shape, *x.shape[1:])), scored)
 

@@ -6,8 +6,6 @@ if it is the token that was drawn in its place, and every draft before it was: s
 without drafts. Rows are written once, with the tokens that are accepted.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -16,7 +14,9 @@ from jaxtyping import Bool, Int32
 from hybridlm._guesses import Lanes
 from hybridlm._sampling import LogitsProcessor, Sampling
 from hybridlm._steps import CARRIED, STATE, Drawn, Rows, Step, Structure, draw_tokens, keep_drawn
+from hybridlm._vocabulary import Vocabulary
 from ir_passes import Lane, LaneContract, Shared
+from models import Decoder
 
 VERIFY_CONTRACT = LaneContract(
     inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane(), Lane(), Shared()),
@@ -53,7 +53,7 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         model = structure.rebuild(params)
         tokens = jnp.where(tokens == CARRIED, rows.token, tokens)
         hidden, kept = model(tokens, lengths, positions, rows.layers, kv_blocks, verifying=True)
-        drawn = _draw_behind_each(model.logits, hidden, tokens, positions, sampling, any_sampled, top, processor)
+        drawn = _draw_behind_each(model, hidden, tokens, positions, sampling, any_sampled, top, processor)
         accepted = accept(tokens, drawn.token, lengths, drafts)
         layers = model.commit(kept, tokens, accepted, positions, rows.layers, kv_blocks)
         last = jnp.where(accepted > 0, accepted - 1, 0)[:, None]
@@ -86,7 +86,7 @@ def accept(
 
 
 def _draw_behind_each(
-    head: Callable[[Array], Array],
+    model: Decoder,
     hidden: Array,
     tokens: Array,
     positions: Array,
@@ -99,6 +99,6 @@ def _draw_behind_each(
     lanes, count, size = hidden.shape
     behind = positions[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
     each = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), count, axis=0), sampling)
-    logits = head(hidden.reshape((lanes * count, size)))
+    logits = Vocabulary.of(model.config).whole(model.logits(hidden.reshape((lanes * count, size))))
     drawn = draw_tokens(logits, tokens.reshape(-1), behind.reshape(-1), each, any_sampled, top, processor)
     return jax.tree.map(lambda x: x.reshape((lanes, count, *x.shape[1:])), drawn)

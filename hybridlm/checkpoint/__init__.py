@@ -15,7 +15,8 @@ from hybridlm.checkpoint.opened import (
 )
 from hybridlm.checkpoint.safetensors_file import SafetensorsFile
 from hybridlm.checkpoint.saved import SavedDirectory
-from hybridlm.checkpoint.weights import LoadedWeights, LoadReport, Progress, load_weights
+from hybridlm.checkpoint.shards import Shards
+from hybridlm.checkpoint.weights import LoadedWeights, LoadReport, ParameterPath, Progress, load_weights
 
 __all__ = [
     "Checkpoint",
@@ -23,9 +24,11 @@ __all__ = [
     "CheckpointError",
     "LoadReport",
     "LoadedWeights",
+    "ParameterPath",
     "Progress",
     "SafetensorsFile",
     "SavedDirectory",
+    "Shards",
     "checkpoint_fingerprint",
     "fingerprint_of",
     "has_head",

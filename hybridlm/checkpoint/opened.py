@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
 from hybridlm.checkpoint.saved import SavedDirectory, is_saved, open_saved
 from hybridlm.checkpoint.saved_weights import head_parameters, load_saved_weights
-from hybridlm.checkpoint.weights import LoadedWeights, Progress, load_weights
+from hybridlm.checkpoint.shards import ALL_WHOLE, Shards
+from hybridlm.checkpoint.weights import LoadedWeights, ParameterPath, Progress, load_weights
 from models import Family
 
 Checkpoint = CheckpointDirectory | SavedDirectory
@@ -60,8 +62,13 @@ def head_tensors(family: Family) -> set[str]:
 
 
 def load_parameters(
-    checkpoint: Checkpoint, family: Family, config: Any, dtype: str, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    family: Family,
+    config: Any,
+    dtype: str,
+    progress: Progress | None = None,
+    shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
 ) -> LoadedWeights:
     """Reads every parameter of a model: `load_weights` or `load_saved_weights`."""
     load = load_saved_weights if isinstance(checkpoint, SavedDirectory) else load_weights
-    return load(checkpoint, family, config, dtype, progress)  # type: ignore[arg-type]
+    return load(checkpoint, family, config, dtype, progress, shards)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from hybridlm.checkpoint.errors import CheckpointError
 from hybridlm.checkpoint.saved import DTYPES, SavedDirectory, Tile, checksum
+from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, Window
 from hybridlm.checkpoint.weights import (
     LoadedWeights,
     LoadReport,
@@ -24,11 +25,14 @@ from models import Family, Weight
 READERS = 4
 """Files that are read at the same time."""
 
-Window = tuple[slice, ...]
-
 
 def load_saved_weights(
-    saved: SavedDirectory, family: Family, config: Any, dtype: str, progress: Progress | None = None
+    saved: SavedDirectory,
+    family: Family,
+    config: Any,
+    dtype: str,
+    progress: Progress | None = None,
+    shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
 ) -> LoadedWeights:
     """Reads every parameter of a model.
 
@@ -41,6 +45,7 @@ def load_saved_weights(
         config: what `family.read_config` made of `saved.config`.
         dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are float32 whatever it says.
         progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
+        shards: how parameters lie over devices; those that are not named are whole on JAX's default device.
 
     Raises:
         CheckpointError: every parameter that is missing, unexpected or of another shape; or a tile that is not what was
@@ -59,10 +64,8 @@ def load_saved_weights(
         progress(0, total, "")
 
     def load(weight: Weight, kind: np.dtype) -> jax.Array:
-        name = dotted(weight)
-        reading = _Reading(saved, name)
-        everything = (slice(None),) * len(weight.shape)
-        array = jax.device_put(reading.part([(everything, everything)], tuple(weight.shape), kind))
+        reading, own = _Reading(saved, dotted(weight)), shards.get(weight.path) or Shards(tuple(weight.shape))
+        array = own.build(lambda windows, shape: reading.part(windows, shape, kind))
         reading.verify()
         return jax.block_until_ready(array)
 

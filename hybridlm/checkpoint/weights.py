@@ -17,6 +17,7 @@ from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.errors import CheckpointError
 from hybridlm.checkpoint.safetensors_file import READABLE
 from hybridlm.checkpoint.saved import SavedDirectory
+from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, Window
 from models import Family
 
 Progress = Callable[[int, int, str], None]
@@ -84,11 +85,13 @@ def load_weights(
     config: Any,
     dtype: str,
     progress: Progress | None = None,
+    shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
 ) -> LoadedWeights:
     """Reads every parameter of a model.
 
     Beside the arrays that are kept, at most about one parameter is in memory at a time (file-backed pages, which the
-    system can drop whenever it wants, not counted). The arrays share no memory with the files.
+    system can drop whenever it wants, not counted); of a parameter that is one tensor only what the devices of this
+    process have. The arrays share no memory with the files.
 
     Args:
         checkpoint: an opened directory.
@@ -96,6 +99,7 @@ def load_weights(
         config: what `family.read_config` made of `checkpoint.config`.
         dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are float32 whatever it says.
         progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
+        shards: how parameters lie over devices; those that are not named are whole on JAX's default device.
 
     Raises:
         CheckpointError: all faults that headers show (see `check`); or a value that `dtype` cannot hold.
@@ -115,7 +119,7 @@ def load_weights(
     for choice, size, kind in zip(plan.choices, sizes, kept, strict=True):
         path = choice.weight.path
         assert path not in arrays, f"{family.name} describes the parameter {path} twice"
-        arrays[path] = _load(checkpoint, choice, kind)
+        arrays[path] = _load(checkpoint, choice, kind, shards.get(path) or Shards(tuple(choice.weight.shape)))
         if not choice.weight.float32:
             stored = {checkpoint.info(name).dtype for name in choice.names.values()}
             converted.update(name for name in stored if READABLE[name] != kind)
@@ -129,7 +133,7 @@ def load_weights(
     )
 
 
-def _load(checkpoint: CheckpointDirectory, choice: Choice, kind: np.dtype) -> jax.Array:
+def _load(checkpoint: CheckpointDirectory, choice: Choice, kind: np.dtype, shards: Shards) -> jax.Array:
     weight, source, names = choice.weight, choice.source, choice.names
     # A builder fills one array: tensors of different dtypes would lose bits in it, in float32 none does.
     mixed = len({checkpoint.info(name).dtype for name in names.values()}) > 1
@@ -145,16 +149,34 @@ def _load(checkpoint: CheckpointDirectory, choice: Choice, kind: np.dtype) -> ja
         array = source.build(read)
     assert array.shape == tuple(weight.shape), f"{weight.path}: built {array.shape}, expected {weight.shape}"
     # Only an array that owns its memory is handed on as it is: a view may show the file, or keep something larger.
-    if array.dtype != kind or not array.flags.owndata or not array.flags.c_contiguous:
-        array = _converted(array, kind, checkpoint, names)
-    return jax.block_until_ready(jax.device_put(array))
+    ready = array.dtype == kind and array.flags.owndata and array.flags.c_contiguous
+
+    def part(windows: Iterator[tuple[Window, Window]], shape: tuple[int, ...]) -> np.ndarray:
+        if ready and not shards.split:
+            return array
+        result = _aligned_empty(shape, kind)
+        for source, target in windows:
+            # With an ellipsis a scalar is a view too.
+            _convert(array[(*source, ...)], result[(*target, ...)], checkpoint, names)
+        return result
+
+    return jax.block_until_ready(shards.build(part))
 
 
 def _converted(
     array: np.ndarray, kind: np.dtype, checkpoint: CheckpointDirectory | SavedDirectory, names: Mapping[str, str]
 ) -> np.ndarray:
-    """A contiguous, aligned copy; values beyond the range of `kind` are an error instead of infinity."""
+    """A contiguous, aligned copy in another dtype; as `_convert`."""
     result = _aligned_empty(array.shape, kind)
+    _convert(array, result, checkpoint, names)
+    return result
+
+
+def _convert(
+    array: np.ndarray, result: np.ndarray, checkpoint: CheckpointDirectory | SavedDirectory, names: Mapping[str, str]
+) -> None:
+    """Copy an array into one of another dtype; values beyond its range are an error instead of infinity."""
+    kind = result.dtype
     narrowing = kind != array.dtype and kind != np.float32
     # A float16 above 65504 or a float32 above the largest bfloat16 is found below, with its tensor's name.
     with np.errstate(over="ignore"):
@@ -166,7 +188,6 @@ def _converted(
                     f"{', '.join(list(names.values())[:3])}: holds {array.dtype} values beyond the range of {kind}",
                     'Load with dtype="float32", or "bfloat16" if the checkpoint says so.',
                 )
-    return result
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[slice | EllipsisType]:

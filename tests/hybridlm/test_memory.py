@@ -10,7 +10,7 @@ import pytest
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
-from hybridlm import InsufficientMemory, _load
+from hybridlm import InsufficientMemory, _admission, _load
 from hybridlm._engine import Engine
 from hybridlm._memory import Demand, available_memory
 
@@ -67,7 +67,7 @@ def test_available_memory_is_a_number_here() -> None:
 
 def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = write_text_checkpoint(tmp_path)
-    monkeypatch.setattr(_load, "available_memory", lambda: 10_000)
+    monkeypatch.setattr(_admission, "available_memory", lambda placement: 10_000)
     monkeypatch.setattr(_load, "load_parameters", lambda *args: pytest.fail("weights were read"))
     with pytest.raises(InsufficientMemory, match="3 decoding and 3 staged sequences"):
         hybridlm.load(directory, lanes=3)
@@ -87,10 +87,10 @@ def test_load_counts_the_scratch_of_the_steps(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Demand, "require", require)
     hybridlm.load(directory, lanes=1, context=32, chunk=4)
     (needed,) = seen
-    monkeypatch.setattr(_load, "available_memory", lambda: needed)
+    monkeypatch.setattr(_admission, "available_memory", lambda placement: needed)
     monkeypatch.setattr(Engine, "borrow", lambda *args: pytest.fail("a pool was allocated"))
     weights = sum(array.nbytes for array in hybridlm.load(directory, lanes=1, context=32, chunk=4).params.values())
-    monkeypatch.setattr(_load, "available_memory", lambda: needed - weights)
+    monkeypatch.setattr(_admission, "available_memory", lambda placement: needed - weights)
     monkeypatch.setattr(Demand, "require", lambda self, available: real(self, available) if self.scratch else None)
     with pytest.raises(InsufficientMemory, match="scratch of the largest step"):
         hybridlm.load(directory, lanes=1, context=32, chunk=4)
@@ -107,7 +107,7 @@ def test_load_counts_the_scratch_of_the_step_that_verifies_drafts(
         temp = 5000 if shape.step == "verify" else 1000
         return SimpleNamespace(certificate=SimpleNamespace(memory=SimpleNamespace(temp=temp)))
 
-    monkeypatch.setattr(_load, "available_memory", lambda: 0)
+    monkeypatch.setattr(_admission, "available_memory", lambda placement: 0)
     monkeypatch.setattr(Engine, "program", program)
     monkeypatch.setattr(Demand, "require", lambda self, available: scratch.append(self.scratch))
     hybridlm.load(text_lm.path, lanes=3, context=256, chunk=5, speculate=speculate, draft_tokens=9)

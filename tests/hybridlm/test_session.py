@@ -117,13 +117,13 @@ def near_tie_absent(lm: hybridlm.LM, want: hybridlm.Completion, at: int) -> bool
 
 def test_copies_are_proved_to_touch_one_row(text_lm: hybridlm.LM) -> None:
     args = text_lm._engine.example_arguments(CopyShape(3, 2))
-    assert prove_isolation(copy_row, args, copy_contract(3, 2)).proved
+    assert prove_isolation(copy_row(), args, copy_contract(3, 2)).proved
     rng = np.random.default_rng(0)
     source, target = (
         jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), text_lm._engine.new_rows(count))
         for count in (3, 2)
     )
-    (copied,) = jax.jit(copy_row)(target, source, np.array([2], np.int32), np.array([0], np.int32))
+    (copied,) = jax.jit(copy_row())(target, source, np.array([2], np.int32), np.array([0], np.int32))
     for new, old, other in zip(*map(jax.tree.leaves, (copied, target, source)), strict=True):
         assert np.asarray(new)[0].tobytes() == other[2].tobytes() and np.asarray(new)[1].tobytes() == old[1].tobytes()
 

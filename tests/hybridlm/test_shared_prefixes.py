@@ -144,7 +144,7 @@ def test_memory_that_is_short_is_left_alone(text_lm: hybridlm.LM, monkeypatch: p
     texts = families(3, nested=False)
     want = text_lm.score(texts)
     saved = text_lm.stats["prefix_tokens_saved"]
-    monkeypatch.setattr(_scoring, "available_memory", lambda: 5 * text_lm._engine.kind.row_bytes)
+    monkeypatch.setattr(_scoring, "available_memory", lambda placement: 5 * text_lm._engine.kind.row_bytes)
     assert same(text_lm.score(texts), want) and text_lm.stats["prefix_tokens_saved"] == saved
 
 

@@ -1,0 +1,87 @@
+"""Logits over a vocabulary whose rows may be split over the devices along `model`, in order.
+
+What is asked of all logits of a row is asked of each device's part of them first; only these answers are exchanged.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float32, Int32
+
+from hybridlm._sampling import most_likely
+from models import DecoderConfig
+from models.devices import MODEL, held_rows
+
+Logits = Float32[Array, "row held"]
+
+
+class Vocabulary(NamedTuple):
+    """The vocabulary of a model.
+
+    Attributes:
+        held: tokens whose logits one device computes.
+        devices: that have a part of it each.
+    """
+
+    held: int
+    devices: int = 1
+
+    @staticmethod
+    def of(config: DecoderConfig) -> "Vocabulary":
+        """That of a model, or of the share that one device has of it."""
+        return Vocabulary(config.vocab_size, config.devices.model)
+
+    @property
+    def size(self) -> int:
+        """Tokens of the whole vocabulary."""
+        return self.held * self.devices
+
+    def whole(self, logits: Logits) -> Float32[Array, "row vocab"]:
+        """All logits, on every device."""
+        if self.devices == 1:
+            return logits
+        return lax.all_gather(logits, MODEL, axis=1, tiled=True, to="invarying")
+
+    def log_total(self, logits: Logits) -> Float32[Array, "row 1"]:
+        """log(sum(exp(logits))) over the vocabulary."""
+        if self.devices == 1:
+            return jax.nn.logsumexp(logits, axis=1, keepdims=True)
+        top = lax.pmax(jnp.max(logits, axis=1, keepdims=True), MODEL)
+        top = jnp.where(jnp.isfinite(top), top, 0.0)
+        return top + jnp.log(lax.psum(jnp.sum(jnp.exp(logits - top), axis=1, keepdims=True), MODEL))
+
+    def logit(self, logits: Logits, token: Int32[Array, "row"]) -> Float32[Array, "row 1"]:
+        """The logit of a token of each row."""
+        if self.devices == 1:
+            return jnp.take_along_axis(logits, token[:, None], axis=1, mode="fill")
+        found, inside = held_rows(token, MODEL, self.held)
+        inside = jnp.where(found, inside, 0)
+        own = jnp.take_along_axis(logits, inside[:, None], axis=1, mode="fill")
+        return lax.psum(jnp.where(found[:, None], own, 0.0), MODEL)
+
+    def best(self, logits: Logits, count: int) -> tuple[Float32[Array, "row top"], Int32[Array, "row top"]]:
+        """The highest logits of each row and their tokens, best first, of equal ones the lower token."""
+        best, tokens = lax.top_k(logits, min(count, self.held))
+        if self.devices == 1:
+            return best, tokens
+        tokens = tokens + lax.axis_index(MODEL) * self.held
+        # Parts follow one another in the order of the tokens, so the first of equal ones is the lowest token here too.
+        best, tokens = (lax.all_gather(one, MODEL, axis=1, tiled=True, to="invarying") for one in (best, tokens))
+        best, place = lax.top_k(best, count)
+        return best, jnp.take_along_axis(tokens, place, axis=1, mode="fill")
+
+    def is_most_likely(self, logits: Logits, token: Int32[Array, "row"]) -> Bool[Array, "row"]:
+        """Whether a token is the first of those with the highest logit of its row; false where a logit is NaN."""
+        first = most_likely(logits)
+        if self.devices == 1:
+            return first == token
+        wrong = first == self.held
+        inside = jnp.where(wrong, 0, first)
+        own = jnp.take_along_axis(logits, inside[:, None], axis=1, mode="fill")[:, 0]
+        # What is no number is higher than all numbers, and no token's.
+        own = jnp.where(wrong, jnp.inf, own)
+        top = lax.pmax(own, MODEL)
+        mine = jnp.where(wrong, -1, first + lax.axis_index(MODEL) * self.held)
+        return lax.pmin(jnp.where(own == top, mine, jnp.int32(self.size)), MODEL) == token

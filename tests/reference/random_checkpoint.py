@@ -1,0 +1,40 @@
+"""Tiny random checkpoints of every family, written from what the family itself says of its tensors; no torch needed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+from tiny_variants import variant
+
+from models import family_of
+
+VOCABULARY = 64
+
+
+def write_random_checkpoint(name: str, directory: Path, head: bool = False, seed: int = 0, **fields: Any) -> Path:
+    """Write a variant of a family with a vocabulary that devices can share; returns the directory.
+
+    Args:
+        name: of the variant.
+        directory: for config.json and the tensors.
+        head: with the tensors of the multi-token-prediction head.
+        seed: of the tensors.
+        fields: of config.json, in place of the variant's.
+    """
+    text = {"model_type": variant(name).family, **variant(name).text, "vocab_size": VOCABULARY, **fields}
+    family = family_of(text)
+    if head:
+        assert family.with_head is not None
+        family = family.with_head
+    rng, tensors = np.random.default_rng(seed), {}
+    for weight in family.weights(family.read_config(text)):
+        for tensor, shape in weight.options[0].shapes.items():
+            flat = sum(size > 1 for size in shape) < 2
+            value = rng.uniform(0.2, 1, shape) if flat else rng.normal(size=shape) * 1.5 / shape[-1] ** 0.5
+            tensors[tensor] = value.astype(np.float32)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(text))
+    return directory

@@ -1,4 +1,4 @@
-"""Programs over a mesh of devices: shard_map and collectives."""
+"""Programs over a mesh of devices: what goes into a shard_map, and what comes out of it."""
 
 import math
 from collections.abc import Hashable
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ir_passes import ir, mesh
-from ir_passes.rules.registry import SUMS, rule
+from ir_passes.rules.registry import rule
 from ir_passes.site import Site
 from ir_passes.values import (
     COMMON,
@@ -22,72 +22,9 @@ from ir_passes.values import (
     Symbol,
     Value,
     axis_of,
-    moved,
 )
 from ir_passes.views import entered, left
 from ir_passes.violations import ViolationKind
-
-_REDUCTIONS = (*SUMS, "pmax", "pmin", "pbroadcast", "reduce_scatter")
-_GATHERS = ("all_gather", "all_gather_invariant")
-_MOVES = (*_GATHERS, "all_to_all", "ragged_all_to_all", "ppermute", "psend", "precv")
-
-
-@rule(*_REDUCTIONS, *_MOVES)
-def collective(site: Site, *operands: Value) -> list[Value]:
-    """An exchange between devices; over mesh axes that split lanes it mixes them."""
-    axes = mesh.axes_of(site.eqn)
-    apart = sorted(site.prover.apart & set(axes))
-    if apart:
-        message = (
-            f"devices along {', '.join(apart)} may come here or not, each as its own values say, and the others wait"
-        )
-        remedy = "exchange outside of the branch or loop, or decide by what all of these devices have alike"
-        site.report(ViolationKind.COLLECTIVE, message, remedy)
-    pairs = zip(operands, site.shapes, strict=True)
-    return [Value(_exchanged(site, value.owner, axes, shape)) for value, shape in pairs]
-
-
-def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Owner:
-    """Whose the elements of an operand are after an exchange over some axes of the mesh."""
-    split = set(owner.split) if isinstance(owner, Rows | OneLane | PoolRows) else set()
-    if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
-        split |= site.prover.telling
-    crossing = sorted(split & set(axes))
-    if crossing:
-        what = "rows of a pool" if isinstance(owner, PoolRows) else "lanes"
-        message = f"it exchanges values over mesh axis {', '.join(crossing)}, over which {what} are split"
-        remedy = "exchange over axes that split heads or experts only"
-        return site.mixed(message, remedy, ViolationKind.COLLECTIVE)
-    if isinstance(owner, Rows) and owner.order is not None:
-        apart = sorted(site.prover.own_orders.get(owner.order.number, frozenset()) & set(axes))
-        if apart:
-            message = (
-                f"each device along {', '.join(apart)} may have rows in an order of its own, and they are exchanged"
-            )
-            return site.mixed(message, "undo the order before the exchange", ViolationKind.COLLECTIVE)
-    if isinstance(owner, Rows | OneLane) and owner.held:
-        if set(axes) != set(owner.held) or site.params.get("axis_index_groups") is not None:
-            held, over = ", ".join(owner.held), ", ".join(axes)
-            message = f"a row that one device along {held} has, and all others have as zeros, is summed over {over}"
-            return site.mixed(message, f"sum it over {held}", ViolationKind.COLLECTIVE)
-        return replace(owner, held=())
-    return _along(site, owner, shape) if site.name not in (*SUMS, "pmax", "pmin", "ppermute") else owner
-
-
-def _along(site: Site, owner: Owner, shape: tuple[int, ...]) -> Owner:
-    """A collective that changes the length of an axis, or makes a new one; not that of the lanes."""
-    dims = ("all_gather_dimension", "split_axis", "concat_axis", "scatter_dimension")
-    changed = {int(site.params[name]) for name in dims if name in site.params}
-    axis = axis_of(owner)
-    if axis is None:
-        return owner
-    if site.name in _GATHERS and not site.params["tiled"]:
-        (new,) = changed
-        return moved(owner, axis + (new <= axis))
-    if axis in changed or len(site.shape) != len(shape):
-        remedy = "let it change another axis"
-        return site.mixed("it changes the axis that holds lanes", remedy, ViolationKind.COLLECTIVE)
-    return owner
 
 
 @rule("axis_index")

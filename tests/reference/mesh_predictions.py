@@ -134,6 +134,8 @@ def _spread(rows: np.ndarray, owner: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 def _may_differ(reality: Reality, device: Device, owner: Any, shape: tuple[int, ...]) -> np.ndarray | None:
     """[run, ...]: elements that may differ from the unchanged run's; None where nothing is said of them."""
+    if any(name not in device.sizes for name in getattr(owner, "split", ())):
+        return None  # away on other devices
     match owner:
         case Common():
             return np.zeros(shape, bool)
@@ -180,6 +182,8 @@ def _held(over: Mesh, arrays: np.ndarray, owner: Any) -> Iterator[str]:
 def _of_lanes(reality: Reality, lanes: np.ndarray, device: Device, owner: Any, shape: tuple[int, ...]) -> np.ndarray:
     """[run, ...]: elements of some lanes, [run, lane]; of rows of a pool none."""
     if not isinstance(owner, Rows | OneLane) or isinstance(getattr(owner, "lane", 0), Symbol):
+        return np.zeros([1] * len(shape), bool)
+    if any(name not in device.sizes for name in owner.split):
         return np.zeros([1] * len(shape), bool)
     if isinstance(owner, Rows) and owner.order is not None:
         return np.zeros([1] * len(shape), bool)

@@ -49,6 +49,25 @@ def _ppermute(operands: Operands, over: Mesh, x: Array) -> Array:
     return lax.ppermute(x, name, list(pairs))
 
 
+def _sent_and_back(operands: Operands, over: Mesh, x: Array) -> Array:
+    """Exchanged by a permutation, or piece by piece, worked on, and most often sent home."""
+    name = operands.one_of(*over.axis_names)
+    size, axis = over.shape[name], operands.below(x.ndim)
+    to = operands.some(size, size)
+    back = list(enumerate(to)) if operands.chance(0.2) else [(there, here) for here, there in enumerate(to)]
+
+    def work(x: Array) -> Array:
+        return operands.one_of(lambda: x * 2, lambda: jnp.tanh(x), lambda: jnp.flip(x, operands.below(x.ndim)))()
+
+    def permuted() -> Array:
+        return lax.ppermute(work(lax.ppermute(x, name, list(enumerate(to)))), name, back)
+
+    def pieces() -> Array:
+        return lax.all_to_all(work(lax.all_to_all(x, name, axis, axis, tiled=True)), name, axis, axis, tiled=True)
+
+    return operands.one_of(permuted, pieces)()
+
+
 def _scattered(operands: Operands, over: Mesh, x: Array) -> Array:
     dim, tiled = operands.below(x.ndim), operands.chance(0.7)
     return lax.psum_scatter(x, operands.one_of(*over.axis_names), scatter_dimension=dim, tiled=tiled)
@@ -75,6 +94,7 @@ COLLECTIVES: dict[str, Collective] = {
     "all_gather": _all_gather,
     "all_to_all": _all_to_all,
     "ppermute": _ppermute,
+    "sent and back": _sent_and_back,
     "reduce_scatter": _scattered,
     "axis_index": _by_place,
     "shard_map": lambda o, over, x: o.one_of(x, x * 2, jnp.flip(x, o.below(x.ndim))),

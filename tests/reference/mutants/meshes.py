@@ -2,14 +2,15 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec as P
 from mutants.mutant import Evidence, Kind, wrong
 from zoo.program import HIDDEN, LANES, SLOTS, VALUE, normal, slot_map, weight
-from zoo.sharded import mesh
+from zoo.sharded import local_rows, mesh, next_device, over_rows
 
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 
-SHARDED, SIZE = "sharded rows and heads", 4
+SHARDED, SENT, SIZE = "sharded rows and heads", "sharded rows sent and back", 4
 ROWS = LaneContract(inputs=(Shared(), Pool("seq"), Lane(), Lane(role="length")), outputs=(Lane(), Pool("seq")))
 SLOTTED = LaneContract(inputs=(Shared(), Pool("seq"), SlotMap("seq", SLOTS), Lane()), outputs=(Lane(), Pool("seq")))
 
@@ -78,7 +79,52 @@ def six_lanes_split(w, state, x, lengths):
     return jnp.concatenate([run(x[:6], x), x[6:]]), state
 
 
+def passed_on_twice(w, state, x, lengths):
+    """What was sent to the next device is sent to the next one again, instead of back."""
+    x = lax.ppermute(jnp.tanh(lax.ppermute(x, "data", next_device(4))), "data", next_device(4))
+    return local_rows(w, state, x, lengths)
+
+
+def met_while_away(w, state, x, lengths):
+    """Lanes that are away meet the ones that are at home there."""
+    there = lax.ppermute(x, "data", next_device(2)) + x
+    return local_rows(w, state, lax.ppermute(there, "data", next_device(2)), lengths)
+
+
+def half_sent_back(w, state, x, lengths):
+    """Every other piece of what was exchanged is turned round before it is exchanged back."""
+    there = lax.all_to_all(x, "data", 0, 0, tiled=True)
+    return local_rows(w, state, lax.all_to_all(there[::-1], "data", 0, 0, tiled=True), lengths)
+
+
 MUTANTS = (
+    wrong(
+        SENT,
+        "passed-on-twice",
+        "JAX",
+        "what was sent to the next device goes on instead of back",
+        over_rows(passed_on_twice, data=4),
+        Kind.COLLECTIVE,
+        Kind.CROSS_LANE,
+    ),
+    wrong(
+        SENT,
+        "met-while-away",
+        "JAX",
+        "lanes that were sent to another device meet those of that device",
+        over_rows(met_while_away),
+        Kind.COLLECTIVE,
+        Kind.CROSS_LANE,
+    ),
+    wrong(
+        SENT,
+        "turned-while-away",
+        "JAX",
+        "lanes that were exchanged piece by piece come back in another order",
+        over_rows(half_sent_back),
+        Kind.COLLECTIVE,
+        Kind.CROSS_LANE,
+    ),
     wrong(
         SHARDED,
         "first-lanes-of-each",

@@ -12,7 +12,7 @@ from comparison import TOLERANCES
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from near_ties import check_same_draws
-from random_checkpoint import write_random_checkpoint
+from random_checkpoint import FAMILIES, MESHES, write_random_checkpoint
 
 import hybridlm
 from hybridlm._all_steps import all_shapes
@@ -23,22 +23,6 @@ from hybridlm._rows import copy_row
 from hybridlm._split_rows import SplitRows
 from hybridlm._vocabulary import Vocabulary
 
-MESHES = ((8, 1, 1), (1, 2, 1), (1, 4, 1), (2, 2, 2), (1, 1, 8), (4, 1, 2))
-FAMILIES: dict[str, dict[str, Any]] = {
-    "sparse_base": {},
-    "next_base": {},
-    "dense_base": {},
-    "lfm2_moe_base": {},
-    "mamba2_base": {},
-    "nemotron_latent": {"mamba_num_heads": 8, "n_groups": 2},
-    "granite_experts": {},
-    "falcon_base": {},
-    "kimi_base": {},
-    "ling_base": {},
-    "olmo_base": {},
-    "bamba_one_group": {},
-}
-"""A variant of every family, with the fields that its sizes need to divide."""
 PROMPTS = [
     [5, 6, 7],
     [9, 8, 7, 6, 5, 4, 3, 12],

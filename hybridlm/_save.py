@@ -32,16 +32,20 @@ class Saved:
 
         The directory holds the weights in the layout and the dtype in which they are used (an Orbax checkpoint of plain
         arrays), config.json, generation_config.json, the tokenizer's files and the chat template as they were, and an
-        index: arrays and JSON only. What is loaded from it gives the same bits, on any mesh. See docs/saving.md.
+        index: arrays and JSON only. What is loaded from it gives the same bits, on any mesh. Of several processes all
+        call this, with a directory that all of them see. See docs/saving.md.
 
         Args:
             directory: where it will be; nothing may be there.
 
         Raises:
             FileExistsError: something is there.
+            ValueError: there are several processes, and no mesh.
             CheckpointError: the checkpoint that was loaded is not there any more, or has changed.
             OSError: it cannot be written; nothing is left of it.
         """
+        if jax.process_count() > 1 and self._engine.placement.mesh is None:
+            raise ValueError("save: each process has a model of its own; load it over a mesh of all their devices")
         target = new_path(Path(directory))
         source = open_checkpoint(self.path)
         dtype = self._engine.kind.dtype

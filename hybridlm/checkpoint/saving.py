@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from hybridlm.checkpoint.errors import CheckpointError
 from hybridlm.checkpoint.hub import FILES
@@ -33,16 +34,16 @@ class Piece(NamedTuple):
 
 
 class Described(NamedTuple):
-    """What the index says besides.
+    """What the index says of the model.
 
     Attributes:
-        version: of hybridlm.
+        hybridlm: its version.
         family: of the model.
         dtype: of the matrices.
         fingerprint: of the checkpoint that was loaded.
     """
 
-    version: str
+    hybridlm: str
     family: str
     dtype: str
     fingerprint: str
@@ -63,30 +64,18 @@ def save_checkpoint(
         FileExistsError: there is something at `target`.
         OSError: it cannot be written; nothing is left of it.
     """
+    names = {name: _piece_names(name, len(pieces)) for name, (_, pieces) in parameters.items()}
+    arrays = {
+        each: piece.array
+        for name, (_, pieces) in parameters.items()
+        for each, piece in zip(names[name], pieces, strict=True)
+    }
     with _new_directory(target) as directory:
-        files = {}
-        for name in SMALL_FILES:
-            if (source / name).is_file():
-                content = (source / name).read_bytes()
-                (directory / name).write_bytes(content)
-                files[name] = digest(content)
-        names = {name: _piece_names(name, len(pieces)) for name, (_, pieces) in parameters.items()}
-        _write_arrays(
-            directory / WEIGHTS,
-            {
-                each: piece.array
-                for name, (_, pieces) in parameters.items()
-                for each, piece in zip(names[name], pieces, strict=True)
-            },
-        )
-        index = {
-            "format": FORMAT,
-            "hybridlm": model.version,
-            "family": model.family,
-            "dtype": model.dtype,
-            "fingerprint": model.fingerprint,
-            "files": files,
-            "parameters": {
+        _write_arrays(directory / WEIGHTS, arrays)
+        if jax.process_index() == 0:
+            fields: dict[str, Any] = {"format": FORMAT, **model._asdict()}
+            fields["files"] = _copy_small_files(source, directory)
+            fields["parameters"] = {
                 name: {
                     "dtype": str(np.dtype(pieces[0].array.dtype)),
                     "shape": list(shape),
@@ -97,30 +86,58 @@ def save_checkpoint(
                     ],
                 }
                 for name, (shape, pieces) in parameters.items()
-            },
-        }
-        (directory / INDEX).write_text(json.dumps(index), encoding="ascii")
+            }
+            (directory / INDEX).write_text(json.dumps(fields), encoding="ascii")
 
 
 def _piece_names(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}.{number}" for number in range(count)]
 
 
+def _copy_small_files(source: Path, directory: Path) -> dict[str, str]:
+    """What is there of them, and what names its content."""
+    files = {}
+    for name in SMALL_FILES:
+        if (source / name).is_file():
+            content = (source / name).read_bytes()
+            (directory / name).write_bytes(content)
+            files[name] = digest(content)
+    return files
+
+
 @contextmanager
 def _new_directory(target: Path) -> Iterator[Path]:
-    """A directory beside the target that takes its name at the end, with all that is in it, or is gone."""
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
-    partial.mkdir()
+    """A directory beside the target that takes its name at the end, with all that is in it, or is gone.
+
+    Of several processes the first one makes, renames and removes it; all of them leave when it has its name.
+    """
+    token = np.frombuffer(secrets.token_bytes(4), np.uint8)
+    if jax.process_count() > 1:
+        token = np.asarray(multihost_utils.broadcast_one_to_all(token))
+    partial = target.with_name(f".{target.name}.{token.tobytes().hex()}.partial")
+    first = jax.process_index() == 0
     try:
+        if first:
+            partial.mkdir()
+        _wait_for_all(f"{partial} is there")
         yield partial
-        for folder, _, names in os.walk(partial):
-            for name in (*names, "."):
-                _sync(Path(folder) / name)
-        os.rename(partial, target)
-        _sync(target.parent)
+        if first:
+            for folder, _, names in os.walk(partial):
+                for name in (*names, "."):
+                    _sync(Path(folder) / name)
+            os.rename(partial, target)
+            _sync(target.parent)
+        _wait_for_all(f"{target} is there")
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        if first:
+            shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _wait_for_all(what: str) -> None:
+    """Go on when all processes are here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
 
 
 def _sync(path: Path) -> None:

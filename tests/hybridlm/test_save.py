@@ -190,6 +190,13 @@ def test_a_failure_leaves_nothing(text_lm: hybridlm.LM, tmp_path: Path, step: st
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_of_each_process_is_not_saved(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    with pytest.raises(ValueError, match="save: each process has a model of its own"):
+        text_lm.save(tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
 class Killed(BaseException):
     """Nobody tidies up behind it."""
 

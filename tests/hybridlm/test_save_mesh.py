@@ -1,6 +1,10 @@
 """`lm.save` under one mesh and `load` under another: the same bits on every device, for every family and mesh."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from hybridlm._save import saved_pieces
 from hybridlm.checkpoint import saved as format
 from models import Cut, Part
 
+REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 SMALL: dict[str, Any] = {"lanes": 8, "context": 16, "chunk": 4, "compilation_cache": False}
 Sizes = tuple[int, int, int]
 
@@ -78,3 +83,29 @@ def test_one_unit_on_several_devices():
     assert shape == (2, 23) and [piece.at for piece in pieces] == [(0, 0), (0, 16), (0, 20)]
     assert np.array_equal(np.concatenate([np.asarray(piece.array) for piece in pieces], axis=1), whole)
     assert [len({str(one.index) for one in piece.array.addressable_shards}) for piece in pieces] == [8, 2, 1]  # type: ignore[union-attr]
+
+
+@pytest.mark.long
+def test_several_processes(tmp_path: Path):
+    """Two processes with four devices each write one checkpoint, and read it under another mesh."""
+    (tmp_path / "config.json").write_text("{}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(hybridlm.__file__).parents[1]),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_PLATFORMS": "cpu",
+    }
+    command = [sys.executable, REFERENCE / "save_processes.py", str(port), "2"]
+    running = [
+        subprocess.Popen(
+            [*command, str(number), tmp_path], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        for number in range(2)
+    ]
+    said = [process.communicate(timeout=120)[0].decode() for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "saved"]
+    assert all("different parts here" in one for one in said), said

@@ -1,0 +1,60 @@
+"""Several processes save a parameter that lies over a mesh of all their devices, then each reads it under another mesh.
+
+python save_processes.py PORT COUNT NUMBER FOLDER
+"""
+
+import pathlib
+import sys
+from collections.abc import Iterable
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from hybridlm._save import saved_pieces
+from hybridlm.checkpoint.saved import open_saved
+from hybridlm.checkpoint.saved_weights import _Reading
+from hybridlm.checkpoint.saving import Described, save_checkpoint
+from hybridlm.checkpoint.shards import Shards, Window
+from models import Cut, Part
+
+PARTS = (Part(16, 8), Part(8, 2, repeats=True), Part(4, 1, repeats=True))
+CUT = Cut(0, "model", PARTS)
+WHOLE = np.arange(CUT.size * 6, dtype=np.float32).reshape(CUT.size, 6)
+
+
+def laid(mesh: jax.sharding.Mesh) -> Shards:
+    return Shards(WHOLE.shape, (CUT,), NamedSharding(mesh, PartitionSpec("model")))
+
+
+def of_device(shards: Shards) -> jax.Array:
+    """The parameter over a mesh, made of what each process knows anyway."""
+
+    def host(windows: Iterable[tuple[Window, Window]], shape: tuple[int, ...]) -> np.ndarray:
+        result = np.empty(shape, np.float32)
+        for source, target in windows:
+            result[target] = WHOLE[source]
+        return result
+
+    return shards.build(host)
+
+
+def main(port: int, count: int, number: int, folder: pathlib.Path) -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", count, number)
+    devices = np.array(jax.devices())
+    array = of_device(laid(jax.sharding.Mesh(devices, ("model",))))
+    parameters = {"whole": saved_pieces(array, (CUT,))}
+    save_checkpoint(folder / "saved", folder, Described("0", "none", "float32", "none"), parameters)
+    other = laid(jax.sharding.Mesh(devices.reshape(2, -1), ("data", "model")))
+    saved = open_saved(folder / "saved")
+    reading = _Reading(saved, "whole")
+    found = other.build(lambda windows, shape: reading.part(windows, shape, np.dtype(np.float32)))
+    for one, expected in zip(found.addressable_shards, of_device(other).addressable_shards, strict=True):
+        assert np.array_equal(one.data, expected.data), one.index
+    mine = {shard.index[0].start or 0 for shard in found.addressable_shards}
+    print(f"{len(saved.parameters['whole'].tiles)} tiles, {len(mine)} different parts here")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), pathlib.Path(sys.argv[4]))

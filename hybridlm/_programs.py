@@ -99,7 +99,7 @@ class Programs:
     ):
         self._structure, self._placement = structure, placement
         self._split = SplitRows(placement.rows_over)
-        self._certify: Certify = certify
+        self.certify: Certify = certify
         self._directory = certificates
         self._compiled: dict[AnyShape, Future[CompiledStep]] = {}
         self._lock = threading.Lock()
@@ -171,7 +171,7 @@ class Programs:
                 step,
                 args,
                 contract,
-                certify=self._certify,
+                certify=self.certify,
                 certificates=self._directory,
                 may_copy=MAY_COPY,
             )

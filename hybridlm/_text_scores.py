@@ -111,14 +111,18 @@ class TextScores:
 
     def _origin(self) -> dict[str, str | int]:
         """What scores depend on besides the texts, down to the last bit."""
-        device = jax.devices()[0]
+        device, mesh, engine = jax.devices()[0], self._engine.placement.mesh, self._engine
+        as_given = engine.sanitizer is not None or engine.programs.certify == "off"
         return {
             "model": self.fingerprint,
             "tokenizer": "none" if self.tokenizer is None else self.tokenizer.fingerprint,
             "dtypes": ", ".join(sorted({str(array.dtype) for array in self.params.values()})),
-            "lanes": self._engine.lanes,
+            "lanes": engine.lanes,
             "context": self.context,
-            "chunk": self._engine.chunk,
+            "chunk": engine.chunk,
+            "mesh": "none" if mesh is None else ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
+            # A step that is certified has been rewritten before.
+            "steps": "as they are" if as_given else "certified",
             "hybridlm": hybridlm.__version__,
             "jax": jax.__version__,
             "device": f"{device.platform} {device.device_kind}",

@@ -14,6 +14,7 @@ from toy_scorer import TOY, read_lines, write_lines
 
 import hybridlm
 from hybridlm._errors import MissingExtra
+from hybridlm._placement import Placement
 from hybridlm._score_file import ScoreFileReport, score_file
 
 
@@ -229,6 +230,11 @@ def test_origin_of_a_model(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
     assert origin["model"] == text_lm.fingerprint and (origin["lanes"], origin["chunk"]) == (3, 5)
     assert origin["dtypes"] == "float32" and str(origin["device"]).startswith("cpu")
     assert text_lm.tokenizer is not None and origin["tokenizer"] == text_lm.tokenizer.fingerprint
+    assert (origin["mesh"], origin["steps"]) == ("none", "certified")
+    monkeypatch.setattr(text_lm._engine, "placement", Placement(hybridlm.mesh(data=2)))
+    monkeypatch.setattr(text_lm._engine.programs, "certify", "off")
+    origin = text_lm._origin()
+    assert (origin["mesh"], origin["steps"]) == ("data=2, model=1, expert=1", "as they are")
 
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

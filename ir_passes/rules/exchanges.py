@@ -73,7 +73,7 @@ def _sent(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...
         if sorted(to) != list(range(size)) or sorted(to.values()) != list(range(size)):
             return None
         way = sorted(to.items()), sorted((there, here) for here, there in to.items())
-    elif site.name == "all_to_all" and isinstance(owner, Rows) and params["tiled"]:
+    elif site.name == "all_to_all" and isinstance(owner, Rows):
         devices = site.prover.devices_along([name for name in owner.split if name in site.prover.devices])
         each = site.prover.bound.lanes // devices
         pieces, rest = divmod(shape[owner.axis], size * owner.inner)

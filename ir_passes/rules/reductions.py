@@ -119,7 +119,8 @@ def sort(site: Site, *operands: Value) -> list[Value]:
         order = Order(site.prover.number(("order", key.number)) if stable else site.prover.fresh())
         site.prover.sort_keys[order] = key.number
         known = site.prover.own_orders.get(order.number, frozenset())
-        site.prover.own_orders[order.number] = known | site.prover.varying(site.eqn.invars[0])
+        own = site.prover.varying(site.eqn.invars[0]) if stable else frozenset(site.prover.devices)
+        site.prover.own_orders[order.number] = known | own
     results = [_sorted(site, value, order) for value in operands]
     number = site.prover.fresh()
     site.prover.same_counts[number] = key.number

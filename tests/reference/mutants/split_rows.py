@@ -111,6 +111,13 @@ def orders_of_their_own(w, state, x):
     return x + jnp.einsum("nkd,nk->nd", mixed(w, jnp.tanh(state), jnp.repeat(mine, TOP)), chosen), state
 
 
+def ties_of_their_own(w, state, x):
+    """Each device may put rows of one expert in another order."""
+    state = 0.9 * state + x
+    chosen, expert = route(w, jnp.tanh(state))
+    return x + jnp.einsum("nkd,nk->nd", mixed(w, jnp.tanh(state), expert.reshape(-1), stable=False), chosen), state
+
+
 def _copy(id: str, why: str, *kinds: Kind, leaks: bool = True, after: str = "JAX", **parts: Any) -> Mutant:
     step = over(copy(**parts), *COPY_SPECS, check_vma=False)
     return wrong(COPIED, id, after, why, step, *kinds, evidence=LEAK if leaks else FAULT)
@@ -244,6 +251,15 @@ MUTANTS = (
         "rows are summed over devices each of which has sorted them by keys of its own",
         over(orders_of_their_own, *EXPERT_SPECS),
         *MIXES,
+    ),
+    wrong(
+        "sharded experts, summed in their order",
+        "ties-of-their-own",
+        "JAX",
+        "rows are summed over devices each of which may order equal keys otherwise",
+        over(ties_of_their_own, *EXPERT_SPECS),
+        *MIXES,
+        evidence=FAULT,
     ),
     _apart(
         "order-by-device",

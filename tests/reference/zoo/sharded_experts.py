@@ -22,9 +22,9 @@ def draw(rng: np.random.Generator) -> tuple[Any, ...]:
     return experts.draw(rng)[0], normal(rng, LANES, HIDDEN), normal(rng, LANES, HIDDEN)
 
 
-def mixed(w: Any, x: Array, key: Array) -> Array:
+def mixed(w: Any, x: Array, key: Array, stable: bool = True) -> Array:
     """Each device has columns of all experts; what they give is summed while the rows are sorted by `key`."""
-    order = jnp.argsort(key)
+    order = jnp.argsort(key, stable=stable)
     y = grouped(w, x[order // TOP], jnp.bincount(key, length=EXPERTS).astype(jnp.int32))
     return lax.psum(y, "model")[jnp.argsort(order)].reshape(-1, TOP, HIDDEN)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from isolation_oracle import Claims, runs
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from numpy_interpreter import Value, apply, literal
 from zoo.program import Program
 
@@ -146,6 +147,28 @@ def _parameter_changes(eqn: ir.JaxprEqn) -> Iterator[tuple[str, dict[str, Any]]]
         yield from _dot_changes(p["dimension_numbers"], shapes, out)
     if name == "scan":
         yield "backwards", {"reverse": not p["reverse"]}
+    yield from _mesh_changes(name, p)
+
+
+def _mesh_changes(name: str, p: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Another axis of the mesh, another way round it, or arrays split otherwise over it."""
+    other = {"data": "model", "model": "data"}
+    for key in ("axes", "axis_name"):
+        names = p.get(key, ())
+        renamed = (
+            tuple(other.get(axis, axis) for axis in names) if isinstance(names, tuple) else other.get(names, names)
+        )
+        if names and renamed != names:
+            yield f"along {renamed}", {key: renamed}
+    if name == "ppermute":
+        yield "the other way", {"perm": tuple((there, here) for here, there in p["perm"])}
+    if name == "shard_map":
+        for key in ("in_specs", "out_specs"):
+            for i, spec in enumerate(p[key]):
+                swapped = P(*(other.get(axis, axis) if isinstance(axis, str) else axis for axis in spec))
+                for new in (swapped, P()):
+                    if new != spec:
+                        yield f"{key} {i} become {new}", {key: (*p[key][:i], new, *p[key][i + 1 :])}
 
 
 def _dot_changes(numbers: Any, shapes: list[Any], out: tuple[int, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -185,6 +208,7 @@ class Subject:
         self.claims = Claims(self.bound, [runs(self.bound, program.draw, seed) for seed in seeds])
         self.values: dict[Any, Value] = {}
         self.turns: dict[Any, list[tuple[Value, Value]]] = {}
+        self._run = run
         jaxpr = self.program.jaxpr
         self.values.update(zip(jaxpr.constvars, (np.asarray(c)[None] for c in self.program.consts), strict=True))
         self.values.update(zip(jaxpr.invars, self.claims.leaves, strict=True))
@@ -207,7 +231,7 @@ class Subject:
             for index in range(change.index, len(jaxpr.eqns)):
                 eqn = jaxpr.eqns[index]
                 if index == change.index or any(atom in new for atom in eqn.invars if not isinstance(atom, ir.Literal)):
-                    results = apply(eqn, self.read(eqn.invars, new))
+                    results = self._run(eqn, self.read(eqn.invars, new), None)
                     for var, result in zip(eqn.outvars, results, strict=True):
                         old = self.values[var]
                         if result.shape != old.shape or result.tobytes() != old.tobytes():

@@ -19,6 +19,7 @@ from ir_passes import ir, record, runtime
 from ir_passes.calling import Calling
 from ir_passes.certificate import Certificate
 from ir_passes.contract import BoundContract
+from ir_passes.hlo import argument_shardings
 from ir_passes.versions import current_versions
 
 Form = Literal["stablehlo", "executable"]
@@ -57,11 +58,13 @@ class Signature:
 
     Attributes:
         form: "stablehlo" or "executable".
+        devices: that it runs on; StableHLO says itself which parts of its arrays each of them has.
         kept: the arguments that the program reads, which are the executable's parameters.
         sha256: of the program's bytes.
     """
 
     form: str
+    devices: int
     arguments: tuple[Leaf, ...]
     results: tuple[Leaf, ...]
     kept: tuple[int, ...]
@@ -142,24 +145,28 @@ def export(
     """Export a compiled step.
 
     Raises:
-        ExportError: unknown form, or a step over several devices.
+        ExportError: unknown form, or the executable of a step over several devices.
     """
     if form not in FORMS:
         raise ExportError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
-    if runtime.device_count(compiled) != 1:
-        raise ExportError(
-            f"a step over {runtime.device_count(compiled)} devices cannot be exported; compile it for one"
-        )
+    devices = runtime.device_count(compiled)
+    if devices != 1 and form == "executable":
+        raise ExportError(f"an executable over {devices} devices cannot be exported; export it as stablehlo")
     text, kept = None, tuple(range(len(bound.inputs)))
     if form == "executable":
         content, kept = runtime.save(compiled), runtime.kept_arguments(compiled)
     else:
-        types: list[Any] = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in bound.inputs]
+        places = argument_shardings(compiled) if devices != 1 else [None] * len(bound.inputs)
+        types: list[Any] = [
+            jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place)
+            for one, place in zip(bound.inputs, places, strict=True)
+        ]
         args = types if calling.argnums is None else jax.tree.unflatten(calling.arguments, types)
         lowered = jax_export.export(calling.jit(program), disabled_checks=UNCHECKED)(*args)
         content, text = lowered.mlir_module_serialized, lowered.mlir_module()
     signature = Signature(
         form,
+        devices,
         tuple(_leaf(one, i in bound.successors) for i, one in enumerate(bound.inputs)),
         tuple(_leaf(bound.outputs[i], False) for i in calling.order),
         kept,

@@ -132,10 +132,15 @@ def addresses(arrays: Any) -> tuple[tuple[int, ...], ...]:
     )
 
 
+def argument_shardings(compiled: jax.stages.Compiled) -> list[Any]:
+    """How devices have the parts of each flattened argument; None of one that is not used."""
+    return compiled.in_tree.flatten_up_to(compiled.input_shardings)
+
+
 def shardings(compiled: jax.stages.Compiled, argument: int, result: int) -> tuple[Any, Any]:
-    """How devices have the parts of a flattened argument and of a result; of an argument that is not used, None."""
-    arguments = compiled.in_tree.flatten_up_to(compiled.input_shardings)
-    return arguments[argument], compiled.out_tree.flatten_up_to(compiled.output_shardings)[result]
+    """The same of one flattened argument, and of a result."""
+    results = compiled.out_tree.flatten_up_to(compiled.output_shardings)
+    return argument_shardings(compiled)[argument], results[result]
 
 
 def _frames(table: dict[str, Any] | None) -> list[str]:

@@ -402,5 +402,5 @@ def test_export_of_a_step_over_devices() -> None:
     contract = LaneContract((Pool("s"), Lane()), (Pool("s"), Lane()))
     step = compile_step(lambda pool, x: (pool + x, x * 2.0), given, contract, mesh=mesh)
     with pytest.raises(ExportError, match="over 2 devices"):
-        step.export()
+        step.export("executable")
     assert_same(step(*given)[0], jnp.full((4, 2), 2.0))

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ from ir_passes import (
     audit,
     compile_step,
     ir,
+    load_exported,
     plan_step,
 )
 from ir_passes.collectives import Scheduled, schedule_hash, schedule_of
@@ -112,10 +114,16 @@ def test_shapes_with_shardings_are_enough(copied: CompiledStep) -> None:
     assert planned.collectives == copied.certificate.collectives
 
 
-def test_what_cannot_be_exported_says_so(copied: CompiledStep) -> None:
-    for form in ("stablehlo", "executable"):
-        with pytest.raises(ExportError, match="over 4 devices cannot be exported"):
-            copied.export(form)
+def test_export_keeps_where_arrays_lie(copied: CompiledStep, tmp_path: Path) -> None:
+    exported = copied.export()
+    assert exported.signature.devices == 4 and exported.signature.arguments[0].donated
+    assert exported.text is not None and "tf.aliasing_output" in exported.text and "num_partitions = 4" in exported.text
+    pool = exported.text.split("%arg0: ")[1].split("%arg1")[0]
+    assert '[{"data"}, {"model"}]' in pool
+    exported.save(tmp_path / "step.zip")
+    assert load_exported(tmp_path / "step.zip").certificate == copied.certificate
+    with pytest.raises(ExportError, match="an executable over 4 devices cannot be exported"):
+        copied.export("executable")
 
 
 def many(x: Array, narrow: Array) -> tuple[Array, ...]:

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from ir_passes import ir
-from ir_passes.agreement import compares_devices
 from ir_passes.contract import Bound, BoundContract, Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.declared import flatten
 from ir_passes.labels import label_violations
-from ir_passes.output_claims import ACCEPTED, AGREEMENT, IDLE, accepted, changed_rows, outputs
+from ir_passes.output_claims import ACCEPTED, AGREEMENT, IDLE, accepted, changed_rows, outputs, repeated
 from ir_passes.prover import Prover
 from ir_passes.rules.all import RULES
 from ir_passes.values import COMMON, Kept, OneLane, Owner, PoolRows, Rows, Slot, Value
@@ -84,10 +83,11 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
         violations += changed_rows(idle, flat, results, still)
         violations += accepted(idle, flat, still, (0, 0), "is not shown to be 0 for a lane of length 0")
         proved = (*proved, IDLE)
-    if any(map(compares_devices, ir.all_eqns(flat.jaxpr))):
-        disagreeing = Prover(bound, disagreeing=True)
+    for comparison in {id(one): one for one in prover.comparisons}.values():
+        disagreeing = Prover(bound, disagreeing=comparison)
         violations += changed_rows(disagreeing, flat, results, walk(disagreeing, flat))
-        proved = (*proved, AGREEMENT)
+        violations += repeated(prover, flat, comparison)
+        proved = (*proved, AGREEMENT) if AGREEMENT not in proved else proved
     if any(isinstance(one.entry, Lane) and one.entry.role == "accepted" for one in bound.outputs):
         violations += accepted(prover, flat, results, (0, MOST), "is not shown to be 0 or more")
         proved = (*proved, ACCEPTED)
@@ -120,7 +120,7 @@ def _input(prover: Prover, leaf: int, one: Bound) -> Value:
         case SlotMap(_, size):
             return Value(_lanes(0, lanes), number, (0, size - 1), Slot(leaf))
         case Pool(group, axis):
-            kept = Kept(leaf) if prover.idle or prover.disagreeing else None
+            kept = Kept(leaf) if prover.idle or prover.disagreeing is not None else None
             owner: Owner = PoolRows(leaf, group, axis) if group in prover.mapped else _lanes(axis, lanes)
             return Value(owner, number, kept=kept, version=prover.versions.first(leaf))
 

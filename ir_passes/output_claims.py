@@ -104,7 +104,7 @@ def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, busy: list[Value], still:
         if isinstance(busy[after].owner, Mixed) or value.kept == Kept(before):
             continue
         path = prover.bound.inputs[before].path
-        if prover.disagreeing:
+        if prover.disagreeing is not None:
             kind, message = (
                 ViolationKind.AGREEMENT,
                 f"{path}: rows are not shown to stay as they are where devices disagree",
@@ -115,6 +115,17 @@ def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, busy: list[Value], still:
             remedy = "end with where(length > 0, new, old), or write at a position past the end with mode='drop'"
         found.append(_at_output(prover, flat, after, kind, message, remedy))
     return found
+
+
+def repeated(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> list[Violation]:
+    """Whether a comparison of devices' operands is met more than once: no walk can say that one time alone it fails."""
+    if sum(one is comparison for one in prover.comparisons) == 1:
+        return []
+    message = "devices are compared in a loop, or in a function that is called more than once"
+    remedy = "call devices_agree once for all operands, outside of loops"
+    place = Place(flat.jaxpr, len(flat.jaxpr.eqns), prover.outer)
+    kind = ViolationKind.AGREEMENT
+    return [Violation(kind, comparison.primitive.name, ir.source_of(comparison), message, remedy, place)]
 
 
 def accepted(

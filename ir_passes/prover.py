@@ -31,7 +31,7 @@ class Prover:
     Attributes:
         bound: the contract.
         idle: whether facts are about an idle lane: its `length` is 0.
-        disagreeing: whether they are about a call in which devices were given different operands.
+        disagreeing: the comparison by which devices were given different operands, in the call that they are about.
         reorders: whether rows may be sorted anywhere in the program.
         violations: found so far; of the kinds that are faults wherever they stand.
         accesses: to pools, in program order.
@@ -43,6 +43,7 @@ class Prover:
         telling: mesh axes along which shared values may differ between devices.
         devices: length of each axis of the mesh that the program in hand runs on.
         invariance: whether JAX has checked along which of them each value of that program may differ.
+        comparisons: every equation that was met and compares what devices were given, in its order.
         apart: mesh axes along which devices may take different branches, or go round a loop more or less often.
         own_orders: number of an order of rows -> mesh axes along which devices may have others.
         same_counts: value number of sorted keys -> of the keys.
@@ -52,7 +53,7 @@ class Prover:
 
     bound: BoundContract
     idle: bool = False
-    disagreeing: bool = False
+    disagreeing: Any = None
     reorders: bool = True
     violations: list[Violation] = field(default_factory=list)
     accesses: list[RowAccess] = field(default_factory=list)
@@ -65,6 +66,7 @@ class Prover:
     telling: set[str] = field(default_factory=set)
     devices: dict[str, int] = field(default_factory=dict)
     invariance: bool = True
+    comparisons: list[Any] = field(default_factory=list)
     apart: frozenset[str] = frozenset()
     own_orders: dict[int, frozenset[str]] = field(default_factory=dict)
     same_counts: dict[int, int] = field(default_factory=dict)

@@ -219,7 +219,9 @@ def identity(site: Site, *operands: Value) -> list[Value]:
     label = str(site.params.get("name", ""))
     if site.name == "name" and label.startswith(CROSSING):
         site.prover.assumed.add(f"declassified: {label.removeprefix(CROSSING)}")
-        return [Value(COMMON, range=FALSE if site.prover.disagreeing and compares_devices(site.eqn) else None)]
+        if compares_devices(site.eqn):
+            site.prover.comparisons.append(site.eqn)
+        return [Value(COMMON, range=FALSE if site.eqn is site.prover.disagreeing else None)]
     return list(operands)
 
 

@@ -17,9 +17,11 @@ QUICK = {
     "speculative groups",
     "layers scanned over with their pools",
 }
-UNTRACKED = {"sharded heads behind a slot map", "sharded rows copied where devices agree"} | {
-    program.name for program in sharded_rows.PROGRAMS
-}
+UNTRACKED = {
+    "sharded heads behind a slot map",
+    "sharded rows copied where devices agree",
+    "sharded rows copied where devices agree twice",
+} | {program.name for program in sharded_rows.PROGRAMS}
 
 
 def rows_of_lanes(program: Program, args: tuple) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """Devices that were given different slot maps or lengths: what a step that compares them must not do all the same."""
 
 import jax.numpy as jnp
+from jax import lax
 from mutants.mutant import Evidence, Kind, wrong
 from zoo.agreement import COPY_SPECS, STEP_SPECS
 from zoo.sharded import local_rows
@@ -21,6 +22,22 @@ def written_where_they_differ(target, source, read, write):
     """The two rows of the choice are in the wrong order."""
     agree = devices_agree((read, write))
     return put(target, jnp.where(agree, TARGET, write), gathered(source, read)), agree
+
+
+def one_of_two(target, source, read, write):
+    """Rows are written where one of two comparisons holds."""
+    agree, also = devices_agree(read), devices_agree(write)
+    return put(target, jnp.where(agree | also, write, TARGET), gathered(source, read)), agree & also
+
+
+def in_turn(target, source, read, write):
+    """Devices are compared in every turn of a loop, and the last turn alone decides."""
+
+    def turn(_, one):
+        return devices_agree(one), None
+
+    agree = lax.scan(turn, jnp.array(True), jnp.stack([read, write]))[0]
+    return put(target, jnp.where(agree, write, TARGET), gathered(source, read)), agree
 
 
 def idle_rows_alone(w, state, x, lengths):
@@ -45,6 +62,24 @@ MUTANTS = (
         "JAX",
         "rows are written where devices disagree, and nowhere else",
         over(written_where_they_differ, *COPY_SPECS),
+        Kind.AGREEMENT,
+        evidence=FAULT,
+    ),
+    wrong(
+        COPIED,
+        "one-comparison-is-enough",
+        "JAX",
+        "rows are written where devices agree about one of two slot maps",
+        over(one_of_two, *COPY_SPECS),
+        Kind.AGREEMENT,
+        evidence=FAULT,
+    ),
+    wrong(
+        COPIED,
+        "last-comparison-decides",
+        "JAX",
+        "devices are compared in a loop whose last turn alone decides",
+        over(in_turn, *COPY_SPECS),
         Kind.AGREEMENT,
         evidence=FAULT,
     ),

@@ -23,6 +23,12 @@ def local_copy(target, source, read, write):
     return put(target, jnp.where(agree, write, TARGET), gathered(source, read)), agree
 
 
+def local_copy_by_two(target, source, read, write):
+    """Each slot map is compared by itself."""
+    agree = devices_agree(read) & devices_agree(write)
+    return put(target, jnp.where(agree, write, TARGET), gathered(source, read)), agree
+
+
 def local_step(w, state, x, lengths):
     """Devices along `model` have the same lanes: their lengths ought to be the same."""
     agree = devices_agree(lengths)
@@ -32,5 +38,6 @@ def local_step(w, state, x, lengths):
 
 PROGRAMS = (
     Program("sharded rows copied where devices agree", over(local_copy, *COPY_SPECS), COPIES, draw_copy),
+    Program("sharded rows copied where devices agree twice", over(local_copy_by_two, *COPY_SPECS), COPIES, draw_copy),
     Program("sharded rows and heads where devices agree", over(local_step, *STEP_SPECS), ROWS, draw),
 )

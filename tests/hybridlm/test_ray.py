@@ -5,6 +5,7 @@
 
 import gc
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     import ray
 
     # Processes of Ray inherit this; `runtime_env` would make them start anew for every task.
-    settings = {"PYTHONPATH": str(Path(hybridlm.__file__).parents[1]), "JAX_PLATFORMS": "cpu"}
+    settings = {
+        "PYTHONPATH": os.pathsep.join([str(Path(hybridlm.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "JAX_PLATFORMS": "cpu",
+    }
     settings |= {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "RAY_USAGE_STATS_ENABLED": "0"}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():

@@ -9,6 +9,7 @@ here and not by Orbax, which takes longer, and longer to import, than reading th
 """
 
 import hashlib
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from hybridlm.checkpoint.strict_json import MEGABYTE, read_object
 INDEX, WEIGHTS = "hybridlm.json", "weights"
 FORMAT = 1
 """Version of the index; another one is refused."""
+AGAIN = "Save it again from the original checkpoint."
 MAX_INDEX_BYTES = 256 * MEGABYTE
 
 DTYPES: Mapping[str, np.dtype] = {
@@ -117,6 +119,9 @@ def open_saved(directory: Path) -> SavedDirectory:
             f"expected format {FORMAT}, found {index.get('format')!r} (written by hybridlm {index.get('hybridlm')!r})",
             "Load it with the version that wrote it, or save the original checkpoint anew.",
         )
+    named = index.pop("sha256", None)
+    if named != digest(dump_index(index)):
+        raise CheckpointError(directory / INDEX, "is not what was saved, by its checksum", AGAIN)
     try:
         parameters = {name: _parameter(fields) for name, fields in index["parameters"].items()}
         files, family, dtype, fingerprint = (index[name] for name in ("files", "family", "dtype", "fingerprint"))
@@ -128,9 +133,14 @@ def open_saved(directory: Path) -> SavedDirectory:
     faults = [fault for name, digest in files.items() if (fault := _small_fault(directory, name, digest))]
     faults += [fault for one in parameters.values() for tile in one.tiles if (fault := _fault(directory, one, tile))]
     if faults:
-        raise CheckpointError(directory, faults, "Save it again from the original checkpoint.")
+        raise CheckpointError(directory, faults, AGAIN)
     config = read_config(directory / "config.json")
     return SavedDirectory(directory, config, family, dtype, fingerprint, parameters)
+
+
+def dump_index(index: Mapping[str, Any]) -> bytes:
+    """The text of an index, of which its SHA-256 is taken before that is put into it."""
+    return json.dumps(index).encode("ascii")
 
 
 def digest(content: bytes) -> str:

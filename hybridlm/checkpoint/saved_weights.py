@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from hybridlm.checkpoint.errors import CheckpointError
-from hybridlm.checkpoint.saved import DTYPES, SavedDirectory, Tile, checksum
+from hybridlm.checkpoint.saved import AGAIN, DTYPES, SavedDirectory, Tile, checksum
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, Window
 from hybridlm.checkpoint.weights import (
     LoadedWeights,
@@ -101,7 +101,7 @@ def _require_parameters(saved: SavedDirectory, family: Family, weights: Iterable
     allowed = expected.keys() | head_parameters(saved, family)
     faults += [f"unexpected {name}" for name in saved.parameters if name not in allowed]
     if faults:
-        raise CheckpointError(saved.path, faults, "Save it again from the original checkpoint.")
+        raise CheckpointError(saved.path, faults, AGAIN)
 
 
 def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
@@ -176,6 +176,6 @@ class _Reading:
             raise CheckpointError(
                 self._saved.path / tile.file,
                 f"is not what was saved, by its checksum (a part of {self._name})",
-                "Save it again from the original checkpoint.",
+                AGAIN,
             )
         self._verified.add(tile)

@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 
 from hybridlm.checkpoint.errors import CheckpointError
 from hybridlm.checkpoint.hub import FILES
-from hybridlm.checkpoint.saved import DTYPES, FORMAT, INDEX, WEIGHTS, checksum, digest
+from hybridlm.checkpoint.saved import DTYPES, FORMAT, INDEX, WEIGHTS, checksum, digest, dump_index
 
 SMALL_FILES = tuple(name for name in FILES if "safetensors" not in name)
 
@@ -87,7 +87,7 @@ def save_checkpoint(
                 }
                 for name, (shape, pieces) in parameters.items()
             }
-            (directory / INDEX).write_text(json.dumps(fields), encoding="ascii")
+            (directory / INDEX).write_bytes(dump_index({**fields, "sha256": digest(dump_index(fields))}))
 
 
 def _piece_names(name: str, count: int) -> list[str]:

@@ -108,8 +108,10 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
 
     def damage(directory: Path) -> None:
         index = json.loads((directory / format.INDEX).read_text())
+        del index["sha256"]
         change(index)
-        (directory / format.INDEX).write_text(json.dumps(index))
+        sealed = {**index, "sha256": format.digest(format.dump_index(index))}
+        (directory / format.INDEX).write_bytes(format.dump_index(sealed))
 
     return damage
 
@@ -127,6 +129,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), r"missing tokenizer\.json"),
     "no index": (lambda d: (d / format.INDEX).unlink(), r"expected model\.safetensors or"),
     "half an index": (lambda d: os.truncate(d / format.INDEX, 1000), "expected a JSON object, but it cannot be read"),
+    "another number": (
+        lambda d: (d / format.INDEX).write_text((d / format.INDEX).read_text().replace('"at": [0, 0]', '"at": [1, 0]')),
+        r"hybridlm\.json: is not what was saved, by its checksum",
+    ),
     "other format": (edit(lambda i: i.update(format=2)), r"expected format 1, found 2 \(written by hybridlm '"),
     "no parameters": (edit(lambda i: i.pop("parameters")), "is not what LM.save writes: KeyError: 'parameters'"),
     "other family": (

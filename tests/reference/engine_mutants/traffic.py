@@ -6,6 +6,7 @@ pool that decodes are moved while three sequences live in it. With a prefix cach
 prompts that come again, and prompts that part after some tokens, in a cache that moves states to the host.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +15,9 @@ import pytest
 from engine_mutants.mutant import Finder
 
 import hybridlm
-from hybridlm import _engine
 from hybridlm._cache_budget import CacheBudget
 from hybridlm._drafters import Drafter
+from hybridlm._placement import Placement
 from hybridlm._prefix_cache import PrefixCache
 from hybridlm._radix_tree import TreeError
 from hybridlm._speculation import Speculation
@@ -190,13 +191,13 @@ class _Arrays:
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self._seen: list[tuple[np.ndarray, np.ndarray]] = []
-        right = _engine._on_device
+        right = Placement.put
 
-        def watched(operands: tuple[Any, ...]) -> list[Any]:
+        def watched(placement: Placement, operands: Sequence[Any]) -> list[Any]:
             self._seen += [(one, one.copy()) for one in jax.tree.leaves(operands) if isinstance(one, np.ndarray)]
-            return right(operands)
+            return right(placement, operands)
 
-        patch.setattr(_engine, "_on_device", watched)
+        patch.setattr(Placement, "put", watched)
 
     def check(self) -> None:
         for array, held in self._seen:

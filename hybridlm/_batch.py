@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from hybridlm._sampling import Sampling
+from hybridlm._sampling import FILTERED, GREEDY, SAMPLED, Sampling
 from hybridlm._sequence import SamplingParams
 from hybridlm._sequence import Sequence as Alive
 from models import kv_blocks
@@ -57,7 +57,7 @@ def blocks_for(positions: int) -> np.ndarray:
 
 
 def sampling_arrays(lanes: Sequence[Alive | None]) -> tuple[Sampling, np.ndarray]:
-    """The sampling settings of every lane, and whether any lane samples at all."""
+    """The sampling settings of every lane, and how the lanes draw (int32 [], see `draw`)."""
     idle = SamplingParams()
     params = [idle if sequence is None else sequence.request.params for sequence in lanes]
     index = [0 if sequence is None else sequence.request.key_index for sequence in lanes]
@@ -69,4 +69,11 @@ def sampling_arrays(lanes: Sequence[Alive | None]) -> tuple[Sampling, np.ndarray
         np.array([[p.seed >> 32, p.seed & 0xFFFFFFFF] for p in params], np.uint32),
         np.array(index, np.uint32),
     )
-    return sampling, np.array(any(p.temperature > 0 for p in params))
+    return sampling, np.array(max(map(_drawing, params)), np.int32)
+
+
+def _drawing(params: SamplingParams) -> int:
+    """What one lane asks of `draw`."""
+    if params.temperature == 0:
+        return GREEDY
+    return FILTERED if params.top_k > 0 or params.top_p < 1 or params.min_p > 0 else SAMPLED

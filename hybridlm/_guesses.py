@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Int32
+from jaxtyping import Int32
 
 from hybridlm._sampling import LogitsProcessor, Sampling, draw
 from hybridlm._vocabulary import Vocabulary
@@ -20,14 +20,14 @@ class Lanes(NamedTuple):
         consumed: tokens that the step has consumed; a lane of which it is 0 has not drawn, and guesses nothing.
         positions: of the token that each lane has drawn.
         kv_blocks: blocks of the caches that hold the positions of all guesses.
-        sampling, any_sampled: as the step has them.
+        sampling, drawing: as the step has them.
     """
 
     consumed: Int32[Array, "lane"]
     positions: Int32[Array, "lane"]
     kv_blocks: Int32[Array, ""]
     sampling: Sampling
-    any_sampled: Bool[Array, ""]
+    drawing: Int32[Array, ""]
 
 
 def guess(
@@ -76,6 +76,6 @@ def guess(
         logits = vocabulary.whole(model.logits(hidden))
         if processor is not None:
             logits = jax.vmap(processor)(logits, token, at + 1)
-        token = inside(draw(logits, lanes.sampling, at + 1, lanes.any_sampled))
+        token = inside(draw(logits, lanes.sampling, at + 1, lanes.drawing))
         found.append(token)
     return jnp.stack(found, axis=1), (*before, MtpState(rows, head.hidden))

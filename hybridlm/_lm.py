@@ -116,7 +116,8 @@ class LM(TextScores, Saved):
             max_tokens: most tokens drawn for a prompt.
             temperature: 0 takes the most likely token; otherwise logits are divided by it.
             top_k: draw among this many most likely tokens; 0 for all. Filters follow temperature, in this order.
-            top_p: then among the fewest tokens whose probabilities reach this sum; 1 for all.
+            top_p: then among the fewest tokens whose probabilities reach this sum, and those as likely as the last of
+                them; 1 for all.
             min_p: then among tokens at least this many times as probable as the most likely one; 0 for all.
             seed: the token at a position is drawn with the key (seed, index of the request, position): it does not
                 depend on the other prompts, the lane or the number of lanes.

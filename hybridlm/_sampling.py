@@ -14,6 +14,8 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32, UInt32
 
+from models.varying import varying_like
+
 HostOrDevice = Array | np.ndarray
 
 LogitsProcessor = Callable[[Float32[Array, "vocab"], Int32[Array, ""], Int32[Array, ""]], Float32[Array, "vocab"]]
@@ -25,8 +27,8 @@ class Sampling(NamedTuple):
 
     Attributes:
         temperature: 0 for the most likely token.
-        top_k: keep the k most likely tokens; 0 keeps all.
-        top_p: keep the most likely tokens whose probability adds up to p (nucleus); 1 keeps all.
+        top_k: keep the k most likely tokens, and those as likely as the last of them; 0 keeps all.
+        top_p: keep tokens where those that are more likely have less than this probability together; 1 keeps all.
         min_p: keep tokens at least min_p times as likely as the most likely one; 0 keeps all.
         seed: 64-bit seed in two words, high and low.
         index: index of the request.
@@ -63,27 +65,70 @@ def _first(found: Bool[Array, "row place"]) -> Int32[Array, "row"]:
     return jnp.min(jnp.where(found, places, jnp.int32(found.shape[1])), axis=1)
 
 
-def _draw_lane(logits: Array, sampling: Sampling, position: Array) -> Array:
-    """One lane: logits [vocab] -> token."""
-    vocab = logits.shape[0]
-    scaled = logits / jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
-    ordered, tokens = lax.top_k(scaled, vocab)
-    keep = (sampling.top_k == 0) | (jnp.arange(vocab, dtype=jnp.int32) < sampling.top_k)
-    probability = jax.nn.softmax(jnp.where(keep, ordered, -jnp.inf))
-    before = jnp.cumsum(probability) - probability
-    keep &= (sampling.top_p >= 1.0) | (before < sampling.top_p)
-    keep &= probability >= sampling.min_p * probability[0]
+GREEDY, SAMPLED, FILTERED = range(3)
+"""How the lanes of a step draw: the most that one of them asks for. More takes longer and changes no token."""
+
+
+def _noise(sampling: Sampling, position: Array, vocab: int) -> Array:
+    """What is added to the logits of one lane, so that the highest of the sums is a draw (the Gumbel-max trick)."""
     key = jax.random.wrap_key_data(jnp.asarray(sampling.seed), impl="threefry2x32")
     key = jax.random.fold_in(jax.random.fold_in(key, sampling.index), position)
-    noise = jax.random.gumbel(key, (vocab,), jnp.float32)[tokens]
-    return tokens[jnp.argmax(jnp.where(keep, ordered + noise, -jnp.inf))].astype(jnp.int32)
+    return jax.random.gumbel(key, (vocab,), jnp.float32)
+
+
+def kept_by_filters(scaled: Float32[Array, "lane vocab"], sampling: Sampling) -> Bool[Array, "lane vocab"]:
+    """Which tokens the filters of each lane leave, the most likely ones always.
+
+    Every filter keeps the tokens whose logit is at least some cutoff, so of equally likely tokens all or none, and
+    nothing has to be sorted.
+
+    Args:
+        scaled: logits divided by the temperature.
+        sampling: settings of each lane.
+    """
+    order = _order(scaled)
+    highest = jnp.max(scaled, axis=1, keepdims=True)
+    best = jnp.max(order, axis=1)
+    ones = jnp.ones(scaled.shape, jnp.float32)
+    cutoff = jnp.where(
+        sampling.top_k > 0, _cutoff(order, ones, jnp.asarray(sampling.top_k, jnp.float32)), jnp.uint32(0)
+    )
+    keep = order >= cutoff[:, None]
+    # in units of the probability of the most likely token, whose logit may be infinite
+    weight = jnp.where(scaled == highest, 1.0, jnp.where(keep, jnp.exp(scaled - highest), 0.0))
+    enough = jnp.asarray(sampling.top_p) * jnp.sum(weight, axis=1)
+    cutoff = jnp.where(sampling.top_p < 1.0, jnp.minimum(_cutoff(order, weight, enough), best), jnp.uint32(0))
+    return keep & (order >= cutoff[:, None]) & (weight >= sampling.min_p[:, None])
+
+
+def _order(x: Float32[Array, "lane vocab"]) -> UInt32[Array, "lane vocab"]:
+    """Integers in the order of floats, equal for equal ones."""
+    bits = lax.bitcast_convert_type(jnp.where(x == 0.0, 0.0, x), jnp.uint32)
+    sign = jnp.uint32(1 << 31)
+    return jnp.where(bits >= sign, ~bits, bits | sign)
+
+
+def _cutoff(
+    order: UInt32[Array, "lane vocab"], weight: Float32[Array, "lane vocab"], enough: Float32[Array, "lane"]
+) -> UInt32[Array, "lane"]:
+    """The lowest place in the order above which the weights of a lane add up to less than `enough`, by bisection."""
+
+    def halve(_: Array | int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = low + (high - low) // 2
+        above = jnp.sum(jnp.where(order > middle[:, None], weight, 0.0), axis=1) < enough
+        return jnp.where(above, low, middle + 1), jnp.where(above, middle, high)
+
+    lanes = order.shape[0]
+    bounds = (jnp.zeros(lanes, jnp.uint32), jnp.full(lanes, 0xFFFFFFFF, jnp.uint32))
+    return lax.fori_loop(0, 32, halve, varying_like(bounds, order))[0]
 
 
 def draw(
     logits: Float32[Array, "lane vocab"],
     sampling: Sampling,
     positions: Int32[Array, "lane"],
-    any_sampled: Bool[Array, ""],
+    drawing: Int32[Array, ""],
 ) -> Int32[Array, "lane"]:
     """The next token of every lane; `vocab` for a lane whose logits hold NaN.
 
@@ -91,12 +136,20 @@ def draw(
         logits: after any processing.
         sampling: settings of each lane.
         positions: the position in its sequence that each lane's token will have.
-        any_sampled: false where the host knows that every lane has temperature 0; the result is the same.
+        drawing: `GREEDY` where the host knows that every lane has temperature 0, `SAMPLED` where no lane that has a
+            temperature has a filter, `FILTERED` otherwise.
     """
-    greedy = most_likely(logits)
+    greedy, vocab = most_likely(logits), logits.shape[1]
 
     def sampled() -> Array:
-        tokens = jax.vmap(_draw_lane)(logits, sampling, positions)
-        return jnp.where((sampling.temperature > 0) & (greedy < logits.shape[1]), tokens, greedy)
+        scaled = logits / jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None]
+        kept = lax.cond(
+            drawing == FILTERED,
+            lambda: kept_by_filters(scaled, sampling),
+            lambda: varying_like(jnp.ones(logits.shape, jnp.bool_), scaled),
+        )
+        noise = jax.vmap(lambda sampling, position: _noise(sampling, position, vocab))(sampling, positions)
+        tokens = most_likely(jnp.where(kept, scaled + noise, -jnp.inf))
+        return jnp.where((sampling.temperature > 0) & (greedy < vocab), tokens, greedy)
 
-    return lax.cond(any_sampled, sampled, lambda: greedy)
+    return lax.cond(drawing == GREEDY, lambda: greedy, sampled)

@@ -108,7 +108,7 @@ def flatten(model: Decoder) -> tuple[Structure, tuple[Any, ...]]:
 
 
 def generate_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, guesses: int = 0) -> Step:
-    """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, any_sampled) -> (Drawn, rows)`.
+    """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, drawing) -> (Drawn, rows)`.
 
     A token that is `CARRIED` is the one that the lane drew in its last step.
 
@@ -128,7 +128,7 @@ def generate_step(structure: Structure, top: int | None, processor: LogitsProces
         positions: Int32[Array, "lane"],
         kv_blocks: Int32[Array, ""],
         sampling: Sampling,
-        any_sampled: Bool[Array, ""],
+        drawing: Int32[Array, ""],
     ) -> tuple[Drawn, Rows]:
         model = structure.rebuild(params)
         tokens = jnp.where(tokens == CARRIED, rows.token, tokens)
@@ -137,8 +137,8 @@ def generate_step(structure: Structure, top: int | None, processor: LogitsProces
         held = model.logits(jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0])
         logits = Vocabulary.of(model.config).whole(held)
         last_token = jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
-        drawn = draw_tokens(logits, last_token, positions + lengths, sampling, any_sampled, top, processor)
-        lanes = Lanes(lengths, positions + lengths, kv_blocks, sampling, any_sampled)
+        drawn = draw_tokens(logits, last_token, positions + lengths, sampling, drawing, top, processor)
+        lanes = Lanes(lengths, positions + lengths, kv_blocks, sampling, drawing)
         return keep_drawn(model, Rows(layers, rows.token), drawn.token, drawn, lanes, guesses, processor)
 
     return step
@@ -175,7 +175,7 @@ def draw_tokens(
     last_token: Int32[Array, "row"],
     positions: Int32[Array, "row"],
     sampling: Sampling,
-    any_sampled: Bool[Array, ""],
+    drawing: Int32[Array, ""],
     top: int | None,
     processor: LogitsProcessor | None,
 ) -> Drawn:
@@ -186,13 +186,13 @@ def draw_tokens(
         last_token: the token before the one to draw.
         positions: of the tokens to draw.
         sampling: settings of each row.
-        any_sampled: whether any row has a temperature.
+        drawing: how rows draw, as for `draw`.
         top, processor: as for `generate_step`.
     """
     logprob = top_tokens = top_logprobs = None
     processed = logits if processor is None else jax.vmap(processor)(logits, last_token, positions)
     with jax.named_scope("draw"):
-        token = draw(processed, sampling, positions, any_sampled)
+        token = draw(processed, sampling, positions, drawing)
     if top is not None:
         total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
         inside = jnp.where(token < logits.shape[1], token, 0)

@@ -9,7 +9,7 @@ without drafts. Rows are written once, with the tokens that are accepted.
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Int32
+from jaxtyping import Int32
 
 from hybridlm._guesses import Lanes
 from hybridlm._sampling import LogitsProcessor, Sampling
@@ -25,7 +25,7 @@ VERIFY_CONTRACT = LaneContract(
 
 
 def verify_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, guesses: int = 0) -> Step:
-    """`step(params, rows, tokens, lengths, positions, kv_blocks, drafts, sampling, any_sampled)`.
+    """`step(params, rows, tokens, lengths, positions, kv_blocks, drafts, sampling, drawing)`.
 
     Returns `((accepted, Drawn), rows)`: how many of each lane's tokens are accepted, and what was drawn behind each of
     its T tokens, of which only those behind accepted tokens mean anything; the last of these is the lane's next token.
@@ -48,17 +48,17 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         kv_blocks: Int32[Array, ""],
         drafts: Int32[Array, "lane"],
         sampling: Sampling,
-        any_sampled: Bool[Array, ""],
+        drawing: Int32[Array, ""],
     ) -> tuple[tuple[Int32[Array, "lane"], Drawn], Rows]:
         model = structure.rebuild(params)
         tokens = jnp.where(tokens == CARRIED, rows.token, tokens)
         hidden, kept = model(tokens, lengths, positions, rows.layers, kv_blocks, verifying=True)
-        drawn = _draw_behind_each(model, hidden, tokens, positions, sampling, any_sampled, top, processor)
+        drawn = _draw_behind_each(model, hidden, tokens, positions, sampling, drawing, top, processor)
         accepted = accept(tokens, drawn.token, lengths, drafts)
         layers = model.commit(kept, tokens, accepted, positions, rows.layers, kv_blocks)
         last = jnp.where(accepted > 0, accepted - 1, 0)[:, None]
         token = jnp.take_along_axis(drawn.token, last, axis=1, mode="fill")[:, 0]
-        lanes = Lanes(accepted, positions + accepted, kv_blocks, sampling, any_sampled)
+        lanes = Lanes(accepted, positions + accepted, kv_blocks, sampling, drawing)
         drawn, rows = keep_drawn(model, Rows(layers, rows.token), token, drawn, lanes, guesses, processor)
         return (accepted, drawn), rows
 
@@ -91,7 +91,7 @@ def _draw_behind_each(
     tokens: Array,
     positions: Array,
     sampling: Sampling,
-    any_sampled: Array,
+    drawing: Array,
     top: int | None,
     processor: LogitsProcessor | None,
 ) -> Drawn:
@@ -100,5 +100,5 @@ def _draw_behind_each(
     behind = positions[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
     each = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), count, axis=0), sampling)
     logits = Vocabulary.of(model.config).whole(model.logits(hidden.reshape((lanes * count, size))))
-    drawn = draw_tokens(logits, tokens.reshape(-1), behind.reshape(-1), each, any_sampled, top, processor)
+    drawn = draw_tokens(logits, tokens.reshape(-1), behind.reshape(-1), each, drawing, top, processor)
     return jax.tree.map(lambda x: x.reshape((lanes, count, *x.shape[1:])), drawn)

@@ -19,7 +19,7 @@ from tiny_variants import OTHER_GOLDENS
 import hybridlm
 from hybridlm._programs import Shape
 from hybridlm._rows import RowPool
-from hybridlm._sampling import Sampling
+from hybridlm._sampling import FILTERED, Sampling
 from hybridlm._steps import Rows, Step
 from ir_passes import LaneContract
 
@@ -75,8 +75,8 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
         np.arange(LANES, dtype=np.uint32),
     )
     if shape.step == "verify":
-        return (*common, np.array(DRAFTS, np.int32), sampling, np.array(True))
-    return (*common, sampling, np.array(True))
+        return (*common, np.array(DRAFTS, np.int32), sampling, np.int32(FILTERED))
+    return (*common, sampling, np.int32(FILTERED))
 
 
 def change(path: str, row: np.ndarray, rng: np.random.Generator) -> np.ndarray:

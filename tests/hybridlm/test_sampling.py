@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybridlm._sampling import Sampling, draw, most_likely
+from hybridlm._sampling import FILTERED, GREEDY, SAMPLED, Sampling, draw, kept_by_filters, most_likely
 
 VOCAB, LANES = 11, 6000
 LOGITS = np.array([2.0, 1.5, 1.4, 0.2, 0.1, 0.0, -0.5, -1.0, -3.0, -5.0, 1.9], np.float32)
@@ -51,7 +51,7 @@ def expected(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
 )
 def test_draws_follow_the_filtered_distribution(filters: dict) -> None:
     tokens = np.asarray(
-        run(np.tile(LOGITS, (LANES, 1)), settings(**filters), np.zeros(LANES, np.int32), np.array(True))
+        run(np.tile(LOGITS, (LANES, 1)), settings(**filters), np.zeros(LANES, np.int32), np.int32(FILTERED))
     )
     frequency = np.bincount(tokens, minlength=VOCAB) / LANES
     want = expected(**filters)
@@ -62,34 +62,82 @@ def test_draws_follow_the_filtered_distribution(filters: dict) -> None:
 
 def test_temperature_zero_is_the_first_most_likely_token_in_either_branch() -> None:
     logits = np.array([[1, 3, 3, 2], [5, 5, 5, 5], [0, -1, -2, 7]], np.float32)
-    for any_sampled in (True, False):
-        got = run(logits, settings(temperature=0.0, lanes=3), np.zeros(3, np.int32), np.array(any_sampled))
+    for drawing in (GREEDY, SAMPLED, FILTERED):
+        got = run(logits, settings(temperature=0.0, lanes=3), np.zeros(3, np.int32), np.int32(drawing))
         assert got.tolist() == [1, 0, 3]
+
+
+def kept_in_float64(scaled: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    keep = np.array([top_k == 0 or (scaled > x).sum() < top_k for x in scaled])
+    weight = np.where(keep, np.exp(scaled.astype(np.float64) - scaled.max()), 0.0)
+    before = np.array([weight[scaled > x].sum() for x in scaled])
+    keep &= (top_p == 1.0) | (before < top_p * weight.sum()) | (scaled == scaled.max())
+    return keep & (weight >= min_p)
+
+
+def test_filters_keep_what_a_sort_would_and_equally_likely_tokens_together() -> None:
+    rng = np.random.default_rng(3)
+    rows = [rng.normal(size=300) * 3, rng.integers(-3, 3, 300), np.zeros(300), -np.abs(rng.normal(size=300)) * 1e-3]
+    rows += [np.where(np.arange(300) % 7, -np.inf, rng.normal(size=300)), np.where(np.arange(300) == 9, 1e30, 0.0)]
+    rows += [np.where(np.arange(300) % 2, 0.0, -0.0), np.array([1e-40, -1e-40, 3.0] * 100)]
+    filters = [
+        (0, 1.0, 0.3),
+        (1, 1.0, 0.0),
+        (7, 1.0, 0.0),
+        (0, 0.35, 0.0),
+        (0, 1e-9, 0.0),
+        (40, 0.8, 0.01),
+        (299, 0.999, 0.0),
+    ]
+    for top_k, top_p, min_p in filters:
+        scaled = np.stack(rows).astype(np.float32)
+        of = settings(top_k=top_k, top_p=top_p, min_p=min_p, lanes=len(rows))
+        got = np.asarray(jax.jit(kept_by_filters)(scaled, of))
+        for row, kept in zip(scaled, got, strict=True):
+            np.testing.assert_array_equal(kept, kept_in_float64(row, top_k, top_p, min_p), str((top_k, top_p, min_p)))
+
+
+def test_a_logit_that_is_infinite_is_drawn() -> None:
+    logits = np.tile(LOGITS, (2, 1))
+    logits[:, 5] = np.inf
+    for filters in ({}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}):
+        assert run(logits, settings(**filters, lanes=2), np.zeros(2, np.int32), np.int32(FILTERED)).tolist() == [5, 5]
+
+
+def test_lanes_without_filters_draw_the_same_beside_lanes_with_them() -> None:
+    """Ties too: a few values, so that sums of logits and noise meet as often as they can."""
+    rng = np.random.default_rng(0)
+    logits = rng.integers(0, 3, (64, 3000)).astype(np.float32) * 1e6
+    of_64 = np.zeros(64, np.int32)
+    plain, filtered = (run(logits, settings(lanes=64), of_64, np.int32(how)) for how in (SAMPLED, FILTERED))
+    np.testing.assert_array_equal(plain, filtered)
+    beside = settings(lanes=64)._replace(top_k=np.where(np.arange(64) % 2, 3, 0).astype(np.int32))
+    np.testing.assert_array_equal(run(logits, beside, of_64, np.int32(FILTERED))[::2], plain[::2])
 
 
 def test_greedy_and_sampled_lanes_do_not_mix() -> None:
     logits = np.tile(LOGITS, (4, 1))
     mixed = settings(lanes=4)._replace(temperature=np.array([0, 1, 0, 1], np.float32))
-    got = run(logits, mixed, np.zeros(4, np.int32), np.array(True))
-    all_sampled = run(logits, settings(lanes=4), np.zeros(4, np.int32), np.array(True))
+    got = run(logits, mixed, np.zeros(4, np.int32), np.int32(FILTERED))
+    all_sampled = run(logits, settings(lanes=4), np.zeros(4, np.int32), np.int32(FILTERED))
     assert got.tolist() == [0, all_sampled[1], 0, all_sampled[3]]
 
 
 def test_a_draw_depends_on_seed_index_and_position_only() -> None:
     logits = np.tile(LOGITS, (LANES, 1))
-    base = np.asarray(run(logits, settings(), np.zeros(LANES, np.int32), np.array(True)))
+    base = np.asarray(run(logits, settings(), np.zeros(LANES, np.int32), np.int32(FILTERED)))
     assert len(set(base.tolist())) > 5
     order = np.random.default_rng(0).permutation(LANES)
     shuffled = jax.tree.map(lambda x: x[order], settings())
-    np.testing.assert_array_equal(run(logits, shuffled, np.zeros(LANES, np.int32), np.array(True)), base[order])
+    np.testing.assert_array_equal(run(logits, shuffled, np.zeros(LANES, np.int32), np.int32(FILTERED)), base[order])
     for other in (
-        run(logits, settings(seed=8), np.zeros(LANES, np.int32), np.array(True)),
-        run(logits, settings(), np.ones(LANES, np.int32), np.array(True)),
+        run(logits, settings(seed=8), np.zeros(LANES, np.int32), np.int32(FILTERED)),
+        run(logits, settings(), np.ones(LANES, np.int32), np.int32(FILTERED)),
         run(
             logits,
             settings()._replace(seed=np.tile(np.array([1, 7], np.uint32), (LANES, 1))),
             np.zeros(LANES, np.int32),
-            np.array(True),
+            np.int32(FILTERED),
         ),
     ):
         assert 0.5 < (np.asarray(other) != base).mean() < 0.95
@@ -99,7 +147,7 @@ def test_a_draw_depends_on_seed_index_and_position_only() -> None:
 def test_logits_that_are_no_numbers_give_no_token(temperature: float) -> None:
     logits = np.tile(LOGITS, (3, 1))
     logits[1, 4] = np.nan
-    got = run(logits, settings(temperature, lanes=3), np.zeros(3, np.int32), np.array(True))
+    got = run(logits, settings(temperature, lanes=3), np.zeros(3, np.int32), np.int32(FILTERED))
     assert got[1] == VOCAB and got[0] < VOCAB and got[2] < VOCAB
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 from tiny_variants import Variant, variant
 from zoo.program import LANES, Program
 
-from hybridlm._sampling import Sampling
+from hybridlm._sampling import FILTERED, Sampling
 from hybridlm._steps import GENERATE_CONTRACT, SCORE_CONTRACT, Rows, Structure, flatten, generate_step, score_step
 from models import family_of, kv_blocks
 
@@ -67,7 +67,7 @@ def draw(rng: np.random.Generator, name: str, tokens: int, score: bool) -> tuple
         rng.integers(0, 2**32, (LANES, 2)).astype(np.uint32),
         rng.integers(0, 9, LANES).astype(np.uint32),
     )
-    return (*args, sampling, np.array(True))
+    return (*args, sampling, np.int32(FILTERED))
 
 
 def real_programs() -> Iterator[Program]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ir_passes import ir
+from ir_passes.declared import declaration_of
 from ir_passes.rules.intervals import fits
 from ir_passes.rules.registry import INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
 from ir_passes.uniformity import REMEDY, reveals_order, uniform_axes
@@ -68,7 +69,8 @@ class Site:
     def _before_sum(self, operands: list[Value]) -> list[Value]:
         """What comes of a row that one device has and others do not, where it is used before it is summed over them."""
         held = {axis for value in operands for axis in getattr(value.owner, "held", ())}
-        if not held or self.name in SUMS or self.name in MOVES:
+        looked_into = self.name in ir.CALLS and declaration_of(self.eqn) is None
+        if not held or looked_into or self.name in SUMS or self.name in MOVES:
             return []
         along = ", ".join(sorted(held))
         message = f"a row that one device along {along} has, and all others have as zeros, is used as it is"

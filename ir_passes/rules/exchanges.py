@@ -5,12 +5,12 @@ from dataclasses import replace
 from ir_passes import mesh
 from ir_passes.rules.registry import SUMS, rule
 from ir_passes.site import Site
-from ir_passes.values import OneLane, Owner, PoolRows, Rows, Symbol, Value, axis_of, moved
+from ir_passes.values import Common, OneLane, Owner, PoolRows, Rows, Symbol, Value, axis_of, moved
 from ir_passes.violations import ViolationKind
 
 _REDUCTIONS = (*SUMS, "pmax", "pmin", "pbroadcast", "reduce_scatter")
 _GATHERS = ("all_gather", "all_gather_invariant")
-_MOVES = (*_GATHERS, "all_to_all", "ragged_all_to_all", "ppermute", "psend", "precv")
+_MOVES = (*_GATHERS, "all_to_all", "ppermute")
 
 
 @rule(*_REDUCTIONS, *_MOVES)
@@ -26,6 +26,16 @@ def collective(site: Site, *operands: Value) -> list[Value]:
         site.report(ViolationKind.COLLECTIVE, message, remedy)
     pairs = zip(operands, site.shapes, strict=True)
     return [Value(_exchanged(site, value.owner, axes, shape)) for value, shape in pairs]
+
+
+@rule("ragged_all_to_all", "psend", "precv")
+def by_counts(site: Site, *operands: Value) -> list[Value]:
+    """Exchanges whose counts and partners are known when they run: whose the rows are that come in is not followed."""
+    owner = site.join(*(value.owner for value in operands))
+    if not isinstance(owner, Common):
+        message = "it moves rows of lanes between devices by counts that are known when it runs"
+        owner = site.mixed(message, "sum what devices have of all rows, or use all_to_all", ViolationKind.COLLECTIVE)
+    return [Value(owner) for _ in site.eqn.outvars]
 
 
 def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Owner:

@@ -34,7 +34,7 @@ def verdict(subject: Subject, change: Change) -> str:
     program = change.apply(subject.program)
     try:
         ir.check(program)
-    except (TypeError, ValueError, AssertionError, NameError):
+    except (TypeError, ValueError, AssertionError, NameError, KeyError):  # the last two: an axis that the mesh has not
         return "invalid"
     except Exception as error:  # check_jaxpr raises an exception class of its own that has no public name
         assert type(error).__name__ == "JaxprTypeError", error

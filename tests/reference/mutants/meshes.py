@@ -97,7 +97,23 @@ def half_sent_back(w, state, x, lengths):
     return local_rows(w, state, lax.all_to_all(there[::-1], "data", 0, 0, tiled=True), lengths)
 
 
+def exchanged_by_counts(w, state, x, lengths):
+    """Rows go to the device of their expert, and stay there; how many is known when it runs."""
+    counts = jnp.array([1, 1], jnp.int32)
+    there = lax.ragged_all_to_all(x, jnp.zeros_like(x), counts - 1, counts, counts - 1, counts, axis_name="model")
+    return local_rows(w, state, there, lengths)
+
+
 MUTANTS = (
+    wrong(
+        SHARDED,
+        "exchanged-by-counts",
+        "JAX",
+        "rows are sent to other devices by run-time counts, and taken for the lanes' own",
+        over_rows(exchanged_by_counts, check_vma=False),
+        Kind.COLLECTIVE,
+        evidence=Evidence.TRACED,
+    ),
     wrong(
         SENT,
         "passed-on-twice",

@@ -62,10 +62,14 @@ def here(rows: Array, pool: Array) -> Array:
     return rows - lax.axis_index("data") * pool.shape[0]
 
 
+@jax.jit
+def summed(row: Array) -> Array:
+    return lax.psum(row, "data")
+
+
 def gathered(pool: Array, read: Array) -> Array:
     """Rows, wherever they are; the same on all devices along `data`."""
-    row = pool.at[here(read, pool)].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-    return lax.psum(row, "data")
+    return summed(pool.at[here(read, pool)].get(mode="fill", fill_value=0, wrap_negative_indices=False))
 
 
 def put(pool: Array, write: Array, rows: Array) -> Array:

@@ -88,6 +88,25 @@ class TestOnACluster:
             # Fewer texts than lanes take part in a step of another shape.
             np.testing.assert_allclose(row["logprobs"][1:], score.logprobs[1:], rtol=0, atol=2e-4)
 
+    def test_batches_are_cut_from_the_order_of_the_rows(self, cluster: Any, monkeypatch: pytest.MonkeyPatch):
+        """Not from blocks: so many rows in each but the last."""
+        import pyarrow as pa
+
+        import hybridlm.ray
+
+        class Counting:
+            def __init__(self, model: str, settings: dict[str, Any]):
+                pass
+
+            def __call__(self, batch: Any) -> Any:
+                return pa.table({"id": batch["id"], "rows": [len(batch)] * len(batch)})
+
+        monkeypatch.setattr(hybridlm.ray, "_Worker", Counting)
+        blocks = [pa.table({"id": list(range(a, b))}) for a, b in ((0, 7), (7, 8), (8, 40), (40, 75))]
+        found = hybridlm.ray.score_dataset(cluster.from_arrow(blocks), "none", actors=2, batch_size=BATCH).take_all()
+        assert [row["id"] for row in found] == list(range(75))
+        assert [row["rows"] for row in found] == [BATCH] * 64 + [11] * 11
+
     def test_arrays_of_token_ids(self, cluster: Any, model: Path):
         """What Ray makes of NumPy arrays; no ids."""
         from hybridlm.ray import score_dataset

@@ -59,6 +59,7 @@ def attempt(disk: pathlib.Path, size: int, output: pathlib.Path, expected: bytes
         assert said.count("\n") == 1 and "Traceback" not in said, said
         where = pathlib.Path(said.removeprefix("error: ").split(": ")[0])
         assert output.read_bytes() in (b"older", expected), f"{size}: half an output"
+        assert not list(disk.rglob("whole")), "half an output takes room that is short"
         # A part that the manifest does not name is not kept.
         kept = len(list(disk.rglob("part-*"))) - (where.name != "whole")
         assert ("rows are kept in" in said) == (kept > 0), (said, kept)

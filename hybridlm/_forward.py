@@ -16,6 +16,7 @@ from hybridlm._placement import Placement
 from hybridlm._row_arrays import zeros
 from hybridlm._steps import Structure
 from models import kv_blocks
+from models.varying import varying_like
 
 
 class SequenceState(NamedTuple):
@@ -128,7 +129,8 @@ def run(
     def step(
         params: tuple[Array, ...], tokens: Array, layers: tuple, position: Array
     ) -> tuple[Array, tuple[Array, ...], tuple]:
-        model = structure.rebuild(params)
+        # Tables that lanes look things up in are the same on devices whose lanes differ.
+        model = structure.rebuild(varying_like(params, tokens))
         lanes, count = tokens.shape
         hidden_states: list[Array] = []
         lengths = jnp.full((lanes,), count, jnp.int32)

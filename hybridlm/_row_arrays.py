@@ -1,5 +1,6 @@
 """The arrays that rows of a model consist of, by their types and where they lie, and as zeros."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -52,3 +53,13 @@ class RowArrays:
 def zeros(types: Any) -> Any:
     """Zeros of these types, each where its type says."""
     return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype, device=one.sharding), types)
+
+
+def maker_of_zeros(types: tuple[jax.ShapeDtypeStruct, ...]) -> Callable[[], tuple[jax.Array, ...]]:
+    """What makes such zeros in one call."""
+
+    # Inside of a jitted function the place that jnp.zeros is given has no effect.
+    def made() -> tuple[jax.Array, ...]:
+        return tuple(jnp.zeros(one.shape, one.dtype) for one in types)
+
+    return jax.jit(made, out_shardings=tuple(one.sharding for one in types))

@@ -10,7 +10,7 @@ from hybridlm._kept_arrays import KeptArrays
 from hybridlm._placement import Placement
 from hybridlm._programs import Programs
 from hybridlm._radix_tree import Piece
-from hybridlm._row_arrays import zeros
+from hybridlm._row_arrays import maker_of_zeros
 from hybridlm._row_parts import Part, PartShape
 from hybridlm._rows import RowPool
 from hybridlm._sanitizing import Sanitizer
@@ -57,7 +57,7 @@ class RowMoves:
         }
         self._axes = tuple(one.positions for one in layout if one.positions is not None)
         self._kept = {part: self._types(part) for part in self._places}
-        self._empty = {part: jax.jit(lambda kept=kept: zeros(kept)) for part, kept in self._kept.items()}
+        self._empty = {part: maker_of_zeros(kept) for part, kept in self._kept.items()}
         self.grows = bool(self._axes)
         self.state_bytes, self.span_bytes = (
             sum(leaf.size * leaf.dtype.itemsize for leaf in self._kept[part]) for part in ("state", "span")

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Float32, Int32
 
+from models.varying import varying_like
+
 GATHER_ROWS = 32
 """Up to this many rows, gathering one matrix per row is the fastest form on a CPU."""
 BLOCK = 16
@@ -63,7 +65,7 @@ def block_form(x: Rows, weight: Experts, expert: Assignment, block: int = BLOCK)
     """Sort rows by expert, fill each group up to whole blocks, and multiply block by block."""
     count, experts = x.shape[0], weight.shape[0]
     blocks = count // block + min(count, experts)
-    order = jnp.argsort(expert, stable=True)
+    order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
     owner = expert[order]
     sizes = jnp.zeros((experts,), jnp.int32).at[expert].add(1)
     padded = -(-sizes // block) * block
@@ -93,7 +95,7 @@ def ragged_form(x: Rows, weight: Experts, expert: Assignment) -> Result:
 
     Rows of absent experts come last and are in no group: what they give means nothing.
     """
-    order = jnp.argsort(expert, stable=True)
+    order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
     sizes = jnp.zeros((weight.shape[0],), jnp.int32).at[expert].add(1)
     y = lax.ragged_dot(
         x[order].astype(weight.dtype),

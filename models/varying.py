@@ -13,6 +13,9 @@ def varying_like(start: T, *like: Any) -> T:
 
     Outside of `jax.shard_map`, and where nothing is to be marked, this is the identity and no equation.
 
+    What is indexed by indices that differ needs it too, where a gradient is wanted: JAX does not mark it by itself, as
+    it does the operands of other operations, and the gradient would be that of one device instead of their sum.
+
     Args:
         start: a pytree of arrays, as a loop begins with.
         like: pytrees of arrays that the loop combines it with.

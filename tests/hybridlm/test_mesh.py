@@ -1,86 +1,32 @@
-"""hybridlm over a mesh of virtual devices: the same numbers as on one device, and what is said of other meshes."""
+"""Meshes: their axes, where arrays lie, and the operations of steps whose rows or vocabulary are split."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import TOLERANCES
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
-from near_ties import check_same_draws
-from random_checkpoint import FAMILIES, MESHES, write_random_checkpoint
 
 import hybridlm
 from hybridlm._all_steps import all_shapes
 from hybridlm._mesh import AXES, read_mesh, with_all_axes
 from hybridlm._placement import ONE_DEVICE, Placement, place
 from hybridlm._programs import lane_rung
+from hybridlm._row_arrays import maker_of_zeros, zeros
 from hybridlm._rows import copy_row
 from hybridlm._split_rows import SplitRows
 from hybridlm._vocabulary import Vocabulary
 
-PROMPTS = [
-    [5, 6, 7],
-    [9, 8, 7, 6, 5, 4, 3, 12],
-    [3] * 11,
-    [10, 11],
-    [20] * 17,
-    [6],
-    [8, 9] * 9,
-    [5, 6, 7, 8],
-    [4],
-    [11],
-]
-SETTINGS: dict[str, Any] = {"context": 200, "dtype": "float32", "chunk": 5, "compilation_cache": False}
 
-
-def check_generation(found: hybridlm.LM, one: hybridlm.LM, prompts: list[list[int]]) -> None:
-    """Asserts that both draw the same tokens, of the same log-probabilities."""
-    settings = {"max_tokens": 8, "ignore_eos": True, "logprobs": 0}
-    ours, expected = found.generate(prompts, **settings), one.generate(prompts, **settings)
-    check_same_draws(one, ours, expected, settings, tolerance_of(one))
-    for a, b in zip(ours, expected, strict=True):
-        if a.token_ids == b.token_ids:
-            assert a.logprobs is not None and b.logprobs is not None
-            np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(one))
-
-
-def check_scores(found: hybridlm.LM, one: hybridlm.LM, texts: list[list[int]]) -> None:
-    """Asserts that both give the same log-probabilities, of the texts and of the most likely tokens."""
-    for a, b in zip(found.score(texts, top_logprobs=3), one.score(texts, top_logprobs=3), strict=True):
-        np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(one))
-        for top, other in zip(a.top_logprobs or [], b.top_logprobs or [], strict=True):
-            likely = ([*(each or {}).values()] for each in (top, other))
-            np.testing.assert_allclose(*likely, rtol=0, atol=tolerance_of(one))
-
-
-def tolerance_of(lm: hybridlm.LM) -> float:
-    return TOLERANCES[lm.config.family.removesuffix("_text")]
-
-
-def test_generation_is_that_of_one_device(tmp_path: Path) -> None:
-    """Lanes and heads are split, and one prompt more than there are lanes; every step is proved and audited."""
-    directory = write_random_checkpoint("dense_base", tmp_path, num_hidden_layers=2, full_attention_interval=2)
-    one = hybridlm.load(directory, lanes=2, certify="off", **SETTINGS)
-    over = hybridlm.load(directory, lanes=2, mesh=hybridlm.mesh(data=2, model=2), **SETTINGS)
-    check_generation(over, one, PROMPTS[:3])
-    assert all(certificate.holds for certificate in over.certificates.values())
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("axes", MESHES, ids=str)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_on_every_mesh(tmp_path: Path, name: str, axes: tuple[int, int, int]) -> None:
-    """Rows move between pools of several sizes: prompts wait for lanes, and few sequences are left at the end."""
-    directory = write_random_checkpoint(name, tmp_path, **FAMILIES[name])
-    one = hybridlm.load(directory, lanes=8, certify="off", **SETTINGS)
-    over = hybridlm.load(directory, lanes=8, mesh=hybridlm.mesh(*axes), **SETTINGS)
-    check_generation(over, one, PROMPTS)
-    check_scores(over, one, PROMPTS)
+def test_zeros_lie_where_their_types_say() -> None:
+    over = Placement(hybridlm.mesh(data=2, model=2)).over(None, "model")
+    types = (jax.ShapeDtypeStruct((1, 4), np.float32, sharding=over),) * 2
+    assert all(
+        one.sharding == over and not one.any() for made in (maker_of_zeros(types)(), zeros(types)) for one in made
+    )
 
 
 def test_one_device_has_no_mesh_in_its_steps(text_lm: hybridlm.LM) -> None:

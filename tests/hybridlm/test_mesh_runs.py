@@ -1,0 +1,176 @@
+"""Models over a mesh of virtual devices give the numbers that they give on one device."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from comparison import TOLERANCES
+from near_ties import check_same_draws
+from random_checkpoint import FAMILIES, MESHES, write_random_checkpoint
+
+import hybridlm
+from hybridlm import _scheduler
+from hybridlm._programs import CopyShape
+
+PROMPTS = [
+    [5, 6, 7],
+    [9, 8, 7, 6, 5, 4, 3, 12],
+    [3] * 11,
+    [10, 11],
+    [20] * 17,
+    [6],
+    [8, 9] * 9,
+    [5, 6, 7, 8],
+    [4],
+    [11],
+]
+SETTINGS: dict[str, Any] = {"context": 200, "dtype": "float32", "chunk": 5, "compilation_cache": False}
+
+
+class Knowing:
+    """Drafts what sequences go on with, and one token that is wrong behind it."""
+
+    def __init__(self, sequences: list[list[int]]):
+        self._sequences = sequences
+
+    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
+        known = (one[len(token_ids) :] for one in self._sequences if one[: len(token_ids)] == list(token_ids))
+        return [*next(known, [])[: k - 1], 1][:k]
+
+
+def check_same_tokens(one: hybridlm.LM, found: list[hybridlm.Completion], expected: list[hybridlm.Completion]) -> None:
+    """Asserts the same tokens; prompts of `found` may begin behind a prefix."""
+    whole = [replace(a, prompt_token_ids=b.prompt_token_ids) for a, b in zip(found, expected, strict=True)]
+    check_same_draws(one, whole, expected, {}, tolerance_of(one))
+
+
+def check_generation(found: hybridlm.LM, one: hybridlm.LM, prompts: list[list[int]]) -> None:
+    """Asserts that both draw the same tokens, of the same log-probabilities."""
+    settings = {"max_tokens": 8, "ignore_eos": True, "logprobs": 0}
+    ours, expected = found.generate(prompts, **settings), one.generate(prompts, **settings)
+    check_same_draws(one, ours, expected, settings, tolerance_of(one))
+    for a, b in zip(ours, expected, strict=True):
+        if a.token_ids == b.token_ids:
+            assert a.logprobs is not None and b.logprobs is not None
+            np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(one))
+
+
+def check_scores(found: hybridlm.LM, one: hybridlm.LM, texts: list[list[int]]) -> None:
+    """Asserts that both give the same log-probabilities, of the texts and of the most likely tokens."""
+    for a, b in zip(found.score(texts, top_logprobs=3), one.score(texts, top_logprobs=3), strict=True):
+        np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(one))
+        for top, other in zip(a.top_logprobs or [], b.top_logprobs or [], strict=True):
+            likely = ([*(each or {}).values()] for each in (top, other))
+            np.testing.assert_allclose(*likely, rtol=0, atol=tolerance_of(one))
+
+
+def tolerance_of(lm: hybridlm.LM) -> float:
+    return TOLERANCES[lm.config.family.removesuffix("_text")]
+
+
+def test_generation_is_that_of_one_device(tmp_path: Path) -> None:
+    """Lanes and heads are split, and one prompt more than there are lanes; every step is proved and audited."""
+    directory = write_random_checkpoint("dense_base", tmp_path, num_hidden_layers=2, full_attention_interval=2)
+    one = hybridlm.load(directory, lanes=2, certify="off", **SETTINGS)
+    over = hybridlm.load(directory, lanes=2, mesh=hybridlm.mesh(data=2, model=2), **SETTINGS)
+    check_generation(over, one, PROMPTS[:3])
+    assert all(certificate.holds for certificate in over.certificates.values())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_on_every_mesh(tmp_path: Path, name: str, axes: tuple[int, int, int]) -> None:
+    """Rows move between pools of several sizes: prompts wait for lanes, and few sequences are left at the end."""
+    directory = write_random_checkpoint(name, tmp_path, **FAMILIES[name])
+    one = hybridlm.load(directory, lanes=8, certify="off", **SETTINGS)
+    over = hybridlm.load(directory, lanes=8, mesh=hybridlm.mesh(*axes), **SETTINGS)
+    check_generation(over, one, PROMPTS)
+    check_scores(over, one, PROMPTS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2), (1, 4, 1)], ids=str)
+def test_prefixes_drafts_and_caches(tmp_path: Path, axes: tuple[int, int, int]) -> None:
+    """States that are kept and put back into rows, and drafts that are verified."""
+    directory = write_random_checkpoint("sparse_base", tmp_path / "model", head=True)
+    mesh, shots = hybridlm.mesh(*axes), [5, 9, 33] * 50
+    prompts = [[*shots, *prompt] for prompt in PROMPTS]
+    one = hybridlm.load(directory, lanes=8, certify="off", **SETTINGS)
+    over = hybridlm.load(directory, lanes=8, mesh=mesh, **SETTINGS)
+    expected = one.generate(prompts, max_tokens=8, ignore_eos=True)
+    prefix = over.prefix(shots)
+    check_same_tokens(one, over.generate(PROMPTS, max_tokens=8, ignore_eos=True, prefix=prefix), expected)
+    prefix.save(tmp_path / "prefix")
+    loaded = over.load_prefix(tmp_path / "prefix")
+    check_same_tokens(one, over.generate(PROMPTS, max_tokens=8, ignore_eos=True, prefix=loaded), expected)
+    for a, b in zip(over.score(prompts), one.score(prompts), strict=True):
+        np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(one))
+    assert over.stats["prefix_tokens_saved"]
+    if axes[1] > 1:
+        with pytest.raises(hybridlm.SnapshotError, match="layout"):
+            one.load_prefix(tmp_path / "prefix")
+    for speculate in (Knowing([[*one.prompt_token_ids, *one.token_ids] for one in expected]), "mtp"):
+        drafting = hybridlm.load(
+            directory, lanes=8, mesh=mesh, speculate=speculate, draft_tokens=3, prefix_cache="4MB", **SETTINGS
+        )
+        for _ in range(2):
+            check_same_tokens(one, drafting.generate(prompts, max_tokens=8, ignore_eos=True), expected)
+        assert drafting.stats["drafted_tokens"] and drafting.stats["prefix_hits"] >= len(prompts)
+        assert drafting.stats["accepted_tokens"] or speculate == "mtp"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2)], ids=str)
+def test_rows_move_to_smaller_pools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, axes: tuple[int, int, int]
+) -> None:
+    monkeypatch.setattr(_scheduler, "SHRINK_TOKENS", 4)
+    directory = write_random_checkpoint("sparse_base", tmp_path)
+    one = hybridlm.load(directory, lanes=16, certify="off", **SETTINGS)
+    over = hybridlm.load(directory, lanes=16, mesh=hybridlm.mesh(*axes), **SETTINGS)
+    lengths = [3] * 9 + [40]
+    with over.session() as session:
+        for prompt, length in zip(PROMPTS, lengths, strict=True):
+            session.submit(prompt, max_tokens=length, ignore_eos=True)
+        found = {}
+        while session.busy:
+            found |= {event.index: event.completion for event in session.step() if event.completion is not None}
+    with one.session() as session:
+        for prompt, length in zip(PROMPTS, lengths, strict=True):
+            session.submit(prompt, max_tokens=length, ignore_eos=True)
+        expected = {}
+        while session.busy:
+            expected |= {event.index: event.completion for event in session.step() if event.completion is not None}
+    check_same_tokens(one, [found[i] for i in range(10)], [expected[i] for i in range(10)])
+    assert CopyShape(16, axes[0]) in over._engine.programs.shapes
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axes", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)], ids=str)
+def test_forward_and_its_gradients(tmp_path: Path, axes: tuple[int, int, int]) -> None:
+    """Also where each device looks up tokens of its own, and multiplies rows of its own experts."""
+    directory = write_random_checkpoint("sparse_base", tmp_path)
+    one, over = (hybridlm.load(directory, mesh=mesh, **SETTINGS) for mesh in (None, hybridlm.mesh(*axes)))
+    tokens = np.random.default_rng(0).integers(64, size=(2, 15))
+
+    def loss(params: Any, lm: hybridlm.LM) -> Any:
+        return jax.nn.log_softmax(lm.forward(tokens, params=params).logits)[:, :, 5].mean()
+
+    for given in (tokens, tokens[0]):
+        found, expected = (lm.forward(given, return_states=True) for lm in (over, one))
+        np.testing.assert_allclose(found.logits, expected.logits, rtol=0, atol=2e-3)
+        for a, b in zip(found.hidden_states, expected.hidden_states, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=2e-3)
+        assert found.states is not None
+        again = over.forward(given, state=found.states).logits
+        np.testing.assert_allclose(again, one.forward(given, state=expected.states).logits, rtol=0, atol=2e-3)
+    found, expected = (jax.grad(loss)(lm.params, lm) for lm in (over, one))
+    for name in (name for name in expected if "qkv" not in name and "conv" not in name and "gate_up" not in name):
+        scale = float(jnp.abs(expected[name]).max())
+        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-3 * scale, err_msg=name)

@@ -1,25 +1,42 @@
 """A model from its config.json alone: every weight is a shape and a dtype, and none of it is in memory."""
 
+from functools import lru_cache
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import AbstractMesh, Mesh
 
 from hybridlm._engine import Engine
 from hybridlm._load import assemble, check_arguments, dtype_of_caches, read_model
+from hybridlm._placement import Placement, check_lanes
 from hybridlm._programs import Programs
 from hybridlm._steps import flatten
+from hybridlm.checkpoint import ParameterPath
 from hybridlm.checkpoint.directory import read_config
+from models import DecoderConfig, Family
+from models.cut import Cut
 
 LANES, STAGING, CHUNK = 64, 8, 256
 """Sizes at which a large model is served: sequences that decode, prompts read at the same time, tokens of each."""
 
 
+@lru_cache(maxsize=1)
+def cuts_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[Cut, ...]]:
+    """How the parameters of a whole model are cut; kept, for one model is often looked at on several meshes."""
+    return nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0))).cuts()
+
+
 def abstract_engine(
-    path: Path, lanes: int | None = None, context: int | None = None, dtype: str | None = None, chunk: int | None = None
+    path: Path,
+    lanes: int | None = None,
+    context: int | None = None,
+    dtype: str | None = None,
+    chunk: int | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
 ) -> Engine:
-    """An engine whose steps can be proved and planned, and neither compiled nor run.
+    """An engine whose steps can be proved and planned, and not run.
 
     Args:
         path: a config.json as Hugging Face writes it.
@@ -27,20 +44,32 @@ def abstract_engine(
         context: most tokens of a sequence; None for min(4096, the model's max_position_embeddings).
         dtype: of the matrices; None for what the file says.
         chunk: tokens of a prompt consumed by one step; None for 256, or the context if that is less.
+        mesh: devices that share the model, of `hybridlm._mesh`; they need not be there.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the file cannot be used; every fault is named.
-        ValueError: arguments are wrong; every one is named.
+        ValueError: arguments are wrong; every one is named. The model cannot be split over so many devices.
     """
     family, config = read_model(path, read_config(path))
     lanes, dtype = LANES if lanes is None else lanes, config.dtype if dtype is None else dtype
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, False, "error", CHUNK)
+    placement = Placement(mesh)
+    check_lanes(lanes, placement.data)
+    share = config.share(placement.devices)
+    model = nnx.eval_shape(lambda: family.build(share, nnx.Rngs(0)))
+    shards = placement.shards(family.weights(config), cuts_of(family, config))
     weights = {
-        weight.path: jax.ShapeDtypeStruct(weight.shape, jnp.dtype("float32" if weight.float32 else dtype))
+        weight.path: jax.ShapeDtypeStruct(
+            shards[weight.path].global_shape,
+            jnp.dtype("float32" if weight.float32 else dtype),
+            sharding=shards[weight.path].sharding,
+        )
         for weight in family.weights(config)
     }
-    model, _ = assemble(nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0))), weights)
+    model, _ = assemble(model, weights)
     structure, params = flatten(model)
-    caches = dtype_of_caches(dtype)
+    caches, programs = dtype_of_caches(dtype), Programs(structure, placement=placement)
     # Without weights there is no fingerprint, and no state that would need one.
-    return Engine(model, params, Programs(structure), lanes, context, chunk, caches, "", dtype, staging=STAGING)
+    return Engine(
+        model, params, programs, lanes, context, chunk, caches, "", dtype, staging=STAGING, placement=placement
+    )

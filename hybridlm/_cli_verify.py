@@ -14,7 +14,7 @@ from hybridlm._all_steps import all_shapes
 from hybridlm._cli_options import Context, Debug, Dtype, OnMesh, console_for_table, reported
 from hybridlm._engine import Engine
 from hybridlm._load import load
-from hybridlm._mesh import read_mesh
+from hybridlm._mesh import abstract_mesh, read_mesh, read_sizes
 from hybridlm._programs import AnyShape, CopyShape, Shape
 from hybridlm._verified import Cells, Compiled, Planned, Verified
 from ir_passes import AuditError, IsolationError
@@ -62,7 +62,8 @@ def verify(
     A row per step: generation while prompts are consumed, generation of one token at a time, verification of drafts,
     and scoring. The exit status is 1 if one of them fails. "copies" are pool-sized ones, "checks" the time of proof,
     rewrites and audit as a part of XLA's, in seconds. "plan" is the scratch that the step needs by our own plan, "state
-    of a row" what one sequence keeps.
+    of a row" what one sequence keeps. On a mesh all numbers are of one device, and "exchanges" counts the collectives
+    of a step; with --abstract the devices need not be there.
     """
     with reported(debug):
         engine, verified = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh)
@@ -77,6 +78,7 @@ def verify(
             faults += fault
         console.print(table)
         _print_statements(console, verified.found)
+        _print_exchanges(console, verified)
         if faults:
             for fault in faults:
                 typer.echo(f"\n{fault}", err=True)
@@ -110,11 +112,10 @@ def _subject(
     if config is None:
         got = "--model" if model is not None else "neither"
         raise ValueError(f"--abstract: expected --config, the path of a config.json, got {got}")
-    if mesh is not None:
-        raise ValueError("--mesh: with --abstract steps are planned for one device")
     if out is not None:
         raise ValueError("--out: a certificate is of a compiled step, and --abstract compiles none")
-    engine = abstract_engine(config, lanes, context, dtype, chunk)
+    devices = None if mesh is None else abstract_mesh(**read_sizes(mesh))
+    engine = abstract_engine(config, lanes, context, dtype, chunk, devices)
     return engine, Planned(engine)
 
 
@@ -145,6 +146,14 @@ def _print_statements(console: Console, found: Iterable[Any]) -> None:
         if lines:
             console.print(Text(f"\n{heading.replace('_', ' ')}:"))
         for line in lines:
+            console.print(Text(f"  {line}"))
+
+
+def _print_exchanges(console: Console, verified: Verified) -> None:
+    """What devices exchange in each step, alike ones in one line."""
+    for name, lines in verified.exchanged.items():
+        console.print(Text(f"\nexchanged by {name}:"))
+        for line in lines or ("nothing",):
             console.print(Text(f"  {line}"))
 
 

@@ -1,5 +1,6 @@
 """What runs steps: the parameters, the compiled programs, and the pools that runs borrow."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Literal
@@ -124,6 +125,18 @@ class Engine:
             return None
         trust = self._trust_in_head if make is HeadDrafter else self._trust
         return Speculation(make, self.draft_tokens, self._times, trust, self.vocab_size)
+
+    @property
+    def parameters_on_a_device(self) -> tuple[int, int]:
+        """Numbers that each device holds of the parameters, and their bytes."""
+        held = [(_local(param), param.dtype.itemsize) for param in self.params]
+        return sum(size for size, _ in held), sum(size * width for size, width in held)
+
+    @property
+    def row_bytes_on_a_device(self) -> int:
+        """Bytes of one row, on each device that has a part of it."""
+        rows = jax.tree.leaves(self._abstract(self.placement.data))
+        return sum(_local(one) * one.dtype.itemsize for one in rows)
 
     @property
     def guesses(self) -> int:
@@ -266,3 +279,8 @@ class Engine:
             operands += [np.zeros(shape.lanes, np.int32)] if shape.step == "verify" else []
             operands += sampling_arrays([None] * shape.lanes)
         return (self.params, rows(shape.lanes), *self.placement.examples(operands))
+
+
+def _local(one: Any) -> int:
+    """Numbers that one device has of an array, or of its type; a type without a place is whole."""
+    return math.prod(one.shape if one.sharding is None else one.sharding.shard_shape(one.shape))

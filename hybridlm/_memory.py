@@ -54,13 +54,13 @@ class Demand:
         """
         if available is None or self.total <= available:
             return
-        scratch = f" + scratch of the largest step {_in_words(self.scratch)}" if self.scratch else ""
-        kept = f" + prefix_cache {_in_words(self.kept)}" if self.kept else ""
+        scratch = f" + scratch of the largest step {in_words(self.scratch)}" if self.scratch else ""
+        kept = f" + prefix_cache {in_words(self.kept)}" if self.kept else ""
         each = f" on each of {self.devices} devices" if self.devices > 1 else ""
         raise InsufficientMemory(
-            f"the model does not fit{each}: weights {_in_words(self.weights)} + rows of {self.lanes} decoding and "
-            f"{self.staging} staged sequences x {_in_words(self.row(self.context))} at a context of {self.context}"
-            f"{scratch}{kept} = {_in_words(self.total)}, available are {_in_words(available)}; "
+            f"the model does not fit{each}: weights {in_words(self.weights)} + rows of {self.lanes} decoding and "
+            f"{self.staging} staged sequences x {in_words(self.row(self.context))} at a context of {self.context}"
+            f"{scratch}{kept} = {in_words(self.total)}, available are {in_words(available)}; "
             f"{self._would_fit(available)}"
         )
 
@@ -113,7 +113,7 @@ def _control_group() -> int | None:
     return int(limit.read_text()) - int(used.read_text())
 
 
-def _in_words(count: int) -> str:
+def in_words(count: int) -> str:
     if count < 1000:
         return f"{count} B"
     power = min(int(math.log(count, 1000)), 4)

@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 DATA, MODEL, EXPERT = "data", "model", "expert"
 AXES = (DATA, MODEL, EXPERT)
@@ -24,10 +24,7 @@ def mesh(data: int = 1, model: int = 1, expert: int = 1) -> Mesh:
     Raises:
         ValueError: a size is not a whole number of at least 1, or there are fewer devices.
     """
-    sizes = dict(zip(AXES, (data, model, expert), strict=True))
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"mesh: {name}: expected a whole number of at least 1, got {size!r}")
+    sizes = _checked(data, model, expert)
     count, devices = data * model * expert, jax.devices()
     if count > len(devices):
         asked = " * ".join(f"{name}={size}" for name, size in sizes.items())
@@ -36,6 +33,24 @@ def mesh(data: int = 1, model: int = 1, expert: int = 1) -> Mesh:
             f"mesh: {asked} = {count} devices, and there are {len(devices)} ({devices[0].platform}).{more}"
         )
     return jax.make_mesh(tuple(sizes.values()), AXES, (AxisType.Auto,) * len(AXES), devices=devices[:count])
+
+
+def abstract_mesh(data: int = 1, model: int = 1, expert: int = 1) -> AbstractMesh:
+    """A mesh of devices that need not be there, for steps that are proved and planned and never run.
+
+    Raises:
+        ValueError: a size is not a whole number of at least 1.
+    """
+    sizes = _checked(data, model, expert)
+    return AbstractMesh(tuple(sizes.values()), AXES, (AxisType.Auto,) * len(AXES))
+
+
+def _checked(data: int, model: int, expert: int) -> dict[str, int]:
+    sizes: dict[str, int] = dict(zip(AXES, (data, model, expert), strict=True))
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"mesh: {name}: expected a whole number of at least 1, got {size!r}")
+    return sizes
 
 
 def with_all_axes(given: Mesh) -> Mesh:
@@ -58,14 +73,12 @@ def with_all_axes(given: Mesh) -> Mesh:
     return Mesh(np.transpose(given.devices, order).reshape(sizes), AXES, (AxisType.Auto,) * len(AXES))
 
 
-def read_mesh(text: str | None) -> Mesh | None:
-    """The mesh that a command line names: "data=2,model=2"; None where it names none.
+def read_sizes(text: str) -> dict[str, int]:
+    """The axes that a command line names and their sizes: "data=2,model=2".
 
     Raises:
-        ValueError: it names none, or there are fewer devices.
+        ValueError: it names none.
     """
-    if text is None:
-        return None
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))
@@ -74,4 +87,13 @@ def read_mesh(text: str | None) -> Mesh | None:
                 f"--mesh: expected sizes of some of {', '.join(AXES)}, each once, like data=2,model=2; got {text!r}"
             )
         sizes[name] = int(size)
-    return mesh(**sizes)
+    return sizes
+
+
+def read_mesh(text: str | None) -> Mesh | None:
+    """The mesh that a command line names, of this process's devices; None where it names none.
+
+    Raises:
+        ValueError: it names none, or there are fewer devices.
+    """
+    return None if text is None else mesh(**read_sizes(text))

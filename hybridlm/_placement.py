@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from hybridlm._mesh import DATA, EXPERT, MODEL, with_all_axes
 from hybridlm.checkpoint import ParameterPath, Shards
@@ -20,10 +20,11 @@ class Placement:
     """The devices of a model.
 
     Attributes:
-        mesh: with all axes of `hybridlm._mesh`; None for JAX's default device.
+        mesh: with all axes of `hybridlm._mesh`; None for JAX's default device. An abstract one has no devices: steps
+            are planned for it and nothing is put anywhere.
     """
 
-    mesh: Mesh | None = None
+    mesh: Mesh | AbstractMesh | None = None
 
     def size(self, axis: str) -> int:
         """Devices along an axis."""
@@ -39,6 +40,7 @@ class Placement:
         """Those of this process."""
         if self.mesh is None:
             return jax.local_devices()[:1]
+        assert isinstance(self.mesh, Mesh), "an abstract mesh has no devices"
         return list(self.mesh.local_devices)
 
     @property
@@ -122,13 +124,17 @@ def place(mesh: Mesh, lanes: int, sanitize: bool) -> Placement:
         ValueError: it has other axes, lanes do not divide over it, or the sanitizer is asked for, which has one device.
     """
     placement = Placement(with_all_axes(mesh))
-    data = placement.data
+    check_lanes(lanes, placement.data)
+    if sanitize:
+        raise ValueError("sanitize: the sanitizer follows rows on one device; load without mesh to use it")
+    return placement
+
+
+def check_lanes(lanes: int, data: int) -> None:
+    """Raise ValueError where lanes cannot be split over so many devices."""
     if lanes % data:
         below = lanes // data * data
         fitting = [str(count) for count in (below, below + data) if count]
         raise ValueError(
             f"lanes: {lanes} lanes cannot be split over data={data} devices; {' or '.join(fitting)} would do"
         )
-    if sanitize:
-        raise ValueError("sanitize: the sanitizer follows rows on one device; load without mesh to use it")
-    return placement

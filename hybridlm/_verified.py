@@ -7,6 +7,7 @@ from typing import Protocol
 from rich.text import Text
 
 from hybridlm._engine import Engine
+from hybridlm._memory import in_words
 from hybridlm._programs import AnyShape
 from ir_passes import Certificate, PlannedStep
 
@@ -30,9 +31,37 @@ class Verified(Protocol):
     @property
     def found(self) -> Sequence[Certificate | PlannedStep]: ...
 
+    @property
+    def exchanged(self) -> dict[str, tuple[str, ...]]:
+        """What devices exchange in the steps looked at so far, in words, by the name of the step."""
+        ...
+
     def cells(self, shape: AnyShape) -> Cells:
         """The columns of one step; raises IsolationError or AuditError if it is refused."""
         ...
+
+
+class Exchanges:
+    """What the devices of a mesh exchange in each step; nothing is said where there is no mesh.
+
+    Args:
+        engine: runs the steps.
+    """
+
+    def __init__(self, engine: Engine):
+        over = engine.placement.mesh is not None
+        self.headings = ("exchanges", "sent by each") if over else ()
+        self.found: dict[str, tuple[str, ...]] = {}
+
+    def cells(self, shape: AnyShape, step: Certificate | PlannedStep) -> Cells:
+        """The columns of one step: how many collectives, and the bytes that each device sends in all of them."""
+        if not self.headings:
+            return ()
+        self.found[str(shape)] = step.exchanged
+        count = sum(one.times or 0 for one in step.collectives)
+        if step.sent is None:
+            return f"at least {count}", "as loops decide"
+        return str(count), in_words(step.sent)
 
 
 class Compiled:
@@ -43,12 +72,14 @@ class Compiled:
         out: directory for the certificates as JSON, None for nowhere.
     """
 
-    headings: tuple[str, ...] = ("equations", "proved", "audited", "copies", "scratch", "seconds", "checks")
     title: str | None = None
     summary = "proved and audited"
 
     def __init__(self, engine: Engine, out: Path | None):
         self._engine, self._out = engine, out
+        self._exchanges = Exchanges(engine)
+        columns = ("equations", "proved", "audited", "copies", "scratch", "seconds", "checks")
+        self.headings: tuple[str, ...] = (*columns, *self._exchanges.headings)
 
     @property
     def found(self) -> list[Certificate]:
@@ -69,21 +100,31 @@ class Compiled:
             f"{memory.temp:,} B",
             f"{seconds.compile:.1f}",
             f"{seconds.checking:.0%}",
+            *self._exchanges.cells(shape, certificate),
         )
+
+    @property
+    def exchanged(self) -> dict[str, tuple[str, ...]]:
+        return self._exchanges.found
 
 
 class Planned:
     """Steps whose weights are shapes: proved and planned, and never compiled."""
 
-    headings: tuple[str, ...] = ("equations", "proved", "plan", "state of a row", "seconds")
     summary = "proved and planned; nothing was compiled"
 
     def __init__(self, engine: Engine):
         self._engine = engine
         self.found: list[PlannedStep] = []
-        numbers = sum(param.size for param in engine.params)
-        size = sum(param.size * param.dtype.itemsize for param in engine.params)
-        self.title: str | None = f"{numbers / 1e9:.2f}e9 parameters, {size:,} B; rows of {engine.context} positions"
+        self._exchanges = Exchanges(engine)
+        self.headings: tuple[str, ...] = (
+            "equations", "proved", "plan", "state of a row", "seconds", *self._exchanges.headings,
+        )  # fmt: skip
+        numbers, size = engine.parameters_on_a_device
+        each = "" if engine.placement.mesh is None else " on each device"
+        self.title: str | None = (
+            f"{numbers / 1e9:.2f}e9 parameters, {size:,} B{each}; rows of {engine.context} positions"
+        )
 
     def cells(self, shape: AnyShape) -> Cells:
         step = self._engine.planned(shape)
@@ -92,6 +133,11 @@ class Planned:
             str(step.equations),
             Text("yes", "green"),
             f"{step.plan.size:,} B",
-            f"{self._engine.kind.row_bytes:,} B",
+            f"{self._engine.row_bytes_on_a_device:,} B",
             f"{sum(step.seconds.values()):.1f}",
+            *self._exchanges.cells(shape, step),
         )
+
+    @property
+    def exchanged(self) -> dict[str, tuple[str, ...]]:
+        return self._exchanges.found

@@ -7,7 +7,7 @@ and the HLO that XLA made of it, by hashes that are the same in every process.
 from dataclasses import dataclass, field
 
 from ir_passes import notebook_html, record
-from ir_passes.collectives import Collective, totals
+from ir_passes.collectives import Collective, bytes_sent, totals
 
 FORMAT = 2
 NOT_COVERED = (
@@ -132,7 +132,7 @@ class Certificate:
         step: name of the function.
         certify: "error", "warn" or "off".
         lanes: N.
-        equations: of the compiled jaxpr.
+        equations: of the compiled jaxpr, of one device.
         versions, fingerprints: of what made it, and of what was made.
         contract: the entries, arrays of one argument and entry in one line.
         proved: statements that hold of the compiled jaxpr.
@@ -177,6 +177,16 @@ class Certificate:
     def holds(self) -> bool:
         """Whether the step was proved and audited and nothing was found."""
         return bool(self.proved and self.audited and not self.faults)
+
+    @property
+    def sent(self) -> int | None:
+        """Bytes that each device sends in one call; None where a loop decides it as it runs."""
+        return bytes_sent(self.collectives)
+
+    @property
+    def exchanged(self) -> tuple[str, ...]:
+        """The collectives in words, alike ones in one line."""
+        return totals(self.collectives)
 
     def to_json(self) -> str:
         """As JSON text, which `from_json` reads."""
@@ -226,7 +236,7 @@ class Certificate:
             ("notes", self.notes),
             ("rewrites", tuple(f"{one.name}: {one.summary}" for one in self.passes)),
             ("pool-sized copies", self.copies),
-            (f"collectives, in the order of {self.fingerprints.schedule[:16]}", totals(self.collectives)),
+            (f"collectives, in the order of {self.fingerprints.schedule[:16]}", self.exchanged),
         ]
 
     def _repr_html_(self) -> str:

@@ -21,6 +21,7 @@ from ir_passes.certificate_store import Key
 from ir_passes.collectives import Scheduled, schedule_hash
 from ir_passes.contract import Bound, BoundContract, Lane, Pool
 from ir_passes.fingerprint import fingerprint
+from ir_passes.mesh import of_one_device
 from ir_passes.proving import Proved
 
 
@@ -57,7 +58,7 @@ def make_certificate(
         step,
         certify,
         bound.lanes,
-        len(proved.graph.program.jaxpr.eqns),
+        len(of_one_device(proved.graph.program).jaxpr.eqns),
         key.versions,
         Fingerprints(
             key.traced,

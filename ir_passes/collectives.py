@@ -7,7 +7,7 @@ XLA makes it so.
 import hashlib
 import json
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -53,6 +53,15 @@ class Collective:
     times: int | None
     source: str
 
+    @property
+    def sent(self) -> int:
+        """Bytes that each device sends, each time, where devices stand in a ring and each talks to the next.
+
+        No other way sends fewer. A device receives as many. Of a permutation, those of a device that sends.
+        """
+        units, of = _RING[self.operation](self.devices)
+        return -(-units * self.bytes // of)
+
     def __str__(self) -> str:
         often = "as often as a loop goes round" if self.times is None else f"{self.times} times"
         return (
@@ -74,6 +83,35 @@ class Scheduled:
     collective: Collective
     count: int
     groups: frozenset[tuple[int, ...]] = field(repr=False)
+
+
+def _sum(devices: int) -> tuple[int, int]:
+    """Pieces are summed on their way round the ring, and the sums go round once more."""
+    return 2 * (devices - 1), devices
+
+
+_RING: dict[str, Callable[[int], tuple[int, int]]] = {
+    "psum": _sum,
+    "pmax": _sum,
+    "pmin": _sum,
+    "reduce_scatter": lambda devices: (devices - 1, devices),
+    "all_gather": lambda devices: (devices - 1, 1),
+    "all_to_all": lambda devices: (devices - 1, devices),
+    "ragged_all_to_all": lambda devices: (devices - 1, devices),
+    "ppermute": lambda devices: (1, 1),
+    "pbroadcast": lambda devices: (1, 1),
+}
+"""Devices -> what each sends of its operand, as a fraction."""
+
+
+def bytes_sent(collectives: Iterable[Collective]) -> int | None:
+    """Bytes that each device sends in one call (`Collective.sent`); None where a loop decides it as it runs."""
+    total = 0
+    for one in collectives:
+        if one.times is None:
+            return None
+        total += one.times * one.sent
+    return total
 
 
 def schedule_of(program: ir.ClosedJaxpr) -> tuple[Scheduled, ...]:

@@ -10,7 +10,7 @@ from ir_passes.arena_plan import Plan
 from ir_passes.arena_verifier import verify
 from ir_passes.certificate import NOT_COVERED, Certificate
 from ir_passes.clock import Clock
-from ir_passes.collectives import Collective, schedule_of
+from ir_passes.collectives import Collective, bytes_sent, schedule_of, totals
 from ir_passes.contract import BoundContract, LaneContract
 from ir_passes.cycle_collection import paused
 from ir_passes.declared import flatten
@@ -27,7 +27,7 @@ class PlannedStep:
 
     Attributes:
         bound: the contract, leaf by leaf.
-        equations: of the program after the rewrites.
+        equations: of the program after the rewrites, of one device.
         proved, assumed: statements of the proof.
         not_covered: what nobody looked at.
         collectives: what devices exchange, in the order of the program.
@@ -43,6 +43,16 @@ class PlannedStep:
     collectives: tuple[Collective, ...]
     plan: Plan
     seconds: dict[str, float]
+
+    @property
+    def sent(self) -> int | None:
+        """Bytes that each device sends in one call; None where a loop decides it as it runs."""
+        return bytes_sent(self.collectives)
+
+    @property
+    def exchanged(self) -> tuple[str, ...]:
+        """The collectives in words, alike ones in one line."""
+        return totals(self.collectives)
 
 
 def plan_step(
@@ -65,7 +75,7 @@ def plan_step(
     assert proved.proof is not None
     return PlannedStep(
         proved.graph.bound,
-        len(proved.graph.program.jaxpr.eqns),
+        len(of_one_device(proved.graph.program).jaxpr.eqns),
         proved.proof.proved,
         proved.proof.assumed,
         ("what XLA makes of the step: it was not compiled", *NOT_COVERED),

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import TOLERANCES
+from exchanged import Devices, by_hand, counted
 from near_ties import check_same_draws
 from random_checkpoint import FAMILIES, MESHES, write_random_checkpoint
 
 import hybridlm
 from hybridlm import _scheduler
-from hybridlm._programs import CopyShape
+from hybridlm._programs import CopyShape, Shape
 
 PROMPTS = [
     [5, 6, 7],
@@ -74,12 +75,20 @@ def tolerance_of(lm: hybridlm.LM) -> float:
 
 
 def test_generation_is_that_of_one_device(tmp_path: Path) -> None:
-    """Lanes and heads are split, and one prompt more than there are lanes; every step is proved and audited."""
+    """Lanes and heads are split, and one prompt more than there are lanes; every step is proved and audited.
+
+    The devices exchange the bytes that docs/devices.md says.
+    """
     directory = write_random_checkpoint("dense_base", tmp_path, num_hidden_layers=2, full_attention_interval=2)
     one = hybridlm.load(directory, lanes=2, certify="off", **SETTINGS)
     over = hybridlm.load(directory, lanes=2, mesh=hybridlm.mesh(data=2, model=2), **SETTINGS)
     check_generation(over, one, PROMPTS[:3])
     assert all(certificate.holds for certificate in over.certificates.values())
+    steps = [shape for shape in over._engine.programs.shapes if isinstance(shape, Shape)]
+    assert steps
+    for shape in steps:
+        expected = by_hand(one.config, Devices(data=2, model=2), shape.lanes, shape.tokens)
+        assert counted(over._engine.program(shape).compiled.as_text()) == expected
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from hybridlm import _programs
 from hybridlm._abstract import abstract_engine
 from hybridlm._cli import app
+from hybridlm._mesh import abstract_mesh
 from hybridlm._programs import CopyShape, Shape
 from hybridlm._steps import Step, score_step
 from ir_passes import CompiledStep, compile_step
@@ -77,6 +78,43 @@ def test_sizes_are_options(tmp_path: Path) -> None:
     assert [row[1:3] for row in re.findall(ROW.replace("8)", "2)"), result.output)] == [
         ("2", "4"), ("2", "1"), ("2", "5"), ("2", "4"), ("2", ""),
     ]  # fmt: skip
+
+
+def test_devices_need_not_be_there(tmp_path: Path, nothing_runs: None) -> None:
+    """Sixteen of them: what each holds, and what it sends."""
+    options = ("--lanes", "4", "--chunk", "4", "--context", "128", "--dtype", "float32", "--mesh", "data=2,model=8")
+    result = run("--abstract", "--config", written(tmp_path, SHALLOW), *options)
+    assert result.exit_code == 0, result.output
+    one = abstract_engine(Path(written(tmp_path, SHALLOW)), 4, 128, "float32", 4)
+    size = abstract_engine(Path(written(tmp_path, SHALLOW)), 4, 128, "float32", 4, abstract_mesh(2, 8))
+    row = one.kind.row_bytes
+    assert (one.row_bytes_on_a_device, size.row_bytes_on_a_device) == (row, (row - 4) // 8 + 4)
+    norms = 7 * 2048 + 2 * 64
+    whole = sum(param.size for param in one.params)
+    assert one.parameters_on_a_device == (whole, 4 * whole)
+    assert size.parameters_on_a_device == ((whole - norms) // 8 + norms, ((whole - norms) // 8 + norms) * 4)
+    # the embedding and six branches, of two lanes of 2048; the logits of 8192 tokens of two lanes
+    text = " ".join(result.output.split())
+    assert "exchanged by generate 4x1: 7 x psum over model of 16384 bytes (float32) by each of 8 devices" in text
+    assert "1 x all_gather over model of 65536 bytes (float32) by each of 8 devices" in text
+    sent = 7 * 2 * 7 * 16384 // 8 + 7 * 65536
+    assert f"8 │ {sent / 1000:.4g} kB │" in text and "sent by each" in text
+    # a row that moves is summed along data
+    assert "exchanged by copy from" not in text and "psum over data of 4 bytes (int32) by each of 2 devices" in text
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ("data=3", "4 lanes cannot be split over data=3 devices; 3 or 6 would do"),
+        ("model=3", "is not divided by 3 devices along 'model'"),
+        ("lanes=3", "expected sizes of some of data, model, expert"),
+        ("model=0", "mesh: model: expected a whole number of at least 1, got 0"),
+    ],
+)
+def test_meshes_that_do_not_fit(tmp_path: Path, mesh: str, message: str) -> None:
+    result = run("--abstract", "--config", written(tmp_path, SHALLOW), "--lanes", "4", "--mesh", mesh)
+    assert result.exit_code == 1 and message in " ".join(result.output.split())
 
 
 def test_leak_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

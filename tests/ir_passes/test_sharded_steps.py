@@ -36,7 +36,15 @@ from ir_passes import (
     load_exported,
     plan_step,
 )
-from ir_passes.collectives import Scheduled, schedule_hash, schedule_of
+from ir_passes.collectives import (
+    _RING,
+    OPERATIONS,
+    Collective,
+    Scheduled,
+    bytes_sent,
+    schedule_hash,
+    schedule_of,
+)
 from ir_passes.inspect_page import inspect_page
 
 CUBE = ("data", "model", "expert")
@@ -82,6 +90,7 @@ def test_certificate_lists_what_devices_exchange(copied: CompiledStep) -> None:
     assert (exchange.dtype, exchange.bytes, exchange.times) == ("float32", 4 * 3 * 4, 1)
     assert "sharded_rows.py:" in exchange.source
     assert one.fingerprints.schedule == schedule_hash(one.collectives)
+    assert one.sent == 48, "half of it, and half of the sum"
     line = "1 x psum over data of 48 bytes (float32) by each of 2 devices"
     assert line in one.report() and line in inspect_page("copy", copied)
     assert Certificate.from_json(one.to_json()) == one
@@ -124,6 +133,26 @@ def test_export_keeps_where_arrays_lie(copied: CompiledStep, tmp_path: Path) -> 
     assert load_exported(tmp_path / "step.zip").certificate == copied.certificate
     with pytest.raises(ExportError, match="an executable over 4 devices cannot be exported"):
         copied.export("executable")
+
+
+@pytest.mark.parametrize(
+    ("operation", "sent"),
+    [
+        ("psum", 2 * 3 * 25), ("pmax", 150), ("pmin", 150), ("reduce_scatter", 3 * 25), ("all_gather", 3 * 100),
+        ("all_to_all", 3 * 25), ("ragged_all_to_all", 75), ("ppermute", 100), ("pbroadcast", 100),
+    ],
+)  # fmt: skip
+def test_bytes_that_go_round_a_ring(operation: str, sent: int) -> None:
+    """Of four devices with a hundred bytes each."""
+    one = Collective(operation, ("model",), 4, "float32", 100, 3, "here:1")
+    assert one.sent == sent
+    assert bytes_sent([one, dataclasses.replace(one, times=1)]) == 4 * sent
+    assert bytes_sent([one, dataclasses.replace(one, times=None)]) is None
+    assert set(OPERATIONS.values()) == set(_RING)
+
+
+def test_bytes_are_not_fewer_than_pieces() -> None:
+    assert Collective("psum", ("model",), 8, "float32", 4, 1, "").sent == 7
 
 
 def many(x: Array, narrow: Array) -> tuple[Array, ...]:

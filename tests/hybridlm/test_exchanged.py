@@ -1,0 +1,92 @@
+"""The formulas of docs/devices.md give the bytes that XLA's programs exchange, and the schedules of the certificates.
+
+The case that always runs is in test_mesh_runs.py, where the steps are compiled anyway.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exchanged import Devices, Exchanged, by_hand, counted
+from published import QWEN3_5_35B
+from random_checkpoint import FAMILIES
+from tiny_variants import variant
+
+import hybridlm
+from hybridlm._abstract import abstract_engine
+from hybridlm._programs import CopyShape, Shape
+from ir_passes import Collective
+from models import family_of
+
+LANES, TOKENS = 8, 5
+CASES: list[tuple[str, dict[str, Any], Devices]] = [
+    *((name, fields, Devices(2, 2, 2)) for name, fields in FAMILIES.items()),
+    ("nemotron_latent", FAMILIES["nemotron_latent"], Devices(1, 4, 1)),
+    ("bamba_one_group", {}, Devices(1, 4, 1)),
+    ("sparse_base", {}, Devices(1, 1, 8)),
+    ("sparse_base", {}, Devices(8, 1, 1)),
+]
+
+
+def fields_of(name: str, **fields: Any) -> dict[str, Any]:
+    return {"model_type": variant(name).family, **variant(name).text, "vocab_size": 64, **fields}
+
+
+def check(fields: dict[str, Any], devices: Devices, path: Path, shapes: tuple[Shape, ...], **sizes: Any) -> None:
+    """Asserts that formula, compiled program and certificate agree, in bytes and in numbers."""
+    path.write_text(json.dumps(fields))
+    engine = abstract_engine(path, mesh=hybridlm.mesh(*devices), **sizes)
+    config = family_of(fields).read_config(fields)
+    for shape in shapes:
+        program = engine.program(shape)
+        expected = by_hand(config, devices, shape.lanes, shape.tokens)
+        assert counted(program.compiled.as_text()) == expected
+        assert scheduled(program.certificate.collectives) == expected
+
+
+def scheduled(collectives: tuple[Collective, ...]) -> Exchanged:
+    found = Exchanged()
+    for one in collectives:
+        found["all-gather" if one.operation == "all_gather" else "all-reduce", one.devices] += one.bytes
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "fields", "devices"), CASES, ids=str)
+def test_formula_of_every_family(tmp_path: Path, name: str, fields: dict[str, Any], devices: Devices) -> None:
+    """One token of each lane, and five."""
+    shapes = Shape("generate", LANES, 1), Shape("generate", LANES, TOKENS)
+    sizes = {"lanes": LANES, "context": 200, "dtype": "float32", "chunk": TOKENS}
+    check(fields_of(name, **fields), devices, tmp_path / "config.json", shapes, **sizes)
+
+
+@pytest.mark.long
+def test_formula_at_the_width_of_a_published_model(tmp_path: Path) -> None:
+    """Four layers of Qwen3.5-35B-A3B, one of them attention, with all its experts and its whole vocabulary."""
+    text = QWEN3_5_35B["text_config"]
+    layers = {"num_hidden_layers": 4, "layer_types": text["layer_types"][:4]}
+    shapes = Shape("generate", 64, 1), Shape("generate", 8, 256)
+    check(QWEN3_5_35B | {"text_config": text | layers}, Devices(1, 4, 2), tmp_path / "config.json", shapes)
+
+
+@pytest.mark.long
+def test_a_row_that_moves_is_summed_over_data(tmp_path: Path) -> None:
+    """As often as it has arrays, and no more bytes than a device has of it."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(fields_of("olmo_base")))
+    engine = abstract_engine(path, 8, 200, "float32", 5, hybridlm.mesh(2, 2))
+    program = engine.program(CopyShape(8, 8))
+    assert counted(program.compiled.as_text()) == {("all-reduce", 2): engine.row_bytes_on_a_device}
+
+
+def test_collectives_are_counted_in_text() -> None:
+    text = """
+  %a.1 = f32[4,5,64]{2,1,0} all-reduce(%b), channel_id=1, replica_groups={{0,1},{2,3}}, to_apply=%r
+  %a.2 = (f32[20,1]{1,0}, bf16[20]{0}) all-reduce(%c, %d), replica_groups=[4,2]<=[8], to_apply=%r
+  %g.3 = f32[4,64]{0,1} all-gather(%e), replica_groups={{0,1,2,3}}, dimensions={1}
+  %t.4 = f32[20] get-tuple-element(%a.2), index=0, metadata={op_name="all-reduce(x), replica_groups={{0,1}}"}
+"""
+    assert counted(text) == {("all-reduce", 2): 4 * 5 * 64 * 4 + 20 * 4 + 20 * 2, ("all-gather", 4): 4 * 64}
+    assert counted("%a = f32[] add(%b, %c)") == Counter()

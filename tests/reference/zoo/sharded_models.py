@@ -1,0 +1,63 @@
+"""A step of every model family over a mesh: each device has its share of the parameters, its lanes and its heads."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from shares import Axes, mesh_of, random_model, spec, spread, tiny, used_rows
+from zoo.program import Program
+
+from ir_passes import Lane, LaneContract, Pool, Shared
+from models import Devices
+
+LANES = 4
+CONTRACT = LaneContract(
+    inputs=(Shared(), Pool("seq"), Lane(), Lane(role="length"), Lane(), Shared()), outputs=(Lane(), Pool("seq"))
+)
+
+
+def sharded_model(name: str, axes: Axes, tokens: int, **fields: Any) -> Program:
+    """Hidden states and rows after so many tokens of each lane.
+
+    Args:
+        name: of a variant.
+        axes: devices along `data`, `model` and `expert`.
+        tokens: of a lane.
+        fields: of config.json, in place of the variant's.
+    """
+    small = tiny(name, **fields)
+    model, data, devices = random_model(small), axes[0], Devices(*axes[1:])
+    graph = nnx.graphdef(
+        nnx.eval_shape(lambda: small.family.build(small.config.share(devices), nnx.Rngs(0)))  # fmt: skip
+    )
+    cuts = model.cuts()
+    flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(model, nnx.Param)))
+    paths = [path for path, _ in flat]
+    params = [spread(np.asarray(value[...]), cuts.get(path, ()), devices) for path, value in flat]
+    places = [spec(cuts.get(path, ()), devices) for path in paths]
+    arrays = jax.tree.leaves(model.state_arrays())
+    split = [() if one.cut is None else (one.cut,) for one in arrays]
+    tree = jax.tree.structure(model.state_arrays())
+    rows = [spread(leaf, cut, devices) for leaf, cut in zip(jax.tree.leaves(used_rows(model)), split, strict=True)]
+    pools = [spec(cut, devices, data) for cut in split]
+    lanes = P("data") if data > 1 else P()
+
+    def step(params, rows, ids, lengths, positions, blocks):
+        merged = nnx.merge(
+            graph, nnx.from_flat_state([(path, nnx.Param(one)) for path, one in zip(paths, params, strict=True)])
+        )
+        hidden, new = merged(ids, lengths, positions, jax.tree.unflatten(tree, rows), blocks)
+        return hidden, jax.tree.leaves(new)
+
+    over = jax.shard_map(
+        step, mesh=mesh_of(axes), in_specs=(places, pools, lanes, lanes, lanes, P()), out_specs=(lanes, pools)
+    )
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        ids = rng.integers(0, small.config.vocab_size, (LANES, tokens)).astype(np.int32)
+        lengths = rng.integers(0, tokens + 1, LANES).astype(np.int32)
+        return params, rows, ids, lengths, rng.integers(0, 9, LANES).astype(np.int32), np.int32(1)
+
+    return Program(f"{name} on {axes}, T={tokens}", over, CONTRACT, draw)

@@ -26,13 +26,17 @@ from ir_passes.first_run import FirstRun
 from ir_passes.graph import Pass
 from ir_passes.hlo import HloError
 from ir_passes.html_table import table
+from ir_passes.inspect_svg import arena_map, key, live_ranges
 from ir_passes.mesh import mesh_of
+from ir_passes.ownership import ownership
 from ir_passes.pass_pipeline import DEFAULT_PASSES
 from ir_passes.planned_step import prove_and_plan, trace
 from ir_passes.proving import Certify, Proved, warn
 from ir_passes.versions import current_versions
 
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
+MOST_BARS = 60
+"""Live ranges in a notebook's picture: those of the largest values."""
 
 
 def compile_step(
@@ -185,8 +189,8 @@ class CompiledStep:
         return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {state})"
 
     def _repr_html_(self) -> str:
-        """As notebooks show it: the certificate, the pools, and the scratch beside what is live at once."""
-        memory = self.certificate.memory
+        """As notebooks show it: the certificate, the pools, and the scratch in figures and pictures."""
+        memory, owners = self.certificate.memory, ownership(self.jaxpr, self.bound)
         pools = [(one.path, one.successor or "only read", one.bytes, one.copies) for one in self.certificate.pools]
         scratch = [
             ("planned for the program", memory.plan),
@@ -198,6 +202,9 @@ class CompiledStep:
             self.certificate._repr_html_()
             + table(("pool", "written in place as", "bytes", "copies of its type"), pools)
             + table(("scratch", "bytes"), scratch)
+            + key(self.bound.lanes)
+            + live_ranges(self.plan, owners, MOST_BARS)[0]
+            + arena_map(self.plan, owners)
         )
 
     def _ran(self, findings: tuple[Finding, ...]) -> None:

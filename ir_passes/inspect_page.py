@@ -7,7 +7,7 @@ from ir_passes.certificate import Certificate
 from ir_passes.collectives import totals
 from ir_passes.compile_step import CompiledStep
 from ir_passes.html_table import table
-from ir_passes.inspect_svg import arena_map, lane_colour, live_ranges
+from ir_passes.inspect_svg import arena_map, key, live_ranges
 from ir_passes.measured_dependence import Dependence
 from ir_passes.ownership import ownership
 
@@ -20,8 +20,6 @@ code,td.number{font-family:ui-monospace,monospace}td.number{text-align:right}
 .yes{color:#137333;font-weight:600}.no{color:#c5221f;font-weight:600}
 .matrix td{width:2.4em;text-align:center;padding:.15em}.matrix small{display:block}
 .own{background:#e6f4ea}.apart{color:#9aa0a6}.open{background:#fce8e6}
-svg{width:100%;height:auto;border:1px solid #dadce0}svg text{font:10px ui-monospace,monospace;fill:#5f6368}
-svg .grid{stroke:#eceff1}.key span{display:inline-block;width:.9em;height:.9em;margin:0 .3em 0 1em}
 """
 
 
@@ -62,7 +60,7 @@ def inspect_page(
         _copies("after", certificate),
         *_collectives(certificate),
         "<h2>Scratch: when each value is live</h2>",
-        _key(certificate.lanes),
+        key(certificate.lanes),
         f"<p>Equations to the right. {_left_out(left_out)}</p>",
         bars,
         "<h2>The arena</h2>",
@@ -128,13 +126,6 @@ def _collectives(certificate: Certificate) -> Iterable[str]:
         yield "<h2>What devices exchange</h2>"
         yield f"<p>{remark}; their order is <code>{certificate.fingerprints.schedule[:16]}</code>.</p>"
         yield f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in totals(certificate.collectives))}</ul>"
-
-
-def _key(lanes: int) -> str:
-    swatches = [(f"lane {lane}", lane_colour(lane, lanes)) for lane in range(lanes)]
-    swatches += [("shared", "#9aa0a6"), ("pool", "#5f6368"), ("bodies of loops", "#c9b458")]
-    items = "".join(f'<span style="background:{colour}"></span>{name}' for name, colour in swatches)
-    return f'<p class="key">{items}</p>'
 
 
 def _left_out(count: int) -> str:

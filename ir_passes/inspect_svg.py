@@ -11,6 +11,7 @@ from ir_passes.ownership import Ownership
 WIDTH, ROW, MARGIN = 1100, 7, 60
 COLOURS = {"shared": "#9aa0a6", "pool": "#5f6368", "mixed": "#d93025", "body": "#c9b458"}
 MOST_STRIPES = 12_000
+INK = "#5f6368"
 
 Owners = Mapping[Any, Ownership]
 
@@ -18,6 +19,15 @@ Owners = Mapping[Any, Ownership]
 def lane_colour(lane: int, lanes: int) -> str:
     """A colour of its own for each lane."""
     return f"hsl({360 * lane // max(lanes, 1)} 62% 52%)"
+
+
+def key(lanes: int) -> str:
+    """What the colours mean."""
+    swatches = [(f"lane {lane}", lane_colour(lane, lanes)) for lane in range(lanes)]
+    swatches += [("shared", COLOURS["shared"]), ("pool", COLOURS["pool"]), ("bodies of loops", COLOURS["body"])]
+    box = "display:inline-block;width:.9em;height:.9em;margin:0 .3em 0 1em"
+    items = "".join(f'<span style="{box};background:{colour}"></span>{name}' for name, colour in swatches)
+    return f"<p>{items}</p>"
 
 
 def live_ranges(plan: Plan, owners: Owners, rows: int) -> tuple[str, int]:
@@ -41,7 +51,7 @@ def arena_map(plan: Plan, owners: Owners, height: int = 420) -> str:
     across, up = (WIDTH - MARGIN) / max(_equations(plan), 1), height / max(plan.size, 1)
     parts = [_axis(plan, across, height)]
     parts += [
-        f'<text x="0" y="{height - fraction * height + 9:.0f}">{int(plan.size * fraction):,}</text>'
+        f'<text x="0" y="{height - fraction * height + 9:.0f}" fill="{INK}">{int(plan.size * fraction):,}</text>'
         for fraction in (0.25, 0.5, 0.75, 1.0)
     ]
     for one in plan.placements:
@@ -86,9 +96,9 @@ def _axis(plan: Plan, scale: float, height: float) -> str:
     last = _equations(plan)
     marks = sorted({last * i // 8 for i in range(9)})
     return "".join(
-        f'<line x1="{MARGIN + at * scale:.1f}" y1="0" x2="{MARGIN + at * scale:.1f}" y2="{height:.0f}" class="grid"/>'
-        f'<text x="{MARGIN + at * scale:.1f}" y="{height + 14:.0f}">{at}</text>'
-        for at in marks
+        f'<line x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{height:.0f}" stroke="#eceff1"/>'
+        f'<text x="{x:.1f}" y="{height + 14:.0f}" fill="{INK}">{at}</text>'
+        for at, x in ((at, MARGIN + at * scale) for at in marks)
     )
 
 
@@ -97,4 +107,5 @@ def _equations(plan: Plan) -> int:
 
 
 def _svg(parts: list[str], height: float) -> str:
-    return f'<svg viewBox="0 0 {WIDTH + 40} {height:.0f}" role="img">{"".join(parts)}</svg>'
+    style = "width:100%;height:auto;border:1px solid #dadce0;font:10px ui-monospace,monospace"
+    return f'<svg viewBox="0 0 {WIDTH + 40} {height:.0f}" role="img" style="{style}">{"".join(parts)}</svg>'

@@ -49,7 +49,6 @@ def compile_step(
     certificates: str | os.PathLike[str] | None = None,
     may_copy: Sequence[str] = (),
     temp_ratio: float = 1.5,
-    mesh: jax.sharding.Mesh | None = None,
     axes: Sequence[str] = (),
     compiler_options: dict[str, Any] | None = None,
 ) -> "CompiledStep":
@@ -66,9 +65,9 @@ def compile_step(
         may_copy: patterns (as in fnmatch) of paths of pools that may be copied whole, as "*.conv": a shift of a row
             needs bytes beside its own. Copies are listed in the certificate.
         temp_ratio: scratch allowed, as a multiple of what is live at once.
-        mesh: the devices; None for those of the step's `shard_map`, or of its arguments.
-        axes: the axes of the mesh along which XLA may add collectives of its own, to a step that leaves it to XLA who
-            computes what. Those that the program says itself need no leave.
+        axes: the axes of the mesh (of the step's `shard_map`, or else of its arguments) along which XLA may add
+            collectives of its own, to a step that leaves it to XLA who computes what. Those that the program says
+            itself need no leave.
         compiler_options: for XLA.
 
     Returns:
@@ -104,7 +103,7 @@ def compile_step(
                 compiled,
                 calling.compiled_bound(bound),
                 certify,
-                mesh=mesh or mesh_of(proved.graph.program, args),
+                mesh=mesh_of(proved.graph.program, args),
                 axes=axes,
                 scheduled=scheduled,
                 may_copy=may_copy,

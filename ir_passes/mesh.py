@@ -21,7 +21,7 @@ def devices_of(mesh: Any) -> dict[str, int]:
 def mesh_of(program: ir.ClosedJaxpr, arrays: Any) -> Any:
     """The mesh that a program runs on: of its `shard_map`, or else of the arrays it is called with; None if neither."""
     shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arrays)]
-    meshes = [eqn.params["mesh"] for eqn in program.jaxpr.eqns if eqn.primitive.name == "shard_map"]
+    meshes = [eqn.params["mesh"] for eqn in ir.all_eqns(program.jaxpr) if eqn.primitive.name == "shard_map"]
     meshes += [one.mesh for one in shardings if isinstance(one, jax.sharding.NamedSharding)]
     return meshes[0] if meshes else None
 

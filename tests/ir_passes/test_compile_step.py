@@ -414,7 +414,7 @@ def test_export_of_a_step_over_devices() -> None:
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("lane"))
     given = tuple(jax.device_put(jnp.ones((4, 2)), sharding) for _ in range(2))
     contract = LaneContract((Pool("s"), Lane()), (Pool("s"), Lane()))
-    step = compile_step(lambda pool, x: (pool + x, x * 2.0), given, contract, mesh=mesh)
+    step = compile_step(lambda pool, x: (pool + x, x * 2.0), given, contract)
     with pytest.raises(ExportError, match="over 2 devices"):
         step.export("executable")
     assert_same(step(*given)[0], jnp.full((4, 2), 2.0))

@@ -240,6 +240,24 @@ def test_one_collective_too_few_or_too_many_is_found(busy: Any) -> None:
         assert sum(one.kind is FindingKind.COLLECTIVE for one in found) == 1
 
 
+@pytest.mark.parametrize(
+    ("length", "unroll", "times"), [(7, 2, [3, 3, 1]), (5, 1, [5]), (4, 4, [1] * 4), (3, 9, [1] * 3)]
+)
+def test_collectives_of_loops_stand_as_often_as_in_the_compiled_program(
+    length: int, unroll: int, times: list[int]
+) -> None:
+    def local(x):
+        turn = lambda carry, _: (lax.psum(carry * x, "model"), None)  # noqa: E731
+        looped = lax.scan(turn, jnp.ones_like(x), None, length=length, unroll=unroll)[0]
+        return lax.while_loop(lambda y: y.sum() < 9, lambda y: y + lax.pmax(y * x, "model"), looped)
+
+    run = jax.shard_map(local, mesh=mesh(2, 2), in_specs=P("data"), out_specs=P("data"))
+    found = [one.collective for one in schedule_of(ir.trace(run, jnp.ones((4, 2))))]
+    assert [one.times for one in found if one.operation == "psum"] == times
+    assert [one.times for one in found if one.operation == "pmax"] == [None]
+    assert "as often as a loop goes round" in str(found[-1])
+
+
 def decode(pool: Array, x: Array) -> tuple[Array, Array]:
     """Lanes by themselves."""
     rows = 0.5 * pool + jnp.tanh(x)

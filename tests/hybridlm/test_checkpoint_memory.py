@@ -15,8 +15,11 @@ import jax
 import ml_dtypes
 import numpy as np
 
+import hybridlm
+from hybridlm._placement import Placement
 from hybridlm.checkpoint import load_weights, open_directory
-from models import Family, Source, Weight
+from models import Cut, Family, Source, Weight
+from models.cut import Part
 from models.weights import stacked
 
 ROWS, COLUMNS, LAYERS, EXPERTS = 2048, 4096, 8, 8
@@ -59,12 +62,23 @@ def write(directory, dtype):
             file.write(block[: offset - start])
 
 
-def main(directory, stored, wanted):
+def shards(devices):
+    # rows in two parts, columns of experts, and rows that were built
+    if devices == 1:
+        return {}
+    parts = (Part(ROWS // 2, ROWS // 2),) * 2
+    cuts = {(f"plain.{i}",): (Cut(0, "model", parts),) for i in range(LAYERS)}
+    cuts |= {("experts",): (Cut(2, "model", (Part(COLUMNS, COLUMNS),)),), ("rows",): (Cut(0, "model", parts),)}
+    return Placement(hybridlm.mesh(model=devices)).shards(weights(None), cuts)
+
+
+def main(directory, stored, wanted, devices):
     directory = Path(directory)
     write(directory, stored)
     jax.block_until_ready(jax.device_put(np.zeros(8, np.float32)))
     family = Family("toy", ("toy",), lambda config: config, weights, (), ())
     checkpoint = open_directory(directory)
+    placed = shards(int(devices))
     gc.collect()
     start = anonymous()
     peak, stop = [start], threading.Event()
@@ -75,7 +89,7 @@ def main(directory, stored, wanted):
 
     thread = threading.Thread(target=sample)
     thread.start()
-    loaded = load_weights(checkpoint, family, None, wanted)
+    loaded = load_weights(checkpoint, family, None, wanted, shards=placed)
     peak[0] = max(peak[0], anonymous())
     stop.set()
     thread.join()
@@ -90,12 +104,19 @@ main(*sys.argv[1:])
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is Linux's; no /proc/self/status here")
 @pytest.mark.parametrize(
-    ("stored", "wanted"), [("bfloat16", "bfloat16"), pytest.param("bfloat16", "float32", marks=pytest.mark.long)]
+    ("stored", "wanted", "devices"),
+    [
+        ("bfloat16", "bfloat16", 1),
+        pytest.param("bfloat16", "float32", 1, marks=pytest.mark.long),
+        pytest.param("bfloat16", "bfloat16", 4, marks=pytest.mark.long),
+    ],
 )
-def test_peak_is_the_arrays_kept_and_two_tensors(tmp_path: Path, root: Path, stored: str, wanted: str) -> None:
+def test_peak_is_the_arrays_kept_and_two_tensors(
+    tmp_path: Path, root: Path, stored: str, wanted: str, devices: int
+) -> None:
     """At most 1.05 times the arrays that are kept, plus the two largest tensors of the checkpoint."""
     run = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path), stored, wanted],
+        [sys.executable, "-c", MEASURE, str(tmp_path), stored, wanted, str(devices)],
         cwd=root,
         capture_output=True,
         text=True,

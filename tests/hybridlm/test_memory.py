@@ -13,6 +13,7 @@ import hybridlm
 from hybridlm import InsufficientMemory, _admission, _load
 from hybridlm._engine import Engine
 from hybridlm._memory import Demand, available_memory
+from hybridlm._placement import Placement
 
 MB = 1 << 20
 
@@ -71,6 +72,22 @@ def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(_load, "load_parameters", lambda *args: pytest.fail("weights were read"))
     with pytest.raises(InsufficientMemory, match="3 decoding and 3 staged sequences"):
         hybridlm.load(directory, lanes=3)
+
+
+def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes are divided; weights that virtual devices have alike lie there once for all of them."""
+    seen: list[Demand] = []
+    monkeypatch.setattr(Demand, "require", lambda self, available: seen.append(self))
+    hybridlm.load(text_lm.path, lanes=8, context=256)
+    hybridlm.load(text_lm.path, lanes=8, context=256, mesh=hybridlm.mesh(data=4))
+    one, each = seen[0], seen[1]
+    assert (each.lanes, each.staging, each.devices) == (2, 1, 4) and (one.lanes, one.staging) == (8, 4)
+    assert each.row(256) == one.row(256) and one.weights // 4 - 64 <= each.weights <= one.weights // 4
+    monkeypatch.undo()
+    found = available_memory(Placement(hybridlm.mesh(data=4)))
+    assert found is None or found < MB + (available_memory() or 0) // 3
+    with pytest.raises(InsufficientMemory, match=r"on each of 4 devices: .* lanes=4 or context=128 would fit"):
+        replace(each, row=row, context=256, weights=0).require(3 * row(256) - 1)
 
 
 @pytest.mark.long

@@ -74,7 +74,8 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
     if isinstance(predicate, Common):
         return values
     if isinstance(predicate, OneLane):
-        mine = all(record.lane == predicate.lane for record in writes)
+        # rows are written by lanes of the whole step; a lane of a device is another one on each of them
+        mine = all(record.lane == predicate.lane and not predicate.split for record in writes)
         return [
             value
             if isinstance(value.owner, PoolRows) and value.owner.unframed is None and mine

@@ -1,18 +1,24 @@
-"""Faults over a mesh: rows of pools that are split over devices, and collectives that not all devices reach."""
+"""Rows of pools that are split over devices, read and written where they are not, or as they are not."""
 
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from mutants.mutant import Evidence, Kind, Mutant, wrong
-from zoo.experts import TOP, route
 from zoo.program import slot_map
-from zoo.sharded_experts import SPECS as EXPERT_SPECS
-from zoo.sharded_experts import mixed
-from zoo.sharded_rows import COPY_SPECS, SOURCE, SPLIT, TARGET, WHOLE, draw, gathered, here, local_copy, over, put
+from zoo.sharded_rows import (
+    COPY_SPECS,
+    SOURCE,
+    SPLIT,
+    TARGET,
+    draw,
+    here,
+    local_copy,
+    over,
+    put,
+)
 
 from ir_passes import LaneContract, Pool, SlotMap
 
@@ -69,65 +75,9 @@ def summed_pool(target, source, read, write):
     return (put(target, write, both.at[read % both.shape[0]].get(mode="fill", fill_value=0)),)
 
 
-def first_device_first(pool, slots, x, lengths):
-    """The first device sums before it does anything else, the others after; collectives pair up by their order."""
-    there = lax.pcast(x, "data", to="varying")
-
-    def after():
-        return lax.psum(jnp.tanh(there), "data") * 0.5 + gathered(pool, slots)
-
-    def before():
-        rows = gathered(pool, slots)
-        return lax.psum(jnp.tanh(there), "data") * 0.5 + rows
-
-    rows = lax.cond(lax.axis_index("data") == 0, before, after)
-    return x, put(pool, slots, rows)
-
-
-def idle_device_skips(pool, slots, x, lengths):
-    """A device without an active lane of its own leaves the sum of the weights' parts to the others."""
-    part = lax.pcast(jnp.ones(x.shape[1]), "data", to="varying")
-    bias = lax.cond(jnp.any(lengths > 0), lambda: lax.psum(part, "data"), lambda: jnp.ones(x.shape[1]))
-    return x + bias[None], pool
-
-
-def replay_by_device(pool, slots, x, lengths):
-    """Each device replays as many tokens as it has kept itself, with a sum over all devices for each."""
-    count = lax.axis_index("data") + 1
-    rows = lax.pcast(gathered(pool, slots), "data", to="varying")
-
-    def once(carry):
-        return carry[0] + 1, lax.pcast(lax.psum(carry[1], "data") * 0.5, "data", to="varying")
-
-    rows = lax.while_loop(lambda carry: carry[0] < count, once, (lax.pcast(jnp.int32(0), "data", to="varying"), rows))
-    return x, put(pool, slots, rows[1])
-
-
-def orders_of_their_own(w, state, x):
-    """Each device sorts rows by what its own columns say, and rows are added up in those orders."""
-    state = 0.9 * state + x
-    chosen, _ = route(w, jnp.tanh(state))
-    mine = jnp.argmax(jnp.tanh(state) @ w["up"][:, :, 0].T, axis=-1).astype(jnp.int32)
-    return x + jnp.einsum("nkd,nk->nd", mixed(w, jnp.tanh(state), jnp.repeat(mine, TOP)), chosen), state
-
-
-def ties_of_their_own(w, state, x):
-    """Each device may put rows of one expert in another order."""
-    state = 0.9 * state + x
-    chosen, expert = route(w, jnp.tanh(state))
-    return x + jnp.einsum("nkd,nk->nd", mixed(w, jnp.tanh(state), expert.reshape(-1), stable=False), chosen), state
-
-
 def _copy(id: str, why: str, *kinds: Kind, leaks: bool = True, after: str = "JAX", **parts: Any) -> Mutant:
     step = over(copy(**parts), *COPY_SPECS, check_vma=False)
     return wrong(COPIED, id, after, why, step, *kinds, evidence=LEAK if leaks else FAULT)
-
-
-def _apart(id: str, after: str, why: str, local: Callable[..., tuple], lanes: P = WHOLE) -> Mutant:
-    """Devices that meet at other collectives, or do not meet: such a step never ends."""
-    of_lane = P(*lanes[:1])
-    step = over(local, SPLIT, P(), lanes, of_lane, (lanes, SPLIT))
-    return wrong(ADVANCED, id, after, why, step, Kind.COLLECTIVE, evidence=Evidence.TRACED)
 
 
 MUTANTS = (
@@ -243,41 +193,5 @@ MUTANTS = (
         contract=LARGER,
         draw=draw_larger,
         evidence=FAULT,
-    ),
-    wrong(
-        "sharded experts, summed in their order",
-        "orders-of-their-own",
-        "JAX",
-        "rows are summed over devices each of which has sorted them by keys of its own",
-        over(orders_of_their_own, *EXPERT_SPECS),
-        *MIXES,
-    ),
-    wrong(
-        "sharded experts, summed in their order",
-        "ties-of-their-own",
-        "JAX",
-        "rows are summed over devices each of which may order equal keys otherwise",
-        over(ties_of_their_own, *EXPERT_SPECS),
-        *MIXES,
-        evidence=FAULT,
-    ),
-    _apart(
-        "order-by-device",
-        "Atlas#101",
-        "the first device calls its collectives in another order than the others",
-        first_device_first,
-    ),
-    _apart(
-        "idle-device-skips",
-        "vLLM#41862",
-        "a device without active lanes skips a collective",
-        idle_device_skips,
-        P("data"),
-    ),
-    _apart(
-        "replay-by-device",
-        "Atlas#969",
-        "devices replay different numbers of tokens, with a collective for each",
-        replay_by_device,
     ),
 )

@@ -64,7 +64,7 @@ def _norms(branch: BranchConfig, devices: int) -> int:
 
 _COLLECTIVE = re.compile(
     r" = (?P<shape>\(.*?\)|\S+) (?P<operation>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
-    r"(?:-start)?\(.*?replica_groups=(?P<groups>\{\{[\d,]+\}|\[\d+,\d+\])"
+    r"(?:-start)?\(.*?replica_groups=(?P<groups>\{\{[\d,]+\}|\[\d+,\d+\]|mesh\[.*?\] \{.*?\})"
 )
 _ARRAY = re.compile(r"\b(?:f|s|u|bf)(\d+)\[([\d,]*)\]")
 
@@ -81,10 +81,20 @@ def counted(text: str | None) -> Exchanged:
         one = _COLLECTIVE.search(line)
         if one is None:
             continue
-        groups = one["groups"]
-        devices = groups.count(",") + 1 if groups.startswith("{") else int(groups[1:-1].split(",")[1])
+        devices = _devices(one["groups"])
         arrays = _ARRAY.findall(one["shape"])
         size = sum(int(bits) // 8 * prod(map(int, dims.split(",") if dims else ())) for bits, dims in arrays)
         # the result of a gather is what all devices had
         found[one["operation"], devices] += size // devices if one["operation"] == "all-gather" else size
     return found
+
+
+def _devices(groups: str) -> int:
+    """How many devices exchange: a list of them, a number of groups and their size, or axes of a mesh (jax 0.12)."""
+    if groups.startswith("{"):
+        return groups.count(",") + 1
+    if groups.startswith("["):
+        return int(groups[1:-1].split(",")[1])
+    mesh, axes = groups.split("] ")
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh))
+    return prod(int(sizes[name]) for name in re.findall(r"'(\w+)'", axes))

@@ -2,9 +2,12 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
+from ir_passes import Collective
 from models import DecoderConfig
 from models.attention import AttentionConfig
 from models.decoder import BranchConfig, PostNorm
@@ -24,42 +27,56 @@ class Devices(NamedTuple):
     expert: int = 1
 
 
-def by_hand(config: DecoderConfig, devices: Devices, lanes: int, tokens: int) -> Exchanged:
-    """What a step exchanges that draws a token for each lane.
+def by_hand(config: DecoderConfig, devices: Devices, lanes: int, tokens: int) -> Counter[Collective]:
+    """What a step exchanges that draws a token for each lane, and how often.
 
     Args:
         config: of the whole model.
         devices: that share lanes and model.
         lanes, tokens: of the whole step.
     """
-    found, lanes = Exchanged(), lanes // devices.data
+    found, lanes = Counter[Collective](), lanes // devices.data
     stream = lanes * tokens * config.hidden_size * 4
-    _sum(found, devices.model, stream)
+    found[_exchange("psum", ("model",), devices, stream)] += 1
     for branch in (branch for layer in config.layers for branch in layer):
-        with_experts = isinstance(branch, MoeConfig)
-        _sum(found, devices.model * devices.expert if with_experts else devices.model, stream)
-        _sum(found, devices.model, lanes * tokens * 4 * _norms(branch, devices.model))
-    if devices.model > 1:
-        found["all-gather", devices.model] += lanes * config.vocab_size // devices.model * 4
-    return +found
+        axes = ("expert", "model") if isinstance(branch, MoeConfig) else ("model",)
+        found[_exchange("psum", axes, devices, stream)] += 1
+        for numbers in _norms(branch, devices.model):
+            found[_exchange("psum", ("model",), devices, lanes * tokens * numbers * 4)] += 1
+    found[_exchange("all_gather", ("model",), devices, lanes * config.vocab_size // devices.model * 4)] += 1
+    return Counter({one: count for one, count in found.items() if one.devices > 1})
 
 
-def _sum(found: Exchanged, devices: int, size: int) -> None:
-    if devices > 1:
-        found["all-reduce", devices] += size
+def _exchange(operation: str, axes: tuple[str, ...], devices: Devices, size: int) -> Collective:
+    along = devices._asdict()
+    axes = tuple(axis for axis in axes if along[axis] > 1)
+    return Collective(operation, axes, prod(along[axis] for axis in axes), "float32", size, 1, "")
 
 
-def _norms(branch: BranchConfig, devices: int) -> int:
-    """Numbers of a row that are summed because a norm goes over what several devices have."""
+def _norms(branch: BranchConfig, devices: int) -> tuple[int, ...]:
+    """Numbers of a row in each sum that is there because a norm goes over what several devices have."""
     if isinstance(branch, PostNorm):
         return _norms(branch.inner, devices)
     if isinstance(branch, ParallelConfig):
-        return sum(_norms(inner, devices) for inner in branch.layers)
+        return sum((_norms(inner, devices) for inner in branch.layers), ())
     if isinstance(branch, AttentionConfig) and branch.qk_norm is not None and branch.qk_norm.all_heads:
-        return 2  # of the queries and of the keys
+        return 1, 1  # of the queries and of the keys
     if isinstance(branch, Mamba2Config) and branch.norm != "none" and branch.groups < devices:
-        return branch.groups
-    return 0
+        return (branch.groups,)
+    return ()
+
+
+def without_sources(collectives: Iterable[Collective]) -> Counter[Collective]:
+    """The collectives of a certificate, as `by_hand` has them."""
+    return Counter(replace(one, source="") for one in collectives)
+
+
+def in_bytes(collectives: Counter[Collective]) -> Exchanged:
+    """All together, as `counted` has them."""
+    found = Exchanged()
+    for one, count in collectives.items():
+        found[{"psum": "all-reduce", "all_gather": "all-gather"}[one.operation], one.devices] += count * one.bytes
+    return found
 
 
 _COLLECTIVE = re.compile(

@@ -1,0 +1,276 @@
+"""The tables of docs/device-tables.md: what devices hold, exchange and need the time for, of the published models."""
+
+import functools
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from exchanged import Devices, by_hand, without_sources
+from flax import nnx
+from published import PUBLISHED
+
+from hybridlm._abstract import abstract_engine, cuts_of
+from hybridlm._mesh import EXPERT, abstract_mesh
+from hybridlm._placement import Placement
+from hybridlm._programs import Shape
+from ir_passes import Collective
+from models import DecoderConfig, Family, ShareError, family_of
+from models import Devices as Share
+from models.moe import MoeConfig
+from models.state import state_size
+
+CONTEXT, LANES, PROMPTS, CHUNK = 4096, 64, 8, 256
+NUMBERS = (2, 4, 8, 16)
+HOST = 8
+"""Devices of one machine."""
+
+
+class Gpu(NamedTuple):
+    """A kind of device, by its maker's data sheet.
+
+    Attributes:
+        memory: bytes.
+        bandwidth: of it, bytes per second.
+        products: bfloat16, dense, per second, two operations each.
+    """
+
+    name: str
+    memory: float
+    bandwidth: float
+    products: float = 989e12
+
+
+GPUS = (Gpu("H100", 80e9, 3.35e12), Gpu("H200", 141e9, 4.8e12))
+NVLINK, INFINIBAND = 450e9, 50e9
+"""Bytes per second that a device sends inside of a machine, and to another one."""
+START, NEAR_HOP, FAR_HOP, NEAR_HOP_OF_FAR_RING = 6.6e-6, 0.6e-6, 2.7e-6, 1.0e-6
+"""Seconds until a collective of NCCL begins, and of each hop of its ring."""
+
+
+class Held(NamedTuple):
+    """What one device has of a model.
+
+    Attributes:
+        weights: bytes of its parameters.
+        read: bytes of those that a step reads, experts all of them.
+        products: numbers of the parameters that a token is multiplied with, experts only as often as they are chosen.
+        head: numbers of the head, which only tokens that are drawn from are multiplied with.
+        fixed, cache: bytes of a sequence's state whatever its length, and of its keys and values at the context.
+    """
+
+    weights: int
+    read: int
+    products: float
+    head: int
+    fixed: int
+    cache: int
+
+
+class Row(NamedTuple):
+    """A model on a mesh.
+
+    Attributes:
+        devices: along each axis.
+        held: by each device.
+        decode, prompts: collectives of the step that decodes, and of the one that reads prompts, and how often each is.
+        proved: both steps were proved, and exchange just that.
+    """
+
+    devices: Devices
+    held: Held
+    decode: Counter[Collective]
+    prompts: Counter[Collective]
+    proved: bool
+
+
+def has_experts(config: DecoderConfig) -> bool:
+    return any(isinstance(branch, MoeConfig) for layer in config.layers for branch in layer)
+
+
+def meshes(config: DecoderConfig) -> list[Devices]:
+    """One device, and for every number of them the meshes that split the model as far as it goes along one axis.
+
+    The last one is on two machines; with experts it has all axes.
+    """
+    found = [Devices()]
+    for number in NUMBERS:
+        sizes = [number] if number <= HOST else [number, HOST]
+        for size, axis in product(sizes, ("expert", "model") if has_experts(config) else ("model",)):
+            size = max(one for one in NUMBERS if one <= size and _fits(config, axis, one))
+            found.append(Devices(**{"data": number // size, axis: size}))
+    if has_experts(config):
+        found.append(Devices(2, 2, 4))
+    return list(dict.fromkeys(found))
+
+
+def _fits(config: DecoderConfig, axis: str, size: int) -> bool:
+    try:
+        config.share(Share(**{axis: size}))
+    except ShareError:
+        return False
+    return True
+
+
+def rows_of(name: str) -> list[Row]:
+    """A published model on its meshes; the steps of the last are proved and planned.
+
+    Raises:
+        AssertionError: they exchange anything else than the formulas say.
+    """
+    family = family_of(PUBLISHED[name])
+    config = family.read_config(PUBLISHED[name])
+    rows = [row_of(family, config, devices) for devices in meshes(config)]
+    found = proved(name, rows[-1].devices)
+    assert found == (rows[-1].decode, rows[-1].prompts), f"{name}: expected {rows[-1]}, the steps exchange {found}"
+    return [*rows[:-1], rows[-1]._replace(proved=True)]
+
+
+def row_of(family: Family, config: DecoderConfig, devices: Devices) -> Row:
+    """One model on one mesh, by the formulas."""
+    decode, prompts = by_hand(config, devices, LANES, 1), by_hand(config, devices, PROMPTS, CHUNK)
+    return Row(devices, held(family, config, devices), decode, prompts, False)
+
+
+def proved(name: str, devices: Devices) -> tuple[Counter[Collective], ...]:
+    """What both steps of a published model exchange, which are proved and planned."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "config.json"
+        path.write_text(json.dumps(PUBLISHED[name]))
+        engine = abstract_engine(path, LANES, CONTEXT, "bfloat16", CHUNK, abstract_mesh(*devices))
+    shapes = Shape("generate", LANES, 1), Shape("generate", PROMPTS, CHUNK)
+    return tuple(without_sources(engine.planned(shape).collectives) for shape in shapes)
+
+
+def held(family: Family, config: DecoderConfig, devices: Devices) -> Held:
+    """What one device has; matrices and caches in bfloat16, as on GPUs."""
+    share, cuts = config.share(Share(devices.model, devices.expert)), cuts_of(family, config)
+    shards = Placement(abstract_mesh(*devices)).shards(family.weights(config), cuts)
+    numbers = size = experts = 0
+    for weight in family.weights(config):
+        own = prod(shards[weight.path].local_shape)
+        numbers, size = numbers + own, size + own * (4 if weight.float32 else 2)
+        experts += own if any(cut.axis == EXPERT for cut in cuts.get(weight.path, ())) else 0
+    routers = [one.router for layer in config.layers for one in layer if isinstance(one, MoeConfig)]
+    chosen = routers[0].per_token / routers[0].experts if routers else 1
+    head = share.vocab_size * config.hidden_size
+    looked_up = 0 if config.tied else head
+    built = functools.cache(lambda layer: nnx.eval_shape(lambda: layer.build(config.hidden_size, nnx.Rngs(0))))
+    state = state_size([built(branch) for layer in share.layers for branch in layer], jnp.bfloat16)
+    return Held(
+        size,
+        size - 2 * looked_up,
+        numbers - head - looked_up - experts * (1 - chosen),
+        head,
+        state.fixed,
+        state.of(CONTEXT) - state.fixed,
+    )
+
+
+def exchanging(collectives: Counter[Collective], devices: Devices) -> float:
+    """Seconds that the collectives of a step take, one after another."""
+    return sum(count * _seconds(one, devices) for one, count in collectives.items())
+
+
+def _seconds(one: Collective, devices: Devices) -> float:
+    # The last axis is the fastest: devices of one machine are neighbours.
+    inside = devices.expert if one.axes == ("expert",) else devices.model * devices.expert
+    machines = max(inside // HOST, 1)
+    hops = (one.devices - 1) * (1 if one.operation == "all_gather" else 2)
+    far = (machines - 1) * (1 if one.operation == "all_gather" else 2)
+    near = NEAR_HOP if machines == 1 else NEAR_HOP_OF_FAR_RING
+    wire = NVLINK if machines == 1 else INFINIBAND
+    return START + (hops - far) * near + far * FAR_HOP + one.sent / wire
+
+
+def seconds(row: Row, gpu: Gpu, tokens: int) -> tuple[float, float] | None:
+    """Seconds of a step, and of them those of exchanging; None if the model does not fit the device.
+
+    Args:
+        tokens: of each lane; 1 is the step that decodes.
+    """
+    held, data = row.held, row.devices.data
+    decoding, reading = LANES // data, max(PROMPTS // data, 1)
+    if held.weights + (decoding + reading) * (held.fixed + held.cache) > gpu.memory:
+        return None
+    lanes, collectives = (decoding, row.decode) if tokens == 1 else (reading, row.prompts)
+    cached = held.cache if tokens == 1 else held.cache * CHUNK // CONTEXT
+    memory = (held.read + lanes * (2 * held.fixed + cached)) / gpu.bandwidth
+    products = 2 * lanes * (held.products * tokens + held.head) / gpu.products
+    wire = exchanging(collectives, row.devices)
+    return max(memory, products) + wire, wire
+
+
+def line(row: Row) -> str:
+    """A line of a table."""
+    held, devices = row.held, row.devices
+    sizes = ", ".join(f"{axis}={size}" for axis, size in devices._asdict().items() if size > 1)
+    state = (LANES + PROMPTS) // devices.data * (held.fixed + held.cache)
+    cells = [
+        (sizes or "one device") + (" (proved)" if row.proved else ""),
+        f"{held.weights / 1e9:.1f}",
+        f"{state / 1e9:.1f}",
+        str(row.decode.total()),
+    ]
+    for tokens, collectives in ((1, row.decode), (CHUNK, row.prompts)):
+        cells.append(f"{sum(count * one.sent for one, count in collectives.items()) / 1e6:,.0f}")
+        cells += [_milliseconds(seconds(row, gpu, tokens)) for gpu in GPUS]
+    return f"| {' | '.join(cells)} |"
+
+
+def _milliseconds(time: tuple[float, float] | None) -> str:
+    return "-" if time is None else f"{time[0] * 1e3:.1f} ({time[1] * 1e3:.1f})" if time[1] else f"{time[0] * 1e3:.1f}"
+
+
+def page(tables: Mapping[str, Sequence[Row]]) -> str:
+    """The text of docs/device-tables.md."""
+    names = [gpu.name for gpu in GPUS]
+    columns = ["mesh", "weights, GB", "state, GB", "exchanges"]
+    for what in ("decode", "prompts"):
+        columns += [f"{what}: MB sent", *(f"ms, {name}" for name in names)]
+    heading = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
+    parts = [f"## {name}\n\n{heading}" + "".join(f"{line(row)}\n" for row in rows) for name, rows in tables.items()]
+    return f"""{INTRODUCTION}
+{chr(10).join(parts)}"""
+
+
+INTRODUCTION = f"""# Published models on 2, 4, 8 and 16 devices
+
+What one device holds, sends and needs the time for, so that a mesh can be chosen before machines are rented.
+[devices.md](devices.md) says which axis is for what, and how to compute these bytes in your head. Written by
+scripts/write_device_tables.py from the config.json of each model by those formulas. On the meshes marked "proved" both
+steps of the whole model were proved to keep their lanes apart, and exchange exactly that. **Nothing on this page was
+run, and no time was measured.** For a proof on any other mesh, or another model:
+
+```
+hybridlm verify --abstract --config config.json --mesh data=2,model=8
+```
+
+* `weights`, `state`: GB on each device, matrices and caches in bfloat16; {LANES} sequences that decode and {PROMPTS}
+  whose prompts are read, each of {CONTEXT} tokens, on all devices together.
+* `exchanges`: collectives of a step. `MB sent`: by each device in one step, over a ring; it receives as many.
+* `decode`: a token of each of {LANES} sequences. `prompts`: {CHUNK} tokens of each of {PROMPTS}.
+* `ms`: of a step, in brackets those of exchanging, which nothing hides. `-`: it does not fit, scratch not counted.
+
+Over `data` alone nothing is exchanged: `data=8` is eight times the first line of a table, with an eighth of its state.
+
+The time is the longer one of reading memory and of the products, and behind it that of exchanging:
+
+* memory: all weights, the embedding only where it is the head too, experts as if every one were chosen; the recurrent
+  state read and written, keys and values read. Products: two operations for each parameter and token, experts as often
+  as they are chosen.
+* devices: H100 SXM, 80 GB, 3.35 TB/s; H200 SXM, 141 GB, 4.8 TB/s; both 989 dense bfloat16 TFLOP/s (NVIDIA's data
+  sheets).
+* wires: 450 GB/s each way over NVLink inside a machine of eight (900 both ways, the same data sheets); between machines
+  50 GB/s each way for each device (400 Gb/s InfiniBand for each, as a DGX H100 has it). A collective of devices of two
+  machines goes at the pace of the slower wire.
+* every collective waits: 6.6 microseconds to begin, 0.6 for each hop of its ring; where the ring leaves a machine, 2.7
+  for such a hop and 1.0 for the others. By these numbers NCCL itself chooses (src/graph/tuning.cc, ring, LL).
+
+No step reaches any of these speeds: read the lines against one another.
+"""

@@ -62,6 +62,7 @@ def test_the_sanitizer_finds_nothing_wrong(sanitized_lm: hybridlm.LM, alone: lis
     assert traffic.finder(sanitized_lm, alone) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("id", SANITIZED)
 def test_mutant_is_found_by_the_sanitizer(sanitized_lm: hybridlm.LM, id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[id].fault(monkeypatch)

@@ -258,5 +258,6 @@ def test_a_compilation_cache_that_jax_was_given_is_respected(tmp_path: pathlib.P
     assert compiled(mine) and not (tmp_path / "xdg").exists()
 
 
+@pytest.mark.long
 def test_the_default_cache_is_in_the_home_directory(tmp_path: pathlib.Path) -> None:
     assert child(tmp_path, True, XDG_CACHE_HOME="") == [str(tmp_path / ".cache" / "hybridlm" / "xla")]

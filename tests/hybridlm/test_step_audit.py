@@ -35,6 +35,7 @@ def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int)
     assert not report.copies
 
 
+@pytest.mark.long
 def test_an_array_of_the_caches_shape_is_no_copy_of_it(text_lm: hybridlm.LM) -> None:
     """Four query heads of a chunk of 64 tokens have as many rows as a cache of 256 positions, and are laid out anew."""
     lm = hybridlm.load(text_lm.path, lanes=3, context=256, chunk=64, dtype="float32")

@@ -186,7 +186,8 @@ ABOVE = {"Falcon-H1-34B": 1.32}
 """Plans that stay above what is live at once, as a multiple of it: here of prompts, two branches in each layer."""
 
 
-@pytest.mark.parametrize("name", ["LFM2-1.2B", *(pytest.param(name, marks=pytest.mark.long) for name in IN_FULL)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["LFM2-1.2B", *IN_FULL])
 def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None:
     """Every layer of the real model, 64 sequences that decode and 8 prompts of 256 tokens, in a minute of one core.
 

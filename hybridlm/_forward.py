@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from hybridlm._engine import Engine
 from hybridlm._mesh import MODEL
@@ -82,7 +82,7 @@ class Split(NamedTuple):
         lanes, logits: of what has lanes alone, and of logits.
     """
 
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     params: tuple[PartitionSpec, ...]
     layers: tuple
     lanes: PartitionSpec

@@ -4,13 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from hybridlm._mesh import DATA
 from ir_passes import Lane, LaneContract, Pool
 
 
-def sharded(step: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, mesh: Mesh) -> Callable[..., Any]:
+def sharded(
+    step: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, mesh: Mesh | AbstractMesh
+) -> Callable[..., Any]:
     """`step` as a function of whole arrays, which lie over a mesh.
 
     What the step says of lanes and rows it says of those of one device. JAX checks (`check_vma`) that what every device

@@ -1,5 +1,7 @@
 """What a draw can give, how often, and on what it depends."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,7 +102,8 @@ def test_filters_keep_what_a_sort_would_and_equally_likely_tokens_together() -> 
 def test_a_logit_that_is_infinite_is_drawn() -> None:
     logits = np.tile(LOGITS, (2, 1))
     logits[:, 5] = np.inf
-    for filters in ({}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}):
+    each: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}]
+    for filters in each:
         assert run(logits, settings(**filters, lanes=2), np.zeros(2, np.int32), np.int32(FILTERED)).tolist() == [5, 5]
 
 

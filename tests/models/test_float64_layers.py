@@ -57,7 +57,7 @@ def with_weights(build: Callable[[], M], weights: dict[str, np.ndarray]) -> M:
     return module
 
 
-def delta_net(case: dict[str, int]) -> tuple[nnx.Module, dict[str, np.ndarray], dict[str, Any]]:
+def delta_net(case: dict[str, Any]) -> tuple[nnx.Module, dict[str, np.ndarray], dict[str, Any]]:
     config = GatedDeltaNetConfig(**case, eps=EPS)
     shapes: dict[str, tuple[int, ...]] = {
         "in_proj_qkv.weight": (config.channels, HIDDEN),

@@ -18,25 +18,29 @@ class CacheBudget(NamedTuple):
     host: int
 
 
-def cache_budget(given: Any) -> CacheBudget:
+def cache_budget(given: Any, device_only: bool = False) -> CacheBudget:
     """What `prefix_cache` says: a size for the device and as much on the host, or a size for each.
 
     Args:
         given: a size, or {"device": size, "host": size} of which the second may be left out.
+        device_only: the host keeps nothing, for it does not have all of a state.
 
     Raises:
         TypeError, ValueError: it is neither; the message says what was expected.
     """
     if not isinstance(given, Mapping):
         size = to_bytes(given, "prefix_cache")
-        return CacheBudget(size, size)
+        return CacheBudget(size, 0 if device_only else size)
     if "device" not in given or not set(given) <= {"device", "host"}:
         raise ValueError(
             f'prefix_cache: expected a size, or a dict of "device" and, if it is to have another size, "host"; got '
             f"{dict(given)!r}"
         )
     device = to_bytes(given["device"], "prefix_cache['device']")
-    return CacheBudget(device, to_bytes(given.get("host", device), "prefix_cache['host']"))
+    host = to_bytes(given.get("host", 0 if device_only else device), "prefix_cache['host']")
+    if device_only and host:
+        raise ValueError("prefix_cache['host']: where a model lies over several processes, no host has all of a state")
+    return CacheBudget(device, host)
 
 
 def to_bytes(given: Any, name: str) -> int:

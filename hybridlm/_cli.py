@@ -1,4 +1,4 @@
-"""The command line: `hybridlm demo | generate | score | batch | eval | verify | inspect | bench`."""
+"""The command line: `hybridlm demo | generate | score | batch | eval | verify | inspect | bench | launch`."""
 
 from typing import Annotated
 
@@ -11,6 +11,7 @@ from hybridlm._cli_demo import demo
 from hybridlm._cli_eval import evaluate
 from hybridlm._cli_generate import generate
 from hybridlm._cli_inspect import inspect
+from hybridlm._cli_launch import launch
 from hybridlm._cli_score import score
 from hybridlm._cli_verify import verify
 
@@ -24,6 +25,7 @@ app.command("eval")(evaluate)
 app.command()(verify)
 app.command()(inspect)
 app.command()(bench)
+app.command()(launch)
 
 
 def _print_version(asked: bool) -> bool:

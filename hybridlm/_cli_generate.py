@@ -91,6 +91,8 @@ def generate(
             prefix_cache=prefix_cache,
             mesh=read_mesh(mesh),
         )
+        if lm.follow():
+            return
         items = [_chat_ids(lm, prompt.item) if chat else prompt.item for prompt in given]
         events = lm.stream(
             items,

@@ -12,9 +12,20 @@ import typer
 from rich.console import Console
 
 from hybridlm._errors import MissingExtra, NumericalError
+from hybridlm._processes import LOST, Disagreement, ProcessLost
 from ir_passes import AuditError
 
-EXPECTED = (ValueError, TypeError, OSError, MissingExtra, NumericalError, AuditError, jax.errors.JaxRuntimeError)
+EXPECTED = (
+    ValueError,
+    TypeError,
+    OSError,
+    MissingExtra,
+    NumericalError,
+    AuditError,
+    jax.errors.JaxRuntimeError,
+    ProcessLost,
+    Disagreement,
+)
 """What wrong input, a full disk or device, or a program that fails its audit raises. Anything else is a bug of ours and
 keeps its traceback."""
 
@@ -51,7 +62,8 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 def reported(debug: bool) -> Iterator[None]:
     """Turn what a command raises into a message on standard error and an exit status.
 
-    1 for errors, 130 after Ctrl-C, 141 when the reader of standard output has gone (as a shell reports both signals).
+    1 for errors, 70 where other processes are at fault, 130 after Ctrl-C, 141 when the reader of standard output has
+    gone (as a shell reports both signals).
     """
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
@@ -70,7 +82,7 @@ def reported(debug: bool) -> Iterator[None]:
             if debug:
                 raise
             typer.echo(f"error: {'; '.join([_message(error), *_notes(error)])}", err=True)
-            raise typer.Exit(1) from None
+            raise typer.Exit(LOST if isinstance(error, ProcessLost | Disagreement) else 1) from None
 
 
 def console_for_table() -> Console:

@@ -51,6 +51,8 @@ def score(
     """
     with reported(debug):
         lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh))
+        if lm.follow():
+            return
         start = time.perf_counter()
         report = lm.score_file(input, output, strict, window, shard, restart)
         seconds = time.perf_counter() - start

@@ -99,7 +99,7 @@ class Decoding:
         if self._steady is None or self._steady[:2] != (lanes, shape):
             tokens = np.full((pool.size, 1), CARRIED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
-            placed = tuple(engine.placement.put((tokens, active, *sampling_arrays(lanes))))
+            placed = engine.placement.ahead((tokens, active, *sampling_arrays(lanes)))
             self._steady = lanes, shape, active, placed
         counts, (tokens, active, *sampling) = self._steady[2:]
         positions = np.array([0 if sequence is None else sequence.consumed for sequence in lanes], np.int32)

@@ -11,6 +11,8 @@ import numpy as np
 from hybridlm._acceptance import Trust
 from hybridlm._batch import Batch, sampling_arrays
 from hybridlm._cache_budget import CacheBudget
+from hybridlm._calls import Calls
+from hybridlm._crew import Crew
 from hybridlm._drafters import DRAFT_TOKENS, AsLoaded, HeadDrafter, Speculate, drafters
 from hybridlm._placement import ONE_DEVICE, Placement
 from hybridlm._prefix_cache import PrefixCache
@@ -58,6 +60,7 @@ class Engine:
         draft_tokens: most drafts of a lane in a step.
         prefix_cache: bytes for the states of prompts that were read; None keeps none.
         placement: the devices; the parameters lie on them, and the programs are compiled for them.
+        crew: the processes that have these devices; None where this one has them all.
 
     Raises:
         ValueError: `prefix_cache` is less than one state.
@@ -65,6 +68,7 @@ class Engine:
     Attributes:
         staging: rows in which prompts are consumed.
         row_arrays: what rows consist of.
+        calls: calls the compiled steps, and reads what they return.
         stats: counters of steps and tokens.
         prefix_cache: states of prompts that were read; None without.
         checked: check after every step that every row is free or has one holder: in tests, and with a sanitizer.
@@ -90,9 +94,10 @@ class Engine:
         draft_tokens: int = DRAFT_TOKENS,
         prefix_cache: CacheBudget | None = None,
         placement: Placement = ONE_DEVICE,
+        crew: Crew | None = None,
     ):
         self.lanes, self.context, self.chunk = lanes, context, chunk
-        self.placement = placement
+        self.placement, self.calls = placement, Calls(lambda shape: self.program(shape), crew)
         self.staging = placement.staging(lanes, staging)
         self.params, self.programs, self.sanitizer = params, programs, sanitizer
         self.speculate: Speculate = speculate
@@ -151,14 +156,18 @@ class Engine:
         """So many rows, by their types alone."""
         return self.row_arrays.abstract(count, self.context)
 
+    def new_pool(self, count: int) -> RowPool:
+        """A pool of so many rows of zero state."""
+        return self.calls.new_pool(count, self.new_rows)
+
     def new_row(self) -> RowPool:
         """A pool for the rows of one sequence, zero state."""
-        return RowPool(self.new_rows(self._fewest))
+        return self.new_pool(self._fewest)
 
     @cached_property
     def moves(self) -> RowMoves:
         """What keeps states and puts them back."""
-        return RowMoves(self.programs, self.sanitizer, self.kind, self._abstract, self.placement, self.stats)
+        return RowMoves(self.calls, self.sanitizer, self.kind, self._abstract, self.placement, self.stats)
 
     @cached_property
     def kind(self) -> StateKind:
@@ -186,7 +195,7 @@ class Engine:
             kept.vacate()
             return kept
         del kept  # its memory goes before the new pool comes
-        return RowPool(self.new_rows(size))
+        return self.new_pool(size)
 
     def give_back(self, use: Literal["staging", "decode"], pool: RowPool) -> None:
         """Keep a pool for the next run, unless a step was cut short while it had the rows."""
@@ -215,10 +224,11 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
+        self.calls.tell_run(shape, pool, (*batch, *operands))
         placed = self.placement.put((*batch, *operands))
         if self.sanitizer is None:
-            program = self.program(shape)
-            outputs, rows = program(self.params, pool.take(), *placed)
+            outputs, rows = self.calls(shape, self.params, pool.take(), *placed)
+            outputs = self.calls.whole(outputs)
         else:
             sanitized, given = self._sanitized(self.sanitizer, shape), tuple(placed[len(batch) :])
             outputs, rows = self.sanitizer.run(sanitized, pool, self.params, batch, given, owners, counts)
@@ -229,16 +239,20 @@ class Engine:
 
     def copy(self, source: RowPool, read: Slot, target: RowPool, write: Slot) -> None:
         """Dispatch the copy of one row, in all its arrays, to another pool."""
+        self.copy_row(source, source.owner.bind([read], 1), target, target.owner.bind([write], 1))
+        target.moved(write, source.consumed(read))
+        self.stats["row_copies"] += 1
+
+    def copy_row(self, source: RowPool, read: np.ndarray, target: RowPool, write: np.ndarray) -> None:
+        """The same of rows by their numbers, int32 [1] each."""
         shape = CopyShape(source.size, target.size)
-        maps = self.placement.put_whole((source.owner.bind([read], 1), target.owner.bind([write], 1)))
+        self.calls.tell_copy(source, target, (read, write))
+        maps = self.placement.put_whole((read, write))
         if self.sanitizer is None:
-            program = self.program(shape)
-            (copied,) = program(target.take(), source.look(), *maps)
+            (copied,) = self.calls(shape, target.take(), source.look(), *maps)
         else:
             copied = self.sanitizer.copy(self._sanitized(self.sanitizer, shape), target, source, maps)
         target.put(copied)
-        target.moved(write, source.consumed(read))
-        self.stats["row_copies"] += 1
 
     def program(self, shape: AnyShape) -> CompiledStep:
         """The program of a shape, compiled on first use.

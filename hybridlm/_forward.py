@@ -154,6 +154,7 @@ def forward(
     return_states: bool,
 ) -> ForwardOutput:
     """See `LM.forward`."""
+    engine.placement.require_one_process("forward")
     lanes = check_tokens(tokens, state, engine.vocab_size, engine.context)
     types, placement = engine.row_arrays.abstract(len(lanes), engine.context).layers, engine.placement
     if state is None:

@@ -23,13 +23,14 @@ from hybridlm._session import Event, Session
 from hybridlm._snapshot_file import load_snapshot
 from hybridlm._steps import Structure
 from hybridlm._text_scores import TextScores
+from hybridlm._together import Together
 from hybridlm._tokenizer import Tokenizer
 from hybridlm._warmup import warm_up
 from ir_passes import Certificate
 from models import Decoder, DecoderConfig
 
 
-class LM(TextScores, Saved):
+class LM(TextScores, Saved, Together):
     """A loaded model; `hybridlm.load` makes it.
 
     Attributes:
@@ -58,8 +59,7 @@ class LM(TextScores, Saved):
         fingerprint: str,
     ):
         self.path, self.fingerprint = path, fingerprint
-        self.model = model
-        self.config = config
+        self.model, self.config = model, config
         self.params, self.tokenizer = params, tokenizer
         self.context = engine.context
         self.eos_token_ids = eos_token_ids

@@ -13,8 +13,10 @@ from flax import nnx
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import Mesh
 
+import hybridlm
 from hybridlm._admission import admit_model, admit_steps, weight_bytes
 from hybridlm._cache_budget import cache_budget
+from hybridlm._crew import Crew
 from hybridlm._drafters import DRAFT_TOKENS, Speculate, drafters
 from hybridlm._engine import Engine
 from hybridlm._lm import LM
@@ -98,9 +100,10 @@ def load(
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, compilation_cache, certify)
     check_drafting(speculate, draft_tokens, context)
     placement = ONE_DEVICE if mesh is None else place(mesh, lanes, sanitize)
-    budget = None if prefix_cache is None else cache_budget(prefix_cache)
+    budget = None if prefix_cache is None else cache_budget(prefix_cache, placement.several_processes)
     asked, dtype = dtype, stored_dtype(directory) if dtype is None else dtype
     certificates = _set_compilation_cache(compilation_cache)
+    crew = Crew(placement) if placement.several_processes else None
     cache_dtype = dtype_of_caches(dtype)
     share = config.share(placement.devices)
     whole, abstract = (nnx.eval_shape(lambda one=one: family.build(one, nnx.Rngs(0))) for one in (config, share))
@@ -116,6 +119,23 @@ def load(
     structure, params = flatten(model)
     programs = Programs(structure, certify, certificates, placement)
     fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
+    if crew is not None:
+        crew.agree_on(
+            "settings",
+            {
+                "checkpoint": fingerprint,
+                "lanes": lanes,
+                "context": context,
+                "chunk": chunk,
+                "dtype": dtype,
+                "mesh": placement.mesh,
+                "speculate": speculate,
+                "draft_tokens": draft_tokens,
+                "prefix_cache": budget,
+                "jax": jax.__version__,
+                "hybridlm": hybridlm.__version__,
+            },
+        )
     engine = Engine(
         model,
         params,
@@ -131,6 +151,7 @@ def load(
         draft_tokens=draft_tokens,
         prefix_cache=budget,
         placement=placement,
+        crew=crew,
     )
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))

@@ -91,9 +91,13 @@ def read_sizes(text: str) -> dict[str, int]:
 
 
 def read_mesh(text: str | None) -> Mesh | None:
-    """The mesh that a command line names, of this process's devices; None where it names none.
+    """The mesh that a command line names; None where it names none.
+
+    Of several processes it is over all their devices then: each by itself would do all there is to do.
 
     Raises:
         ValueError: it names none, or there are fewer devices.
     """
-    return None if text is None else mesh(**read_sizes(text))
+    if text is None:
+        return mesh(data=jax.device_count()) if jax.process_count() > 1 else None
+    return mesh(**read_sizes(text))

@@ -36,6 +36,11 @@ class Placement:
         return self.size(DATA)
 
     @property
+    def several_processes(self) -> bool:
+        """Whether some of the devices are another process's."""
+        return isinstance(self.mesh, Mesh) and self.mesh.is_multi_process
+
+    @property
     def local_devices(self) -> list[Any]:
         """Those of this process."""
         if self.mesh is None:
@@ -94,12 +99,32 @@ class Placement:
         if self.mesh is None:
             put = iter(jax.device_put(host))
         else:
-            put = iter(jax.device_put(host, jax.tree.map(self.of_operand, host)))
+            put = iter(self._put(host, jax.tree.map(self.of_operand, host)))
         return [one if isinstance(one, jax.Array) else next(put) for one in operands]
 
     def put_whole(self, tree: Any) -> Any:
         """Host arrays put on every device, in one call."""
-        return jax.device_put(tree) if self.mesh is None else jax.device_put(tree, self.over())
+        if self.mesh is None:
+            return jax.device_put(tree)
+        return self._put(tree, jax.tree.map(lambda _: self.over(), tree))
+
+    def ahead(self, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """Operands that many steps take, put on devices once; of several processes they stay, to be told to others."""
+        return tuple(operands) if self.several_processes else tuple(self.put(operands))
+
+    def _put(self, tree: Any, places: Any) -> Any:
+        """Host arrays put where `places` says, which has a sharding for each."""
+        if not self.several_processes:
+            return jax.device_put(tree, places)
+        # JAX would compare them in all processes first, by a program for each array.
+        return jax.tree.map(
+            lambda one, place: jax.make_array_from_callback(one.shape, place, one.__getitem__), tree, places
+        )
+
+    def require_one_process(self, what: str) -> None:
+        """Raises ValueError where arrays of other processes would be needed by this one."""
+        if self.several_processes:
+            raise ValueError(f"{what}: not where a model lies over several processes; load it in one")
 
     def examples(self, operands: Sequence[Any], whole: bool = False) -> tuple[Any, ...]:
         """Operands as a program is compiled for them: by their types and places alone, where there is a mesh."""
@@ -123,7 +148,14 @@ def place(mesh: Mesh, lanes: int, sanitize: bool) -> Placement:
         TypeError: it is no mesh.
         ValueError: it has other axes, lanes do not divide over it, or the sanitizer is asked for, which has one device.
     """
-    placement = Placement(with_all_axes(mesh))
+    full = with_all_axes(mesh)
+    there = {device.process_index for device in full.devices.flat}
+    if len(there) < jax.process_count() and there != {jax.process_index()}:
+        raise ValueError(
+            f"mesh: it has devices of {len(there)} of {jax.process_count()} processes; expected devices of each, or of "
+            "this one alone"
+        )
+    placement = Placement(full)
     check_lanes(lanes, placement.data)
     if sanitize:
         raise ValueError("sanitize: the sanitizer follows rows on one device; load without mesh to use it")

@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from hybridlm._batch import Batch, Feed, sampling_arrays
@@ -76,6 +75,6 @@ def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
         engine.stats["prompt_tokens"] += len(part.tokens)
     snapshot = engine.moves.take(pool, slot, consumed, owner=slot)
     engine.forget(slot)
-    if jax.device_get(token)[lane] >= engine.vocab_size:
+    if engine.calls.read(token)[lane] >= engine.vocab_size:
         raise NumericalError("prefix", len(consumed))
     return Prefix(tokens, snapshot)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hybridlm._compared_step import EXAMPLE, compared
 from hybridlm._placement import ONE_DEVICE, Placement
 from hybridlm._row_parts import PartShape
 from hybridlm._rows import copy_contract, copy_row
@@ -158,14 +159,19 @@ class Programs:
                     raise
         return program.result()
 
-    def _whole_step(self, shape: AnyShape, args: tuple[Any, ...]) -> tuple[Callable[..., Any], LaneContract]:
-        """The step of a shape over all devices, and its contract."""
+    def _whole_step(
+        self, shape: AnyShape, args: tuple[Any, ...]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
+        """The step of a shape over all devices, its example arguments and its contract."""
         step, contract = self.step(shape)
         mesh = self._placement.mesh
-        return step if mesh is None else sharded(step, args, contract, mesh), contract
+        if self._placement.several_processes:
+            step, contract = compared(step, contract)
+            args += self._placement.examples([EXAMPLE], whole=True)
+        return step if mesh is None else sharded(step, args, contract, mesh), args, contract
 
     def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
-        step, contract = self._whole_step(shape, args)
+        step, args, contract = self._whole_step(shape, args)
         try:
             return compile_step(
                 step,
@@ -192,7 +198,7 @@ class Programs:
         Raises:
             IsolationError: the step is refused.
         """
-        step, contract = self._whole_step(shape, args)
+        step, args, contract = self._whole_step(shape, args)
         try:
             return plan_step(step, args, contract)
         except IsolationError as error:

@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from hybridlm._calls import Calls
 from hybridlm._kept_arrays import KeptArrays
+from hybridlm._operations import part_operation
 from hybridlm._placement import Placement
-from hybridlm._programs import Programs
 from hybridlm._radix_tree import Piece
 from hybridlm._row_arrays import maker_of_zeros
 from hybridlm._row_parts import Part, PartShape
@@ -24,7 +25,7 @@ class RowMoves:
     """Moves states between rows and where they are kept.
 
     Args:
-        programs: the compiled steps.
+        calls: runs the compiled steps.
         sanitizer: follows whose state each row holds; None runs the compiled steps as they are.
         kind: of the states.
         rows: (count) -> so many rows, by their types alone.
@@ -39,14 +40,14 @@ class RowMoves:
 
     def __init__(
         self,
-        programs: Programs,
+        calls: Calls,
         sanitizer: Sanitizer | None,
         kind: StateKind,
         rows: Callable[[int], Rows],
         placement: Placement,
         stats: dict[str, int],
     ):
-        self._programs, self._sanitizer, self._rows, self._placement = programs, sanitizer, rows, placement
+        self._calls, self._sanitizer, self._rows, self._placement = calls, sanitizer, rows, placement
         # The sanitizer tells the rows of a pool from its other axes by their number.
         self._fewest = 1 if sanitizer is None else 2
         self.kind, self._stats = kind, stats
@@ -166,7 +167,7 @@ class RowMoves:
 
     def _from_host(self, part: Part, arrays: list[np.ndarray], position: int, mark: Label | None) -> KeptArrays:
         rows = tuple(np.broadcast_to(array, (self._fewest, *array.shape)).copy() for array in arrays)
-        kept = KeptArrays(self._on_device(part, rows)[0], position, mark)
+        kept = KeptArrays(self._on_device(part, rows), position, mark)
         if self._sanitizer is not None and mark is not None:
             self._sanitizer.label(kept, self._fewest, mark)
         return kept
@@ -189,11 +190,9 @@ class RowMoves:
         sharding = self._placement.over(None, *split)
         return jax.ShapeDtypeStruct((self._fewest, *shape), one.dtype, sharding=sharding)
 
-    def _on_device(
-        self, part: Part, arrays: tuple[jax.Array | np.ndarray, ...], scalars: tuple[np.ndarray, ...] = ()
-    ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-        places = tuple(one.sharding for one in self._kept[part]), (self._placement.over(),) * len(scalars)
-        return jax.device_put((arrays, scalars), places)
+    def _on_device(self, part: Part, arrays: tuple[jax.Array | np.ndarray, ...]) -> tuple[jax.Array, ...]:
+        """Kept arrays where they belong; those that are there already stay."""
+        return jax.device_put(arrays, tuple(one.sharding for one in self._kept[part]))
 
     def _part(self, leaves: list[Any], part: Part) -> tuple[Any, ...]:
         return tuple(leaves[i] for i in self._places[part])
@@ -204,17 +203,38 @@ class RowMoves:
     def _keep(
         self, part: Part, pool: RowPool, slot: Slot, operands: tuple[int, ...], position: int, mark: Label | None
     ) -> KeptArrays:
-        shape, places = self._shape(part, True, pool.size), self._places[part]
-        row = pool.owner.bind([slot], 1)
-        placed = self._placement.put_whole((row, *_scalars(0, *operands)))
-        empty, rows = self._empty[part](), self._part(jax.tree.leaves(pool.look()), part)
+        maps = (pool.owner.bind([slot], 1), *_scalars(*operands))
         if self._sanitizer is None:
-            (arrays,) = self._program(shape)(empty, rows, *placed)
-            return KeptArrays(arrays, position, mark)
+            return self.keep(part, pool, maps, position)
+        shape, places = self._shape(part, True, pool.size), self._places[part]
         sanitized = self._sanitizer.program(shape, *shape.step(), lambda: self.example_arguments(shape))
         kept = KeptArrays((), position, mark)
-        kept.arrays = self._sanitizer.keep(sanitized, (empty, rows, *placed), kept, pool, places)
+        kept.arrays = self._sanitizer.keep(sanitized, self._keeping(part, pool, maps), kept, pool, places)
         return kept
+
+    def keep(
+        self, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...], position: int, number: int | None = None
+    ) -> KeptArrays:
+        """Dispatch the step that moves a part of a row out of a pool.
+
+        Args:
+            part, pool: which part of a row of which pool.
+            maps: int32 [1] each: the row, and what else the step takes.
+            position: see `KeptArrays`.
+            number: what other processes know the result by; None where this one decides.
+        """
+        kept, crew = KeptArrays((), position, None), self._calls.crew
+        if crew is not None:
+            number = crew.named(kept, number)
+            crew.tell(*part_operation(number, part, True, crew.number(pool), pool.size, position, maps))
+        (kept.arrays,) = self._calls(self._shape(part, True, pool.size), *self._keeping(part, pool, maps))
+        return kept
+
+    def _keeping(self, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
+        """The arguments of the step that moves a part out of a pool."""
+        row, *operands = maps
+        placed = self._placement.put_whole((row, *_scalars(0), *operands))
+        return (self._empty[part](), self._part(jax.tree.leaves(pool.look()), part), *placed)
 
     def _restore(
         self,
@@ -225,25 +245,40 @@ class RowMoves:
         operands: tuple[int, ...],
         mark: Label | None = None,
     ) -> None:
+        maps = (pool.owner.bind([slot], 1), *_scalars(*operands))
+        if self._sanitizer is None:
+            self.put_back(kept, part, pool, maps)
+            return
         shape, places = self._shape(part, False, pool.size), self._places[part]
-        row = pool.owner.bind([slot], 1)
-        arrays, placed = self._on_device(part, kept.arrays, (*_scalars(0), row, *_scalars(*operands)))
-        sanitized = None
-        if self._sanitizer is not None:
-            sanitized = self._sanitizer.program(shape, *shape.step(), lambda: self.example_arguments(shape))
-            self._sanitizer.ghosts(pool)
+        sanitized = self._sanitizer.program(shape, *shape.step(), lambda: self.example_arguments(shape))
+        self._sanitizer.ghosts(pool)
         leaves, tree = jax.tree.flatten(pool.take())
-        args = (self._part(leaves, part), arrays, *placed)
-        if self._sanitizer is None or sanitized is None:
-            (new,) = self._program(shape)(*args)
-        else:
-            new = self._sanitizer.restore(sanitized, args, kept, pool, places, mark)
-        for i, array in zip(places, new, strict=True):
+        args = self._restoring(part, leaves, kept, maps)
+        self._replace(pool, part, leaves, tree, self._sanitizer.restore(sanitized, args, kept, pool, places, mark))
+
+    def put_back(self, kept: KeptArrays, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...]) -> None:
+        """Dispatch the step that moves what is kept back into a row; arguments as for `keep`."""
+        crew = self._calls.crew
+        if crew is not None:
+            numbers = crew.number(kept), crew.number(pool)
+            crew.tell(*part_operation(numbers[0], part, False, numbers[1], pool.size, kept.position, maps))
+        leaves, tree = jax.tree.flatten(pool.take())
+        (new,) = self._calls(self._shape(part, False, pool.size), *self._restoring(part, leaves, kept, maps))
+        self._replace(pool, part, leaves, tree, new)
+
+    def _restoring(
+        self, part: Part, leaves: list[Any], kept: KeptArrays, maps: tuple[np.ndarray, ...]
+    ) -> tuple[Any, ...]:
+        """The arguments of the step that moves a part back into a pool of these arrays."""
+        row, *operands = maps
+        arrays = self._on_device(part, kept.arrays)
+        return (self._part(leaves, part), arrays, *self._placement.put_whole((*_scalars(0), row, *operands)))
+
+    def _replace(self, pool: RowPool, part: Part, leaves: list[Any], tree: Any, new: Sequence[Any]) -> None:
+        """Give a pool its arrays again, those of a part in a new version."""
+        for i, array in zip(self._places[part], new, strict=True):
             leaves[i] = array
         pool.put(jax.tree.unflatten(tree, leaves))
-
-    def _program(self, shape: PartShape) -> Any:
-        return self._programs.compiled(shape, lambda: self.example_arguments(shape))
 
 
 def _scalars(*values: int) -> tuple[np.ndarray, ...]:

@@ -264,7 +264,7 @@ class Scheduler:
 
     def _resize(self, size: int) -> None:
         """Move every sequence that decodes to a pool of another size."""
-        old, new = self._decode, RowPool(self._engine.new_rows(size))
+        old, new = self._decode, self._engine.new_pool(size)
         assert old is not None
         for sequence in self.decoding:
             assert sequence.slot is not None

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 
-import jax
 import numpy as np
 
 from hybridlm._batch import Batch
@@ -90,7 +89,7 @@ def _score(engine: Engine, pool: RowPool, waiting: ScoringQueue, top: int) -> It
             flights.append(_dispatch(engine, pool, shape, lanes, waiting))
         if len(flights) > 1 or not any(lanes):
             outputs, parts = flights.popleft()
-            scored = jax.device_get(outputs)
+            scored = engine.calls.read(outputs)
             for lane, text, first, count in parts:
                 text.take(scored, lane, first, count)
                 engine.stats["scored_tokens"] += count

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from hybridlm._decoding import Flight
@@ -195,7 +194,7 @@ class Session:
         flight = self._flights[0]
         if flight.timing is not None:
             flight.timing.wait(flight.drawn.token, self._done)
-        accepted, drawn = jax.device_get((flight.accepted, flight.drawn))
+        accepted, drawn = self._engine.calls.read((flight.accepted, flight.drawn))
         self._done = time.perf_counter()
         self._flights.popleft()
         self._take(flight, drawn, accepted)

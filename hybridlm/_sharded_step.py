@@ -7,7 +7,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from hybridlm._mesh import DATA
-from ir_passes import Lane, LaneContract, Pool
+from ir_passes import Lane, LaneContract, Pool, Shared
 
 
 def sharded(
@@ -29,7 +29,9 @@ def sharded(
     lanes = PartitionSpec(DATA) if mesh.shape[DATA] > 1 else PartitionSpec()
 
     def leaving(entry: Any) -> Any:
-        return pools[entry.group] if isinstance(entry, Pool) else lanes
+        if isinstance(entry, Pool):
+            return pools[entry.group]
+        return lanes if isinstance(entry, Lane) else PartitionSpec()
 
-    results = jax.tree.map(leaving, contract.outputs, is_leaf=lambda entry: isinstance(entry, Lane | Pool))
+    results = jax.tree.map(leaving, contract.outputs, is_leaf=lambda entry: isinstance(entry, Lane | Pool | Shared))
     return jax.shard_map(step, mesh=mesh, in_specs=given, out_specs=results, check_vma=True)

@@ -63,6 +63,7 @@ def load_snapshot(
         SnapshotError: no such file, damaged, or of another model; says what was expected and found.
         TypeError, ValueError: token ids that the model does not have, or more than its context holds.
     """
+    engine.placement.require_one_process("load_prefix")
     try:
         file = SafetensorsFile(path)
     except CheckpointError as error:

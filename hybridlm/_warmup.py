@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from hybridlm._all_steps import all_shapes
 from hybridlm._engine import Engine
+from hybridlm._plan import Operation
 from hybridlm._programs import AnyShape
 from hybridlm._progress import step_progress
 
@@ -16,6 +17,8 @@ COMPILE_SECONDS = 120.0
 
 def warm_up(engine: Engine, every_rung: bool, progress: bool | None) -> dict[str, float]:
     """See `LM.warmup`."""
+    if engine.calls.crew is not None:
+        engine.calls.crew.tell(Operation("warm up", (int(every_rung),)))
     shapes = all_shapes(engine, only_full=not every_rung)
     seconds: dict[str, float] = {}
 

@@ -263,6 +263,8 @@ from hybridlm._session import Event
 class Endless(LM):
     def __init__(self):
         self.tokenizer = "some"
+    def follow(self):
+        return False
     def stream(self, prompts, **settings):
         for i in itertools.count():
             time.sleep(0.01)

@@ -1,0 +1,62 @@
+"""Calls of compiled steps, by this process alone or by all that run a model together."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridlm._crew import Crew
+from hybridlm._operations import copy_operation, run_operation
+from hybridlm._plan import Operation
+from hybridlm._programs import AnyShape, Shape
+from hybridlm._rows import RowPool
+from hybridlm._steps import Rows
+from ir_passes import CompiledStep
+
+
+class Calls:
+    """Calls the program of a shape, compiled on first use. What is told to other processes is nothing to one alone.
+
+    Args:
+        program: gives it.
+        crew: the processes that run it together; None for this one alone.
+    """
+
+    def __init__(self, program: Callable[[AnyShape], CompiledStep], crew: Crew | None):
+        self._program, self.crew = program, crew
+
+    def __call__(self, shape: AnyShape, *args: Any) -> Any:
+        """Raises IsolationError, AuditError, HloError where the step is refused; in a crew, as `Crew.call`."""
+        if self.crew is None:
+            return self._program(shape)(*args)
+        return self.crew.call(shape, lambda: self._program(shape), args)
+
+    def new_pool(self, count: int, new_rows: Callable[[int], Rows]) -> RowPool:
+        """A pool of so many rows, in all processes."""
+        if self.crew is None:
+            return RowPool(new_rows(count))
+        number = self.crew.new_number()
+        self.crew.tell(Operation("rows", (number, count)))
+        pool = RowPool(new_rows(count))
+        self.crew.named(pool, number)
+        return pool
+
+    def tell_run(self, shape: Shape, pool: RowPool, operands: Sequence[Any]) -> None:
+        """The step that is called next, and its operands on the host."""
+        if self.crew is not None:
+            self.crew.tell(*run_operation(self.crew.number(pool), pool.size, shape, operands))
+
+    def tell_copy(self, source: RowPool, target: RowPool, maps: tuple[np.ndarray, np.ndarray]) -> None:
+        """The copy of a row that is called next; the row that is read and the one that is written, int32 [1] each."""
+        if self.crew is not None:
+            numbers = self.crew.number(source), source.size, self.crew.number(target), target.size
+            self.crew.tell(*copy_operation(numbers, maps))
+
+    def whole(self, outputs: Any) -> Any:
+        """What a step returned of all lanes, where `read` can read it."""
+        return outputs if self.crew is None else self.crew.whole(outputs)
+
+    def read(self, outputs: Any) -> Any:
+        """Wait for what steps returned; on the host. In a crew, raises as `Crew.call`."""
+        return jax.device_get(outputs) if self.crew is None else self.crew.read(outputs)

@@ -1,0 +1,152 @@
+"""What each of several processes runs in test_processes.py: `python run_together.py DIRECTORY FAULT`.
+
+Process 0 writes what it computed to DIRECTORY/found.json. A fault befalls one process in the middle of a run.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import hybridlm
+from hybridlm import _processes
+from hybridlm._crew import Crew
+from hybridlm._engine import Engine
+from hybridlm._key_values import KeyValues
+from hybridlm._programs import Shape
+
+PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 12], [3] * 11, [10, 11], [20] * 17, [6], [8, 9] * 9, [5, 6, 7, 8], [4]]
+SETTINGS: dict[str, Any] = {"lanes": 8, "context": 200, "dtype": "float32", "chunk": 5}
+SAMPLED: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "temperature": 0.8, "seed": 3}
+FAULTY = 2
+"""The process that a fault befalls."""
+AT = 14
+"""The operation at which it does, of those that are told."""
+
+
+def everything(lm: hybridlm.LM) -> dict[str, Any]:
+    """Numbers of every kind of step: more prompts than lanes, rows that move, drafts, prefixes and kept prompts."""
+    generated = lm.generate(PROMPTS, max_tokens=8, ignore_eos=True, logprobs=0)
+    drafted = lm.generate([[5, 6, 7] * 6, [8, 9] * 9], max_tokens=24, ignore_eos=True, speculate="ngram")
+    prefix = lm.prefix([3] * 11)
+    return {
+        "tokens": [one.token_ids for one in generated],
+        "logprobs": [one.logprobs for one in generated],
+        "sampled": [one.token_ids for one in lm.generate(PROMPTS[:5], **SAMPLED)],
+        "drafted": [one.token_ids for one in drafted],
+        "continued": [one.token_ids for one in lm.generate([[5], [6, 7]], max_tokens=4, prefix=prefix)],
+        "scores": [one.logprobs[1:].tolist() for one in lm.score(PROMPTS[:7])],
+    }
+
+
+def befall(fault: str, process: int) -> None:
+    """Prepare a fault of process `FAULTY`."""
+    if process != FAULTY:
+        return
+    get, run, copy_row, new_rows = KeyValues.get, Engine.run, Engine.copy_row, Engine.new_rows
+
+    def flipped(self: KeyValues, name: str, seconds: float) -> bytes | None:
+        data = get(self, name, seconds)
+        if data is None or not name.endswith(f"/{AT}"):
+            return data
+        befallen()
+        return data[:50] + bytes([data[50] ^ 4]) + data[51:]
+
+    def in_turn(self: KeyValues, name: str, seconds: float) -> bytes | None:
+        if name.endswith(f"/{AT}") and name.startswith("plan"):
+            befallen()
+            if fault == "sleep":
+                time.sleep(600)
+            os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+        return get(self, name, seconds)
+
+    def earlier(self: KeyValues, name: str, seconds: float) -> bytes | None:
+        return get(self, name.replace(f"/{AT}", f"/{AT - 1}"), seconds)
+
+    def moved_on(self: Engine, shape: Shape, pool: Any, batch: Any, *operands: Any, **rest: Any) -> Any:
+        if shape.tokens == 1:
+            befallen()
+            batch = batch._replace(positions=batch.positions + np.int32(1))
+        return run(self, shape, pool, batch, *operands, **rest)
+
+    def other_slot(self: Engine, source: Any, read: Any, target: Any, write: Any) -> None:
+        befallen()
+        copy_row(self, source, read, target, (write + np.int32(1)) % np.int32(target.size))
+
+    if fault == "flip":
+        KeyValues.get = flipped
+    elif fault == "epoch":
+        KeyValues.get = earlier
+    elif fault in ("kill", "stop", "sleep"):
+        KeyValues.get = in_turn
+    elif fault == "positions":
+        Engine.run = moved_on
+    elif fault == "slot":
+        Engine.copy_row = other_slot
+    elif fault == "rows":
+        Engine.new_rows = lambda self, count: new_rows(self, count + 4)
+    elif fault == "lanes":
+        SETTINGS["lanes"] = 12
+
+
+def befallen() -> None:
+    print(f"befallen at {time.time()}", file=sys.stderr, flush=True)
+
+
+def watch_rows() -> None:
+    """Say at a disagreement whether the rows of this process are as they were before the step."""
+    call, disagree = Crew.call, Crew._disagree
+    kept: dict[int, bool] = {}
+
+    def local(tree: Any) -> list[np.ndarray]:
+        return [np.array(part.data) for leaf in jax.tree.leaves(tree) for part in leaf.addressable_shards]
+
+    def looked(self: Crew, shape: Any, compiled: Any, args: tuple) -> Any:
+        epoch, before = self._current[0], local(args[1 if isinstance(shape, Shape) else 0])
+        results = call(self, shape, compiled, args)
+        after = local(results[-1])
+        kept[epoch] = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(before, after, strict=True))
+        return results
+
+    def said(self: Crew, told: Any) -> None:
+        others = [one for epoch, one in kept.items() if epoch < told.epoch]
+        print(f"process {self.process}: kept {kept[told.epoch]}, {len(others) - sum(others)} changed", file=sys.stderr)
+        disagree(self, told)
+
+    Crew.call, Crew._disagree = looked, said
+
+
+def work(lm: hybridlm.LM, fault: str) -> dict[str, Any]:
+    if fault == "idle":
+        return {"tokens": [one.token_ids for one in lm.generate(PROMPTS[:1], max_tokens=8, ignore_eos=True)]}
+    return everything(lm)
+
+
+def main() -> None:
+    directory, fault = Path(sys.argv[1]), sys.argv[2]
+    _processes.join(20.0)
+    befall(fault, jax.process_index())
+    if fault in ("positions", "slot"):
+        watch_rows()
+    mesh = hybridlm.mesh(data=2, model=2) if fault == "none" else hybridlm.mesh(data=4)
+    certify = "error" if fault == "none" else "off"
+    try:
+        lm = hybridlm.load(directory, mesh=mesh, certify=certify, prefix_cache="1MB", **SETTINGS)
+        if lm.follow():
+            return
+        found = work(lm, fault)
+    except (_processes.ProcessLost, _processes.Disagreement) as error:
+        print(f"error: process {jax.process_index()}: {error}", file=sys.stderr)
+        _processes.leave()
+        raise
+    (directory / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -102,6 +102,7 @@ main(*sys.argv[1:])
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is Linux's; no /proc/self/status here")
 @pytest.mark.parametrize(
     ("stored", "wanted", "devices"),

@@ -275,7 +275,8 @@ main()
 """
 
 
-@pytest.mark.parametrize("end", ["interrupt", pytest.param("closed pipe", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("end", ["interrupt", "closed pipe"])
 def test_ends_of_a_stream(root: Path, end: str):
     """Ctrl-C and a reader that goes away, in a process of its own: nothing is printed about either."""
     command = [sys.executable, "-c", ENDLESS, "generate", "-m", "x", "A"]

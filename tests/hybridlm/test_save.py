@@ -45,6 +45,7 @@ def same(a: hybridlm.LM, b: hybridlm.LM) -> bool:
     )
 
 
+@pytest.mark.long
 def test_the_same_bits(text_lm: hybridlm.LM, saved: Path):
     lm = hybridlm.load(saved, **SETTINGS)
     assert same(lm, text_lm) and lm.fingerprint == text_lm.fingerprint and lm.eos_token_ids == text_lm.eos_token_ids

@@ -57,6 +57,7 @@ def interrupt(texts: Path, output: Path, windows: int = 2, **settings: Any) -> P
     return output.with_name(output.name + ".parts")
 
 
+@pytest.mark.long
 def test_killed_at_every_moment(tmp_path: Path):
     command = [sys.executable, REFERENCE / "kill_scoring.py", tmp_path]
     package = str(Path(hybridlm.__file__).parents[1])

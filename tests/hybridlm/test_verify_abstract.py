@@ -80,6 +80,7 @@ def test_sizes_are_options(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_devices_need_not_be_there(tmp_path: Path, nothing_runs: None) -> None:
     """Sixteen of them: what each holds, and what it sends."""
     options = ("--lanes", "4", "--chunk", "4", "--context", "128", "--dtype", "float32", "--mesh", "data=2,model=8")

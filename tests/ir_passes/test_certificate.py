@@ -168,6 +168,7 @@ print(fingerprint(traced), fingerprint(CONTRACT.bind(step, ARGS)))
 """
 
 
+@pytest.mark.long
 def test_fingerprints_are_the_same_in_every_process(root: Path) -> None:
     def hashes(source: str, seed: str) -> list[str]:
         environment = {"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"}

@@ -84,6 +84,7 @@ def report(found: Counter[str]) -> str:
     return ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.items()))
 
 
+@pytest.mark.long
 def test_sample_of_every_program() -> None:
     found = sum((tally(name, SAMPLE) for name in RUN), Counter[str]())
     assert found["leaking, refused"] >= 20, report(found)

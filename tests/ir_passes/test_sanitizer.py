@@ -238,6 +238,7 @@ def test_only_one_pool_is_not_reset() -> None:
     fails(host, "lane 0, row 3: wrong owner where mul reads argument 2", [3, 0, 0], [Turn(6, 0, 1), None, None])
 
 
+@pytest.mark.long
 def test_state_reset_in_the_middle_of_a_sequence() -> None:
     def step(w, conv, ssm, slots, lengths, positions, x):
         return batched()(w, conv, ssm, slots, lengths, positions % 2, x)
@@ -268,6 +269,7 @@ def test_slots_of_two_lanes_exchanged_by_the_host() -> None:
     assert error.lanes == (0, 1)
 
 
+@pytest.mark.long
 def test_row_that_no_step_wrote() -> None:
     host = Host(batched(write=lambda s: jnp.where(s == 3, SLOTS, s)))
     start(host, (5, 3))
@@ -332,6 +334,7 @@ def test_lane_that_computes_with_anothers_row_is_told_apart() -> None:
     fails(bad, "lane 0, row 1: wrong lane", [4, 3, 1], [Turn(5, 1, 1), Turn(6, 1, 1), Turn(7, 1, 1)])
 
 
+@pytest.mark.long
 def test_writes_to_anothers_row() -> None:
     host = Host(batched(write=lambda s: s[::-1]))
     fails(
@@ -342,6 +345,7 @@ def test_writes_to_anothers_row() -> None:
     )
 
 
+@pytest.mark.long
 def test_pools_of_a_group_moved_by_different_indices() -> None:
     host = Host(batched(write_ssm=lambda s: jnp.where(s > 0, s % (SLOTS - 1) + 1, 0)))
     start(host, (5, 4), (6, 2))

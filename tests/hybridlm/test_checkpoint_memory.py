@@ -108,8 +108,8 @@ main(*sys.argv[1:])
     ("stored", "wanted", "devices"),
     [
         ("bfloat16", "bfloat16", 1),
-        pytest.param("bfloat16", "float32", 1, marks=pytest.mark.long),
-        pytest.param("bfloat16", "bfloat16", 4, marks=pytest.mark.long),
+        ("bfloat16", "float32", 1),
+        ("bfloat16", "bfloat16", 4),
     ],
 )
 def test_peak_is_the_arrays_kept_and_two_tensors(

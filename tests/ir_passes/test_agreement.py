@@ -20,7 +20,9 @@ COPIED = PROGRAMS["sharded rows copied where devices agree"]
 
 
 def placed(args: tuple[Any, ...]) -> list[Any]:
-    return [jax.device_put(one, NamedSharding(mesh(2, 2), spec)) for one, spec in zip(args, COPY_SPECS, strict=False)]
+    """Arguments on two by two devices, in bytes that no NumPy array shares: those could not be donated."""
+    split = [NamedSharding(mesh(2, 2), spec) for spec in COPY_SPECS[: len(args)]]
+    return [jax.device_put(jnp.array(one, copy=True), place) for one, place in zip(args, split, strict=True)]
 
 
 @pytest.fixture(scope="module")

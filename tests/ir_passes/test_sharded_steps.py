@@ -56,8 +56,9 @@ def cube() -> Mesh:
 
 
 def placed(args: tuple[Any, ...], specs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments as arrays on two by two devices."""
-    return tuple(jax.device_put(arg, NamedSharding(mesh(2, 2), spec)) for arg, spec in zip(args, specs, strict=True))
+    """Arguments on two by two devices, in bytes that no NumPy array shares: those could not be donated."""
+    split = [NamedSharding(mesh(2, 2), spec) for spec in specs]
+    return tuple(jax.device_put(jnp.array(arg, copy=True), place) for arg, place in zip(args, split, strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ and the HLO that XLA made of it, by hashes that are the same in every process.
 from dataclasses import dataclass, field
 
 from ir_passes import notebook_html, record
-from ir_passes.collectives import Collective, bytes_sent, totals
+from ir_passes.collectives import Collective, Exchanging
 
 FORMAT = 2
 NOT_COVERED = (
@@ -124,7 +124,7 @@ class Seconds:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(Exchanging):
     """What is known of one executable. Two are equal if they say the same; how long it took is not compared.
 
     Attributes:
@@ -177,16 +177,6 @@ class Certificate:
     def holds(self) -> bool:
         """Whether the step was proved and audited and nothing was found."""
         return bool(self.proved and self.audited and not self.faults)
-
-    @property
-    def sent(self) -> int | None:
-        """Bytes that each device sends in one call; None where a loop decides it as it runs."""
-        return bytes_sent(self.collectives)
-
-    @property
-    def exchanged(self) -> tuple[str, ...]:
-        """The collectives in words, alike ones in one line."""
-        return totals(self.collectives)
 
     def to_json(self) -> str:
         """As JSON text, which `from_json` reads."""

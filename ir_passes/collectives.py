@@ -114,6 +114,30 @@ def bytes_sent(collectives: Iterable[Collective]) -> int | None:
     return total
 
 
+class Exchanging:
+    """What is asked of the collectives of a step.
+
+    Attributes:
+        collectives: in their order.
+    """
+
+    collectives: tuple[Collective, ...]
+
+    @property
+    def sent(self) -> int | None:
+        """Bytes that each device sends in one call; None where a loop decides it as it runs."""
+        return bytes_sent(self.collectives)
+
+    @property
+    def exchanged(self) -> tuple[str, ...]:
+        """The collectives in words, alike ones in one line."""
+        counts: dict[Collective, int] = {}
+        for one in self.collectives:
+            key = Collective(*astuple(one)[:-1], source="")
+            counts[key] = counts.get(key, 0) + 1
+        return tuple(f"{count} x {one}" for one, count in counts.items())
+
+
 def schedule_of(program: ir.ClosedJaxpr) -> tuple[Scheduled, ...]:
     """The collectives of a flat program in its order, those of loops as often as they stand in the compiled program.
 
@@ -129,15 +153,6 @@ def schedule_hash(collectives: Iterable[Collective]) -> str:
     """sha256 of collectives in their order, which does not know source lines: devices with the same one agree."""
     rows = [astuple(one)[:-1] for one in collectives]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-
-
-def totals(collectives: Iterable[Collective]) -> tuple[str, ...]:
-    """Collectives in words, alike ones in one line."""
-    counts: dict[Collective, int] = {}
-    for one in collectives:
-        key = Collective(*astuple(one)[:-1], source="")
-        counts[key] = counts.get(key, 0) + 1
-    return tuple(f"{count} x {one}" for one, count in counts.items())
 
 
 def _scheduled(jaxpr: ir.Jaxpr, devices: dict[str, int], times: int | None) -> Iterator[Scheduled]:

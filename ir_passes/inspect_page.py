@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from html import escape
 
 from ir_passes.certificate import Certificate
-from ir_passes.collectives import totals
 from ir_passes.compile_step import CompiledStep
 from ir_passes.html_table import table
 from ir_passes.inspect_svg import arena_map, key, live_ranges
@@ -125,7 +124,7 @@ def _collectives(certificate: Certificate) -> Iterable[str]:
         remark = f"{len(certificate.collectives)} in one call, {moved:,} bytes of each device's operands"
         yield "<h2>What devices exchange</h2>"
         yield f"<p>{remark}; their order is <code>{certificate.fingerprints.schedule[:16]}</code>.</p>"
-        yield f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in totals(certificate.collectives))}</ul>"
+        yield f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in certificate.exchanged)}</ul>"
 
 
 def _left_out(count: int) -> str:

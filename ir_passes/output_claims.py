@@ -105,13 +105,12 @@ def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, busy: list[Value], still:
             continue
         path = prover.bound.inputs[before].path
         if prover.disagreeing is not None:
-            kind, message = (
-                ViolationKind.AGREEMENT,
-                f"{path}: rows are not shown to stay as they are where devices disagree",
-            )
+            kind = ViolationKind.AGREEMENT
+            message = f"{path}: rows are not shown to stay as they are where devices disagree"
             remedy = "where(devices_agree(..), length, 0) for the lengths, or a row past the end for the slots"
         else:
-            kind, message = ViolationKind.IDLE, f"{path}: the row of a lane of length 0 is not shown to stay as it is"
+            kind = ViolationKind.IDLE
+            message = f"{path}: the row of a lane of length 0 is not shown to stay as it is"
             remedy = "end with where(length > 0, new, old), or write at a position past the end with mode='drop'"
         found.append(_at_output(prover, flat, after, kind, message, remedy))
     return found

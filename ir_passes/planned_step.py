@@ -10,7 +10,7 @@ from ir_passes.arena_plan import Plan
 from ir_passes.arena_verifier import verify
 from ir_passes.certificate import NOT_COVERED, Certificate
 from ir_passes.clock import Clock
-from ir_passes.collectives import Collective, bytes_sent, schedule_of, totals
+from ir_passes.collectives import Collective, Exchanging, schedule_of
 from ir_passes.contract import BoundContract, LaneContract
 from ir_passes.cycle_collection import paused
 from ir_passes.declared import flatten
@@ -22,7 +22,7 @@ from ir_passes.proving import Certify, Proved, prove
 
 
 @dataclass(frozen=True)
-class PlannedStep:
+class PlannedStep(Exchanging):
     """What is known of a step before XLA has seen it.
 
     Attributes:
@@ -43,16 +43,6 @@ class PlannedStep:
     collectives: tuple[Collective, ...]
     plan: Plan
     seconds: dict[str, float]
-
-    @property
-    def sent(self) -> int | None:
-        """Bytes that each device sends in one call; None where a loop decides it as it runs."""
-        return bytes_sent(self.collectives)
-
-    @property
-    def exchanged(self) -> tuple[str, ...]:
-        """The collectives in words, alike ones in one line."""
-        return totals(self.collectives)
 
 
 def plan_step(

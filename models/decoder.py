@@ -172,8 +172,7 @@ class Decoder(Stateful):
         self.embed_tokens = matrix(rngs, config.vocab_size, config.hidden_size, cuts=vocabulary)
         self.layers = nnx.List([Layer(config, branches, rngs) for branches in config.layers])
         self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
-        own_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, cuts=vocabulary)
-        self.lm_head = own_head
+        self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, cuts=vocabulary)
 
     def cuts(self) -> dict[tuple[str | int, ...], tuple[Cut, ...]]:
         """How the parameters are cut into the shares of several devices, by path; all of the others has each device.

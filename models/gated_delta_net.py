@@ -12,7 +12,7 @@ from models.activations import silu, silu_gated
 from models.cut import Part, columns, rows
 from models.delta_rule import DeltaGiven, delta_rule
 from models.devices import ALONE, Devices
-from models.initial import matrix, parameter
+from models.initial import decay_rates, matrix, parameter
 from models.linear import linear
 from models.multiplier import scaled
 from models.norms import l2_norm, rms_norm
@@ -85,9 +85,7 @@ class GatedDeltaNet(Recurrent):
         self.in_proj_b = matrix(rngs, c.value_heads, hidden, cuts=(heads,))
         self.in_proj_a = matrix(rngs, c.value_heads, hidden, cuts=(heads,))
         self.conv1d = matrix(rngs, c.channels, 1, c.kernel, cuts=(channels,))
-        self.A_log = parameter(
-            jnp.log(jax.random.uniform(rngs.params(), (c.value_heads,), minval=0.5, maxval=4.0)), heads
-        )
+        self.A_log = decay_rates(rngs, c.value_heads, heads)
         self.dt_bias = parameter(jnp.ones((c.value_heads,), jnp.float32), heads)
         self.norm = nnx.Param(jnp.ones((c.value_size,), jnp.float32))
         self.out_proj = matrix(rngs, hidden, c.value_width, cuts=(columns(values),))

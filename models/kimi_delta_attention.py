@@ -16,7 +16,7 @@ from models.activations import silu
 from models.cut import Part, columns, rows
 from models.delta_rule import DeltaGiven, delta_rule
 from models.devices import ALONE, Devices
-from models.initial import matrix, parameter
+from models.initial import decay_rates, matrix, parameter
 from models.linear import linear
 from models.norms import l2_norm, rms_norm
 from models.recurrent import Recurrent
@@ -92,7 +92,7 @@ class KimiDeltaAttention(Recurrent):
         self.conv1d = matrix(rngs, c.channels, 1, c.kernel, cuts=(channels,))
         self.decay = GateProjection(c.part, c.bottleneck, hidden, rngs)
         self.in_proj_b = matrix(rngs, c.heads, hidden, cuts=(heads,))
-        self.A_log = parameter(jnp.log(jax.random.uniform(rngs.params(), (c.heads,), minval=0.5, maxval=4.0)), heads)
+        self.A_log = decay_rates(rngs, c.heads, heads)
         self.dt_bias = parameter(jnp.ones((c.width,), jnp.float32), rows(c.part))
         self.gate = GateProjection(c.part, c.bottleneck, hidden, rngs)
         self.norm = nnx.Param(jnp.ones((c.head_size,), jnp.float32))

@@ -14,7 +14,7 @@ from jaxtyping import Float32
 from models.activations import silu
 from models.cut import Part, columns, rows
 from models.devices import ALONE, Devices
-from models.initial import matrix, parameter
+from models.initial import decay_rates, matrix, parameter
 from models.linear import linear
 from models.norms import rms_norm
 from models.recurrent import Recurrent
@@ -107,7 +107,7 @@ class Mamba2(Recurrent):
         self.in_proj = matrix(rngs, c.width + c.channels + c.heads, hidden, cuts=(rows(*c.parts),))
         self.conv1d = matrix(rngs, c.channels, 1, c.kernel, cuts=(channels,))
         self.conv_bias = parameter(jnp.zeros((c.channels,), jnp.float32), channels) if c.conv_bias else None
-        self.A_log = parameter(jnp.log(jax.random.uniform(rngs.params(), (c.heads,), minval=0.5, maxval=4.0)), heads)
+        self.A_log = decay_rates(rngs, c.heads, heads)
         self.dt_bias = parameter(jnp.ones((c.heads,), jnp.float32), heads)
         self.D = parameter(jnp.ones((c.heads,), jnp.float32), heads)
         self.norm = parameter(jnp.ones((c.width,), jnp.float32), rows(c.inner)) if c.norm != "none" else None

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 
 from hybridlm._engine import Engine
@@ -17,6 +16,7 @@ from hybridlm.checkpoint import ParameterPath
 from hybridlm.checkpoint.directory import read_config
 from models import DecoderConfig, Family
 from models.cut import Cut
+from models.devices import ALONE
 
 LANES, STAGING, CHUNK = 64, 8, 256
 """Sizes at which a large model is served: sequences that decode, prompts read at the same time, tokens of each."""
@@ -25,7 +25,7 @@ LANES, STAGING, CHUNK = 64, 8, 256
 @lru_cache(maxsize=1)
 def cuts_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[Cut, ...]]:
     """How the parameters of a whole model are cut; kept, for one model is often looked at on several meshes."""
-    return nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0))).cuts()
+    return family.abstract(config).cuts()
 
 
 def abstract_engine(
@@ -55,16 +55,15 @@ def abstract_engine(
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, False, "error", CHUNK)
     placement = Placement(mesh)
     check_lanes(lanes, placement.data)
-    share = config.share(placement.devices)
-    model = nnx.eval_shape(lambda: family.build(share, nnx.Rngs(0)))
-    shards = placement.shards(family.weights(config), cuts_of(family, config))
+    model, found = family.abstract(config.share(placement.devices)), family.weights(config)
+    shards = placement.shards(found, {} if placement.devices == ALONE else cuts_of(family, config))
     weights = {
         weight.path: jax.ShapeDtypeStruct(
             shards[weight.path].global_shape,
             jnp.dtype("float32" if weight.float32 else dtype),
             sharding=shards[weight.path].sharding,
         )
-        for weight in family.weights(config)
+        for weight in found
     }
     model, _ = assemble(model, weights)
     structure, params = flatten(model)

@@ -30,6 +30,7 @@ from hybridlm._with_head import require_head, with_head
 from hybridlm.checkpoint import Checkpoint, fingerprint_of, load_parameters, open_checkpoint, resolve, stored_dtype
 from hybridlm.checkpoint.strict_json import read_object
 from models import Decoder, DecoderConfig, Family, family_of
+from models.devices import ALONE
 
 DTYPES = ("bfloat16", "float16", "float32")
 DEFAULT_CONTEXT = 4096
@@ -105,10 +106,9 @@ def load(
     certificates = _set_compilation_cache(compilation_cache)
     crew = Crew(placement) if placement.several_processes else None
     cache_dtype = dtype_of_caches(dtype)
-    share = config.share(placement.devices)
-    whole, abstract = (nnx.eval_shape(lambda one=one: family.build(one, nnx.Rngs(0))) for one in (config, share))
-    weights = family.weights(config)
-    shards = placement.shards(weights, whole.cuts())
+    abstract, weights = family.abstract(config.share(placement.devices)), family.weights(config)
+    cuts = {} if placement.devices == ALONE else family.abstract(config).cuts()
+    shards = placement.shards(weights, cuts)
     size = weight_bytes(weights, dtype, shards, placement)
     demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)
     with load_progress(progress) as report_progress:

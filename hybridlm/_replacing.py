@@ -77,3 +77,13 @@ def replacing(output: Path, input: Path | None = None) -> Iterator[TextIO]:
         os.replace(partial, output)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """The content of a file, or the names in a directory, have reached the disk when this returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with naming(path):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hybridlm
 from hybridlm._engine import Engine
 from hybridlm._replacing import new_path
-from hybridlm.checkpoint import CheckpointError, fingerprint_of, open_checkpoint
+from hybridlm.checkpoint import CheckpointError, dotted, fingerprint_of, open_checkpoint
 from hybridlm.checkpoint.saving import Described, Piece, save_checkpoint
 from models import Cut, DecoderConfig, Part, family_of
 
@@ -51,8 +50,8 @@ class Saved:
         dtype = self._engine.kind.dtype
         if fingerprint_of(source, dtype) != self.fingerprint:
             raise CheckpointError(self.path, "has changed since it was loaded; config.json and tokenizer are its")
-        whole = nnx.eval_shape(lambda: family_of(source.config).build(self.config, nnx.Rngs(0)))
-        cuts = {".".join(map(str, path)): each for path, each in whole.cuts().items()}
+        whole = family_of(source.config).abstract(self.config)
+        cuts = {dotted(path): each for path, each in whole.cuts().items()}
         parameters = {name: saved_pieces(array, cuts.get(name, ())) for name, array in self.params.items()}
         model = Described(hybridlm.__version__, self.config.family, dtype, self.fingerprint)
         save_checkpoint(target, self.path, model, parameters)

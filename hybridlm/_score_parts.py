@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hybridlm._json_lines import dump
-from hybridlm._replacing import naming
+from hybridlm._replacing import naming, sync
 from hybridlm._score_formats import Target
 
 FORMAT = 1
@@ -152,7 +152,7 @@ class Parts:
             whole.unlink(missing_ok=True)  # what a full disk needs most is room
             raise
         os.replace(whole, self.output)
-        _sync_folder(self.output.parent)
+        sync(self.output.parent)
         self._append({"over": "joined"})
         self.joined = True
 
@@ -264,13 +264,4 @@ def _write(path: Path, content: bytes, mode: str = "wb") -> None:
         file.flush()
         os.fsync(file.fileno())
     if new:
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with naming(folder):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path.parent)

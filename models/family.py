@@ -40,6 +40,10 @@ class Family:
         """A model with random parameters."""
         return Decoder(config, rngs) if config.head is None else MtpDecoder(config, rngs)
 
+    def abstract(self, config: DecoderConfig) -> Decoder:
+        """A model whose parameters are types alone."""
+        return nnx.eval_shape(lambda: self.build(config, nnx.Rngs(0)))
+
     def canonical(self, name: str) -> str:
         """A tensor's name as `weights` writes it, from its name in the file."""
         for prefix in self.prefixes:

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from bench_models import BENCH_MODELS, COMMON
-from flax import nnx
 
 from hybridlm import compiler, models
 from hybridlm._engine import Engine
@@ -34,7 +33,7 @@ def step_of(name: str, lanes: int, tokens: int) -> tuple[Any, compiler.LaneContr
     """A generating step, its contract, abstract arguments and the number of parameters."""
     family = models.family_of(CONFIGS[name])
     config = family.read_config(CONFIGS[name])
-    model = nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0)))
+    model = family.abstract(config)
     structure, params = flatten(model)
     params: Any = tuple(jax.ShapeDtypeStruct(p.shape, jnp.bfloat16 if p.ndim > 1 else p.dtype) for p in params)
     programs, shape = Programs(structure), Shape("generate", lanes, tokens)

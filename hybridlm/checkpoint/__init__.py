@@ -4,6 +4,7 @@ from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.errors import CheckpointError
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
 from hybridlm.checkpoint.hub import resolve
+from hybridlm.checkpoint.loaded import LoadedWeights, LoadReport, ParameterPath, Progress, dotted
 from hybridlm.checkpoint.opened import (
     Checkpoint,
     fingerprint_of,
@@ -16,7 +17,7 @@ from hybridlm.checkpoint.opened import (
 from hybridlm.checkpoint.safetensors_file import SafetensorsFile
 from hybridlm.checkpoint.saved import SavedDirectory
 from hybridlm.checkpoint.shards import Shards
-from hybridlm.checkpoint.weights import LoadedWeights, LoadReport, ParameterPath, Progress, load_weights
+from hybridlm.checkpoint.weights import load_weights
 
 __all__ = [
     "Checkpoint",
@@ -30,6 +31,7 @@ __all__ = [
     "SavedDirectory",
     "Shards",
     "checkpoint_fingerprint",
+    "dotted",
     "fingerprint_of",
     "has_head",
     "head_tensors",

@@ -9,17 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from hybridlm.checkpoint.converting import aligned_empty, converted
 from hybridlm.checkpoint.errors import CheckpointError
-from hybridlm.checkpoint.saved import AGAIN, DTYPES, SavedDirectory, Tile, checksum
+from hybridlm.checkpoint.loaded import LoadedWeights, ParameterPath, Progress, Read, dotted, gather, kept_dtypes
+from hybridlm.checkpoint.saved import AGAIN, SavedDirectory, Tile, checksum
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, Window
-from hybridlm.checkpoint.weights import (
-    LoadedWeights,
-    LoadReport,
-    ParameterPath,
-    Progress,
-    _aligned_empty,
-    _converted,
-)
 from models import Family, Weight
 
 READERS = 4
@@ -52,47 +46,26 @@ def load_saved_weights(
             saved, or values that `dtype` cannot hold.
         ValueError: an unknown `dtype`.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     weights = family.weights(config)
+    kept = kept_dtypes(weights, dtype)
     _require_parameters(saved, family, weights)
-    kept = [DTYPES["float32" if weight.float32 else dtype] for weight in weights]
-    total = sum(math.prod(weight.shape) * kind.itemsize for weight, kind in zip(weights, kept, strict=True))
-    arrays: dict[ParameterPath, jax.Array] = {}
-    changed, done = Counter[str](), 0
-    if progress is not None:
-        progress(0, total, "")
 
-    def load(weight: Weight, kind: np.dtype) -> jax.Array:
-        reading, own = _Reading(saved, dotted(weight)), shards.get(weight.path) or Shards(tuple(weight.shape))
-        array = own.build(lambda windows, shape: reading.part(windows, shape, kind))
+    def read(weight: Weight, kind: np.dtype) -> Read:
+        name, own = dotted(weight.path), shards.get(weight.path) or Shards(tuple(weight.shape))
+        reading, stored = _Reading(saved, name), saved.parameters[name].dtype
+        array = jax.block_until_ready(own.build(lambda windows, shape: reading.part(windows, shape, kind)))
         reading.verify()
-        return jax.block_until_ready(array)
+        return Read(array, [] if stored == kind else [stored.name])
 
     with ThreadPoolExecutor(READERS) as readers:
-        loaded = readers.map(load, weights, kept)
-        for weight, kind, array in zip(weights, kept, loaded, strict=True):
-            arrays[weight.path] = array
-            stored = saved.parameters[dotted(weight)].dtype
-            if stored != kind:
-                changed[stored.name] += 1
-            done += math.prod(weight.shape) * kind.itemsize
-            if progress is not None:
-                progress(done, total, dotted(weight))
-    numbers = sum(math.prod(weight.shape) for weight in weights)
-    return LoadedWeights(arrays, LoadReport(saved.path, numbers, total, {}, changed, ()))
-
-
-def dotted(weight: Weight) -> str:
-    """The name of a parameter."""
-    return ".".join(map(str, weight.path))
+        return gather(saved.path, weights, kept, readers.map(read, weights, kept), progress)
 
 
 def _require_parameters(saved: SavedDirectory, family: Family, weights: Iterable[Weight]) -> None:
     faults = []
     if saved.family != family.name:
         faults.append(f"expected the family {family.name}, as config.json says, found one saved of {saved.family}")
-    expected = {dotted(weight): tuple(weight.shape) for weight in weights}
+    expected = {dotted(weight.path): tuple(weight.shape) for weight in weights}
     for name, shape in expected.items():
         if name not in saved.parameters:
             faults.append(f"missing {name}: expected shape {shape}, found no parameter of that name")
@@ -109,7 +82,8 @@ def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
     if family.with_head is None:
         return set()
     bare, whole = (
-        {dotted(weight) for weight in one.weights(one.read_config(saved.config))} for one in (family, family.with_head)
+        {dotted(weight.path) for weight in one.weights(one.read_config(saved.config))}
+        for one in (family, family.with_head)
     )
     return (whole - bare) & saved.parameters.keys()
 
@@ -130,13 +104,13 @@ class _Reading:
             shape, kind: of the result.
         """
         stored = self._parameter.dtype
-        result = _aligned_empty(shape, stored)
+        result = aligned_empty(shape, stored)
         for source, target in windows:
             begin = [one.indices(size)[0] for one, size in zip(source, self._parameter.shape, strict=True)]
             piece = result[(*target, ...)]
             for tile in self._parameter.tiles:
                 self._copy(tile, begin, piece)
-        return result if kind == stored else _converted(result, kind, self._saved, {self._name: self._name})
+        return result if kind == stored else converted(result, kind, self._saved.path, [self._name])
 
     def _copy(self, tile: Tile, begin: list[int], piece: np.ndarray) -> None:
         """Read what a tile has of a piece that begins there in the parameter."""

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from hybridlm._replacing import sync
 from hybridlm.checkpoint.errors import CheckpointError
 from hybridlm.checkpoint.hub import FILES
 from hybridlm.checkpoint.saved import DTYPES, FORMAT, INDEX, WEIGHTS, checksum, digest, dump_index
@@ -124,9 +125,9 @@ def _new_directory(target: Path) -> Iterator[Path]:
         if first:
             for folder, _, names in os.walk(partial):
                 for name in (*names, "."):
-                    _sync(Path(folder) / name)
+                    sync(Path(folder) / name)
             os.rename(partial, target)
-            _sync(target.parent)
+            sync(target.parent)
         _wait_for_all(f"{target} is there")
     except BaseException:
         if first:
@@ -138,14 +139,6 @@ def _wait_for_all(what: str) -> None:
     """Go on when all processes are here."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(what)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write_arrays(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> None:

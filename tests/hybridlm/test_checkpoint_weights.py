@@ -11,8 +11,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hybridlm.checkpoint import CheckpointDirectory, CheckpointError, LoadedWeights, load_weights, open_directory
-from hybridlm.checkpoint import weights as weights_module
+from hybridlm.checkpoint import (
+    CheckpointDirectory,
+    CheckpointError,
+    LoadedWeights,
+    converting,
+    load_weights,
+    open_directory,
+)
 from models import Family, Source, Weight
 from models.weights import stacked
 
@@ -128,7 +134,7 @@ def test_mixed_dtypes_in_one_parameter_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_conversion_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_module, "_BLOCK", 3)
+    monkeypatch.setattr(converting, "_BLOCK", 3)
     arrays = load(save(tmp_path, tensors(dtype=ml_dtypes.bfloat16))).arrays
     expected = tensors(dtype=ml_dtypes.bfloat16)
     np.testing.assert_array_equal(arrays[("embed",)], expected["model.embed.weight"].astype(np.float32))

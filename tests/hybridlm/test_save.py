@@ -186,7 +186,7 @@ def test_nothing_is_replaced(text_lm: hybridlm.LM, tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "link"]
 
 
-@pytest.mark.parametrize("step", ["_write_arrays", "_tiles", "_sync"])
+@pytest.mark.parametrize("step", ["_write_arrays", "_tiles", "sync"])
 def test_a_failure_leaves_nothing(text_lm: hybridlm.LM, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch):
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -214,7 +214,7 @@ def test_a_kill_leaves_no_model(text_lm: hybridlm.LM, tmp_path: Path, monkeypatc
     def killed(path: Path) -> None:
         raise Killed
 
-    monkeypatch.setattr(saving, "_sync", killed)
+    monkeypatch.setattr(saving, "sync", killed)
     monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **settings: None)
     with pytest.raises(Killed):
         text_lm.save(tmp_path / "model")

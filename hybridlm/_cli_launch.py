@@ -24,7 +24,7 @@ def launch(
             "--processes",
             "-n",
             help="Start so many processes on this machine. Without it this is one that a launcher has started: SLURM, "
-            " Open MPI, or any that sets JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.",
+            "Open MPI, or any that sets JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.",
         ),
     ] = None,
     devices: Annotated[

@@ -230,10 +230,10 @@ class Crew:
         """Wait for something that needs the other processes."""
         try:
             yield
-        except jax.errors.JaxRuntimeError as error:
+        except jax.errors.JaxRuntimeError:
             self.watch.find_out()
             self._go_on()
-            raise error
+            raise
 
     def _words(self, epoch: int, operation: Operation, program: CompiledStep) -> np.ndarray:
         numbers = [number & 0xFFFFFFFF for number in operation.numbers]

@@ -61,9 +61,8 @@ def guess(
     one = (lanes.consumed > 0).astype(jnp.int32)
 
     def inside(token: Array) -> Array:
-        return jnp.where(
-            token < vocabulary.size, token, 0
-        )  # what is drawn from logits that are not numbers is no token
+        # what is drawn from logits that are not numbers is no token
+        return jnp.where(token < vocabulary.size, token, 0)
 
     token, found = inside(token), list[Array]()
     for place in range(count):

@@ -4,7 +4,9 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-DATA, MODEL, EXPERT = "data", "model", "expert"
+from models.devices import EXPERT, MODEL
+
+DATA = "data"
 AXES = (DATA, MODEL, EXPERT)
 """What is split over each: lanes with their rows; heads, columns and the vocabulary; experts."""
 MORE_CPUS = (

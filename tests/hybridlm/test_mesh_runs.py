@@ -144,19 +144,17 @@ def test_rows_move_to_smaller_pools(
     one = hybridlm.load(directory, lanes=16, certify="off", **SETTINGS)
     over = hybridlm.load(directory, lanes=16, mesh=hybridlm.mesh(*axes), **SETTINGS)
     lengths = [3] * 9 + [40]
-    with over.session() as session:
-        for prompt, length in zip(PROMPTS, lengths, strict=True):
-            session.submit(prompt, max_tokens=length, ignore_eos=True)
-        found = {}
-        while session.busy:
-            found |= {event.index: event.completion for event in session.step() if event.completion is not None}
-    with one.session() as session:
-        for prompt, length in zip(PROMPTS, lengths, strict=True):
-            session.submit(prompt, max_tokens=length, ignore_eos=True)
-        expected = {}
-        while session.busy:
-            expected |= {event.index: event.completion for event in session.step() if event.completion is not None}
-    check_same_tokens(one, [found[i] for i in range(10)], [expected[i] for i in range(10)])
+
+    def run(lm: hybridlm.LM) -> list[hybridlm.Completion]:
+        with lm.session() as session:
+            for prompt, length in zip(PROMPTS, lengths, strict=True):
+                session.submit(prompt, max_tokens=length, ignore_eos=True)
+            done = {}
+            while session.busy:
+                done |= {event.index: event.completion for event in session.step() if event.completion is not None}
+        return [done[i] for i in range(10)]
+
+    check_same_tokens(one, run(over), run(one))
     assert CopyShape(16, axes[0]) in over._engine.programs.shapes
 
 

@@ -82,8 +82,8 @@ def where(one: Instruction, module: Module) -> str:
 
 
 def _readers(one: Instruction, module: Module) -> list[Instruction]:
-    return module.users.get(one.id, [])
+    return module.computations[one.computation].users.get(one.id, [])
 
 
 def _operands(one: Instruction, module: Module) -> list[Instruction]:
-    return [module.instructions[operand] for operand in one.operands]
+    return [each for each in module.computations[one.computation].instructions if each.id in one.operands]

@@ -36,7 +36,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ir_passes import Lane, LaneContract, Pool, Shared
 from ir_passes.audit import audit, audit_executable, pools_in_place
-from ir_passes.findings import AuditError, FindingKind
+from ir_passes.findings import AuditError, FindingKind, where
 from ir_passes.hlo import addresses
 from ir_passes.live_values import live_values
 from ir_passes.program import Buffers, Executable, Index, Slice
@@ -281,6 +281,20 @@ def test_argument_that_the_caller_keeps_is_never_overwritten() -> None:
     (finding,) = audit_executable(broken, step.bound()).findings
     assert finding.kind is FindingKind.OVERLAP
     assert main.parameters[2].name in finding.message
+
+
+def test_what_xla_made_inside_a_fusion_is_named_for_its_neighbours() -> None:
+    """An expanded scatter, say: the finding about it has a name, a source and no second fault."""
+    module = RIGHT["gather, compute, scatter"].executable().module
+    tried = 0
+    for fusion in (each for each in module.computations.values() if each.is_fusion):
+        named = {one.id for one in fusion.instructions if one.source}
+        assert named and not named & module.instructions.keys()
+        for one in fusion.instructions:
+            if named.intersection(one.operands):
+                assert "audited_steps.py:" in where(dataclasses.replace(one, op_name="", source=""), module)
+                tried += 1
+    assert tried
 
 
 def test_pools_in_place_by_address() -> None:

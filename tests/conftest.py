@@ -3,19 +3,22 @@
 Warnings are errors and array annotations of hybridlm and models are executed (pyproject.toml, [tool.pytest]).
 """
 
+import gc
+import importlib.metadata
 import os
 import tempfile
 from pathlib import Path
 
+# XLA compiles in a third of the time: LLVM leaves the loops as they are, and fusions and scatters are emitted in an
+# older and simpler way, which later versions do not have. Tests about XLA's own programs compile those as for users
+# (tests/reference/as_for_users.py); .ci/long and a part of .ci/run compile everything so.
 _flags = os.environ.get("XLA_FLAGS", "").split()
-for _flag in (
-    "--xla_force_host_platform_device_count=8",
-    # XLA compiles in half the time: LLVM leaves the loops as they are, the programs above it stay the same. .ci/long
-    # and a part of .ci/run compile as for users.
-    "--xla_backend_optimization_level=0",
-):
-    if not any(given.startswith(_flag.split("=")[0]) for given in _flags):
-        _flags.append(_flag)
+if not any("xla_backend_optimization_level" in flag for flag in _flags):
+    _flags.append("--xla_backend_optimization_level=0")
+    if importlib.metadata.version("jaxlib").startswith("0.10."):
+        _flags.append("--xla_cpu_use_fusion_emitters=false")
+if not any("xla_force_host_platform_device_count" in flag for flag in _flags):
+    _flags.append("--xla_force_host_platform_device_count=8")
 os.environ["XLA_FLAGS"] = " ".join(_flags)
 # Of the tests alone and gone with them: nobody's own cache is read or written, and no test sees an executable that an
 # older run compiled. Tests that compile the same step share it, workers of pytest-xdist and processes that tests start
@@ -41,6 +44,13 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 def root() -> Path:
     """The folder of the repository."""
     return Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: the collector need not look at it again, nor as often at what is traced."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
 
 
 def pytest_unconfigure() -> None:

@@ -7,6 +7,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from as_for_users import compiled
 
 from ir_passes import hlo
 from ir_passes.program import Array, Executable, Slice
@@ -21,7 +22,7 @@ def three_operations(unused, pool, slots, x):
 @pytest.fixture(scope="module")
 def canary() -> Executable:
     args = (jnp.zeros(3), jnp.zeros((ROWS, WIDTH)), jnp.arange(4, dtype=jnp.int32), jnp.ones((4, WIDTH)))
-    return hlo.read(jax.jit(three_operations, donate_argnums=1).lower(*args).compile())
+    return hlo.read(compiled(jax.jit(three_operations, donate_argnums=1).lower(*args)))
 
 
 def test_canary_module(canary: Executable) -> None:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from as_for_users import compiled
 from jax import lax
 
 from ir_passes import in_place
@@ -100,10 +101,10 @@ def compile_and_compare(case: tuple[Callable[..., Any], tuple[Any, ...], tuple[i
     with jax.disable_jit():
         expected = jax.tree.leaves(jax.tree.map(np.asarray, fn(*map(jnp.asarray, values))))
     args = [jnp.array(value) for value in values]
-    compiled = jax.jit(fn, donate_argnums=donate).lower(*args).compile()
-    executable = read(compiled)
+    program = compiled(jax.jit(fn, donate_argnums=donate).lower(*args))
+    executable = read(program)
     hazards = list(in_place_hazards(executable.module, live_values(executable)))
-    got = jax.tree.leaves(jax.tree.map(np.asarray, compiled(*args)))
+    got = jax.tree.leaves(jax.tree.map(np.asarray, program(*args)))
     wrong = sum(int((~np.isclose(a, b, rtol=1e-5)).sum()) for a, b in zip(got, expected, strict=True))
     return hazards, wrong
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from as_for_users import compiled
 from jax import lax
 
 from ir_passes import Lane, LaneContract, Pool, SlotMap
@@ -27,7 +28,7 @@ class Step:
     donate: tuple[int, ...] = (0,)
 
     def compile(self) -> jax.stages.Compiled:
-        return jax.jit(self.fn, donate_argnums=self.donate).lower(*self.args).compile()
+        return compiled(jax.jit(self.fn, donate_argnums=self.donate).lower(*self.args))
 
     def bound(self) -> BoundContract:
         return self.contract.bind(self.fn, self.args)

@@ -57,8 +57,10 @@ def score(
         report = lm.score_file(input, output, strict, window, shard, restart)
         seconds = time.perf_counter() - start
         kept = f"; {report.kept:,} rows were there from before" if report.kept else ""
+        saved = lm.stats["prefix_tokens_saved"]
+        shared = f"; {saved:,} tokens were not computed again, for texts begin alike" if saved else ""
         typer.echo(
-            f"{report.output}: {report.texts:,} texts of {report.tokens:,} tokens in {seconds:.1f} s{kept} "
+            f"{report.output}: {report.texts:,} texts of {report.tokens:,} tokens in {seconds:.1f} s{kept}{shared} "
             f"(compilation included)",
             err=True,
         )

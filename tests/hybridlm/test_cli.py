@@ -311,6 +311,15 @@ def test_score(lm: hybridlm.LM, tmp_path: Path):
     assert not (tmp_path / "strict.jsonl").exists()
 
 
+def test_score_says_what_common_beginnings_saved(lm: hybridlm.LM, tmp_path: Path):
+    texts = [{"token_ids": [*range(3, 33), last]} for last in (40, 41, 42)]
+    (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(text)}\n" for text in texts))
+    before = lm.stats["prefix_tokens_saved"]
+    result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    saved = lm.stats["prefix_tokens_saved"]
+    assert saved - before >= 32 and f"; {saved} tokens were not computed again" in result.stderr, result.output
+
+
 def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Options reach `score_file`; Ctrl-C says what is kept, and the same command continues."""
     (tmp_path / "in.jsonl").write_text("".join(f'{{"id": {i}, "text": "Ada"}}\n' for i in range(9)))

@@ -44,7 +44,7 @@ class Case:
 QWEN_FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 SEEDS = range(5)
 CHUNKS = range(1, 18)
-OTHER_SEEDS, OTHER_CHUNKS = range(2), (1, 5, 16)
+OTHER_SEEDS, OTHER_CHUNKS = range(3), (1, 5, 16)
 """The engine, the decoder and the cuts of a prompt are the same for all families, and the Qwen families have met every
 seed and size. Of the others the first variant of a family meets these seeds, every other variant one of them, and each
 one of the sizes, in turn."""

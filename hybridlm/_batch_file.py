@@ -102,6 +102,8 @@ def batch_file(
                     bad_lines += 1
             done += sum(len(line) + 1 for _, line in numbered)
             bar(done, total)
+        if not responses + bad_lines:
+            raise ValueError(f"{os.fspath(input)}: holds no requests; expected at least one line that is not blank")
     return BatchFileReport(responses, bad_lines, prompt_tokens, completion_tokens)
 
 

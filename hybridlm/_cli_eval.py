@@ -12,6 +12,7 @@ import typer
 from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
 from hybridlm._errors import require_extra
 from hybridlm._load import load
+from hybridlm._replacing import replaceable, replacing
 
 
 def evaluate(
@@ -40,6 +41,8 @@ def evaluate(
         raise typer.BadParameter("needs --output", param_hint="--samples")
     with reported(debug):
         require_extra("eval", "lm_eval", "eval")
+        if output is not None:
+            replaceable(output)  # an evaluation takes hours
         from lm_eval.evaluator import simple_evaluate
         from lm_eval.tasks import TaskManager
         from lm_eval.utils import handle_non_serializable, make_table
@@ -62,4 +65,5 @@ def evaluate(
         if results.get("groups"):
             typer.echo(make_table(results, "groups"))
         if output is not None:
-            output.write_text(json.dumps(results, indent=1, default=handle_non_serializable), encoding="utf-8")
+            with replacing(output) as file:
+                json.dump(results, file, indent=1, default=handle_non_serializable)

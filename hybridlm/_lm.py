@@ -269,7 +269,7 @@ class LM(TextScores, Saved, Together):
                 or replaces an older one, when everything has been written.
 
         Raises:
-            ValueError: output is the input or no regular file.
+            ValueError: no line at all, or output is the input or no regular file.
             OSError: a file cannot be read or written.
         """
         model = BatchModel(self._inputs, self.session, self._scores, self.path.name)

@@ -14,11 +14,14 @@ def replaceable(output: Path, input: Path | None = None) -> Path:
 
     Raises:
         FileNotFoundError: its folder is not there.
+        PermissionError: no file can be made there.
         ValueError: it is the input, or no regular file.
     """
     output = Path(os.path.realpath(output))
     if not output.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory", str(output.parent))
+    if not os.access(output.parent, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise PermissionError(errno.EACCES, "no file can be made in this directory", str(output.parent))
     if output.exists():
         if not output.is_file():
             # Renaming over it would replace a directory or a device such as /dev/null.

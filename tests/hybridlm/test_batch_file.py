@@ -281,3 +281,13 @@ def test_no_room(tmp_path: Path):
     assert (tmp_path / "out.jsonl").read_text() == "older"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
     assert batch_file(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8).bad_lines == 40
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf"], ids=["empty", "blank", "mark"])
+def test_a_file_without_requests_is_refused(tmp_path: Path, content: bytes):
+    (tmp_path / "in.jsonl").write_bytes(content)
+    (tmp_path / "out.jsonl").write_text("older")
+    with pytest.raises(ValueError, match=r"in\.jsonl: holds no requests; expected at least one line"):
+        batch_file(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
+    assert (tmp_path / "out.jsonl").read_text() == "older"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]

@@ -2,10 +2,12 @@
 
 import json
 import math
+import resource
 import signal
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from text_checkpoint import END, SETTINGS, write_text_checkpoint
 from typer.testing import CliRunner, Result
 
 import hybridlm
-from hybridlm import _cli_batch, _cli_demo, _cli_generate, _cli_score, demo
+from hybridlm import _cli_batch, _cli_demo, _cli_eval, _cli_generate, _cli_score, demo
 from hybridlm._cli import app
 from hybridlm._programs import Shape
 from hybridlm._session import Event
@@ -413,3 +415,38 @@ def test_eval_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("hybridlm._errors.find_spec", lambda name: None)
     message = refused("eval", "-m", "tiny", "-t", "any")
     assert message == 'error: eval: needs lm_eval, which is not installed: pip install "hybridlm[eval]"\n'
+
+
+def test_eval_asks_for_a_place_to_write_before_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hybridlm._errors.find_spec", lambda name: name)
+    for output, fault in ((tmp_path / "absent" / "x.json", "no such directory"), (tmp_path, "no regular file")):
+        assert fault in refused("eval", "-m", "no-such-model", "-t", "any", "-o", output)
+
+
+def test_eval_keeps_an_older_file_where_the_new_one_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without lm_eval: only what is done with its results."""
+    results = {"results": {"any": {f"metric {i}": float(i) for i in range(300)}}}
+    for name, attributes in {
+        "lm_eval.evaluator": {"simple_evaluate": lambda **settings: results},
+        "lm_eval.tasks": {"TaskManager": lambda include_path: None},
+        "lm_eval.utils": {"handle_non_serializable": str, "make_table": lambda results: "|table|"},
+        "hybridlm.evals": {"HybridLM": lambda lm, seed: None},
+    }.items():
+        module = types.ModuleType(name)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("hybridlm._errors.find_spec", lambda name: name)
+    monkeypatch.setattr(_cli_eval, "load", lambda *args, **settings: None)
+    output = tmp_path / "out.json"
+    output.write_text("older")
+    command = ("eval", "-m", "tiny", "-t", "any", "-o", output)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    try:
+        failed = run(*command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert failed.exit_code == 1 and failed.stderr.startswith(f"error: {output}: File too large"), failed.output
+    assert failed.stdout == "|table|\n", "the figures are shown in any case"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"] and output.read_text() == "older"
+    assert printed(*command) == "|table|\n" and json.loads(output.read_text()) == results

@@ -1,0 +1,53 @@
+"""A folder in which no file can be made: everything that writes one refuses it, by its name."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from toy_scorer import NO_MODEL, TOY, write_lines
+
+import hybridlm
+from hybridlm._batch_file import batch_file
+from hybridlm._replacing import replaceable
+from hybridlm._score_file import score_file
+from hybridlm._snapshot import StateKind, nothing_consumed
+
+
+@pytest.fixture
+def locked() -> Iterator[Path]:
+    """A folder that this process may not write to, beside what it may read; root is somebody else meanwhile."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_lines(folder / "in.jsonl", [{"id": 1, "text": "a", "custom_id": "a"}])
+        (folder / "locked").mkdir()
+        (folder / "locked" / "older.jsonl").write_text("older")
+        folder.chmod(0o755)
+        (folder / "locked").chmod(0o555)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(65534)
+        try:
+            yield folder / "locked"
+        finally:
+            if root:
+                os.seteuid(0)
+        assert [path.name for path in (folder / "locked").iterdir()] == ["older.jsonl"]
+        assert (folder / "locked" / "older.jsonl").read_text() == "older"
+        (folder / "locked").chmod(0o755)
+
+
+def test_it_is_refused_before_anything_is_read(locked: Path):
+    prefix = hybridlm.Prefix((5,), nothing_consumed(StateKind("model", "float32", 8, ())))
+    absent = locked.parent / "absent.jsonl"
+    for name in ("older.jsonl", "new.jsonl"):
+        for write in (
+            lambda output: replaceable(output),
+            lambda output: score_file(TOY, absent, output),
+            lambda output: prefix.save(output),
+            lambda output: batch_file(NO_MODEL, locked.parent / "in.jsonl", output, window=8),
+        ):
+            with pytest.raises(PermissionError, match="no file can be made in this directory") as raised:
+                write(locked / name)
+            assert raised.value.filename == str(locked)

@@ -1,5 +1,6 @@
-"""The equations around a fault, with what the proof knew of every variable."""
+"""The equations around a fault, with what the proof knew of every variable in them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from ir_passes import ir
@@ -11,17 +12,24 @@ def explain(violation: Violation, around: int) -> str:
     place = violation.place
     if place is None:
         return str(violation)
-    names = _Names()
+    names, told = _Names(), set[Any]()
     lines = [str(violation), ""]
+
+    def tell(atoms: Iterable[Any]) -> None:
+        for var in ir.variables(list(atoms)):
+            if var not in told and var in place.values:
+                told.add(var)
+                lines.append(f"                 {names.of(var)}: {place.values[var]}")
+
     eqns = place.jaxpr.eqns
     first, last = max(0, place.index - around), min(len(eqns), place.index + around + 1)
     for index in range(first, last):
-        mark = ">" if index == place.index else " "
-        lines.append(f"{mark} {index:5d}  {_equation(eqns[index], names)}")
-        for var in eqns[index].outvars:
-            known = (place.values or {}).get(var)
-            if known is not None:
-                lines.append(f"                 {names.of(var)}: {known}")
+        eqn, mark = eqns[index], ">" if index == place.index else " "
+        lines.append(f"{mark} {index:5d}  {_equation(eqn, names)}")
+        tell([*eqn.invars, *eqn.outvars])
+    if place.index == len(eqns):
+        lines.append("> returned " + " ".join(names.of(atom) for atom in place.jaxpr.outvars))
+        tell(place.jaxpr.outvars)
     return "\n".join(lines)
 
 

@@ -4,14 +4,14 @@ Labels enter by the pools that a step reads and by `name_dims`; they spread thro
 run together. A write ties nothing: the dimensions of what is written must carry the pool's labels already.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from ir_passes import ir
-from ir_passes.contract import BoundContract, Pool
+from ir_passes.contract import Bound, BoundContract, Pool
 from ir_passes.dimension_rules import DIMENSION_RULES, Dims, window_of_scatter
 from ir_passes.dimensions import Conflict, Dimension, fresh, unify
 from ir_passes.violations import Place, Violation, ViolationKind
@@ -37,11 +37,17 @@ def name_dims(x: Array, *labels: str | None) -> Array:
     return checkpoint_name(x, PREFIX + ",".join(label or "" for label in labels))
 
 
-def label_violations(bound: BoundContract, flat: ir.ClosedJaxpr) -> list[Violation]:
-    """What is wrong with the dimensions of labelled pools; nothing where no pool has labels."""
+def label_violations(bound: BoundContract, flat: ir.ClosedJaxpr, known: Mapping[Any, Any]) -> list[Violation]:
+    """What is wrong with the dimensions of labelled pools; nothing where no pool has labels.
+
+    Args:
+        bound: the contract.
+        flat: the program.
+        known: what the lane proof knows of the variables of each program in it, for `Violation.place`.
+    """
     if not any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
         return []
-    walk = _Walk(bound)
+    walk = _Walk(bound, known)
     inputs = [_labelled(one.shape, one.entry.dims if isinstance(one.entry, Pool) else None) for one in bound.inputs]
     leaves = [k if isinstance(one.entry, Pool) and one.entry.dims else None for k, one in enumerate(bound.inputs)]
     results, versions = walk.run(flat.jaxpr, inputs, leaves)
@@ -58,8 +64,9 @@ def _labelled(shape: Sequence[int], labels: tuple[str | None, ...] | None) -> Di
 class _Walk:
     """One pass over a program; `leaf` says which variables are versions of which labelled pool."""
 
-    def __init__(self, bound: BoundContract):
+    def __init__(self, bound: BoundContract, known: Mapping[Any, Any]):
         self.bound = bound
+        self.known = known
         self.violations: list[Violation] = []
 
     def run(
@@ -109,7 +116,7 @@ class _Walk:
         except Conflict as conflict:
             one, other = conflict.labels
             message = f"dimension {one!r} of a pool runs together with dimension {other!r}"
-            self._report(jaxpr, index, message)
+            self._report(jaxpr, index, message, [pool.path for pool, dims in self._pools() if {one, other} & set(dims)])
         return [fresh(var.aval.shape) for var in eqn.outvars], nothing
 
     def _write(self, jaxpr: Any, index: int, operands: list[Dims], pool: int) -> None:
@@ -129,13 +136,19 @@ class _Walk:
             if axis == bound.entry.axis or dim.size == 1 or found == expected:
                 continue
             what = "a dimension that nothing ties to it" if found is None else f"dimension {found!r}"
-            self._report(jaxpr, index, f"dimension {expected!r} of {bound.path} is written with {what}")
+            self._report(jaxpr, index, f"dimension {expected!r} of {bound.path} is written with {what}", [bound.path])
 
-    def _report(self, jaxpr: Any, index: int, message: str) -> None:
+    def _pools(self) -> Iterator[tuple[Bound, tuple[str, ...]]]:
+        """Pools with labels, and these."""
+        for one in self.bound.inputs:
+            if isinstance(one.entry, Pool) and one.entry.dims:
+                yield one, one.entry.dims
+
+    def _report(self, jaxpr: Any, index: int, message: str, pools: Sequence[str]) -> None:
         eqn = jaxpr.eqns[index] if index < len(jaxpr.eqns) else None
         name, source = ("", "unknown") if eqn is None else (eqn.primitive.name, ir.source_of(eqn))
-        place = Place(jaxpr, index, None)
-        self.violations.append(Violation(ViolationKind.LABEL, name, source, message, _REMEDY, place))
+        place = Place(jaxpr, index, self.known.get(jaxpr, {}))
+        self.violations.append(Violation(ViolationKind.LABEL, name, source, message, _REMEDY, tuple(pools), place))
 
     def _nested(self, eqn: Any, operands: list[Dims], pools: list[int | None]) -> Any:
         """Programs inside an equation: what goes in and out of them runs together with what is outside."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     prover = Prover(bound)
     results = walk(prover, flat)
     violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]
-    violations += [*_coupling(prover), *label_violations(bound, flat)]
+    violations += [*_coupling(prover), *label_violations(bound, flat, prover.known)]
     proved = CLAIMS
     if any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
         proved = (*proved, LABELS)
@@ -147,11 +147,12 @@ def _coupling(prover: Prover) -> list[Violation]:
                 message = f"{paths[0]} and {paths[1]} belong to one group and are written at different rows"
                 remedy = "write all pools of a group by the same index, the same number of times"
                 kind = ViolationKind.COUPLING
-                found.append(
+                fault = (
                     site.violation(kind, message, remedy)
                     if site is not None
                     else Violation(kind, "", "unknown", message, remedy)
                 )
+                found.append(replace(fault, concerned=paths))
     return found
 
 
@@ -172,8 +173,9 @@ def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
         source = ir.source_of(flat.jaxpr.eqns[at]) if users else "unknown"
         name = flat.jaxpr.eqns[at].primitive.name if users else ""
         message = f"a constant of the program has the shape and dtype of {path}: a pool was captured when it was traced"
-        place = Place(flat.jaxpr, at, None)
-        found.append(Violation(ViolationKind.CONSTANT, name, source, message, "make it an argument of the step", place))
+        place = Place(flat.jaxpr, at, prover.known[flat.jaxpr])
+        remedy = "make it an argument of the step"
+        found.append(Violation(ViolationKind.CONSTANT, name, source, message, remedy, (path,), place))
     return found
 
 

@@ -1,6 +1,7 @@
 """Claims about what a step returns: outputs, and rows under an assumption, that are not shown to be as they must."""
 
 from ir_passes import ir
+from ir_passes.concerned import concerned
 from ir_passes.contract import Bound, Lane, Pool, Shared
 from ir_passes.prover import Prover
 from ir_passes.values import Common, Kept, Mixed, OneLane, Owner, PoolRows, Range, Rows, Value, describe
@@ -28,20 +29,28 @@ def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value]) -> list[
         fault = _output_fault(prover, one, value, donors.get(k))
         if fault is not None:
             kind, message, remedy = fault
-            found.append(_at_output(prover, flat, k, kind, f"{one.path} {message}", remedy))
+            about = concerned(prover.bound, [(value.owner, one.shape)])
+            if k in donors:
+                about = tuple(dict.fromkeys((*about, prover.bound.inputs[donors[k]].path)))
+            found.append(_at_output(prover, flat, k, kind, f"{one.path} {message}", remedy, about))
     return found
 
 
 def _at_output(
-    prover: Prover, flat: ir.ClosedJaxpr, k: int, kind: ViolationKind, message: str, remedy: str
+    prover: Prover,
+    flat: ir.ClosedJaxpr,
+    k: int,
+    kind: ViolationKind,
+    message: str,
+    remedy: str,
+    about: tuple[str, ...],
 ) -> Violation:
-    var = flat.jaxpr.outvars[k]
+    var, known = flat.jaxpr.outvars[k], prover.known[flat.jaxpr]
     for index, eqn in enumerate(flat.jaxpr.eqns):
         if var in eqn.outvars:
-            place = Place(flat.jaxpr, index, prover.outer)
-            return Violation(kind, eqn.primitive.name, ir.source_of(eqn), message, remedy, place)
-    place = Place(flat.jaxpr, len(flat.jaxpr.eqns), prover.outer)
-    return Violation(kind, "", "unknown", message, remedy, place)
+            place = Place(flat.jaxpr, index, known)
+            return Violation(kind, eqn.primitive.name, ir.source_of(eqn), message, remedy, about, place)
+    return Violation(kind, "", "unknown", message, remedy, about, Place(flat.jaxpr, len(flat.jaxpr.eqns), known))
 
 
 def _output_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
@@ -112,7 +121,7 @@ def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, busy: list[Value], still:
             kind = ViolationKind.IDLE
             message = f"{path}: the row of a lane of length 0 is not shown to stay as it is"
             remedy = "end with where(length > 0, new, old), or write at a position past the end with mode='drop'"
-        found.append(_at_output(prover, flat, after, kind, message, remedy))
+        found.append(_at_output(prover, flat, after, kind, message, remedy, (path,)))
     return found
 
 
@@ -122,9 +131,10 @@ def repeated(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> l
         return []
     message = "devices are compared in a loop, or in a function that is called more than once"
     remedy = "call devices_agree once for all operands, outside of loops"
-    place = Place(flat.jaxpr, len(flat.jaxpr.eqns), prover.outer)
+    place = Place(flat.jaxpr, len(flat.jaxpr.eqns), prover.known[flat.jaxpr])
+    about = tuple(prover.bound.inputs[before].path for before in prover.bound.successors)
     kind = ViolationKind.AGREEMENT
-    return [Violation(kind, comparison.primitive.name, ir.source_of(comparison), message, remedy, place)]
+    return [Violation(kind, comparison.primitive.name, ir.source_of(comparison), message, remedy, about, place)]
 
 
 def accepted(
@@ -137,5 +147,6 @@ def accepted(
             continue
         if value.range is None or value.range[0] < bounds[0] or bounds[1] < value.range[1]:
             remedy = "end with where(length > 0, count, 0), and clip the count to 0 and the number of tokens"
-            found.append(_at_output(prover, flat, k, ViolationKind.ACCEPTED, f"{one.path} {why_not}", remedy))
+            message, about = f"{one.path} {why_not}", concerned(prover.bound, [(value.owner, one.shape)])
+            found.append(_at_output(prover, flat, k, ViolationKind.ACCEPTED, message, remedy, about))
     return found

@@ -39,7 +39,7 @@ class Prover:
         assumed: what was declared and not proved.
         notes: what the user should know and is no fault.
         observe: called with every equation, its operands and its results.
-        outer: the values of the outermost program.
+        known: the values of each program that was walked over, by the program.
         telling: mesh axes along which shared values may differ between devices.
         devices: length of each axis of the mesh that the program in hand runs on.
         invariance: whether JAX has checked along which of them each value of that program may differ.
@@ -62,7 +62,7 @@ class Prover:
     notes: set[str] = field(default_factory=set)
     observe: Callable[[Any, list[Value], list[Value]], None] | None = None
     sort_keys: dict[Order, int] = field(default_factory=dict)
-    outer: dict[Any, Value] = field(default_factory=dict)
+    known: dict[Any, Env] = field(default_factory=dict)
     telling: set[str] = field(default_factory=set)
     devices: dict[str, int] = field(default_factory=dict)
     invariance: bool = True
@@ -119,7 +119,7 @@ class Prover:
         """Abstract results of a program without free variables."""
         env: Env = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
-        self.outer = self.outer or env
+        self.known[jaxpr] = env
         for index, eqn in enumerate(jaxpr.eqns):
             operands = [self.read(env, atom) for atom in eqn.invars]
             site = Site(self, eqn, jaxpr, index, env)

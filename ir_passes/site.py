@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ir_passes import ir
+from ir_passes.concerned import concerned
 from ir_passes.declared import declaration_of
 from ir_passes.rules.intervals import fits
 from ir_passes.rules.registry import INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
 from ir_passes.uniformity import REMEDY, reveals_order, uniform_axes
-from ir_passes.values import COMMON, Common, Iota, Mixed, Owner, PoolRows, Value, describe
+from ir_passes.values import COMMON, Common, Iota, Mixed, Owner, PoolRows, Rows, Value, describe
 from ir_passes.violations import Place, Violation, ViolationKind
 
 if TYPE_CHECKING:
@@ -125,9 +126,12 @@ class Site:
         return "a pool" if leaf is None else self.prover.bound.inputs[leaf].path
 
     def violation(self, kind: ViolationKind, message: str, remedy: str) -> Violation:
-        """A violation at this equation."""
+        """A violation at this equation: it concerns its operands' lanes and pools, or every lane if they are shared."""
         place = Place(self.jaxpr, self.index, self.env)
-        return Violation(kind, self.name, ir.source_of(self.eqn), message, remedy, place)
+        parts = [(self.prover.read(self.env, atom).owner, getattr(atom.aval, "shape", ())) for atom in self.eqn.invars]
+        bound = self.prover.bound
+        about = concerned(bound, parts) or concerned(bound, [(Rows(0), (bound.lanes,))])
+        return Violation(kind, self.name, ir.source_of(self.eqn), message, remedy, about, place)
 
     def report(self, kind: ViolationKind, message: str, remedy: str) -> None:
         """Record a fault that is one wherever its result goes."""

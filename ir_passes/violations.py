@@ -1,5 +1,6 @@
 """What a lane proof can find wrong with a step."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -32,12 +33,12 @@ class Place:
     Attributes:
         jaxpr: the (nested) program.
         index: of the equation in it; the number of equations where an output is concerned.
-        values: what the proof knew of every variable by then.
+        values: variable -> what the proof knew of it.
     """
 
     jaxpr: Any
     index: int
-    values: Any
+    values: Mapping[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,9 @@ class Violation:
     Attributes:
         primitive: the operation that makes it; "" for an output.
         source: "file:line" of the user's code, or "unknown".
-        message: why, in one sentence that names the lanes or pools concerned.
+        message: why, in one sentence.
         remedy: what to do, in one sentence.
+        concerned: the lanes that meet in it, as "lanes 0 to 3", and the pools, as the contract names them.
         place: for `IsolationError.explain`.
     """
 
@@ -57,11 +59,13 @@ class Violation:
     source: str
     message: str
     remedy: str
+    concerned: tuple[str, ...] = field(default=(), compare=False)
     place: Place | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         operation = f"{self.primitive} at " if self.primitive else ""
-        return f"{self.kind}: {self.message}\n  {operation}{self.source}\n  {self.remedy}"
+        about = f"\n  concerns {', '.join(self.concerned)}" if self.concerned else ""
+        return f"{self.kind}: {self.message}{about}\n  {operation}{self.source}\n  {self.remedy}"
 
 
 class IsolationError(ValueError):

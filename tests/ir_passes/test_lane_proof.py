@@ -61,16 +61,6 @@ def test_violation_names_the_users_line_and_says_what_to_do() -> None:
     assert violation.source in str(caught.value)
 
 
-def test_explanation_shows_ten_equations_either_side_with_what_is_known() -> None:
-    with pytest.raises(compiler.IsolationError) as caught:
-        compiler.prove_isolation(rolled, mapped_args(), MAPPED)
-    text = caught.value.explain()
-    marked = [line for line in text.splitlines() if line.startswith(">")]
-    assert len(marked) == 1 and "concatenate" in marked[0]
-    assert "lanes along axis 0" in text and "several lanes" in text
-    assert 10 <= len(re.findall(r"^[> ] +\d+  ", text, re.MULTILINE)) <= 21
-
-
 def test_every_fault_is_reported_at_once() -> None:
     def step(pool, slots, x):
         rows = pool[slots + 1] + x

@@ -27,6 +27,9 @@ def kill(mutant: Mutant) -> str:
             assert mutant.attempt is not None
             mutant.attempt()
     except IsolationError as error:
+        nameless = [violation.message for violation in error.violations if not violation.concerned]
+        if nameless:
+            raise Survived(f"{mutant.id}: says of no lanes and no pools what it concerns: {nameless}") from error
         return _one_of(mutant, [violation.kind for violation in error.violations])
     except AuditError as error:
         return _one_of(mutant, [finding.kind for finding in error.findings])

@@ -106,7 +106,7 @@ def delta_attention_weights(
         Weight(
             (*at, "A_log"),
             (c.heads,),
-            (Source({f"{name}.A_log": a_log}, lambda read: read(f"{name}.A_log").reshape(-1)),),
+            (Source({f"{name}.A_log": a_log}, take=lambda tensor, window: tensor.reshape(-1)[window]),),
             float32=True,
         ),
         tensor((*at, "dt_bias"), f"{name}.dt_bias", (c.width,), float32=True),
@@ -142,8 +142,10 @@ def latent_attention_weights(
     up, up_shape = f"{name}.kv_b_proj.weight", (c.heads * (c.key_size + c.value_size), c.rank)
     row, row_shape = f"{name}.kv_a_proj_with_mqa.weight", (c.row_size, hidden)
 
-    def heads(read: np.ndarray) -> np.ndarray:
-        return read.reshape((c.heads, c.key_size + c.value_size, c.rank))
+    def heads(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Keys `[head, rank, key_size]` and values `[head, value_size, rank]`."""
+        both = tensor.reshape((c.heads, c.key_size + c.value_size, c.rank))
+        return np.swapaxes(both[:, : c.key_size], 1, 2), both[:, c.key_size :]
 
     weights = [
         Weight(
@@ -156,12 +158,12 @@ def latent_attention_weights(
         Weight(
             (*at, "key_up"),
             (c.heads, c.rank, c.key_size),
-            (Source({up: up_shape}, lambda read: np.swapaxes(heads(read(up))[:, : c.key_size], 1, 2)),),
+            (Source({up: up_shape}, take=lambda tensor, window: heads(tensor)[0][window]),),
         ),
         Weight(
             (*at, "value_up"),
             (c.heads, c.value_size, c.rank),
-            (Source({up: up_shape}, lambda read: heads(read(up))[:, c.key_size :]),),
+            (Source({up: up_shape}, take=lambda tensor, window: heads(tensor)[1][window]),),
         ),
         tensor((*at, "o_proj"), [f"{name}.{output}.weight" for output in outputs], (hidden, c.heads * c.value_size)),
     ]

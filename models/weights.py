@@ -1,28 +1,75 @@
-"""How a parameter is found in a checkpoint: names, shapes, and how to build it.
+"""How a parameter is found in a checkpoint: names, shapes, and where each tensor lies in it.
 
-Families describe their parameters with these values; reading files is the caller's business.
+Families describe their parameters with these values; reading files is the caller's business, who may want all of a
+parameter or only the part of it that one device has.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-Read = Callable[[str], np.ndarray]
+Window = tuple[slice, ...]
+"""A part of an array: slices of step 1 of its first dimensions, or of all; of the others it has everything."""
+
+
+class Piece(NamedTuple):
+    """What one tensor gives to a window of a parameter.
+
+    Attributes:
+        name: canonical name of the tensor.
+        taken: what of the tensor, for `Source.take`: a window and an ellipsis.
+        place: where that lies in the window of the parameter.
+    """
+
+    name: str
+    taken: tuple
+    place: Window
 
 
 @dataclass(frozen=True)
 class Source:
-    """One way to build a parameter from the tensors of a checkpoint.
+    """One way to make a parameter of the tensors of a checkpoint.
 
     Attributes:
         shapes: canonical tensor name -> the shape it must have.
-        build: makes the parameter from `read(name)`, which gives one tensor as a NumPy array that must not be
-            written to; None where the one tensor named is the parameter itself.
+        places: tensor name -> the window of the parameter that is made of it; the windows cover the parameter without
+            overlap. None where the one tensor named makes all of it.
+        take: (tensor, window of its place, counted from where that begins, and an ellipsis) -> the values there, a view
+            of the tensor wherever there is one. Without it the tensor lies there as it is.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
-    build: Callable[[Read], np.ndarray] | None = None
+    places: Mapping[str, Window] | None = None
+    take: Callable[[np.ndarray, tuple], np.ndarray] = operator.getitem
+
+    def pieces(self, window: Window, shape: tuple[int, ...]) -> Iterator[Piece]:
+        """What a window of the parameter is made of; tensors that have nothing in it are left out.
+
+        Args:
+            window: the part of the parameter that is wanted.
+            shape: of the whole parameter.
+        """
+        if self.places is None:
+            assert len(self.shapes) == 1, f"{', '.join(self.shapes)}: a source of several tensors needs their places"
+        wanted = _entries(window, shape)
+        for name in self.shapes:
+            place = _entries(() if self.places is None else self.places[name], shape)
+            both = [range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(place, wanted, strict=True)]
+            if all(both):
+                yield Piece(name, (*_counted_from(place, both), ...), _counted_from(wanted, both))
+
+
+def _entries(window: Window, shape: tuple[int, ...]) -> list[range]:
+    """Which entries of each dimension a window has; dimensions that it does not name are whole."""
+    named = [range(size)[one] for one, size in zip(window, shape, strict=False)]
+    return named + [range(size) for size in shape[len(window) :]]
+
+
+def _counted_from(start: Sequence[range], entries: Sequence[range]) -> Window:
+    return tuple(slice(b.start - a.start, b.stop - a.start) for a, b in zip(start, entries, strict=True))
 
 
 @dataclass(frozen=True)
@@ -52,31 +99,31 @@ def tensor(
 
 def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> Source:
     """The rows `index` of one tensor, in that order."""
-    return Source({name: shape}, lambda read: read(name)[index])
+    return Source({name: shape}, take=lambda tensor, window: tensor[(index[window[0]], *window[1:])])
 
 
 def joined(shapes: Mapping[str, tuple[int, ...]]) -> Source:
     """The rows of several tensors, one tensor after another."""
-    return Source(shapes, lambda read: np.concatenate([read(name) for name in shapes]))
+    places, start = {}, 0
+    for name, shape in shapes.items():
+        places[name] = (slice(start, start + shape[0]),)
+        start += shape[0]
+    return Source(shapes, places)
 
 
-def stacked(names: Sequence[Sequence[str]], shape: tuple[int, ...]) -> Source:
-    """`[expert, out, in]` from one matrix per expert, or from several that are concatenated along `out`.
+def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> Source:
+    """`[expert, out, in]` from one matrix per expert, or from several that follow one another along `out`.
 
     Args:
         names: per expert, the matrices whose rows follow one another.
         shape: shape of each matrix.
     """
-
-    def build(read: Read) -> np.ndarray:
-        first = read(names[0][0])
-        result = np.empty((len(names), len(names[0]) * shape[0], shape[1]), first.dtype)
-        for expert, parts in enumerate(names):
-            for part, name in enumerate(parts):
-                result[expert, part * shape[0] : (part + 1) * shape[0]] = read(name)
-        return result
-
-    return Source({name: shape for parts in names for name in parts}, build)
+    places = {
+        name: (slice(expert, expert + 1), slice(part * shape[0], (part + 1) * shape[0]))
+        for expert, parts in enumerate(names)
+        for part, name in enumerate(parts)
+    }
+    return Source(dict.fromkeys(places, shape), places, lambda tensor, window: tensor[None][window])
 
 
 def expert_matrices(

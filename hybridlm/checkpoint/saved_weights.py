@@ -13,8 +13,9 @@ from hybridlm.checkpoint.converting import aligned_empty, converted
 from hybridlm.checkpoint.errors import CheckpointError
 from hybridlm.checkpoint.loaded import LoadedWeights, ParameterPath, Progress, Read, dotted, gather, kept_dtypes
 from hybridlm.checkpoint.saved import AGAIN, SavedDirectory, Tile, checksum
-from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, Window
+from hybridlm.checkpoint.shards import ALL_WHOLE, Shards
 from models import Family, Weight
+from models.weights import Window
 
 READERS = 4
 """Files that are read at the same time."""

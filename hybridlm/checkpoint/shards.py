@@ -16,8 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from models.cut import Cut
-
-Window = tuple[slice, ...]
+from models.weights import Window
 
 
 class Shards(NamedTuple):

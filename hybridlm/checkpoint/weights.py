@@ -11,8 +11,9 @@ from hybridlm.checkpoint.converting import aligned_empty, convert
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.loaded import LoadedWeights, ParameterPath, Progress, Read, gather, kept_dtypes
 from hybridlm.checkpoint.safetensors_file import READABLE
-from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, Window
+from hybridlm.checkpoint.shards import ALL_WHOLE, Shards
 from models import Family
+from models.weights import Window
 
 
 def load_weights(
@@ -25,9 +26,10 @@ def load_weights(
 ) -> LoadedWeights:
     """Reads every parameter of a model.
 
-    Beside the arrays that are kept, at most about one parameter is in memory at a time (file-backed pages, which the
-    system can drop whenever it wants, not counted); of a parameter that is one tensor only what the devices of this
-    process have. The arrays share no memory with the files.
+    Of each parameter only the tensors and the parts of them are read that the devices of this process have, and they
+    are written, in the dtype that is kept, to where they stay. Beside the arrays that are kept, at most about one
+    tensor is in memory at a time (file-backed pages, which the system can drop whenever it wants, not counted), and on
+    an accelerator a device's part of one parameter. The arrays share no memory with the files.
 
     Args:
         checkpoint: an opened directory.
@@ -59,29 +61,19 @@ def load_weights(
 
 def _load(checkpoint: CheckpointDirectory, choice: Choice, kind: np.dtype, shards: Shards) -> jax.Array:
     weight, source, names = choice.weight, choice.source, choice.names
-    # A builder fills one array: tensors of different dtypes would lose bits in it, in float32 none does.
-    mixed = len({checkpoint.info(name).dtype for name in names.values()}) > 1
-
-    def read(name: str) -> np.ndarray:
-        array = checkpoint.read(names[name])
-        return array.astype(np.float32) if mixed else array
-
-    if source.build is None:
-        assert len(names) == 1, f"{weight.path}: a source of several tensors needs a builder"
-        array = read(next(iter(names)))
-    else:
-        array = source.build(read)
-    assert array.shape == tuple(weight.shape), f"{weight.path}: built {array.shape}, expected {weight.shape}"
-    # Only an array that owns its memory is handed on as it is: a view may show the file, or keep something larger.
-    ready = array.dtype == kind and array.flags.owndata and array.flags.c_contiguous
 
     def part(windows: Iterator[tuple[Window, Window]], shape: tuple[int, ...]) -> np.ndarray:
-        if ready and not shards.split:
-            return array
-        result = aligned_empty(shape, kind)
-        for source, target in windows:
+        # What XLA takes over without a copy. A view of the file would change with it.
+        result, filled = aligned_empty(shape, kind), 0
+        for window, target in windows:
             # With an ellipsis a scalar is a view too.
-            convert(array[(*source, ...)], result[(*target, ...)], checkpoint.path, names.values())
+            whole = result[(*target, ...)]
+            for piece in source.pieces(window, weight.shape):
+                found, into = source.take(checkpoint.read(names[piece.name]), piece.taken), whole[(*piece.place, ...)]
+                assert found.shape == into.shape, f"{weight.path}: {piece} has {found.shape}, expected {into.shape}"
+                convert(found, into, checkpoint.path, [names[piece.name]])
+                filled += into.size
+        assert filled == result.size, f"{weight.path}: the tensors made {filled} entries of {result.size}"
         return result
 
     return jax.block_until_ready(shards.build(part))

@@ -20,7 +20,7 @@ from hybridlm.checkpoint import (
     open_directory,
 )
 from models import Family, Source, Weight
-from models.weights import stacked
+from models.weights import rows, stacked
 
 E, F, H = 3, 4, 2
 FUSED = "model.mlp.experts.gate_up"
@@ -36,8 +36,8 @@ def _weights(_: Any) -> list[Weight]:
         Weight(("embed",), (5, H), (Source({"model.embed.weight": (5, H)}),)),
         Weight(("norm",), (H,), (Source({"model.norm.weight": (H,)}),), float32=True),
         _experts(),
-        Weight(("q",), (2, H), (Source({"model.qkv": (6, H)}, lambda read: read("model.qkv")[:2]),)),
-        Weight(("kv",), (4, H), (Source({"model.qkv": (6, H)}, lambda read: read("model.qkv")[:1:-1]),)),
+        Weight(("q",), (2, H), (rows("model.qkv", (6, H), np.arange(2)),)),
+        Weight(("kv",), (4, H), (Source({"model.qkv": (6, H)}, take=lambda qkv, window: qkv[:1:-1][window]),)),
     ]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_parameter import made
 from published_mamba import NANO, SUPER
 from tiny_variants import variant
 
@@ -16,6 +17,7 @@ from models.mlp import MlpConfig
 from models.moe import MoeConfig
 from models.parallel import ParallelConfig
 from models.rope import Rope
+from models.weights import Source
 
 
 def read(config: dict[str, Any]) -> DecoderConfig:
@@ -46,10 +48,10 @@ def test_both_layouts_of_experts_are_the_same_parameters(part: str) -> None:
     weight = found["layers", 1, "branches", 0, "inner", part]
     whole, parts = weight.options
     prefix = "backbone.layers.1.mixer.experts"
-    assert dict(whole.shapes) == {f"{prefix}.{part}": weight.shape} and whole.build is None
+    assert whole == Source({f"{prefix}.{part}": weight.shape})
     stored = {name: np.full(shape, i, np.float32) for i, (name, shape) in enumerate(parts.shapes.items())}
-    assert list(stored) == [f"{prefix}.{expert}.{part}.weight" for expert in range(8)] and parts.build is not None
-    np.testing.assert_array_equal(parts.build(stored.__getitem__), np.stack(list(stored.values())))
+    assert list(stored) == [f"{prefix}.{expert}.{part}.weight" for expert in range(8)]
+    np.testing.assert_array_equal(made(parts, weight.shape, stored), np.stack(list(stored.values())))
 
 
 def test_spellings_of_the_layers_of_nemotron() -> None:

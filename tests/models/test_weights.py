@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flax import nnx
+from made_parameter import made
 
 from models import ConfigError, Family, family_of
 from models.attention import AttentionConfig
@@ -85,8 +86,7 @@ def test_every_option_builds_the_shape_it_says(name: str, ratio: int) -> None:
         for source in weight.options:
             assert all(name.startswith(("model.", "lm_head.", "mtp.")) for name in source.shapes)
             arrays = {name: np.zeros(shape, np.float32) for name, shape in source.shapes.items()}
-            built = next(iter(arrays.values())) if source.build is None else source.build(arrays.__getitem__)
-            assert built.shape == weight.shape, weight.path
+            made(source, weight.shape, arrays)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,9 +142,8 @@ def test_fused_projections_are_grouped_by_key_head(ratio: int) -> None:
             files["in_proj_qkvz" if part[8:] in ("qkv", "z") else "in_proj_ba"][index[part]], array
         )
         (source,) = weights[("layers", 0, "branches", 0, "inner", part)].options
-        assert source.build is not None
-        built = source.build(lambda name: files[name.split(".")[-2]])
-        np.testing.assert_array_equal(built, array)
+        tensors = {name: files[name.split(".")[-2]] for name in source.shapes}
+        np.testing.assert_array_equal(made(source, array.shape, tensors), array)
     for fused, parts in {
         "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
         "in_proj_ba": ("in_proj_b", "in_proj_a"),
@@ -173,10 +172,10 @@ def test_both_layouts_of_experts_are_the_same_parameters(name: str) -> None:
     fused = {f"{prefix}.gate_up_proj": np.concatenate([gates, ups], axis=1), f"{prefix}.down_proj": downs}
     for parameter in ("gate_up_proj", "down_proj"):
         whole, parts = weights[(*at, parameter)].options
-        assert whole.build is None and list(whole.shapes) == [f"{prefix}.{parameter}"]
-        assert parts.build is not None
+        assert whole == Source({f"{prefix}.{parameter}": fused[f"{prefix}.{parameter}"].shape})
         assert {name: single[name].shape for name in parts.shapes} == parts.shapes
-        np.testing.assert_array_equal(parts.build(single.__getitem__), fused[f"{prefix}.{parameter}"])
+        expected = fused[f"{prefix}.{parameter}"]
+        np.testing.assert_array_equal(made(parts, expected.shape, single), expected)
 
 
 def test_tensor() -> None:
@@ -188,18 +187,29 @@ def test_tensor() -> None:
 def test_rows() -> None:
     array = np.arange(12).reshape(4, 3)
     source = rows("x", (4, 3), np.array([3, 0, 0]))
-    assert source.shapes == {"x": (4, 3)} and source.build is not None
-    np.testing.assert_array_equal(source.build({"x": array}.__getitem__), array[[3, 0, 0]])
+    assert source.shapes == {"x": (4, 3)}
+    np.testing.assert_array_equal(made(source, (3, 3), {"x": array}), array[[3, 0, 0]])
     np.testing.assert_array_equal(array, np.arange(12).reshape(4, 3))
 
 
 def test_stacked_keeps_the_order_and_the_dtype() -> None:
     arrays = {f"{e}.{part}": np.full((2, 3), 10 * e + i, np.float16) for e in range(3) for i, part in enumerate("ab")}
     source = stacked([[f"{e}.a", f"{e}.b"] for e in range(3)], (2, 3))
-    assert source.shapes == dict.fromkeys(arrays, (2, 3)) and source.build is not None
-    built = source.build(arrays.__getitem__)
-    assert built.shape == (3, 4, 3) and built.dtype == np.float16
+    assert source.shapes == dict.fromkeys(arrays, (2, 3))
+    built = made(source, (3, 4, 3), arrays)
+    assert built.dtype == np.float16
     assert built[:, :, 0].tolist() == [[0, 0, 1, 1], [10, 10, 11, 11], [20, 20, 21, 21]]
+
+
+def test_a_window_is_made_of_the_tensors_inside_it() -> None:
+    """Of three experts with two matrices each: the rows 1 to 2 of the last two experts, and the last columns."""
+    source = stacked([[f"{e}.a", f"{e}.b"] for e in range(3)], (2, 3))
+    pieces = list(source.pieces((slice(1, 3), slice(1, 3), slice(2, None)), (3, 4, 3)))
+    assert [piece.name for piece in pieces] == ["1.a", "1.b", "2.a", "2.b"]
+    assert pieces[3].taken == (slice(0, 1), slice(0, 1), slice(2, 3), ...)
+    assert pieces[3].place == (slice(1, 2), slice(1, 2), slice(0, 1))
+    only = source.pieces((slice(None), slice(2, 4)), (3, 4, 3))
+    assert [piece.name for piece in only] == ["0.b", "1.b", "2.b"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

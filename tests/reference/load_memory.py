@@ -1,0 +1,171 @@
+"""Loads a checkpoint whose experts are one tensor each, and says what memory that took and which tensors were read.
+
+python load_memory.py toy FOLDER STORED WANTED DEVICES       parameters of every kind, `model` axis of DEVICES devices
+python load_memory.py lm FOLDER STORED WANTED                a model, by `hybridlm.load`
+python load_memory.py share FOLDER STORED WANTED PORT COUNT NUMBER    one of COUNT processes that share the experts
+
+STORED and WANTED are dtypes; the checkpoint is written to FOLDER unless it is there. Sizes are in bytes.
+"""
+
+import gc
+import json
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+import hybridlm
+from hybridlm._placement import Placement
+from hybridlm.checkpoint import CheckpointDirectory, load_weights, open_directory
+from models import Cut, Family, Source, Weight, family_of
+from models.cut import Part, experts, rows
+from models.weights import rows as rows_of
+from models.weights import stacked
+
+ROWS, COLUMNS, LAYERS = 2048, 4096, 8
+EXPERTS, EXPERT_ROWS = 64, 128
+"""The stack of experts is eight times as large as the largest tensor."""
+
+MODEL: dict[str, Any] = {
+    "model_type": "qwen3_5_moe",
+    "vocab_size": 4096,
+    "hidden_size": 512,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 64,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 64,
+    "eos_token_id": 0,
+}
+
+
+def toy_weights(_: Any) -> list[Weight]:
+    """Tensors as they are, experts that are stacked, rows in another order."""
+    plain = [
+        Weight((f"plain.{i}",), (ROWS, COLUMNS), (Source({f"plain.{i}": (ROWS, COLUMNS)}),)) for i in range(LAYERS)
+    ]
+    names = [[f"expert.{e}.gate", f"expert.{e}.up"] for e in range(EXPERTS)]
+    stack = Weight(("experts",), (EXPERTS, 2 * EXPERT_ROWS, COLUMNS), (stacked(names, (EXPERT_ROWS, COLUMNS)),))
+    turned = rows_of("rows", (ROWS, COLUMNS), np.arange(ROWS)[::-1])
+    return [*plain, stack, Weight(("rows",), (ROWS, COLUMNS), (turned,))]
+
+
+def _no_config(_: Mapping[str, Any]) -> Any:
+    raise AssertionError("not read here")
+
+
+TOY = Family("toy", ("toy",), _no_config, toy_weights, (), ())
+
+
+def write(folder: Path, config: Mapping[str, Any], weights: list[Weight], dtype: str) -> None:
+    """A checkpoint of the last layout that each parameter may have, which for experts is a tensor each."""
+    folder.mkdir(exist_ok=True)
+    if (folder / "config.json").exists():
+        return
+    header, offset = {}, 0
+    for weight in weights:
+        for name, shape in weight.options[-1].shapes.items():
+            size = int(np.prod(shape)) * 2
+            kind = {"bfloat16": "BF16", "float16": "F16"}[dtype]
+            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [offset, offset + size]}
+            offset += size
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        block = np.arange(1 << 20, dtype=np.float32).astype(ml_dtypes.bfloat16).tobytes()
+        for start in range(0, offset, len(block)):
+            file.write(block[: offset - start])
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def toy_cuts(axis: str) -> dict[tuple[str | int, ...], tuple[Cut, ...]]:
+    """Along `model`: rows in two parts, columns of experts, and rows in another order; along `expert`: experts."""
+    if axis == "expert":
+        return {("experts",): (experts(EXPERTS),)}
+    halves = (rows(*(Part(ROWS // 2, ROWS // 2),) * 2),)
+    cuts: dict[tuple[str | int, ...], tuple[Cut, ...]] = {(f"plain.{i}",): halves for i in range(LAYERS)}
+    return cuts | {("experts",): (Cut(2, "model", (Part(COLUMNS, COLUMNS),)),), ("rows",): halves}
+
+
+def anonymous() -> int:
+    """Bytes of this process's memory that no file backs."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no RssAnon")
+
+
+def measure(load: Callable[[], list[jax.Array]]) -> dict[str, Any]:
+    """What loading needed above what was there before: at most, and at its end; what this process keeps; the reads."""
+    read, reads = CheckpointDirectory.read, []
+
+    def counted(self: CheckpointDirectory, name: str) -> np.ndarray:
+        reads.append(name)
+        return read(self, name)
+
+    CheckpointDirectory.read = counted
+    gc.collect()
+    start = anonymous()
+    peak, stop = [start], threading.Event()
+
+    def sample() -> None:
+        while not stop.wait(0.0005):
+            peak[0] = max(peak[0], anonymous())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    arrays = load()
+    end = anonymous()
+    stop.set()
+    thread.join()
+    kept = sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards)
+    return {"peak": max(peak[0], end) - start, "end": end - start, "kept": kept, "reads": reads}
+
+
+def main(case: str, folder: Path, stored: str, wanted: str, *more: str) -> None:
+    if case == "lm":
+        family = family_of(MODEL)
+        write(folder, MODEL, family.weights(family.read_config(MODEL)), stored)
+
+        def load() -> list[jax.Array]:
+            lm = hybridlm.load(folder, 1, 8, wanted, compilation_cache=False, chunk=4)
+            return list(lm.params.values())
+
+        # What the first model of a process needs besides: modules, traces.
+        small = MODEL | {"moe_intermediate_size": 8, "vocab_size": 64}
+        write(folder / "small", small, family.weights(family.read_config(small)), stored)
+        hybridlm.load(folder / "small", 1, 8, wanted, compilation_cache=False, chunk=4)
+    else:
+        write(folder, {}, toy_weights(None), stored)
+        shards = {}
+        if case == "share":
+            port, count, number = map(int, more)
+            jax.distributed.initialize(f"127.0.0.1:{port}", count, number)
+            shards = Placement(hybridlm.mesh(expert=count)).shards(toy_weights(None), toy_cuts("expert"))
+        elif int(more[0]) > 1:
+            shards = Placement(hybridlm.mesh(model=int(more[0]))).shards(toy_weights(None), toy_cuts("model"))
+        checkpoint = open_directory(folder)
+
+        def load() -> list[jax.Array]:
+            return list(load_weights(checkpoint, TOY, None, wanted, shards=shards).arrays.values())
+
+        jax.block_until_ready(jax.device_put(np.zeros(8, np.float32)))
+    print(json.dumps(measure(load)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

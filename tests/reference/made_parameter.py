@@ -1,0 +1,21 @@
+"""A whole parameter, made of a checkpoint's tensors as its `Source` says."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from models.weights import Source
+
+
+def made(source: Source, shape: tuple[int, ...], tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    """A parameter of that shape, of the dtype of the first tensor; every entry is written exactly once."""
+    result = np.empty(shape, tensors[next(iter(source.shapes))].dtype)
+    written = np.zeros(shape, int)
+    for piece in source.pieces((), shape):
+        place = (*piece.place, ...)
+        found = source.take(tensors[piece.name], piece.taken)
+        assert found.shape == result[place].shape, piece
+        result[place] = found
+        written[place] += 1
+    assert (written == 1).all()
+    return result

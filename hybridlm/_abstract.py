@@ -52,7 +52,7 @@ def abstract_engine(
     """
     family, config = read_model(path, read_config(path))
     lanes, dtype = LANES if lanes is None else lanes, config.dtype if dtype is None else dtype
-    context, chunk = check_arguments(config, lanes, context, chunk, dtype, False, "error", CHUNK)
+    context, chunk = check_arguments(config, lanes, context, chunk, dtype, "error", None, CHUNK)
     placement = Placement(mesh)
     check_lanes(lanes, placement.data)
     model, found = family.abstract(config.share(placement.devices)), family.weights(config)

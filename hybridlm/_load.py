@@ -5,7 +5,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,10 +44,10 @@ def load(
     lanes: int = 8,
     context: int | None = None,
     dtype: str | None = None,
-    compilation_cache: str | os.PathLike[str] | bool = True,
+    certify: Certify = "error",
+    compilation_cache: str | os.PathLike[str] | Literal[False] | None = None,
     chunk: int | None = None,
     progress: bool | None = None,
-    certify: Certify = "error",
     sanitize: bool = False,
     speculate: Speculate = None,
     draft_tokens: int = DRAFT_TOKENS,
@@ -64,15 +64,15 @@ def load(
         dtype: "bfloat16", "float16" or "float32" for the matrices; None for the one that they are stored in, whatever
             config.json says: that of most bytes, and a warning names how many have another. "float32" computes every
             product in full float32, on devices too that would use TF32 by default.
-        compilation_cache: where compiled steps are kept between processes; True for a folder in the user's cache
+        certify: "error": a step that is not proved to keep its lanes apart, or whose compiled program fails its audit,
+            raises IsolationError or AuditError when it is first needed, and is never run; "warn" warns and runs it;
+            "off" runs every step as it is.
+        compilation_cache: where compiled steps are kept between processes; None for a folder in the user's cache
             directory (unless JAX has been given one), False for JAX's own setting, which is nowhere by default. It
             holds for the whole process. Unless it is False, certificates are kept beside them, and what is proved
             once is not proved again.
         chunk: tokens of a prompt consumed by one step; None for 128, or the context if that is less.
         progress: show a progress bar; None shows one where standard error is a terminal.
-        certify: "error": a step that is not proved to keep its lanes apart, or whose compiled program fails its audit,
-            raises IsolationError or AuditError when it is first needed, and is never run; "warn" warns and runs it;
-            "off" runs every step as it is.
         sanitize: for debugging: move a label (whose state, at which position, of which step) beside every row and check
             it wherever a step computes with the row. A row that is not the lane's own raises SanitizerError. Steps are
             proved, but neither audited nor run ahead, and are several times slower.
@@ -98,7 +98,7 @@ def load(
     family, config = read_model(directory.path, directory.config, head=speculate == "mtp")
     if speculate == "mtp":
         require_head(directory)
-    context, chunk = check_arguments(config, lanes, context, chunk, dtype, compilation_cache, certify)
+    context, chunk = check_arguments(config, lanes, context, chunk, dtype, certify, compilation_cache)
     check_drafting(speculate, draft_tokens, context)
     placement = ONE_DEVICE if mesh is None else place(mesh, lanes, sanitize)
     budget = None if prefix_cache is None else cache_budget(prefix_cache, placement.several_processes)
@@ -194,8 +194,8 @@ def check_arguments(
     context: int | None,
     chunk: int | None,
     dtype: str | None,
-    cache: Any,
     certify: str,
+    cache: Any,
     default_chunk: int = DEFAULT_CHUNK,
 ) -> tuple[int, int]:
     """The context and the chunk; raises ValueError with everything that is wrong."""
@@ -219,10 +219,10 @@ def check_arguments(
         faults.append(f"chunk: {chunk} is more than the context ({context})")
     if dtype is not None and dtype not in DTYPES:
         faults.append(f"dtype: expected one of {', '.join(DTYPES)} or None, got {dtype!r}")
-    if not isinstance(cache, bool | str | os.PathLike) or cache == "":
-        faults.append(f"compilation_cache: expected a directory, True or False, got {cache!r}")
     if certify not in CERTIFY:
         faults.append(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
+    if cache is not None and cache is not False and (not isinstance(cache, str | os.PathLike) or cache == ""):
+        faults.append(f"compilation_cache: expected a directory, None for the default one or False, got {cache!r}")
     if faults:
         raise ValueError("; ".join(faults))
     return context, chunk
@@ -267,12 +267,12 @@ def _end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]
     return tuple(dict.fromkeys(ids))
 
 
-def _set_compilation_cache(cache: str | os.PathLike[str] | bool) -> Path | None:
+def _set_compilation_cache(cache: str | os.PathLike[str] | Literal[False] | None) -> Path | None:
     """Tell JAX where to keep programs; returns where certificates are kept, if anywhere."""
     if cache is False:
         return None
     given = jax.config.values["jax_compilation_cache_dir"]
-    if cache is True:
+    if cache is None:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         cache = Path(home) / "hybridlm" / "xla" if given is None else given
     if os.fspath(cache) != given:

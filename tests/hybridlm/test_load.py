@@ -1,5 +1,6 @@
 """`hybridlm.load`: arguments, what is kept in which dtype, what is said, and where compiled steps go."""
 
+import inspect
 import json
 import logging
 import os
@@ -40,6 +41,7 @@ def change(file: pathlib.Path, **fields: Any) -> None:
 
 
 WHOLE = "expected a whole number of at least 1, got"
+CACHE = "expected a directory, None for the default one or False, got"
 
 
 @pytest.mark.parametrize(
@@ -57,8 +59,9 @@ WHOLE = "expected a whole number of at least 1, got"
         ({"chunk": 17}, "chunk: 17 is more than the context (16)"),
         ({"dtype": "float64"}, "dtype: expected one of bfloat16, float16, float32 or None, got 'float64'"),
         ({"dtype": jnp.float32}, "dtype: expected one of bfloat16, float16, float32 or None, got "),
-        ({"compilation_cache": None}, "compilation_cache: expected a directory, True or False, got None"),
-        ({"compilation_cache": ""}, "compilation_cache: expected a directory, True or False, got ''"),
+        ({"certify": False}, "certify: expected one of error, warn, off, got False"),
+        ({"compilation_cache": True}, f"compilation_cache: {CACHE} True"),
+        ({"compilation_cache": ""}, f"compilation_cache: {CACHE} ''"),
         (
             {"lanes": 0, "context": 0, "chunk": 5, "dtype": "f32"},
             f"lanes: {WHOLE} 0; context: {WHOLE} 0; dtype: expected one of",
@@ -70,6 +73,17 @@ def test_faulty_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as error:
         load(**arguments)
     assert str(error.value).startswith(message)
+
+
+def test_arguments_by_position() -> None:
+    """In the order that is documented."""
+    parameters = inspect.signature(hybridlm.load).parameters
+    documented = {"lanes": 8, "context": None, "dtype": None, "certify": "error", "compilation_cache": None}
+    assert {name: one.default for name, one in list(parameters.items())[1:6]} == documented
+    assert list(parameters)[1:6] == list(documented)
+    lm = hybridlm.load(SMALL, 2, 16, "float32", "off", False)
+    assert (lm._engine.lanes, lm.context, lm.params["embed_tokens"].dtype) == (2, 16, jnp.float32)
+    assert lm._engine.programs.certify == "off"
 
 
 def test_default_context_and_chunk(copied: pathlib.Path) -> None:
@@ -222,7 +236,7 @@ for cache in json.loads(sys.argv[2]):
 """
 
 
-def child(home: pathlib.Path, *caches: str | bool, **variables: str) -> list[str]:
+def child(home: pathlib.Path, *caches: str | bool | None, **variables: str) -> list[str]:
     """Loads in a process of its own, with each of `caches` in turn; returns JAX's directory after each."""
     variables = {"XDG_CACHE_HOME": str(home / "xdg"), "HOME": str(home), "JAX_PLATFORMS": "cpu"} | variables
     variables |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONPATH": str(ROOT)}
@@ -240,7 +254,7 @@ def compiled(directory: pathlib.Path) -> list[pathlib.Path]:
 def test_default_and_given_compilation_caches(tmp_path: pathlib.Path) -> None:
     """One process that changes its mind: what is compiled after a load goes where that load says."""
     default, first, second = tmp_path / "xdg" / "hybridlm" / "xla", tmp_path / "first", tmp_path / "second"
-    used = child(tmp_path, False, True, str(first), str(second))
+    used = child(tmp_path, False, None, str(first), str(second))
     assert used == ["None", str(default), str(first), str(second)]
     assert compiled(default) and compiled(first) and compiled(second)
 
@@ -254,10 +268,10 @@ def test_without_a_compilation_cache_nothing_is_written(tmp_path: pathlib.Path) 
 @pytest.mark.long
 def test_a_compilation_cache_that_jax_was_given_is_respected(tmp_path: pathlib.Path) -> None:
     mine = tmp_path / "mine"
-    assert child(tmp_path, True, False, JAX_COMPILATION_CACHE_DIR=str(mine)) == [str(mine)] * 2
+    assert child(tmp_path, None, False, JAX_COMPILATION_CACHE_DIR=str(mine)) == [str(mine)] * 2
     assert compiled(mine) and not (tmp_path / "xdg").exists()
 
 
 @pytest.mark.long
 def test_the_default_cache_is_in_the_home_directory(tmp_path: pathlib.Path) -> None:
-    assert child(tmp_path, True, XDG_CACHE_HOME="") == [str(tmp_path / ".cache" / "hybridlm" / "xla")]
+    assert child(tmp_path, None, XDG_CACHE_HOME="") == [str(tmp_path / ".cache" / "hybridlm" / "xla")]

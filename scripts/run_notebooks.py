@@ -7,6 +7,7 @@ Needs the extra `notebooks`. Without arguments every notebook below notebooks/ i
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import nbformat
@@ -14,11 +15,16 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 SECONDS = 120
-"""Most time that a notebook may take."""
+"""Most time that a cell may take: one that hangs ends. The test measures that a whole notebook takes no more."""
 
 
 def run(path: Path) -> nbformat.NotebookNode:
-    """The notebook with the outputs of a new run; raises `CellExecutionError` at the first cell that fails."""
+    """The notebook with the outputs of a new run.
+
+    Raises:
+        CellExecutionError: at the first cell that fails.
+        CellTimeoutError: at one that takes longer than `SECONDS`.
+    """
     notebook = nbformat.read(path, as_version=4)
     # Source lines in the outputs then name the cell instead of a temporary file.
     environment = os.environ | {"IPYKERNEL_CELL_NAME": "cell"}
@@ -31,5 +37,6 @@ def run(path: Path) -> nbformat.NotebookNode:
 
 if __name__ == "__main__":
     for path in [Path(name) for name in sys.argv[1:]] or sorted(FOLDER.glob("*.ipynb")):
+        start = time.monotonic()
         nbformat.write(run(path), path)
-        print(path.name)
+        print(f"{path.name}: {time.monotonic() - start:.0f} s")

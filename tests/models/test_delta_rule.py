@@ -70,7 +70,9 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
 def test_equals_the_equation_in_float64(form, longest: int) -> None:
     lengths = tuple(n for n in LENGTHS if n <= longest) + (0,)
     arrays, state, valid = inputs(lengths, seed=longest)
+    state[-1] = np.nan
     out, new = jax.device_get(form(*arrays, state, valid, OLD[: len(valid)]))
+    assert new[-1].tobytes() == state[-1].tobytes()
     for lane, length in enumerate(lengths):
         want_out, want_state = float64(arrays, state, length, lane)
         np.testing.assert_allclose(out[lane, :length], want_out, atol=TOLERANCE, rtol=0)
@@ -82,7 +84,9 @@ def test_equals_the_equation_in_float64(form, longest: int) -> None:
 def test_decay_per_channel_equals_the_equation_in_float64(form) -> None:
     lengths = (*CHANNEL_LENGTHS, 0)
     arrays, state, valid = inputs(lengths, channels=True)
+    state[-1] = np.nan
     out, new = jax.device_get(form(*arrays, state, valid, OLD[: len(valid)]))
+    assert new[-1].tobytes() == state[-1].tobytes()
     for lane, length in enumerate(lengths):
         want_out, want_state = float64(arrays, state, length, lane)
         np.testing.assert_allclose(out[lane, :length], want_out, atol=TOLERANCE, rtol=0)
@@ -121,15 +125,16 @@ def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: in
 
 @PER_HEAD_AND_PER_CHANNEL
 @pytest.mark.parametrize("tokens", [1, CHUNK + 3])
-def test_a_fresh_lane_does_not_see_what_its_state_holds(tokens: int, channels: bool) -> None:
+@pytest.mark.parametrize("form", [delta_rule, delta_rule_reference])
+def test_a_fresh_lane_does_not_see_what_its_state_holds(form, tokens: int, channels: bool) -> None:
     arrays, state, valid = inputs((tokens, tokens, 0), channels=channels)
     stale = state.copy()
     stale[0] = np.nan
     stale[0, 0, 0, :2] = np.inf, -0.0
     state[0] = 0.0
-    form = jax.jit(delta_rule)
-    want_out, want_new = jax.device_get(form(*arrays, state, valid, OLD[:3]))
-    out, new = jax.device_get(form(*arrays, stale, valid, np.array([True, False, False])))
+    run = jax.jit(form)
+    want_out, want_new = jax.device_get(run(*arrays, state, valid, OLD[:3]))
+    out, new = jax.device_get(run(*arrays, stale, valid, np.array([True, False, False])))
     np.testing.assert_array_equal(out, want_out)
     np.testing.assert_array_equal(new, want_new)
 

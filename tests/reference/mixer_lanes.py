@@ -37,7 +37,7 @@ def check_lengths(
     """Asserts that a mixer treats lanes of `lengths` tokens, and an idle one, in one step as token by token.
 
     Every other lane begins at position 0, in rows that hold NaN; the others go on from random state. Tokens past a
-    lane's length are NaN.
+    lane's length are NaN. The idle lane's row is random, then NaN: it keeps its bits, and so does everything else.
 
     Args:
         mixer: the module.
@@ -66,5 +66,13 @@ def check_lengths(
             found, expected = getattr(new, field), getattr(want, field)
             np.testing.assert_allclose(found[lane], expected[lane], atol=tolerance, err_msg=field)
     assert len(state_atol) == len(jax.tree.leaves(new))
-    for found, before in zip(jax.tree.leaves(new), jax.tree.leaves(state), strict=True):
-        assert found[-1].tobytes() == before[-1].tobytes()
+    poisoned = jax.tree.map(np.copy, state)
+    for leaf in jax.tree.leaves(poisoned):
+        leaf[-1] = np.nan
+    beside, kept = jax.device_get(run(mixer, x, counts, positions, poisoned, blocks))
+    for lane, length in enumerate(lengths):
+        assert beside[lane, :length].tobytes() == out[lane, :length].tobytes()
+    leaves = (jax.tree.leaves(tree) for tree in (new, kept, state, poisoned))
+    for first, second, before, nan in zip(*leaves, strict=True):
+        assert first[-1].tobytes() == before[-1].tobytes() and second[-1].tobytes() == nan[-1].tobytes()
+        assert first[:-1].tobytes() == second[:-1].tobytes()

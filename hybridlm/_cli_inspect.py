@@ -15,6 +15,7 @@ from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, re
 from hybridlm._engine import Engine
 from hybridlm._load import load
 from hybridlm._programs import MAY_COPY, Shape
+from hybridlm._replacing import replaceable, replacing
 from ir_passes import CertificationWarning, CompiledStep, compile_step, measured_dependence
 from ir_passes.inspect_page import inspect_page
 
@@ -48,6 +49,8 @@ def inspect(
     every array that a layer keeps.
     """
     with reported(debug):
+        if html is not None:
+            replaceable(html)
         lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, certify="warn")
         engine = lm._engine
         shape = _shape(engine, step)
@@ -60,7 +63,8 @@ def inspect(
             return
         title = f"{lm.config.family}, {shape}"
         measured = measured_dependence(compiled, _filled(engine, shape), compiled.bound) if measure else None
-        html.write_text(inspect_page(title, compiled, before, measured), encoding="utf-8")
+        with replacing(html) as file:
+            file.buffer.write(inspect_page(title, compiled, before, measured).encode())
         typer.echo(f"{html}: {title}, {'certified' if compiled.certificate.holds else 'NOT CERTIFIED'}")
 
 

@@ -109,6 +109,11 @@ def test_page(directory: Path, tmp_path: Path) -> None:
     assert len(re.findall('<td class="apart">apart<small>same</small></td>', text)) == 2
 
 
+def test_a_page_that_cannot_be_written_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    result = run("inspect", Path("no-such-model"), "--html", str(tmp_path / "absent" / "page.html"))
+    assert result.exit_code == 1 and "absent: no such directory" in result.output
+
+
 def test_inspection_in_words(directory: Path) -> None:
     result = run("inspect", directory, "--step", "score")
     assert result.exit_code == 0, result.output

@@ -26,7 +26,7 @@ Result = Float32[Array, "row out"]
 
 @partial(jax.jit, static_argnames="absent")
 def expert_dot(x: Rows, weight: Experts, expert: Assignment, absent: bool = False) -> Result:
-    """`y[r] = weight[expert[r]] @ x[r]`, accumulated in float32.
+    """`y[r] = weight[expert[r]] @ x[r]`, accumulated in float32; a narrower weight meets a row rounded to its dtype.
 
     Args:
         x: rows.
@@ -57,8 +57,8 @@ def _precision(weight: Array) -> lax.Precision | None:
 
 def gather_form(x: Rows, weight: Experts, expert: Assignment) -> Result:
     """Gather a matrix for every row: for the few rows of a decode step."""
-    matrices = weight[expert].astype(jnp.float32)
-    return jnp.einsum("roi,ri->ro", matrices, x, precision=lax.Precision.HIGHEST)
+    matrices, rounded = weight[expert].astype(jnp.float32), x.astype(weight.dtype).astype(jnp.float32)
+    return jnp.einsum("roi,ri->ro", matrices, rounded, precision=lax.Precision.HIGHEST)
 
 
 def block_form(x: Rows, weight: Experts, expert: Assignment, block: int = BLOCK) -> Result:

@@ -40,13 +40,30 @@ def test_all_rows_may_choose_one_expert(form, chosen: int) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_narrow_weights_accumulate_in_float32(form) -> None:
+def test_narrow_weights_meet_rounded_rows_and_accumulate_in_float32(form) -> None:
+    """As in `linear`: whichever form a step has, a row gives the same."""
     x, expert = rows(40)
-    x = np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32))
     got = jax.jit(form)(x, weights(jnp.bfloat16), expert)
-    want = np.einsum("roi,ri->ro", np.asarray(weights(jnp.bfloat16).astype(jnp.float32), np.float64)[expert], x)
+    rounded = np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32))
+    want = np.einsum("roi,ri->ro", np.asarray(weights(jnp.bfloat16).astype(jnp.float32), np.float64)[expert], rounded)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_gradients_are_those_of_the_equation(form) -> None:
+    """Of rows and matrices; an expert that no row has chosen gets zero."""
+    x, expert = rows(2 * BLOCK + 3)
+    expert[expert == 2] = 3
+    w, upward = weights(), np.random.default_rng(3).normal(size=(len(x), OUT)).astype(np.float32)
+    gradients = jax.jit(jax.grad(lambda x, w, expert: jnp.sum(form(x, w, expert) * upward), argnums=(0, 1)))
+    of_x, of_w = gradients(x, w, expert)
+    exact = np.asarray(w, np.float64)
+    np.testing.assert_allclose(of_x, np.einsum("roi,ro->ri", exact[expert], upward), atol=1e-5)
+    want = np.zeros_like(exact)
+    np.add.at(want, expert, np.einsum("ro,ri->roi", upward.astype(np.float64), x))
+    np.testing.assert_allclose(of_w, want, atol=1e-5)
+    assert (np.asarray(of_w)[2] == 0).all()
 
 
 @pytest.mark.parametrize("form", [gather_form, block_form, expert_dot], ids=["gather", "block", "chosen"])

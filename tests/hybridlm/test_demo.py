@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -150,6 +151,44 @@ def test_recall_on_500_stories(eight: hybridlm.LM):
     assert recall(told, alone) >= 0.97
     with swapped_lanes(eight):
         assert recall(told, complete(eight, told, 8)) < 0.2
+
+
+OFFLINE = """
+import sys
+
+def refuse(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
+        raise PermissionError(f"no network here: {event}{arguments}")
+
+sys.addaudithook(refuse)
+"""
+
+
+@pytest.mark.long
+def test_the_command_answers_without_network_within_two_minutes(tmp_path: Path):
+    """Nothing compiled before, and compiled as for users.
+
+    It is the processor's time, which does not count other work on the machine: with a core of its own the command takes
+    no longer than that.
+    """
+    (tmp_path / "sitecustomize.py").write_text(OFFLINE)
+    kept = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS" and not key.startswith("JAX_")}
+    path = os.pathsep.join([str(tmp_path), str(SCRIPT.parents[1])])
+    environment = kept | {"PYTHONPATH": path, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        whole = [sys.executable, *command]
+        return subprocess.run(whole, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+
+    # the test would see a connection
+    assert "no network here" in run("-c", "import socket; socket.create_connection(('127.0.0.1', 9))").stderr
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = run("-m", "hybridlm", "demo")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert result.returncode == 0, result.stderr
+    assert len(re.findall(r"[78] of 8 right", result.stdout)) == 2 and "all 8 answers are equal" in result.stdout
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 120
+    assert list((tmp_path / "cache" / "hybridlm").rglob("*-cache"))
 
 
 @pytest.mark.long

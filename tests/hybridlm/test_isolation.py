@@ -49,9 +49,14 @@ def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
 
 @functools.cache
 def program(lm: hybridlm.LM, shape: Shape) -> tuple[Step, LaneContract, Step]:
-    """A step, its contract, and the step compiled, without donation so that arguments can be used again."""
+    """A step, its contract, and the program that the engine runs, on copies of rows, which it consumes."""
     step, contract = lm._engine.programs.step(shape)
-    return step, contract, jax.jit(step)
+    compiled = lm._engine.program(shape)
+
+    def run(params, pools, *rest):
+        return compiled(params, jax.tree.map(jnp.array, pools), *rest)
+
+    return step, contract, run
 
 
 def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
@@ -109,8 +114,18 @@ SHAPES = (
 EVERY_SHAPE = (*SHAPES, pytest.param(Shape("verify", LANES, CHUNK, 2), marks=pytest.mark.long))
 
 
-@pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")
-def test_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
+# with what the model's own head guesses behind each lane's token
+GUESSING = (Shape("generate", LANES, 1, 2, guesses=2), Shape("verify", LANES, CHUNK, 2, guesses=2))
+
+
+@pytest.fixture(scope="module")
+def guessing() -> hybridlm.LM:
+    """A model that steps with its multi-token-prediction head."""
+    sizes: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "float32", "chunk": CHUNK}
+    return hybridlm.load(GOLDEN / "next_old_fields", speculate="mtp", draft_tokens=2, **sizes)
+
+
+def check_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
     found = measure(lm, shape)
     assert found.leaks == []
     # what is changed must matter somewhere, or the test sees nothing; idle lanes and settings of greedy lanes need not
@@ -119,6 +134,18 @@ def test_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
     first_mixer = lm._engine.new_rows(1).layers[0][0]
     for path, _ in jax.tree_util.tree_leaves_with_path(first_mixer):
         assert (2, f"argument 1.layers[0][0]{jax.tree_util.keystr(path)}") not in found.inert
+
+
+@pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")
+def test_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
+    check_no_lane_reaches_another(lm, shape)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shape", GUESSING, ids=lambda shape: f"{shape.step}-{shape.tokens}")
+def test_no_lane_reaches_what_the_head_guesses_for_another(guessing: hybridlm.LM, shape: Shape) -> None:
+    check_no_lane_reaches_another(guessing, shape)
+    check_a_lane_beside_nan(guessing, shape)
 
 
 def from_neighbour(step: Step) -> Step:
@@ -185,8 +212,7 @@ def test_an_idle_lane_keeps_its_rows_bit_for_bit(lm: hybridlm.LM) -> None:
             assert np.asarray(after)[3].tobytes() == before[3].tobytes()
 
 
-@pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")
-def test_a_lane_beside_nan_keeps_its_bits(lm: hybridlm.LM, shape: Shape) -> None:
+def check_a_lane_beside_nan(lm: hybridlm.LM, shape: Shape) -> None:
     """The other lanes' rows are NaN, and so is the embedding that they and all padding read."""
     assert not lm.config.tied
     *_, run = program(lm, shape)
@@ -208,6 +234,11 @@ def test_a_lane_beside_nan_keeps_its_bits(lm: hybridlm.LM, shape: Shape) -> None
         assert np.isfinite(b[:real] if shape.step == "score" else b).all()
     for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(poisoned_new), strict=True):
         assert np.asarray(a)[lane].tobytes() == np.asarray(b)[lane].tobytes()
+
+
+@pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")
+def test_a_lane_beside_nan_keeps_its_bits(lm: hybridlm.LM, shape: Shape) -> None:
+    check_a_lane_beside_nan(lm, shape)
 
 
 def check_reused_rows(lm: hybridlm.LM) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from hybridlm import _processes
 from hybridlm._cli_options import Debug, reported
+from hybridlm._joining import join
 from hybridlm._launch import Failed
 from hybridlm._launch import launch as start
 
@@ -45,7 +46,7 @@ def launch(
             raise ValueError(f"launch: expected one of {', '.join(COMMANDS)} behind --, got {command[0]!r}")
         _processes.check_timeout(timeout)
         if processes is None:
-            _processes.join(timeout, devices)
+            join(timeout, devices)
             assert context.parent is not None
             status = context.parent.command.main(command, prog_name="hybridlm", standalone_mode=False)
             if status == _processes.LOST:

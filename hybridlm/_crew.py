@@ -16,8 +16,8 @@ from hybridlm._compared_step import WORDS
 from hybridlm._key_values import KeyValues
 from hybridlm._placement import Placement
 from hybridlm._plan import KINDS, Operation, from_records, to_records
-from hybridlm._processes import Disagreement, ProcessLost, patience
-from hybridlm._watch import Watch
+from hybridlm._processes import Disagreement, ProcessLost
+from hybridlm._watch import take_watch
 from ir_passes import CompiledStep
 
 _AHEAD = 16
@@ -64,7 +64,7 @@ class Crew:
         self._placement = placement
         # Models are loaded in the same order in all processes.
         self._store = KeyValues(f"hybridlm/{next(_counter)}")
-        self.watch = Watch(self._store, self.process, patience())
+        self.watch = take_watch(self._store, self.process)
         self._epoch = 0
         self._current: tuple[int, Operation, tuple[str, ...]] = 0, Operation("end"), ()
         self._on_way: deque[Told] = deque()

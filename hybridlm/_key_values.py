@@ -15,6 +15,9 @@ class KeyValues:
 
     Args:
         folder: in which all names are.
+
+    Attributes:
+        address: host and port of the service, in process 0.
     """
 
     def __init__(self, folder: str) -> None:
@@ -23,6 +26,7 @@ class KeyValues:
         if client is None:
             raise RuntimeError("the processes have not been brought together: call jax.distributed.initialize first")
         self._client = client
+        self.address = str(global_state.coordinator_address)
 
     def set(self, name: str, value: bytes) -> None:
         """Say something, in place of what was said under this name before."""

@@ -11,14 +11,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
 import jax
 
 from hybridlm._key_values import KeyValues
-from hybridlm._processes import LOST
+from hybridlm._last_words import gone, say_at_abort
+from hybridlm._processes import LOST, patience
 
 BEATS = 10.0
 """A process says that it is there so many times within the timeout, or once a second if that is more often."""
@@ -47,6 +48,8 @@ class Watch:
         store: where signs are left.
         process: which this is.
         timeout: seconds after which one that is silent, or lags behind, has ended all others. They notice after half.
+        members: processes that are known to be there as the watch begins; of others nothing is expected before their
+            first sign.
         end: ends this process, for tests; takes the exit status.
 
     Attributes:
@@ -54,7 +57,14 @@ class Watch:
         known: why another process has ended, as soon as that is known.
     """
 
-    def __init__(self, store: KeyValues, process: int, timeout: float, end: Callable[[int], object] = os._exit):
+    def __init__(
+        self,
+        store: KeyValues,
+        process: int,
+        timeout: float,
+        members: Iterable[int] = (),
+        end: Callable[[int], object] = os._exit,
+    ):
         self._store, self._process, self._end = store, process, end
         self._patience = timeout / 2
         self._interval = min(1.0, timeout / BEATS)
@@ -62,7 +72,7 @@ class Watch:
         self.epoch, self.busy = 0, ""
         self.known: str | None = None
         self._signs: dict[int, Sign] = {}
-        self._since: dict[int, float] = {}
+        self._since = dict.fromkeys(members, time.monotonic())
         self._abreast: dict[int, float] = {}
         self._stopped = threading.Event()
         self._heard = time.monotonic()
@@ -72,6 +82,16 @@ class Watch:
     def stop(self) -> None:
         """The run is over: whoever ends now has done what there was to do."""
         self._stopped.set()
+
+    def reason(self) -> str | None:
+        """Why JAX ends this process: what is known, or process 0 has gone, or another is silent; None for none."""
+        found = self.known
+        if found is None and not self._stopped.is_set():
+            if self._process != 0 and gone(self._store.address):
+                found = f"{self._named(0)} has ended, or its host is gone"
+            elif (silent := self._silent(self._patience / 2)) is not None:
+                found = silent[1]
+        return None if found is None else f"{found}; {self._name} ends"
 
     def failed(self, message: str) -> None:
         """Tell the others why this process cannot go on."""
@@ -134,8 +154,8 @@ class Watch:
 
     def _leave(self, reason: str) -> None:
         if not self._stopped.is_set():
-            self._stopped.set()
             print(f"error: {reason}; {self._name} ends", file=sys.stderr, flush=True)
+            self._stopped.set()
             if self._process == 0:
                 time.sleep(self._patience / 4)  # the others learn here why they end
             self._end(LOST)
@@ -146,16 +166,19 @@ class Watch:
         quiet = now - self._heard
         if quiet > seconds:  # the store is in process 0
             return 0, self._quiet(0, quiet)
-        for other in self._signs:  # who has never said anything may be loading still, which JAX watches over
-            quiet = now - self._since[other]
+        for other, since in list(self._since.items()):  # which another thread adds to
+            quiet = now - since
             if other != self._process and quiet > seconds:
                 return other, self._quiet(other, quiet)
         return None
 
     def _quiet(self, other: int, seconds: float) -> str:
+        named = self._named(other)
+        return f"{named} has not answered for {seconds:.0f} s: it was killed or stopped, or its host is gone"
+
+    def _named(self, other: int) -> str:
         sign = self._signs.get(other)
-        name = f"process {other}" if sign is None else sign.name
-        return f"{name} has not answered for {seconds:.0f} s: it was killed or stopped, or its host is gone"
+        return f"process {other}" if sign is None else sign.name
 
     def _lagging(self) -> tuple[int, str] | None:
         now = time.monotonic()
@@ -167,3 +190,23 @@ class Watch:
                     "are past it"
                 )
         return None
+
+
+_begun: list[Watch] = []
+
+
+def begin_watch() -> None:
+    """Watch over all processes from here, where every one of them is."""
+    process, members = jax.process_index(), range(jax.process_count())
+    watch = Watch(KeyValues("hybridlm/joined"), process, patience(), members)
+    say_at_abort(watch.reason, LOST)
+    _begun.append(watch)
+
+
+def take_watch(store: KeyValues, process: int) -> Watch:
+    """The watch over the processes that run a model: the one that was begun, for the first of them."""
+    if _begun:
+        return _begun.pop()
+    watch = Watch(store, process, patience())
+    say_at_abort(watch.reason, LOST)
+    return watch

@@ -23,6 +23,7 @@ from hybridlm._programs import Shape
 
 COUNT, TIMEOUT = 4, 20.0
 ROOT = Path(__file__).parents[2]
+START = ROOT / "tests/reference/start_together.py"
 BATCH = (
     np.arange(12, dtype=np.int32).reshape(4, 3),
     np.ones(4, np.int32),
@@ -78,11 +79,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_checkpoint("dense_base", path, num_hidden_layers=2, full_attention_interval=2)
 
 
-def together(directory: Path, fault: str) -> tuple[str, float, int]:
+def together(directory: Path, fault: str, faulty: int = 2, how: str = "launch") -> tuple[str, float, int]:
     """What four processes say, the seconds from a fault to their end, and the exit status of the whole."""
     (directory / "found.json").unlink(missing_ok=True)
     run = subprocess.run(
-        [sys.executable, ROOT / "tests/reference/start_together.py", directory, fault, str(COUNT), str(TIMEOUT)],
+        [sys.executable, START, directory, fault, str(COUNT), str(TIMEOUT), str(faulty), how],
         capture_output=True, text=True, timeout=400, cwd=ROOT, check=False,
     )  # fmt: skip
     found = [float(one) for one in re.findall(r"(?:befallen|ended) at ([\d.]+)", run.stderr)]
@@ -116,6 +117,8 @@ def test_processes_whose_lanes_are_idle_take_part(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
+        ("tokens", "process 2: tokens: expected"),
+        ("lengths", "process 2: lengths: expected"),
         ("positions", "process 2: positions: expected"),
         ("slot", "process 2: slot that is written: expected"),
     ],
@@ -137,6 +140,8 @@ def test_a_process_with_other_operands_writes_nothing_anywhere(directory: Path, 
         ("flip", r"plan 14, record 0: checksum: expected \w+, got \w+"),
         ("epoch", "plan 14, record 0: epoch: expected 14, got 13"),
         ("rows", r"process 2: rows of pool 0: expected \d+ as process 0 has, got \d+"),
+        ("program", r"process 2: program: expected \w+ as process 0 has, got \w+"),
+        ("collectives", r"process 2: order of collectives: expected \w+ as process 0 has, got \w+"),
         ("lanes", "process 2: lanes: expected 8 as process 0 has, got 12"),
         ("kill", r"process 2 \(pid \d+ on .*\) has not answered|process 2 .* was ended by SIGKILL"),
         ("stop", r"process 2 \(pid \d+ on .*\) has not answered|process 2 did not answer and was killed"),
@@ -149,6 +154,19 @@ def test_a_process_at_fault_ends_all_in_time_and_is_named(directory: Path, fault
     assert not (directory / "found.json").exists()
     blamed = [line for line in said.splitlines() if "error: " in line]
     assert len(blamed) >= 2 and all(re.search(expected, line) for line in blamed if "with it all" not in line), said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("fault", "faulty"), [("kill", 0), ("kill", 2), ("early", 0), ("early", 2)])
+def test_a_process_that_dies_is_named_by_each_of_the_others(directory: Path, fault: str, faulty: int) -> None:
+    """Nobody ends or names them together. Process 0 has the coordination service; "early" is before any model."""
+    said, seconds, _ = together(directory, fault, faulty, "alone")
+    assert seconds < TIMEOUT and not (directory / "found.json").exists(), said
+    statuses = json.loads(re.findall(r"statuses (\[.*\])", said)[0])
+    assert statuses[faulty] == -9 and statuses.count(70) == COUNT - 1, said
+    for other in set(range(COUNT)) - {faulty}:
+        ends = rf"error: process {faulty} .*(has ended|has not answered).*process {other} \(pid \d+ on .*\) ends"
+        assert re.search(rf"{ends}|error: process {other}: .*process {faulty} ", said), said
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,25 @@
 """Who has fallen silent, hangs or has said why it ends is named, and this process ends in time."""
 
 import json
+import re
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 import jax
 import pytest
 
+from hybridlm import _last_words
 from hybridlm._processes import LOST
 from hybridlm._watch import Sign, Watch
 
 
 class Store:
     """What `KeyValues` is, in this process alone."""
+
+    address = "127.0.0.1:9"
 
     def __init__(self) -> None:
         self.said: dict[str, bytes] = {}
@@ -43,7 +50,7 @@ def ended() -> list[int]:
 
 @pytest.fixture
 def watch(store: Store, ended: list[int]) -> Iterator[Watch]:
-    one = Watch(store, 1, 1.0, ended.append)  # type: ignore[arg-type]
+    one = Watch(store, 1, 1.0, end=ended.append)  # type: ignore[arg-type]
     yield one
     one.stop()
 
@@ -68,6 +75,45 @@ def test_who_falls_silent_is_named(store: Store, watch: Watch, ended: list[int],
         time.sleep(0.05)
     assert ended == [LOST]
     assert "error: process 2 (pid 7 on host) has not answered for" in capsys.readouterr().err
+
+
+def test_who_was_there_and_never_says_anything_is_named(store: Store, capsys: pytest.CaptureFixture) -> None:
+    """It died before its model was loaded; of a process that need not be there yet nothing is expected."""
+    ended: list[int] = []
+    watch = Watch(store, 1, 1.0, range(3), ended.append)  # type: ignore[arg-type]
+    begun = time.monotonic()
+    while not ended and time.monotonic() < begun + 5:
+        store.said["alive/0"] = json.dumps(Sign(int(1000 * time.monotonic()), "process 0", 0, "")).encode()
+        time.sleep(0.05)
+    watch.stop()
+    assert ended == [LOST] and 0.4 < time.monotonic() - begun < 1.0
+    assert "error: process 2 has not answered for" in capsys.readouterr().err
+
+
+def test_where_process_0_no_longer_listens_jax_ends_the_others_for_that(store: Store, watch: Watch) -> None:
+    assert re.fullmatch(r"process 0 has ended, or its host is gone; process 1 \(.*\) ends", watch.reason() or "")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        store.address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert watch.reason() is None
+    watch.known = "process 2 has ended: PlanError: damaged"
+    assert (watch.reason() or "").startswith("process 2 has ended: PlanError: damaged; process 1 (")
+
+
+@pytest.mark.parametrize(("reason", "status", "said"), [("'gone'", 3, "error: gone\n"), ("None", -6, "")])
+def test_a_process_that_is_aborted_says_why(reason: str, status: int, said: str) -> None:
+    """By a thread that Python knows nothing of, as JAX's client does."""
+    script = f"""
+import importlib.util, ctypes, time
+spec = importlib.util.spec_from_file_location("last_words", {_last_words.__file__!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.say_at_abort(lambda: {reason}, 3)
+thread, c = ctypes.c_void_p(), ctypes.CDLL(None)
+c.pthread_create(ctypes.byref(thread), None, c.abort, None)
+time.sleep(60)
+"""
+    found = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (status, said)
 
 
 @pytest.mark.parametrize(("busy", "expected"), [("", [LOST]), ("compiling", [])])

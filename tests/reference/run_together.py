@@ -1,6 +1,6 @@
-"""What each of several processes runs in test_processes.py: `python run_together.py DIRECTORY FAULT`.
+"""What each of several processes runs in test_processes.py: `python run_together.py DIRECTORY FAULT FAULTY`.
 
-Process 0 writes what it computed to DIRECTORY/found.json. A fault befalls one process in the middle of a run.
+Process 0 writes what it computed to DIRECTORY/found.json. A fault befalls process FAULTY in the middle of a run.
 """
 
 import json
@@ -12,20 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import hybridlm
 from hybridlm import _processes
+from hybridlm._batch import Batch
 from hybridlm._crew import Crew
 from hybridlm._engine import Engine
+from hybridlm._joining import join
 from hybridlm._key_values import KeyValues
-from hybridlm._programs import Shape
+from hybridlm._programs import Programs, Shape
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 12], [3] * 11, [10, 11], [20] * 17, [6], [8, 9] * 9, [5, 6, 7, 8], [4]]
 SETTINGS: dict[str, Any] = {"lanes": 8, "context": 200, "dtype": "float32", "chunk": 5}
 SAMPLED: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "temperature": 0.8, "seed": 3}
-FAULTY = 2
-"""The process that a fault befalls."""
 AT = 14
 """The operation at which it does, of those that are told."""
 
@@ -45,11 +47,10 @@ def everything(lm: hybridlm.LM) -> dict[str, Any]:
     }
 
 
-def befall(fault: str, process: int) -> None:
-    """Prepare a fault of process `FAULTY`."""
-    if process != FAULTY:
-        return
-    get, run, copy_row, new_rows = KeyValues.get, Engine.run, Engine.copy_row, Engine.new_rows
+def befall(fault: str) -> None:
+    """Prepare a fault of this process."""
+    get, told, traced = KeyValues.get, KeyValues.set, Programs.step
+    run, copy_row, new_rows = Engine.run, Engine.copy_row, Engine.new_rows
 
     def flipped(self: KeyValues, name: str, seconds: float) -> bytes | None:
         data = get(self, name, seconds)
@@ -58,35 +59,59 @@ def befall(fault: str, process: int) -> None:
         befallen()
         return data[:50] + bytes([data[50] ^ 4]) + data[51:]
 
-    def in_turn(self: KeyValues, name: str, seconds: float) -> bytes | None:
+    def in_turn(name: str) -> None:
         if name.endswith(f"/{AT}") and name.startswith("plan"):
             befallen()
             if fault == "sleep":
                 time.sleep(600)
             os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+
+    def taken_up(self: KeyValues, name: str, seconds: float) -> bytes | None:
+        in_turn(name)
         return get(self, name, seconds)
+
+    def said(self: KeyValues, name: str, value: bytes) -> None:
+        in_turn(name)
+        told(self, name, value)
 
     def earlier(self: KeyValues, name: str, seconds: float) -> bytes | None:
         return get(self, name.replace(f"/{AT}", f"/{AT - 1}"), seconds)
 
-    def moved_on(self: Engine, shape: Shape, pool: Any, batch: Any, *operands: Any, **rest: Any) -> Any:
+    def other_batch(self: Engine, shape: Shape, pool: Any, batch: Any, *operands: Any, **rest: Any) -> Any:
         if shape.tokens == 1:
             befallen()
-            batch = batch._replace(positions=batch.positions + np.int32(1))
+            batch = batch._replace(**{fault: getattr(batch, fault) ^ np.int32(1)})
         return run(self, shape, pool, batch, *operands, **rest)
 
     def other_slot(self: Engine, source: Any, read: Any, target: Any, write: Any) -> None:
         befallen()
         copy_row(self, source, read, target, (write + np.int32(1)) % np.int32(target.size))
 
+    def other_step(self: Programs, shape: Any) -> Any:
+        step, contract = traced(self, shape)
+
+        def other(*args: Any) -> tuple[Any, ...]:
+            result, *rest = step(*args)
+            more = lax.pcast(jnp.float32(0), "data", to="varying")
+            if fault == "collectives":
+                more = more + lax.psum(more, "data")
+            return jax.tree.map(lambda one: one + more.astype(one.dtype), result), *rest
+
+        return other, contract
+
     if fault == "flip":
         KeyValues.get = flipped
     elif fault == "epoch":
         KeyValues.get = earlier
     elif fault in ("kill", "stop", "sleep"):
-        KeyValues.get = in_turn
-    elif fault == "positions":
-        Engine.run = moved_on
+        KeyValues.get, KeyValues.set = taken_up, said
+    elif fault == "early":
+        befallen()
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault in Batch._fields:
+        Engine.run = other_batch
+    elif fault in ("program", "collectives"):
+        Programs.step = other_step
     elif fault == "slot":
         Engine.copy_row = other_slot
     elif fault == "rows":
@@ -129,10 +154,11 @@ def work(lm: hybridlm.LM, fault: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    directory, fault = Path(sys.argv[1]), sys.argv[2]
-    _processes.join(20.0)
-    befall(fault, jax.process_index())
-    if fault in ("positions", "slot"):
+    directory, fault, faulty = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    join(20.0)
+    if jax.process_index() == faulty:
+        befall(fault)
+    if fault in (*Batch._fields, "slot"):
         watch_rows()
     mesh = hybridlm.mesh(data=2, model=2) if fault == "none" else hybridlm.mesh(data=4)
     certify = "error" if fault == "none" else "off"

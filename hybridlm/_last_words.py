@@ -1,0 +1,52 @@
+"""What a process says where JAX ends it because another one has gone.
+
+The client of JAX's coordination service, which lives in process 0, calls `abort()` as soon as the connection breaks,
+with a message that names nobody; no exception is raised, and no Python function can be given to it in its place. So the
+signal that `abort()` sends itself is caught: the thread that called it then says who has gone, and ends the process.
+"""
+
+import atexit
+import ctypes
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+_LOOKS, _PAUSE = 4, 0.25
+_Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
+_installed: list[object] = []
+"""What C calls must not be collected."""
+
+
+def say_at_abort(reason: Callable[[], str | None], status: int) -> None:
+    """At `abort()` say why, and end.
+
+    Args:
+        reason: why this process ends; None where it is another matter, and `abort()` goes on.
+        status: exit status, in place of the signal.
+    """
+
+    def said(number: int) -> None:
+        why = reason()
+        if why is not None:
+            os.write(2, f"error: {why}\n".encode())  # sys.stderr may be held by a thread that waits
+            os._exit(status)
+
+    handler = _Handler(said)
+    ctypes.CDLL(None).signal(signal.SIGABRT, handler)
+    if not _installed:
+        atexit.register(signal.signal, signal.SIGABRT, signal.SIG_DFL)  # Python no longer runs by then
+    _installed[:] = [handler]
+
+
+def gone(address: str) -> bool:
+    """Whether nobody listens at an address, "host:port"; a process that is being killed has a second to be gone."""
+    host, port = address.rsplit(":", 1)
+    for _ in range(_LOOKS):
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_PAUSE).close()
+        except OSError:
+            return True
+        time.sleep(_PAUSE)
+    return False

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +20,8 @@ from shares import (
     Tiny,
     check_equal,
     contiguous,
+    gates_in_turn,
+    groups_in_turn,
     joined,
     mesh_of,
     on_devices,
@@ -31,7 +34,7 @@ from shares import (
     tiny,
 )
 
-from models import Decoder, Devices, Part, ShareError
+from models import Cut, Decoder, Devices, Part, ShareError
 from models.cut import rows
 from models.devices import summed
 
@@ -98,11 +101,22 @@ def test_shares_compute_a_token() -> None:
 
 
 @pytest.mark.long
-def test_one_run_of_rows_is_no_share() -> None:
-    """The mistake that `Cut` is there for: [q | k | v] cut as one run of rows gives each device other heads' rows."""
-    model, whole, expected = alone("sparse_base", False)
+@pytest.mark.parametrize(
+    ("name", "axes", "recut"),
+    [
+        pytest.param("sparse_base", (1, 2, 1), contiguous, id="[q | k | v] as one run of rows"),
+        pytest.param("next_base", (1, 2, 1), gates_in_turn(4), id="vLLM#36242: gates of other heads"),
+        pytest.param("mamba2_base", (1, 4, 1), groups_in_turn, id="vLLM#13660: B and C of another group"),
+    ],
+)
+def test_shares_of_other_units_are_found(name: str, axes: Axes, recut: Callable[[Cut], Cut]) -> None:
+    """The mistakes that `Cut` is there for: every shape is right, and each device has some of other heads' rows."""
+    model = tiny(name, **CASES[name])
+    whole = random_model(model)
+    expected, tolerance = on_one_device(whole, one_token), TOLERANCES[model.family.name]
+    check_equal(on_devices(whole, model, axes, one_token), expected, tolerance)
     with pytest.raises(AssertionError, match="hidden of step 0"):
-        check_equal(on_devices(whole, model, (1, 2, 1), recut=contiguous), expected, 2e-3)
+        check_equal(on_devices(whole, model, axes, one_token, recut), expected, tolerance)
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,35 @@ def contiguous(cut: Cut) -> Cut:
     return Cut(cut.dim, cut.axis, (Part(cut.size, cut.size),)) if len(cut.parts) > 1 else cut
 
 
+class OtherUnits(Cut):
+    """The mistake: of each part the units lie on other devices than those that compute with them."""
+
+    def indices(self, device: int, devices: int) -> list[slice]:
+        found, start = [], 0
+        for part in self.parts:
+            unit = part.size // part.units
+            count = max(part.units // devices, 1)
+            of_device = [(device + turn * devices) % part.units for turn in range(count)]
+            found += [slice(start + one * unit, start + (one + 1) * unit) for one in of_device]
+            start += part.size
+        return found
+
+
+def in_turn(cut: Cut) -> Cut:
+    """The mistake: units dealt out to devices in turn, of groups that are fewer than the devices too."""
+    return OtherUnits(cut.dim, cut.axis, cut.parts)
+
+
+def gates_in_turn(heads: int) -> Callable[[Cut], Cut]:
+    """The mistake in the gates of a layer alone, which have one number for each of so many heads."""
+    return lambda cut: in_turn(cut) if cut.parts == (Part(heads, heads),) else cut
+
+
+def groups_in_turn(cut: Cut) -> Cut:
+    """The mistake in layers that repeat groups."""
+    return in_turn(cut) if any(part.repeats for part in cut.parts) else cut
+
+
 def check_equal(found: Steps, expected: Steps, tolerance: float) -> None:
     """Asserts that hidden states and logits of tokens that count and the states agree."""
     for step, hidden in enumerate(expected.hidden):

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from exchanged import collectives_in
 from jax import Array, lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -283,10 +284,18 @@ def test_lanes_over_devices_exchange_nothing() -> None:
     parts = tuple(np.asarray(one).reshape(8, 2, 6) for one in args)
     alone = decode(jnp.ones((16, 6)), jnp.ones((16, 6)))
     np.testing.assert_array_equal(step(*args)[1], alone[1])
+    assert collectives_in(step.compiled.as_text()) == []
     if hasattr(jax, "pmap"):
         mapped = jax.pmap(decode)
-        assert "all-" not in mapped.lower(*parts).compile().as_text()
+        assert collectives_in(mapped.lower(*parts).compile().as_text()) == []
         np.testing.assert_array_equal(np.asarray(mapped(*parts)[1]).reshape(16, 6), alone[1])
+
+
+def test_lanes_sent_to_the_next_device_are_found() -> None:
+    """What the test before says of the text can be otherwise."""
+    sent = over_data(lambda pool, x: lax.ppermute(decode(pool, x), "data", [(0, 1), (1, 0)]))
+    args = jax.device_put((jnp.ones((16, 6)), jnp.ones((16, 6))), NamedSharding(data_mesh(), P("data")))
+    assert set(collectives_in(jax.jit(sent).lower(*args).compile().as_text())) == {"collective-permute"}
 
 
 def test_a_collective_that_xla_adds_is_a_finding() -> None:

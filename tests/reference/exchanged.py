@@ -83,6 +83,10 @@ _COLLECTIVE = re.compile(
     r" = (?P<shape>\(.*?\)|\S+) (?P<operation>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
     r"(?:-start)?\(.*?replica_groups=(?P<groups>\{\{[\d,]+\}|\[\d+,\d+\]|mesh\[.*?\] \{.*?\})"
 )
+_OPCODE = re.compile(
+    r" = (?:\(.*?\)|\S+) (all-reduce|all-gather|reduce-scatter|(?:ragged-)?all-to-all|collective-permute|"
+    r"collective-broadcast)(?:-start)?\("
+)
 _ARRAY = re.compile(r"\b(?:f|s|u|bf)(\d+)\[([\d,]*)\]")
 
 
@@ -104,6 +108,13 @@ def counted(text: str | None) -> Exchanged:
         # the result of a gather is what all devices had
         found[one["operation"], devices] += size // devices if one["operation"] == "all-gather" else size
     return found
+
+
+def collectives_in(text: str | None) -> list[str]:
+    """Opcodes of all operations by which devices exchange anything, as they stand in the text of a compiled program."""
+    assert text is not None, "the program has no text"
+    lines = (line.split(", metadata=")[0] for line in text.splitlines())
+    return [found[1] for line in lines if (found := _OPCODE.search(line))]
 
 
 def _devices(groups: str) -> int:

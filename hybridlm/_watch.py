@@ -155,6 +155,7 @@ class Watch:
     def _leave(self, reason: str) -> None:
         if not self._stopped.is_set():
             print(f"error: {reason}; {self._name} ends", file=sys.stderr, flush=True)
+            self.known = self.known or reason  # and not why JAX may end this process meanwhile
             self._stopped.set()
             if self._process == 0:
                 time.sleep(self._patience / 4)  # the others learn here why they end

@@ -105,8 +105,10 @@ def test_four_processes_compute_what_one_does(directory: Path) -> None:
 
 
 @pytest.mark.long
-def test_processes_whose_lanes_are_idle_take_part(directory: Path) -> None:
-    said, _, status = together(directory, "idle")
+@pytest.mark.parametrize("how", ["idle", "saved"])
+def test_processes_whose_lanes_are_idle_take_part(directory: Path, how: str) -> None:
+    """One prompt; of "saved" the model is what all of them have written under another mesh, and read again."""
+    said, _, status = together(directory, how)
     assert status == 0, said
     one = hybridlm.load(directory, certify="off", compilation_cache=False, **SETTINGS)
     expected = one.generate(PROMPTS[:1], max_tokens=8, ignore_eos=True)

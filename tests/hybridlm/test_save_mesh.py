@@ -70,6 +70,19 @@ def test_every_family_and_mesh(name: str, tmp_path: Path):
     chain(name, tmp_path, [None, *MESHES[:4], None, *MESHES[4:]])
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["sparse_base", "bamba_one_group"])
+def test_every_mesh_and_every_other(name: str, tmp_path: Path):
+    """What each of them has saved is restored under all others: heads, groups that are repeated, experts."""
+    original = checkpoint(name, tmp_path)
+    meshes: list[Sizes | None] = [None, *MESHES]
+    expected = {sizes: load(original, sizes) for sizes in meshes}
+    for number, saved in enumerate(meshes):
+        expected[saved].save(tmp_path / str(number))
+        for restored in (sizes for sizes in meshes if sizes != saved):
+            assert same(load(tmp_path / str(number), restored), expected[restored]), (saved, restored)
+
+
 def test_one_unit_on_several_devices():
     """Eight devices: one part of eight units, one of two that four neighbours have each, one that all have."""
     parts = (Part(16, 8), Part(4, 2, repeats=True), Part(3, 1, repeats=True))

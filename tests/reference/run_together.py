@@ -148,7 +148,7 @@ def watch_rows() -> None:
 
 
 def work(lm: hybridlm.LM, fault: str) -> dict[str, Any]:
-    if fault == "idle":
+    if fault in ("idle", "saved"):
         return {"tokens": [one.token_ids for one in lm.generate(PROMPTS[:1], max_tokens=8, ignore_eos=True)]}
     return everything(lm)
 
@@ -163,6 +163,11 @@ def main() -> None:
     mesh = hybridlm.mesh(data=2, model=2) if fault == "none" else hybridlm.mesh(data=4)
     certify = "error" if fault == "none" else "off"
     try:
+        if fault == "saved":
+            hybridlm.load(directory, mesh=hybridlm.mesh(data=2, model=2), certify="off", **SETTINGS).save(
+                directory / "saved"
+            )
+            directory /= "saved"
         lm = hybridlm.load(directory, mesh=mesh, certify=certify, prefix_cache="1MB", **SETTINGS)
         if lm.follow():
             return
@@ -171,7 +176,7 @@ def main() -> None:
         print(f"error: process {jax.process_index()}: {error}", file=sys.stderr)
         _processes.leave()
         raise
-    (directory / "found.json").write_text(json.dumps(found))
+    (Path(sys.argv[1]) / "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exchanged import Devices, by_hand, counted, in_bytes, without_sources
+from exchanged import Devices, by_hand, counted, in_bytes, ways_of_experts, without_sources
 from published import QWEN3_5_35B
 from random_checkpoint import FAMILIES
 from tiny_variants import variant
@@ -17,9 +17,11 @@ from tiny_variants import variant
 import hybridlm
 from hybridlm._abstract import abstract_engine
 from hybridlm._programs import CopyShape, Shape
+from ir_passes.collectives import bytes_sent
 from models import family_of
 
 LANES, TOKENS = 8, 5
+SIZES: dict[str, Any] = {"lanes": LANES, "context": 200, "dtype": "float32", "chunk": TOKENS}
 CASES: list[tuple[str, dict[str, Any], Devices]] = [
     *((name, fields, Devices(2, 2, 2)) for name, fields in FAMILIES.items()),
     ("nemotron_latent", FAMILIES["nemotron_latent"], Devices(1, 4, 1)),
@@ -40,7 +42,7 @@ def check(fields: dict[str, Any], devices: Devices, path: Path, shapes: tuple[Sh
     config = family_of(fields).read_config(fields)
     for shape in shapes:
         program = engine.program(shape)
-        expected = by_hand(config, devices, shape.lanes, shape.tokens)
+        expected = by_hand(config, devices, shape.lanes, shape.tokens, shape.step, shape.top or 0)
         assert counted(program.compiled.as_text()) == in_bytes(expected)
         assert without_sources(program.certificate.collectives) == expected
 
@@ -50,8 +52,39 @@ def check(fields: dict[str, Any], devices: Devices, path: Path, shapes: tuple[Sh
 def test_formula_of_every_family(tmp_path: Path, name: str, fields: dict[str, Any], devices: Devices) -> None:
     """One token of each lane, and five."""
     shapes = Shape("generate", LANES, 1), Shape("generate", LANES, TOKENS)
-    sizes = {"lanes": LANES, "context": 200, "dtype": "float32", "chunk": TOKENS}
-    check(fields_of(name, **fields), devices, tmp_path / "config.json", shapes, **sizes)
+    check(fields_of(name, **fields), devices, tmp_path / "config.json", shapes, **SIZES)
+
+
+def test_formula_of_scoring(tmp_path: Path) -> None:
+    """Five numbers of each token in place of the logits, and the most likely ones; of a step that is only planned."""
+    fields, devices, shape = fields_of("sparse_base"), Devices(2, 2, 2), Shape("score", LANES, TOKENS, top=3)
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    engine = abstract_engine(tmp_path / "config.json", mesh=hybridlm.mesh(*devices), **SIZES)
+    planned = engine.programs.planned(shape, engine.example_arguments(shape))
+    expected = by_hand(family_of(fields).read_config(fields), devices, LANES, TOKENS, "score", top=3)
+    assert without_sources(planned.collectives) == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "shape",
+    [Shape("verify", LANES, TOKENS), Shape("score", LANES, TOKENS, 0), Shape("score", LANES, TOKENS, 3)],
+    ids=str,
+)
+def test_formula_of_scoring_and_of_drafts(tmp_path: Path, shape: Shape) -> None:
+    check(fields_of("sparse_base"), Devices(2, 2, 2), tmp_path / "config.json", (shape,), **SIZES)
+
+
+def test_experts_are_summed_because_that_has_fewer_bytes() -> None:
+    """Whatever the sizes: two thirds, and less where the tokens are not divided by the devices."""
+    for devices in (2, 3, 4, 8, 16, 64):
+        for tokens in (1, 2, 3, 7, 8, 64, 100, 2048):
+            for numbers in (64, 2048, 7168):
+                ways = ways_of_experts(devices, tokens, numbers)
+                sent = {way: bytes_sent(collectives) or 0 for way, collectives in ways.items()}
+                assert min(sent, key=sent.__getitem__) == "sum"
+                if tokens % devices == 0:
+                    assert 3 * sent["sum"] == 2 * sent["sent"]
 
 
 @pytest.mark.long

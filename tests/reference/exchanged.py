@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
@@ -27,13 +28,17 @@ class Devices(NamedTuple):
     expert: int = 1
 
 
-def by_hand(config: DecoderConfig, devices: Devices, lanes: int, tokens: int) -> Counter[Collective]:
-    """What a step exchanges that draws a token for each lane, and how often.
+def by_hand(
+    config: DecoderConfig, devices: Devices, lanes: int, tokens: int, step: str = "generate", top: int = 0
+) -> Counter[Collective]:
+    """What a step exchanges, and how often.
 
     Args:
         config: of the whole model.
         devices: that share lanes and model.
         lanes, tokens: of the whole step.
+        step: "generate" draws a token for each lane, "verify" one behind each token, "score" has those of a text.
+        top: most likely tokens of which scoring says the log-probabilities.
     """
     found, lanes = Counter[Collective](), lanes // devices.data
     stream = lanes * tokens * config.hidden_size * 4
@@ -43,14 +48,44 @@ def by_hand(config: DecoderConfig, devices: Devices, lanes: int, tokens: int) ->
         found[_exchange("psum", axes, devices, stream)] += 1
         for numbers in _norms(branch, devices.model):
             found[_exchange("psum", ("model",), devices, lanes * tokens * numbers * 4)] += 1
-    found[_exchange("all_gather", ("model",), devices, lanes * config.vocab_size // devices.model * 4)] += 1
+    drawn = lanes if step == "generate" else lanes * tokens
+    if step == "score":
+        one = partial(_exchange, axes=("model",), devices=devices, size=4 * drawn)
+        # the greatest logit and the sum of exponentials, the logit of the text's token, whether it is the most likely
+        found += Counter({one("pmax"): 2, one("psum"): 2, one("pmin", dtype="int32"): 1})
+        for dtype in ("float32", "int32") if top else ():
+            found[one("all_gather", size=4 * drawn * top, dtype=dtype)] += 1
+    else:
+        found[_exchange("all_gather", ("model",), devices, drawn * config.vocab_size // devices.model * 4)] += 1
     return Counter({one: count for one, count in found.items() if one.devices > 1})
 
 
-def _exchange(operation: str, axes: tuple[str, ...], devices: Devices, size: int) -> Collective:
+def ways_of_experts(devices: int, tokens: int, numbers: int) -> dict[str, list[Collective]]:
+    """What devices exchange in a layer whose experts are split over them, in either way, where no token is dropped.
+
+    Args:
+        devices: that have experts, of whatever number.
+        tokens: in the lanes of one device.
+        numbers: of a token.
+
+    Returns:
+        "sum": every device has every token, and the parts of the result are summed. "sent": every device has a piece of
+        the tokens, with room for all of it at every other device, sends it there and has as much back, and in the end
+        all have the results of all.
+    """
+
+    def exchange(operation: str, count: int) -> Collective:
+        return Collective(operation, ("expert",), devices, "float32", 4 * count * numbers, 1, "")
+
+    piece = -(-tokens // devices)
+    sent = exchange("all_to_all", devices * piece)
+    return {"sum": [exchange("psum", tokens)], "sent": [sent, sent, exchange("all_gather", piece)]}
+
+
+def _exchange(operation: str, axes: tuple[str, ...], devices: Devices, size: int, dtype: str = "float32") -> Collective:
     along = devices._asdict()
     axes = tuple(axis for axis in axes if along[axis] > 1)
-    return Collective(operation, axes, prod(along[axis] for axis in axes), "float32", size, 1, "")
+    return Collective(operation, axes, prod(along[axis] for axis in axes), dtype, size, 1, "")
 
 
 def _norms(branch: BranchConfig, devices: int) -> tuple[int, ...]:
@@ -75,7 +110,8 @@ def in_bytes(collectives: Counter[Collective]) -> Exchanged:
     """All together, as `counted` has them."""
     found = Exchanged()
     for one, count in collectives.items():
-        found[{"psum": "all-reduce", "all_gather": "all-gather"}[one.operation], one.devices] += count * one.bytes
+        operation = "all-gather" if one.operation == "all_gather" else "all-reduce"
+        found[operation, one.devices] += count * one.bytes
     return found
 
 

@@ -2,12 +2,12 @@
 
 The service runs in process 0, over the connections that `jax.distributed.initialize` has made. A record of 4 KB takes
 a tenth of the time there of a broadcast by the devices, and a process that waits for one keeps no device busy, however
-long process 0 has nothing to do. `jax.distributed` itself offers no such store: this module is the one contact with
-JAX's own client.
+long process 0 has nothing to do. `jax.distributed` itself offers no such store, only JAX's own client has it.
 """
 
 import jax
-from jax._src.distributed import global_state
+
+from ir_passes.jax_private import coordination_client
 
 
 class KeyValues:
@@ -22,7 +22,7 @@ class KeyValues:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        client = global_state.client
+        client = coordination_client()
         if client is None:
             raise RuntimeError("the processes have not been brought together: call jax.distributed.initialize first")
         self._client = client

@@ -19,7 +19,7 @@ from ir_passes import ir, record, runtime
 from ir_passes.calling import Calling
 from ir_passes.certificate import Certificate
 from ir_passes.contract import BoundContract
-from ir_passes.hlo import argument_shardings
+from ir_passes.hlo import argument_shardings, kept_arguments
 from ir_passes.versions import current_versions
 
 Form = Literal["stablehlo", "executable"]
@@ -154,7 +154,7 @@ def export(
         raise ExportError(f"an executable over {devices} devices cannot be exported; export it as stablehlo")
     text, kept = None, tuple(range(len(bound.inputs)))
     if form == "executable":
-        content, kept = runtime.save(compiled), runtime.kept_arguments(compiled)
+        content, kept = runtime.save(compiled), kept_arguments(compiled)
     else:
         places = argument_shardings(compiled) if devices != 1 else [None] * len(bound.inputs)
         types: list[Any] = [

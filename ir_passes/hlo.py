@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ir_passes import hlo_schema
+from ir_passes import hlo_schema, jax_private
 from ir_passes.program import (
     Allocation,
     Array,
@@ -55,17 +55,21 @@ def read(compiled: jax.stages.Compiled) -> Executable:
         raise HloError(f"XLA's protobuf cannot be read; did its field numbers change? {error}") from error
     if not module.schedule:
         raise HloError("the HLO module has no schedule")
-    kept: Any = getattr(compiled, "_executable", None)
-    kept = getattr(kept, "_kept_var_idx", None)
-    if kept is None:
-        raise HloError("the executable does not say which arguments it kept")
     return Executable(
         module,
         buffers,
-        {argument: number for number, argument in enumerate(sorted(kept))},
+        {argument: number for number, argument in enumerate(kept_arguments(compiled))},
         int(memory.temp_size_in_bytes),
         fingerprint(modules[0].to_string()),
     )
+
+
+def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...]:
+    """The flattened arguments that a program reads, in the order of its parameters; raises HloError if unknown."""
+    kept = jax_private.kept_arguments(compiled)
+    if kept is None:
+        raise HloError("the executable does not say which arguments it kept")
+    return kept
 
 
 _TABLES = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*", re.MULTILINE)

@@ -1,20 +1,12 @@
-"""XLA's executables as bytes and back. JAX has no public way without pickle, so what it keeps private is used here."""
+"""XLA's executables as bytes and back, without pickle."""
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from ir_passes.hlo import HloError, fingerprint
-
-
-def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...]:
-    """The flattened arguments that a program reads, in the order of its parameters."""
-    kept: Any = getattr(getattr(compiled, "_executable", None), "_kept_var_idx", None)
-    if kept is None:
-        raise HloError("the executable does not say which arguments it kept")
-    return tuple(sorted(kept))
+from ir_passes import jax_private
+from ir_passes.hlo import fingerprint
 
 
 def device_count(compiled: jax.stages.Compiled) -> int:
@@ -32,8 +24,7 @@ def save(compiled: jax.stages.Compiled) -> bytes:
 def load(data: bytes) -> Any:
     """The executable of `save`, on the first device."""
     device = jax.devices()[0]
-    devices: Any = importlib.import_module("jaxlib._jax").DeviceList
-    return device.client.deserialize_executable(data, executable_devices=devices((device,)))
+    return device.client.deserialize_executable(data, executable_devices=jax_private.device_list([device]))
 
 
 def hlo_fingerprint(loaded: Any) -> str:

@@ -1,6 +1,7 @@
 """The shape of the repository: who imports whom, how long a file may be, where packages may be."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,23 @@ def test_direction(folder: str):
 )
 def test_direction_sees(folder: str, source: str):
     assert len(forbidden(folder, "example.py", source)) == 1
+
+
+PRIVATE = re.compile(r"\bjax\._src\b|\bjaxlib\._|[\"']_executable\b|\b_kept_var_idx\b")
+INTERNAL = re.compile(r"\bjax\.(extend|interpreters|core)\b|from jax import (extend|interpreters|core)\b")
+ADAPTERS = {
+    "hybridlm models ir_passes scripts": (("ir_passes/jax_private.py",), ("ir_passes/ir.py",)),
+    "tests": (("tests/reference/installed_primitives.py",),) * 2,
+}
+"""Folders -> the files in them that may use what JAX keeps private, and those that may use its intermediate form."""
+
+
+@pytest.mark.parametrize("folders", ADAPTERS)
+def test_what_jax_keeps_to_itself_is_used_in_one_place(folders: str):
+    for pattern, allowed in zip((PRIVATE, INTERNAL), ADAPTERS[folders], strict=True):
+        files = [path for folder in folders.split() for path in (ROOT / folder).rglob("*.py")]
+        used = {str(path.relative_to(ROOT)) for path in files if pattern.search(path.read_text())}
+        assert used == set(allowed), f"outside of its adapter: {sorted(used - set(allowed))}"
 
 
 def test_no_file_is_too_long():

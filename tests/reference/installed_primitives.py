@@ -1,19 +1,25 @@
-"""The primitives of the installed JAX, with how its batching treats them."""
+"""The primitives of the installed JAX and how it batches them: the tests' one use of what JAX keeps private."""
 
 import json
+from typing import Any
 
 import jax._src.lax.linalg
 import jax._src.pallas.pallas_call
 import jax._src.random
 import jax._src.shard_map  # noqa: F401  (each import registers primitives)
 from jax._src.interpreters import batching
-from jax.extend.core import primitives
+from jax.extend.core import primitives as public
+
+
+def primitives() -> list[Any]:
+    """All primitives that can be batched or are public, those of other imported modules included."""
+    found = [getattr(public, name) for name in dir(public) if name.endswith("_p")]
+    return [*found, *batching.fancy_primitive_batchers]
 
 
 def installed() -> set[str]:
-    """Names of all primitives that can be batched or are public, those of other imported modules included."""
-    public = {getattr(primitives, name).name for name in dir(primitives) if name.endswith("_p")}
-    return public | {primitive.name for primitive in batching.fancy_primitive_batchers}
+    """Their names."""
+    return {primitive.name for primitive in primitives()}
 
 
 def elementwise() -> set[str]:

@@ -5,14 +5,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from installed_primitives import primitives
 from instances.operands import INTEGERS, Layout, Operands
 from jax import Array, lax
-from jax._src.interpreters import batching
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import primitives
 
-PUBLIC = [getattr(primitives, name) for name in dir(primitives) if name.endswith("_p")]
-PRIMITIVES = {primitive.name: primitive for primitive in (*PUBLIC, *batching.fancy_primitive_batchers)}
+PRIMITIVES = {primitive.name: primitive for primitive in primitives()}
 ANY = ("float32", "float32", *INTEGERS)
 BITS = ("bool", *INTEGERS)
 Result = Array | list[Array]

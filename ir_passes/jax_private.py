@@ -1,0 +1,29 @@
+"""The one place where this project uses what JAX and jaxlib keep private; a test looks for such names anywhere else.
+
+The intermediate representation has its own adapter, `ir_passes.ir`, on public modules.
+"""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+
+def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...] | None:
+    """The flattened arguments that a program reads, in the order of its parameters; None if it does not say.
+
+    A program drops the arguments that it does not need, and nothing public says which.
+    """
+    kept: Any = getattr(getattr(compiled, "_executable", None), "_kept_var_idx", None)
+    return None if kept is None else tuple(sorted(kept))
+
+
+def device_list(devices: Sequence[jax.Device]) -> Any:
+    """Devices as a client wants them to load an executable; public functions load what pickle has written alone."""
+    return importlib.import_module("jaxlib._jax").DeviceList(tuple(devices))
+
+
+def coordination_client() -> Any:
+    """The client of the coordination service, None before `jax.distributed.initialize`, which keeps it to itself."""
+    return importlib.import_module("jax._src.distributed").global_state.client

@@ -19,7 +19,7 @@ def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...] | None:
     return None if kept is None else tuple(sorted(kept))
 
 
-def device_list(devices: Sequence[jax.Device]) -> Any:
+def device_list(devices: Sequence[Any]) -> Any:
     """Devices as a client wants them to load an executable; public functions load what pickle has written alone."""
     return importlib.import_module("jaxlib._jax").DeviceList(tuple(devices))
 

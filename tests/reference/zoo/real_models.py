@@ -1,82 +1,122 @@
-"""Every step of the model families: tiny variants with random weights, both heads, one token and a chunk."""
+"""Every step of every model family, as the engine has it: the tiny models of tests/golden, their weights drawn."""
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
-from filled import filled
-from flax import nnx
-from tiny_variants import Variant, variant
+from certificate_table import GOLDEN, NAMES
 from zoo.program import LANES, Program
 
+from hybridlm._all_steps import all_shapes
+from hybridlm._engine import Engine
+from hybridlm._load import read_model
+from hybridlm._programs import AnyShape, Programs, Shape
 from hybridlm._sampling import FILTERED, Sampling
-from hybridlm._steps import GENERATE_CONTRACT, SCORE_CONTRACT, Rows, Structure, flatten, generate_step, score_step
-from models import family_of, kv_blocks
+from hybridlm._steps import flatten
+from hybridlm.checkpoint.directory import read_config
+from ir_passes import Shared, SlotMap
+from ir_passes.contract import Bound
+from models import kv_blocks
 
-VARIANTS = ("next_dense_layers", "dense_interval", "sparse_base")
-CHUNK, CONTEXT, VOCAB, HIDDEN = 5, 16, 53, 32
-
-
-def small(chosen: Variant) -> dict[str, Any]:
-    """The variant's config at few layers of few channels."""
-    sizes: dict[str, Any] = {"hidden_size": HIDDEN, "vocab_size": VOCAB}
-    if "intermediate_size" in chosen.text:
-        sizes["intermediate_size"] = 48
-    if "num_experts" in chosen.text:
-        sizes |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
-    kinds = ["linear_attention", "full_attention"]
-    text = dict(chosen.text) | sizes | {"num_hidden_layers": 2, "layer_types": kinds}
-    if "mlp_only_layers" in text:
-        text["mlp_only_layers"] = [1]
-    suffix = "" if chosen.family == "qwen3_next" else "_text"
-    return text | {"model_type": chosen.family + suffix, "dtype": "float32"}
+HEAD = " with head"
+MODELS = (*NAMES, *(name + HEAD for name in ("next_dense_layers", "dense_interval", "sparse_base")))
+"""A model of each family, and of those that have a head that guesses tokens another one with it."""
+CHUNK, CONTEXT = 8, 64
 
 
 @functools.cache
-def model(name: str) -> tuple[Structure, tuple[jax.Array, ...], Any]:
-    config = small(variant(name))
-    family = family_of(config)
-    read = family.read_config(config)
-    rng = np.random.default_rng(0)
-    built = filled(
-        lambda: family.build(read, nnx.Rngs(0)), lambda _, shape: rng.normal(size=shape, scale=0.3).astype(np.float32)
+def engine(name: str) -> Engine:
+    """Of a model without weights; "name with head" has the head that guesses tokens."""
+    path, head = GOLDEN / name.removesuffix(HEAD) / "config.json", name.endswith(HEAD)
+    family, config = read_model(path, read_config(path), head)
+    model = family.abstract(config)
+    structure, params = flatten(model)
+    speculate = "mtp" if head else None
+    return Engine(
+        model, params, Programs(structure), LANES, CONTEXT, CHUNK, np.float32, "", "float32", speculate=speculate
     )
-    structure, params = flatten(built)
-    return structure, params, built.init_state(LANES, CONTEXT, np.float32)
 
 
-def draw(rng: np.random.Generator, name: str, tokens: int, score: bool) -> tuple[Any, ...]:
-    _, params, state = model(name)
-    params = tuple(np.asarray(leaf) + 0.1 * rng.normal(size=leaf.shape).astype(leaf.dtype) for leaf in params)
-    layers = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), state)
-    token: Any = rng.integers(0, VOCAB, (LANES, 1)).astype(np.int32)
-    pools = Rows(layers, token)
-    ids = rng.integers(0, VOCAB, (LANES, tokens)).astype(np.int32)
-    lengths = rng.integers(0, tokens + 1, LANES).astype(np.int32)
-    positions = rng.integers(0, CONTEXT - tokens, LANES).astype(np.int32)
-    args = (params, pools, ids, lengths, positions, np.int32(kv_blocks(CONTEXT)))
-    if score:
-        return (*args, rng.integers(0, VOCAB, (LANES, tokens)).astype(np.int32))
+def shapes(name: str, all_lanes: bool = False) -> list[AnyShape]:
+    """Every step: reading prompts, decoding, verifying, scoring, copying rows, keeping states and putting them back.
+
+    Args:
+        name: of the model.
+        all_lanes: for every number of lanes that is compiled, not for the largest alone.
+    """
+    found = all_shapes(engine(name), drafts=True)
+    with_logprobs = [Shape("generate", LANES, 1, 2), Shape("score", LANES, CHUNK, 2)]
+    return [*(shape for shape in found if all_lanes or _rows(shape) == {LANES}), *with_logprobs]
+
+
+def _rows(shape: AnyShape) -> set[int]:
+    if isinstance(shape, Shape):
+        return {shape.lanes}
+    return {getattr(shape, field) for field in ("source", "target", "pool") if hasattr(shape, field)}
+
+
+def program(name: str, shape: AnyShape) -> Program:
+    """A step of a model; its arguments are random ones that the engine may give it."""
+    step, contract = engine(name).programs.step(shape)
+    types = engine(name).example_arguments(shape)
+    bound = contract.bind(step, types)
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        if not isinstance(shape, Shape):
+            return jax.tree.unflatten(jax.tree.structure(types), [_moved(rng, one) for one in bound.inputs])
+        params, rows = jax.tree.map(lambda one: _drawn(rng, one), types[:2])
+        return (params, rows, *_operands(rng, shape, engine(name).vocab_size))
+
+    return Program(f"{name}, {shape}", step, contract, draw)
+
+
+def _drawn(rng: np.random.Generator, one: Any) -> np.ndarray:
+    if np.issubdtype(one.dtype, np.integer):
+        return rng.integers(0, 53, one.shape).astype(one.dtype)
+    return rng.normal(size=one.shape, scale=0.3).astype(one.dtype)
+
+
+def _moved(rng: np.random.Generator, one: Bound) -> np.ndarray:
+    """Of a step that copies or keeps a row: any row, or arrays."""
+    if isinstance(one.entry, SlotMap):
+        return rng.integers(0, one.entry.size, one.shape).astype(np.int32)
+    return _drawn(rng, one)
+
+
+def _operands(rng: np.random.Generator, shape: Shape, vocab: int) -> tuple[Any, ...]:
+    lanes, tokens = shape.lanes, shape.tokens
+    ids = rng.integers(0, vocab, (lanes, tokens)).astype(np.int32)
+    lengths = rng.integers(0, tokens + 1, lanes).astype(np.int32)
+    positions = rng.integers(0, CONTEXT - tokens - 8, lanes).astype(np.int32)
+    batch = (ids, lengths, positions, np.int32(kv_blocks(CONTEXT)))
+    if shape.step == "score":
+        return (*batch, rng.integers(0, vocab, (lanes, tokens)).astype(np.int32))
     sampling = Sampling(
-        np.where(rng.random(LANES) < 0.5, 0, 1).astype(np.float32),
-        rng.integers(0, 6, LANES).astype(np.int32),
-        rng.uniform(0.8, 1.0, LANES).astype(np.float32),
-        rng.uniform(0.0, 0.1, LANES).astype(np.float32),
-        rng.integers(0, 2**32, (LANES, 2)).astype(np.uint32),
-        rng.integers(0, 9, LANES).astype(np.uint32),
+        np.where(rng.random(lanes) < 0.5, 0, 1).astype(np.float32),
+        rng.integers(0, 6, lanes).astype(np.int32),
+        rng.uniform(0.8, 1.0, lanes).astype(np.float32),
+        rng.uniform(0.0, 0.1, lanes).astype(np.float32),
+        rng.integers(0, 2**32, (lanes, 2)).astype(np.uint32),
+        rng.integers(0, 9, lanes).astype(np.uint32),
     )
-    return (*args, sampling, np.int32(FILTERED))
+    drafts = np.where(lengths > 1, rng.integers(0, tokens, lanes) % np.maximum(lengths, 1), 0).astype(np.int32)
+    return (*batch, *((drafts,) if shape.step == "verify" else ()), sampling, np.int32(FILTERED))
 
 
-def real_programs() -> Iterator[Program]:
-    """Both heads of each family; builds the models."""
-    for name in VARIANTS:
-        structure = model(name)[0]
-        for tokens in (1, CHUNK):
-            step = generate_step(structure, 2, None)
-            drawn = functools.partial(draw, name=name, tokens=tokens, score=False)
-            yield Program(f"{name}, generate, T={tokens}", step, GENERATE_CONTRACT, drawn)
-            drawn = functools.partial(draw, name=name, tokens=tokens, score=True)
-            yield Program(f"{name}, score, T={tokens}", score_step(structure, 2), SCORE_CONTRACT, drawn)
+def vmapped(program: Program) -> Program:
+    """The same as a function of one lane under `jax.vmap`: its row, its tokens, and what all lanes share.
+
+    Only of a step whose arguments all have lanes or are shared. A step that copies or keeps a row has one lane: mapped
+    over more of them it would return a whole pool for each.
+    """
+    axes = [None if isinstance(entry, Shared) else 0 for entry in program.contract.inputs]
+
+    def lane(*args: Any) -> Any:
+        alone = [
+            arg if axis is None else jax.tree.map(lambda leaf: leaf[None], arg)
+            for arg, axis in zip(args, axes, strict=True)
+        ]
+        return jax.tree.map(lambda leaf: leaf[0], program.step(*alone))
+
+    return program.but(name=f"{program.name}, vmapped", step=jax.vmap(lane, in_axes=axes))

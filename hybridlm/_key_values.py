@@ -7,7 +7,7 @@ long process 0 has nothing to do. `jax.distributed` itself offers no such store,
 
 import jax
 
-from ir_passes.jax_private import coordination_client
+from ir_passes.jax_private import coordination
 
 
 class KeyValues:
@@ -22,11 +22,11 @@ class KeyValues:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        client = coordination_client()
-        if client is None:
+        state = coordination()
+        if state.client is None:
             raise RuntimeError("the processes have not been brought together: call jax.distributed.initialize first")
-        self._client = client
-        self.address = str(global_state.coordinator_address)
+        self._client = state.client
+        self.address = str(state.coordinator_address)
 
     def set(self, name: str, value: bytes) -> None:
         """Say something, in place of what was said under this name before."""

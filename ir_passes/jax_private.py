@@ -24,6 +24,6 @@ def device_list(devices: Sequence[Any]) -> Any:
     return importlib.import_module("jaxlib._jax").DeviceList(tuple(devices))
 
 
-def coordination_client() -> Any:
-    """The client of the coordination service, None before `jax.distributed.initialize`, which keeps it to itself."""
-    return importlib.import_module("jax._src.distributed").global_state.client
+def coordination() -> Any:
+    """What `jax.distributed.initialize` keeps: `client` of its service, None before, and `coordinator_address`."""
+    return importlib.import_module("jax._src.distributed").global_state

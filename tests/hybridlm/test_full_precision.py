@@ -1,0 +1,74 @@
+"""Every product of a float32 model asks for full float32, whatever a device would take by default."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import hybridlm
+from hybridlm._abstract import abstract_engine
+from hybridlm._engine import Engine
+from hybridlm._programs import Shape
+from ir_passes import ir
+from models.expert_dot import block_form, gather_form, ragged_form
+from models.linear import linear
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SHORT = "next_old_fields"
+"""Of the default run: a layer of each kind of Qwen, with experts. Tracing all goldens takes twenty seconds."""
+NAMES = [
+    pytest.param(path.name, marks=[] if path.name == SHORT else pytest.mark.long) for path in sorted(GOLDEN.iterdir())
+]
+WITH_HEAD = ["dense_multimodal", "next_old_fields", "sparse_multimodal"]
+LANES, CHUNK, CONTEXT = 4, 16, 140
+STEPS: tuple[Literal["generate", "score", "verify"], ...] = ("generate", "score", "verify")
+PRODUCTS = {"dot_general", "ragged_dot_general", "conv_general_dilated"}
+HIGHEST = jax.lax.Precision.HIGHEST
+
+
+def products(program: ir.ClosedJaxpr) -> tuple[int, list[str]]:
+    """How many products of float32 there are, and those that are not computed in full float32."""
+    found = [eqn for eqn in ir.all_eqns(program.jaxpr) if eqn.primitive.name in PRODUCTS]
+    narrow = [eqn for eqn in found if not any(ir.dtype_of(x) == jnp.float32 for x in eqn.invars)]
+    assert not narrow, f"a float32 model multiplies other dtypes: {narrow}"
+    rounded = [eqn for eqn in found if set(jax.tree.leaves(eqn.params["precision"])) != {HIGHEST}]
+    return len(found), [str(eqn) for eqn in rounded]
+
+
+def check(engine: Engine, shape: Shape) -> None:
+    step, _ = engine.programs.step(shape)
+    count, rounded = products(ir.trace(step, *engine.example_arguments(shape)))
+    assert count > 5 and rounded == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_product_of_every_step(name: str) -> None:
+    engine = abstract_engine(GOLDEN / name / "config.json", LANES, CONTEXT, "float32", CHUNK)
+    check(engine, Shape("generate", LANES, 1, 2))
+    for step in STEPS:
+        check(engine, Shape(step, LANES, CHUNK, 2))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WITH_HEAD)
+def test_every_product_of_a_head(name: str) -> None:
+    sizes: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "float32", "chunk": CHUNK}
+    lm = hybridlm.load(GOLDEN / name, speculate="mtp", draft_tokens=2, **sizes)
+    check(lm._engine, Shape("generate", LANES, 1, 2, guesses=2))
+    check(lm._engine, Shape("verify", LANES, 3, 2, guesses=2))
+
+
+@pytest.mark.parametrize("form", [gather_form, block_form, ragged_form])
+def test_every_form_of_the_experts(form: Any) -> None:
+    """Of which a device has one."""
+    x, weight = jnp.zeros((40, 8), jnp.float32), jnp.zeros((3, 4, 8), jnp.float32)
+    assert products(ir.trace(form, x, weight, jnp.zeros(40, jnp.int32))) == (1, [])
+
+
+def test_a_product_in_less_is_found() -> None:
+    x = jnp.zeros((4, 4), jnp.float32)
+    inside = jax.jit(lambda x: jax.lax.scan(lambda carry, _: (carry @ x, None), x, length=2)[0])
+    count, rounded = products(ir.trace(lambda x: linear(inside(x), x), x))
+    assert count == 2 and len(rounded) == 1

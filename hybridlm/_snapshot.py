@@ -96,7 +96,9 @@ class SnapshotLabel:
         kind: the model and the layout.
         position: tokens that the state has seen.
         tokens: hash of these tokens (`token_hash`).
-        epoch: which tenancy of its row made it; 0 where nothing was consumed.
+        epoch: which tenancy of its row made it; 0 where nothing was consumed. It says where the state comes from, for
+            whoever looks for a fault, and is compared with nothing: a state is a copy of its row, which may have had
+            other tenants since, and what it may continue is a matter of the rest.
     """
 
     kind: StateKind

@@ -1,5 +1,6 @@
 """Prompts and texts that continue a prefix: cold and warm agree at every boundary, and wrong states are refused."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -213,6 +214,51 @@ def test_a_prefix_of_another_model_is_refused(text_lm: hybridlm.LM, tmp_path: Pa
             assert lm.stats["steps"] == 0
     with pytest.raises(TypeError, match=r"prefix: expected what lm\.prefix or lm\.load_prefix returns, got <class 'l"):
         text_lm.generate([[5]], prefix=[5, 6])  # type: ignore[arg-type]
+
+
+def altered(prefix: hybridlm.Prefix, **kind: Any) -> hybridlm.Prefix:
+    """The same state with a label that says something else of the model."""
+    label = prefix.snapshot.label
+    label = dataclasses.replace(label, kind=dataclasses.replace(label.kind, **kind))
+    return hybridlm.Prefix(prefix.token_ids, dataclasses.replace(prefix.snapshot, label=label))
+
+
+def test_every_part_of_the_label_is_compared_by_itself(text_lm: hybridlm.LM) -> None:
+    """Each of them differs alone here, as it can where two models have the same fingerprint."""
+    kind = text_lm._engine.kind
+    first = kind.layout[0]
+    others: dict[str, dict[str, Any]] = {
+        r"model: expected \w+, got other": {"model": "other"},
+        "dtype: expected float32, got bfloat16": {"dtype": "bfloat16"},
+        "context: expected 256, got 255": {"context": 255},
+        r"layout: expected \[.*float32.*, got \[.*bfloat16": {
+            "layout": (first._replace(dtype="bfloat16"), *kind.layout[1:])
+        },
+        r"layout: expected \[.*, got \[.*in 2 parts": {"layout": (first._replace(devices=2), *kind.layout[1:])},
+        r"layout: expected \[.*layers.*, got \[\]": {"layout": kind.layout[1:]},
+        "layout: expected the same arrays in another order": {"layout": kind.layout[::-1]},
+    }
+    for prefix in (text_lm.prefix(IDS[:1]), text_lm.prefix(IDS[:9])):
+        steps = text_lm.stats["steps"]
+        for message, difference in others.items():
+            other = altered(prefix, **difference)
+            for use in (text_lm.generate, text_lm.score):
+                with pytest.raises(hybridlm.SnapshotError, match=message) as raised:
+                    use([[5]], prefix=other)
+                assert str(raised.value).count("expected") == 1, "of nothing else"
+            pool = text_lm._engine.new_row()
+            with pytest.raises(hybridlm.SnapshotError, match=message):
+                text_lm._engine.moves.restore(other.snapshot, pool, pool.acquire(), [*prefix.token_ids, 5], owner=None)
+        assert text_lm.stats["steps"] == steps
+
+
+def test_the_epoch_of_a_state_is_compared_with_nothing(text_lm: hybridlm.LM) -> None:
+    prefix = text_lm.prefix(IDS[:9])
+    snapshot = dataclasses.replace(prefix.snapshot, label=dataclasses.replace(prefix.snapshot.label, epoch=77))
+    (got,), (want,) = (
+        text_lm.score([IDS[9:20]], prefix=one) for one in (hybridlm.Prefix(prefix.token_ids, snapshot), prefix)
+    )
+    assert got.logprobs.tobytes() == want.logprobs.tobytes()
 
 
 def test_a_state_is_not_restored_for_other_tokens(text_lm: hybridlm.LM) -> None:

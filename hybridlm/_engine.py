@@ -46,18 +46,14 @@ class Engine:
 
     Args:
         model: what one device has of the model, for the shapes of its state.
-        params: its parameters, flat.
-        programs: its compiled steps.
-        lanes: most sequences that decode at the same time.
-        context: most tokens of a sequence.
+        params, programs: its parameters, flat, and its compiled steps.
+        lanes, context: most sequences that decode at the same time, and most tokens of one.
         chunk: tokens of a prompt consumed by one step.
         cache_dtype: dtype of convolution and key/value state.
-        fingerprint: of the checkpoint.
-        dtype: of the matrices.
+        fingerprint, dtype: of the checkpoint, and of the matrices.
         sanitizer: follows whose state each row holds; None runs the compiled steps as they are.
         staging: most prompts that are consumed at the same time, if there are so many lanes.
-        speculate: who drafts, where a call does not say.
-        draft_tokens: most drafts of a lane in a step.
+        speculate, draft_tokens: who drafts, where a call does not say, and most drafts of a lane in a step.
         prefix_cache: bytes for the states of prompts that were read; None keeps none.
         placement: the devices; the parameters lie on them, and the programs are compiled for them.
         crew: the processes that have these devices; None where this one has them all.
@@ -201,6 +197,10 @@ class Engine:
         """Keep a pool for the next run, unless a step was cut short while it had the rows."""
         if pool.whole:
             self._kept[use] = pool
+
+    def give_up(self, use: Literal["staging", "decode"]) -> None:
+        """Free the pool that an earlier run gave back, if there is one."""
+        self._kept.pop(use, None)
 
     def run(
         self,

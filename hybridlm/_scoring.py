@@ -8,7 +8,6 @@ import numpy as np
 from hybridlm._batch import Batch
 from hybridlm._engine import Engine
 from hybridlm._errors import NumericalError
-from hybridlm._memory import available_memory
 from hybridlm._prefix import Prefix
 from hybridlm._programs import Shape
 from hybridlm._results import Score
@@ -61,6 +60,8 @@ def score(
         return
     size = engine.rung(len(predicted), engine.staging)
     waiting = ScoringQueue({i: texts[i] for i in predicted}, prefix, engine.chunk, _most_kept(engine, size))
+    if waiting.shares:
+        engine.give_up("decode")
     pool = engine.borrow("staging", size)
     try:
         yield from _score(engine, pool, waiting, top)
@@ -71,10 +72,11 @@ def score(
 def _most_kept(engine: Engine, lanes: int) -> int:
     """States of common parts to keep at a time: one for each lane, and one for a part within another.
 
-    They were not counted when the model was loaded; where memory is short, none.
+    No more than the rows in which a device decodes, whose room was counted when the model was loaded and is free while
+    texts are scored; two at least. What memory is free at the moment does not count: which texts share a step, and so
+    what a run does, is a function of the texts and the settings.
     """
-    most, room = lanes + 1, available_memory(engine.placement)
-    return most if room is None or 2 * most * engine.kind.row_bytes < room else 0
+    return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
 
 
 def _score(engine: Engine, pool: RowPool, waiting: ScoringQueue, top: int) -> Iterator[Scoring]:

@@ -20,12 +20,16 @@ class ScoringQueue:
         prefix: what every text begins with.
         chunk: tokens of a chunk; common parts are whole chunks.
         most: states that parts may keep, at least 2, or 0 to consume every text by itself.
+
+    Attributes:
+        shares: whether any texts have a part in common.
     """
 
     def __init__(self, texts: Mapping[int, tuple[int, ...]], prefix: Prefix | None, chunk: int, most: int):
         self._most, self._kept = most, 0
         begin = 0 if prefix is None else prefix.snapshot.label.position
         found, of = shared_parts(list(texts.values()), chunk, begin) if most else ([], [None] * len(texts))
+        self.shares = bool(found)
         part_of = dict(zip(texts, of, strict=True))
         parts: list[Scoring] = []
         for part in found:

@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
 from hybridlm import _scoring
+from hybridlm._programs import Shape
 from hybridlm._scored_text import Scoring
 from hybridlm._scoring_queue import ScoringQueue
 from hybridlm._shared_prefixes import shared_parts
@@ -60,11 +63,15 @@ def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk
             assert one[: len(parts[at].tokens)] == parts[at].tokens and len(one) > len(parts[at].tokens)
 
 
-@given(st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9).map(tuple), max_size=12), st.integers(1, 4))
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9).map(tuple), max_size=12),
+    st.integers(1, 4),
+    st.integers(2, 5),
+)
 @settings(max_examples=150)
-def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int) -> None:
+def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, most: int) -> None:
     """Whatever the order in which lanes become free: nobody waits for ever."""
-    queue = ScoringQueue(dict(enumerate(texts)), None, 1, lanes + 1)
+    queue = ScoringQueue(dict(enumerate(texts)), None, 1, most)
     alive: list[Scoring] = []
     kept: set[Scoring] = set()
     seen = []
@@ -82,7 +89,7 @@ def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int) -
             kept.add(one)
         else:
             seen.append(one.index)
-        assert len(kept) + sum(part.index is None for part in alive) <= lanes + 1
+        assert len(kept) + sum(part.index is None for part in alive) <= most
     assert sorted(seen) == list(range(len(texts))) and not kept
 
 
@@ -140,12 +147,38 @@ def test_a_score_that_is_cut_short_leaves_nothing_behind(text_lm: hybridlm.LM) -
     assert same(text_lm.score(texts), want)
 
 
-def test_memory_that_is_short_is_left_alone(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = families(3, nested=False)
-    want = text_lm.score(texts)
-    saved = text_lm.stats["prefix_tokens_saved"]
-    monkeypatch.setattr(_scoring, "available_memory", lambda placement: 5 * text_lm._engine.kind.row_bytes)
-    assert same(text_lm.score(texts), want) and text_lm.stats["prefix_tokens_saved"] == saved
+def test_what_shares_a_step_does_not_depend_on_free_memory(
+    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same steps in the same order, however much of the machine's memory others have; it was counted at load."""
+    texts, engine = families(3, nested=True), text_lm._engine
+    ran: list[list[int]] = []
+    run = engine.run
+
+    def recorded(shape: Shape, pool: Any, batch: Any, *operands: Any, **rest: Any) -> Any:
+        ran[-1] += [shape.lanes, *np.ravel(batch.tokens), *batch.lengths, *batch.positions]
+        return run(shape, pool, batch, *operands, **rest)
+
+    monkeypatch.setattr(engine, "run", recorded)
+    for free in (1, 1 << 50):
+        monkeypatch.setattr("hybridlm._memory._meminfo", lambda free=free: free)
+        ran.append([])
+        text_lm.score(texts)
+    assert ran[0] and ran[0] == ran[1]
+
+
+def test_a_decode_pool_makes_room_for_common_parts(text_lm: hybridlm.LM) -> None:
+    """What is kept at a time has no more rows than the pool whose room it takes, or two."""
+    engine = text_lm._engine
+    text_lm.generate([[5, 6]], max_tokens=2)
+    text_lm.score([IDS[:3]])
+    assert "decode" in engine._kept, "nothing is shared"
+    text_lm.score(families(3, nested=False))
+    assert "decode" not in engine._kept
+    for lanes in (1, 2, 3, 4, 8, 64):
+        fake: Any = SimpleNamespace(lanes=lanes, placement=engine.placement)
+        for size in (1, 2, 4):
+            assert 2 <= _scoring._most_kept(fake, min(size, lanes)) <= max(2, min(lanes, size + 1))
 
 
 @pytest.mark.long
@@ -178,4 +211,21 @@ def test_many_continuations_of_a_long_prompt(tmp_path: Path, monkeypatch: pytest
     assert total >= 20 * explicit_found, (total, explicit_found)
     for got, expected in zip(explicit, want, strict=True):
         np.testing.assert_allclose(got.logprobs, expected.logprobs[2001:], rtol=0, atol=2e-3)
-    print(f"tokens: {total} one by one, {found} found by itself, {explicit_found} with lm.prefix")
+    before, wrote = processed(), lm.stats["generated_tokens"]
+    drawn = lm.generate(behind, prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True)
+    assert lm.stats["generated_tokens"] - wrote == len(drawn) == 64
+    generate_found = processed() - before
+    prompts = sum(map(len, whole))
+    assert prompts >= 20 * generate_found, (prompts, generate_found)
+    before = processed()
+    joined = lm.generate(whole[:4], max_tokens=1, ignore_eos=True, logprobs=0)
+    assert processed() - before == sum(map(len, whole[:4])), "without a prefix every token of every prompt is consumed"
+    warm = lm.generate(behind[:4], prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True, logprobs=0)
+    for one, other in zip(warm, joined, strict=True):
+        assert one.prompt_token_ids == other.prompt_token_ids and one.token_ids == other.token_ids
+        assert one.logprobs is not None and other.logprobs is not None
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=2e-3)
+    print(
+        f"tokens: {total} one by one, {found} found by itself, {explicit_found} with lm.prefix; of {prompts} in "
+        f"prompts {generate_found} by generate with lm.prefix"
+    )

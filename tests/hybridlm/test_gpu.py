@@ -1,4 +1,4 @@
-"""A smoke test of everything on a GPU: parity, isolation, expert products, sampling, the embedded model."""
+"""A smoke test of everything on a GPU: parity, isolation, rows used before, experts, sampling, the embedded model."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import TOLERANCES, Greedy, check_greedy, check_logits, padded
+from comparison import TOLERANCES, Greedy, check_greedy, check_logits, check_logprobs, padded
+from reused_rows import check_reused_rows
 
 import hybridlm
 from hybridlm import demo
@@ -19,7 +20,7 @@ MODELS = sorted(path.name for path in GOLDEN.iterdir())
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_golden_logits_and_greedy_tokens(name: str) -> None:
+def test_golden_logits_scores_and_greedy_tokens(name: str) -> None:
     """`dtype="float32"` means full float32 products, on devices too that would round their operands by default."""
     lm = hybridlm.load(GOLDEN / name, lanes=3, dtype="float32", chunk=16)
     tolerance = TOLERANCES[lm.config.family]
@@ -29,6 +30,8 @@ def test_golden_logits_and_greedy_tokens(name: str) -> None:
     prompts = [prompt.tolist() for prompt in np.split(expected["prompts"], ends)]
     for found, logits in zip(lm.forward(padded(prompts)).logits, np.split(expected["logits"], ends), strict=True):
         check_logits(np.asarray(found)[: len(logits)], logits, name, tolerance)
+    for score, logprobs in zip(lm.score(prompts), np.split(expected["logprobs"], ends), strict=True):
+        check_logprobs(score.logprobs, logprobs, name, tolerance)
     completions = lm.generate(prompts, max_tokens=expected["greedy"].shape[1], ignore_eos=True)
     for completion, tokens, margins in zip(completions, expected["greedy"], expected["greedy_margins"], strict=True):
         check_greedy(completion.token_ids, Greedy(tokens, margins), name, tolerance)
@@ -43,13 +46,20 @@ def test_a_sequence_has_the_same_bits_beside_others() -> None:
     assert lm.score(prompts)[0].logprobs.tobytes() == lm.score(others)[0].logprobs.tobytes()
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_earlier_sequences_change_no_bit(name: str) -> None:
+    check_reused_rows(hybridlm.load(GOLDEN / name, lanes=4, dtype="float32", chunk=8))
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_expert_products_agree(dtype) -> None:
     rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(size=(70, 64)), dtype).astype(jnp.float32)
+    x = jnp.asarray(rng.normal(size=(70, 64)), jnp.float32)
     weight = jnp.asarray(rng.normal(size=(8, 48, 64)), dtype)
     expert = jnp.asarray(rng.integers(0, 8, 70), jnp.int32)
-    want = np.einsum("roi,ri->ro", np.asarray(weight.astype(jnp.float32), np.float64)[np.asarray(expert)], x)
+    # a narrower weight meets rounded rows
+    exact, rounded = (np.asarray(one.astype(jnp.float32), np.float64) for one in (weight, x.astype(dtype)))
+    want = np.einsum("roi,ri->ro", exact[np.asarray(expert)], rounded)
     for form in (expert_dot, gather_form, block_form):
         np.testing.assert_allclose(jax.jit(form)(x, weight, expert), want, atol=1e-3)
 

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from perturbation import Influence, influence
+from reused_rows import check_reused_rows
 from text_checkpoint import write_text_checkpoint
 from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
 from hybridlm._programs import Shape
-from hybridlm._rows import RowPool
 from hybridlm._sampling import FILTERED, Sampling
-from hybridlm._steps import Rows, Step
+from hybridlm._steps import Step
 from ir_passes import LaneContract
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -239,23 +239,6 @@ def check_a_lane_beside_nan(lm: hybridlm.LM, shape: Shape) -> None:
 @pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")
 def test_a_lane_beside_nan_keeps_its_bits(lm: hybridlm.LM, shape: Shape) -> None:
     check_a_lane_beside_nan(lm, shape)
-
-
-def check_reused_rows(lm: hybridlm.LM) -> None:
-    """Rows that hold NaN, and rows that other sequences have left, against rows that are zero."""
-    prompts = [[5, 9, 3, 7, 11, 2, 8, 4, 6], [10, 12], [13, 14, 15, 16, 17], [18] * 11, [1], [20] * 8]
-    settings: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "logprobs": 3}
-    engine = lm._engine
-    engine._kept.clear()
-    want, scores = lm.generate(prompts, **settings), lm.score(prompts)
-    assert lm.generate(prompts, **settings) == want
-    for use, pool in list(engine._kept.items()):
-        rows = pool.take()
-        layers = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), rows.layers)
-        engine._kept[use] = RowPool(Rows(layers, jnp.full_like(rows.token, lm.config.vocab_size - 1)))
-    assert lm.generate(prompts, **settings) == want
-    for got, expected in zip(lm.score(prompts), scores, strict=True):
-        assert got.logprobs.tobytes() == expected.logprobs.tobytes()
 
 
 def test_rows_of_earlier_sequences_change_no_bit(text_lm: hybridlm.LM) -> None:

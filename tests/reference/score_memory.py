@@ -1,0 +1,59 @@
+"""Score a file of many rows without a model, and say how much memory that took at most.
+
+    python score_memory.py INPUT OUTPUT
+
+Prints {"before", "peak", "rows"}: bytes that were resident before, at most meanwhile, and rows that were written.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import hybridlm
+from hybridlm._score_file import score_file
+from hybridlm._score_rows import Scorer
+
+TOKENS = 16
+ROWS = 200_000
+
+
+def write(path: Path) -> None:
+    """Short rows that no compression makes smaller; a Parquet file has them in one row group."""
+    texts = np.random.default_rng(0).integers(ord("A"), ord("z") + 1, (ROWS, 200), np.uint8).view("S200")[:, 0]
+    if path.suffix == ".parquet":
+        table = pa.table({"id": pa.array(range(ROWS)), "text": pa.array(texts).cast(pa.string())})
+        pq.write_table(table, path, row_group_size=ROWS)
+        assert pq.read_metadata(path).num_row_groups == 1
+    else:
+        with path.open("w") as file:
+            file.writelines(json.dumps({"id": i, "text": text.decode()}) + "\n" for i, text in enumerate(texts))
+
+
+def encode(item: Any, where: str) -> tuple[int, ...]:
+    """The first tokens of a text."""
+    return tuple(item[:TOKENS].encode())
+
+
+def score(texts: Any) -> list[hybridlm.Score]:
+    """Of every text, numbers that take as much room as a model's."""
+    rng = np.random.default_rng(0)
+    greedy = np.zeros(TOKENS, bool)
+    return [hybridlm.Score(list(ids), rng.normal(size=TOKENS).astype(np.float32), greedy, None) for ids in texts]
+
+
+def resident(name: str) -> int:
+    """Bytes, by a field of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+if __name__ == "__main__":
+    input, output = Path(sys.argv[1]), Path(sys.argv[2])
+    before = resident("VmRSS")
+    report = score_file(Scorer(encode, score, {"model": "toy"}), input, output, progress=False)
+    print(json.dumps({"before": before, "peak": resident("VmHWM"), "rows": report.texts}))

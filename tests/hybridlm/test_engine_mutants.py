@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from engine_mutants import traffic
-from engine_mutants.catalogue import HOSTS, KEPT, MUTANTS, STEPS, THEMES
+from engine_mutants.catalogue import HOSTS, KEPT, LAYERS, MUTANTS, STEPS, THEMES
+from engine_mutants.mechanisms import MECHANISMS
 from engine_mutants.mutant import Finder
 from engine_mutants.prefix_reports import PREFIXES
 from engine_mutants.reports import REPORTS
@@ -15,7 +16,7 @@ from mutants.catalogue import MUTANTS as STEP_MUTANTS
 import hybridlm
 
 SANITIZED = [id for id, one in MUTANTS.items() if one.finder is Finder.SANITIZER]
-ALL = {*MUTANTS, *STEPS, *HOSTS, *KEPT}
+ALL = {*MUTANTS, *STEPS, *HOSTS, *KEPT, *LAYERS}
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +72,30 @@ def test_mutant_is_found_by_the_sanitizer(sanitized_lm: hybridlm.LM, id: str, mo
 
 def test_ids_are_unique() -> None:
     assert len(MUTANTS) == sum(len(theme.MUTANTS) for theme in THEMES)
-    assert len(ALL) == len(MUTANTS) + len(STEPS) + len(HOSTS) + len(KEPT)
+    assert len(ALL) == len(MUTANTS) + len(STEPS) + len(HOSTS) + len(KEPT) + len(LAYERS)
 
 
 def test_every_report_has_something_that_stands_against_it(root: Path) -> None:
     assert len({report.id for report in REPORTS}) == len(REPORTS) == 40
-    for report in (*REPORTS, *MIXED_BATCHES, *ROLLBACK, *PREFIXES):
+    for report in (*REPORTS, *MIXED_BATCHES, *ROLLBACK, *PREFIXES, *MECHANISMS.values()):
         assert set(report.engine) <= ALL and set(report.compiler) <= set(STEP_MUTANTS), report.id
         assert report.engine or report.compiler or report.tests or report.cannot, report.id
         for test in report.tests:
             file, _, name = test.partition("::")
             assert f"\ndef {name}(" in (root / file).read_text(), test
+
+
+NUMBERS = """
+1 2 3 4 5 8 11 12 13 14 15 16 17 20 23 24 25 26 27 28 29 30 32 36 37 38 39 40 41 42 44 45 46 47 48 49 53 54 55 56 57 58
+63 64 65 66 67 69 70 71 74 76 77 78 79 80 83 86 87 91
+"""
+
+
+def test_every_mechanism_is_in_the_table() -> None:
+    assert list(MECHANISMS) == [int(number) for number in NUMBERS.split()] and len(MECHANISMS) == 60
+    for number, report in MECHANISMS.items():
+        assert report.engine or report.compiler or report.cannot, f"{number}, {report.id}: no mutant, and no reason"
+        assert not (report.cannot and (report.engine or report.compiler)), report.id
 
 
 def test_table_is_what_the_registry_says(root: Path) -> None:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from engine_mutants.layers import MUTANTS
 
 from models.delta_rule import delta_rule, delta_rule_chunked, delta_rule_reference, delta_rule_step
 
@@ -15,6 +16,7 @@ LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
 CHANNEL_CHUNK = 32
 CHANNEL_LENGTHS = (1, KERNEL - 1, KERNEL, CHANNEL_CHUNK - 1, CHANNEL_CHUNK, CHANNEL_CHUNK + 1, 3 * CHANNEL_CHUNK + 5)
 HEADS, KEY, VALUE = 3, 5, 7
+FAULTS = {mutant.id: mutant for mutant in MUTANTS}
 # float32 rounding over at most 29 tokens of unit-length keys
 TOLERANCE = 2e-5
 # no lane is fresh
@@ -92,6 +94,19 @@ def test_decay_per_channel_equals_the_equation_in_float64(form) -> None:
         np.testing.assert_allclose(out[lane, :length], want_out, atol=TOLERANCE, rtol=0)
         np.testing.assert_allclose(new[lane], want_state, atol=TOLERANCE, rtol=0)
         assert (out[lane, length:] == 0).all()
+
+
+@pytest.mark.parametrize("id", ["", *FAULTS])
+def test_a_fault_of_the_chunks_is_seen_where_the_last_is_filled_up(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = (CHUNK, CHUNK + 3, 2, 0)
+    arrays, state, valid = inputs(lengths)
+    _, want = jax.device_get(reference(*arrays, state, valid, OLD[: len(lengths)]))
+    if id:
+        FAULTS[id].fault(monkeypatch)
+    operands = map(jnp.asarray, (*arrays, state, valid, OLD[: len(lengths)]))
+    _, found = delta_rule_chunked(*operands, chunk=CHUNK)
+    wrong = [not np.allclose(found[lane], want[lane], atol=TOLERANCE, rtol=0) for lane in range(len(lengths))]
+    assert wrong == [bool(id) and length % CHUNK > 0 for length in lengths]
 
 
 @PER_HEAD_AND_PER_CHANNEL

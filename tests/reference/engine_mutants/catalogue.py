@@ -1,6 +1,6 @@
 """All mutants of the engine by id."""
 
-from engine_mutants import batches, chunks, drafts, lifecycle, ordering, padding, prefixes, verified
+from engine_mutants import batches, chunks, drafts, layers, lifecycle, ordering, padding, prefixes, verified
 from engine_mutants.mutant import EngineMutant
 from engine_mutants.replay import StepMutant
 
@@ -11,3 +11,5 @@ HOSTS: dict[str, EngineMutant] = {mutant.id: mutant for mutant in drafts.MUTANTS
 """Of speculation: in the step that verifies drafts, and on the host."""
 KEPT: dict[str, EngineMutant] = {mutant.id: mutant for mutant in prefixes.MUTANTS}
 """Of the prefix cache."""
+LAYERS: dict[str, EngineMutant] = {mutant.id: mutant for mutant in layers.MUTANTS}
+"""Of what a layer computes."""

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from engine_mutants.catalogue import HOSTS, KEPT, MUTANTS, STEPS
+from engine_mutants.catalogue import HOSTS, KEPT, LAYERS, MUTANTS, STEPS
+from engine_mutants.mechanisms import MECHANISMS
 from engine_mutants.mutant import EngineMutant, Finder
 from engine_mutants.prefix_reports import PREFIXES
 from engine_mutants.replay import StepMutant
@@ -54,7 +55,19 @@ prompts that come again, prompts that part after some tokens.
 {_mutants(KEPT.values())}
 ### Reports of states that are kept
 
-{_reports(PREFIXES)}"""
+{_reports(PREFIXES)}
+## Layers
+
+{len(LAYERS)} fault inside a lane, which no other lane sees and no proof of isolation speaks of:
+{_counts(LAYERS.values())}.
+
+{_mutants(LAYERS.values())}
+## Sixty mechanisms
+
+Of 94 public reports of corrupted state these have a mechanism of their own; a test fails if one is missing here, or if
+a mutant that is named does not exist.
+
+{_mechanisms()}"""
 
 
 def _counts(mutants: Iterable[EngineMutant | StepMutant]) -> str:
@@ -65,6 +78,12 @@ def _counts(mutants: Iterable[EngineMutant | StepMutant]) -> str:
 def _mutants(mutants: Iterable[EngineMutant | StepMutant]) -> str:
     text = "| mutant | after | what is wrong | found by the |\n|---|---|---|---|\n"
     return text + "".join(_row(one.id, one.source, one.description, one.finder) for one in mutants)
+
+
+def _mechanisms() -> str:
+    first, line, *rows = _reports(MECHANISMS.values()).splitlines(keepends=True)
+    numbered = (f"| {number} {row}" for number, row in zip(MECHANISMS, rows, strict=True))
+    return f"| number {first}|---{line}{''.join(numbered)}"
 
 
 def _reports(reports: Iterable[Report]) -> str:

@@ -7,99 +7,27 @@ for others to prove or to test.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 
+from ir_passes.entries import ENTRIES, ContractError, Entry, Lane, Opaque, Pool, Shared, SlotMap, check_role
+from ir_passes.opaque_entries import check_opaque
 
-class ContractError(ValueError):
-    """A contract does not fit the function or the arguments it was given for."""
-
-
-@dataclass(frozen=True)
-class Shared:
-    """The same for every lane: weights, scalars that the host computed for the whole step."""
-
-
-@dataclass(frozen=True)
-class Lane:
-    """Entry i along `axis` belongs to lane i.
-
-    Attributes:
-        axis: the axis whose length is the number of lanes.
-        role: "length" for the int32 number of real tokens of each lane, an input (0: the lane is idle and keeps its
-            rows), "accepted" for the int32 number of tokens of each lane that a verification step accepted; of an
-            output it is proved that it is never negative, and 0 for an idle lane.
-    """
-
-    axis: int = 0
-    role: Literal["length", "accepted"] | None = None
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Rows of per-sequence state along `axis`, which outlive the step.
-
-    Pools of one group are coupled: a sequence has the same row number in all of them. Among the outputs, the k-th
-    array of a group succeeds the k-th among the inputs; a pool without a successor is only read. A group that no slot
-    map names is a row pool: it has exactly one row per lane, and row i belongs to lane i.
-
-    Attributes:
-        group: name of the group.
-        axis: the row axis.
-        dims: a name for every dimension, or None.
-    """
-
-    group: str
-    axis: int = 0
-    dims: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class SlotMap:
-    """int32 [N]: the row of each lane in the pools of the named groups.
-
-    Attributes:
-        groups: one group or several.
-        size: values are in [0, size); active entries are distinct.
-        role: "both", or "read" (entries may repeat: forks) and "write" (distinct) for copies and moves.
-        null: row 0 is the null slot, which idle lanes point at and which is outside every claim. False: it is a row
-            like the others, and every lane is active.
-    """
-
-    groups: str | tuple[str, ...]
-    size: int
-    role: Literal["both", "read", "write"] = "both"
-    null: bool = True
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The groups as a tuple."""
-        return (self.groups,) if isinstance(self.groups, str) else self.groups
-
-
-@dataclass(frozen=True)
-class Opaque:
-    """A custom call, kernel or callback: what its operands and results are, by the same entries.
-
-    The k-th `Pool` among the results succeeds the k-th among the operands. What is declared here is assumed, not
-    proved, and stands in the certificate.
-
-    Attributes:
-        inputs, outputs: `Shared`, `Lane`, `Pool` or `SlotMap` for each operand and result, in order.
-        aliases: index of an operand -> index of the result that takes over its memory.
-        scratch_bytes: bytes of scratch that the operation uses for N lanes; None if it uses none.
-    """
-
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    aliases: Mapping[int, int] = field(default_factory=dict)
-    scratch_bytes: Callable[[int], int] | None = None
-
-
-Entry = Shared | Lane | Pool | SlotMap
-ENTRIES = (Shared, Lane, Pool, SlotMap)
+__all__ = [
+    "ENTRIES",
+    "Bound",
+    "BoundContract",
+    "ContractError",
+    "Entry",
+    "Lane",
+    "LaneContract",
+    "Opaque",
+    "Pool",
+    "Shared",
+    "SlotMap",
+]
 
 
 @dataclass(frozen=True)
@@ -160,6 +88,8 @@ class LaneContract:
         Raises:
             ContractError: an entry is missing or does not fit; the message names the pytree path.
         """
+        for name, declaration in self.opaque.items():
+            check_opaque(name, declaration)
         inputs = _bind_side("argument", self.inputs, tuple(args))
         results = jax.eval_shape(fn, *args)
         if not isinstance(results, tuple):
@@ -200,6 +130,7 @@ def _bind(where: str, entry: Any, value: Any) -> Iterator[Bound]:
         dtype = np.dtype(leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf))
         if isinstance(leaf_entry, Lane | Pool) and not 0 <= leaf_entry.axis < len(shape):
             raise ContractError(f"{name}: {leaf_entry} needs axis {leaf_entry.axis}, the array has shape {shape}")
+        check_role(name, leaf_entry)
         yield Bound(name, leaf_entry, shape, dtype)
 
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes import ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
+from ir_passes.opaque_entries import donors
 
 N, ROWS = 3, 5
 
@@ -127,6 +128,20 @@ FAULTS = {
     ),
     "slot maps of one row or more": (step, arguments(), (S, P, L, SlotMap("state", 0)), (L, P), "at least 1, got 0"),
     "slot maps as inputs": (step, arguments(), (S, P, L, L), (SlotMap("state", 3), P), "never an output"),
+    "roles of lanes that there are": (
+        step,
+        arguments(),
+        (S, P, L, Lane(role="lenght")),  # type: ignore[arg-type]
+        (L, P),
+        "argument 3: Lane has no role 'lenght'; expected one of None, 'length', 'accepted'",
+    ),
+    "roles of slot maps that there are": (
+        step,
+        (*arguments(ROWS)[:3], {"s": jnp.ones(N, jnp.int32)}),
+        (S, P, L, {"s": SlotMap("state", ROWS, role="reed")}),  # type: ignore[arg-type]
+        (L, P),
+        r"argument 3\['s'\]: SlotMap has no role 'reed'; expected one of 'both', 'read', 'write'",
+    ),
     "a name for every dimension": (
         step,
         arguments(),
@@ -139,6 +154,44 @@ FAULTS = {
     "donors for every successor": (step, arguments(), (S, S, L, L), (L, P), "2 output pools but only 0 input pools"),
     "a tuple of results": (lambda *a: a[2], arguments(), (S, P, L, L), (L,), "must return a tuple"),
 }
+
+
+MAP = SlotMap("state", ROWS)
+DECLARATIONS = {
+    "an Opaque": ((L,), r"opaque 'kernel': expected Opaque\(inputs, outputs\)"),
+    "nothing but entries": (Opaque((L, "lane"), (L,)), "opaque 'kernel', operand 1: expected one of"),
+    "roles that there are": (Opaque((L,), (Lane(role="len"),)), "result 0: Lane has no role 'len'"),  # type: ignore[arg-type]
+    "axes from 0": (Opaque((Lane(-1),), (L,)), "operand 0: axes count from 0"),
+    "slot maps as operands": (Opaque((P, MAP), (MAP,)), "result 0: a slot map is an operand"),
+    "a pool for every slot map": (Opaque((MAP,), (L,)), "operand 0: no operand is a pool of group 'state'"),
+    "a pool to succeed": (Opaque((L,), (P,)), "result 0: .* needs a pool to succeed among the operands, there is none"),
+    "a pool for each successor": (Opaque((P, MAP), (P, P)), "result 1: .* there is none"),
+    "pools that are alike": (Opaque((P, MAP), (Pool("state", 1),)), "operand 0 is Pool"),
+    "a slot map to write by": (
+        Opaque((P, SlotMap("state", ROWS, role="read")), (P,)),
+        "result 0: .* got maps with the roles 'read'",
+    ),
+    "one slot map to write by": (Opaque((P, MAP, MAP), (P,)), "result 0: .* got maps with the roles 'both', 'both'"),
+    "aliases of operands and results": (Opaque((L,), (L,), {0: 1}), "aliases 0: 1 for 1 operands and 1 results"),
+    "scratch by the number of lanes": (
+        Opaque((L,), (L,), scratch_bytes=64),  # type: ignore[arg-type]
+        "scratch_bytes is a function of the number of lanes, got 64",
+    ),
+}
+
+
+@pytest.mark.parametrize(("declaration", "message"), DECLARATIONS.values(), ids=DECLARATIONS)
+def test_declarations_need(declaration, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        LaneContract((S, P, L, L), (L, P), opaque={"kernel": declaration}).bind(step, arguments())
+
+
+def test_read_only_pools_come_in_any_place() -> None:
+    """The k-th result of a group succeeds the k-th operand of it, whatever groups stand before."""
+    other = Pool("other")
+    declaration = Opaque((other, P, L), (L, P))
+    assert donors(declaration) == {1: 1}
+    assert LaneContract((S, P, L, L), (L, P), opaque={"kernel": declaration}).bind(step, arguments())
 
 
 @pytest.mark.parametrize(("fn", "args", "inputs", "outputs", "message"), FAULTS.values(), ids=FAULTS)

@@ -1,0 +1,112 @@
+"""The entries of a contract: what is said of one array, and of an operation that cannot be looked into."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+
+class ContractError(ValueError):
+    """A contract does not fit the function or the arguments it was given for."""
+
+
+LaneRole = Literal["length", "accepted"]
+SlotRole = Literal["both", "read", "write"]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The same for every lane: weights, scalars that the host computed for the whole step."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Entry i along `axis` belongs to lane i.
+
+    Attributes:
+        axis: the axis whose length is the number of lanes.
+        role: "length" for the int32 number of real tokens of each lane, an input (0: the lane is idle and keeps its
+            rows), "accepted" for the int32 number of tokens of each lane that a verification step accepted; of an
+            output it is proved that it is never negative, and 0 for an idle lane.
+    """
+
+    axis: int = 0
+    role: LaneRole | None = None
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows of per-sequence state along `axis`, which outlive the step.
+
+    Pools of one group are coupled: a sequence has the same row number in all of them. Among the outputs, the k-th
+    array of a group succeeds the k-th among the inputs; a pool without a successor is only read. A group that no slot
+    map names is a row pool: it has exactly one row per lane, and row i belongs to lane i.
+
+    Attributes:
+        group: name of the group.
+        axis: the row axis.
+        dims: a name for every dimension, or None.
+    """
+
+    group: str
+    axis: int = 0
+    dims: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SlotMap:
+    """int32 [N]: the row of each lane in the pools of the named groups.
+
+    Attributes:
+        groups: one group or several.
+        size: values are in [0, size); active entries are distinct.
+        role: "both", or "read" (entries may repeat: forks) and "write" (distinct) for copies and moves.
+        null: row 0 is the null slot, which idle lanes point at and which is outside every claim. False: it is a row
+            like the others, and every lane is active.
+    """
+
+    groups: str | tuple[str, ...]
+    size: int
+    role: SlotRole = "both"
+    null: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The groups as a tuple."""
+        return (self.groups,) if isinstance(self.groups, str) else self.groups
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A custom call, kernel or callback: what its operands and results are, by the same entries.
+
+    Row i of a `Lane` result depends on row i of the `Lane` operands, on the rows of lane i in the pools, and on what is
+    shared; a `Pool` result differs from the pool that it succeeds in the rows of the lanes only. As in a step, pools of
+    a group that a `SlotMap` names have the rows that it says and those of any other group have one row per lane, and
+    the k-th pool of a group among the results succeeds the k-th among the operands. What is declared here is assumed,
+    not proved, and stands in the certificate; a proof sees to it that every call has the operands declared.
+
+    Attributes:
+        inputs: `Shared`, `Lane`, `Pool` or `SlotMap` for each operand, in order.
+        outputs: `Shared`, `Lane` or `Pool` for each result.
+        aliases: index of an operand -> index of the result that takes over its memory, as the call says it.
+        scratch_bytes: bytes of scratch that the operation uses for N lanes; None if it uses none.
+    """
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    aliases: Mapping[int, int] = field(default_factory=dict)
+    scratch_bytes: Callable[[int], int] | None = None
+
+
+Entry = Shared | Lane | Pool | SlotMap
+ENTRIES = (Shared, Lane, Pool, SlotMap)
+
+
+def check_role(where: str, entry: Any) -> None:
+    """Raise ContractError, saying where, unless the role of an entry is one of those there are."""
+    if not isinstance(entry, Lane | SlotMap):
+        return
+    roles = (None, *get_args(LaneRole)) if isinstance(entry, Lane) else get_args(SlotRole)
+    if entry.role not in roles:
+        known = ", ".join(map(repr, roles))
+        raise ContractError(f"{where}: {type(entry).__name__} has no role {entry.role!r}; expected one of {known}")

@@ -21,7 +21,7 @@ from ir_passes import Lane, LaneContract, Pool, Shared, rowwise
 from models import Decoder
 from models.expert_dot import expert_dot
 
-rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()))
+rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=({"absent": False}, {"absent": True}))
 STATE = Pool("state")
 CARRIED = -1
 """In place of a token: the one that the lane drew last, which the host may not know yet."""

@@ -12,6 +12,7 @@ from ir_passes import ir
 from ir_passes.arena_plan import Block, Placement, Plan
 from ir_passes.arena_verifier import verify
 from ir_passes.contract import LaneContract, Opaque
+from ir_passes.declared import opaque_of
 from ir_passes.liveness import Liveness, Scratch, exclusive, liveness
 from ir_passes.packing import ALIGNMENT, Buffer, aligned, planner_of, register
 from ir_passes.packing_search import exact, search
@@ -62,13 +63,13 @@ def declared_scratch(opaque: Mapping[str, Opaque], lanes: int) -> OpaqueScratch:
     """
 
     def scratch(eqn: ir.JaxprEqn) -> int:
-        for name in ir.targets_of(eqn):
-            if name in opaque and opaque[name].scratch_bytes is not None:
-                size = opaque[name].scratch_bytes(lanes)  # type: ignore[misc]
-                if not isinstance(size, int) or size < 0:
-                    raise ValueError(f"scratch_bytes of {name!r} for {lanes} lanes: expected bytes, got {size!r}")
-                return size
-        return 0
+        name, declared = opaque_of(eqn, opaque) or ("", None)
+        if declared is None or declared.scratch_bytes is None:
+            return 0
+        size = declared.scratch_bytes(lanes)
+        if not isinstance(size, int) or size < 0:
+            raise ValueError(f"scratch_bytes of {name!r} for {lanes} lanes: expected bytes, got {size!r}")
+        return size
 
     return scratch if opaque else lambda eqn: 0
 

@@ -92,12 +92,22 @@ def targets_of(eqn: JaxprEqn) -> tuple[str, ...]:
     """Names by which a custom call, kernel or callback may be declared."""
     params = eqn.params
     found = [params.get("target_name"), params.get("call_target_name"), params.get("name")]
-    callback = params.get("callback", params.get("callback_func"))
-    for function in (callback, getattr(callback, "callback_func", None), getattr(callback, "func", None)):
-        found.append(getattr(function, "__name__", None))
+    found += [getattr(function, "__name__", None) for function in callbacks_of(eqn)]
     if "name_and_src_info" in params:
         found.append(params["name_and_src_info"].name)
     return tuple(str(name) for name in found if name) or (eqn.primitive.name,)
+
+
+def callbacks_of(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """The function that a callback calls, and what it is wrapped in, the outermost first; empty for other equations."""
+    callback = eqn.params.get("callback", eqn.params.get("callback_func"))
+    inner = getattr(callback, "callback_func", None), getattr(callback, "func", None)
+    return tuple(function for function in (callback, *inner) if function is not None)
+
+
+def aliases_of(eqn: JaxprEqn) -> dict[int, int]:
+    """Index of each operand of a custom call or kernel that a result takes the memory of -> of the result."""
+    return dict(eqn.params.get("input_output_aliases") or ())
 
 
 def replace(jaxpr: Jaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Jaxpr:
@@ -273,6 +283,11 @@ def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
 def shape_of(atom: Atom) -> tuple[int, ...]:
     """Shape of an array's variable or literal."""
     return atom.aval.shape
+
+
+def shapes(atoms: Sequence[Atom]) -> list[tuple[int, ...]]:
+    """Shape of each value."""
+    return [tuple(atom.aval.shape) for atom in atoms]
 
 
 def dtype_of(atom: Atom) -> Any:

@@ -11,9 +11,11 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from ir_passes import ir
-from ir_passes.contract import Bound, BoundContract, Pool
+from ir_passes.contract import Bound, BoundContract, Opaque, Pool
+from ir_passes.declared import opaque_of
 from ir_passes.dimension_rules import DIMENSION_RULES, Dims, window_of_scatter
 from ir_passes.dimensions import Conflict, Dimension, fresh, unify
+from ir_passes.opaque_entries import donors, fits
 from ir_passes.violations import Place, Violation, ViolationKind
 
 PREFIX = "dims:"
@@ -99,6 +101,9 @@ class _Walk:
             if name in _WRITES and pools[0] is not None:
                 self._write(jaxpr, index, operands, pools[0])
                 return [operands[0]], [pools[0]]
+            declared = opaque_of(eqn, self.bound.opaque)
+            if declared is not None and fits(declared[1], ir.shapes(eqn.invars), ir.shapes(eqn.outvars)):
+                return self._declared(eqn, declared[1], operands, pools)
             nested = self._nested(eqn, operands, pools)
             if nested is not None:
                 return nested
@@ -118,6 +123,16 @@ class _Walk:
             message = f"dimension {one!r} of a pool runs together with dimension {other!r}"
             self._report(jaxpr, index, message, [pool.path for pool, dims in self._pools() if {one, other} & set(dims)])
         return [fresh(var.aval.shape) for var in eqn.outvars], nothing
+
+    def _declared(self, eqn: Any, entry: Opaque, operands: list[Dims], pools: list[int | None]) -> Any:
+        """Results of an operation with a declaration: its pools have the dimensions that it says, before and after."""
+        for dims, one in zip(operands, entry.inputs, strict=True):
+            if isinstance(one, Pool) and one.dims:
+                _tie([dims], [_labelled([dim.size for dim in dims], one.dims)])
+        labels = [one.dims if isinstance(one, Pool) else None for one in entry.outputs]
+        before = donors(entry)
+        versions = [pools[before[k]] if dims else None for k, dims in enumerate(labels)]
+        return [_labelled(var.aval.shape, dims) for var, dims in zip(eqn.outvars, labels, strict=True)], versions
 
     def _write(self, jaxpr: Any, index: int, operands: list[Dims], pool: int) -> None:
         eqn, x = jaxpr.eqns[index], operands[0]

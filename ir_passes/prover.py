@@ -136,12 +136,13 @@ class Prover:
     def constant(self, array: Any) -> Value:
         """The value of an array that is part of the program."""
         dtype = getattr(array, "dtype", None) or np.result_type(array)
+        constant = Constant(captured=np.ndim(array) > 0)
         if not (np.issubdtype(dtype, np.integer) or dtype == np.bool_):
-            return Value(fact=Constant(), number=self._constant_number(array))
+            return Value(fact=constant, number=self._constant_number(array))
         content = np.asarray(array)
         if content.size == 0:
-            return Value(fact=Constant(), number=self.fresh())
-        fact = _counting(content) or Constant()
+            return Value(fact=constant, number=self.fresh())
+        fact = _counting(content) or constant
         span = (int(content.min()), int(content.max()))
         return Value(fact=fact, range=span, number=self._constant_number(array))
 

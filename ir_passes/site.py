@@ -10,9 +10,9 @@ from ir_passes import ir
 from ir_passes.concerned import concerned
 from ir_passes.declared import declaration_of
 from ir_passes.rules.intervals import fits
-from ir_passes.rules.registry import INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
+from ir_passes.rules.registry import ELEMENTWISE, INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
 from ir_passes.uniformity import REMEDY, reveals_order, uniform_axes
-from ir_passes.values import COMMON, Common, Iota, Mixed, Owner, PoolRows, Rows, Value, describe
+from ir_passes.values import COMMON, Common, Constant, Iota, Mixed, Owner, PoolRows, Rows, Value, describe
 from ir_passes.violations import Place, Violation, ViolationKind
 
 if TYPE_CHECKING:
@@ -90,12 +90,19 @@ class Site:
             owner = self.mixed("a shared array tells rows where they lie in an order that depends on all lanes", REMEDY)
         if isinstance(owner, Mixed) and self.prover.idle:
             bounds = None  # it may be another lane's value, which is not idle
-        fact = value.fact
+        fact = value.fact or self._constant(operands)
         if bounds is not None and not fits(self.eqn.outvars[which].aval, *bounds):
             bounds = None  # the numbers wrap, or are rounded
             fact = None if isinstance(fact, Iota) else fact
         number = value.number or self._number(operands, which)
         return Value(owner, number, bounds, fact, value.kept, value.version, uniform)
+
+    def _constant(self, operands: list[Value]) -> Constant | None:
+        """What is computed of constants place by place is one."""
+        facts = [value.fact for value in operands if isinstance(value.fact, Constant)]
+        if (self.name not in ELEMENTWISE and self.name != "select_n") or len(facts) < len(operands):
+            return None
+        return Constant(any(fact.captured for fact in facts))
 
     def _number(self, operands: list[Value], which: int) -> int:
         params = _frozen(self.eqn.params)

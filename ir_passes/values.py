@@ -184,7 +184,13 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The array is a constant of the program."""
+    """The array is a constant of the program.
+
+    Attributes:
+        captured: whether it comes of an array that was there when the program was traced, not of numbers alone.
+    """
+
+    captured: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class ViolationKind(StrEnum):
     CONTROL = "control flow depends on a lane"
     COLLECTIVE = "a collective mixes lanes"
     UNKNOWN = "an operation without a rule"
-    OPAQUE = "an opaque operation without a declaration"
+    OPAQUE = "an operation that no declaration fits"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ir_passes.uniformity import REMEDY, disordered, tells_places
 from ir_passes.values import (
     COMMON,
     Common,
+    Constant,
     Counts,
     Iota,
     Kept,
@@ -49,6 +50,7 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
     if isinstance(operand.owner, PoolRows):
         bounds_note(site, operand, access, operand.owner.axis)
         return pool_rows.read(site, operand, access)
+    _check_captured(site, operand, access)
     owner = _read_owner(site, operand, access)
     picked = operand.owner.axis if isinstance(operand.owner, Rows) and operand.owner.axis in access.columns else None
     paired = isinstance(operand.owner, Common) and access.paired and disordered(owner)
@@ -75,6 +77,15 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
             return Value(COMMON, range=operand.range, fact=fact)
     kept = None if operand.kept is None else Kept(operand.kept.leaf, access.taken(operand.kept.view, -1))
     return Value(owner, range=bounds, fact=fact, kept=kept)
+
+
+def _check_captured(site: Site, operand: Value, access: Access) -> None:
+    """An array that is indexed by row numbers is a pool, or what belongs to its rows: an operand of the step."""
+    slots = [value.fact for value in access.columns.values() if isinstance(value.fact, Slot)]
+    if slots and isinstance(operand.fact, Constant) and operand.fact.captured:
+        path = site.prover.bound.inputs[slots[0].leaf].path
+        message = f"an array that was captured when the program was traced is indexed by rows of a pool, by {path}"
+        site.report(ViolationKind.CONSTANT, message, "make the array an argument of the step")
 
 
 def _composed(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:

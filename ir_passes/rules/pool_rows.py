@@ -129,21 +129,43 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
     if not isinstance(index.fact, Slot):
         message = f"rows of {path} are picked by an index that is not the lane's entry in its slot map"
         return site.mixed(message, _BY_SLOT, ViolationKind.WRONG_ROW)
-    entry = site.prover.bound.inputs[index.fact.leaf].entry
-    assert isinstance(entry, SlotMap)
-    fault = _map_fault(site, pool, entry, index.fact, access, write) or _device_fault(site, pool, index.fact, access)
+    fault = map_fault(site, pool, index.fact, access.full, access.drops, write)
+    fault = fault or _device_fault(site, pool, index.fact, access)
     if fault is not None:
         return fault
     owner = access.index_owner(axis)
-    lane = owner.lane if isinstance(owner, OneLane) else owner.order if isinstance(owner, Rows) else None
-    site.prover.accesses.append(RowAccess(pool.leaf, write, (replace(index.fact, less=None), lane), lane, site))
+    record(site, pool, index.fact, owner, access.window_shape, write)
     return owner
 
 
-def _map_fault(site: Site, pool: PoolRows, entry: SlotMap, fact: Slot, access: Access, write: bool) -> Mixed | None:
+def record(site: Site, pool: PoolRows, fact: Slot, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
+    """Note which rows of a pool are read or written, to be compared with those of its group.
+
+    Args:
+        fact: by which the rows are picked.
+        owner: of the entries.
+        shape: of what is read or written; along the owner's axis one row for each entry.
+    """
+    if isinstance(owner, Rows):
+        lanes = -(-shape[owner.axis] // owner.inner)
+        lane, whose = owner.order, (owner.start, lanes, owner.order)
+    else:
+        lane = whose = owner.lane if isinstance(owner, OneLane) else None
+    site.prover.accesses.append(RowAccess(pool.leaf, write, (replace(fact, less=None), whose), lane, site))
+
+
+def map_fault(site: Site, pool: PoolRows, fact: Slot, shape: tuple[int, ...], drops: bool, write: bool) -> Mixed | None:
+    """What is wrong with picking rows of a pool by an entry of a slot map.
+
+    Args:
+        shape: of the pool, as it lies on one device.
+        drops: whether a row past its end is left out.
+        write: whether rows are written; otherwise they are read.
+    """
     path = site.prover.bound.inputs[pool.leaf].path
-    rows = access.full[pool.axis] * site.prover.devices_along(pool.split)
-    slots = site.prover.bound.inputs[fact.leaf].path
+    rows = shape[pool.axis] * site.prover.devices_along(pool.split)
+    slots, entry = site.prover.bound.inputs[fact.leaf].path, site.prover.bound.inputs[fact.leaf].entry
+    assert isinstance(entry, SlotMap)
     if pool.group not in entry.names:
         message = f"rows of {path} are picked by {slots}, which is the slot map of {', '.join(entry.names)}"
         return site.mixed(message, f"use the slot map of group {pool.group!r}", ViolationKind.WRONG_ROW)
@@ -161,7 +183,7 @@ def _map_fault(site: Site, pool: PoolRows, entry: SlotMap, fact: Slot, access: A
         message = f"rows of {path} are picked by {slots} or by a row past its last one, {entry.size - 1}"
         remedy = f"declare the slot map with size={rows}, as many as the pool has rows, and guard with that row"
         return site.mixed(f"{message}, which may be one that no lane owns", remedy, ViolationKind.WRONG_ROW)
-    if fact.guard is not None and not access.drops:
+    if fact.guard is not None and not drops:
         message = f"a row of {path} that may lie past its end is clamped to its last row"
         site.report(ViolationKind.BOUNDS, message, "use mode='drop' for writes, mode='fill' for reads")
     return None

@@ -7,6 +7,7 @@ from mutants import (
     expert_mixing,
     idle,
     indices,
+    kernels,
     keys_and_bounds,
     lanes,
     meshes,
@@ -27,6 +28,7 @@ from mutants.mutant import Mutant
 THEMES = (
     padding,
     indices,
+    kernels,
     keys_and_bounds,
     lanes,
     meshes,

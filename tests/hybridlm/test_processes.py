@@ -1,7 +1,9 @@
 """Several processes that run one model: the same numbers as one, and what becomes of them where one is at fault."""
 
 import json
+import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -208,3 +210,32 @@ def test_scoring_goes_on_where_a_killed_process_has_ended_it(directory: Path, tm
     assert re.search(r"; [1-9]\d* rows were there from before", again.stderr), again.stderr
     found = [json.loads(line) for line in output.read_text().splitlines()]
     assert [one["id"] for one in found] == list(range(120))
+
+
+@pytest.mark.long
+def test_processes_are_found_by_the_variables_of_slurm(directory: Path, tmp_path: Path) -> None:
+    """The variables that srun sets for two tasks on one node, and no launcher of ours."""
+    with socket.socket() as one:
+        job = next(number for number in range(os.getpid(), os.getpid() + 4096) if one.connect_ex(("", port_of(number))))
+    given, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text("".join(json.dumps({"id": i, "token_ids": prompt}) + "\n" for i, prompt in enumerate(PROMPTS)))
+    command = [sys.executable, "-m", "hybridlm", "launch", "--devices", "1", "--timeout", str(TIMEOUT), "--", "score"]
+    command += ["--model", str(directory), str(given), str(output), "--context", "200", "--chunk", "5"]
+    slurm = {"JOB_ID": job, "STEP_NODELIST": "localhost", "NTASKS": 2, "STEP_NUM_NODES": 1}
+    running = []
+    for number in range(2):
+        variables = {f"SLURM_{name}": str(value) for name, value in slurm.items()}
+        variables |= {"SLURM_PROCID": str(number), "SLURM_LOCALID": str(number)}
+        running.append(subprocess.Popen(command, env=os.environ | variables, stderr=subprocess.PIPE, text=True))
+    said = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+    found = {row["id"]: row for row in map(json.loads, output.read_text().splitlines())}
+    one = hybridlm.load(directory, certify="off", compilation_cache=False, **SETTINGS)
+    for i, expected in enumerate(one.score(PROMPTS)):
+        logprobs = found[i]["logprobs"][1:]
+        np.testing.assert_allclose(logprobs, expected.logprobs[1:], rtol=0, atol=TOLERANCES["qwen3_5"])
+
+
+def port_of(job: int) -> int:
+    """Where JAX lets the processes of a SLURM job meet."""
+    return 61440 + job % 4096

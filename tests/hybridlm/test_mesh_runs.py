@@ -30,6 +30,7 @@ PROMPTS = [
     [4],
     [11],
 ]
+SHOTS = [5, 9, 33] * 50
 SETTINGS: dict[str, Any] = {"context": 200, "dtype": "float32", "chunk": 5, "compilation_cache": False}
 
 
@@ -70,6 +71,33 @@ def check_scores(found: hybridlm.LM, one: hybridlm.LM, texts: list[list[int]]) -
             np.testing.assert_allclose(*likely, rtol=0, atol=tolerance_of(one))
 
 
+def check_drafts_and_cache(
+    one: hybridlm.LM,
+    directory: Path,
+    mesh: jax.sharding.Mesh,
+    prompts: list[list[int]],
+    expected: list[hybridlm.Completion],
+    speculate: Any = None,
+) -> None:
+    """Asserts that a model over the mesh that drafts and keeps prompts draws the expected tokens, twice.
+
+    Args:
+        one: the model on one device.
+        directory: of its checkpoint.
+        mesh: the devices.
+        prompts, expected: what `one` draws.
+        speculate: as for `hybridlm.load`; None for a drafter that knows what is expected, whose drafts are accepted.
+    """
+    known = Knowing([[*each.prompt_token_ids, *each.token_ids] for each in expected])
+    drafting = hybridlm.load(
+        directory, lanes=8, mesh=mesh, speculate=speculate or known, draft_tokens=3, prefix_cache="4MB", **SETTINGS
+    )
+    for _ in range(2):
+        check_same_tokens(one, drafting.generate(prompts, max_tokens=8, ignore_eos=True), expected)
+    assert drafting.stats["drafted_tokens"] and drafting.stats["prefix_hits"] >= len(prompts)
+    assert drafting.stats["accepted_tokens"] or speculate is not None
+
+
 def tolerance_of(lm: hybridlm.LM) -> float:
     return TOLERANCES[lm.config.family.removesuffix("_text")]
 
@@ -95,12 +123,19 @@ def test_generation_is_that_of_one_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_on_every_mesh(tmp_path: Path, name: str, axes: tuple[int, int, int]) -> None:
-    """Rows move between pools of several sizes: prompts wait for lanes, and few sequences are left at the end."""
+    """Rows move between pools of several sizes: prompts wait for lanes, and few sequences are left at the end.
+
+    Then with drafts that are verified, and prompts that go on from kept states.
+    """
     directory = write_random_checkpoint(name, tmp_path, **FAMILIES[name])
     one = hybridlm.load(directory, lanes=8, certify="off", **SETTINGS)
-    over = hybridlm.load(directory, lanes=8, mesh=hybridlm.mesh(*axes), **SETTINGS)
+    mesh = hybridlm.mesh(*axes)
+    over = hybridlm.load(directory, lanes=8, mesh=mesh, **SETTINGS)
     check_generation(over, one, PROMPTS)
     check_scores(over, one, PROMPTS)
+    prompts = [[*SHOTS, *prompt] for prompt in PROMPTS]
+    expected = one.generate(prompts, max_tokens=8, ignore_eos=True)
+    check_drafts_and_cache(one, directory, mesh, prompts, expected)
 
 
 @pytest.mark.long
@@ -108,12 +143,12 @@ def test_every_family_on_every_mesh(tmp_path: Path, name: str, axes: tuple[int, 
 def test_prefixes_drafts_and_caches(tmp_path: Path, axes: tuple[int, int, int]) -> None:
     """States that are kept and put back into rows, and drafts that are verified."""
     directory = write_random_checkpoint("sparse_base", tmp_path / "model", head=True)
-    mesh, shots = hybridlm.mesh(*axes), [5, 9, 33] * 50
-    prompts = [[*shots, *prompt] for prompt in PROMPTS]
+    mesh = hybridlm.mesh(*axes)
+    prompts = [[*SHOTS, *prompt] for prompt in PROMPTS]
     one = hybridlm.load(directory, lanes=8, certify="off", **SETTINGS)
     over = hybridlm.load(directory, lanes=8, mesh=mesh, **SETTINGS)
     expected = one.generate(prompts, max_tokens=8, ignore_eos=True)
-    prefix = over.prefix(shots)
+    prefix = over.prefix(SHOTS)
     check_same_tokens(one, over.generate(PROMPTS, max_tokens=8, ignore_eos=True, prefix=prefix), expected)
     prefix.save(tmp_path / "prefix")
     loaded = over.load_prefix(tmp_path / "prefix")
@@ -124,14 +159,8 @@ def test_prefixes_drafts_and_caches(tmp_path: Path, axes: tuple[int, int, int]) 
     if axes[1] > 1:
         with pytest.raises(hybridlm.SnapshotError, match="layout"):
             one.load_prefix(tmp_path / "prefix")
-    for speculate in (Knowing([[*one.prompt_token_ids, *one.token_ids] for one in expected]), "mtp"):
-        drafting = hybridlm.load(
-            directory, lanes=8, mesh=mesh, speculate=speculate, draft_tokens=3, prefix_cache="4MB", **SETTINGS
-        )
-        for _ in range(2):
-            check_same_tokens(one, drafting.generate(prompts, max_tokens=8, ignore_eos=True), expected)
-        assert drafting.stats["drafted_tokens"] and drafting.stats["prefix_hits"] >= len(prompts)
-        assert drafting.stats["accepted_tokens"] or speculate == "mtp"
+    for speculate in (None, "mtp"):
+        check_drafts_and_cache(one, directory, mesh, prompts, expected, speculate)
 
 
 @pytest.mark.long

@@ -31,8 +31,9 @@ from ir_passes import (
 Certify = Literal["error", "warn", "off"]
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
 MAY_COPY = ("argument 1.layers*.conv", "argument 1.layers*.hidden")
-"""Pools that a step may copy: the inputs of a convolution move up by one, and a head takes a hidden state of the step
-before after this step's are there. XLA can write both in place, and on CPUs it does; elsewhere the copy is small."""
+"""Pools that a step may copy, both of them small: the last inputs of a convolution move up by the tokens of the step,
+and a head takes a hidden state of the step before after this step's are there. XLA can write both in place, and on CPUs
+it does in all steps of docs/certificates.md but those that name `conv`."""
 
 
 @dataclass(frozen=True)

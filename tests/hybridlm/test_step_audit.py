@@ -36,6 +36,19 @@ def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("lanes", [1, 8])
+@pytest.mark.parametrize("name", ["dense_interval", *OTHER_GOLDENS])
+def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(
+    root: pathlib.Path, name: str, lanes: int
+) -> None:
+    """A single row of a narrow dtype is computed as two: what has the size of two rows of a convolution is none."""
+    lm = hybridlm.load(root / "tests/golden" / name, lanes=lanes, context=256, dtype="bfloat16", chunk=32)
+    for count, tokens in ((lm._engine.lanes, 1), (lm._engine.staging, 32)):
+        report = lm._engine.program(Shape("generate", count, tokens)).audit
+        assert report is not None and not report.findings and not report.uncovered and not report.copies
+
+
+@pytest.mark.long
 def test_an_array_of_the_caches_shape_is_no_copy_of_it(text_lm: hybridlm.LM) -> None:
     """Four query heads of a chunk of 64 tokens have as many rows as a cache of 256 positions, and are laid out anew."""
     lm = hybridlm.load(text_lm.path, lanes=3, context=256, chunk=64, dtype="float32")

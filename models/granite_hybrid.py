@@ -1,4 +1,7 @@
-"""Granite-4.0-H (granitemoehybrid): Mamba2 or attention, then an MLP with or without experts, with fixed factors."""
+"""Granite-4.0-H (granitemoehybrid): Mamba2 or attention, then an MLP with or without experts, with fixed factors.
+
+Its experts have one layout, in published files as in those that transformers writes: one tensor for all of them.
+"""
 
 import dataclasses
 from collections.abc import Mapping

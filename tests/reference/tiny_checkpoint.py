@@ -147,19 +147,24 @@ def _rewrite_tensors(variant: Variant, directory: pathlib.Path, generator: torch
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
 
 
-_PARTS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
-"""Names of the matrices of an expert, as families spell them."""
+_PARTS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("up_proj", "down_proj"))
+"""Names of the matrices of an expert, as families spell them; the last without a gate."""
 
 
 def _fuse_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     fused = {name: value for name, value in tensors.items() if ".experts." not in name}
-    prefixes = sorted({name.split(".experts.")[0] + ".experts" for name in tensors if ".experts." in name})
-    for prefix in prefixes:
+    for prefix in sorted({name.split(".experts.")[0] + ".experts" for name in tensors if ".experts." in name}):
+
+        def experts(part: str, prefix: str = prefix) -> torch.Tensor:
+            count = sum(name.startswith(prefix + ".") and name.endswith(f".{part}.weight") for name in tensors)
+            return torch.stack([tensors[f"{prefix}.{expert}.{part}.weight"] for expert in range(count)])
+
         names = next(names for names in _PARTS if f"{prefix}.0.{names[0]}.weight" in tensors)
-        count = sum(name.startswith(prefix + ".") and name.endswith(f".{names[0]}.weight") for name in tensors)
-        gate, up, down = ([tensors[f"{prefix}.{expert}.{name}.weight"] for expert in range(count)] for name in names)
-        fused[prefix + ".gate_up_proj"] = torch.cat([torch.stack(gate), torch.stack(up)], dim=1)
-        fused[prefix + ".down_proj"] = torch.stack(down)
+        if len(names) == 3:
+            fused[prefix + ".gate_up_proj"] = torch.cat([experts(names[0]), experts(names[1])], dim=1)
+        else:
+            fused[f"{prefix}.{names[0]}"] = experts(names[0])
+        fused[prefix + ".down_proj"] = experts(names[-1])
     return fused
 
 

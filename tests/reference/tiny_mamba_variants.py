@@ -101,6 +101,11 @@ MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
         },
         "stored": "bfloat16",
     },
+    "nemotron_fused": {
+        "family": "nemotron_h",
+        "text": _NEMOTRON | _EXPERTS | {"layers_block_type": ["moe", "linear_attention", "full_attention"]},
+        "fused_experts": True,
+    },
     "granite_experts": {
         "family": "granitemoehybrid",
         "text": _GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3},

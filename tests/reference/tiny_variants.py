@@ -23,11 +23,11 @@ class Variant:
     """One tiny checkpoint.
 
     `text` holds the fields of the text config. `multimodal` lets the Hugging Face class with a vision tower write it
-    (nested `text_config`, names under `model.language_model.`). `fused_experts` stores `[E, 2I, H]` tensors instead of
-    one matrix per expert. `legacy_rope` and `interval` rewrite config.json to the older spellings. `mtp` adds the
-    tensors of a multi-token-prediction head, which are read where they are asked for. `stored` is the dtype in the
-    file; weights are rounded to it before the oracle runs. `rewritten` holds fields of config.json as a published
-    checkpoint spells them, None for those that it lacks.
+    (nested `text_config`, names under `model.language_model.`). `fused_experts` stores `[E, 2I, H]` tensors (`[E, I,
+    H]` where experts have no gate) instead of one matrix per expert. `legacy_rope` and `interval` rewrite config.json
+    to the older spellings. `mtp` adds the tensors of a multi-token-prediction head, which are read where they are
+    asked for. `stored` is the dtype in the file; weights are rounded to it before the oracle runs. `rewritten` holds
+    fields of config.json as a published checkpoint spells them, None for those that it lacks.
     """
 
     name: str
@@ -312,6 +312,7 @@ KIMI = (
         shards=2,
         stored="bfloat16",
     ),
+    Variant("kimi_fused", "kimi_linear", KIMI_BASE | {"n_shared_experts": 2}, fused_experts=True),
 )
 
 LING_BASE = (

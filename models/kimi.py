@@ -1,4 +1,8 @@
-"""What Kimi-Linear and Ling share: Kimi Delta Attention, latent attention, sigmoid-routed experts, their tensors."""
+"""What Kimi-Linear and Ling share: Kimi Delta Attention, latent attention, sigmoid-routed experts, their tensors.
+
+Not shared with other families: the tensors of these two mixers, which no other family has. Three convolutions become
+one, and the rows of latent attention are cut into what is multiplied up and what is shared, rotated pairs put apart.
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,9 @@
-"""What Qwen3-Next and Qwen3.5 share: the same decoder, config fields and tensor names."""
+"""What Qwen3-Next and Qwen3.5 share: the same decoder, config fields and tensor names.
+
+Not shared with other families: a config whose text part may be nested and tensors that then have another prefix, the
+projections of a Gated DeltaNet, a shared expert with a gate of its own, and the multi-token-prediction head, which no
+other family has here.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jaxtyping import Bool, Float32
+from jaxtyping import Float32
 
 Rows = Float32[Array, "*batch token key"]
 HeadDecay = Float32[Array, "*batch token"]
@@ -60,12 +60,6 @@ def head_decay(q: Rows, k: Rows, w: Rows, g: HeadDecay) -> Decayed:
         k_out=k * jnp.exp(end - total)[..., None],
         end=jnp.exp(end),
     )
-
-
-def first_chunk(fresh: Bool[Array, "lane"], count: int) -> Bool[Array, "chunk lane 1 1 1"]:
-    """In which of `count` chunks a lane begins from zero state: fresh lanes in the first."""
-    first = jnp.arange(count, dtype=jnp.int32) == 0
-    return (first[:, None] & fresh[None])[:, :, None, None, None]
 
 
 def power_of_two(tokens: int) -> int:

@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float32
+from jaxtyping import Float32
 
-from models.chunk_decay import channel_decay, first_chunk, head_decay, power_of_two
+from models.chunk_decay import channel_decay, head_decay, power_of_two
+from models.chunked_recurrence import Fresh, State, Valid, scan_chunks, split
 from models.triangular import solve_unit_lower
 
 CHUNK = 64
@@ -27,9 +28,6 @@ Keys = Float32[Array, "lane token value_head key"]
 Values = Float32[Array, "lane token value_head value"]
 Gates = Float32[Array, "lane token value_head"]
 LogDecay = Gates | Float32[Array, "lane token value_head key"]
-State = Float32[Array, "lane value_head key value"]
-Valid = Bool[Array, "lane token"]
-Fresh = Bool[Array, "lane"]
 
 
 class DeltaGiven(NamedTuple):
@@ -135,46 +133,22 @@ def delta_rule_chunked(
     Args:
         chunk: tokens per chunk; the last chunk is filled up with tokens that are not real.
     """
-    lanes, tokens, heads, _ = query.shape
+    tokens = query.shape[1]
     channels = log_decay.ndim == key.ndim
     chunk = power_of_two(min(chunk, tokens)) if channels else min(chunk, tokens)
-    count = -(-tokens // chunk)
-
-    def split(x: Array) -> Array:
-        """[lane, token, head, ..] -> [chunk, lane, head, token of the chunk, ..], zero where not real."""
-        x = jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, 0.0)
-        x = jnp.pad(x, [(0, 0), (0, count * chunk - tokens)] + [(0, 0)] * (x.ndim - 2))
-        x = x.reshape((lanes, count, chunk, *x.shape[2:]))
-        return jnp.moveaxis(jnp.moveaxis(x, 1, 0), 2, 3)
-
-    q, k, v, g, b = (split(x) for x in (query, key, value, log_decay, beta))
+    # [chunk, lane, head, token of the chunk, ..]
+    q, k, v, g, b = (jnp.moveaxis(split(x, valid, chunk), 2, 3) for x in (query, key, value, log_decay, beta))
     decayed = (channel_decay if channels else head_decay)(q, k, b[..., None] * k, g)
     right = jnp.concatenate([b[..., None] * v, decayed.w_in], axis=-1)
     solved = solve_unit_lower(decayed.system, right)
     correction, key_correction = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
 
-    active = jnp.any(valid, axis=1)[:, None, None, None]
-
-    def advance(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
-        reads, k_out, correction, scores, decay, begins = inputs
-        # One product reads the state: of two, XLA orders only the one that the new state is computed from before the
-        # write, and copies the state for the other. Zeros for lanes that begin are put in place of what is read, as in
-        # `delta_rule_step`.
-        read = jnp.where(begins, 0.0, _dot("nhik,nhkv->nhiv", reads, state))
+    def written(read: Array, rest: tuple[Array, Array]) -> tuple[Array, Array]:
+        correction, scores = rest
+        # One product reads the state for both.
         read_k, read_q = jnp.split(read, 2, axis=2)
         delta = correction - read_k
-        out = read_q + _dot("nhij,nhjv->nhiv", scores, delta)
-        decayed = jnp.where(begins, 0.0, decay[..., None] * state)
-        return jnp.where(active, decayed + _dot("nhik,nhiv->nhkv", k_out, delta), state), out
+        return delta, read_q + _dot("nhij,nhjv->nhiv", scores, delta)
 
-    inputs = (
-        jnp.concatenate([key_correction, decayed.q_in], axis=-2),
-        decayed.k_out,
-        correction,
-        decayed.scores,
-        decayed.end,
-        first_chunk(fresh, count),
-    )
-    updated, out = lax.scan(advance, state, inputs)
-    out = jnp.moveaxis(jnp.moveaxis(out, 3, 2), 0, 1).reshape((lanes, count * chunk, heads, -1))[:, :tokens]
-    return jnp.where(valid[:, :, None, None], out, 0.0), updated
+    reads, rest = jnp.concatenate([key_correction, decayed.q_in], axis=-2), (correction, decayed.scores)
+    return scan_chunks(state, reads, decayed.k_out, decayed.end, rest, written, valid, fresh)

@@ -14,18 +14,15 @@ computed once for the group (16 heads in Nemotron-3-Super) and only their decay 
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float32
+from jaxtyping import Float32
 
-from models.chunk_decay import first_chunk
+from models.chunked_recurrence import Fresh, State, Valid, scan_chunks, split
 
 CHUNK = 64
 
 Keys = Float32[Array, "lane token group key"]
 Values = Float32[Array, "lane token value_head value"]
 Gates = Float32[Array, "lane token value_head"]
-State = Float32[Array, "lane value_head key value"]
-Valid = Bool[Array, "lane token"]
-Fresh = Bool[Array, "lane"]
 
 
 def _dot(equation: str, *operands: Array) -> Array:
@@ -105,44 +102,33 @@ def ssd_chunked(
     Args:
         chunk: tokens per chunk; the last chunk is filled up with tokens that are not real.
     """
-    lanes, tokens, heads, size = value.shape
-    groups = query.shape[2]
-    chunk = min(chunk, tokens)
-    count = -(-tokens // chunk)
-
-    def split(x: Array, per_group: tuple[int, ...]) -> Array:
-        """[lane, token, head or group, ..] -> [chunk, lane, group, (head of the group,) token of the chunk, ..]."""
-        x = jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, 0.0)
-        x = jnp.pad(x, [(0, 0), (0, count * chunk - tokens)] + [(0, 0)] * (x.ndim - 2))
-        x = x.reshape((lanes, count, chunk, groups, *per_group, *x.shape[3:]))
-        return jnp.moveaxis(jnp.moveaxis(x, 1, 0), 2, 3 + len(per_group))
-
-    q, k = split(query, ()), split(key, ())
-    v, g = split(value, (heads // groups,)), split(log_decay, (heads // groups,))
+    heads, groups = value.shape[2], query.shape[2]
+    chunk = min(chunk, query.shape[1])
+    # [chunk, lane, group, (head of the group,) token of the chunk, ..]
+    q, k = (jnp.moveaxis(split(x, valid, chunk), 2, 3) for x in (query, key))
+    v, g = (_grouped(split(x, valid, chunk), groups) for x in (value, log_decay))
     total = jnp.cumsum(g, axis=-1)
     lower = jnp.tril(jnp.ones((chunk, chunk), bool))[None, None, None, None]
     mask = jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
     scores = _dot("cngik,cngjk->cngij", q, k)[:, :, :, None] * mask
     end = total[..., -1:]
-    active = jnp.any(valid, axis=1)[:, None, None, None]
 
     def by_head(x: Array) -> Array:
         """[chunk, lane, group, head of the group, ..] -> [chunk, lane, head, ..]"""
-        return x.reshape((count, lanes, heads, *x.shape[4:]))
+        return x.reshape((*x.shape[:2], heads, *x.shape[4:]))
 
-    def advance(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
-        q, k, begins, v_out, scores, v, reads, decay = inputs
-        q, k = (jnp.repeat(x, heads // groups, axis=1) for x in (q, k))
-        # Zeros for lanes that begin are put in place of what is read and of what is added to: of the state itself XLA
-        # would write a second one first.
-        read = jnp.where(begins, 0.0, _dot("nhik,nhkv->nhiv", q, state))
-        # XLA orders a read of the state before the write only where the write is computed from it, and copies the state
-        # otherwise; a state that is NaN stays so either way.
-        v_out = jnp.where(jnp.isnan(read), read, v_out)
-        updated = jnp.where(begins, 0.0, decay[..., None] * state) + _dot("nhik,nhiv->nhkv", k, v_out)
-        return jnp.where(active, updated, state), reads * read + _dot("nhij,nhjv->nhiv", scores, v)
+    def written(read: Array, rest: tuple[Array, ...]) -> tuple[Array, Array]:
+        left, scores, v, reads = rest
+        # Nothing is corrected by what is read, and yet the values are computed from it; a state that is NaN stays so
+        # either way.
+        values = jnp.where(jnp.isnan(read), read, left)
+        return values, reads * read + _dot("nhij,nhjv->nhiv", scores, v)
 
-    inputs = (v * jnp.exp(end - total)[..., None], scores, v, jnp.exp(total)[..., None], jnp.exp(end))
-    updated, out = lax.scan(advance, state, (q, k, first_chunk(fresh, count), *map(by_head, inputs)))
-    out = jnp.moveaxis(jnp.moveaxis(out, 3, 2), 0, 1).reshape((lanes, count * chunk, heads, size))[:, :tokens]
-    return jnp.where(valid[:, :, None, None], out, 0.0), updated
+    left = v * jnp.exp(end - total)[..., None]
+    rest = tuple(map(by_head, (left, scores, v, jnp.exp(total)[..., None])))
+    return scan_chunks(state, q, k, by_head(jnp.exp(end)), rest, written, valid, fresh)
+
+
+def _grouped(x: Array, groups: int) -> Array:
+    """`[chunk, lane, token, head, ..]` -> `[chunk, lane, group, head of the group, token, ..]`"""
+    return jnp.moveaxis(x.reshape((*x.shape[:3], groups, -1, *x.shape[4:])), 2, 4)

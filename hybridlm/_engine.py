@@ -111,9 +111,8 @@ class Engine:
         self._fewest = placement.data if sanitizer is None else 2
         self.row_arrays = RowArrays(model, cache_dtype, placement)
         self._kept: dict[str, RowPool] = {}
-        self._model, self._dtype = fingerprint, dtype
+        self._model, self._dtype, self._head = fingerprint, dtype, isinstance(model, MtpDecoder)
         self.prefix_cache = None if prefix_cache is None else PrefixCache(self.moves, prefix_cache, chunk)
-        self._has_head = isinstance(model, MtpDecoder)
 
     def speculation(self, speculate: Speculate | AsLoaded) -> Speculation | None:
         """What a run drafts.
@@ -121,7 +120,7 @@ class Engine:
         Raises:
             TypeError, ValueError: `speculate` names no drafter and is none.
         """
-        make = drafters(self.speculate if speculate == "as loaded" else speculate, self._has_head)
+        make = drafters(self.speculate if speculate == "as loaded" else speculate, self._head)
         if make is None:
             return None
         trust = self._trust_in_head if make is HeadDrafter else self._trust
@@ -163,7 +162,7 @@ class Engine:
     @cached_property
     def moves(self) -> RowMoves:
         """What keeps states and puts them back."""
-        return RowMoves(self.calls, self.sanitizer, self.kind, self._abstract, self.placement, self.stats)
+        return RowMoves(self.calls, self.sanitizer, self.kind, self._abstract, self.placement, self.stats, self._head)
 
     @cached_property
     def kind(self) -> StateKind:

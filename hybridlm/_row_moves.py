@@ -31,6 +31,8 @@ class RowMoves:
         rows: (count) -> so many rows, by their types alone.
         placement: the devices.
         stats: counters; `row_copies` and `prefix_tokens_saved` are counted here.
+        head: whether the model has a multi-token-prediction head. Its keys and values of a token are those of a pair
+            with the token behind it, which is another one, or none yet, where two sequences part.
 
     Attributes:
         kind: of the states.
@@ -46,11 +48,13 @@ class RowMoves:
         rows: Callable[[int], Rows],
         placement: Placement,
         stats: dict[str, int],
+        head: bool = False,
     ):
         self._calls, self._sanitizer, self._rows, self._placement = calls, sanitizer, rows, placement
         # The sanitizer tells the rows of a pool from its other axes by their number.
         self._fewest = 1 if sanitizer is None else 2
         self.kind, self._stats = kind, stats
+        self._overlap = 1 if head else 0  # positions that a span repeats of the one before it
         layout = kind.layout
         self._places: dict[Part, list[int]] = {
             "state": [i for i, one in enumerate(layout) if one.positions is None],
@@ -71,7 +75,7 @@ class RowMoves:
 
     def bytes_of(self, position: int, known: int) -> int:
         """Bytes of the state after so many tokens, beside what is kept already of the first of them."""
-        new = position - known + min(known, 1) if self.grows and known < position else 0
+        new = position - known + min(known, self._overlap) if self.grows and known < position else 0
         return self.state_bytes + -(-new // KV_BLOCK) * self.span_bytes
 
     def example_arguments(self, shape: PartShape) -> tuple[Any, ...]:
@@ -101,9 +105,8 @@ class RowMoves:
             return nothing_consumed(self.kind)
         mark = None if self._sanitizer is None else self._sanitizer.mark(owner)
         spans, at = list(known), sum(piece.count for piece in known)
-        # What is kept of a position may have needed the token behind it, which was another one when it was kept, or
-        # none: a span that goes on from another one begins with the last position of that one, as it is now.
-        lead = min(at, 1) if self.grows and at < label.position else 0
+        # With a head a span that goes on from another one begins with the last position of that one, as it is now.
+        lead = min(at, self._overlap) if self.grows and at < label.position else 0
         for first in range(at - lead, label.position if self.grows else 0, KV_BLOCK):
             count, before = min(KV_BLOCK, label.position - first), lead if first < at else 0
             kept = self._keep("span", pool, slot, (first, count), first, mark)
@@ -137,7 +140,7 @@ class RowMoves:
             self._restore(snapshot.state, "state", pool, slot, ())
             self._stats["row_copies"] += 1
         for kept, first, count in snapshot.spans:
-            lead = min(first, 1)
+            lead = min(first, self._overlap)
             operands = (first - lead, count + lead, position - lead)
             self._restore(kept, "span", pool, slot, operands, snapshot.mark)
             position += count

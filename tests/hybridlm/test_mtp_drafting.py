@@ -4,6 +4,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from head_checkpoints import GOLDEN, write_agreeing, write_headless
@@ -91,6 +93,26 @@ def test_the_head_of_a_prefix_sees_all_of_it(ordinary: hybridlm.LM, always: None
         ordinary.generate([prompt], prefix=prefix, n=8, temperature=1.5, seed=3, max_tokens=19)
         counts.append(ordinary.stats["accepted_tokens"] - before)
     assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.long
+def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybridlm.LM) -> None:
+    """What that one has there waited for the next token; the later one has it as it became."""
+    lm = hybridlm.load(agreeing.path, speculate="mtp", prefix_cache="64MB", **LOADED)
+    engine, prompt = lm._engine, PROMPTS[3]
+    for count in (7, 40):
+        lm.generate([prompt[:count]], **SETTINGS)
+    pool = engine.new_row()
+    slot = pool.acquire()
+    assert engine.prefix_cache is not None
+    with engine.prefix_cache.lent([*prompt, 5], None) as snapshot:
+        assert snapshot is not None and snapshot.spans[:2] and snapshot.spans[1].first == 1
+        first = snapshot.spans[0].buffer
+        first.arrays = tuple(array.at[:, 6].set(jnp.nan) for array in map(jnp.asarray, first.arrays))
+        engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
+    for one, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
+        if one.positions is not None:
+            assert np.isfinite(np.moveaxis(np.asarray(leaf), one.positions + 1, 1)[0][: len(prompt)]).all()
 
 
 @pytest.mark.long

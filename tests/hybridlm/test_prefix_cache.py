@@ -19,6 +19,7 @@ from hybridlm._prefix_cache import PrefixCache
 from hybridlm._radix_tree import TreeError
 from hybridlm._sequence import Request, SamplingParams, Sequence
 from hybridlm._steps import Rows
+from models import KV_BLOCK
 
 RNG = np.random.default_rng(5)
 FIRST = iter(RNG.permutation(np.arange(3, 90)).tolist())
@@ -117,22 +118,20 @@ def test_prompts_of_one_call_that_begin_alike_share_it(text_lm: hybridlm.LM, cac
     assert hits == 8 and saved >= 8 * 3 * CHUNK, "to within a chunk"
 
 
-def test_a_span_begins_with_the_last_position_of_the_one_before(cached: hybridlm.LM) -> None:
-    """What that one has there may have waited for the next token; the later one has it as it became."""
+def test_no_position_is_kept_twice(cached: hybridlm.LM) -> None:
     prompt, cache, engine = new(CHUNK + 3), cache_of(cached), cached._engine
     cached.generate([prompt[:3]], **FREE)
     cached.generate([prompt], **FREE)
+    assert engine.moves.bytes_of(3 + KV_BLOCK, 3) == engine.moves.state_bytes + engine.moves.span_bytes
     pool = engine.new_row()
     slot = pool.acquire()
     with cache.lent([*prompt, 5], None) as snapshot:
-        assert snapshot is not None and [(one.first, one.count) for one in snapshot.spans] == [(0, 3), (1, CHUNK)]
-        first = snapshot.spans[0].buffer
-        first.arrays = tuple(array.at[:, 2].set(jnp.nan) for array in map(jnp.asarray, first.arrays))
+        assert snapshot is not None and [(one.first, one.count) for one in snapshot.spans] == [(0, 3), (0, CHUNK)]
         engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
     for one, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
         if one.positions is not None:
             row = np.moveaxis(np.asarray(leaf), one.positions + 1, 1)[0]
-            assert np.isfinite(row[: len(prompt)]).all() and row[: len(prompt)].any(axis=(1, 2)).all()
+            assert row[: len(prompt)].any(axis=(1, 2)).all() and not row[len(prompt) :].any()
 
 
 def test_long_prompts_leave_states_on_the_way() -> None:

@@ -2,13 +2,15 @@
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from hybridlm._result_html import preformatted, strip, table
 from hybridlm._sequence import FinishReason
+from hybridlm._tokenizer import Tokenizer
 
 
 def perplexity(sum_logprob: float, count: int) -> float:
@@ -39,6 +41,7 @@ class Completion:
             None where not asked for.
         finish_reason: "stop" (an end token or a stop string) or "length" (max_tokens, or the context is full).
         prompt_token_ids: the prompt.
+        tokenizer: says in notebooks what the tokens are; neither compared nor printed nor pickled.
     """
 
     text: str | None
@@ -47,12 +50,16 @@ class Completion:
     top_logprobs: list[dict[int, float]] | None
     finish_reason: FinishReason
     prompt_token_ids: list[int]
+    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return _without_tokenizer(self)
 
     def _repr_html_(self) -> str:
         """As notebooks show it: the text, or the token ids, and a strip of the log-probabilities where asked for."""
         said = " ".join(map(str, self.token_ids)) if self.text is None else self.text
         counts = f"{len(self.prompt_token_ids):,} tokens of prompt, {len(self.token_ids):,} drawn"
-        drawn = "" if self.logprobs is None else strip(self.token_ids, self.logprobs)
+        drawn = "" if self.logprobs is None else strip(self.token_ids, self.logprobs, None, self.tokenizer)
         return preformatted(said) + table([("ended by", self.finish_reason), ("tokens", counts)]) + drawn
 
 
@@ -68,6 +75,7 @@ class Score:
         top_logprobs: for each token, the most likely tokens at its position, best first (empty where nothing predicts
             it); None where not asked for.
         prefix_tokens: tokens that stand before the text.
+        tokenizer: says in notebooks what the tokens are; neither compared nor printed nor pickled.
     """
 
     token_ids: list[int]
@@ -75,6 +83,10 @@ class Score:
     greedy: np.ndarray
     top_logprobs: list[dict[int, float]] | None
     prefix_tokens: int = 0
+    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return _without_tokenizer(self)
 
     @property
     def first_predicted(self) -> int:
@@ -107,4 +119,9 @@ class Score:
             ("sum of log-probabilities", f"{self.sum_logprob:.3f}"),
             ("perplexity", f"{self.perplexity:.4g}"),
         ]
-        return table(rows) + strip(self.token_ids, self.logprobs.tolist(), self.greedy.tolist())
+        return table(rows) + strip(self.token_ids, self.logprobs.tolist(), self.greedy.tolist(), self.tokenizer)
+
+
+def _without_tokenizer(result: Completion | Score) -> dict[str, Any]:
+    """What is pickled: a tokenizer is larger than most results, and the process that reads it may have its own."""
+    return {**vars(result), "tokenizer": None}

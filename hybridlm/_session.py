@@ -259,6 +259,7 @@ class Session:
             top_logprobs=sequence.top_logprobs if asked else None,
             finish_reason=reason,
             prompt_token_ids=list(sequence.request.prompt),
+            tokenizer=self._tokenizer,
         )
         self._events.append(Event(index, token, "" if text is None else text.take(final=True), completion))
 

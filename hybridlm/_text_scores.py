@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 
@@ -68,9 +69,11 @@ class TextScores:
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
             raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
         if prefix is None:
-            return checked(self._scores(self._inputs.encode_all(texts, "texts"), top_logprobs))
-        ids = self._inputs.continuations(prefix, texts, "texts")
-        return checked(scores(self._engine, ids, top_logprobs, prefix))
+            found = self._scores(self._inputs.encode_all(texts, "texts"), top_logprobs)
+        else:
+            ids = self._inputs.continuations(prefix, texts, "texts")
+            found = scores(self._engine, ids, top_logprobs, prefix)
+        return [replace(one, tokenizer=self.tokenizer) for one in checked(found)]
 
     def score_file(
         self,

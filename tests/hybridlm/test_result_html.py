@@ -1,12 +1,16 @@
 """What notebooks show of results: everything is escaped, long texts are cut short, nothing is loaded from outside."""
 
 import math
+import pickle
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
 
+import hybridlm
 from hybridlm import Completion, Score
 from hybridlm._result_html import MOST_TOKENS
 
@@ -69,3 +73,31 @@ def test_a_long_text_is_cut_short(length: int):
     assert page.count("title=") == min(length, MOST_TOKENS)
     assert ("5 more tokens are left out" in page) == (length > MOST_TOKENS)
     Reader(page)
+
+
+class Markup:
+    """A tokenizer whose texts are HTML."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        assert not skip_special_tokens
+        return {7: "<b>&", 8: " two\n", 9: "9"}[ids[0]]
+
+
+def test_tokens_are_shown_as_text_where_there_is_a_tokenizer():
+    tokenizer: Any = Markup()
+    completion = Completion("x", [7, 8], [-0.5, -9.0], None, "stop", [1], tokenizer=tokenizer)
+    scored = Score([7, 8], np.array([math.nan, -1], np.float32), np.array([False, True]), None, tokenizer=tokenizer)
+    for result in (completion, scored):
+        read = Reader(result._repr_html_())
+        assert "b" not in read.tags and "<b>& two\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}log-" in read.text
+        assert "tokenizer" not in repr(result)
+        copy = pickle.loads(pickle.dumps(result))
+        assert copy.tokenizer is None and "78log-" in Reader(copy._repr_html_()).text
+    assert completion == replace(completion, tokenizer=None)
+
+
+def test_a_model_gives_its_tokenizer_to_what_it_returns(text_lm: hybridlm.LM):
+    (scored,) = text_lm.score(["Who has"])
+    (completion,) = text_lm.generate(["Who has"], max_tokens=2, logprobs=0)
+    assert scored.tokenizer is completion.tokenizer is text_lm.tokenizer is not None
+    assert "Who has" in Reader(scored._repr_html_()).text

@@ -10,6 +10,8 @@ from itertools import permutations
 from types import MappingProxyType
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from isolation_oracle import Claims, runs
 from jax import lax
@@ -56,16 +58,23 @@ def _alike(a: Any, b: Any) -> bool:
     return (a.shape, a.dtype) == (b.shape, b.dtype)
 
 
-def changes(jaxpr: ir.Jaxpr) -> Iterator[Change]:
-    """Every change of one equation of a program or of a program inside it, and of one result."""
+def changes(jaxpr: ir.Jaxpr, on_mesh: bool = False) -> Iterator[Change]:
+    """Every change of one equation of a program or of a program inside it, and of one result.
+
+    Args:
+        jaxpr: the program.
+        on_mesh: whether it runs on each device of a mesh; no dimension of an operand is then dropped.
+    """
     known: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
     for index, eqn in enumerate(jaxpr.eqns):
         name = eqn.primitive.name
         for what, new in _equation_changes(eqn, known):
             yield Change(f"{name}: {what}", index, new)
+        for what, new in () if on_mesh or name == "shard_map" else _dropped_dimensions(eqn):
+            yield Change(f"{name}: {what}", index, new)
         for key, value in eqn.params.items():
             if key in ("jaxpr", "body_jaxpr", "call_jaxpr"):
-                for inner in changes(ir.closed(value).jaxpr):
+                for inner in changes(ir.closed(value).jaxpr, on_mesh or name == "shard_map"):
                     body = inner.apply(ir.closed(value))
                     body = body if isinstance(value, ir.ClosedJaxpr) else body.jaxpr
                     yield Change(
@@ -73,7 +82,7 @@ def changes(jaxpr: ir.Jaxpr) -> Iterator[Change]:
                     )
             elif key == "branches":
                 for i, branch in enumerate(value):
-                    for inner in changes(branch.jaxpr):
+                    for inner in changes(branch.jaxpr, on_mesh):
                         branches = (*value[:i], inner.apply(branch), *value[i + 1 :])
                         yield Change(
                             f"{name} > {inner.index}, {inner.what}",
@@ -100,6 +109,28 @@ def _equation_changes(eqn: ir.JaxprEqn, known: Sequence[Any]) -> Iterator[tuple[
                 yield f"operand {i} becomes the number {value}", eqn.replace(invars=invars)
     for what, params in _parameter_changes(eqn):
         yield what, eqn.replace(params=eqn.params | params)
+
+
+def _dropped_dimensions(eqn: ir.JaxprEqn) -> Iterator[tuple[str, ir.JaxprEqn]]:
+    """The equation with an operand that has lost a dimension: its index 0 along it stands at every index."""
+    for i, atom in enumerate(eqn.invars):
+        for dim, size in enumerate(getattr(atom.aval, "shape", ())):
+            if size > 1:
+                yield f"operand {i} is its first along {dim}", _with_first(eqn, i, dim)
+
+
+def _with_first(eqn: ir.JaxprEqn, operand: int, dim: int) -> ir.JaxprEqn:
+    """One equation, a call, that has the operands and results of another."""
+
+    def changed(*values: Any) -> list[Any]:
+        x = values[operand]
+        first = jnp.broadcast_to(lax.slice_in_dim(x, 0, 1, axis=dim), x.shape)
+        return ir.eval_eqn(eqn, *values[:operand], first, *values[operand + 1 :])
+
+    (call,) = ir.trace(jax.jit(changed), *(atom.aval for atom in eqn.invars)).jaxpr.eqns
+    return call.replace(
+        invars=list(eqn.invars), outvars=[var for var in eqn.outvars if not isinstance(var, ir.DropVar)]
+    )
 
 
 def _parameter_changes(eqn: ir.JaxprEqn) -> Iterator[tuple[str, dict[str, Any]]]:

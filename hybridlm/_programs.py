@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hybridlm._compared_step import EXAMPLE, compared
+from hybridlm._labels import labelled
 from hybridlm._placement import ONE_DEVICE, Placement
 from hybridlm._row_parts import PartShape
 from hybridlm._rows import copy_contract, copy_row
@@ -124,10 +125,16 @@ class Programs:
 
     def step(self, shape: AnyShape) -> tuple[Callable[..., Any], LaneContract]:
         """The step of a shape as each device runs it, not compiled, and the contract of the whole step."""
+        arrays = self._structure.arrays
+        if isinstance(shape, PartShape):
+            step, contract = shape.step(self._split)
+            return step, labelled(contract, shape.of(arrays), shape.positions_first)
+        step, contract = self._whole_rows_step(shape)
+        return step, labelled(contract, arrays)
+
+    def _whole_rows_step(self, shape: Shape | CopyShape) -> tuple[Callable[..., Any], LaneContract]:
         if isinstance(shape, CopyShape):
             return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
-        if isinstance(shape, PartShape):
-            return shape.step(self._split)
         if shape.step == "generate":
             return generate_step(self._structure, shape.top, shape.processor, shape.guesses), GENERATE_CONTRACT
         if shape.step == "verify":

@@ -9,13 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
+from hybridlm._labels import POSITION
 from hybridlm._rows import copy_contract, copy_row
 from hybridlm._split_rows import WHOLE, SplitRows
-from ir_passes import Lane, LaneContract
+from ir_passes import Lane, LaneContract, name_dims
 from models import KV_BLOCK
+from models.state import StateArray
 
 Part = Literal["state", "span"]
 
@@ -40,6 +43,15 @@ class PartShape:
 
     def __str__(self) -> str:
         return f"keep a {self.part} of {self.pool}" if self.kept else f"restore a {self.part} to {self.pool}"
+
+    def of(self, rows: Any) -> tuple[StateArray, ...]:
+        """The arrays of this part, of a `StateArray` for each array of a row."""
+        return tuple(array for array in jax.tree.leaves(rows) if array.grows == (self.part == "span"))
+
+    @property
+    def positions_first(self) -> tuple[str, ...]:
+        """Group of the pools whose arrays have their positions right behind the rows: what is kept."""
+        return ("target",) if self.kept else ("source",)
 
     def step(self, split: SplitRows = WHOLE) -> tuple[Callable[..., Any], LaneContract]:
         """The step, not compiled, and its contract.
@@ -66,7 +78,7 @@ def keep_span(axes: Sequence[int], split: SplitRows = WHOLE) -> Callable[..., tu
     def step(
         kept: tuple[Array, ...], pool: tuple[Array, ...], read: Array, write: Array, first: Array, count: Array
     ) -> tuple[tuple[Array, ...]]:
-        place = jnp.arange(KV_BLOCK, dtype=jnp.int32)[None]
+        place = name_dims(jnp.arange(KV_BLOCK, dtype=jnp.int32)[None], None, POSITION)
 
         def move(into: Array, out_of: Array, axis: int) -> Array:
             past = out_of.shape[axis + 1]

@@ -7,7 +7,9 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from hybridlm._mesh import DATA
-from ir_passes import Lane, LaneContract, Pool, Shared
+from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
+
+ENTRIES = (Shared, Lane, Pool, SlotMap)
 
 
 def sharded(
@@ -25,13 +27,24 @@ def sharded(
         mesh: the devices.
     """
     given = jax.tree.map(lambda one: one.sharding.spec, args)
-    pools = {entry.group: specs for entry, specs in zip(contract.inputs, given, strict=True) if isinstance(entry, Pool)}
+    entries = [(_pool(entry), specs) for entry, specs in zip(contract.inputs, given, strict=True)]
+    pools = {pool.group: specs for pool, specs in entries if pool is not None}
     lanes = PartitionSpec(DATA) if mesh.shape[DATA] > 1 else PartitionSpec()
 
     def leaving(entry: Any) -> Any:
-        if isinstance(entry, Pool):
-            return pools[entry.group]
+        pool = _pool(entry)
+        if pool is not None:
+            return pools[pool.group]
         return lanes if isinstance(entry, Lane) else PartitionSpec()
 
-    results = jax.tree.map(leaving, contract.outputs, is_leaf=lambda entry: isinstance(entry, Lane | Pool | Shared))
+    def ends(node: Any) -> bool:
+        return isinstance(node, Lane | Shared) or _pool(node) is not None
+
+    results = tuple(jax.tree.map(leaving, entry, is_leaf=ends) for entry in contract.outputs)
     return jax.shard_map(step, mesh=mesh, in_specs=given, out_specs=results, check_vma=True)
+
+
+def _pool(entry: Any) -> Pool | None:
+    """The first pool of an argument or a result that consists of pools, which are all of one group."""
+    leaves = jax.tree.leaves(entry, is_leaf=lambda node: isinstance(node, ENTRIES))
+    return leaves[0] if leaves and all(isinstance(leaf, Pool) for leaf in leaves) else None

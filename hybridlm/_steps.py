@@ -20,6 +20,7 @@ from hybridlm._vocabulary import Vocabulary
 from ir_passes import Lane, LaneContract, Pool, Shared, rowwise
 from models import Decoder
 from models.expert_dot import expert_dot
+from models.state import state_array
 
 rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=({"absent": False}, {"absent": True}))
 STATE = Pool("state")
@@ -87,10 +88,16 @@ SCORE_CONTRACT = LaneContract(
 
 @dataclass(frozen=True)
 class Structure:
-    """A model without its parameters: what a step needs beside the flat tuple of arrays."""
+    """A model without its parameters: what a step needs beside the flat tuple of arrays.
+
+    Attributes:
+        graph, tree: how the arrays make up the model.
+        arrays: a `StateArray` in the place of each array of a row.
+    """
 
     graph: nnx.GraphDef
     tree: Any
+    arrays: Rows
 
     def rebuild(self, params: tuple[Array, ...]) -> Decoder:
         """The model with these parameters, inside a trace."""
@@ -104,7 +111,8 @@ def flatten(model: Decoder) -> tuple[Structure, tuple[Any, ...]]:
     """
     graph, state = nnx.split(model)
     leaves, tree = jax.tree.flatten(state)
-    return Structure(graph, tree), tuple(leaves)
+    arrays: Any = Rows(model.state_arrays(), state_array(jnp.int32, token=1))
+    return Structure(graph, tree, arrays), tuple(leaves)
 
 
 def generate_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, guesses: int = 0) -> Step:

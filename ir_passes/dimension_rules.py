@@ -7,7 +7,7 @@ labelled pool.
 from collections.abc import Callable
 from typing import Any
 
-from ir_passes.dimensions import Dimension, fresh, reshape, unify
+from ir_passes.dimensions import Dimension, fresh, met, reshape, same, tie, unify
 from ir_passes.rules.registry import ELEMENTWISE, IDENTITIES, SUMS
 
 Dims = tuple[Dimension, ...]
@@ -23,20 +23,53 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-@_rule(*ELEMENTWISE, *IDENTITIES, "select_n", "reduce_precision")
+@_rule(*ELEMENTWISE, "reduce_precision")
 def _elementwise(eqn: Any, *operands: Dims) -> list[Dims]:
-    result = fresh(eqn.outvars[0].aval.shape)
-    for dims in operands:
-        if len(dims) == len(result):
-            for mine, theirs in zip(result, dims, strict=True):
-                if mine.size == theirs.size:
-                    unify(theirs, mine)
-    return [result for _ in eqn.outvars]
+    shape = eqn.outvars[0].aval.shape
+    result = []
+    for axis, size in enumerate(shape):
+        # A scalar, and an axis of length 1, meet all that the other operands have along it.
+        varying = [dims[axis] for dims in operands if dims and dims[axis].size == size and not dims[axis].repeated]
+        one = Dimension(size, repeated=not varying)
+        for other in varying:
+            unify(other, one)
+        result.append(one)
+    return [tuple(result) for _ in eqn.outvars]
 
 
-@_rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "rev")
+@_rule(*IDENTITIES)
+def _identity(eqn: Any, *operands: Dims) -> list[Dims]:
+    return list(operands)
+
+
+@_rule("bitcast_convert_type")
+def _bits(eqn: Any, x: Dims) -> list[Dims]:
+    """Of numbers of another length an array has one dimension more or less, the last."""
+    shape = eqn.outvars[0].aval.shape
+    return [(*x, Dimension(shape[-1])) if len(shape) > len(x) else x[: len(shape)]]
+
+
+@_rule("select_n")
+def _select(eqn: Any, which: Dims, *cases: Dims) -> list[Dims]:
+    """Its cases stand in each other's place; what chooses between them runs along with them."""
+    result = [met(*dims) for dims in zip(*cases, strict=True)]
+    for axis, mask in enumerate(which):
+        if result[axis].repeated:
+            result[axis] = mask
+        elif all(same(case[axis], cases[0][axis]) or case[axis].repeated for case in cases):
+            tie(mask, result[axis])
+    return [tuple(result)]
+
+
+@_rule("rev")
 def _same(eqn: Any, x: Dims) -> list[Dims]:
     return [x]
+
+
+@_rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+def _running(eqn: Any, x: Dims) -> list[Dims]:
+    along = int(eqn.params["axis"])
+    return [tuple(_varying(dim) if axis == along else dim for axis, dim in enumerate(x))]
 
 
 @_rule("sort")
@@ -55,6 +88,10 @@ def _broadcast(eqn: Any, x: Dims, *_: Dims) -> list[Dims]:
     for dim, to in zip(x, map(int, eqn.params["broadcast_dimensions"]), strict=True):
         if dim.size == result[to].size:
             result[to] = dim
+    kept = set(map(int, eqn.params["broadcast_dimensions"]))
+    for axis, dim in enumerate(result):
+        if axis not in kept or all(dim is not old for old in x):
+            result[axis] = Dimension(dim.size, repeated=True)
     return [tuple(result)]
 
 
@@ -73,36 +110,44 @@ def _reduce(eqn: Any, x: Dims) -> list[Dims]:
 def _dot(eqn: Any, x: Dims, y: Dims) -> list[Dims]:
     (x_contract, y_contract), (x_batch, y_batch) = eqn.params["dimension_numbers"]
     for a, b in (*zip(x_contract, y_contract, strict=True), *zip(x_batch, y_batch, strict=True)):
-        unify(x[a], y[b])
+        tie(x[a], y[b])
     free = [dim for d, dim in enumerate(x) if d not in x_contract and d not in x_batch]
     free += [dim for d, dim in enumerate(y) if d not in y_contract and d not in y_batch]
-    return [(*(x[d] for d in x_batch), *free)]
+    return [(*(y[b] if x[a].repeated else x[a] for a, b in zip(x_batch, y_batch, strict=True)), *free)]
 
 
-@_rule("slice", "dynamic_slice", "pad", "concatenate", "split", "dynamic_update_slice", "tile")
-def _partial(eqn: Any, x: Dims, *rest: Dims) -> list[Dims]:
-    """Dimensions that keep their length keep their meaning; those of other parts run with them."""
-    results = []
-    for var in eqn.outvars:
-        dims = fresh(var.aval.shape)
-        results.append(tuple(old if old.size == new.size else new for old, new in zip(x, dims, strict=True)))
-    joined = eqn.params.get("dimension") if eqn.primitive.name == "concatenate" else None
-    if joined is not None:
-        for other in rest:
-            for axis, (a, b) in enumerate(zip(x, other, strict=True)):
-                if axis != joined:
-                    unify(a, b)
-        results = [tuple(Dimension(d.size) if axis == joined else d for axis, d in enumerate(results[0]))]
-    return results
+@_rule("slice", "dynamic_slice", "split", "tile")
+def _partial(eqn: Any, x: Dims, *starts: Dims) -> list[Dims]:
+    """Dimensions that keep their length keep their meaning."""
+    return [
+        tuple(
+            old if old.size == new else Dimension(new, repeated=old.repeated)
+            for old, new in zip(x, var.aval.shape, strict=True)
+        )
+        for var in eqn.outvars
+    ]
+
+
+@_rule("pad")
+def _pad(eqn: Any, x: Dims, _: Dims) -> list[Dims]:
+    sizes = eqn.outvars[0].aval.shape
+    edges = eqn.params["padding_config"]
+    return [tuple(old if not any(edge) else Dimension(new) for old, new, edge in zip(x, sizes, edges, strict=True))]
+
+
+@_rule("concatenate")
+def _concatenate(eqn: Any, *parts: Dims) -> list[Dims]:
+    along = int(eqn.params["dimension"])
+    size = eqn.outvars[0].aval.shape[along]
+    result = [Dimension(size) if axis == along else met(*dims) for axis, dims in enumerate(zip(*parts, strict=True))]
+    return [tuple(result)]
 
 
 @_rule("stack")
 def _stack(eqn: Any, *parts: Dims) -> list[Dims]:
-    for other in parts[1:]:
-        for a, b in zip(parts[0], other, strict=True):
-            unify(a, b)
     axis = int(eqn.params["axis"])
-    return [(*parts[0][:axis], Dimension(len(parts)), *parts[0][axis:])]
+    result = [met(*dims) for dims in zip(*parts, strict=True)]
+    return [(*result[:axis], Dimension(len(parts)), *result[axis:])]
 
 
 @_rule(*SUMS, "pmax", "pmin")
@@ -120,10 +165,11 @@ def _gather(eqn: Any, x: Dims, indices: Dims) -> list[Dims]:
         if x[old].size == result[new].size:
             result[new] = x[old]
     batch = [d for d in range(len(result)) if d not in offset]
+    paired = {int(i): x[int(d)] for d, i in zip(n.operand_batching_dims, n.start_indices_batching_dims, strict=True)}
     for axis, new in enumerate(batch):
-        result[new] = indices[axis]
-    for old, axis in zip(n.operand_batching_dims, n.start_indices_batching_dims, strict=True):
-        unify(x[int(old)], indices[int(axis)])
+        other = paired.get(axis, indices[axis])
+        tie(other, indices[axis])
+        result[new] = other if indices[axis].repeated else indices[axis]
     return [tuple(result)]
 
 
@@ -134,12 +180,29 @@ def window_of_scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> dict[i
     window = zip((d for d in range(len(x)) if d not in hidden), map(int, n.update_window_dims), strict=True)
     found = {old: updates[new] for old, new in window if x[old].size == updates[new].size}
     for old, axis in zip(n.operand_batching_dims, n.scatter_indices_batching_dims, strict=True):
-        unify(x[int(old)], indices[int(axis)])
+        tie(x[int(old)], indices[int(axis)])
     return found
+
+
+def _put(x: Dims, window: dict[int, Dimension]) -> list[Dims]:
+    """An array into a part of which another one is put; along the other axes the part begins anywhere."""
+    return [tuple(met(dim, window[axis]) if axis in window else _varying(dim) for axis, dim in enumerate(x))]
 
 
 @_rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")
 def _scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> list[Dims]:
-    for axis, dim in window_of_scatter(eqn, x, indices, updates).items():
-        unify(x[axis], dim)
-    return [x]
+    return _put(x, window_of_scatter(eqn, x, indices, updates))
+
+
+@_rule("dynamic_update_slice")
+def _update(eqn: Any, x: Dims, new: Dims, *starts: Dims) -> list[Dims]:
+    return _put(x, window_of_update(x, new))
+
+
+def window_of_update(x: Dims, new: Dims) -> dict[int, Dimension]:
+    """The dimensions of what is put into an array by a slice that stand for whole dimensions of it."""
+    return {axis: dim for axis, (old, dim) in enumerate(zip(x, new, strict=True)) if old.size == dim.size}
+
+
+def _varying(dim: Dimension) -> Dimension:
+    return Dimension(dim.size) if dim.repeated else dim

@@ -4,6 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+NAMED = "dims:"
+"""Begins the name of an array whose dimensions are named."""
+
 
 class Conflict(Exception):
     """Two dimensions with different labels would be one.
@@ -26,12 +29,16 @@ class Dimension:
         label: its name, None where nothing named it.
         factors: what it was merged from or split into, in row-major order.
         wholes: dimensions that were split, with this one as their first part.
+        repeated: whether an array has the same values all along it, so that any name fits; of this member alone.
+        lost: where arrays whose dimensions nothing ties were put into one; None where that did not make it.
     """
 
     size: int
     label: str | None = None
     factors: tuple["Dimension", ...] = ()
     wholes: list["Dimension"] = field(default_factory=list, repr=False)
+    repeated: bool = False
+    lost: str | None = None
     _parent: "Dimension | None" = field(default=None, repr=False)
 
     def root(self) -> "Dimension":
@@ -60,10 +67,48 @@ def unify(one: Dimension, other: Dimension) -> None:
         pairs = tuple(zip(one.factors, other.factors, strict=True))
     other._parent = one
     one.label = one.label or other.label
+    one.lost = one.lost or other.lost
     one.factors = one.factors or other.factors
     one.wholes += other.wholes
     for a, b in pairs:
         unify(a, b)
+
+
+def tie(one: Dimension, other: Dimension) -> None:
+    """Make the dimensions of two arrays one class, where both arrays vary along them. Raises as `unify`."""
+    if not (one.repeated or other.repeated):
+        unify(one, other)
+
+
+def same(one: Dimension, other: Dimension) -> bool:
+    """Whether two dimensions are known to mean the same."""
+    one, other = one.root(), other.root()
+    if one is other or (one.label is not None and one.label == other.label):
+        return True
+    if not one.factors or len(one.factors) != len(other.factors) or one.label or other.label:
+        return False
+    return all(a.size == b.size and same(a, b) for a, b in zip(one.factors, other.factors, strict=True))
+
+
+def met(*some: Dimension) -> Dimension:
+    """One dimension of an array into which several arrays are put, each with this one of its own.
+
+    To be put beside each other, or in each other's place, is no evidence that dimensions mean the same: where nothing
+    else says so, nothing is known of the result, whatever one of them is named.
+
+    Raises:
+        Conflict: two of them have different labels.
+    """
+    varying = [dim for dim in some if not dim.repeated]
+    if not varying:
+        return Dimension(some[0].size, repeated=True)
+    labels = [label for dim in varying if (label := dim.root().label) is not None]
+    other = next((label for label in labels if label != labels[0]), None)
+    if other is not None:
+        raise Conflict((labels[0], other))
+    if all(same(varying[0], dim) for dim in varying[1:]):
+        return varying[0]
+    return Dimension(some[0].size, lost="")
 
 
 def fresh(shape: Sequence[int]) -> tuple[Dimension, ...]:
@@ -98,6 +143,8 @@ def reshape(dims: tuple[Dimension, ...], shape: Sequence[int]) -> tuple[Dimensio
 
 def _merged(taken: list[Dimension], size: int) -> Dimension:
     """One dimension of several: the one that was split into them, if there is one."""
+    if all(dim.repeated for dim in taken):
+        return Dimension(size, repeated=True)
     parts = [dim.root() for dim in _flat(taken)]
     found = Dimension(size, factors=tuple(parts))
     for whole in tuple(parts[0].wholes):
@@ -111,6 +158,8 @@ def _flat(dims: list[Dimension]) -> tuple[Dimension, ...]:
 
 
 def _split(dim: Dimension, size: int) -> list[Dimension]:
+    if dim.repeated:
+        return [Dimension(part, repeated=True) for part in (size, dim.size // size)][: 1 if dim.size % size else 2]
     factors = dim.root().factors
     for count in range(1, len(factors)):
         if math.prod(factor.size for factor in factors[:count]) == size:

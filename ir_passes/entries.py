@@ -44,12 +44,15 @@ class Pool:
     Attributes:
         group: name of the group.
         axis: the row axis.
-        dims: a name for every dimension, or None.
+        dims: a name for every dimension, by which it is proved that each is written with what belongs there, even where
+            sizes agree; None for one that need not be. The name "position" says more: it is the dimension of a cache
+            along which tokens lie, and no index along it may be a constant of the program. Without names none of this
+            is proved, which the proof's notes say.
     """
 
     group: str
     axis: int = 0
-    dims: tuple[str, ...] | None = None
+    dims: tuple[str | None, ...] | None = None
 
 
 @dataclass(frozen=True)

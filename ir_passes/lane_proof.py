@@ -93,6 +93,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
         proved = (*proved, ACCEPTED)
     if violations:
         raise IsolationError(tuple(dict.fromkeys(violations)))
+    prover.notes.update(_unnamed(bound))
     assumed = [*prover.assumed, *_assumed(bound)]
     seconds = time.perf_counter() - start
     return Proof(
@@ -177,6 +178,15 @@ def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
         remedy = "make it an argument of the step"
         found.append(Violation(ViolationKind.CONSTANT, name, source, message, remedy, (path,), place))
     return found
+
+
+def _unnamed(bound: BoundContract) -> list[str]:
+    """What is not proved of pools that the contract has no names for."""
+    paths = [one.path for one in bound.inputs if isinstance(one.entry, Pool) and one.entry.dims is None]
+    if not paths:
+        return []
+    what = "that each dimension is written with what belongs there, and that no position is a constant of the program"
+    return [f"not proved of pools without dims ({', '.join(paths)}): {what}"]
 
 
 def _assumed(bound: BoundContract) -> list[str]:

@@ -4,10 +4,11 @@ Two arrays with the same path hold the same elements in the same places, so a va
 put back by it.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 Step = tuple[Hashable, ...]
 View = tuple[Step, ...]
+Shape = tuple[int, ...]
 
 
 def reshaped(view: View, before: tuple[int, ...], after: tuple[int, ...]) -> View:
@@ -26,6 +27,18 @@ def transposed(view: View, permutation: tuple[int, ...]) -> View:
         permutation = tuple(first[axis] for axis in permutation)
         view = view[:-1]
     return view if permutation == tuple(range(len(permutation))) else (*view, ("transpose", permutation))
+
+
+def block(view: View, but: int, full: Shape, sizes: Shape, places: Iterable[tuple[int, Hashable]]) -> View:
+    """The path after taking the block of these sizes that begins at `places` of some axes.
+
+    Args:
+        view: the path.
+        but: an axis where the block begins is another matter; -1 for none.
+        full, sizes: of the whole and of the block.
+        places: axis and beginning; along the others the block begins at 0.
+    """
+    return entered(view, ("part", but, full, sizes, tuple(sorted(places, key=lambda one: one[0]))))
 
 
 def entered(view: View, step: Step) -> View:

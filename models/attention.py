@@ -13,6 +13,7 @@ from models.cut import Part, columns, rows
 from models.devices import ALONE, Devices
 from models.initial import matrix
 from models.linear import linear
+from models.named import named
 from models.norms import RMSNorm
 from models.rope import Rope
 from models.shapes import Activations, KeyCache, LaneInfo, ValueCache
@@ -201,11 +202,12 @@ class Attention(Stateful):
             q, gate = jnp.split(q, 2, axis=-1)
         k = linear(x, self.k_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
         v = linear(x, self.v_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
+        v = named(v, None, None, "kv_head", "value")
         if self.q_norm is not None and self.k_norm is not None:
             q, k = normed(self.q_norm, q), normed(self.k_norm, k)
         if c.rope is not None:
             q, k = c.rope(q, at), c.rope(k, at)
-        state = append(state, k, v, at, info.valid)
+        state = append(state, named(k, None, None, "kv_head", "key"), v, at, info.valid)
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
         out = attend(q * scale, state, at, info.valid, info.kv_blocks)
         if gate is not None:

@@ -13,6 +13,7 @@ from models.cut import Part, columns, rows
 from models.devices import ALONE, Devices
 from models.initial import matrix
 from models.linear import linear
+from models.named import named
 from models.norms import RMSNorm
 from models.rope import Rope
 from models.shapes import Activations, LaneInfo
@@ -114,7 +115,7 @@ class LatentAttention(Stateful):
         latent, shared = self.row_norm(row[..., : c.rank]), row[:, :, None, c.rank :]
         if c.rope is not None:
             q_shared, shared = c.rope(q_shared, at), c.rope(shared, at)
-        row = jnp.concatenate([latent[:, :, None], shared], axis=-1)
+        row = named(jnp.concatenate([latent[:, :, None], shared], axis=-1), None, None, None, "key")
         state = append(state, row, None, at, info.valid)
         query = jnp.concatenate([head_dot(q, self.key_up[...]), q_shared], axis=-1) * c.query_size**-0.5
         seen = attend(query, state, at, info.valid, info.kv_blocks, value_size=c.rank)

@@ -15,6 +15,7 @@ from jaxtyping import Float32, Int32
 from models.decoder import Decoder, DecoderConfig, Layer, lane_info
 from models.initial import matrix
 from models.linear import linear
+from models.named import named
 from models.norms import RMSNorm
 from models.shapes import Activations, LaneInfo, Lengths, Positions, Tokens
 from models.state import Stateful, state_array
@@ -102,7 +103,8 @@ class MtpDecoder(Decoder):
         fresh = lane_info(tokens, lengths, positions, kv_blocks).fresh
         carried = jnp.where(fresh[:, None], 0.0, head.hidden)
         # The newest is taken from what the pairs are made of, so that XLA writes it where the one before them was.
-        seen = lax.optimization_barrier(jnp.concatenate([carried[:, None], hidden], axis=1))
+        past = named(hidden, None, None, "hidden")
+        seen = lax.optimization_barrier(jnp.concatenate([carried[:, None], past], axis=1))
         _, kept = self.consume_pairs(tokens, seen[:, :-1], lengths, positions, head.layer, kv_blocks)
         return hidden, (*layers, MtpState(kept, seen if verifying else _newest(seen, lengths, head.hidden)))
 

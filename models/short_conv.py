@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int32
 
+from models.named import named
 from models.shapes import LaneInfo
 
 
@@ -41,7 +42,7 @@ def short_conv(
         unchanged, bit for bit.
     """
     tokens, kernel = x.shape[1], weight.shape[1]
-    x = jnp.where(valid[:, :, None], x, 0.0)
+    x = named(jnp.where(valid[:, :, None], x, 0.0), None, None, "channel")
     # Computed once, for the convolution and for what is kept: else XLA may compute the latter from the state alone, and
     # would have to copy that before it writes there.
     window = lax.optimization_barrier(jnp.concatenate([state.astype(jnp.float32), x], axis=1))
@@ -55,4 +56,5 @@ def short_conv(
     else:
         last = lengths[:, None] + jnp.arange(kernel - 1, dtype=jnp.int32)[None, :]
         tail = jnp.take_along_axis(window, last[:, :, None], axis=1, mode="fill")
+    tail = named(tail, None, "tap", None)
     return y, jnp.where((lengths > 0)[:, None, None], tail.astype(state.dtype), state)

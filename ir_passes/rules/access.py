@@ -1,5 +1,6 @@
 """One form for gather, scatter and dynamic slices: which operand dimension is indexed by what, and where it lands."""
 
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from ir_passes.values import (
     axis_of,
     moved,
 )
-from ir_passes.views import View, entered, left
+from ir_passes.views import View, block, entered, left, reshaped
 from ir_passes.violations import ViolationKind
 
 Shape = tuple[int, ...]
@@ -93,7 +94,24 @@ class Access:
     def taken(self, view: View, dim: int) -> View:
         """The path after this read of a view whose index along `dim` is another matter."""
         fills = self.drops and not all(self.inside(other) for other in self.columns if other != dim)
-        return entered(entered(view, self.step(dim)), _FILLED) if fills else entered(view, self.step(dim))
+        if self.is_block:
+            view = reshaped(block(view, dim, self.full, self.sizes, self._places(dim)), self.sizes, self.window_shape)
+        else:
+            view = entered(view, self.step(dim))
+        return entered(view, _FILLED) if fills else view
+
+    @property
+    def is_block(self) -> bool:
+        """Whether the window is one block of the operand, its axes in their order."""
+        axes = [self.window[dim] for dim in sorted(self.window)]
+        return not self.paired and self.scalar and axes == sorted(axes)
+
+    def _places(self, but: int) -> Iterator[tuple[int, Hashable]]:
+        """Where a block begins, by constants or value numbers, along each axis where that is not the only place."""
+        for dim, value in self.columns.items():
+            at = constant_of(value)
+            if dim != but and not (at == 0 and self.sizes[dim] == self.full[dim]):
+                yield dim, ("value", value.number) if at is None else at
 
     def put(self, view: View, dim: int) -> View | None:
         """The path after this write puts back what was taken; None where it was taken elsewhere.
@@ -102,6 +120,9 @@ class Access:
         """
         if self.drops and view and view[-1] == _FILLED:
             view = view[:-1]
+        if self.is_block:
+            (step,) = block((), dim, self.full, self.sizes, self._places(dim))
+            return left(reshaped(view, self.window_shape, self.sizes), step)
         return left(view, self.step(dim))
 
     def inside(self, dim: int) -> bool:

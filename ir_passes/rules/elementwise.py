@@ -7,6 +7,7 @@ import numpy as np
 
 from ir_passes.agreement import compares_devices
 from ir_passes.declared import CROSSING
+from ir_passes.dimensions import NAMED
 from ir_passes.rules.access import constant_of
 from ir_passes.rules.intervals import FALSE, dtype_range, hull, interval
 from ir_passes.rules.registry import ELEMENTWISE, IDENTITIES, rule
@@ -222,6 +223,9 @@ def identity(site: Site, *operands: Value) -> list[Value]:
         if compares_devices(site.eqn):
             site.prover.comparisons.append(site.eqn)
         return [Value(COMMON, range=FALSE if site.eqn is site.prover.disagreeing else None)]
+    if site.name == "name" and label.startswith(NAMED):
+        names = ", ".join(name or "." for name in label.removeprefix(NAMED).split(","))
+        site.prover.assumed.add(f"dimensions named: {names}")
     return list(operands)
 
 

@@ -23,7 +23,7 @@ from ir_passes.values import (
     describe,
     moved,
 )
-from ir_passes.views import entered
+from ir_passes.views import View, block, entered
 
 
 def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, step: int = 1) -> Owner:
@@ -46,15 +46,14 @@ def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], step
     full = site.shapes[0]
     axis = axis_of(x.owner)
     owner, kept = x.owner, x.kept
-    cut = tuple(map(int, (*starts, *sizes, *steps)))
     whole = tuple(sizes) == full and not any(starts)
     if axis is not None:
         owner = part(site, x.owner, axis, starts[axis], sizes[axis], full[axis], steps[axis])
     if isinstance(owner, PoolRows) and not whole:
-        view = entered(owner.view, ("slice", full, cut))
-        owner = replace(owner, view=view)
+        owner = replace(owner, view=_part(owner.view, owner.axis, full, starts, sizes, steps))
     if kept is not None and not whole:
-        kept = Kept(kept.leaf, entered(kept.view, ("slice", full, cut)))
+        but = owner.axis if isinstance(owner, PoolRows) else -1
+        kept = Kept(kept.leaf, _part(kept.view, but, full, starts, sizes, steps))
     fact = x.fact if isinstance(x.fact, Slot | Constant) else None
     if isinstance(x.fact, Iota) and starts[x.fact.axis] == 0 and steps[x.fact.axis] == 1:
         fact = x.fact
@@ -65,6 +64,16 @@ def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], step
         fact = fact if isinstance(fact, Iota) else None
     number = x.number if whole else 0
     return Value(owner, number, bounds, fact, kept, x.version if whole else site.prover.versions.part_of(x.version))
+
+
+def _part(
+    view: View, rows: int, full: Sequence[int], starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]
+) -> View:
+    """The path after a static slice, as a read at constants has it where it has no steps."""
+    if any(step != 1 for step in steps):
+        return entered(view, ("slice", tuple(full), tuple(map(int, (*starts, *sizes, *steps)))))
+    begins = ((d, int(at)) for d, at in enumerate(starts) if sizes[d] != full[d])
+    return block(view, rows, tuple(map(int, full)), tuple(map(int, sizes)), begins)
 
 
 @rule("slice")

@@ -20,6 +20,7 @@ from mutants import (
     sequences,
     split_rows,
     tenants,
+    unnamed,
     verification,
     whole_pools,
 )
@@ -39,6 +40,7 @@ THEMES = (
     places,
     row_numbers,
     pools,
+    unnamed,
     idle,
     sequences,
     boundaries,

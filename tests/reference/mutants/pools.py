@@ -24,12 +24,12 @@ SIZE = 4
 
 
 def draw_square(rng: np.random.Generator) -> tuple[Any, ...]:
-    return normal(rng, SLOTS, SIZE, SIZE), slot_map(rng), normal(rng, LANES, 5), weight(rng, 3, SIZE, 5)
+    return normal(rng, SLOTS, SIZE, SIZE), slot_map(rng), normal(rng, LANES, 5), weight(rng, 3 * SIZE, 5)
 
 
 def square(pool, slots, x, w, read=lambda s: s, write=lambda s: s):
     """Linear attention with keys as long as values, so that a transposed state fits."""
-    q, k, v = jnp.einsum("ckd,nd->cnk", w, x)
+    q, k, v = jnp.split(x @ w.T, 3, axis=-1)
     state = 0.9 * read(pool[slots]) + k[:, :, None] * v[:, None, :]
     return jnp.einsum("nkv,nk->nv", state, q), pool.at[slots].set(write(state))
 
@@ -40,7 +40,7 @@ def transpose(state: jax.Array) -> jax.Array:
 
 def outer_product_swapped(pool, slots, x, w):
     """A kernel that makes v k^T where the pool has k v^T."""
-    q, k, v = jnp.einsum("ckd,nd->cnk", w, x)
+    q, k, v = jnp.split(x @ w.T, 3, axis=-1)
     state = 0.9 * pool[slots] + jnp.swapaxes(k[:, :, None] * v[:, None, :], 1, 2)
     return jnp.einsum("nkv,nk->nv", state, q), pool.at[slots].set(jnp.swapaxes(jnp.swapaxes(state, 1, 2), 1, 2).mT)
 

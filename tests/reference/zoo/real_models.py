@@ -1,6 +1,7 @@
 """Every step of every model family, as the engine has it: the tiny models of tests/golden, their weights drawn."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from hybridlm._sampling import FILTERED, Sampling
 from hybridlm._steps import flatten
 from hybridlm.checkpoint.directory import read_config
 from ir_passes import Shared, SlotMap
-from ir_passes.contract import Bound
+from ir_passes.contract import ENTRIES, Bound, Pool
 from models import kv_blocks
 
 HEAD = " with head"
@@ -108,7 +109,8 @@ def vmapped(program: Program) -> Program:
     """The same as a function of one lane under `jax.vmap`: its row, its tokens, and what all lanes share.
 
     Only of a step whose arguments all have lanes or are shared. A step that copies or keeps a row has one lane: mapped
-    over more of them it would return a whole pool for each.
+    over more of them it would return a whole pool for each. The pools have no names: those that a model gives to arrays
+    mean those of one lane, and which dimension `vmap` adds to them the program does not say.
     """
     axes = [None if isinstance(entry, Shared) else 0 for entry in program.contract.inputs]
 
@@ -119,4 +121,14 @@ def vmapped(program: Program) -> Program:
         ]
         return jax.tree.map(lambda leaf: leaf[0], program.step(*alone))
 
-    return program.but(name=f"{program.name}, vmapped", step=jax.vmap(lane, in_axes=axes))
+    contract = replace(
+        program.contract, inputs=_unnamed(program.contract.inputs), outputs=_unnamed(program.contract.outputs)
+    )
+    return program.but(name=f"{program.name}, vmapped", step=jax.vmap(lane, in_axes=axes), contract=contract)
+
+
+def _unnamed(entries: Any) -> Any:
+    def unnamed(entry: Any) -> Any:
+        return replace(entry, dims=None) if isinstance(entry, Pool) else entry
+
+    return jax.tree.map(unnamed, entries, is_leaf=lambda entry: isinstance(entry, ENTRIES))

@@ -1,0 +1,89 @@
+"""Writes of what nothing ties to a labelled pool's dimensions, by way of what is not the pool itself."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from mutants.mutant import Evidence, Kind, Mutant, wrong
+from zoo import labelled_layers as zoo
+from zoo.labelled_layers import LANES, LAYERS, SIZE
+
+SCANNED, UNROLLED, ROWS = (program.name for program in zoo.PROGRAMS)
+
+
+def strange(x: Array, w: Array) -> Array:
+    """[N, SIZE, SIZE], of which nobody knows which is which."""
+    left, right, _ = jnp.split(x @ w.T, 3, axis=-1)
+    return left[:, :, None] * right[:, None, :]
+
+
+def _into_a_part(pool: Array, layer: Any, slots: Array, x: Array, w: Array) -> Array:
+    part = lax.dynamic_index_in_dim(pool, layer, 0, keepdims=False)
+    return lax.dynamic_update_index_in_dim(pool, part.at[slots].set(strange(x, w)), layer, 0)
+
+
+def part_taken_out(pool, slots, x, w):
+    for layer in range(LAYERS):
+        pool = _into_a_part(pool, layer, slots, x, w[layer])
+    return jnp.zeros((LANES, SIZE)), pool
+
+
+def part_of_a_number(pool, slots, x, w):
+    for layer in range(LAYERS):
+        pool = pool.at[layer].set(pool[layer].at[slots].set(strange(x, w[layer])))
+    return jnp.zeros((LANES, SIZE)), pool
+
+
+def part_of_a_carry(pool, slots, x, w):
+    pool = lax.fori_loop(0, LAYERS, lambda layer, pool: _into_a_part(pool, layer, slots, x, w[layer]), pool)
+    return jnp.zeros((LANES, SIZE)), pool
+
+
+def scanned(pool, slots, x, w):
+    def body(total, layer):
+        part, w = layer
+        return total, part.at[slots].set(strange(x, w))
+
+    return lax.scan(body, jnp.zeros((LANES, SIZE)), (pool, w))
+
+
+def chosen(pool, lengths, x, w):
+    y, _ = zoo.memory(pool, x, w)
+    return y, jnp.where((lengths > 0)[:, None, None], strange(x, w), pool)
+
+
+def carried(pool, lengths, x, w):
+    y, _ = zoo.memory(pool, x, w)
+    rows = lax.fori_loop(0, y.shape[1], lambda _, rows: strange(x, w), pool)
+    return y, jnp.where((lengths > 0)[:, None, None], rows, pool)
+
+
+def branch(pool, lengths, x, w):
+    y, rows = zoo.memory(pool, x, w)
+    rows = lax.cond(w[0, 0] > 0, lambda: rows, lambda: strange(x, w))
+    return y, jnp.where((lengths > 0)[:, None, None], rows, pool)
+
+
+def beside(pool, lengths, x, w):
+    y, rows = zoo.memory(pool, x, w)
+    rows = jnp.concatenate([rows[:1], strange(x, w)[1:]])
+    return y, jnp.where((lengths > 0)[:, None, None], rows, pool)
+
+
+def _unnamed(base: str, id: str, description: str, step: Any, **changes: Any) -> Mutant:
+    return wrong(base, id, "JAX", description, step, Kind.LABEL, evidence=Evidence.FAULT, **changes)
+
+
+NO_LAYER = replace(zoo.STACK, dims=(None, "slot", "key", "value"))
+SOME = replace(zoo.CONTRACT, inputs=(NO_LAYER, *zoo.CONTRACT.inputs[1:]), outputs=(zoo.CONTRACT.outputs[0], NO_LAYER))
+MUTANTS = (
+    _unnamed(UNROLLED, "unnamed-in-a-part", "written to a part that is taken out and put back", part_taken_out),
+    _unnamed(UNROLLED, "unnamed-in-a-layer", "the same, the part taken by a number", part_of_a_number),
+    _unnamed(UNROLLED, "unnamed-in-a-carry", "written to a part of a pool that a loop carries", part_of_a_carry),
+    _unnamed(SCANNED, "unnamed-in-a-scan", "written to a part that is scanned over", scanned, contract=SOME),
+    _unnamed(ROWS, "unnamed-where-active", "chosen by `where` in place of the old rows", chosen),
+    _unnamed(ROWS, "unnamed-behind-a-loop", "a loop begins with the rows and ends with others", carried),
+    _unnamed(ROWS, "unnamed-in-a-branch", "what one branch of a condition gives", branch),
+    _unnamed(ROWS, "unnamed-beside-rows", "put together with rows of the pool", beside),
+)

@@ -1,5 +1,6 @@
 """Random schedules of drafts, cancels, moves and hits: every row holds its accepted tokens, after every step."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +34,8 @@ JOIN = st.tuples(st.just("join"), st.integers(0, len(PROMPTS) - 1), st.integers(
 ACTION = st.one_of(JOIN, st.tuples(st.just("cancel"), st.integers(0, 9)), st.sampled_from([("step",), ("move",)]))
 ACTIONS = st.lists(ACTION, max_size=20)
 PATTERN = st.lists(st.integers(0, 9), min_size=1, max_size=12)
-BUDGET = st.sampled_from([None, "100kB", {"device": "100kB", "host": 0}])
+TIGHT = {"device": "100kB", "host": "50kB"}
+BUDGET = st.sampled_from([None, "100kB", TIGHT, {"device": "100kB", "host": 0}])
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +63,15 @@ def always() -> Iterator[None]:
         yield
 
 
-def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budget: Any) -> int:
-    """Perform the actions, then all that is left; returns how often a row was compared.
+def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budget: Any) -> tuple[int, dict[str, int]]:
+    """Perform the actions, then all that is left; returns how often a row was compared, and what the cache counted.
 
     Args:
         pattern: of the drafts; None for those of whoever drafts as loaded.
     """
     engine = replayed.lm._engine
-    engine.prefix_cache = None if budget is None else PrefixCache(engine.moves, cache_budget(budget), engine.chunk)
+    cache = None if budget is None else PrefixCache(engine.moves, cache_budget(budget), engine.chunk)
+    engine.prefix_cache = cache
     try:
         drafter = "as loaded" if pattern is None else Scripted(replayed.texts, pattern)
         with replayed.lm.session(speculate=drafter) as session:
@@ -79,7 +82,7 @@ def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budge
             for kind, *which in actions:
                 getattr(watched, kind)(*which)
             watched.finish()
-            return watched.checked
+            return watched.checked, {} if cache is None else cache.stats
     finally:
         engine.prefix_cache = None
 
@@ -120,11 +123,24 @@ def test_64_drafts(of_many_drafts: Replayed, pattern: list[int]) -> None:
     assert of_many_drafts.lm.stats["accepted_tokens"] > before + 100
 
 
-def test_drafts_are_accepted_in_these_schedules(replayed: Replayed) -> None:
-    before = dict(replayed.lm.stats)
+def check_events(replayed: Replayed) -> None:
+    """Drafts are accepted and rejected; states are gone on from, moved to the host and dropped."""
+    before, kept = dict(replayed.lm.stats), Counter[str]()
     actions = [("join", number, 20) for number in range(len(PROMPTS))]
-    for budget in (None, "100kB"):
-        assert run(replayed, actions, [4, 8, 0, 6, 9, 1, 3], budget) > 60
+    for budget in (None, TIGHT):
+        checked, counted = run(replayed, actions, [4, 8, 0, 6, 9, 1, 3], budget)
+        kept.update(counted)
+        assert checked > 60
     gained = {name: replayed.lm.stats[name] - count for name, count in before.items()}
     assert gained["drafted_tokens"] > gained["accepted_tokens"] + 20 > 100
     assert gained["prefix_tokens_saved"] > 20
+    assert kept["prefix_hits"] > 2 and kept["prefix_spills"] > 2 and kept["prefix_evictions"] > 2
+
+
+def test_what_happens_in_these_schedules(replayed: Replayed) -> None:
+    check_events(replayed)
+
+
+@pytest.mark.long
+def test_what_happens_in_schedules_of_eight_lanes(of_eight_lanes: Replayed) -> None:
+    check_events(of_eight_lanes)

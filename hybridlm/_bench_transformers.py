@@ -1,4 +1,4 @@
-"""Hugging Face transformers under the clock, in this process and on the same checkpoint (extra `oracle`)."""
+"""Hugging Face transformers under the clock, in this process and on the same checkpoint (extra `bench`)."""
 
 import inspect
 import time

@@ -21,6 +21,7 @@ from hybridlm._bench_profile import profile
 from hybridlm._bench_sides import Side, Timing, in_turns
 from hybridlm._bench_transformers import Transformers
 from hybridlm._cli_options import Chunk, Debug, Dtype, Model, console_for_table, reported
+from hybridlm._errors import require_extra
 from hybridlm._lm import LM
 from hybridlm._load import load
 
@@ -69,6 +70,9 @@ def bench(
             raise ValueError(f"context: {context} is less than {most}: the prompt, and the tokens of all rounds")
         if against and Against.LLAMA_CPP in against and (llama_bench is None or gguf is None):
             raise ValueError("--against llama.cpp needs --llama-bench and --gguf")
+        for one in set(against or []) - {Against.LLAMA_CPP}:
+            for package in ("torch", "transformers"):
+                require_extra(f"--against {one}", package, "bench")
         limits = measure_limits()
         lm = load(model, lanes=max(lanes), context=context, dtype=dtype, chunk=chunk)
         console = console_for_table()

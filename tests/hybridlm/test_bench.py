@@ -135,6 +135,13 @@ def test_a_context_that_is_too_short_is_refused() -> None:
     assert result.exit_code == 1 and "context: 40 is less than" in result.output
 
 
+def test_a_peer_that_is_not_installed_is_named_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridlm._errors.find_spec", lambda name: None if name == "transformers" else name)
+    command = ["bench", "--model", str(demo.path()), "--against", "transformers-float32"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1 and 'pip install "hybridlm[bench]"' in " ".join(result.output.split()), result.output
+
+
 def test_a_bench_checkpoint_is_the_same_every_time_and_loads(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,17 +52,11 @@ def most_likely(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
     count = vocab // size
     groups = logits.reshape((rows, count, size))
     highest = jnp.max(groups, axis=2)
-    top = jnp.max(highest, axis=1, keepdims=True)
-    first = _first(highest == top)
-    inside = jnp.where(first < count, first, 0)
-    group = jnp.take_along_axis(groups, inside[:, None, None], axis=1, mode="fill")[:, 0]
-    return jnp.where(first < count, inside * size + _first(group == top), jnp.int32(vocab))
-
-
-def _first(found: Bool[Array, "row place"]) -> Int32[Array, "row"]:
-    """The first true place of each row, or how many there are."""
-    places = jnp.arange(found.shape[1], dtype=jnp.int32)[None]
-    return jnp.min(jnp.where(found, places, jnp.int32(found.shape[1])), axis=1)
+    # No number is looked for by its value: XLA may compute it twice, and round it otherwise the second time.
+    first = lax.argmax(highest, 1, jnp.int32)
+    group = jnp.take_along_axis(groups, first[:, None, None], axis=1, mode="fill")[:, 0]
+    found = first * size + lax.argmax(group, 1, jnp.int32)
+    return jnp.where(jnp.isnan(highest).any(axis=1), jnp.int32(vocab), found)
 
 
 GREEDY, SAMPLED, FILTERED = range(3)
@@ -98,7 +92,8 @@ def kept_by_filters(scaled: Float32[Array, "lane vocab"], sampling: Sampling) ->
     weight = jnp.where(scaled == highest, 1.0, jnp.where(keep, jnp.exp(scaled - highest), 0.0))
     enough = jnp.asarray(sampling.top_p) * jnp.sum(weight, axis=1)
     cutoff = jnp.where(sampling.top_p < 1.0, jnp.minimum(_cutoff(order, weight, enough), best), jnp.uint32(0))
-    return keep & (order >= cutoff[:, None]) & (weight >= sampling.min_p[:, None])
+    first = jnp.arange(scaled.shape[1], dtype=jnp.int32)[None] == most_likely(scaled)[:, None]
+    return first | (keep & (order >= cutoff[:, None]) & (weight >= sampling.min_p[:, None]))
 
 
 def _order(x: Float32[Array, "lane vocab"]) -> UInt32[Array, "lane vocab"]:

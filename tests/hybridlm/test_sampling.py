@@ -154,6 +154,17 @@ def test_logits_that_are_no_numbers_give_no_token(temperature: float) -> None:
     assert got[1] == VOCAB and got[0] < VOCAB and got[2] < VOCAB
 
 
+def test_what_is_computed_twice_may_be_rounded_twice() -> None:
+    """Sums inside the program that looks for the most likely token: no lane's logits are taken for NaN."""
+    rng = np.random.default_rng(0)
+    logits, noise = rng.normal(size=(2, 8, 64)).astype(np.float32)
+    temperature = rng.uniform(0.3, 1.3, (8, 1)).astype(np.float32)
+    for scores in (lambda x, t, g: x / t + g, lambda x, t, g: jnp.tanh(x) * t + jnp.exp(g) * x):
+        found = np.asarray(jax.jit(lambda *args, scores=scores: most_likely(scores(*args)))(logits, temperature, noise))
+        exact = np.asarray(scores(*(jnp.asarray(each, jnp.float32) for each in (logits, temperature, noise))))
+        np.testing.assert_allclose(np.take_along_axis(exact, found[:, None], 1)[:, 0], exact.max(1), rtol=1e-6)
+
+
 def test_most_likely_equals_argmax() -> None:
     logits = jnp.asarray(np.random.default_rng(0).integers(0, 50, (40, 130)), jnp.float32)
     np.testing.assert_array_equal(jax.jit(most_likely)(logits), np.asarray(logits).argmax(1))

@@ -7,9 +7,8 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from hybridlm._mesh import DATA
-from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
-
-ENTRIES = (Shared, Lane, Pool, SlotMap)
+from ir_passes import Lane, LaneContract, Pool, Shared
+from ir_passes.entries import ENTRIES
 
 
 def sharded(

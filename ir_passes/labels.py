@@ -193,9 +193,9 @@ class _Walk:
             return self._cond(jaxpr, index, operands[1:], pools[1:])
         if name == "shard_map":
             body = ir.body_of(eqn) or ir.closed(params["jaxpr"])
-            inner = _resized(operands, [var.aval.shape for var in body.jaxpr.invars])
+            inner = _resized(operands, ir.shapes(body.jaxpr.invars))
             results, versions = self.run(body.jaxpr, inner, pools)
-            return _resized(results, [var.aval.shape for var in eqn.outvars]), versions
+            return _resized(results, ir.shapes(eqn.outvars)), versions
         body = ir.body_of(eqn)
         return None if body is None else self.run(body.jaxpr, operands, pools)
 

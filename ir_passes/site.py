@@ -48,7 +48,7 @@ class Site:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the operands."""
-        return [tuple(atom.aval.shape) for atom in self.eqn.invars]
+        return ir.shapes(self.eqn.invars)
 
     @property
     def shape(self) -> tuple[int, ...]:

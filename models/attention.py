@@ -11,6 +11,7 @@ from jaxtyping import Float32, Int32
 
 from models.cut import Part, columns, rows
 from models.devices import ALONE, Devices
+from models.full_precision import full_einsum
 from models.initial import matrix
 from models.linear import linear
 from models.named import named
@@ -155,12 +156,12 @@ def attend(
             v = lax.dynamic_slice_in_dim(cache.value, start, KV_BLOCK, axis=2).astype(jnp.float32)
         at = start + jnp.arange(KV_BLOCK, dtype=jnp.int32)
         v = jnp.where(at[None, None, :, None] <= last, v, 0.0)
-        scores = jnp.einsum("nhqd,nhkd->nhqk", q, k, precision=lax.Precision.HIGHEST)
+        scores = full_einsum("nhqd,nhkd->nhqk", q, k)
         scores = jnp.where(at[None, None, None, :] <= limit, scores, -jnp.inf)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         keep = jnp.exp(top - new_top)
         p = jnp.exp(scores - new_top)
-        out = out * keep + jnp.einsum("nhqk,nhkd->nhqd", p, v, precision=lax.Precision.HIGHEST)
+        out = out * keep + full_einsum("nhqk,nhkd->nhqd", p, v)
         return new_top, total * keep + jnp.sum(p, axis=-1, keepdims=True), out
 
     shape = (lanes, kv_heads, groups * tokens)

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jaxtyping import Float32
+
+from models.full_precision import full_einsum
 
 Rows = Float32[Array, "*batch token key"]
 HeadDecay = Float32[Array, "*batch token"]
@@ -35,10 +37,6 @@ class Decayed(NamedTuple):
     end: Float32[Array, "*batch channel"]
 
 
-def _dot(equation: str, *operands: Array) -> Array:
-    return jnp.einsum(equation, *operands, precision=lax.Precision.HIGHEST)
-
-
 def _triangle(size: int, diagonal: int, rank: int) -> Array:
     """Entries on and below a diagonal, as a mask of `rank` dimensions."""
     return jnp.asarray(np.tril(np.ones((size, size), bool), diagonal).reshape((1,) * (rank - 2) + (size, size)))
@@ -49,11 +47,11 @@ def head_decay(q: Rows, k: Rows, w: Rows, g: HeadDecay) -> Decayed:
     total = jnp.cumsum(g, axis=-1)
     lower, strict = (_triangle(g.shape[-1], diagonal, g.ndim + 1) for diagonal in (0, -1))
     mask = jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
-    system = jnp.where(strict, _dot("...ik,...jk->...ij", w, k) * mask, 0.0)
+    system = jnp.where(strict, full_einsum("...ik,...jk->...ij", w, k) * mask, 0.0)
     since = jnp.exp(total)[..., None]
     end = total[..., -1:]
     return Decayed(
-        scores=_dot("...ik,...jk->...ij", q, k) * mask,
+        scores=full_einsum("...ik,...jk->...ij", q, k) * mask,
         system=system,
         q_in=q * since,
         w_in=w * since,
@@ -101,7 +99,7 @@ def channel_decay(q: Rows, k: Rows, w: Rows, g: ChannelDecay) -> Decayed:
         left, later = halves(until)
         decay = jnp.exp(after)
         rows = jnp.concatenate([halves(q)[1] * decay, halves(w)[1] * decay], axis=-2)
-        across = _dot("...ik,...jk->...ij", rows, halves(k)[0] * jnp.exp(left))
+        across = full_einsum("...ik,...jk->...ij", rows, halves(k)[0] * jnp.exp(left))
         of_q, of_w = jnp.split(across, 2, axis=-2)
         scores, system = filled(scores, of_q), filled(system, of_w)
         since = jnp.concatenate([before, before[..., -1:, :] + after], axis=-2)

@@ -13,15 +13,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float32
 
+from models.full_precision import full_einsum
+
 State = Float32[Array, "lane value_head key value"]
 Valid = Bool[Array, "lane token"]
 Fresh = Bool[Array, "lane"]
 Read = Float32[Array, "lane value_head row value"]
 Values = Float32[Array, "lane value_head place value"]
-
-
-def _dot(equation: str, *operands: Array) -> Array:
-    return jnp.einsum(equation, *operands, precision=lax.Precision.HIGHEST)
 
 
 def split(x: Array, valid: Valid, chunk: int) -> Array:
@@ -71,10 +69,10 @@ def scan_chunks(
         reads, keys, decay, rest, begins = inputs
         # Zeros for lanes that begin are put in place of what is read and of what is added to: of the state itself XLA
         # would write a second one first.
-        read = jnp.where(begins, 0.0, _dot("nhik,nhkv->nhiv", for_all_heads(reads), state))
+        read = jnp.where(begins, 0.0, full_einsum("nhik,nhkv->nhiv", for_all_heads(reads), state))
         values, out = written(read, rest)
         decayed = jnp.where(begins, 0.0, decay[..., None] * state)
-        return jnp.where(active, decayed + _dot("nhik,nhiv->nhkv", for_all_heads(keys), values), state), out
+        return jnp.where(active, decayed + full_einsum("nhik,nhiv->nhkv", for_all_heads(keys), values), state), out
 
     updated, out = lax.scan(advance, state, (reads, keys, decay, rest, begins))
     out = jnp.moveaxis(jnp.moveaxis(out, 3, 2), 0, 1).reshape((lanes, -1, heads, out.shape[-1]))[:, : valid.shape[1]]

@@ -20,6 +20,7 @@ from jaxtyping import Float32
 
 from models.chunk_decay import channel_decay, head_decay, power_of_two
 from models.chunked_recurrence import Fresh, State, Valid, scan_chunks, split
+from models.full_precision import full_einsum
 from models.triangular import solve_unit_lower
 
 CHUNK = 64
@@ -42,10 +43,6 @@ class DeltaGiven(NamedTuple):
     conv: Float32[Array, "lane token channel"]
     decay: LogDecay
     beta: Gates
-
-
-def _dot(equation: str, *operands: Array) -> Array:
-    return jnp.einsum(equation, *operands, precision=lax.Precision.HIGHEST)
 
 
 def delta_rule(
@@ -82,7 +79,7 @@ def delta_rule_step(
     channels = g.ndim == k.ndim
     decay = jnp.exp(g if channels else g[:, :, None])
     reads = jnp.stack([decay * q, decay * k] if channels else [q, k], axis=2)
-    read = _dot("nhck,nhkv->nhcv", reads, state)
+    read = full_einsum("nhck,nhkv->nhcv", reads, state)
     read_q, read_k = jnp.moveaxis(jnp.where(fresh[:, None, None, None], 0.0, read), 2, 0)
     if not channels:
         read_q, read_k = decay * read_q, decay * read_k
@@ -102,9 +99,9 @@ def delta_rule_reference(
     def token(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, g, b, real = inputs
         decayed = jnp.exp(g).reshape((*g.shape, *(1,) * (4 - g.ndim))) * state
-        delta = b[:, :, None] * (v - _dot("nhkv,nhk->nhv", decayed, k))
+        delta = b[:, :, None] * (v - full_einsum("nhkv,nhk->nhv", decayed, k))
         updated = decayed + k[:, :, :, None] * delta[:, :, None, :]
-        out = _dot("nhkv,nhk->nhv", updated, q)
+        out = full_einsum("nhkv,nhk->nhv", updated, q)
         real = real[:, None, None]
         return jnp.where(real[..., None], updated, state), jnp.where(real, out, 0.0)
 
@@ -148,7 +145,7 @@ def delta_rule_chunked(
         # One product reads the state for both.
         read_k, read_q = jnp.split(read, 2, axis=2)
         delta = correction - read_k
-        return delta, read_q + _dot("nhij,nhjv->nhiv", scores, delta)
+        return delta, read_q + full_einsum("nhij,nhjv->nhiv", scores, delta)
 
     reads, rest = jnp.concatenate([key_correction, decayed.q_in], axis=-2), (correction, decayed.scores)
     return scan_chunks(state, reads, decayed.k_out, decayed.end, rest, written, valid, fresh)

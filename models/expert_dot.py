@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Float32, Int32
 
+from models.full_precision import full_einsum
 from models.varying import varying_like
 
 GATHER_ROWS = 32
@@ -58,7 +59,7 @@ def _precision(weight: Array) -> lax.Precision | None:
 def gather_form(x: Rows, weight: Experts, expert: Assignment) -> Result:
     """Gather a matrix for every row: for the few rows of a decode step."""
     matrices, rounded = weight[expert].astype(jnp.float32), x.astype(weight.dtype).astype(jnp.float32)
-    return jnp.einsum("roi,ri->ro", matrices, rounded, precision=lax.Precision.HIGHEST)
+    return full_einsum("roi,ri->ro", matrices, rounded)
 
 
 def block_form(x: Rows, weight: Experts, expert: Assignment, block: int = BLOCK) -> Result:

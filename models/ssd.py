@@ -17,16 +17,13 @@ from jax import Array, lax
 from jaxtyping import Float32
 
 from models.chunked_recurrence import Fresh, State, Valid, scan_chunks, split
+from models.full_precision import full_einsum
 
 CHUNK = 64
 
 Keys = Float32[Array, "lane token group key"]
 Values = Float32[Array, "lane token value_head value"]
 Gates = Float32[Array, "lane token value_head"]
-
-
-def _dot(equation: str, *operands: Array) -> Array:
-    return jnp.einsum(equation, *operands, precision=lax.Precision.HIGHEST)
 
 
 def ssd(
@@ -60,7 +57,7 @@ def ssd_step(
     real = valid[:, :, None, None]
     decayed = jnp.where(fresh[:, None, None, None], 0.0, jnp.exp(g)[:, :, None, None] * state)
     updated = jnp.where(real, decayed + k[:, :, :, None] * v[:, :, None, :], state)
-    out = _dot("nhk,nhkv->nhv", q, updated)
+    out = full_einsum("nhk,nhkv->nhv", q, updated)
     return jnp.where(real, out[:, None], 0.0), updated
 
 
@@ -74,7 +71,7 @@ def ssd_reference(
         q, k, v, g, real = inputs
         q, k = jnp.repeat(q, repeats, axis=1), jnp.repeat(k, repeats, axis=1)
         updated = jnp.exp(g)[:, :, None, None] * state + k[:, :, :, None] * v[:, :, None, :]
-        out = _dot("nhkv,nhk->nhv", updated, q)
+        out = full_einsum("nhkv,nhk->nhv", updated, q)
         real = real[:, None, None]
         return jnp.where(real[..., None], updated, state), jnp.where(real, out, 0.0)
 
@@ -110,7 +107,7 @@ def ssd_chunked(
     total = jnp.cumsum(g, axis=-1)
     lower = jnp.tril(jnp.ones((chunk, chunk), bool))[None, None, None, None]
     mask = jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
-    scores = _dot("cngik,cngjk->cngij", q, k)[:, :, :, None] * mask
+    scores = full_einsum("cngik,cngjk->cngij", q, k)[:, :, :, None] * mask
     end = total[..., -1:]
 
     def by_head(x: Array) -> Array:
@@ -122,7 +119,7 @@ def ssd_chunked(
         # Nothing is corrected by what is read, and yet the values are computed from it; a state that is NaN stays so
         # either way.
         values = jnp.where(jnp.isnan(read), read, left)
-        return values, reads * read + _dot("nhij,nhjv->nhiv", scores, v)
+        return values, reads * read + full_einsum("nhij,nhjv->nhiv", scores, v)
 
     left = v * jnp.exp(end - total)[..., None]
     rest = tuple(map(by_head, (left, scores, v, jnp.exp(total)[..., None])))

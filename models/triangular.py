@@ -11,18 +11,16 @@ where the pool has two threads; and it is 3 to 100 times slower than this.
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jaxtyping import Float32
+
+from models.full_precision import full_einsum
 
 BLOCK = 8
 """Rows of the blocks that are inverted row after row."""
 
 System = Float32[Array, "*batch row row"]
 Columns = Float32[Array, "*batch row column"]
-
-
-def _dot(equation: str, *operands: Array) -> Array:
-    return jnp.einsum(equation, *operands, precision=lax.Precision.HIGHEST)
 
 
 def _rows_inverse(system: Array) -> Array:
@@ -56,7 +54,7 @@ def _inverse(system: Array) -> Array:
     inverse = _rows_inverse(blocks(size, 0))
     while size < whole:
         upper, lower = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
-        corner = -_dot("...ij,...jk,...kl->...il", lower, blocks(size, 1), upper)
+        corner = -full_einsum("...ij,...jk,...kl->...il", lower, blocks(size, 1), upper)
         top = jnp.concatenate([upper, jnp.zeros_like(upper)], axis=-1)
         inverse = jnp.concatenate([top, jnp.concatenate([corner, lower], axis=-1)], axis=-2)
         size *= 2
@@ -76,14 +74,14 @@ def solve_unit_lower(system: System, right: Columns) -> Columns:
 
 def _forward(system: Array, right: Array) -> tuple[Array, tuple[Array, Array]]:
     inverse = _inverse(system)
-    solution = _dot("...ij,...jv->...iv", inverse, right)
+    solution = full_einsum("...ij,...jv->...iv", inverse, right)
     return solution, (inverse, solution)
 
 
 def _backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     inverse, solution = kept
-    right = _dot("...ji,...jv->...iv", inverse, gradient)
-    return -jnp.tril(_dot("...iv,...jv->...ij", right, solution), -1), right
+    right = full_einsum("...ji,...jv->...iv", inverse, gradient)
+    return -jnp.tril(full_einsum("...iv,...jv->...ij", right, solution), -1), right
 
 
 solve_unit_lower.defvjp(_forward, _backward)

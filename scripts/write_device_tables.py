@@ -21,13 +21,14 @@ def main() -> None:
     from published import PUBLISHED
     from rich.progress import track
 
+    on = {name: compiled_on(config_of(name)) for name in PUBLISHED}
     tables = {name: [row_of(name, devices) for devices in meshes(config_of(name))] for name in PUBLISHED}
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as processes:
         jobs = [
             (rows, i, processes.submit(compiled, name, row.devices))
             for name, rows in tables.items()
             for i, row in enumerate(rows)
-            if row.devices in compiled_on(config_of(name))
+            if row.devices in on[name]
         ]
         for rows, i, job in track(jobs, "compiling"):
             rows[i] = job.result()

@@ -13,7 +13,7 @@ from hybridlm.checkpoint.converting import aligned_empty, converted
 from hybridlm.checkpoint.errors import CheckpointError
 from hybridlm.checkpoint.loaded import LoadedWeights, ParameterPath, Progress, Read, dotted, gather, kept_dtypes
 from hybridlm.checkpoint.saved import AGAIN, SavedDirectory, Tile, checksum
-from hybridlm.checkpoint.shards import ALL_WHOLE, Shards
+from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
 from models import Family, Weight
 from models.weights import Window
 
@@ -52,7 +52,7 @@ def load_saved_weights(
     _require_parameters(saved, family, weights)
 
     def read(weight: Weight, kind: np.dtype) -> Read:
-        name, own = dotted(weight.path), shards.get(weight.path) or Shards(tuple(weight.shape))
+        name, own = dotted(weight.path), shards_of(weight, shards)
         reading, stored = _Reading(saved, name), saved.parameters[name].dtype
         array = jax.block_until_ready(own.build(lambda windows, shape: reading.part(windows, shape, kind)))
         reading.verify()

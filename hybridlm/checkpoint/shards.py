@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from models.cut import Cut
-from models.weights import Window
+from models.weights import Weight, Window
 
 
 class Shards(NamedTuple):
@@ -105,3 +105,8 @@ class Shards(NamedTuple):
 
 ALL_WHOLE: Mapping[tuple[str | int, ...], Shards] = MappingProxyType({})
 """Every parameter is whole on JAX's default device."""
+
+
+def shards_of(weight: Weight, shards: Mapping[tuple[str | int, ...], Shards]) -> Shards:
+    """How a parameter lies; one that is not named is whole on JAX's default device."""
+    return shards.get(weight.path) or Shards(tuple(weight.shape))

@@ -11,7 +11,7 @@ from hybridlm.checkpoint.converting import aligned_empty, convert
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.loaded import LoadedWeights, ParameterPath, Progress, Read, gather, kept_dtypes
 from hybridlm.checkpoint.safetensors_file import READABLE
-from hybridlm.checkpoint.shards import ALL_WHOLE, Shards
+from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
 from models import Family
 from models.weights import Window
 
@@ -49,8 +49,8 @@ def load_weights(
 
     def read() -> Iterator[Read]:
         for choice, kind in zip(plan.choices, kept, strict=True):
-            weight, names = choice.weight, choice.names.values()
-            array = _load(checkpoint, choice, kind, shards.get(weight.path) or Shards(tuple(weight.shape)))
+            names = choice.names.values()
+            array = _load(checkpoint, choice, kind, shards_of(choice.weight, shards))
             stored = {checkpoint.info(name).dtype for name in names}
             for name in names:
                 checkpoint.files[name].release(name)

@@ -46,7 +46,7 @@ def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> 
 
 def _misfit(site: Site, declaration: RowWise) -> tuple[str, str] | None:
     """How a call differs from what is declared of the function, and what to do; None where it does not."""
-    results = [tuple(var.aval.shape) for var in site.eqn.outvars]
+    results = ir.shapes(site.eqn.outvars)
     if len(site.shapes) != len(declaration.inputs) or len(results) != len(declaration.outputs):
         declared = f"with {len(declaration.inputs)} arguments and {len(declaration.outputs)} results"
         return f"has {declared}; this call has {len(site.shapes)} and {len(results)}", "correct its declaration"

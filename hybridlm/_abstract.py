@@ -35,6 +35,7 @@ def abstract_engine(
     dtype: str | None = None,
     chunk: int | None = None,
     mesh: Mesh | AbstractMesh | None = None,
+    head: bool = False,
 ) -> Engine:
     """An engine whose steps can be proved and planned, and not run.
 
@@ -45,12 +46,14 @@ def abstract_engine(
         dtype: of the matrices; None for what the file says.
         chunk: tokens of a prompt consumed by one step; None for 256, or the context if that is less.
         mesh: devices that share the model, of `hybridlm._mesh`; they need not be there.
+        head: with the multi-token-prediction head of its checkpoints, which drafts as for `speculate="mtp"`.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the file cannot be used; every fault is named.
-        ValueError: arguments are wrong; every one is named. The model cannot be split over so many devices.
+        ValueError: arguments are wrong; every one is named. The model cannot be split over so many devices, or has no
+            head that is implemented.
     """
-    family, config = read_model(path, read_config(path))
+    family, config = read_model(path, read_config(path), head)
     lanes, dtype = LANES if lanes is None else lanes, config.dtype if dtype is None else dtype
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, "error", None, CHUNK)
     placement = Placement(mesh)
@@ -69,6 +72,8 @@ def abstract_engine(
     structure, params = flatten(model)
     caches, programs = dtype_of_caches(dtype), Programs(structure, placement=placement)
     # Without weights there is no fingerprint, and no state that would need one.
+    speculate = "mtp" if head else None
     return Engine(
-        model, params, programs, lanes, context, chunk, caches, "", dtype, staging=STAGING, placement=placement
-    )
+        model, params, programs, lanes, context, chunk, caches, "", dtype, staging=STAGING, speculate=speculate,
+        placement=placement,
+    )  # fmt: skip

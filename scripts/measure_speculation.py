@@ -1,11 +1,17 @@
 """Tokens per second with drafts and without, in turns on the same prompts: a table on stdout.
 
     python scripts/measure_speculation.py --model DIR [--lanes 1 4 16] [--tokens 96] [--rounds 5] [--draft-tokens 4]
+    python scripts/measure_speculation.py --model DIR --speculate mtp
 
 What is drawn is decided by the position, whatever the model says: "repeating" goes round 16 tokens, "new" never has the
 same two tokens in a row, and "misled" is the same with a drafter that always proposes and is always wrong. What is
-given is the median over the rounds, and of the ratio of each round the median, least and most. Both sides have run
+given is the median over the rounds, and of the ratio of each round the median, least and most. All sides have run
 before the clock starts.
+
+With `--speculate mtp` the multi-token-prediction head of the checkpoint drafts, against two others in the same rounds:
+the model with its head, which then reads every token too, and no drafts; and the model without its head. The head draws
+its guesses as the model draws tokens, so that those of "repeating" and "new" are always right; in "own" nothing decides
+what is drawn but the model.
 """
 
 import argparse
@@ -45,52 +51,66 @@ def seconds(lm: hybridlm.LM, prompts: list[list[int]], settings: dict[str, Any],
     return time.perf_counter() - begin, sum(len(one.token_ids) for one in completions)
 
 
-def measure(lm: hybridlm.LM, name: str, lanes: int, tokens: int, rounds: int) -> None:
+Side = tuple[hybridlm.LM, Any]
+"""A model, and who drafts."""
+
+
+def measure(sides: dict[str, Side], name: str, lanes: int, tokens: int, rounds: int) -> None:
+    """Print a row: the last of the sides drafts, and is compared with each of the others."""
+    *plain, drafting = sides
+    lm = sides[drafting][0]
     rng = np.random.default_rng(lanes)
-    vocab = lm.config.vocab_size
-    prompts = [[int(t) for t in rng.integers(3, vocab, 64)] for _ in range(lanes)]
-    settings = {"max_tokens": tokens, "logits_processor": repeating if name == "repeating" else new}
-    drafter = Misled() if name == "misled" else "ngram"
-    seconds(lm, prompts, settings, None)
-    seconds(lm, prompts, settings, drafter)
-    before, ratios, plain, drafted = lm.stats, [], [], []
+    prompts = [[int(t) for t in rng.integers(3, lm.config.vocab_size, 64)] for _ in range(lanes)]
+    processor = {"repeating": repeating, "own": None}.get(name, new)
+    settings = {"max_tokens": tokens, "logits_processor": processor}
+    for model, speculate in sides.values():
+        seconds(model, prompts, settings, speculate)
+    before = lm.stats
+    speeds: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(rounds):
-        order = [None, drafter] if turn % 2 == 0 else [drafter, None]
-        speeds: dict[bool, float] = {}
-        for speculate in order:
-            took, count = seconds(lm, prompts, settings, speculate)
-            speeds[speculate is None] = count / took
-        plain.append(speeds[True])
-        drafted.append(speeds[False])
-        ratios.append(speeds[False] / speeds[True])
+        order = [*sides] if turn % 2 == 0 else [*reversed(sides)]
+        for side in order:
+            took, count = seconds(sides[side][0], prompts, settings, sides[side][1])
+            speeds[side].append(count / took)
     done = {key: lm.stats[key] - before[key] for key in before}
     share = done["accepted_tokens"] / done["drafted_tokens"] if done["drafted_tokens"] else 0.0
-    print(
-        f"| {name} | {lanes} | {statistics.median(plain):.1f} | {statistics.median(drafted):.1f} | "
-        f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | {done['drafted_tokens']} | "
-        f"{share:.0%} | {done['verify_steps']} |",
-        flush=True,
-    )
+    ratios = [[a / b for a, b in zip(speeds[drafting], speeds[side], strict=True)] for side in plain]
+    cells = [
+        *(f"{statistics.median(speeds[side]):.1f}" for side in sides),
+        *(f"{statistics.median(each):.2f} ({min(each):.2f}-{max(each):.2f})" for each in ratios),
+        str(done["drafted_tokens"]),
+        f"{share:.0%}",
+        str(done["verify_steps"]),
+    ]
+    print(f"| {name} | {lanes} | {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--speculate", choices=["ngram", "mtp"], default="ngram")
     parser.add_argument("--lanes", type=int, nargs="*", default=[1, 4, 16])
-    parser.add_argument("--texts", nargs="*", default=["repeating", "new", "misled"])
+    parser.add_argument("--texts", nargs="*", help="repeating, new, and misled of ngram, own of mtp; all of them")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--draft-tokens", type=int, default=4)
     args = parser.parse_args()
-    context = 64 + args.tokens
-    lm = hybridlm.load(
-        args.model, lanes=max(args.lanes), context=context, chunk=64, draft_tokens=args.draft_tokens, progress=False
-    )
-    print("| text | lanes | tokens/s | with drafts | ratio | drafted | accepted | verifying steps |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name in args.texts:
+    head = args.speculate == "mtp"
+    loaded: dict[str, Any] = {
+        "lanes": max(args.lanes), "context": 64 + args.tokens, "chunk": 64, "draft_tokens": args.draft_tokens,
+        "progress": False,
+    }  # fmt: skip
+    lm = hybridlm.load(args.model, speculate="mtp" if head else None, **loaded)
+    plain: dict[str, Side] = {"no drafts": (lm, None)}
+    if head:
+        plain["no head"] = (hybridlm.load(args.model, **loaded), None)
+    compared = [f"ratio to {side}" for side in plain]
+    headings = ["text", "lanes", *plain, "with drafts", *compared, "drafted", "accepted", "verifying steps"]
+    print(f"Tokens per second, and ratios.\n\n| {' | '.join(headings)} |\n|{'---|' * len(headings)}")
+    for name in args.texts or ["repeating", "new", "own" if head else "misled"]:
+        drafter = Misled() if name == "misled" else args.speculate
         for lanes in args.lanes:
-            measure(lm, name, lanes, args.tokens, args.rounds)
+            measure({**plain, "with drafts": (lm, drafter)}, name, lanes, args.tokens, args.rounds)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from comparison import TOLERANCES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept_states import assert_kept_agrees
+from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
 from hybridlm._cache_budget import cache_budget
@@ -21,9 +22,8 @@ from hybridlm._prefix_cache import PrefixCache
 from models import family_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-# Delta rule with attention; the same with experts; state space, attention and experts; per-channel decay with latent
-# attention; convolution with attention; state space alone.
-KINDS = ("dense_interval", "next_dense_layers", "nemotron_latent", "kimi_base", "lfm2_base", "mamba2_base")
+# One of every family.
+KINDS = ("dense_interval", "next_dense_layers", "sparse_base", *OTHER_GOLDENS)
 STEMS = [np.random.default_rng(seed).integers(3, 90, 60).tolist() for seed in (1, 2)]
 STEMS.append(STEMS[0][:17] + STEMS[1][:40])
 """Three ways to begin, of which two have 17 tokens in common."""

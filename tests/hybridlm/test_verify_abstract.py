@@ -177,10 +177,9 @@ def test_plan_is_the_one_of_the_compiled_step(tmp_path: Path) -> None:
     assert planned.seconds["compile"] == planned.seconds["lower"] == 0 < planned.seconds["prove"]
 
 
-IN_FULL = [
-    "Qwen3.5-35B-A3B", "Qwen3-Next-80B", "Nemotron-3-Nano", "Nemotron-3-Super", "Kimi-Linear-48B", "LFM2-8B",
-    "Granite-4.0-H-Small", "Falcon-H1-34B",
-]  # fmt: skip
+IN_SHORT = "LFM2-1.2B"
+OTHERS = [name for name in PUBLISHED if name != IN_SHORT]
+WITH_HEAD = ["Qwen3-Next-80B", "Qwen3.5-35B-A3B"]
 
 
 ABOVE = {"Falcon-H1-34B": 1.32}
@@ -188,7 +187,7 @@ ABOVE = {"Falcon-H1-34B": 1.32}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["LFM2-1.2B", *IN_FULL])
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None:
     """Every layer of the real model, 64 sequences that decode and 8 prompts of 256 tokens, in a minute of one core.
 
@@ -206,7 +205,21 @@ def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None
         assert step.plan.lower_bound <= step.plan.size < ABOVE.get(name, 1.05) * step.plan.lower_bound
 
 
-@pytest.mark.parametrize("name", ["LFM2-1.2B", *(pytest.param(name, marks=pytest.mark.long) for name in IN_FULL)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", WITH_HEAD)
+def test_published_models_with_their_head(tmp_path: Path, name: str, nothing_runs: None) -> None:
+    """The head guesses as many tokens as are verified: both steps, proved at the real size."""
+    engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])), head=True)
+    assert engine.guesses == 4
+    ordinary = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
+    assert engine.row_bytes_on_a_device > ordinary.row_bytes_on_a_device, "keys, values and a hidden state of the head"
+    for shape in (Shape("generate", 64, 1, guesses=4), Shape("verify", 64, 5, guesses=4)):
+        step = engine.planned(shape)
+        assert any(line.startswith("non-interference") for line in step.proved)
+        assert any(line.startswith("accepted") for line in step.proved) == (shape.step == "verify")
+
+
+@pytest.mark.parametrize("name", [IN_SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
 def test_states_of_published_models_are_moved_by_proved_steps(tmp_path: Path, name: str, nothing_runs: None) -> None:
     """Out of a pool of 8 rows of the real sizes, and back into it."""
     engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))

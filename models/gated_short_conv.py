@@ -1,7 +1,7 @@
 """The gated short convolution of LFM2: a mixer whose whole state is the last few inputs of its convolution."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -12,13 +12,12 @@ from models.cut import Part, columns, rows
 from models.devices import ALONE, Devices
 from models.initial import matrix
 from models.linear import linear
-from models.recurrent import Recurrent
 from models.shapes import Activations, ConvState, LaneInfo
 from models.share import divided
-from models.short_conv import layer_conv
-from models.state import state_array
+from models.short_conv import conv_tail, convolve, layer_window
+from models.state import Stateful, state_array
 
-Gated = Float32[Array, "lane token channel"]
+Window = Float32[Array, "lane input channel"]
 
 
 class GatedShortConvState(NamedTuple):
@@ -49,7 +48,7 @@ class GatedShortConvConfig:
         return GatedShortConv(self, hidden, rngs)
 
 
-class GatedShortConv(Recurrent):
+class GatedShortConv(Stateful):
     """`[b | c | u] = in_proj x;  y = out_proj(c * conv(b * u))`, without activation."""
 
     def __init__(self, config: GatedShortConvConfig, hidden: int, rngs: nnx.Rngs):
@@ -63,13 +62,13 @@ class GatedShortConv(Recurrent):
         c = self.config
         return GatedShortConvState(state_array(tap=c.kernel - 1, channel=(Part(c.channels, c.channels),)))
 
-    def given(self, x: Activations) -> tuple[Gated, Gated]:
+    def __call__(self, x: Activations, info: LaneInfo, state: GatedShortConvState) -> tuple[Activations, Any]:
+        """As `Recurrent`; what it keeps where `info.verifying` are the convolution's inputs, with those before."""
         b, c, u = jnp.split(linear(x, self.in_proj[...]), 3, axis=-1)
-        return b * u, c
+        window = layer_window(b * u, state.conv, info)
+        mixed = convolve(window, self.conv[...][:, 0].astype(jnp.float32))
+        y = linear(c * mixed, self.out_proj[...])
+        return y, window if info.verifying else self.commit(window, info, state)
 
-    def recur(self, given: Gated, info: LaneInfo, state: GatedShortConvState) -> tuple[Gated, GatedShortConvState]:
-        mixed, conv = layer_conv(given, self.conv[...], state.conv, info)
-        return mixed, GatedShortConvState(conv)
-
-    def finish(self, mixed: Gated, rest: Gated) -> Activations:
-        return linear(rest * mixed, self.out_proj[...])
+    def commit(self, kept: Window, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
+        return GatedShortConvState(conv_tail(kept, info.lengths, state.conv))

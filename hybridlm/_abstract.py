@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from hybridlm._engine import Engine
-from hybridlm._load import assemble, check_arguments, dtype_of_caches, read_model
+from hybridlm._load import assemble, check_arguments, dtype_of_caches
+from hybridlm._open_model import read_model
 from hybridlm._placement import Placement, check_lanes
 from hybridlm._programs import Programs
 from hybridlm._steps import flatten

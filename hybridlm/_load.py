@@ -2,7 +2,6 @@
 
 import logging
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -20,16 +19,16 @@ from hybridlm._crew import Crew
 from hybridlm._drafters import DRAFT_TOKENS, Speculate, drafters
 from hybridlm._engine import Engine
 from hybridlm._lm import LM
+from hybridlm._open_model import open_model
 from hybridlm._placement import ONE_DEVICE, place
 from hybridlm._programs import CERTIFY, Certify, Programs
 from hybridlm._progress import load_progress
 from hybridlm._sanitizing import Sanitizer
 from hybridlm._steps import flatten
 from hybridlm._tokenizer import Tokenizer
-from hybridlm._with_head import require_head, with_head
-from hybridlm.checkpoint import Checkpoint, fingerprint_of, load_parameters, open_checkpoint, resolve, stored_dtype
+from hybridlm.checkpoint import Checkpoint, fingerprint_of, load_parameters, resolve, stored_dtype
 from hybridlm.checkpoint.strict_json import read_object
-from models import Decoder, DecoderConfig, Family, family_of
+from models import Decoder, DecoderConfig
 from models.devices import ALONE
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -90,14 +89,12 @@ def load(
             "model" and "expert"; None for JAX's default device. See docs/devices.md.
 
     Raises:
-        CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named.
+        CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named: first those
+            of config.json, of the index and of all headers, and where there is none those of all tensors.
         ValueError: arguments are wrong; every one is named.
         InsufficientMemory: weights, rows and the steps' scratch are more than the memory that is available.
     """
-    directory = open_checkpoint(resolve(path_or_hub_id))
-    family, config = read_model(directory.path, directory.config, head=speculate == "mtp")
-    if speculate == "mtp":
-        require_head(directory)
+    directory, family, config = open_model(resolve(path_or_hub_id), head=speculate == "mtp")
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, certify, compilation_cache)
     check_drafting(speculate, draft_tokens, context)
     placement = ONE_DEVICE if mesh is None else place(mesh, lanes, sanitize)
@@ -157,29 +154,6 @@ def load(
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
     return LM(model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint)
-
-
-def read_model(path: Path, fields: dict[str, Any], head: bool = False) -> tuple[Family, DecoderConfig]:
-    """The family of a config.json and what it reads from it; warns of fields that are not used.
-
-    Args:
-        path: where it comes from, for the warning.
-        fields: the whole of it.
-        head: with the multi-token-prediction head.
-
-    Raises:
-        ConfigError, UnsupportedModel: every fault is named.
-        ValueError: the family has no head that is implemented.
-    """
-    family = with_head(family_of(fields)) if head else family_of(fields)
-    config = family.read_config(fields)
-    if config.unknown_keys:
-        warnings.warn(
-            f"{path}: config.json has fields that {family.name} does not know and that are not used: "
-            + ", ".join(config.unknown_keys),
-            stacklevel=3,
-        )
-    return family, config
 
 
 def dtype_of_caches(dtype: str) -> Any:

@@ -14,12 +14,13 @@ class CheckpointError(ValueError):
     Attributes:
         where: the file, directory or name concerned.
         faults: every fault, each with what was expected and what was found.
+        advice: what to do, or nothing.
     """
 
     def __init__(self, where: str | Path, faults: str | Sequence[str], advice: str = "") -> None:
         self.where = str(where)
         self.faults: tuple[str, ...] = (faults,) if isinstance(faults, str) else tuple(faults)
-        self._advice = advice
+        self.advice = advice
         if len(self.faults) == 1:
             lines = [f"{self.where}: {self.faults[0]}"]
         else:
@@ -33,4 +34,4 @@ class CheckpointError(ValueError):
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         # Between processes: the message alone does not make such an error.
-        return type(self), (self.where, self.faults, self._advice)
+        return type(self), (self.where, self.faults, self.advice)

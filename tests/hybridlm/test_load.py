@@ -18,6 +18,7 @@ from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm._progress import load_progress
+from hybridlm.checkpoint import CheckpointError
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 SMALL = GOLDEN / "sparse_base"
@@ -149,6 +150,25 @@ def test_repr() -> None:
     lm = load()
     millions = sum(array.size for array in lm.params.values()) / 1e6
     assert repr(lm) == f"LM(qwen3_5_moe, {millions:.1f}M parameters, 2 layers, lanes=1, context=16)"
+
+
+def test_faults_of_the_config_and_of_the_weights_come_at_once(copied: pathlib.Path) -> None:
+    change(copied / "config.json", hidden_act="gelu_new", num_hidden_layers=0)
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(CheckpointError) as refused:
+        load(copied)
+    header, *config = refused.value.faults
+    assert header.startswith(f"{weights}: ")
+    assert any("hidden_act: expected" in fault for fault in config)
+    assert any("num_hidden_layers: expected a whole number" in fault for fault in config)
+    change(copied / "config.json", model_type="nothing")
+    with pytest.raises(CheckpointError, match="supported are: bailing_hybrid") as refused:
+        load(copied)
+    assert refused.value.faults[0] == header and len(refused.value.faults) == 2
+    (copied / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load(copied)
 
 
 def test_unknown_fields_are_warned_of_once(copied: pathlib.Path) -> None:

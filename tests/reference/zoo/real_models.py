@@ -11,7 +11,7 @@ from zoo.program import LANES, Program
 
 from hybridlm._all_steps import all_shapes
 from hybridlm._engine import Engine
-from hybridlm._load import read_model
+from hybridlm._open_model import read_model
 from hybridlm._programs import AnyShape, Programs, Shape
 from hybridlm._sampling import FILTERED, Sampling
 from hybridlm._steps import flatten

@@ -78,10 +78,10 @@ class Vocabulary(NamedTuple):
         if self.devices == 1:
             return first == token
         wrong = first == self.held
-        inside = jnp.where(wrong, 0, first)
-        own = jnp.take_along_axis(logits, inside[:, None], axis=1, mode="fill")[:, 0]
-        # What is no number is higher than all numbers, and no token's.
-        own = jnp.where(wrong, jnp.inf, own)
-        top = lax.pmax(own, MODEL)
-        mine = jnp.where(wrong, -1, first + lax.axis_index(MODEL) * self.held)
-        return lax.pmin(jnp.where(own == top, mine, jnp.int32(self.size)), MODEL) == token
+        own = jnp.take_along_axis(logits, jnp.where(wrong, 0, first)[:, None], axis=1, mode="fill")
+        mine = jnp.where(wrong, -1, first + lax.axis_index(MODEL) * self.held)[:, None]
+        # Parts follow one another as in `best`. A device's own number is not looked for among the exchanged ones: XLA
+        # may compute it twice, and round it otherwise the second time.
+        highest, tokens = (lax.all_gather(one, MODEL, axis=1, tiled=True, to="invarying") for one in (own, mine))
+        best = jnp.take_along_axis(tokens, jnp.argmax(highest, axis=1, keepdims=True), axis=1, mode="fill")[:, 0]
+        return (best == token) & jnp.all(tokens >= 0, axis=1)

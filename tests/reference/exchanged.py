@@ -52,9 +52,9 @@ def by_hand(
     if step == "score":
         one = partial(_exchange, axes=("model",), devices=devices, size=4 * drawn)
         # the greatest logit and the sum of exponentials, the logit of the text's token, whether it is the most likely
-        found += Counter({one("pmax"): 2, one("psum"): 2, one("pmin", dtype="int32"): 1})
-        for dtype in ("float32", "int32") if top else ():
-            found[one("all_gather", size=4 * drawn * top, dtype=dtype)] += 1
+        found += Counter({one("pmax"): 1, one("psum"): 2})
+        for count in (1, top) if top else (1,):
+            found += Counter(one("all_gather", size=4 * drawn * count, dtype=dtype) for dtype in ("float32", "int32"))
     else:
         found[_exchange("all_gather", ("model",), devices, drawn * config.vocab_size // devices.model * 4)] += 1
     return Counter({one: count for one, count in found.items() if one.devices > 1})

@@ -20,6 +20,7 @@ from ir_passes.findings import AuditError, Finding, FindingKind, where
 from ir_passes.hlo import addresses, read, shardings
 from ir_passes.in_place import in_place_hazards
 from ir_passes.live_values import LiveValues, live_values
+from ir_passes.neighbours import Neighbours, neighbours
 from ir_passes.program import Executable
 
 ALIGNMENT = 64
@@ -58,6 +59,7 @@ class AuditReport:
         copies: copies of whole pools.
         collectives: operations between devices.
         schedule: the collectives of the program that they are, in the order in which they run.
+        neighbours: what lies beside the results of custom calls.
         values: how many values were placed and compared.
         temp_bytes: scratch that the program needs.
         temp_lower_bound: the most scratch bytes that are live at once in XLA's schedule.
@@ -70,6 +72,7 @@ class AuditReport:
     copies: tuple[PoolCopy, ...]
     collectives: tuple[CompiledCollective, ...]
     schedule: tuple[Collective, ...]
+    neighbours: tuple[Neighbours, ...]
     values: int
     temp_bytes: int
     temp_lower_bound: int
@@ -160,6 +163,7 @@ def audit_executable(
         tuple(copies),
         tuple(talk),
         tuple(schedule),
+        neighbours(executable, live),
         len(live.values),
         executable.temp_bytes,
         lower,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ir_passes import notebook_html, record
 from ir_passes.collectives import Collective, Exchanging
 
-FORMAT = 2
+FORMAT = 3
 NOT_COVERED = (
     "the machine code below XLA's scheduled HLO, drivers and hardware",
     "bitwise equality between different compiled shapes, numbers of lanes or devices",
@@ -143,6 +143,7 @@ class Certificate(Exchanging):
         notes: remarks of the proof.
         passes: the rewrites in order.
         copies: pool-sized copies, with the line that made them.
+        neighbours: what lies beside the results of custom calls, whose bodies nobody looked at.
         pools: every pool among the arguments.
         collectives: what devices exchange, in the order of the compiled program; of the traced one if `audited` is
             empty. None on one device.
@@ -167,6 +168,7 @@ class Certificate(Exchanging):
     notes: tuple[str, ...]
     passes: tuple[PassEffect, ...]
     copies: tuple[str, ...]
+    neighbours: tuple[str, ...]
     pools: tuple[PoolVerdict, ...]
     collectives: tuple[Collective, ...]
     memory: Memory
@@ -226,6 +228,7 @@ class Certificate(Exchanging):
             ("notes", self.notes),
             ("rewrites", tuple(f"{one.name}: {one.summary}" for one in self.passes)),
             ("pool-sized copies", self.copies),
+            ("beside the results of custom calls", self.neighbours),
             (f"collectives, in the order of {self.fingerprints.schedule[:16]}", self.exchanged),
         ]
 

@@ -76,6 +76,7 @@ def make_certificate(
         known.notes if known else (),
         tuple(PassEffect(one.name, one.changed, one.summary) for one in proved.passes),
         tuple(map(str, report.copies)) if report else (),
+        tuple(map(str, report.neighbours)) if report else (),
         pool_verdicts(bound, report),
         schedule,
         memory_of(plan, compiled, report),

@@ -51,6 +51,7 @@ def certificate(**changes: Any) -> Certificate:
         notes=("a note with \u00e9 and <tags>",),
         passes=(PassEffect("drop-dead", True, "3 equations dropped"),),
         copies=(),
+        neighbours=(),
         pools=(PoolVerdict("argument 0", "output 0", 256, 0, 0), PoolVerdict("argument 1", None, 8, 1, 2)),
         collectives=(Collective("psum", ("model",), 2, "float32", 96, None, "step.py:7"),),
         memory=Memory(192, 144, 300, 112, 96, 400, 300, 256, 0),

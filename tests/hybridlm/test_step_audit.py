@@ -4,9 +4,13 @@ import pathlib
 
 import pytest
 from tiny_variants import OTHER_GOLDENS
+from xla_temporaries import temporaries
 
 import hybridlm
 from hybridlm._programs import Shape
+from ir_passes.hlo import read
+from ir_passes.packing import ALIGNMENT, lower_bound
+from ir_passes.packing_search import search
 
 LANES = 4
 
@@ -33,6 +37,14 @@ def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int)
     most = 1.25 if lm.config.family == "mamba2" else 1.1
     assert report.temp_lower_bound <= report.temp_bytes < most * report.temp_lower_bound
     assert not report.copies
+
+
+@pytest.mark.parametrize("tokens", [1, pytest.param(8, marks=pytest.mark.long)])
+def test_our_planner_needs_no_more_than_xla_for_what_xla_places(lm: hybridlm.LM, tokens: int) -> None:
+    """The same buffers at the same times: what XLA's arena has beyond ours is what it rounds up."""
+    buffers, theirs = temporaries(read(lm._engine.program(Shape("generate", LANES, tokens)).compiled))
+    assert len(buffers) > 100
+    assert lower_bound(buffers) - ALIGNMENT <= search(buffers).height <= theirs
 
 
 @pytest.mark.long

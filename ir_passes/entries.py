@@ -85,8 +85,9 @@ class Opaque:
     Row i of a `Lane` result depends on row i of the `Lane` operands, on the rows of lane i in the pools, and on what is
     shared; a `Pool` result differs from the pool that it succeeds in the rows of the lanes only. As in a step, pools of
     a group that a `SlotMap` names have the rows that it says and those of any other group have one row per lane, and
-    the k-th pool of a group among the results succeeds the k-th among the operands. What is declared here is assumed,
-    not proved, and stands in the certificate; a proof sees to it that every call has the operands declared.
+    the k-th pool of a group among the results succeeds the k-th among the operands. An operand `Lane(role="length")`
+    says that a lane whose number there is 0 keeps its rows. What is declared here is assumed, not proved, and stands in
+    the certificate; a proof sees to it that every call has the operands declared.
 
     Attributes:
         inputs: `Shared`, `Lane`, `Pool` or `SlotMap` for each operand, in order.

@@ -50,6 +50,8 @@ def _check_entry(where: str, entry: Any, side: str) -> None:
     check_role(where, entry)
     if isinstance(entry, Lane | Pool) and entry.axis < 0:
         raise ContractError(f"{where}: axes count from 0, got {entry}")
+    if isinstance(entry, Lane) and entry.role is not None and (side == "result" or entry.role != "length"):
+        raise ContractError(f"{where}: the one role that a lane can have here is 'length' of an operand, got {entry}")
     if isinstance(entry, SlotMap) and side == "result":
         raise ContractError(f"{where}: a slot map is an operand, never a result")
 
@@ -83,6 +85,13 @@ def fits(declaration: Opaque, operands: Sequence[Shape], results: Sequence[Shape
         )
         for entries, shapes in sides
     )
+
+
+def lengths_of(declaration: Opaque) -> Iterator[int]:
+    """Indices of the operands that say which lanes are idle."""
+    for k, entry in enumerate(declaration.inputs):
+        if isinstance(entry, Lane) and entry.role == "length":
+            yield k
 
 
 def maps_of(declaration: Opaque, group: str) -> Iterator[tuple[int, SlotMap]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ir_passes import ir
 from ir_passes.contract import Lane, Opaque, Pool, Shared, SlotMap
 from ir_passes.declared import OPAQUE, opaque_of
-from ir_passes.opaque_entries import donors, fits, maps_of
+from ir_passes.opaque_entries import donors, fits, lengths_of, maps_of
 from ir_passes.rules.pool_rows import map_fault, record
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
@@ -39,7 +39,8 @@ def opaque(site: Site, *operands: Value) -> list[Value]:
         site.report(ViolationKind.OPAQUE, message, remedy)
         owner = site.mixed(message, remedy, ViolationKind.OPAQUE)
         return [Value(owner) for _ in site.eqn.outvars]
-    site.prover.assumed.add(f"opaque: {found[0]}")
+    keeps = ", which keeps the rows of lanes of length 0" if [*lengths_of(found[1])] else ""
+    site.prover.assumed.add(f"opaque: {found[0]}{keeps}")
     return _Declared(site, *found, operands).results()
 
 
@@ -70,11 +71,14 @@ class _Declared:
 
     def _successor(self, pool: Value, lanes: Owner, declared: Pool) -> Value:
         version = self.site.prover.versions.succeed(pool.version)
+        # Under the assumption that the lane is idle its length is known to be 0.
+        idle = any(self.operands[k].range == (0, 0) for k in lengths_of(self.entry))
+        kept = pool.kept if idle else None
         if not isinstance(pool.owner, PoolRows):
-            return Value(moved(lanes, declared.axis), version=version)
+            return Value(moved(lanes, declared.axis), version=version, kept=kept)
         facts = [self.operands[k].fact for k, one in maps_of(self.entry, declared.group) if one.role != "read"]
         written = {fact.leaf for fact in facts if isinstance(fact, Slot)}
-        return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version)
+        return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version, kept=kept)
 
     def _lanes(self) -> Owner:
         """Whose row 0, 1, .. is, of everything that has rows of lanes; mixed where the call is not as declared."""

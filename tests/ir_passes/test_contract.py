@@ -161,6 +161,14 @@ DECLARATIONS = {
     "an Opaque": ((L,), r"opaque 'kernel': expected Opaque\(inputs, outputs\)"),
     "nothing but entries": (Opaque((L, "lane"), (L,)), "opaque 'kernel', operand 1: expected one of"),
     "roles that there are": (Opaque((L,), (Lane(role="len"),)), "result 0: Lane has no role 'len'"),  # type: ignore[arg-type]
+    "roles that an operation can have": (
+        Opaque((Lane(role="accepted"),), (L,)),
+        "operand 0: the one role that a lane can",
+    ),
+    "lengths as operands": (
+        Opaque((L,), (Lane(role="length"),)),
+        "result 0: the one role that a lane can have here is 'l",
+    ),
     "axes from 0": (Opaque((Lane(-1),), (L,)), "operand 0: axes count from 0"),
     "slot maps as operands": (Opaque((P, MAP), (MAP,)), "result 0: a slot map is an operand"),
     "a pool for every slot map": (Opaque((MAP,), (L,)), "operand 0: no operand is a pool of group 'state'"),

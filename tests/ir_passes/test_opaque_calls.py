@@ -40,8 +40,9 @@ def faults(step: Any, given: tuple[Any, ...], con: LaneContract) -> str:
     [
         (kernels.kernel_step, kernels.CONTRACT, rows.draw),
         (kernels.row_pool_step, kernels.TAKEN, kernels.draw_taken),
+        (kernels.length_step, kernels.LENGTH, rows.draw_length),
     ],
-    ids=["rows by slot", "row pool"],
+    ids=["rows by slot", "row pool", "lengths"],
 )
 def test_right_calls_are_proved_and_keep_lanes_apart(step, con, draw) -> None:
     assert prove_isolation(step, draw(np.random.default_rng(0)), con)
@@ -74,6 +75,13 @@ def test_slot_maps_are_those_declared(declared, given, message) -> None:
 def test_a_map_to_write_by_is_enough_for_a_kernel_that_only_writes(role) -> None:
     con = contract(put_of(role="write"), POOL, slots=SlotMap("a", S, role=role))
     assert prove_isolation(lambda p, s, x: (put(p, s, x),), args(), con)
+
+
+def test_that_idle_lanes_keep_their_rows_is_assumed_in_words() -> None:
+    given = rows.draw_length(np.random.default_rng(0))
+    assumed = prove_isolation(kernels.length_step, given, kernels.LENGTH).assumed
+    assert "opaque: put_real_rows, which keeps the rows of lanes of length 0" in assumed
+    assert "opaque: take_rows" in assumed
 
 
 def test_one_lane_at_a_time_is_proved() -> None:

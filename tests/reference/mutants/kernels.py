@@ -31,6 +31,14 @@ def put_rows(pool: Any, slots: Any, new: Any) -> np.ndarray:
     return pool
 
 
+def put_real_rows(pool: Any, slots: Any, new: Any, lengths: Any) -> np.ndarray:
+    """On the host, what a kernel does that leaves idle lanes alone."""
+    pool = np.array(pool)
+    real = np.asarray(lengths) > 0
+    pool[np.asarray(slots)[real]] = np.asarray(new)[real]
+    return pool
+
+
 def copy_rows(pool: Any) -> np.ndarray:
     return np.array(pool)
 
@@ -43,6 +51,10 @@ def put(pool: Array, slots: Array, new: Array) -> Array:
     return jax.pure_callback(put_rows, jax.ShapeDtypeStruct(pool.shape, pool.dtype), pool, slots, new)
 
 
+def put_real(pool: Array, slots: Array, new: Array, lengths: Array) -> Array:
+    return jax.pure_callback(put_real_rows, jax.ShapeDtypeStruct(pool.shape, pool.dtype), pool, slots, new, lengths)
+
+
 def copied(pool: Array) -> Array:
     return jax.pure_callback(copy_rows, jax.ShapeDtypeStruct(pool.shape, pool.dtype), pool)
 
@@ -53,6 +65,7 @@ def kernels(group: str = "seq") -> dict[str, Opaque]:
     return {
         "take_rows": Opaque((pool, slots), (Lane(),)),
         "put_rows": Opaque((pool, slots, Lane()), (pool,)),
+        "put_real_rows": Opaque((pool, slots, Lane(), Lane(role="length")), (pool,)),
         "copy_rows": Opaque((Pool("rows"),), (Lane(),)),
     }
 
@@ -68,6 +81,12 @@ def kernel_step(pool, slots, x, w):
     """The right one: rows are read by one kernel and written by another."""
     new = advance(take(pool, slots), x, w)
     return new.sum(1), put(pool, slots, new)
+
+
+def length_step(pool, slots, x, w, lengths):
+    """The right one with a kernel that is told which lanes are idle."""
+    new = advance(take(pool, slots), x, w)
+    return new.sum(1), put_real(pool, slots, new, lengths)
 
 
 def row_pool_step(pool, slots, state, x):
@@ -116,6 +135,18 @@ def guarded_slots(pool, slots, x, w, lengths):
     """Idle lanes are sent past the end, where the kernel clamps them to the last row."""
     new = advance(pool[slots], x, w)
     return new.sum(1), put(pool, jnp.where(lengths > 0, slots, SLOTS), new)
+
+
+def other_lengths(pool, slots, x, w, lengths):
+    """A number that is not 0 where the lane's length is."""
+    new = advance(take(pool, slots), x, w)
+    return new.sum(1), put_real(pool, slots, new, jnp.where(lengths < 2, 2 - lengths, lengths))
+
+
+def without_lengths(pool, slots, x, w, lengths):
+    """A kernel that is not told which lanes are idle, behind one that is."""
+    new = advance(take(pool, slots), x, w)
+    return new.sum(1), put(put_real(pool, slots, new, lengths), slots, new)
 
 
 def other_map(a, b, slots_a, slots_b, x):
@@ -211,6 +242,22 @@ MUTANTS = (
         "a declared kernel gets a row past the end for idle lanes, and clamps it",
         guarded_slots,
         Kind.OPAQUE,
+        contract=LENGTH,
+        draw=rows.draw_length,
+    ),
+    _kernel(
+        "kernel-other-lengths",
+        "a declared kernel is told of lengths that are not the lanes'",
+        other_lengths,
+        Kind.IDLE,
+        contract=LENGTH,
+        draw=rows.draw_length,
+    ),
+    _kernel(
+        "kernel-without-lengths",
+        "a declared kernel writes the rows of idle lanes, behind one that does not",
+        without_lengths,
+        Kind.IDLE,
         contract=LENGTH,
         draw=rows.draw_length,
     ),

@@ -9,28 +9,30 @@ import numpy as np
 from hybridlm._crew import Crew
 from hybridlm._operations import copy_operation, run_operation
 from hybridlm._plan import Operation
-from hybridlm._programs import AnyShape, Shape
+from hybridlm._programs import AnyShape, Programs, Shape
 from hybridlm._rows import RowPool
 from hybridlm._steps import Rows
-from ir_passes import CompiledStep
 
 
 class Calls:
     """Calls the program of a shape, compiled on first use. What is told to other processes is nothing to one alone.
 
     Args:
-        program: gives it.
+        programs: has it.
         crew: the processes that run it together; None for this one alone.
     """
 
-    def __init__(self, program: Callable[[AnyShape], CompiledStep], crew: Crew | None):
-        self._program, self.crew = program, crew
+    def __init__(self, programs: Programs, crew: Crew | None):
+        self._programs, self.crew = programs, crew
 
-    def __call__(self, shape: AnyShape, *args: Any) -> Any:
-        """Raises IsolationError, AuditError, HloError where the step is refused; in a crew, as `Crew.call`."""
+    def __call__(self, shape: AnyShape, examples: Callable[[], tuple[Any, ...]], *args: Any) -> Any:
+        """Call it with arguments; `examples` gives some to compile it for.
+
+        Raises IsolationError, AuditError, HloError where the step is refused; in a crew, as `Crew.call`.
+        """
         if self.crew is None:
-            return self._program(shape)(*args)
-        return self.crew.call(shape, lambda: self._program(shape), args)
+            return self._programs.compiled(shape, examples)(*args)
+        return self.crew.call(shape, lambda: self._programs.compiled(shape, examples), args)
 
     def new_pool(self, count: int, new_rows: Callable[[int], Rows]) -> RowPool:
         """A pool of so many rows, in all processes."""

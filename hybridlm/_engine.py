@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from hybridlm._acceptance import Trust
-from hybridlm._batch import Batch, sampling_arrays
+from hybridlm._batch import Batch
 from hybridlm._cache_budget import CacheBudget
 from hybridlm._calls import Calls
 from hybridlm._crew import Crew
 from hybridlm._drafters import DRAFT_TOKENS, AsLoaded, HeadDrafter, Speculate, drafters
+from hybridlm._example_arguments import example_arguments
 from hybridlm._placement import ONE_DEVICE, Placement
 from hybridlm._prefix_cache import PrefixCache
 from hybridlm._programs import AnyShape, CopyShape, Programs, Shape, lane_rung
@@ -93,7 +94,7 @@ class Engine:
         crew: Crew | None = None,
     ):
         self.lanes, self.context, self.chunk = lanes, context, chunk
-        self.placement, self.calls = placement, Calls(lambda shape: self.program(shape), crew)
+        self.placement, self.calls = placement, Calls(programs, crew)
         self.staging = placement.staging(lanes, staging)
         self.params, self.programs, self.sanitizer = params, programs, sanitizer
         self.speculate: Speculate = speculate
@@ -162,7 +163,9 @@ class Engine:
     @cached_property
     def moves(self) -> RowMoves:
         """What keeps states and puts them back."""
-        return RowMoves(self.calls, self.sanitizer, self.kind, self._abstract, self.placement, self.stats, self._head)
+        # Nothing that an engine has refers to it, so that its arrays go when it does.
+        rows = partial(self.row_arrays.abstract, context=self.context)
+        return RowMoves(self.calls, self.sanitizer, self.kind, rows, self.placement, self.stats, self._head)
 
     @cached_property
     def kind(self) -> StateKind:
@@ -226,7 +229,7 @@ class Engine:
         self.calls.tell_run(shape, pool, (*batch, *operands))
         placed = self.placement.put((*batch, *operands))
         if self.sanitizer is None:
-            outputs, rows = self.calls(shape, self.params, pool.take(), *placed)
+            outputs, rows = self.calls(shape, self._examples(shape), self.params, pool.take(), *placed)
             outputs = self.calls.whole(outputs)
         else:
             sanitized, given = self._sanitized(self.sanitizer, shape), tuple(placed[len(batch) :])
@@ -248,7 +251,7 @@ class Engine:
         self.calls.tell_copy(source, target, (read, write))
         maps = self.placement.put_whole((read, write))
         if self.sanitizer is None:
-            (copied,) = self.calls(shape, target.take(), source.look(), *maps)
+            (copied,) = self.calls(shape, self._examples(shape), target.take(), source.look(), *maps)
         else:
             copied = self.sanitizer.copy(self._sanitized(self.sanitizer, shape), target, source, maps)
         target.put(copied)
@@ -259,7 +262,7 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`).
         """
-        return self.programs.compiled(shape, lambda: self.example_arguments(shape))
+        return self.programs.compiled(shape, self._examples(shape))
 
     def planned(self, shape: AnyShape) -> PlannedStep:
         """The proof and the scratch of a shape's step, without compiling it; parameters may be abstract.
@@ -275,23 +278,16 @@ class Engine:
             self.sanitizer.forget(owner)
 
     def _sanitized(self, sanitizer: Sanitizer, shape: AnyShape) -> Sanitized:
-        return sanitizer.program(shape, *self.programs.step(shape), lambda: self.example_arguments(shape))
+        return sanitizer.program(shape, *self.programs.step(shape), self._examples(shape))
+
+    def _examples(self, shape: AnyShape) -> Callable[[], tuple[Any, ...]]:
+        return partial(self.example_arguments, shape)
 
     def example_arguments(self, shape: AnyShape) -> tuple[Any, ...]:
         """Arguments like those that a program is called with, the rows by their types alone."""
-        rows = self._abstract
         if isinstance(shape, PartShape):
             return self.moves.example_arguments(shape)
-        if isinstance(shape, CopyShape):
-            maps = self.placement.examples([np.zeros(1, np.int32)] * 2, whole=True)
-            return (rows(shape.target), rows(shape.source), *maps)
-        operands: list[Any] = [*Batch.of([None] * shape.lanes, shape.tokens)]
-        if shape.step == "score":
-            operands.append(np.zeros((shape.lanes, shape.tokens), np.int32))
-        else:
-            operands += [np.zeros(shape.lanes, np.int32)] if shape.step == "verify" else []
-            operands += sampling_arrays([None] * shape.lanes)
-        return (self.params, rows(shape.lanes), *self.placement.examples(operands))
+        return example_arguments(shape, self.params, self._abstract, self.placement)
 
 
 def _local(one: Any) -> int:

@@ -223,10 +223,11 @@ def assemble(
     """The module with its parameters, or with their types, and their dotted names in the order of the flat tuple."""
     graph, state = nnx.split(abstract)
     flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(state))
-    state = nnx.from_flat_state([(path, variable.replace(arrays[path])) for path, variable in flat])
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     names = [jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value") for path in paths]
-    return nnx.merge(graph, state), names
+    # Merging a nested state would keep its arrays in a cycle of references after the model is gone.
+    whole = nnx.statelib.FlatState([(path, one.replace(arrays[path])) for path, one in flat], sort=True)
+    return nnx.merge(graph, whole), names
 
 
 def _end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]:

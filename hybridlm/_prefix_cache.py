@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hybridlm._cache_budget import CacheBudget
@@ -50,6 +51,8 @@ class PrefixCache:
         self._moves, self._chunk = moves, chunk
         self._tree: RadixTree[Snapshot, KeptArrays] = RadixTree(moves.grows)
         self._places: dict[KeptArrays, Place] = {}
+        # Not a method: a tree of states refers to nothing that refers to it, so that all go with the cache.
+        self._drop = partial(_drop, self._tree, self._places)
         self._memory = KeptMemory(budget, self._drop)
         self._lock = threading.RLock()
         self._hits = self._misses = self._refused = 0
@@ -211,19 +214,22 @@ class PrefixCache:
         for kept in _arrays(place):
             self._memory.add(kept)
 
-    def _drop(self, kept: KeptArrays) -> list[KeptArrays] | None:
-        """Take a state out of the tree; returns it and the spans that lead to no other, None for what is no state.
 
-        Raises:
-            TreeError: it is in use.
-        """
-        place = self._places.get(kept)
-        if place is None:
-            return None
-        if kept.pins:
-            raise TreeError(f"a state at position {kept.position} cannot be dropped while it is in use")
-        del self._places[kept]
-        return [kept, *self._tree.remove(place)]
+def _drop(
+    tree: RadixTree[Snapshot, KeptArrays], places: dict[KeptArrays, Place], kept: KeptArrays
+) -> list[KeptArrays] | None:
+    """Take a state out of the tree; returns it and the spans that lead to no other, None for what is no state.
+
+    Raises:
+        TreeError: it is in use.
+    """
+    place = places.get(kept)
+    if place is None:
+        return None
+    if kept.pins:
+        raise TreeError(f"a state at position {kept.position} cannot be dropped while it is in use")
+    del places[kept]
+    return [kept, *tree.remove(place)]
 
 
 def _arrays(place: Place) -> list[KeptArrays]:

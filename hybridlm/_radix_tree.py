@@ -5,6 +5,7 @@ at the nodes. The tree knows nothing of either but who refers to what: an edge t
 is copied and nothing is there twice.
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -39,13 +40,22 @@ class Node(Generic[S, B]):
         state: what is kept of all tokens up to here; None where nothing is.
     """
 
-    __slots__ = ("children", "parent", "pieces", "position", "state", "tokens")
+    __slots__ = ("__weakref__", "_parent", "children", "pieces", "position", "state", "tokens")
 
     def __init__(self, tokens: tuple[int, ...], pieces: tuple[Piece[B], ...], parent: "Node[S, B] | None"):
         self.tokens, self.pieces, self.parent = tokens, pieces, parent
         self.position: int = len(tokens) + (0 if parent is None else parent.position)
         self.children: dict[int, Node[S, B]] = {}
         self.state: S | None = None
+
+    @property
+    def parent(self) -> "Node[S, B] | None":
+        return None if self._parent is None else self._parent()
+
+    @parent.setter
+    def parent(self, parent: "Node[S, B] | None") -> None:
+        # Weak, so that a tree goes with its root.
+        self._parent = None if parent is None else weakref.ref(parent)
 
     @property
     def path(self) -> list["Node[S, B]"]:

@@ -1,6 +1,7 @@
 """States taken out of the rows of a pool to be kept, and put back into others, by certified steps."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -85,6 +86,9 @@ class RowMoves:
         count = 2 if shape.part == "state" else 4 if shape.kept else 5
         scalars = self._placement.examples([np.zeros(1, np.int32)] * count, whole=True)
         return (kept, pool, *scalars) if shape.kept else (pool, kept, *scalars)
+
+    def _examples(self, shape: PartShape) -> Callable[[], tuple[Any, ...]]:
+        return partial(self.example_arguments, shape)
 
     def take(
         self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any, known: Sequence[Piece[KeptArrays]] = ()
@@ -210,7 +214,7 @@ class RowMoves:
         if self._sanitizer is None:
             return self.keep(part, pool, maps, position)
         shape, places = self._shape(part, True, pool.size), self._places[part]
-        sanitized = self._sanitizer.program(shape, *shape.step(), lambda: self.example_arguments(shape))
+        sanitized = self._sanitizer.program(shape, *shape.step(), self._examples(shape))
         kept = KeptArrays((), position, mark)
         kept.arrays = self._sanitizer.keep(sanitized, self._keeping(part, pool, maps), kept, pool, places)
         return kept
@@ -230,7 +234,8 @@ class RowMoves:
         if crew is not None:
             number = crew.named(kept, number)
             crew.tell(*part_operation(number, part, True, crew.number(pool), pool.size, position, maps))
-        (kept.arrays,) = self._calls(self._shape(part, True, pool.size), *self._keeping(part, pool, maps))
+        shape = self._shape(part, True, pool.size)
+        (kept.arrays,) = self._calls(shape, self._examples(shape), *self._keeping(part, pool, maps))
         return kept
 
     def _keeping(self, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
@@ -253,7 +258,7 @@ class RowMoves:
             self.put_back(kept, part, pool, maps)
             return
         shape, places = self._shape(part, False, pool.size), self._places[part]
-        sanitized = self._sanitizer.program(shape, *shape.step(), lambda: self.example_arguments(shape))
+        sanitized = self._sanitizer.program(shape, *shape.step(), self._examples(shape))
         self._sanitizer.ghosts(pool)
         leaves, tree = jax.tree.flatten(pool.take())
         args = self._restoring(part, leaves, kept, maps)
@@ -266,7 +271,8 @@ class RowMoves:
             numbers = crew.number(kept), crew.number(pool)
             crew.tell(*part_operation(numbers[0], part, False, numbers[1], pool.size, kept.position, maps))
         leaves, tree = jax.tree.flatten(pool.take())
-        (new,) = self._calls(self._shape(part, False, pool.size), *self._restoring(part, leaves, kept, maps))
+        shape = self._shape(part, False, pool.size)
+        (new,) = self._calls(shape, self._examples(shape), *self._restoring(part, leaves, kept, maps))
         self._replace(pool, part, leaves, tree, new)
 
     def _restoring(

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -192,9 +193,8 @@ class Session:
         """Wait for the oldest step that is on its way, and take what it has drawn."""
         # Whoever interrupts the wait finds the step still there.
         flight = self._flights[0]
-        if flight.timing is not None:
-            flight.timing.wait(flight.drawn.token, self._done)
-        accepted, drawn = self._engine.calls.read((flight.accepted, flight.drawn))
+        with flight.timing.reading(flight.drawn.token, self._done) if flight.timing is not None else nullcontext():
+            accepted, drawn = self._engine.calls.read((flight.accepted, flight.drawn))
         self._done = time.perf_counter()
         self._flights.popleft()
         self._take(flight, drawn, accepted)

@@ -2,6 +2,8 @@
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 KEPT = 9
@@ -41,13 +43,15 @@ class Timing:
         if output.is_ready():
             self._kept.append(time.perf_counter() - self._began)
 
-    def wait(self, output: Any, before: float) -> None:
-        """Wait for the step; if it was done already, nobody knows since when, and it is not counted.
+    @contextmanager
+    def reading(self, output: Any, before: float) -> Iterator[None]:
+        """The step is waited for and read; if it was done already, nobody knows since when, and it is not counted.
 
         Args:
             output: of the step.
-            before: when the step before it was done, which this one has waited for.
+            before: when the step before it had been read.
         """
-        if not output.is_ready():
-            output.block_until_ready()
+        runs = not output.is_ready()
+        yield
+        if runs:
             self._kept.append(time.perf_counter() - max(self._began, before))

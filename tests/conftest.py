@@ -5,6 +5,7 @@ Warnings are errors and array annotations of hybridlm and models are executed (p
 
 import gc
 import importlib.metadata
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -51,6 +52,24 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
+
+
+MANY_PROGRAMS = 20_000
+"""Pieces of memory; a process of Linux may have 65,530, and a compiled program takes a dozen or two."""
+
+
+_tests = itertools.count(1)
+
+
+def pytest_runtest_teardown() -> None:
+    """Let go of compiled programs that JAX keeps for functions of earlier tests."""
+    maps = Path("/proc/self/maps")
+    if next(_tests) % 16 or not maps.exists():
+        return
+    with maps.open() as lines:
+        if sum(1 for _ in lines) > MANY_PROGRAMS:
+            jax.clear_caches()
+            gc.collect()
 
 
 def pytest_unconfigure() -> None:

@@ -1,5 +1,6 @@
 """`hybridlm.load`: arguments, what is kept in which dtype, what is said, and where compiled steps go."""
 
+import gc
 import inspect
 import json
 import logging
@@ -8,6 +9,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import jax.numpy as jnp
@@ -150,6 +152,28 @@ def test_repr() -> None:
     lm = load()
     millions = sum(array.size for array in lm.params.values()) / 1e6
     assert repr(lm) == f"LM(qwen3_5_moe, {millions:.1f}M parameters, 2 layers, lanes=1, context=16)"
+
+
+@pytest.mark.parametrize("more", [{}, {"speculate": "ngram", "prefix_cache": "1MB"}], ids=["plain", "all"])
+def test_the_arrays_and_programs_of_a_model_go_when_it_does(more: dict[str, Any]) -> None:
+    """Nobody waits for the collector of cycles before there is room for another model."""
+    lm = load(**more)
+    lm.generate([[5, 6, 7]], max_tokens=2, prefix=lm.prefix([5, 6, 7, 8, 9]))
+    lm.score([[5, 6, 7]])
+    with lm.session() as session:
+        session.submit([5, 6], max_tokens=2)
+        session.step()
+    del session
+    held = [lm._engine, lm._engine.programs, *lm.params.values()]
+    gone = [weakref.ref(one) for one in held]
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        del lm, held
+        assert [one() for one in gone] == [None] * len(gone)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def test_faults_of_the_config_and_of_the_weights_come_at_once(copied: pathlib.Path) -> None:

@@ -200,7 +200,7 @@ def test_an_interrupted_step_closes_the_session_and_nothing_else(text_lm: hybrid
     assert text_lm.generate(PROMPTS, **SETTINGS) == want
 
 
-@pytest.mark.parametrize("place", ["new_rows", "program"])
+@pytest.mark.parametrize("place", ["new_rows", "compiled"])
 def test_a_device_without_memory_closes_the_session_and_nothing_else(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -214,7 +214,7 @@ def test_a_device_without_memory_closes_the_session_and_nothing_else(
 
     with text_lm.session() as session, monkeypatch.context() as patch:
         session.submit(PROMPTS[1], **SETTINGS)
-        patch.setattr(text_lm._engine, place, full)
+        patch.setattr(text_lm._engine if place == "new_rows" else text_lm._engine.programs, place, full)
         with pytest.raises(jax.errors.JaxRuntimeError, match="Out of memory"):
             session.step()
         with pytest.raises(RuntimeError, match="the session is closed"):

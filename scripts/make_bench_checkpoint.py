@@ -1,6 +1,6 @@
 """Write a checkpoint for benchmarks: a model of bench_models.py with random weights, as Hugging Face writes one.
 
-    python scripts/make_bench_checkpoint.py 131M /data/bench/131M [--seed 0]
+    python scripts/make_bench_checkpoint.py 131M /data/bench/131M [--seed 0] [--head]
 
 The weights are bfloat16 and scaled as a trained model's are, so that activations, gates and decays have ordinary sizes
 and no two logits are alike. Each tensor depends on the seed and its name alone: a seed gives the same bytes every time.
@@ -20,6 +20,7 @@ from bench_models import BENCH_MODELS
 from safetensors.numpy import save_file
 
 from hybridlm import demo, models
+from hybridlm._with_head import with_head
 
 OUTPUTS = ("out_proj", "o_proj", "down_proj", "w2")
 """Matrices that write to the residual stream."""
@@ -47,9 +48,9 @@ def values(name: str, shape: tuple[int, ...], config: models.DecoderConfig, rng:
     return rng.standard_normal(shape, np.float32) * np.float32(scale)
 
 
-def tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
+def tensors(config: dict[str, Any], seed: int, head: bool = False) -> dict[str, np.ndarray]:
     """Every tensor of the checkpoint, bfloat16, by its name in Hugging Face checkpoints."""
-    family = models.family_of(config)
+    family = with_head(models.family_of(config)) if head else models.family_of(config)
     read = family.read_config(config)
     weights: list[models.Weight] = family.weights(read)
     result = {}
@@ -60,10 +61,10 @@ def tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
     return result
 
 
-def write(directory: Path, config: dict[str, Any], seed: int) -> int:
+def write(directory: Path, config: dict[str, Any], seed: int, head: bool = False) -> int:
     """Write the files; returns the number of parameters."""
     directory.mkdir(parents=True, exist_ok=True)
-    made = tensors(config, seed)
+    made = tensors(config, seed, head)
     save_file(made, directory / "model.safetensors", {"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -76,8 +77,9 @@ def main() -> None:
     parser.add_argument("model", choices=list(BENCH_MODELS))
     parser.add_argument("directory", type=Path, help="outside the repository")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--head", action="store_true", help="with a multi-token-prediction head (131M and 752M)")
     options = parser.parse_args()
-    size = write(options.directory, BENCH_MODELS[options.model], options.seed)
+    size = write(options.directory, BENCH_MODELS[options.model], options.seed, options.head)
     print(f"{options.directory}: {size / 1e6:.1f}M parameters")
 
 

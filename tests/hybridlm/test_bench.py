@@ -160,6 +160,9 @@ def test_a_bench_checkpoint_is_the_same_every_time_and_loads(
     logits = np.asarray(lm.forward([5, 6, 7]).logits)
     assert np.isfinite(logits).all() and 0.3 < logits.std() < 3.0
     assert lm.tokenizer is not None
+    script["write"](tmp_path / "d", config, 0, head=True)
+    with_head = hybridlm.load(tmp_path / "d", lanes=1, context=16, compilation_cache=False, speculate="mtp")
+    assert (np.asarray(with_head.forward([5, 6, 7]).logits) == logits).all(), "the same model, and its head beside it"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ class Lanes(NamedTuple):
 
     Attributes:
         consumed: tokens that the step has consumed; a lane of which it is 0 has not drawn, and guesses nothing.
-        positions: of the token that each lane has drawn.
+        positions: of each lane's first token of the step; what it has drawn stands behind those consumed.
         kv_blocks: blocks of the caches that hold the positions of all guesses.
         sampling, drawing: as the step has them.
     """
@@ -64,12 +64,12 @@ def guess(
         # what is drawn from logits that are not numbers is no token
         return jnp.where(token < vocabulary.size, token, 0)
 
-    token, found = inside(token), list[Array]()
+    token, found, drawn_at = inside(token), list[Array](), lanes.positions + lanes.consumed
     for place in range(count):
         # Without a barrier XLA:CPU fuses the guesses of a single lane into one another without end; of a loop it widens
         # the embedding before it, all of it for the few rows that are taken.
         hidden, token = lax.optimization_barrier((hidden, token))
-        at = lanes.positions + place
+        at = drawn_at + place
         after, rows = model.consume_pairs(token[:, None], hidden[:, None], one, at, rows, lanes.kv_blocks)
         hidden = after[:, 0]
         logits = vocabulary.whole(model.logits(hidden))

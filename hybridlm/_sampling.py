@@ -108,15 +108,16 @@ def _cutoff(
 ) -> UInt32[Array, "lane"]:
     """The lowest place in the order above which the weights of a lane add up to less than `enough`, by bisection."""
 
-    def halve(_: Array | int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(bounds: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
         low, high = bounds
         middle = low + (high - low) // 2
         above = jnp.sum(jnp.where(order > middle[:, None], weight, 0.0), axis=1) < enough
-        return jnp.where(above, low, middle + 1), jnp.where(above, middle, high)
+        return (jnp.where(above, low, middle + 1), jnp.where(above, middle, high)), None
 
     lanes = order.shape[0]
     bounds = (jnp.zeros(lanes, jnp.uint32), jnp.full(lanes, 0xFFFFFFFF, jnp.uint32))
-    return lax.fori_loop(0, 32, halve, varying_like(bounds, order))[0]
+    (cutoff, _), _ = lax.scan(halve, varying_like(bounds, order), length=32)
+    return cutoff
 
 
 def draw(

@@ -144,9 +144,9 @@ def generate_step(structure: Structure, top: int | None, processor: LogitsProces
         last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
         held = model.logits(jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0])
         logits = Vocabulary.of(model.config).whole(held)
-        last_token = jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
+        last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
         drawn = draw_tokens(logits, last_token, positions + lengths, sampling, drawing, top, processor)
-        lanes = Lanes(lengths, positions + lengths, kv_blocks, sampling, drawing)
+        lanes = Lanes(lengths, positions, kv_blocks, sampling, drawing)
         return keep_drawn(model, Rows(layers, rows.token), drawn.token, drawn, lanes, guesses, processor)
 
     return step
@@ -180,7 +180,7 @@ def keep_drawn(
 
 def draw_tokens(
     logits: Float32[Array, "row vocab"],
-    last_token: Int32[Array, "row"],
+    last_token: Int32[Array, "row"] | None,
     positions: Int32[Array, "row"],
     sampling: Sampling,
     drawing: Int32[Array, ""],
@@ -191,7 +191,7 @@ def draw_tokens(
 
     Args:
         logits: behind the last token of each row.
-        last_token: the token before the one to draw.
+        last_token: the token before the one to draw; None without a processor.
         positions: of the tokens to draw.
         sampling: settings of each row.
         drawing: how rows draw, as for `draw`.

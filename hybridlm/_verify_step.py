@@ -58,7 +58,7 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         layers = model.commit(kept, tokens, accepted, positions, rows.layers, kv_blocks)
         last = jnp.where(accepted > 0, accepted - 1, 0)[:, None]
         token = jnp.take_along_axis(drawn.token, last, axis=1, mode="fill")[:, 0]
-        lanes = Lanes(accepted, positions + accepted, kv_blocks, sampling, drawing)
+        lanes = Lanes(accepted, positions, kv_blocks, sampling, drawing)
         drawn, rows = keep_drawn(model, Rows(layers, rows.token), token, drawn, lanes, guesses, processor)
         return (accepted, drawn), rows
 
@@ -100,5 +100,6 @@ def _draw_behind_each(
     behind = positions[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
     each = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), count, axis=0), sampling)
     logits = Vocabulary.of(model.config).whole(model.logits(hidden.reshape((lanes * count, size))))
-    drawn = draw_tokens(logits, tokens.reshape(-1), behind.reshape(-1), each, drawing, top, processor)
+    last = None if processor is None else tokens.reshape(-1)
+    drawn = draw_tokens(logits, last, behind.reshape(-1), each, drawing, top, processor)
     return jax.tree.map(lambda x: x.reshape((lanes, count, *x.shape[1:])), drawn)

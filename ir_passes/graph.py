@@ -36,7 +36,8 @@ class Pass(Protocol):
 
     A valid graph goes in and a valid graph with the same inputs and outputs comes out; what the step computes for
     active lanes and for rows other than the null slot's stays the same. A second run finds nothing to do. Where a pass
-    is not sure it leaves the graph as it is and says why.
+    is not sure it leaves the graph as it is and says why. A pass with a class variable `only_drops = True` leaves out
+    equations that nothing needs, whatever the graph, and does nothing else.
     """
 
     name: ClassVar[str]

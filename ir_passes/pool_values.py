@@ -6,7 +6,8 @@ attention, say, may have as many rows as its cache has positions, and be no vers
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 
 from ir_passes.live_values import LiveValues
 from ir_passes.program import Computation, Executable, Index, Instruction
@@ -14,19 +15,35 @@ from ir_passes.program import Computation, Executable, Index, Instruction
 Ways = dict[int, list[tuple[int, int]]]
 """Position of a value in `live.values` -> of those that it is computed into, each with the elements of the smallest
 array on the largest way there."""
+Steps = Callable[[int, int], Iterator[tuple[int, int]]]
+"""From a value's position and the elements that count to the values one step further on."""
+Made = tuple[Instruction, Index, int]
+"""A result of a fusion: its place in the tuple, and its position in `live.values`."""
 
 
 class PoolValues:
-    """The ways that values take through one program."""
+    """The ways that values take through one program.
+
+    Fusions are looked into only where a way reaches them: decoding what they hold is most of the work.
+    """
 
     def __init__(self, executable: Executable, live: LiveValues):
         self._executable, self._live = executable, live
-        self._after: Ways = {}
-        self._before: Ways = {}
+        self._after: Ways = defaultdict(list)
+        self._before: Ways = defaultdict(list)
+        self._fused_from: dict[int, list[Made]] = defaultdict(list)
+        self._fused: dict[int, Made] = {}
+        self._counts: dict[tuple[int, Index], dict[int, int]] = {}
         for one in live.executed:
+            if one.opcode == "fusion":
+                results = [(one, index, place) for index, place in self._made(one)]
+                self._fused |= {made[2]: made for made in results}
+                for operand in positions(one.operands, live):
+                    self._fused_from[operand] += results
+                continue
             for source, result, count in self._ways(one):
-                self._after.setdefault(source, []).append((result, count))
-                self._before.setdefault(result, []).append((source, count))
+                self._after[source].append((result, count))
+                self._before[result].append((source, count))
 
     def versions(self, pools: Iterable[int], successors: Iterable[int]) -> set[int]:
         """Positions in `live.values` of what may be a version of one of some pools of one size.
@@ -42,30 +59,51 @@ class PoolValues:
         results = self._live.of[main.root]
         # The table of a tuple points to every output; a single output is there without one.
         last = {results[(number,)] if (number,) in results else results[()] for number in successors}
-        return self._reached(first, self._after, least) | self._reached(last, self._before, least)
+        return self._reached(first, self._onwards, least) | self._reached(last, self._backwards, least)
 
-    def _reached(self, start: set[int], ways: Ways, least: int) -> set[int]:
+    def _reached(self, start: set[int], ways: Steps, least: int) -> set[int]:
         found, waiting = set(start), list(start)
         while waiting:
-            for other, count in ways.get(waiting.pop(), ()):
+            for other, count in ways(waiting.pop(), least):
                 if other not in found and count >= least and self._live.values[other].array.count >= least:
                     found.add(other)
                     waiting.append(other)
         return found
 
+    def _onwards(self, position: int, least: int) -> Iterator[tuple[int, int]]:
+        yield from self._after.get(position, ())
+        for made in self._fused_from.get(position, ()):
+            if self._live.values[made[2]].array.count >= least:
+                yield from ((made[2], count) for source, count in self._sources(made) if source == position)
+
+    def _backwards(self, position: int, least: int) -> Iterator[tuple[int, int]]:
+        yield from self._before.get(position, ())
+        made = self._fused.get(position)
+        if made is not None:
+            yield from self._sources(made)
+
+    def _sources(self, made: Made) -> Iterator[tuple[int, int]]:
+        """What a result of a fusion is computed from."""
+        one, index, _ = made
+        key = one.id, index
+        if key not in self._counts:
+            self._counts[key] = self._inside(self._executable.module.computations[one.called[0]], index)
+        for number, count in self._counts[key].items():
+            yield from ((operand, count) for operand in positions([one.operands[number]], self._live))
+
+    def _made(self, one: Instruction) -> Iterator[tuple[Index, int]]:
+        for index, place in self._live.of[one.id].items():
+            if self._live.values[place].instruction.id == one.id:
+                yield index, place
+
     def _ways(self, one: Instruction) -> Iterator[tuple[int, int, int]]:
-        of, values = self._live.of, self._live.values
+        """What an instruction that is no fusion computes, and from what."""
+        values = self._live.values
         if one.opcode in ("while", "conditional"):
             yield from ((source, result, values[source].array.count) for source, result in self._handed_over(one))
             return
-        made = [(index, place) for index, place in of[one.id].items() if values[place].instruction.id == one.id]
-        if one.opcode == "fusion":
-            fused = self._executable.module.computations[one.called[0]]
-            for index, place in made:
-                for number, count in self._inside(fused, index).items():
-                    yield from ((operand, place, count) for operand in positions([one.operands[number]], self._live))
-            return
         operands = positions(one.operands, self._live)
+        made = self._made(one)
         yield from ((operand, place, values[operand].array.count) for _, place in made for operand in operands)
 
     @staticmethod

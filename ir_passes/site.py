@@ -99,10 +99,10 @@ class Site:
 
     def _constant(self, operands: list[Value]) -> Constant | None:
         """What is computed of constants place by place is one."""
-        facts = [value.fact for value in operands if isinstance(value.fact, Constant)]
-        if (self.name not in ELEMENTWISE and self.name != "select_n") or len(facts) < len(operands):
+        if self.name not in ELEMENTWISE and self.name != "select_n":
             return None
-        return Constant(any(fact.captured for fact in facts))
+        facts = [value.fact for value in operands if isinstance(value.fact, Constant)]
+        return Constant(any(fact.captured for fact in facts)) if len(facts) == len(operands) else None
 
     def _number(self, operands: list[Value], which: int) -> int:
         params = _frozen(self.eqn.params)

@@ -17,6 +17,7 @@ class DropDead:
     """
 
     name: ClassVar[str] = "drop-dead"
+    only_drops: ClassVar[bool] = True
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
         """As `Pass.run`."""

@@ -41,7 +41,8 @@ MOVES = {
 }
 """Operations that move the elements of each operand about by themselves: zeros stay zeros."""
 SUMS = ("psum", "psum_invariant")
-ELEMENTWISE = """
+ELEMENTWISE = frozenset(
+    """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
 convert_element_type cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
 igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi ne neg nextafter
@@ -49,6 +50,7 @@ not one_minus_square or philox2x32 philox4x32 polygamma polynomial population_co
 round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh threefry2x32
 threefry4x32 xor zeta
 """.split()
+)
 """Operations whose result at a place depends on their operands at the same place alone."""
 RULES: dict[str, Rule] = {}
 

@@ -35,6 +35,8 @@ class Wrong:
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
         jaxpr = graph.program.jaxpr
         eqns, outvars = list(jaxpr.eqns), list(jaxpr.outvars)
+        if self.how == "fails":
+            raise ZeroDivisionError
         if self.how == "loses an equation":
             eqns = eqns[:-1]
         elif self.how == "other outputs":
@@ -46,6 +48,12 @@ class Wrong:
                 graph.program, LaneContract((Lane(), Lane()), (Lane(), Lane())).bind(step, (1.0 * ones(),) * 2)
             )
         return graph.with_program(ir.with_eqns(graph.program, eqns, outvars, {}))
+
+
+class Other(Wrong):
+    """The same by another name."""
+
+    name: ClassVar[str] = "other"
 
 
 def ones():
@@ -66,13 +74,34 @@ def test_reports_and_kept_jaxprs(graph: Graph) -> None:
 
 def test_check_runs_on_the_first_graph_and_after_every_change(graph: Graph) -> None:
     seen: list[Graph] = []
-    done = PassPipeline((DropDead(), Wrong("nothing")), check=seen.append).run(graph)
+    done = PassPipeline((Wrong("nothing"), Other("nothing")), check=seen.append).run(graph)
     assert len(seen) == 3
     assert seen[0] is graph
     assert seen[-1] is done.graph
+
+
+def test_what_is_only_dropped_is_not_checked(graph: Graph) -> None:
+    """The rest is, once, also where it goes into another pass."""
+    seen: list[Graph] = []
+    done = PassPipeline((DropDead(),), check=seen.append).run(graph)
+    assert seen == [done.graph]
     seen.clear()
     PassPipeline((DropDead(),), check=seen.append).run(done.graph)
-    assert len(seen) == 1
+    assert seen == [done.graph]
+    seen.clear()
+    PassPipeline((DropDead(), Wrong("nothing")), check=seen.append).run(graph)
+    assert len(seen) == 2 and seen[0].program.jaxpr.eqns == done.graph.program.jaxpr.eqns
+
+
+def test_a_pass_that_fails_on_a_wrong_graph_is_not_blamed(graph: Graph) -> None:
+    def dislikes(graph: Graph) -> None:
+        raise ValueError("leaks")
+
+    with pytest.raises(ValueError, match="leaks") as raised:
+        PassPipeline((Wrong("fails"),), check=dislikes).run(graph)
+    assert raised.value.__notes__ == ["raised of the graph that the first pass is given"]
+    with pytest.raises(ZeroDivisionError):
+        PassPipeline((Wrong("fails"),), check=lambda graph: None).run(graph)
 
 
 def test_a_failed_check_says_of_which_graph(graph: Graph) -> None:

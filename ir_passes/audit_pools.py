@@ -94,13 +94,15 @@ def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding
 def pool_copies(executable: Executable, bound: BoundContract, live: LiveValues) -> list[PoolCopy]:
     """Every copy of an array of a pool's type."""
     pools = _pools(executable, bound)
-    versions = _versions(pools, executable, bound, live)
+    versions: dict[str, set[int]] = {}
     found: list[PoolCopy] = []
     for one in live.executed:
         made = [(index, value) for index, value in _made(one, live) if _as_large(value, pools)]
         source = _copied(one, executable) if made else None
         if source is None:
             continue
+        # Few programs copy anything as large as a pool: what else may be one is found when it is needed.
+        versions = versions or _versions(pools, executable, bound, live)
         copied = positions(source, live)
         for index, value in made:
             paths = [pool for pool in _matching(value, pools, executable) if copied & versions[pool.path]]

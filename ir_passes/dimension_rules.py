@@ -30,10 +30,9 @@ def _elementwise(eqn: Any, *operands: Dims) -> list[Dims]:
     for axis, size in enumerate(shape):
         # A scalar, and an axis of length 1, meet all that the other operands have along it.
         varying = [dims[axis] for dims in operands if dims and dims[axis].size == size and not dims[axis].repeated]
-        one = Dimension(size, repeated=not varying)
-        for other in varying:
-            unify(other, one)
-        result.append(one)
+        for other in varying[1:]:
+            unify(varying[0], other)
+        result.append(varying[0] if varying else Dimension(size, repeated=True))
     return [tuple(result) for _ in eqn.outvars]
 
 

@@ -20,7 +20,7 @@ class Conflict(Exception):
         super().__init__(f"{labels[0]!r} and {labels[1]!r}")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Dimension:
     """One class, or a member that points to it.
 
@@ -69,7 +69,9 @@ def unify(one: Dimension, other: Dimension) -> None:
     one.label = one.label or other.label
     one.lost = one.lost or other.lost
     one.factors = one.factors or other.factors
-    one.wholes += other.wholes
+    longer, shorter = sorted((one.wholes, other.wholes), key=len, reverse=True)
+    longer += shorter
+    one.wholes = longer
     for a, b in pairs:
         unify(a, b)
 

@@ -73,7 +73,7 @@ def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...]:
 
 
 _TABLES = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*", re.MULTILINE)
-_METADATA = re.compile(r",? ?metadata=\{(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\"|\{[^{}]*\})*\}")
+_METADATA = re.compile(r", metadata=\{(?:[^{}\"]++|\"(?:[^\"\\]++|\\.)*+\"|\{[^{}]*+\})*+\}")
 
 
 def fingerprint(text: str) -> str:

@@ -53,11 +53,14 @@ def closed(jaxpr: Any) -> ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
+_LISTS, _JAXPRS = (tuple, list), (Jaxpr, ClosedJaxpr)
+
+
 def sub_jaxprs(eqn: JaxprEqn) -> Iterator[ClosedJaxpr]:
     """Every jaxpr among the parameters of an equation."""
     for value in eqn.params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, Jaxpr | ClosedJaxpr):
+        for item in value if isinstance(value, _LISTS) else (value,):
+            if isinstance(item, _JAXPRS):
                 yield closed(item)
 
 
@@ -129,6 +132,13 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
     new_var = core.gensym()
     eqns: list[JaxprEqn] = []
     constvars, consts = list(program.jaxpr.constvars), list(program.consts)
+    found: dict[Any, bool] = {}
+
+    def has_source(eqn: JaxprEqn) -> bool:
+        made = eqn.source_info.traceback
+        if made not in found:
+            found[made] = source_of(eqn) != "unknown"
+        return found[made]
 
     def run(jaxpr: Jaxpr, names: dict[Var, Atom], caller: JaxprEqn | None) -> None:
         def read(atom: Atom) -> Atom:
@@ -136,7 +146,7 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
 
         for eqn in jaxpr.eqns:
             invars = [read(atom) for atom in eqn.invars]
-            source = eqn if caller is None or source_of(eqn) != "unknown" else caller
+            source = eqn if caller is None or has_source(eqn) else caller
             body = body_of(eqn)
             if body is None or keep(eqn):
                 outvars = [var if isinstance(var, DropVar) else new_var(var.aval) for var in eqn.outvars]
@@ -206,11 +216,6 @@ def without_dead(program: ClosedJaxpr) -> ClosedJaxpr:
     used = [True] * len(program.jaxpr.outvars)
     live, _ = _partial_eval.dce_jaxpr(program.jaxpr, used, instantiate=True)
     return ClosedJaxpr(live, program.consts)
-
-
-def count(jaxpr: Jaxpr) -> int:
-    """Equations of a jaxpr and of all jaxprs in it."""
-    return sum(1 + sum(count(body.jaxpr) for body in sub_jaxprs(eqn)) for eqn in jaxpr.eqns)
 
 
 def emit(

@@ -102,12 +102,6 @@ class _Walk:
             if name in _WRITES and pools[0] is not None:
                 self._write(jaxpr, index, operands, pools[0])
                 return [operands[0]], [pools[0]]
-            declared = opaque_of(eqn, self.bound.opaque)
-            if declared is not None and fits(declared[1], ir.shapes(eqn.invars), ir.shapes(eqn.outvars)):
-                return self._declared(eqn, declared[1], operands, pools)
-            nested = self._nested(jaxpr, index, operands, pools)
-            if nested is not None:
-                return nested
             if name == "name" and eqn.params["name"].startswith(NAMED):
                 labels = tuple(label or None for label in eqn.params["name"].removeprefix(NAMED).split(","))
                 if len(labels) == len(operands[0]):
@@ -119,6 +113,12 @@ class _Walk:
             rule = DIMENSION_RULES.get(name)
             if rule is not None:
                 return self._placed(eqn, rule(eqn, *operands)), nothing
+            declared = opaque_of(eqn, self.bound.opaque)
+            if declared is not None and fits(declared[1], ir.shapes(eqn.invars), ir.shapes(eqn.outvars)):
+                return self._declared(eqn, declared[1], operands, pools)
+            nested = self._nested(jaxpr, index, operands, pools)
+            if nested is not None:
+                return nested
         except Conflict as conflict:
             self._conflict(jaxpr, index, conflict, "runs together with")
         return [fresh(var.aval.shape) for var in eqn.outvars], nothing

@@ -69,6 +69,8 @@ class Site:
 
     def _before_sum(self, operands: list[Value]) -> list[Value]:
         """What comes of a row that one device has and others do not, where it is used before it is summed over them."""
+        if not self.prover.devices:
+            return []
         held = {axis for value in operands for axis in getattr(value.owner, "held", ())}
         looked_into = self.name in ir.CALLS and declaration_of(self.eqn) is None
         if not held or looked_into or self.name in SUMS or self.name in MOVES:

@@ -283,9 +283,12 @@ def describe(owner: Owner) -> str:
             return f"several lanes ({cause.primitive} at {cause.source})"
 
 
+_ALONG_AN_AXIS = (Rows, PoolRows)
+
+
 def axis_of(owner: Owner) -> int | None:
     """The axis along which an owner changes, None where it is the same everywhere."""
-    return owner.axis if isinstance(owner, Rows | PoolRows) else None
+    return owner.axis if isinstance(owner, _ALONG_AN_AXIS) else None
 
 
 def moved(owner: Owner, axis: int) -> Owner:

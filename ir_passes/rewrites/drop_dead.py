@@ -22,21 +22,19 @@ class DropDead:
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
         """As `Pass.run`."""
         live = ir.without_dead(graph.program)
-        dropped = ir.count(graph.program.jaxpr) - ir.count(live.jaxpr)
-        slimmer = _width(graph.program.jaxpr) - _width(live.jaxpr)
-        if not dropped and not slimmer:
+        (before, wider), (after, slimmer) = _size(graph.program.jaxpr), _size(live.jaxpr)
+        if (before, wider) == (after, slimmer):
             return graph
+        dropped = before - after
         freed = _computed(graph.program) - _computed(live)
         say(f"dropped {dropped} dead equations and {freed} bytes of scratch")
         return graph.with_program(live)
 
 
-def _width(jaxpr: ir.Jaxpr) -> int:
-    """Operands and results of all equations: fewer where a loop lost a dead carry."""
-    return sum(
-        len(eqn.invars) + len(eqn.outvars) + sum(_width(body.jaxpr) for body in ir.sub_jaxprs(eqn))
-        for eqn in jaxpr.eqns
-    )
+def _size(jaxpr: ir.Jaxpr) -> tuple[int, int]:
+    """Equations, those of bodies too, and their operands and results: fewer where a loop lost a dead carry."""
+    eqns = list(ir.all_eqns(jaxpr))
+    return len(eqns), sum(len(eqn.invars) + len(eqn.outvars) for eqn in eqns)
 
 
 def _computed(program: ir.ClosedJaxpr) -> int:

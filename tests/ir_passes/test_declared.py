@@ -55,7 +55,7 @@ def test_a_function_is_known_after_what_is_dead_in_it_was_dropped() -> None:
     step, args = lambda x: (half_dead(x),), (jnp.ones((N, D)),)
     program = jax.make_jaxpr(step)(*args)
     live = ir.without_dead(program)
-    assert ir.count(live.jaxpr) < ir.count(program.jaxpr)
+    assert len(list(ir.all_eqns(live.jaxpr))) < len(list(ir.all_eqns(program.jaxpr)))
     assert lane_proof.prove_jaxpr(live, ONE.bind(step, args))
 
 

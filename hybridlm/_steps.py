@@ -198,7 +198,10 @@ def draw_tokens(
         top, processor: as for `generate_step`.
     """
     logprob = top_tokens = top_logprobs = None
-    processed = logits if processor is None else jax.vmap(processor)(logits, last_token, positions)
+    processed = logits
+    if processor is not None:
+        assert last_token is not None, "a processor is told what the lane has consumed"
+        processed = jax.vmap(processor)(logits, last_token, positions)
     with jax.named_scope("draw"):
         token = draw(processed, sampling, positions, drawing)
     if top is not None:

@@ -74,21 +74,30 @@ def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
             )
 
 
-def scratch_lower_bound(executable: Executable, live: LiveValues) -> int:
-    """The most bytes of scratch that are live at one tick, values in the same bytes counted once."""
+def scratch_intervals(executable: Executable, live: LiveValues) -> Iterator[tuple[Slice, int, int]]:
+    """The bytes of scratch that are in use, each with the first and the last tick, both included.
+
+    Values in the very same bytes that end where the next begins count as one: XLA writes the second over the first.
+    """
     intervals: dict[Slice, list[tuple[int, int]]] = {}
     for value in live.values:
         if value.slice is not None and executable.buffers.allocations[value.slice.allocation].is_temp:
             intervals.setdefault(value.slice, []).append((value.start, value.stop))
-    events: list[tuple[int, int]] = []
     for place, spans in intervals.items():
         spans.sort()
         start, stop = spans[0]
         for begin, end in spans[1:]:
             if begin > stop:
-                events += [(start, place.size), (stop + 1, -place.size)]
+                yield place, start, stop
                 start = begin
             stop = max(stop, end)
+        yield place, start, stop
+
+
+def scratch_lower_bound(executable: Executable, live: LiveValues) -> int:
+    """The most bytes of scratch that are live at one tick, values in the same bytes counted once."""
+    events: list[tuple[int, int]] = []
+    for place, start, stop in scratch_intervals(executable, live):
         events += [(start, place.size), (stop + 1, -place.size)]
     most = now = 0
     # At one tick what ends comes before what begins: an end is the tick after the last reader.

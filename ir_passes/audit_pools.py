@@ -97,7 +97,8 @@ def pool_copies(executable: Executable, bound: BoundContract, live: LiveValues) 
     versions: dict[str, set[int]] = {}
     found: list[PoolCopy] = []
     for one in live.executed:
-        made = [(index, value) for index, value in _made(one, live) if _as_large(value, pools)]
+        made = [(index, live.values[place]) for index, place in live.made_by(one)]
+        made = [(index, value) for index, value in made if _as_large(value, pools)]
         source = _copied(one, executable) if made else None
         if source is None:
             continue
@@ -152,7 +153,8 @@ def second_pools(executable: Executable, bound: BoundContract, live: LiveValues)
     for one in live.executed:
         if one.opcode in ("parameter", "constant"):
             continue
-        for _, value in _made(one, live):
+        for _, place in live.made_by(one):
+            value = live.values[place]
             paths = _matching(value, pools, executable)
             if not paths or value.slice is None or _copied(one, executable) is not None:
                 continue
@@ -230,13 +232,6 @@ def _read_as(one: Instruction, executable: Executable) -> Iterator[tuple[int, ..
                 if operand == one.id:
                     inner = fused.users.get(fused.parameters[number].id, [])
                     yield from (bitcast.array.dims for bitcast in inner if bitcast.opcode == "bitcast")
-
-
-def _made(one: Instruction, live: LiveValues) -> Iterator[tuple[Index, Value]]:
-    for index, position in live.of[one.id].items():
-        value = live.values[position]
-        if value.instruction.id == one.id:
-            yield index, value
 
 
 def _copied(one: Instruction, executable: Executable) -> list[int] | None:

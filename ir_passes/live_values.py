@@ -5,7 +5,7 @@ then its body. A value lives from the tick of the instruction that defines it to
 `get-tuple-element` define nothing; what a loop hands from one iteration to the next is one value each time round.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ir_passes.program import Array, Computation, Executable, Index, Instruction, Slice
@@ -72,6 +72,12 @@ class LiveValues:
     looped: frozenset[int]
     carries: tuple[Carry, ...]
     uncovered: tuple[str, ...]
+
+    def made_by(self, one: Instruction) -> Iterator[tuple[Index, int]]:
+        """Index and position in `values` of what an instruction defines; not of what it hands on."""
+        for index, position in self.of[one.id].items():
+            if self.values[position].instruction.id == one.id:
+                yield index, position
 
 
 def live_values(executable: Executable) -> LiveValues:

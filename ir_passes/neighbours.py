@@ -38,9 +38,9 @@ def neighbours(executable: Executable, live: LiveValues) -> tuple[Neighbours, ..
     for one in live.executed:
         if one.opcode != "custom-call":
             continue
-        for position in live.of.get(one.id, {}).values():
+        for _, position in live.made_by(one):
             value = live.values[position]
-            if value.instruction is one and value.slice is not None and value.array.dtype != "tuple":
+            if value.slice is not None and value.array.dtype != "tuple":
                 beside = [other for other in live.values if other.start <= value.start <= other.stop]
                 found.append(_of(value, value.slice, beside, one.target))
     return tuple(found)

@@ -36,7 +36,7 @@ class PoolValues:
         self._counts: dict[tuple[int, Index], dict[int, int]] = {}
         for one in live.executed:
             if one.opcode == "fusion":
-                results = [(one, index, place) for index, place in self._made(one)]
+                results = [(one, index, place) for index, place in live.made_by(one)]
                 self._fused |= {made[2]: made for made in results}
                 for operand in positions(one.operands, live):
                     self._fused_from[operand] += results
@@ -91,11 +91,6 @@ class PoolValues:
         for number, count in self._counts[key].items():
             yield from ((operand, count) for operand in positions([one.operands[number]], self._live))
 
-    def _made(self, one: Instruction) -> Iterator[tuple[Index, int]]:
-        for index, place in self._live.of[one.id].items():
-            if self._live.values[place].instruction.id == one.id:
-                yield index, place
-
     def _ways(self, one: Instruction) -> Iterator[tuple[int, int, int]]:
         """What an instruction that is no fusion computes, and from what."""
         values = self._live.values
@@ -103,7 +98,7 @@ class PoolValues:
             yield from ((source, result, values[source].array.count) for source, result in self._handed_over(one))
             return
         operands = positions(one.operands, self._live)
-        made = self._made(one)
+        made = self._live.made_by(one)
         yield from ((operand, place, values[operand].array.count) for _, place in made for operand in operands)
 
     @staticmethod

@@ -71,5 +71,6 @@ def load_parameters(
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
 ) -> LoadedWeights:
     """Reads every parameter of a model: `load_weights` or `load_saved_weights`."""
-    load = load_saved_weights if isinstance(checkpoint, SavedDirectory) else load_weights
-    return load(checkpoint, family, config, dtype, progress, shards)  # type: ignore[arg-type]
+    if isinstance(checkpoint, SavedDirectory):
+        return load_saved_weights(checkpoint, family, config, dtype, progress, shards)
+    return load_weights(checkpoint, family, config, dtype, progress, shards)

@@ -9,7 +9,7 @@ import numpy as np
 from hybridlm._crew import Crew
 from hybridlm._operations import copy_operation, run_operation
 from hybridlm._plan import Operation
-from hybridlm._programs import AnyShape, Programs, Shape
+from hybridlm._programs import Programs, S, Shape
 from hybridlm._rows import RowPool
 from hybridlm._steps import Rows
 
@@ -25,8 +25,8 @@ class Calls:
     def __init__(self, programs: Programs, crew: Crew | None):
         self._programs, self.crew = programs, crew
 
-    def __call__(self, shape: AnyShape, examples: Callable[[], tuple[Any, ...]], *args: Any) -> Any:
-        """Call it with arguments; `examples` gives some to compile it for.
+    def __call__(self, shape: S, examples: Callable[[S], tuple[Any, ...]], *args: Any) -> Any:
+        """Call it with arguments; `examples` gives some of a shape to compile it for.
 
         Raises IsolationError, AuditError, HloError where the step is refused; in a crew, as `Crew.call`.
         """

@@ -229,7 +229,7 @@ class Engine:
         self.calls.tell_run(shape, pool, (*batch, *operands))
         placed = self.placement.put((*batch, *operands))
         if self.sanitizer is None:
-            outputs, rows = self.calls(shape, self._examples(shape), self.params, pool.take(), *placed)
+            outputs, rows = self.calls(shape, self.example_arguments, self.params, pool.take(), *placed)
             outputs = self.calls.whole(outputs)
         else:
             sanitized, given = self._sanitized(self.sanitizer, shape), tuple(placed[len(batch) :])
@@ -251,7 +251,7 @@ class Engine:
         self.calls.tell_copy(source, target, (read, write))
         maps = self.placement.put_whole((read, write))
         if self.sanitizer is None:
-            (copied,) = self.calls(shape, self._examples(shape), target.take(), source.look(), *maps)
+            (copied,) = self.calls(shape, self.example_arguments, target.take(), source.look(), *maps)
         else:
             copied = self.sanitizer.copy(self._sanitized(self.sanitizer, shape), target, source, maps)
         target.put(copied)
@@ -262,7 +262,7 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`).
         """
-        return self.programs.compiled(shape, self._examples(shape))
+        return self.programs.compiled(shape, self.example_arguments)
 
     def planned(self, shape: AnyShape) -> PlannedStep:
         """The proof and the scratch of a shape's step, without compiling it; parameters may be abstract.
@@ -278,10 +278,7 @@ class Engine:
             self.sanitizer.forget(owner)
 
     def _sanitized(self, sanitizer: Sanitizer, shape: AnyShape) -> Sanitized:
-        return sanitizer.program(shape, *self.programs.step(shape), self._examples(shape))
-
-    def _examples(self, shape: AnyShape) -> Callable[[], tuple[Any, ...]]:
-        return partial(self.example_arguments, shape)
+        return sanitizer.program(shape, *self.programs.step(shape), self.example_arguments)
 
     def example_arguments(self, shape: AnyShape) -> tuple[Any, ...]:
         """Arguments like those that a program is called with, the rows by their types alone."""

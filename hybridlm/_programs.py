@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from hybridlm._compared_step import EXAMPLE, compared
 from hybridlm._labels import labelled
@@ -76,6 +76,8 @@ class CopyShape:
 
 
 AnyShape = Shape | CopyShape | PartShape
+S = TypeVar("S", Shape, CopyShape, PartShape, AnyShape)
+"""One of the kinds of shapes, or any."""
 
 
 def lane_rung(count: int, lanes: int) -> int:
@@ -141,12 +143,12 @@ class Programs:
             return verify_step(self._structure, shape.top, shape.processor, shape.guesses), VERIFY_CONTRACT
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
 
-    def compiled(self, shape: AnyShape, arguments: Callable[[], tuple[Any, ...]]) -> CompiledStep:
+    def compiled(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep:
         """The program of a shape.
 
         Args:
             shape: which program.
-            arguments: gives example arguments, which may be abstract, if it has to be compiled.
+            arguments: gives example arguments of a shape, which may be abstract, if it has to be compiled.
 
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
@@ -160,7 +162,7 @@ class Programs:
                     program = self._compiled[shape] = Future()
             if mine:
                 try:
-                    program.set_result(self._compile(shape, arguments()))
+                    program.set_result(self._compile(shape, arguments(shape)))
                 except BaseException as error:
                     del self._compiled[shape]
                     program.set_exception(error)

@@ -1,7 +1,6 @@
 """States taken out of the rows of a pool to be kept, and put back into others, by certified steps."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -86,9 +85,6 @@ class RowMoves:
         count = 2 if shape.part == "state" else 4 if shape.kept else 5
         scalars = self._placement.examples([np.zeros(1, np.int32)] * count, whole=True)
         return (kept, pool, *scalars) if shape.kept else (pool, kept, *scalars)
-
-    def _examples(self, shape: PartShape) -> Callable[[], tuple[Any, ...]]:
-        return partial(self.example_arguments, shape)
 
     def take(
         self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any, known: Sequence[Piece[KeptArrays]] = ()
@@ -214,7 +210,7 @@ class RowMoves:
         if self._sanitizer is None:
             return self.keep(part, pool, maps, position)
         shape, places = self._shape(part, True, pool.size), self._places[part]
-        sanitized = self._sanitizer.program(shape, *shape.step(), self._examples(shape))
+        sanitized = self._sanitizer.program(shape, *shape.step(), self.example_arguments)
         kept = KeptArrays((), position, mark)
         kept.arrays = self._sanitizer.keep(sanitized, self._keeping(part, pool, maps), kept, pool, places)
         return kept
@@ -235,7 +231,7 @@ class RowMoves:
             number = crew.named(kept, number)
             crew.tell(*part_operation(number, part, True, crew.number(pool), pool.size, position, maps))
         shape = self._shape(part, True, pool.size)
-        (kept.arrays,) = self._calls(shape, self._examples(shape), *self._keeping(part, pool, maps))
+        (kept.arrays,) = self._calls(shape, self.example_arguments, *self._keeping(part, pool, maps))
         return kept
 
     def _keeping(self, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
@@ -258,7 +254,7 @@ class RowMoves:
             self.put_back(kept, part, pool, maps)
             return
         shape, places = self._shape(part, False, pool.size), self._places[part]
-        sanitized = self._sanitizer.program(shape, *shape.step(), self._examples(shape))
+        sanitized = self._sanitizer.program(shape, *shape.step(), self.example_arguments)
         self._sanitizer.ghosts(pool)
         leaves, tree = jax.tree.flatten(pool.take())
         args = self._restoring(part, leaves, kept, maps)
@@ -272,7 +268,7 @@ class RowMoves:
             crew.tell(*part_operation(numbers[0], part, False, numbers[1], pool.size, kept.position, maps))
         leaves, tree = jax.tree.flatten(pool.take())
         shape = self._shape(part, False, pool.size)
-        (new,) = self._calls(shape, self._examples(shape), *self._restoring(part, leaves, kept, maps))
+        (new,) = self._calls(shape, self.example_arguments, *self._restoring(part, leaves, kept, maps))
         self._replace(pool, part, leaves, tree, new)
 
     def _restoring(

@@ -136,7 +136,7 @@ class Sanitizer:
         return arrays, ghosts[: len(into)]
 
     def program(
-        self, shape: Any, step: Callable[..., Any], contract: LaneContract, arguments: Callable[[], tuple[Any, ...]]
+        self, shape: Any, step: Callable[..., Any], contract: LaneContract, arguments: Callable[[Any], tuple[Any, ...]]
     ) -> Sanitized:
         """A step, proved and with its ghosts; compiled when it is first called.
 
@@ -144,7 +144,7 @@ class Sanitizer:
             IsolationError: it is not proved.
         """
         if shape not in self._programs:
-            args = arguments()
+            args = arguments(shape)
             prove_isolation(step, args, contract)
             paths = [one.path for one in contract.bind(step, args).inputs]
             # What these hold when a sequence begins is masked: in caches by position, of a recurrent matrix what is

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 import hybridlm
 from hybridlm._admission import admit_model, admit_steps, weight_bytes
+from hybridlm._all_steps import all_shapes
 from hybridlm._cache_budget import cache_budget
 from hybridlm._crew import Crew
 from hybridlm._drafters import DRAFT_TOKENS, Speculate, drafters
@@ -21,7 +22,8 @@ from hybridlm._engine import Engine
 from hybridlm._lm import LM
 from hybridlm._open_model import open_model
 from hybridlm._placement import ONE_DEVICE, place
-from hybridlm._programs import CERTIFY, Certify, Programs
+from hybridlm._product_forms import chosen_forms, large_products
+from hybridlm._programs import CERTIFY, Certify, Programs, Shape
 from hybridlm._progress import load_progress
 from hybridlm._sanitizing import Sanitizer
 from hybridlm._steps import flatten
@@ -69,7 +71,8 @@ def load(
         compilation_cache: where compiled steps are kept between processes; None for a folder in the user's cache
             directory (unless JAX has been given one), False for JAX's own setting, which is nowhere by default. It
             holds for the whole process. Unless it is False, certificates are kept beside them, and what is proved
-            once is not proved again.
+            once is not proved again; and so is which form of a large matrix product is the fastest here, which is
+            measured the first time that a model of such matrices is loaded (not for a mesh).
         chunk: tokens of a prompt consumed by one step; None for 128, or the context if that is less.
         progress: show a progress bar; None shows one where standard error is a terminal.
         sanitize: for debugging: move a label (whose state, at which position, of which step) beside every row and check
@@ -100,7 +103,7 @@ def load(
     placement = ONE_DEVICE if mesh is None else place(mesh, lanes, sanitize)
     budget = None if prefix_cache is None else cache_budget(prefix_cache, placement.several_processes)
     asked, dtype = dtype, stored_dtype(directory) if dtype is None else dtype
-    certificates = _set_compilation_cache(compilation_cache)
+    cache = _set_compilation_cache(compilation_cache)
     crew = Crew(placement) if placement.several_processes else None
     cache_dtype = dtype_of_caches(dtype)
     abstract, weights = family.abstract(config.share(placement.devices)), family.weights(config)
@@ -114,6 +117,7 @@ def load(
         _log.warning(line)
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
+    certificates = None if cache is None else cache / "certificates"
     programs = Programs(structure, certify, certificates, placement)
     fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
     if crew is not None:
@@ -150,6 +154,10 @@ def load(
         placement=placement,
         crew=crew,
     )
+    # Devices of a mesh would measure different things, and without a folder the next process would.
+    if cache is not None and mesh is None:
+        rows = {shape.lanes * shape.tokens for shape in all_shapes(engine) if isinstance(shape, Shape)}
+        programs.forms = chosen_forms(large_products(params, rows), cache / "products", progress)
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
@@ -243,7 +251,7 @@ def _end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]
 
 
 def _set_compilation_cache(cache: str | os.PathLike[str] | Literal[False] | None) -> Path | None:
-    """Tell JAX where to keep programs; returns where certificates are kept, if anywhere."""
+    """Tell JAX where to keep programs; returns the folder, if it is one that others can be made in."""
     if cache is False:
         return None
     given = jax.config.values["jax_compilation_cache_dir"]
@@ -254,4 +262,4 @@ def _set_compilation_cache(cache: str | os.PathLike[str] | Literal[False] | None
         jax.config.update("jax_compilation_cache_dir", os.fspath(cache))
         # JAX decides at its first compilation where programs are kept, and looks at the setting never again.
         reset_cache()
-    return None if "://" in os.fspath(cache) else Path(cache) / "certificates"
+    return None if "://" in os.fspath(cache) else Path(cache)

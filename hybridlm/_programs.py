@@ -1,7 +1,8 @@
 """The compiled programs of a model: one for each step and shape, certified and compiled on first use, and kept."""
 
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from ir_passes import (
     compile_step,
     plan_step,
 )
+from models.linear import Form, Product, product_forms
 
 Certify = Literal["error", "warn", "off"]
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
@@ -93,6 +95,9 @@ class Programs:
         certify: whether a step that is not proved, or fails its audit, raises, warns or is not looked at.
         certificates: directory in which certificates are kept, None for none.
         placement: the devices that steps run on.
+
+    Attributes:
+        forms: of matrix products, others have their usual one; for the programs that are compiled from then on.
     """
 
     def __init__(
@@ -105,6 +110,7 @@ class Programs:
         self._structure, self._placement = structure, placement
         self._split = SplitRows(placement.rows_over)
         self.certify: Certify = certify
+        self.forms: Mapping[Product, Form] = {}
         self._directory = certificates
         self._compiled: dict[AnyShape, Future[CompiledStep]] = {}
         self._lock = threading.Lock()
@@ -132,7 +138,7 @@ class Programs:
             step, contract = shape.step(self._split)
             return step, labelled(contract, shape.of(arrays), shape.positions_first)
         step, contract = self._whole_rows_step(shape)
-        return step, labelled(contract, arrays)
+        return _formed(step, self.forms), labelled(contract, arrays)
 
     def _whole_rows_step(self, shape: Shape | CopyShape) -> tuple[Callable[..., Any], LaneContract]:
         if isinstance(shape, CopyShape):
@@ -214,6 +220,17 @@ class Programs:
         except IsolationError as error:
             error.add_note(f"The step is {_in_words(shape)}.")
             raise
+
+
+def _formed(step: Callable[..., Any], forms: Mapping[Product, Form]) -> Callable[..., Any]:
+    """The step with its products in these forms."""
+
+    @functools.wraps(step)
+    def formed(*args: Any) -> Any:
+        with product_forms(forms):
+            return step(*args)
+
+    return formed
 
 
 def _in_words(shape: AnyShape) -> str:

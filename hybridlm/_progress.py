@@ -81,6 +81,13 @@ def step_progress(show: bool | None, total: int) -> Iterator[Callable[[int, str]
 
 
 @contextmanager
+def product_progress(show: bool | None, total: int) -> Iterator[Callable[[int, str], None]]:
+    """A bar over measured matrix products; gives what takes their number and the last one. `show` as for loading."""
+    with _counting("measuring products", show, total) as update:
+        yield update
+
+
+@contextmanager
 def file_progress(show: bool | None, what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar over the bytes of an input file; gives what takes those done and all of them. `show` as for loading."""
     with _bar(show, TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as bar:

@@ -1,13 +1,22 @@
 """The row-wise matrix product."""
 
+from typing import get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.linear import linear
+from models.linear import Form, Product, linear, product_forms
 
 run = jax.jit(linear)
+
+
+def in_form(form: Form, x, weight):
+    """`linear` in a form, whatever is usual; traced anew."""
+    product = Product(max(len(x), 2), weight.shape[0], weight.shape[1], str(weight.dtype))
+    with product_forms({product: form}):
+        return jax.jit(lambda x, weight: linear(x, weight))(x, weight)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (3, 4)])
@@ -43,6 +52,40 @@ def test_few_rows_of_a_narrow_weight_are_multiplied_from_the_left() -> None:
         assert "f32[96,64]" not in text and "f32[64,96]" not in text
         products = [line for line in text.splitlines() if " dot(" in line]
         assert len(products) == 2 and all(f",{max(rows, 2)}]{{1,0}} dot(" in line for line in products), products
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 33, 64])
+def test_both_forms_compute_the_product_and_a_row_has_the_same_bits_at_every_place(count: int) -> None:
+    rng = np.random.default_rng(count)
+    weight, x = (rng.normal(size=(n, 48)).astype(jnp.bfloat16) for n in (19, count))
+    want = x.astype(np.float64) @ weight.astype(np.float64).T
+    order = rng.permutation(count)
+    for form in get_args(Form):
+        y = np.asarray(in_form(form, x.astype(np.float32), weight))
+        np.testing.assert_allclose(y, want, atol=1e-4)
+        assert np.asarray(in_form(form, x[order].astype(np.float32), weight)).tobytes() == y[order].tobytes()
+
+
+def test_a_product_has_the_form_that_is_chosen_for_it_and_others_their_usual_one() -> None:
+    """The shape of the operand on the left tells; a choice ends with its `with`."""
+    x, weight = jnp.zeros((1, 32)), jnp.zeros((64, 32), jnp.bfloat16)
+    chosen: dict[Product, Form] = {
+        Product(2, 64, 32, "bfloat16"): "rows x weight",
+        Product(40, 64, 32, "bfloat16"): "weight x rows",
+        Product(3, 64, 32, "float16"): "rows x weight",
+        Product(4, 32, 64, "bfloat16"): "rows x weight",
+    }
+
+    def left(count: int) -> tuple[int, ...]:
+        jaxpr = jax.make_jaxpr(lambda x, weight: linear(x, weight))(jnp.zeros((count, 32)), weight)
+        (product,) = (one for one in jaxpr.eqns if one.primitive.name == "dot_general")
+        return product.invars[0].aval.shape
+
+    usual = [left(count) for count in (1, 3, 4, 32, 33, 40)]
+    assert usual == [(64, 32)] * 4 + [(33, 32), (40, 32)]
+    with product_forms(chosen):
+        assert [left(count) for count in (1, 3, 4, 32, 33, 40)] == [(2, 32), *[(64, 32)] * 3, (33, 32), (64, 32)]
+    assert left(1) == (64, 32) and linear(x, weight).shape == (1, 64)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

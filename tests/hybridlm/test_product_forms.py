@@ -1,0 +1,170 @@
+"""The form of each large matrix product: measured once on a machine, kept, and what the steps are compiled with."""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from text_checkpoint import write_text_checkpoint
+
+import hybridlm
+from hybridlm import _form_store, _load, _product_forms
+from hybridlm._form_store import FORMS, FormStore, Machine
+from hybridlm._product_forms import chosen_forms, faster, in_words, large_products
+from hybridlm._programs import Shape
+from models.linear import Form, Product
+
+PRODUCT = Product(4, 24, 16, "bfloat16")
+WEIGHTS = [jnp.ones((24, 16), jnp.bfloat16)]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What measuring finds, in place of the clock, and which products were measured."""
+    found: dict[str, Any] = {"rows x weight": 1.0, "weight x rows": 2.0, "measured": []}
+
+    def seconds(product: Product, *_: Any) -> dict[Form, float]:
+        found["measured"].append(product)
+        return {form: found[form] for form in FORMS}
+
+    monkeypatch.setattr(_product_forms, "_seconds", seconds)
+    return found
+
+
+def test_large_narrow_matrices_are_measured_for_every_small_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_product_forms, "LARGE", 1000)
+    big, wide, odd = (jnp.zeros(shape, jnp.bfloat16) for shape in ((100, 300), (300, 100), (10, 100)))
+    params = [
+        big,
+        odd,
+        big,
+        wide,
+        big.astype("float32"),
+        jnp.zeros((9, 100), "bfloat16"),
+        jnp.zeros((3, 100, 300), "bfloat16"),
+    ]
+    found = large_products(params, [64, 1, 65, 8, 2])
+    monkeypatch.setattr(_product_forms, "SHARE", 0.02)
+    fewer = large_products(params, [1])
+    assert list(found) == [
+        Product(rows, *shape, "bfloat16") for shape in ((100, 300), (10, 100), (300, 100)) for rows in (2, 8, 64)
+    ]
+    assert [len(found[Product(2, *shape, "bfloat16")]) for shape in ((100, 300), (10, 100))] == [2, 1]
+    assert [product.outputs for product in fewer] == [100, 300]
+
+
+def test_another_form_has_to_be_faster_by_a_tenth() -> None:
+    few, many = PRODUCT, PRODUCT._replace(rows=64)
+    assert (few.usual_form, many.usual_form) == ("weight x rows", "rows x weight")
+    for rows_first, weight_first, of_few, of_many in (
+        (1.0, 1.05, "weight x rows", "rows x weight"),
+        (1.0, 1.2, "rows x weight", "rows x weight"),
+        (1.2, 1.0, "weight x rows", "weight x rows"),
+        (1.05, 1.0, "weight x rows", "rows x weight"),
+    ):
+        seconds: dict[Form, float] = {"rows x weight": rows_first, "weight x rows": weight_first}
+        assert (faster(few, seconds), faster(many, seconds)) == (of_few, of_many)
+
+
+def test_the_time_of_a_form_is_the_least_of_several_over_all_weights() -> None:
+    programs = _product_forms._compiled(PRODUCT)
+    assert set(programs) == set(FORMS)
+    seconds = _product_forms._seconds(PRODUCT, WEIGHTS * 3, programs)
+    assert set(seconds) == set(FORMS) and all(0 < one < 10 for one in seconds.values())
+
+
+def test_what_was_measured_is_kept(tmp_path: Path, clock: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    other = PRODUCT._replace(rows=8)
+    assert chosen_forms({PRODUCT: WEIGHTS}, tmp_path / "new", progress=True) == {PRODUCT: "rows x weight"}
+    assert "1/1" in capsys.readouterr().err
+    clock |= {"rows x weight": 2.0, "weight x rows": 1.0}
+    forms = chosen_forms({PRODUCT: WEIGHTS, other: WEIGHTS}, tmp_path / "new")
+    assert forms == {PRODUCT: "rows x weight", other: "weight x rows"}
+    assert clock["measured"] == [PRODUCT, other]
+    assert in_words(forms) == "4x16x24 bfloat16" and in_words({}) == in_words({other: "weight x rows"}) == "usual"
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Machine)])
+def test_another_machine_measures_anew(field: str, tmp_path: Path) -> None:
+    here = Machine.here()
+    FormStore(tmp_path, here).keep(PRODUCT, "rows x weight", (1.0, 2.0))
+    there = dataclasses.replace(here, **{field: 99 if field == "cores" else "other"})
+    assert FormStore(tmp_path, here).find(PRODUCT) == "rows x weight"
+    assert FormStore(tmp_path, there).find(PRODUCT) is None
+
+
+def test_what_cannot_be_read_is_measured_anew(tmp_path: Path, clock: dict[str, Any]) -> None:
+    chosen_forms({PRODUCT: WEIGHTS}, tmp_path)
+    (file,) = tmp_path.iterdir()
+    text = file.read_text()
+    for wrong in (
+        text[:40],
+        "",
+        "[" * 100_000,
+        text.replace("rows x weight", "both"),
+        text.replace('"rows": 4', '"rows": 8'),
+        text.replace(f'"version": {_form_store.VERSION}', '"version": 0'),
+        text.replace('"dtype"', '"type"'),
+    ):
+        file.write_text(wrong)
+        count = len(clock["measured"])
+        assert chosen_forms({PRODUCT: WEIGHTS}, tmp_path) == {PRODUCT: "rows x weight"}
+        assert len(clock["measured"]) == count + 1 and file.read_text() == text
+
+
+def test_a_directory_that_cannot_be_written_is_named(
+    tmp_path: Path, clock: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING, "hybridlm"):
+        assert chosen_forms({PRODUCT: WEIGHTS}, tmp_path / "file") == {PRODUCT: "rows x weight"}
+    assert str(tmp_path / "file") in caplog.text and "again" in caplog.text
+
+
+def lefts(lm: hybridlm.LM, shape: Shape) -> list[tuple[int, ...]]:
+    """Shapes of what stands on the left of the products with narrow weights in a step."""
+    step, _ = lm._engine.programs.step(shape)
+    jaxpr = jax.make_jaxpr(step)(*lm._engine.example_arguments(shape))
+    products = [one for one in jaxpr.eqns if one.primitive.name == "dot_general"]
+    return [one.invars[0].aval.shape for one in products if one.invars[0].aval.dtype == jnp.bfloat16]
+
+
+def test_steps_are_compiled_with_the_chosen_forms(
+    tmp_path: Path, clock: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens stay; what decides the bits of scores says so."""
+    monkeypatch.setattr(_product_forms, "LARGE", 1)
+    settings: dict[str, Any] = {"lanes": 2, "context": 32, "dtype": "bfloat16", "chunk": 4}
+    directory = write_text_checkpoint(tmp_path)
+    plain = hybridlm.load(directory, compilation_cache=False, **settings)
+    kept: list[Path] = []
+
+    def beside_the_programs(products: Any, folder: Path, progress: bool | None) -> dict[Product, Form]:
+        kept.append(folder)
+        return chosen_forms(products, tmp_path / "products", progress)
+
+    monkeypatch.setattr(_load, "chosen_forms", beside_the_programs)
+    formed = hybridlm.load(directory, **settings)
+    assert kept == [Path(jax.config.values["jax_compilation_cache_dir"]) / "products"]
+    assert {product.rows for product in formed._engine.programs.forms} == {2, 4, 8} and not plain._engine.programs.forms
+    shape = Shape("generate", 2, 1)
+    vocabulary = formed.config.vocab_size
+    assert (vocabulary, 32) in lefts(plain, shape)
+    assert all(left[0] == 2 for left in lefts(formed, shape)) and lefts(formed, shape) != lefts(plain, shape)
+    prompts = [[5, 9, 3], [7, 11, 2, 8], [4]]
+    both = [[one.token_ids for one in lm.generate(prompts, max_tokens=4, ignore_eos=True)] for lm in (plain, formed)]
+    assert both[0] == both[1]
+    assert all(one.holds for one in formed.certificates.values())
+    assert plain._scorer.origin["products"] == "usual" and "bfloat16" in str(formed._scorer.origin["products"])
+
+
+def test_devices_of_a_mesh_have_the_usual_forms(
+    tmp_path: Path, clock: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that measured by themselves would run different programs."""
+    monkeypatch.setattr(_product_forms, "LARGE", 1)
+    lm = hybridlm.load(write_text_checkpoint(tmp_path), dtype="bfloat16", lanes=2, mesh=hybridlm.mesh(data=2))
+    assert not lm._engine.programs.forms and not clock["measured"]

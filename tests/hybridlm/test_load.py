@@ -154,7 +154,13 @@ def test_repr() -> None:
     assert repr(lm) == f"LM(qwen3_5_moe, {millions:.1f}M parameters, 2 layers, lanes=1, context=16)"
 
 
-@pytest.mark.parametrize("more", [{}, {"speculate": "ngram", "prefix_cache": "1MB"}], ids=["plain", "all"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({}, marks=pytest.mark.long, id="plain"),
+        pytest.param({"speculate": "ngram", "prefix_cache": "1MB"}, id="all"),
+    ],
+)
 def test_the_arrays_and_programs_of_a_model_go_when_it_does(more: dict[str, Any]) -> None:
     """Nobody waits for the collector of cycles before there is room for another model."""
     lm = load(**more)

@@ -20,6 +20,7 @@ import hybridlm
 from hybridlm._programs import Shape
 from hybridlm._sharded_step import sharded
 from ir_passes import Lane, LaneContract, Pool
+from ir_passes.entries import ENTRIES
 
 DEVICES, EACH = 8, 2
 LANES = DEVICES * EACH
@@ -42,8 +43,9 @@ def example(lm: hybridlm.LM) -> tuple[Any, ...]:
 
 
 def of_lanes(contract: LaneContract) -> list[bool]:
-    """Whether each argument, or each result, has lanes."""
-    return [isinstance(entry, Lane | Pool) for entry in contract.inputs]
+    """Whether each argument has lanes, or rows of them; what its pools are called is said of each."""
+    leaves = (jax.tree.leaves(entry, is_leaf=lambda node: isinstance(node, ENTRIES)) for entry in contract.inputs)
+    return [all(isinstance(leaf, Lane | Pool) for leaf in one) for one in leaves]
 
 
 def pmapped(step: Run, contract: LaneContract, args: tuple[Any, ...]) -> tuple[Run, tuple[Any, ...]]:

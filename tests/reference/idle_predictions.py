@@ -175,7 +175,7 @@ class Views:
 
     def __init__(self, subject: Subject):
         self.subject, self.claims = subject, subject.claims
-        self.reads: dict[View, Callable[[np.ndarray], np.ndarray]] = {}
+        self.reads: dict[tuple[np.dtype, View], Callable[[np.ndarray], np.ndarray]] = {}
         loops: dict[int, dict[str, Any]] = {}
         for eqn in subject.program.jaxpr.eqns:
             if eqn.primitive.name == "scan":
@@ -194,13 +194,14 @@ class Views:
         steps = after.view[len(before.view) :]
         if steps and after.view[: len(before.view)] == before.view:
             rest = self.subject.read(one.equation.invars)[1:]
-            self.reads.setdefault(steps, lambda array: apply(one.equation, [array, *rest])[0])
+            dtype = np.dtype(one.equation.invars[0].aval.dtype)
+            self.reads.setdefault((dtype, steps), lambda array: apply(one.equation, [array, *rest])[0])
 
     def _known_read(self, steps: list[Any], array: np.ndarray) -> tuple[np.ndarray, list[Any]] | None:
         """The array after a read that was met before, and the steps after it."""
         for count in range(len(steps), 0, -1):
-            if tuple(steps[:count]) in self.reads:
-                return self.reads[tuple(steps[:count])](array), steps[count:]
+            if (array.dtype, tuple(steps[:count])) in self.reads:
+                return self.reads[array.dtype, tuple(steps[:count])](array), steps[count:]
         return None
 
     def turn(self, body: int, turn: int) -> int | None:
@@ -235,6 +236,12 @@ class Views:
                     starts, sizes, strides = (cut[k * rank : (k + 1) * rank] for k in range(3))
                     ends = [start + n * by for start, n, by in zip(starts, sizes, strides, strict=True)]
                     array = array[(slice(None), *map(slice, starts, ends, strides))]
+                case ("part", -1, full, sizes, places) if all(isinstance(start, int) for _, start in places):
+                    starts = [0] * len(full)
+                    for axis, start in places:
+                        starts[axis] = min(max(start, 0), full[axis] - sizes[axis])
+                    ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+                    array = array[(slice(None), *map(slice, starts, ends))]
                 case ("widened" | "narrowed", _, after):
                     with np.errstate(invalid="ignore"):
                         array = array.astype(after)

@@ -9,6 +9,7 @@ unchanged, bit for bit.
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float32
@@ -40,6 +41,7 @@ def scan_chunks(
     written: Callable[[Read, Any], tuple[Values, Values]],
     valid: Valid,
     fresh: Fresh,
+    keep: bool = False,
 ) -> tuple[Float32[Array, "lane token value_head value"], State]:
     """Carry the state through the chunks.
 
@@ -52,7 +54,7 @@ def scan_chunks(
         rest: arrays with a leading axis of chunks, which `written` needs.
         written: `(read, rest)` of one chunk -> the values that are written with its keys, and its tokens' outputs. The
             values have to be computed from `read`: of a read that the write does not wait for, XLA copies the state.
-        valid, fresh: as for `delta_rule`.
+        valid, fresh, keep: as for `delta_rule`.
 
     Returns:
         Outputs, zero at tokens that are not real, and the state after each lane's last real token.
@@ -74,6 +76,14 @@ def scan_chunks(
         decayed = jnp.where(begins, 0.0, decay[..., None] * state)
         return jnp.where(active, decayed + full_einsum("nhik,nhiv->nhkv", for_all_heads(keys), values), state), out
 
-    updated, out = lax.scan(advance, state, (reads, keys, decay, rest, begins))
+    inputs = (reads, keys, decay, rest, begins)
+    if keep and count > 1:
+        # A loop writes in place of the state that it begins with, so that XLA would copy one that is kept. The first
+        # chunk, outside of the loop, makes a new one.
+        state, before = advance(state, jax.tree.map(lambda x: x[0], inputs))
+        updated, behind = lax.scan(advance, state, jax.tree.map(lambda x: x[1:], inputs))
+        out = jnp.concatenate([before[None], behind])
+    else:
+        updated, out = lax.scan(advance, state, inputs)
     out = jnp.moveaxis(jnp.moveaxis(out, 3, 2), 0, 1).reshape((lanes, -1, heads, out.shape[-1]))[:, : valid.shape[1]]
     return jnp.where(valid[:, :, None, None], out, 0.0), updated

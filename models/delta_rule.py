@@ -46,7 +46,15 @@ class DeltaGiven(NamedTuple):
 
 
 def delta_rule(
-    query: Keys, key: Keys, value: Values, log_decay: LogDecay, beta: Gates, state: State, valid: Valid, fresh: Fresh
+    query: Keys,
+    key: Keys,
+    value: Values,
+    log_decay: LogDecay,
+    beta: Gates,
+    state: State,
+    valid: Valid,
+    fresh: Fresh,
+    keep: bool = False,
 ) -> tuple[Values, State]:
     """The recurrence in the form that suits the number of tokens of the step.
 
@@ -58,13 +66,14 @@ def delta_rule(
         state: state before the first token.
         valid: which tokens are real; a prefix of each lane.
         fresh: lanes that start from zero, whatever their state holds; they have a real token.
+        keep: the state before the first token is needed afterwards, and several chunks write none in its place.
 
     Returns:
         Outputs (zero at tokens that are not real) and the state after each lane's last real token.
     """
     if query.shape[1] == 1:
         return delta_rule_step(query, key, value, log_decay, beta, state, valid, fresh)
-    return delta_rule_chunked(query, key, value, log_decay, beta, state, valid, fresh)
+    return delta_rule_chunked(query, key, value, log_decay, beta, state, valid, fresh, keep=keep)
 
 
 def delta_rule_step(
@@ -121,6 +130,7 @@ def delta_rule_chunked(
     valid: Valid,
     fresh: Fresh,
     chunk: int = CHUNK,
+    keep: bool = False,
 ) -> tuple[Values, State]:
     """Chunks of tokens at a time (the WY form, arXiv:2412.06464, section 3.3).
 
@@ -129,6 +139,7 @@ def delta_rule_chunked(
 
     Args:
         chunk: tokens per chunk; the last chunk is filled up with tokens that are not real.
+        keep: as for `delta_rule`.
     """
     tokens = query.shape[1]
     channels = log_decay.ndim == key.ndim
@@ -148,4 +159,4 @@ def delta_rule_chunked(
         return delta, read_q + full_einsum("nhij,nhjv->nhiv", scores, delta)
 
     reads, rest = jnp.concatenate([key_correction, decayed.q_in], axis=-2), (correction, decayed.scores)
-    return scan_chunks(state, reads, decayed.k_out, decayed.end, rest, written, valid, fresh)
+    return scan_chunks(state, reads, decayed.k_out, decayed.end, rest, written, valid, fresh, keep)

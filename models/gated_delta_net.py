@@ -112,7 +112,9 @@ class GatedDeltaNet(Recurrent):
         v = v.reshape((lanes, tokens, c.value_heads, c.value_size))
         q, k = l2_norm(q) * c.key_size**-0.5, l2_norm(k)
         q, k = (jnp.repeat(y, c.value_heads // c.key_heads, axis=2) for y in (q, k))
-        out, recurrent = delta_rule(q, k, v, given.decay, given.beta, state.recurrent, info.valid, info.fresh)
+        out, recurrent = delta_rule(
+            q, k, v, given.decay, given.beta, state.recurrent, info.valid, info.fresh, info.verifying
+        )
         return out, ConvRecurrentState(conv, recurrent)
 
     def finish(

@@ -121,7 +121,9 @@ class KimiDeltaAttention(Recurrent):
         heads = (*mixed.shape[:2], c.heads, c.head_size)
         q, k, v = (part.reshape(heads) for part in jnp.split(silu(mixed), 3, axis=-1))
         q, k = l2_norm(q) * c.head_size**-0.5, l2_norm(k)
-        out, recurrent = delta_rule(q, k, v, given.decay, given.beta, state.recurrent, info.valid, info.fresh)
+        out, recurrent = delta_rule(
+            q, k, v, given.decay, given.beta, state.recurrent, info.valid, info.fresh, info.verifying
+        )
         return out, ConvRecurrentState(conv, recurrent)
 
     def finish(

@@ -144,7 +144,7 @@ class Mamba2(Recurrent):
         value = value.reshape((lanes, tokens, c.heads, c.head_size))
         decay = -jnp.exp(self.A_log[...])[None, None] * given.step
         written = given.step[..., None] * value
-        out, recurrent = ssd(query, key, written, decay, state.recurrent, info.valid, info.fresh)
+        out, recurrent = ssd(query, key, written, decay, state.recurrent, info.valid, info.fresh, info.verifying)
         return out + self.D[...][None, None, :, None] * value, ConvRecurrentState(conv, recurrent)
 
     def finish(

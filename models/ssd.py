@@ -27,7 +27,14 @@ Gates = Float32[Array, "lane token value_head"]
 
 
 def ssd(
-    query: Keys, key: Keys, value: Values, log_decay: Gates, state: State, valid: Valid, fresh: Fresh
+    query: Keys,
+    key: Keys,
+    value: Values,
+    log_decay: Gates,
+    state: State,
+    valid: Valid,
+    fresh: Fresh,
+    keep: bool = False,
 ) -> tuple[Values, State]:
     """The recurrence in the form that suits the number of tokens of the step.
 
@@ -38,13 +45,14 @@ def ssd(
         state: state before the first token.
         valid: which tokens are real; a prefix of each lane.
         fresh: lanes that start from zero, whatever their state holds; they have a real token.
+        keep: the state before the first token is needed afterwards, and several chunks write none in its place.
 
     Returns:
         Outputs (zero at tokens that are not real) and the state after each lane's last real token.
     """
     if query.shape[1] == 1:
         return ssd_step(query, key, value, log_decay, state, valid, fresh)
-    return ssd_chunked(query, key, value, log_decay, state, valid, fresh)
+    return ssd_chunked(query, key, value, log_decay, state, valid, fresh, keep=keep)
 
 
 def ssd_step(
@@ -90,6 +98,7 @@ def ssd_chunked(
     valid: Valid,
     fresh: Fresh,
     chunk: int = CHUNK,
+    keep: bool = False,
 ) -> tuple[Values, State]:
     """Chunks of tokens at a time (arXiv:2405.21060, section 6).
 
@@ -98,6 +107,7 @@ def ssd_chunked(
 
     Args:
         chunk: tokens per chunk; the last chunk is filled up with tokens that are not real.
+        keep: as for `ssd`.
     """
     heads, groups = value.shape[2], query.shape[2]
     chunk = min(chunk, query.shape[1])
@@ -123,7 +133,7 @@ def ssd_chunked(
 
     left = v * jnp.exp(end - total)[..., None]
     rest = tuple(map(by_head, (left, scores, v, jnp.exp(total)[..., None])))
-    return scan_chunks(state, q, k, by_head(jnp.exp(end)), rest, written, valid, fresh)
+    return scan_chunks(state, q, k, by_head(jnp.exp(end)), rest, written, valid, fresh, keep)
 
 
 def _grouped(x: Array, groups: int) -> Array:

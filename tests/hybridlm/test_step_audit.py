@@ -60,6 +60,17 @@ def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(
         assert report is not None and not report.findings and not report.uncovered and not report.copies
 
 
+@pytest.mark.parametrize("tokens", [65, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", MODELS)
+def test_drafts_of_several_chunks_are_read_without_a_copy_of_the_state(
+    root: pathlib.Path, name: str, tokens: int
+) -> None:
+    """Both passes go from chunk to chunk; the first must leave the state to the second, which writes it."""
+    lm = hybridlm.load(root / "tests/golden" / name, lanes=3, context=256, dtype="float32", chunk=8)
+    report = lm._engine.program(Shape("verify", 3, tokens)).audit
+    assert report is not None and not report.findings and not report.uncovered and not report.copies
+
+
 @pytest.mark.long
 def test_an_array_of_the_caches_shape_is_no_copy_of_it(text_lm: hybridlm.LM) -> None:
     """Four query heads of a chunk of 64 tokens have as many rows as a cache of 256 positions, and are laid out anew."""

@@ -24,6 +24,8 @@ OLD = np.zeros(16, bool)
 
 chunked = jax.jit(partial(delta_rule_chunked, chunk=CHUNK))
 channel_chunked = jax.jit(partial(delta_rule_chunked, chunk=CHANNEL_CHUNK))
+kept = jax.jit(partial(delta_rule_chunked, chunk=CHUNK, keep=True))
+channel_kept = jax.jit(partial(delta_rule_chunked, chunk=CHANNEL_CHUNK, keep=True))
 reference = jax.jit(delta_rule_reference)
 PER_HEAD_AND_PER_CHANNEL = pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
 
@@ -64,7 +66,7 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
     return np.array(outs).reshape(length, HEADS, VALUE), s
 
 
-@pytest.mark.parametrize("form", [chunked, reference], ids=["chunked", "reference"])
+@pytest.mark.parametrize("form", [chunked, kept, reference], ids=["chunked", "kept", "reference"])
 # Tokens per step; every step has lanes of all the shorter lengths too.
 @pytest.mark.parametrize(
     "longest", [pytest.param(n, marks=[pytest.mark.long] if 1 < n < CHUNK else []) for n in LENGTHS]
@@ -82,7 +84,7 @@ def test_equals_the_equation_in_float64(form, longest: int) -> None:
         assert (out[lane, length:] == 0).all()
 
 
-@pytest.mark.parametrize("form", [channel_chunked, reference], ids=["chunked", "reference"])
+@pytest.mark.parametrize("form", [channel_chunked, channel_kept, reference], ids=["chunked", "kept", "reference"])
 def test_decay_per_channel_equals_the_equation_in_float64(form) -> None:
     lengths = (*CHANNEL_LENGTHS, 0)
     arrays, state, valid = inputs(lengths, channels=True)
@@ -152,6 +154,21 @@ def test_a_fresh_lane_does_not_see_what_its_state_holds(form, tokens: int, chann
     out, new = jax.device_get(run(*arrays, stale, valid, np.array([True, False, False])))
     np.testing.assert_array_equal(out, want_out)
     np.testing.assert_array_equal(new, want_new)
+
+
+@PER_HEAD_AND_PER_CHANNEL
+@pytest.mark.parametrize("keep", [False, True])
+def test_only_the_first_of_several_chunks_begins_from_zero(keep: bool, channels: bool) -> None:
+    chunk = CHANNEL_CHUNK if channels else CHUNK
+    arrays, state, valid = inputs((3 * chunk, chunk + 3, 0), channels=channels)
+    state[:2] = np.nan
+    form = jax.jit(partial(delta_rule_chunked, chunk=chunk, keep=keep))
+    out, new = jax.device_get(form(*arrays, state, valid, np.array([True, True, False])))
+    state[:2] = 0.0
+    for lane, length in enumerate((3 * chunk, chunk + 3, 0)):
+        want_out, want_state = float64(arrays, state, length, lane)
+        np.testing.assert_allclose(out[lane, :length], want_out, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(new[lane], want_state, atol=TOLERANCE, rtol=0)
 
 
 def test_correlated_keys_and_strong_writes_stay_exact() -> None:

@@ -17,6 +17,7 @@ HEADS, GROUPS, KEY, VALUE = 6, 2, 5, 7
 TOLERANCE = 2e-5
 
 chunked = jax.jit(partial(ssd_chunked, chunk=CHUNK))
+kept = jax.jit(partial(ssd_chunked, chunk=CHUNK, keep=True))
 reference = jax.jit(ssd_reference)
 
 
@@ -52,7 +53,7 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
 
 
 @pytest.mark.parametrize("longest", [1, CHUNK, max(LENGTHS)])
-@pytest.mark.parametrize("form", [chunked, reference], ids=["chunked", "reference"])
+@pytest.mark.parametrize("form", [chunked, kept, reference], ids=["chunked", "kept", "reference"])
 def test_equals_the_equation_in_float64(form, longest: int) -> None:
     lengths = tuple(n for n in LENGTHS if n <= longest) + (0,)
     arrays, state, valid = inputs(lengths, seed=longest)

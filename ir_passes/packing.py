@@ -5,7 +5,7 @@ made by planners, registered by name:
 
     naive      no two buffers share a byte; the baseline
     best-fit   in order of falling size, each into the smallest gap that holds it
-    search     many orders from the bottom up, the best ones varied
+    search     best-fit, also with the fullest times first; then many orders from the bottom up, the best ones varied
     exact      all orders from the bottom up, within a limit of work
 
 The last two are in packing_search.py.
@@ -14,6 +14,7 @@ The last two are in packing_search.py.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 ALIGNMENT = 64  # XLA's on CPU, and a cache line
@@ -80,17 +81,19 @@ def planner_of(name: str) -> Planner:
 
 def lower_bound(buffers: Sequence[Buffer]) -> int:
     """The most bytes that are live at one time, each buffer up to the next aligned offset: no packing is lower."""
+    return max(live_bytes(buffers).values(), default=0)
+
+
+def live_bytes(buffers: Sequence[Buffer]) -> dict[int, int]:
+    """Bytes that are live from each time at which that changes, in the order of time, counted as in `lower_bound`."""
     pitch = _pitch(buffers)
     steps: dict[int, int] = {}
     for buffer in buffers:
         size = aligned(buffer.size, pitch)
         steps[buffer.start] = steps.get(buffer.start, 0) + size
         steps[buffer.end + 1] = steps.get(buffer.end + 1, 0) - size
-    live = highest = 0
-    for time in sorted(steps):
-        live += steps[time]
-        highest = max(highest, live)
-    return highest
+    times = sorted(steps)
+    return dict(zip(times, accumulate(steps[time] for time in times), strict=True))
 
 
 def packing_of(buffers: Sequence[Buffer], offsets: Sequence[int]) -> Packing:
@@ -138,9 +141,14 @@ def naive(buffers: Sequence[Buffer]) -> Packing:
 @register("best-fit")
 def best_fit(buffers: Sequence[Buffer]) -> Packing:
     """In order of falling size, then of falling duration, each into the smallest gap that holds it."""
-    neighbours = conflicts(buffers)
+    order = sorted(range(len(buffers)), key=lambda i: (-buffers[i].size, buffers[i].start - buffers[i].end, i))
+    return into_gaps(buffers, order, conflicts(buffers))
+
+
+def into_gaps(buffers: Sequence[Buffer], order: Sequence[int], neighbours: Sequence[Sequence[int]]) -> Packing:
+    """One after the other in this order, each into the smallest gap; `neighbours` as `conflicts` gives them."""
     offsets: dict[int, int] = {}
-    for i in sorted(range(len(buffers)), key=lambda i: (-buffers[i].size, buffers[i].start - buffers[i].end, i)):
+    for i in order:
         taken = sorted((offsets[j], offsets[j] + buffers[j].size) for j in neighbours[i] if j in offsets)
         offsets[i] = smallest_gap(buffers[i], taken)
     return packing_of(buffers, [offsets[i] for i in range(len(buffers))])

@@ -1,4 +1,7 @@
-"""Packings by search: bottom-up construction, a population of orders varied at random, and branch and bound.
+"""Packings by search: fullest times first, bottom-up construction of varied orders, and branch and bound.
+
+A model's layers need the same scratch one after the other: thousands of buffers, and each layer has a time at which
+most is live. What is live there is placed first, and what is live at emptier times around it.
 
 Bottom-up construction lets every unplaced buffer fall onto what lies below it and places one that falls lowest; among
 those the order decides. Some order gives an optimal packing (a packing in which every buffer rests on another can be
@@ -11,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ir_passes.packing import Buffer, Packing, aligned, best_fit, conflicts, packing_of
+from ir_passes.packing import Buffer, Packing, aligned, best_fit, conflicts, into_gaps, live_bytes, packing_of
 
 POPULATION = 9  # orders kept; also how many mixtures of size and duration the search begins with
 LARGEST = 200  # buffers of an exact search, whose recursion is as deep
@@ -19,11 +22,12 @@ FINAL = np.iinfo(np.int64).max
 
 
 def search(buffers: Sequence[Buffer], work: int = 20_000, seconds: float | None = None, seed: int = 0) -> Packing:
-    """Best fit, then bottom-up packings, until one is known to be optimal or the budget is spent.
+    """Best fit, also by load, then bottom-up packings, until one is known to be optimal or the budget is spent.
 
     Args:
         buffers: what to pack.
-        work: how many buffers to place, over all attempts. The result depends on it and on `seed`, not on the machine.
+        work: how many buffers to place from the bottom up, over all attempts. The result depends on it and on `seed`,
+            not on the machine.
         seconds: spend time instead of `work`; then the result does depend on the machine.
         seed: of the variation.
     """
@@ -31,7 +35,12 @@ def search(buffers: Sequence[Buffer], work: int = 20_000, seconds: float | None 
     deadline = None if seconds is None else time.monotonic() + seconds
     if best.optimal:
         return best
-    bottom = _BottomUp(buffers)
+    neighbours = conflicts(buffers)
+    for latest in (False, True):
+        best = min(best, into_gaps(buffers, _by_load(buffers, latest), neighbours), key=lambda packing: packing.height)
+        if best.optimal:
+            return best
+    bottom = _BottomUp(buffers, neighbours)
     placed = 0
     for offsets, count in bottom.attempts(np.random.default_rng(seed)):
         placed += count
@@ -44,11 +53,11 @@ def search(buffers: Sequence[Buffer], work: int = 20_000, seconds: float | None 
 
 
 class _BottomUp:
-    def __init__(self, buffers: Sequence[Buffer]) -> None:
+    def __init__(self, buffers: Sequence[Buffer], neighbours: Sequence[Sequence[int]]) -> None:
         pitch = math.lcm(*(b.alignment for b in buffers))  # one for all: offsets are multiples of every alignment
         self.tall = [aligned(b.size, pitch) for b in buffers]
         self.sizes = np.array(self.tall, np.int64)
-        self.neighbours = [np.array(n, np.int64) for n in conflicts(buffers)]
+        self.neighbours = [np.array(n, np.int64) for n in neighbours]
         durations = np.array([b.end - b.start + 1 for b in buffers], np.float64)
         self.features = (_scaled(np.log(self.sizes + 1.0)), _scaled(np.log(durations)))
 
@@ -180,6 +189,25 @@ class _Branch:
 
     def _end(self, i: int, floor: int) -> int:
         return self._start(i, floor) + self.buffers[i].size
+
+
+def _by_load(buffers: Sequence[Buffer], latest: bool = False) -> list[int]:
+    """The buffers in the order of the fullest time at which each is live; of the same time the longest first.
+
+    Args:
+        buffers: what to pack.
+        latest: of equally full times the latest comes first, not the earliest.
+    """
+    loads = live_bytes(buffers)
+    times, live = np.array(list(loads), np.int64), np.array(list(loads.values()), np.int64)
+    first = np.searchsorted(times, [b.start for b in buffers])
+    stop = np.searchsorted(times, [b.end + 1 for b in buffers])
+    turn = -1 if latest else 1
+    keys: list[tuple[int, int, int, int, int]] = []
+    for i, (b, low, high) in enumerate(zip(buffers, first.tolist(), stop.tolist(), strict=True)):
+        fullest = low + int(live[low:high].argmax())
+        keys.append((-int(live[fullest]), turn * fullest, b.start - b.end, -b.size, i))
+    return [key[-1] for key in sorted(keys)]
 
 
 def _scaled(values: np.ndarray) -> np.ndarray:

@@ -75,6 +75,27 @@ def test_packs(name: str, case: str) -> None:
     assert not packing.optimal or packing.height == height
 
 
+LAYERS = {
+    "the earliest fullest time first": ("a 256 ######\nb 256 ..######\nc 64 ....#########\nd 320 ......###", 640),
+    "the latest fullest time first": ("a 128 ###\nb 128 ####\nc 256 .####\nd 192 ..####\ne 128 ...######", 704),
+}
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_layers_are_packed_as_low_as_what_is_live_at_once(case: str) -> None:
+    """Sixty times the same, every eighth time, as in a model: one of the two orders by load packs them."""
+    text, height = LAYERS[case]
+    buffers = [
+        Buffer(buffer.size, buffer.start + time, buffer.end + time)
+        for time in range(0, 480, 8)
+        for buffer in drawn(text)
+    ]
+    assert planner_of("best-fit")(buffers).height > 1.15 * height
+    packing = search(buffers)
+    check(buffers, packing)
+    assert packing.optimal and packing.height == height
+
+
 def test_every_buffer_keeps_its_own_alignment() -> None:
     buffers = [Buffer(100, 0, 3, 64), Buffer(10, 0, 3, 16), Buffer(1000, 1, 2, 256), Buffer(3, 3, 3, 1)]
     for name in PLANNERS:

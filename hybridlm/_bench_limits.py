@@ -1,6 +1,5 @@
 """What the machine can do at most, measured when a benchmark runs: reading memory and multiplying matrices."""
 
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from hybridlm._machine import cores
 
 SQUARE = 2048
 REPEATS = 7
@@ -49,11 +50,6 @@ def best_seconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:
         run()
         times.append(time.perf_counter() - start)
     return min(times)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _read(size: int) -> float:

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from hybridlm._bench_limits import cores
+from hybridlm._machine import cores
 
 
 class LlamaCppError(RuntimeError):

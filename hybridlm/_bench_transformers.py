@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hybridlm._bench_limits import cores
 from hybridlm._bench_sides import random_tokens
+from hybridlm._machine import cores
 
 WARM_UP = 3
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from hybridlm._bench_limits import cores
-from hybridlm._form_store import FORMS, FormStore, Machine
-from hybridlm._progress import product_progress
+from hybridlm._form_store import FORMS, FormStore
+from hybridlm._machine import Machine, cores
+from hybridlm._progress import counting_progress
 from models.linear import Form, Product, multiply
 
 MOST_ROWS = 64
@@ -71,7 +71,7 @@ def chosen_forms(
             forms[product] = form
     if not missing:
         return forms
-    with product_progress(progress, len(missing)) as done:
+    with counting_progress(progress, "measuring products", len(missing)) as done:
         with ThreadPoolExecutor(cores()) as pool:
             programs = list(pool.map(_compiled, missing))
         for count, product in enumerate(missing):

@@ -69,22 +69,20 @@ def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Call
     """
     if show is None and total <= lanes:
         show = False
-    with _counting("generating", show, total) as update:
+    with counting_progress(show, "generating", total) as update:
         yield lambda done: update(done, "")
 
 
 @contextmanager
-def step_progress(show: bool | None, total: int) -> Iterator[Callable[[int, str], None]]:
-    """A bar over compiled steps; gives what takes their number and the name of the last one. `show` as for loading."""
-    with _counting("compiling", show, total) as update:
-        yield update
-
-
-@contextmanager
-def product_progress(show: bool | None, total: int) -> Iterator[Callable[[int, str], None]]:
-    """A bar over measured matrix products; gives what takes their number and the last one. `show` as for loading."""
-    with _counting("measuring products", show, total) as update:
-        yield update
+def counting_progress(show: bool | None, what: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """A bar over so many things; gives what takes how many are done and the name of the last. `show` as for loading."""
+    name = TextColumn("{task.fields[name]}")
+    with _bar(show, TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), name) as bar:
+        if bar is None:
+            yield lambda done, name: None
+            return
+        task = bar.add_task(what, total=total, name="")
+        yield lambda done, name: bar.update(task, completed=done, name=name)
 
 
 @contextmanager
@@ -144,14 +142,3 @@ def score_progress(show: bool | None) -> Iterator[RowProgress]:
 class _RowsLeft(ProgressColumn):
     def render(self, task: Task) -> Text:
         return Text("" if task.remaining is None else f"{task.remaining:,.0f} left")
-
-
-@contextmanager
-def _counting(what: str, show: bool | None, total: int) -> Iterator[Callable[[int, str], None]]:
-    name = TextColumn("{task.fields[name]}")
-    with _bar(show, TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), name) as bar:
-        if bar is None:
-            yield lambda done, name: None
-            return
-        task = bar.add_task(what, total=total, name="")
-        yield lambda done, name: bar.update(task, completed=done, name=name)

@@ -11,6 +11,7 @@ from hybridlm._choice import Choice, choose
 from hybridlm._corpus import read_files
 from hybridlm._engine import Engine
 from hybridlm._inputs import Inputs
+from hybridlm._machine import Machine
 from hybridlm._perplexity import corpus_perplexity, prefix_token, windows_of
 from hybridlm._prefix import Prefix
 from hybridlm._product_forms import in_words
@@ -115,7 +116,7 @@ class TextScores:
 
     def _origin(self) -> dict[str, str | int]:
         """What scores depend on besides the texts, down to the last bit."""
-        device, mesh, engine = jax.devices()[0], self._engine.placement.mesh, self._engine
+        machine, mesh, engine = Machine.here(), self._engine.placement.mesh, self._engine
         as_given = engine.sanitizer is not None or engine.programs.certify == "off"
         return {
             "model": self.fingerprint,
@@ -130,9 +131,9 @@ class TextScores:
             "products": in_words(engine.programs.forms),
             "hybridlm": hybridlm.__version__,
             "jax": jax.__version__,
-            "device": f"{device.platform} {device.device_kind}",
+            "device": machine.device,
             # They decide which code XLA makes of the steps.
-            "XLA_FLAGS": " ".join(sorted(os.environ.get("XLA_FLAGS", "").split())) or "none",
+            "XLA_FLAGS": machine.flags or "none",
         }
 
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:

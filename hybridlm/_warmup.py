@@ -9,7 +9,7 @@ from hybridlm._all_steps import all_shapes
 from hybridlm._engine import Engine
 from hybridlm._plan import Operation
 from hybridlm._programs import AnyShape
-from hybridlm._progress import step_progress
+from hybridlm._progress import counting_progress
 
 COMPILE_SECONDS = 120.0
 """Budget of one step, from tracing to its certificate; what takes longer is named in a warning."""
@@ -27,7 +27,7 @@ def warm_up(engine: Engine, every_rung: bool, progress: bool | None) -> dict[str
         engine.program(shape)
         return str(shape), time.perf_counter() - start
 
-    with step_progress(progress, len(shapes)) as done, ThreadPoolExecutor(os.cpu_count()) as pool:
+    with counting_progress(progress, "compiling", len(shapes)) as done, ThreadPoolExecutor(os.cpu_count()) as pool:
         # The steps of the model take the longest; the moves of rows fill the gaps.
         waiting = [pool.submit(compiled, shape) for shape in shapes]
         try:

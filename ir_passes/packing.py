@@ -140,9 +140,13 @@ def naive(buffers: Sequence[Buffer]) -> Packing:
 
 @register("best-fit")
 def best_fit(buffers: Sequence[Buffer]) -> Packing:
-    """In order of falling size, then of falling duration, each into the smallest gap that holds it."""
-    order = sorted(range(len(buffers)), key=lambda i: (-buffers[i].size, buffers[i].start - buffers[i].end, i))
-    return into_gaps(buffers, order, conflicts(buffers))
+    """As `by_size` has them, each into the smallest gap that holds it."""
+    return into_gaps(buffers, by_size(buffers), conflicts(buffers))
+
+
+def by_size(buffers: Sequence[Buffer]) -> list[int]:
+    """The buffers in order of falling size, then of falling duration."""
+    return sorted(range(len(buffers)), key=lambda i: (-buffers[i].size, buffers[i].start - buffers[i].end, i))
 
 
 def into_gaps(buffers: Sequence[Buffer], order: Sequence[int], neighbours: Sequence[Sequence[int]]) -> Packing:

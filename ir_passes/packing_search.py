@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ir_passes.packing import Buffer, Packing, aligned, best_fit, conflicts, into_gaps, live_bytes, packing_of
+from ir_passes.packing import Buffer, Packing, aligned, by_size, conflicts, into_gaps, live_bytes, packing_of
 
 POPULATION = 9  # orders kept; also how many mixtures of size and duration the search begins with
 LARGEST = 200  # buffers of an exact search, whose recursion is as deep
@@ -31,13 +31,13 @@ def search(buffers: Sequence[Buffer], work: int = 20_000, seconds: float | None 
         seconds: spend time instead of `work`; then the result does depend on the machine.
         seed: of the variation.
     """
-    best = best_fit(buffers)
     deadline = None if seconds is None else time.monotonic() + seconds
+    neighbours = conflicts(buffers)
+    best = into_gaps(buffers, by_size(buffers), neighbours)
     if best.optimal:
         return best
-    neighbours = conflicts(buffers)
-    for latest in (False, True):
-        best = min(best, into_gaps(buffers, _by_load(buffers, latest), neighbours), key=lambda packing: packing.height)
+    for order in _by_load(buffers):
+        best = min(best, into_gaps(buffers, order, neighbours), key=lambda packing: packing.height)
         if best.optimal:
             return best
     bottom = _BottomUp(buffers, neighbours)
@@ -191,23 +191,22 @@ class _Branch:
         return self._start(i, floor) + self.buffers[i].size
 
 
-def _by_load(buffers: Sequence[Buffer], latest: bool = False) -> list[int]:
-    """The buffers in the order of the fullest time at which each is live; of the same time the longest first.
+def _by_load(buffers: Sequence[Buffer]) -> Iterator[list[int]]:
+    """Two orders of the buffers, by the fullest time at which each is live; of the same time the longest first.
 
-    Args:
-        buffers: what to pack.
-        latest: of equally full times the latest comes first, not the earliest.
+    Of equally full times the earliest comes first in one order and the latest in the other.
     """
     loads = live_bytes(buffers)
     times, live = np.array(list(loads), np.int64), np.array(list(loads.values()), np.int64)
-    first = np.searchsorted(times, [b.start for b in buffers])
-    stop = np.searchsorted(times, [b.end + 1 for b in buffers])
-    turn = -1 if latest else 1
-    keys: list[tuple[int, int, int, int, int]] = []
-    for i, (b, low, high) in enumerate(zip(buffers, first.tolist(), stop.tolist(), strict=True)):
-        fullest = low + int(live[low:high].argmax())
-        keys.append((-int(live[fullest]), turn * fullest, b.start - b.end, -b.size, i))
-    return [key[-1] for key in sorted(keys)]
+    first = np.searchsorted(times, [b.start for b in buffers]).tolist()
+    stop = np.searchsorted(times, [b.end + 1 for b in buffers]).tolist()
+    fullest = [low + int(live[low:high].argmax()) for low, high in zip(first, stop, strict=True)]
+    for turn in (1, -1):
+        keys = [
+            (-int(live[time]), turn * time, b.start - b.end, -b.size, i)
+            for i, (b, time) in enumerate(zip(buffers, fullest, strict=True))
+        ]
+        yield [key[-1] for key in sorted(keys)]
 
 
 def _scaled(values: np.ndarray) -> np.ndarray:

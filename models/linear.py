@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -18,7 +19,8 @@ Form = Literal["rows x weight", "weight x rows"]
 """The operand on the left of the product of a narrow weight; the result has its rows first either way."""
 
 
-class Product(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Product:
     """A product of a narrow weight.
 
     Attributes:

@@ -12,7 +12,8 @@ from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm import _form_store, _load, _product_forms
-from hybridlm._form_store import FORMS, FormStore, Machine
+from hybridlm._form_store import FORMS, FormStore
+from hybridlm._machine import Machine
 from hybridlm._product_forms import chosen_forms, faster, in_words, large_products
 from hybridlm._programs import Shape
 from models.linear import Form, Product
@@ -57,7 +58,7 @@ def test_large_narrow_matrices_are_measured_for_every_small_number_of_rows(monke
 
 
 def test_another_form_has_to_be_faster_by_a_tenth() -> None:
-    few, many = PRODUCT, PRODUCT._replace(rows=64)
+    few, many = PRODUCT, dataclasses.replace(PRODUCT, rows=64)
     assert (few.usual_form, many.usual_form) == ("weight x rows", "rows x weight")
     for rows_first, weight_first, of_few, of_many in (
         (1.0, 1.05, "weight x rows", "rows x weight"),
@@ -77,7 +78,7 @@ def test_the_time_of_a_form_is_the_least_of_several_over_all_weights() -> None:
 
 
 def test_what_was_measured_is_kept(tmp_path: Path, clock: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    other = PRODUCT._replace(rows=8)
+    other = dataclasses.replace(PRODUCT, rows=8)
     assert chosen_forms({PRODUCT: WEIGHTS}, tmp_path / "new", progress=True) == {PRODUCT: "rows x weight"}
     assert "1/1" in capsys.readouterr().err
     clock |= {"rows x weight": 2.0, "weight x rows": 1.0}

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from hybridlm._crew import Crew
+from hybridlm._in_flight import InFlight
 from hybridlm._operations import copy_operation, run_operation
 from hybridlm._plan import Operation
 from hybridlm._programs import Programs, S, Shape
@@ -20,10 +21,11 @@ class Calls:
     Args:
         programs: has it.
         crew: the processes that run it together; None for this one alone.
+        share_threads: see `Placement.share_threads`.
     """
 
-    def __init__(self, programs: Programs, crew: Crew | None):
-        self._programs, self.crew = programs, crew
+    def __init__(self, programs: Programs, crew: Crew | None, share_threads: bool):
+        self._programs, self.crew, self._in_flight = programs, crew, InFlight(share_threads)
 
     def __call__(self, shape: S, examples: Callable[[S], tuple[Any, ...]], *args: Any) -> Any:
         """Call it with arguments; `examples` gives some of a shape to compile it for.
@@ -31,8 +33,11 @@ class Calls:
         Raises IsolationError, AuditError, HloError where the step is refused; in a crew, as `Crew.call`.
         """
         if self.crew is None:
-            return self._programs.compiled(shape, examples)(*args)
-        return self.crew.call(shape, lambda: self._programs.compiled(shape, examples), args)
+            results = self._programs.compiled(shape, examples)(*args)
+        else:
+            results = self.crew.call(shape, lambda: self._programs.compiled(shape, examples), args)
+        self._in_flight.add(results)
+        return results
 
     def new_pool(self, count: int, new_rows: Callable[[int], Rows]) -> RowPool:
         """A pool of so many rows, in all processes."""

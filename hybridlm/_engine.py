@@ -94,7 +94,7 @@ class Engine:
         crew: Crew | None = None,
     ):
         self.lanes, self.context, self.chunk = lanes, context, chunk
-        self.placement, self.calls = placement, Calls(programs, crew)
+        self.placement, self.calls = placement, Calls(programs, crew, placement.share_threads)
         self.staging = placement.staging(lanes, staging)
         self.params, self.programs, self.sanitizer = params, programs, sanitizer
         self.speculate: Speculate = speculate

@@ -41,6 +41,11 @@ class Placement:
         return isinstance(self.mesh, Mesh) and self.mesh.is_multi_process
 
     @property
+    def share_threads(self) -> bool:
+        """Whether several devices are CPUs of this process, which XLA runs on one pool of threads."""
+        return isinstance(self.mesh, Mesh) and sum(one.platform == "cpu" for one in self.mesh.local_devices) > 1
+
+    @property
     def local_devices(self) -> list[Any]:
         """Those of this process."""
         if self.mesh is None:

@@ -32,10 +32,9 @@ class Calls:
 
         Raises IsolationError, AuditError, HloError where the step is refused; in a crew, as `Crew.call`.
         """
-        if self.crew is None:
-            results = self._programs.compiled(shape, examples)(*args)
-        else:
-            results = self.crew.call(shape, lambda: self._programs.compiled(shape, examples), args)
+        if self.crew is not None:  # it never has more than a few on their way
+            return self.crew.call(shape, lambda: self._programs.compiled(shape, examples), args)
+        results = self._programs.compiled(shape, examples)(*args)
         self._in_flight.add(results)
         return results
 

@@ -30,5 +30,5 @@ class InFlight:
         self._results.append(results)
         if len(self._results) == MOST:
             # What a later call has consumed is ready before that call's results, which are here, too.
-            jax.block_until_ready([leaf for leaf in jax.tree.leaves(self._results) if not leaf.is_deleted()])
-            self._results.clear()
+            results, self._results = self._results, []
+            jax.block_until_ready([leaf for leaf in jax.tree.leaves(results) if not leaf.is_deleted()])

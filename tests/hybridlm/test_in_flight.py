@@ -38,6 +38,19 @@ def test_all_that_are_left_are_waited_for(waited: list[int]) -> None:
     assert waited == [MOST + 2, MOST + 2]
 
 
+def test_an_interrupted_wait_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(arrays: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_in_flight.jax, "block_until_ready", interrupt)
+    calls = InFlight(shared=True)
+    for _ in range(2):
+        for _ in range(MOST - 1):
+            calls.add(jnp.zeros(3))
+        with pytest.raises(KeyboardInterrupt):
+            calls.add(jnp.zeros(3))
+
+
 def test_one_device_never_waits(waited: list[int]) -> None:
     calls = InFlight(shared=False)
     for i in range(MOST):

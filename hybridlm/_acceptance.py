@@ -10,6 +10,8 @@ TRIED_AGAIN = 16
 """One of so many sequences begins without regard to the last ones."""
 PRIOR = 2.0
 """Drafts of earlier sequences that count as a new one's own."""
+NEWEST = 0.15
+"""Share that the newest drafts have in what is expected of the next sequence's, once there were enough of them."""
 
 
 class Trust:
@@ -23,7 +25,7 @@ class Trust:
     """
 
     def __init__(self, rate: float = 0.8) -> None:
-        self.rate, self._hope, self._begun = rate, rate, 0
+        self.rate, self._hope, self._begun, self._learned = rate, rate, 0, 0
 
     def begin(self) -> float:
         """The rate for a sequence that begins: one of so many is tried whatever the last ones were like."""
@@ -31,8 +33,12 @@ class Trust:
         return self.rate if self._begun % TRIED_AGAIN else max(self.rate, self._hope)
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """Of so many drafts the first `accepted` were right."""
-        self.rate += 0.15 * (accepted / min(accepted + 1, drafted) - self.rate)
+        """Of so many drafts the first `accepted` were right.
+
+        What was hoped for counts as one time, so that the first drafts of all say more than later ones.
+        """
+        self._learned += 1
+        self.rate += max(NEWEST, 1 / (self._learned + 1)) * (accepted / min(accepted + 1, drafted) - self.rate)
 
 
 class Acceptance:

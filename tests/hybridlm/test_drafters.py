@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridlm._acceptance import PAUSE, Acceptance, Trust
+from hybridlm._acceptance import NEWEST, PAUSE, Acceptance, Trust
 from hybridlm._drafters import HeadDrafter, NgramDrafter, checked_proposal, drafters
 
 
@@ -109,6 +109,18 @@ def test_new_sequences_are_trusted_as_the_last_ones_were() -> None:
     for _ in range(100):
         trust.learn(1, 1)
     assert Acceptance(trust.rate).expected(4) > 3.5
+
+
+def test_the_first_drafts_of_all_count_more_than_later_ones() -> None:
+    """Where a step that verifies costs as much as 1.5 others, two sequences find out that guesses are never right."""
+    trust = Trust(0.9)
+    trust.learn(4, 0)
+    trust.learn(4, 0)
+    assert trust.rate == pytest.approx(0.3) and Acceptance(trust.rate).expected(4) < 0.5
+    for _ in range(100):
+        trust.learn(4, 0)
+    trust.learn(4, 4)
+    assert trust.rate == pytest.approx(NEWEST, abs=1e-6)
 
 
 def test_guesses_of_a_head_are_for_the_place_they_were_made_for() -> None:

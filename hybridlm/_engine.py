@@ -1,7 +1,7 @@
 """What runs steps: the parameters, the compiled programs, and the pools that runs borrow."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from hybridlm._drafters import DRAFT_TOKENS, AsLoaded, HeadDrafter, Speculate, d
 from hybridlm._example_arguments import example_arguments
 from hybridlm._placement import ONE_DEVICE, Placement
 from hybridlm._prefix_cache import PrefixCache
+from hybridlm._product_forms import read_as_words
 from hybridlm._programs import AnyShape, CopyShape, Programs, Shape, lane_rung
 from hybridlm._row_arrays import RowArrays
 from hybridlm._row_moves import RowMoves
@@ -30,6 +31,7 @@ from hybridlm._steps import Rows
 from hybridlm._vocabulary import Vocabulary
 from ir_passes import CompiledStep, PlannedStep, Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
+from models.linear import Form, Product
 
 STAGING = 4
 """Most rows of the pool in which prompts and texts are consumed, a chunk of each at a time.
@@ -63,6 +65,7 @@ class Engine:
         ValueError: `prefix_cache` is less than one state.
 
     Attributes:
+        params: what every step is given: the parameters, and behind them the words of some (see `set_forms`).
         staging: rows in which prompts are consumed.
         row_arrays: what rows consist of.
         calls: calls the compiled steps, and reads what they return.
@@ -127,10 +130,19 @@ class Engine:
         trust = self._trust_in_head if make is HeadDrafter else self._trust
         return Speculation(make, self.draft_tokens, self._times, trust, self.vocab_size)
 
+    def set_forms(self, forms: Mapping[Product, Form]) -> None:
+        """Products have these forms in the steps that are compiled from now on."""
+        words = read_as_words(forms, self.params)
+        self.programs.forms, self.programs.words = forms, tuple(words)
+        self.params += tuple(words.values())
+
     @property
     def parameters_on_a_device(self) -> tuple[int, int]:
         """Numbers that each device holds of the parameters, and their bytes."""
-        held = [(_local(param), param.dtype.itemsize) for param in self.params]
+        held = [
+            (_local(param), param.dtype.itemsize)
+            for param in self.params[: len(self.params) - len(self.programs.words)]
+        ]
         return sum(size for size, _ in held), sum(size * width for size, width in held)
 
     @property

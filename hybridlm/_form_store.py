@@ -14,7 +14,7 @@ from ir_passes.record import MOST_CHARACTERS, RecordError, from_json, to_json
 from models.linear import Form, Product
 
 FORMS: tuple[Form, ...] = get_args(Form)
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Measured:
         machine: where it was measured.
         product: what was measured.
         form: the one that is used.
-        milliseconds: the least time of each of FORMS.
+        milliseconds: the least time of each form that was measured, in their order in FORMS.
     """
 
     version: int
@@ -64,7 +64,7 @@ class FormStore:
         Args:
             product: what was measured.
             form: the one to use.
-            seconds: the least time of each of FORMS.
+            seconds: the least time of each form that was measured.
 
         Raises:
             OSError: the directory cannot be written.

@@ -157,7 +157,7 @@ def load(
     # Devices of a mesh would measure different things, and without a folder the next process would.
     if cache is not None and mesh is None:
         rows = {shape.lanes * shape.tokens for shape in all_shapes(engine) if isinstance(shape, Shape)}
-        programs.forms = chosen_forms(large_products(params, rows), cache / "products", progress)
+        engine.set_forms(chosen_forms(large_products(params, rows), cache / "products", progress))
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from pathlib import Path
 
 import jax
@@ -13,19 +14,24 @@ import jax.numpy as jnp
 from hybridlm._form_store import FORMS, FormStore
 from hybridlm._machine import Machine, cores
 from hybridlm._progress import counting_progress
-from models.linear import Form, Product, multiply
+from hybridlm._words import words_of
+from models.linear import VECTOR, Form, Product, multiply, multiply_words
 
 MOST_ROWS = 64
 """Of more rows than these the usual form was the fastest for every weight."""
-LARGE = 1 << 20
+WORDS_ROWS = 4
+"""Of so few rows the form that reads words can be the fastest."""
+TERMS = range(16, 73)
+"""Of how many terms its sums may be: XLA computes the inputs again in each of fewer, LLVM takes seconds over more."""
+LARGE = 1 << 17
 """Elements of a weight from which on the form of its product is worth measuring."""
-SHARE = 0.01
+SHARE = 0.005
 """Of the bytes of all large weights: those of a shape that have less are not worth it either."""
 GAIN = 1.1
 """So many times as fast as the usual form another one has to be."""
 ROUNDS = 9
 READ = 64 << 20
-"""Bytes of weights that a round reads, if there are so many: more than caches hold."""
+"""Bytes of weights that a round reads, more than caches hold."""
 
 _log = logging.getLogger("hybridlm")
 
@@ -42,13 +48,28 @@ def large_products(params: Iterable[jax.Array], rows: Iterable[int]) -> dict[Pro
         if one.ndim == 2 and one.size >= LARGE and one.dtype in (jnp.bfloat16, jnp.float16):
             weights.setdefault((one.shape[0], one.shape[1], str(one.dtype)), []).append(one)
     least = SHARE * sum(one.nbytes for same in weights.values() for one in same)
-    few = sorted({max(count, 2) for count in rows if count <= MOST_ROWS})
+    few = sorted({count for count in rows if count <= MOST_ROWS})
     return {
         Product(count, *shape): same
         for shape, same in weights.items()
         if sum(one.nbytes for one in same) >= least
         for count in few
     }
+
+
+def forms_of(product: Product) -> tuple[Form, ...]:
+    """The forms that a product can have, some of FORMS."""
+    terms, rest = divmod(product.inputs, 2 * VECTOR)
+    if product.rows <= WORDS_ROWS and product.dtype == "bfloat16" and terms in TERMS and not rest:
+        return FORMS
+    return ("rows x weight", "weight x rows")
+
+
+def read_as_words(forms: Mapping[Product, Form], params: Sequence[jax.Array]) -> dict[int, jax.Array]:
+    """The words of the parameters that products of these forms read as such, by the places of the parameters."""
+    shapes = {(one.outputs, one.inputs, one.dtype) for one, form in forms.items() if form == "words of weight"}
+    found = {i: words_of(one) for i, one in enumerate(params) if (*one.shape, str(one.dtype)) in shapes}
+    return {i: words for i, words in found.items() if words is not None}
 
 
 def chosen_forms(
@@ -84,7 +105,7 @@ def chosen_forms(
 
 def faster(product: Product, seconds: Mapping[Form, float]) -> Form:
     """The form of least time, or the usual one where that is about as fast."""
-    best = min(FORMS, key=lambda form: seconds[form])
+    best = min(seconds, key=lambda form: seconds[form])
     return best if seconds[best] * GAIN < seconds[product.usual_form] else product.usual_form
 
 
@@ -100,27 +121,41 @@ def _name(product: Product) -> str:
 
 def _compiled(product: Product) -> dict[Form, jax.stages.Compiled]:
     rows, weight = (jax.ShapeDtypeStruct((n, product.inputs), product.dtype) for n in (product.rows, product.outputs))
-    return {form: jax.jit(multiply, static_argnums=2).lower(rows, weight, form).compile() for form in FORMS}
+    words = jax.ShapeDtypeStruct((product.outputs, product.inputs // 2), "uint32")
+    found: dict[Form, jax.stages.Compiled] = {}
+    for form in forms_of(product):
+        if form == "words of weight":
+            found[form] = multiply_words.lower(rows, words).compile()
+        else:
+            found[form] = jax.jit(multiply, static_argnums=2).lower(rows, weight, form).compile()
+    return found
 
 
 def _seconds(
     product: Product, weights: Sequence[jax.Array], programs: Mapping[Form, jax.stages.Compiled]
 ) -> dict[Form, float]:
     """The least time of a product in each form over several weights, in turns."""
-    several = weights[: max(1, math.ceil(READ / weights[0].nbytes))]
+    needed = max(1, math.ceil(READ / weights[0].nbytes))
+    several = [one if i < len(weights) else one.copy() for i, one in zip(range(needed), cycle(weights), strict=False)]
     rows = jax.random.normal(jax.random.key(0), (product.rows, product.inputs)).astype(product.dtype)
-    least = dict.fromkeys(FORMS, math.inf)
+    read: dict[Form, list[jax.Array]] = {form: list(several) for form in programs}
+    if "words of weight" in read:
+        words = [one for one in map(words_of, several) if one is not None]
+        if words:
+            read["words of weight"] = words
+        else:
+            del read["words of weight"]
+    least = dict.fromkeys(read, math.inf)
     for _ in range(ROUNDS):
-        for form in FORMS:
+        for form, arrays in read.items():
             start = time.perf_counter()
-            for weight in several:
-                programs[form](rows, weight).block_until_ready()
-            least[form] = min(least[form], (time.perf_counter() - start) / len(several))
+            jax.block_until_ready([programs[form](rows, one) for one in arrays])
+            least[form] = min(least[form], (time.perf_counter() - start) / len(arrays))
     return least
 
 
 def _keep(store: FormStore, product: Product, form: Form, seconds: Mapping[Form, float]) -> None:
     try:
-        store.keep(product, form, tuple(seconds[one] for one in FORMS))
+        store.keep(product, form, tuple(seconds[one] for one in FORMS if one in seconds))
     except OSError as error:
         _log.warning("the form of a product was not kept, the next process measures it again: %s", error)

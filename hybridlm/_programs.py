@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import jax
+
 from hybridlm._compared_step import EXAMPLE, compared
 from hybridlm._labels import labelled
 from hybridlm._placement import ONE_DEVICE, Placement
@@ -16,7 +18,7 @@ from hybridlm._rows import copy_contract, copy_row
 from hybridlm._sampling import LogitsProcessor
 from hybridlm._sharded_step import sharded
 from hybridlm._split_rows import SplitRows
-from hybridlm._steps import GENERATE_CONTRACT, SCORE_CONTRACT, Structure, generate_step, score_step
+from hybridlm._steps import GENERATE_CONTRACT, SCORE_CONTRACT, Step, Structure, generate_step, score_step
 from hybridlm._verify_step import VERIFY_CONTRACT, verify_step
 from ir_passes import (
     AuditError,
@@ -98,6 +100,7 @@ class Programs:
 
     Attributes:
         forms: of matrix products, others have their usual one; for the programs that are compiled from then on.
+        words: the places of the parameters whose words are given behind all parameters, in this order.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class Programs:
         self._split = SplitRows(placement.rows_over)
         self.certify: Certify = certify
         self.forms: Mapping[Product, Form] = {}
+        self.words: tuple[int, ...] = ()
         self._directory = certificates
         self._compiled: dict[AnyShape, Future[CompiledStep]] = {}
         self._lock = threading.Lock()
@@ -138,7 +142,9 @@ class Programs:
             step, contract = shape.step(self._split)
             return step, labelled(contract, shape.of(arrays), shape.positions_first)
         step, contract = self._whole_rows_step(shape)
-        return _formed(step, self.forms), labelled(contract, arrays)
+        if isinstance(shape, Shape):
+            step = _formed(step, self.forms, self.words)
+        return step, labelled(contract, arrays)
 
     def _whole_rows_step(self, shape: Shape | CopyShape) -> tuple[Callable[..., Any], LaneContract]:
         if isinstance(shape, CopyShape):
@@ -222,13 +228,15 @@ class Programs:
             raise
 
 
-def _formed(step: Callable[..., Any], forms: Mapping[Product, Form]) -> Callable[..., Any]:
-    """The step with its products in these forms."""
+def _formed(step: Step, forms: Mapping[Product, Form], words: tuple[int, ...]) -> Step:
+    """The step with its products in these forms; behind its parameters it takes the words of those at these places."""
 
     @functools.wraps(step)
-    def formed(*args: Any) -> Any:
-        with product_forms(forms):
-            return step(*args)
+    def formed(params: tuple[jax.Array, ...], *rest: Any) -> Any:
+        count = len(params) - len(words)
+        known = [(params[place], one) for place, one in zip(words, params[count:], strict=True)]
+        with product_forms(forms, known):
+            return step(params[:count], *rest)
 
     return formed
 

@@ -1,22 +1,26 @@
 """The row-wise matrix product."""
 
-from typing import get_args
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.linear import Form, Product, linear, product_forms
+from models.linear import VECTOR, Form, Product, linear, multiply_words, product_forms
 
 run = jax.jit(linear)
 
 
 def in_form(form: Form, x, weight):
     """`linear` in a form, whatever is usual; traced anew."""
-    product = Product(max(len(x), 2), weight.shape[0], weight.shape[1], str(weight.dtype))
-    with product_forms({product: form}):
-        return jax.jit(lambda x, weight: linear(x, weight))(x, weight)
+    words = np.asarray(weight).view(np.uint32) if form == "words of weight" else np.zeros(0, np.uint32)
+
+    def formed(x, weight, words):
+        with product_forms(
+            {Product(len(x), weight.shape[0], weight.shape[1], str(weight.dtype)): form}, [(weight, words)]
+        ):
+            return linear(x, weight)
+
+    return jax.jit(formed)(x, weight, words)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (3, 4)])
@@ -54,23 +58,54 @@ def test_few_rows_of_a_narrow_weight_are_multiplied_from_the_left() -> None:
         assert len(products) == 2 and all(f",{max(rows, 2)}]{{1,0}} dot(" in line for line in products), products
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 33, 64])
-def test_both_forms_compute_the_product_and_a_row_has_the_same_bits_at_every_place(count: int) -> None:
+FORMS_BY_ROWS = [
+    *((form, count) for form in ("rows x weight", "weight x rows") for count in (1, 2, 5, 33, 64)),
+    *(("words of weight", count) for count in (1, 2, 3, 4, 7)),
+]
+
+
+@pytest.mark.parametrize("inputs", [32, 96, 544])
+@pytest.mark.parametrize(("form", "count"), FORMS_BY_ROWS)
+def test_every_form_computes_the_product_and_a_row_has_the_same_bits_at_every_place(
+    form: Form, count: int, inputs: int
+) -> None:
     rng = np.random.default_rng(count)
-    weight, x = (rng.normal(size=(n, 48)).astype(jnp.bfloat16) for n in (19, count))
+    weight, x = (rng.normal(size=(n, inputs)).astype(jnp.bfloat16) for n in (19, count))
     want = x.astype(np.float64) @ weight.astype(np.float64).T
     order = rng.permutation(count)
-    for form in get_args(Form):
-        y = np.asarray(in_form(form, x.astype(np.float32), weight))
-        np.testing.assert_allclose(y, want, atol=1e-4)
-        assert np.asarray(in_form(form, x[order].astype(np.float32), weight)).tobytes() == y[order].tobytes()
+    y = np.asarray(in_form(form, x.astype(np.float32), weight))
+    np.testing.assert_allclose(y, want, atol=1e-4)
+    assert np.asarray(in_form(form, x[order].astype(np.float32), weight)).tobytes() == y[order].tobytes()
+
+
+def test_a_row_that_is_no_number_is_so_alone() -> None:
+    rng = np.random.default_rng(0)
+    weight, x = (rng.normal(size=(n, 64)).astype(jnp.bfloat16) for n in (19, 3))
+    clean = np.asarray(multiply_words(x, weight.view(np.uint32)))
+    x[1, 5] = np.nan
+    got = np.asarray(multiply_words(x, weight.view(np.uint32)))
+    assert np.isnan(got[1]).all() and got[[0, 2]].tobytes() == clean[[0, 2]].tobytes()
+
+
+def test_words_are_read_as_they_lie_and_not_written_again() -> None:
+    """XLA takes slices of the words; a second array of the size of the weight would take longer than the product."""
+    inputs = 2 * VECTOR * 20
+    words, rows = jax.ShapeDtypeStruct((96, inputs // 2), "uint32"), jax.ShapeDtypeStruct((2, inputs), "bfloat16")
+    text = multiply_words.lower(rows, words).compile().as_text() or ""
+    assert f"u32[96,{inputs // 2}]" in text
+    assert not [
+        line
+        for line in text.splitlines()
+        if f"32[96,{inputs // 2}]" in line.partition(" = ")[2].split("(")[0] and "parameter" not in line
+    ]
 
 
 def test_a_product_has_the_form_that_is_chosen_for_it_and_others_their_usual_one() -> None:
     """The shape of the operand on the left tells; a choice ends with its `with`."""
     x, weight = jnp.zeros((1, 32)), jnp.zeros((64, 32), jnp.bfloat16)
     chosen: dict[Product, Form] = {
-        Product(2, 64, 32, "bfloat16"): "rows x weight",
+        Product(1, 64, 32, "bfloat16"): "rows x weight",
+        Product(2, 64, 32, "bfloat16"): "words of weight",
         Product(40, 64, 32, "bfloat16"): "weight x rows",
         Product(3, 64, 32, "float16"): "rows x weight",
         Product(4, 32, 64, "bfloat16"): "rows x weight",
@@ -81,10 +116,10 @@ def test_a_product_has_the_form_that_is_chosen_for_it_and_others_their_usual_one
         (product,) = (one for one in jaxpr.eqns if one.primitive.name == "dot_general")
         return product.invars[0].aval.shape
 
-    usual = [left(count) for count in (1, 3, 4, 32, 33, 40)]
-    assert usual == [(64, 32)] * 4 + [(33, 32), (40, 32)]
-    with product_forms(chosen):
-        assert [left(count) for count in (1, 3, 4, 32, 33, 40)] == [(2, 32), *[(64, 32)] * 3, (33, 32), (64, 32)]
+    usual = [left(count) for count in (1, 2, 3, 4, 32, 33, 40)]
+    assert usual == [(64, 32)] * 5 + [(33, 32), (40, 32)]
+    with product_forms(chosen):  # the words of no weight are given
+        assert [left(count) for count in (1, 2, 3, 4, 32, 33, 40)] == [(2, 32), *[(64, 32)] * 4, (33, 32), (64, 32)]
     assert left(1) == (64, 32) and linear(x, weight).shape == (1, 64)
 
 

@@ -25,6 +25,7 @@ class Ours:
     Attributes:
         name: "hybridlm".
         program: the step of one token.
+        reading, scoring: those that read a chunk of each prompt, and that score one of each text.
         rows: what the sequences own; consumed by each step.
         position: how many tokens each sequence has.
     """
@@ -34,7 +35,7 @@ class Ours:
     def __init__(self, lm: LM, lanes: int, prompt: int):
         self._lm, self._engine, self.lanes = lm, lm._engine, lanes
         self.program = self._engine.program(Shape("generate", lanes, 1))
-        self._prompts = self._engine.program(Shape("generate", lanes, self._engine.chunk))
+        self.reading = self._engine.program(Shape("generate", lanes, self._engine.chunk))
         self._sampling = sampling_arrays([None] * lanes)
         self._tokens = random_tokens(lanes, prompt, lm.config.vocab_size)
         self._start()
@@ -51,7 +52,7 @@ class Ours:
         for start in range(0, tokens.shape[1], chunk):
             part = tokens[:, start : start + chunk]
             padded = np.pad(part, [(0, 0), (0, chunk - part.shape[1])])
-            drawn = self._run(self._prompts, padded, part.shape[1], *self._sampling)
+            drawn = self._run(self.reading, padded, part.shape[1], *self._sampling)
         return jax.device_get(drawn.token)
 
     def _run(self, program: CompiledStep, tokens: np.ndarray, length: int, *operands: Any) -> Any:
@@ -79,17 +80,20 @@ class Ours:
         self.last = self._read(prompts)
         return time.perf_counter() - start
 
+    @property
+    def scoring(self) -> CompiledStep:
+        return self._engine.program(Shape("score", self.lanes, self._engine.chunk, 0))
+
     def score(self, tokens: int) -> float:
         """Seconds to score new texts of `tokens` tokens: a log-probability for each of them."""
         chunk = self._engine.chunk
-        program = self._engine.program(Shape("score", self.lanes, chunk, 0))
         texts = random_tokens(self.lanes, -(-tokens // chunk) * chunk + 1, self._lm.config.vocab_size)
         self.position = 0
         start = time.perf_counter()
         for first in range(0, tokens, chunk):
             targets = texts[:, first + 1 : first + 1 + chunk]
             part = min(chunk, tokens - first)
-            jax.device_get(self._run(program, texts[:, first : first + chunk], part, targets))
+            jax.device_get(self._run(self.scoring, texts[:, first : first + chunk], part, targets))
         return time.perf_counter() - start
 
     def engine_steps(self, steps: int) -> list[float]:

@@ -5,13 +5,14 @@ import json
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from hybridlm._bench_ours import Ours
+from ir_passes import CompiledStep
+from models.linear import PROJECTION
 
 OTHER, HOST = "other", "host"
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%(\S+) = .*?(?:calls=%([\w.\-]+).*?)?$")
@@ -20,9 +21,14 @@ _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 
 def part_of(op_name: str) -> str | None:
-    """The part of a model in a JAX operation's name, "jit(step)/GatedDeltaNet/mul": the first scope."""
+    """The part of a model in a JAX operation's name, "jit(step)/GatedDeltaNet/mul": the first scope.
+
+    Products with weights are a part of their own, "GatedDeltaNet projection".
+    """
     scopes = [piece for piece in op_name.split("/")[:-1] if piece.isidentifier()]
-    return scopes[0] if scopes and (scopes[0][0].isupper() or scopes[0] in ("head", "draw")) else None
+    if not scopes or not (scopes[0][0].isupper() or scopes[0] in ("head", "draw")):
+        return None
+    return f"{scopes[0]} {PROJECTION}" if PROJECTION in scopes else scopes[0]
 
 
 def parts_of_instructions(hlo: str) -> dict[str, str]:
@@ -64,16 +70,22 @@ def self_times(events: Iterable[dict[str, Any]]) -> dict[str, float]:
     return dict(total)
 
 
-def profile(side: Ours, steps: int) -> dict[str, float]:
-    """Milliseconds per step of each part; "host" is what no operation accounts for."""
-    parts = parts_of_instructions(side.program.compiled.as_text() or "")
+def profile(program: CompiledStep, run: Callable[[], float], times: int) -> dict[str, float]:
+    """Milliseconds of each part; "host" is what no operation accounts for.
+
+    Args:
+        program: what runs.
+        run: runs it, and returns how many seconds that took.
+        times: what the milliseconds are divided by.
+    """
+    parts = parts_of_instructions(program.compiled.as_text() or "")
     with tempfile.TemporaryDirectory() as directory:
         with jax.profiler.trace(directory):
-            wall = sum(side.decode(steps))
+            wall = run()
         files = sorted(Path(directory).rglob("*.trace.json.gz"))
         events = json.loads(gzip.decompress(files[0].read_bytes()))["traceEvents"]
     found: dict[str, float] = defaultdict(float)
     for name, microseconds in self_times(events).items():
-        found[parts.get(name, OTHER)] += microseconds / 1e3 / steps
+        found[parts.get(name, OTHER)] += microseconds / 1e3 / times
     ordered = dict(sorted(found.items(), key=lambda item: -item[1]))
-    return ordered | {HOST: max(0.0, wall * 1e3 / steps - sum(found.values()))}
+    return ordered | {HOST: max(0.0, wall * 1e3 / times - sum(found.values()))}

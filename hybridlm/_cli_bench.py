@@ -51,7 +51,8 @@ def bench(
     gguf: Annotated[Path | None, typer.Option(help="The checkpoint as llama.cpp's converter writes it.")] = None,
     plot_to: Annotated[Path | None, typer.Option("--plot", help="Write a picture (SVG).")] = None,
     with_profile: Annotated[
-        bool, typer.Option("--profile", help="Say which parts of the model a step's time goes to.")
+        bool,
+        typer.Option("--profile", help="Say which parts of the model the time goes to, of decoding and of --prefill."),
     ] = False,
     context: Annotated[int, typer.Option(min=1, help="Most tokens of a sequence.")] = CONTEXT,
     dtype: Dtype = None,
@@ -94,7 +95,7 @@ def bench(
             if prefill:
                 _measure_texts(console, sides, ours, number, prefill, rounds)
             if with_profile:
-                _print_profile(console, profile(ours, tokens))
+                _print_profiles(console, ours, tokens, prefill)
         if plot_to is not None:
             name = f"{lm.path.name} on {jax.devices()[0].device_kind}, jax {jax.__version__}"
             plot_to.write_text(plot(name, lanes, speeds, fractions), encoding="utf-8")
@@ -153,7 +154,12 @@ def _print_rows(
     console.print(table)
 
 
-def _print_profile(console: Console, parts: dict[str, float]) -> None:
-    total = sum(parts.values())
-    cells = ", ".join(f"{name} {milliseconds:.2f} ({milliseconds / total:.0%})" for name, milliseconds in parts.items())
-    console.print(Text(f"ms by part: {cells}"))
+def _print_profiles(console: Console, ours: Ours, tokens: int, prefill: int) -> None:
+    profiles = {"a step": profile(ours.program, lambda: sum(ours.decode(tokens)), tokens)}
+    if prefill:
+        profiles["prefill"] = profile(ours.reading, lambda: ours.prefill(prefill), 1)
+        profiles["score"] = profile(ours.scoring, lambda: ours.score(prefill), 1)
+    for what, parts in profiles.items():
+        total = sum(parts.values())
+        cells = ", ".join(f"{name} {duration:.2f} ({duration / total:.0%})" for name, duration in parts.items())
+        console.print(Text(f"ms of {what} by part: {cells}"))

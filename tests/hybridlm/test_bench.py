@@ -98,6 +98,8 @@ def test_picture_is_well_formed_and_holds_every_value() -> None:
 def test_operations_belong_to_parts() -> None:
     assert part_of("jit(step)/GatedDeltaNet/mul") == "GatedDeltaNet"
     assert part_of("jit(step)/draw/cond/branch_1_fun/mul") == "draw"
+    assert part_of("jit(step)/GatedDeltaNet/projection/dot_general") == "GatedDeltaNet projection"
+    assert part_of("jit(step)/projection/dot_general") is None
     assert part_of("jit(step)/gt") is None and part_of("reduce_sum") is None
     hlo = """%fused (p: f32[4]) -> f32[4] {
   ROOT %mul.1 = f32[4]{0} multiply(%p, %p), metadata={op_name="jit(step)/Mlp/mul" stack_frame_id=3}
@@ -125,7 +127,15 @@ def test_bench_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     command += ["--prefill", "12", "--context", "64", "--chunk", "8", "--profile", "--plot", str(picture)]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
-    for expected in ("1.0 GB/s read", "1 lanes: floor", "decode", "prefill", "score", "GatedDeltaNet", "host"):
+    for expected in (
+        "1.0 GB/s read",
+        "1 lanes: floor",
+        "decode",
+        "ms of prefill by part",
+        "ms of score",
+        "Mlp projection",
+        "host",
+    ):
         assert expected in result.output
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
 

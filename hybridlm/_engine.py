@@ -1,6 +1,5 @@
 """What runs steps: the parameters, the compiled programs, and the pools that runs borrow."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from hybridlm._calls import Calls
 from hybridlm._crew import Crew
 from hybridlm._drafters import DRAFT_TOKENS, AsLoaded, HeadDrafter, Speculate, drafters
 from hybridlm._example_arguments import example_arguments
-from hybridlm._placement import ONE_DEVICE, Placement
+from hybridlm._placement import ONE_DEVICE, Placement, numbers_on_a_device
 from hybridlm._prefix_cache import PrefixCache
 from hybridlm._product_forms import read_as_words
 from hybridlm._programs import AnyShape, CopyShape, Programs, Shape, lane_rung
@@ -140,7 +139,7 @@ class Engine:
     def parameters_on_a_device(self) -> tuple[int, int]:
         """Numbers that each device holds of the parameters, and their bytes."""
         held = [
-            (_local(param), param.dtype.itemsize)
+            (numbers_on_a_device(param), param.dtype.itemsize)
             for param in self.params[: len(self.params) - len(self.programs.words)]
         ]
         return sum(size for size, _ in held), sum(size * width for size, width in held)
@@ -149,7 +148,7 @@ class Engine:
     def row_bytes_on_a_device(self) -> int:
         """Bytes of one row, on each device that has a part of it."""
         rows = jax.tree.leaves(self._abstract(self.placement.data))
-        return sum(_local(one) * one.dtype.itemsize for one in rows)
+        return sum(numbers_on_a_device(one) * one.dtype.itemsize for one in rows)
 
     @property
     def guesses(self) -> int:
@@ -297,8 +296,3 @@ class Engine:
         if isinstance(shape, PartShape):
             return self.moves.example_arguments(shape)
         return example_arguments(shape, self.params, self._abstract, self.placement)
-
-
-def _local(one: Any) -> int:
-    """Numbers that one device has of an array, or of its type; a type without a place is whole."""
-    return math.prod(one.shape if one.sharding is None else one.sharding.shard_shape(one.shape))

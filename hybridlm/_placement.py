@@ -1,5 +1,6 @@
 """Where the arrays of steps lie: on one device, or over the axes of a mesh."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -175,3 +176,8 @@ def check_lanes(lanes: int, data: int) -> None:
         raise ValueError(
             f"lanes: {lanes} lanes cannot be split over data={data} devices; {' or '.join(fitting)} would do"
         )
+
+
+def numbers_on_a_device(one: Any) -> int:
+    """Numbers that one device has of an array, or of its type; a type without a place is whole."""
+    return math.prod(one.shape if one.sharding is None else one.sharding.shard_shape(one.shape))

@@ -117,7 +117,7 @@ def multiply_words(rows: Float[Array, "row in"], words: UInt32[Array, "out half"
 
     A product packs the weight in every call, which takes two to three times as long as reading it. Sums of elementwise
     products do not: for each output `VECTOR` partial sums, and a product with ones that adds them. Measured beside
-    other forms on two cores with AVX-512: docs/performance.md.
+    other forms: docs/performance-without-amx.md.
 
     Args:
         rows: the inputs, bfloat16 numbers.

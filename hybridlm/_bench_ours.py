@@ -86,14 +86,14 @@ class Ours:
 
     def score(self, tokens: int) -> float:
         """Seconds to score new texts of `tokens` tokens: a log-probability for each of them."""
-        chunk = self._engine.chunk
+        chunk, program = self._engine.chunk, self.scoring
         texts = random_tokens(self.lanes, -(-tokens // chunk) * chunk + 1, self._lm.config.vocab_size)
         self.position = 0
         start = time.perf_counter()
         for first in range(0, tokens, chunk):
             targets = texts[:, first + 1 : first + 1 + chunk]
             part = min(chunk, tokens - first)
-            jax.device_get(self._run(self.scoring, texts[:, first : first + chunk], part, targets))
+            jax.device_get(self._run(program, texts[:, first : first + chunk], part, targets))
         return time.perf_counter() - start
 
     def engine_steps(self, steps: int) -> list[float]:

@@ -138,19 +138,16 @@ def _seconds(
     needed = max(1, math.ceil(READ / weights[0].nbytes))
     several = [one if i < len(weights) else one.copy() for i, one in zip(range(needed), cycle(weights), strict=False)]
     rows = jax.random.normal(jax.random.key(0), (product.rows, product.inputs)).astype(product.dtype)
-    read: dict[Form, list[jax.Array]] = {form: list(several) for form in programs}
-    if "words of weight" in read:
-        words = [one for one in map(words_of, several) if one is not None]
-        if words:
-            read["words of weight"] = words
-        else:
-            del read["words of weight"]
-    least = dict.fromkeys(read, math.inf)
+    words = list(map(words_of, several)) if "words of weight" in programs else []
+    read: dict[Form, Sequence[jax.Array | None]] = {
+        form: words if form == "words of weight" else several for form in programs
+    }
+    least: dict[Form, float] = {form: math.inf for form in read if all(one is not None for one in read[form])}
     for _ in range(ROUNDS):
-        for form, arrays in read.items():
+        for form in least:
             start = time.perf_counter()
-            jax.block_until_ready([programs[form](rows, one) for one in arrays])
-            least[form] = min(least[form], (time.perf_counter() - start) / len(arrays))
+            jax.block_until_ready([programs[form](rows, one) for one in read[form]])
+            least[form] = min(least[form], (time.perf_counter() - start) / needed)
     return least
 
 

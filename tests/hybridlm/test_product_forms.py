@@ -232,12 +232,8 @@ def test_steps_are_compiled_with_the_chosen_forms(
     monkeypatch.setattr(_load, "chosen_forms", beside_the_programs)
     formed = hybridlm.load(directory, **settings)
     assert kept == [Path(jax.config.values["jax_compilation_cache_dir"]) / "products"]
-    assert {product.rows for product in formed._engine.programs.forms} == {
-        1,
-        2,
-        4,
-        8,
-    } and not plain._engine.programs.forms
+    assert {product.rows for product in formed._engine.programs.forms} == {1, 2, 4, 8}
+    assert not plain._engine.programs.forms
     shape = Shape("generate", 2, 1)
     vocabulary = formed.config.vocab_size
     assert (vocabulary, 32) in lefts(plain, shape)

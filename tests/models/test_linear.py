@@ -59,13 +59,12 @@ def test_few_rows_of_a_narrow_weight_are_multiplied_from_the_left() -> None:
 
 
 FORMS_BY_ROWS = [
-    *((form, count) for form in ("rows x weight", "weight x rows") for count in (1, 2, 5, 33, 64)),
-    *(("words of weight", count) for count in (1, 2, 3, 4, 7)),
+    *((form, n, 48) for form in ("rows x weight", "weight x rows") for n in (1, 2, 5, 33, 64)),
+    *(("words of weight", n, inputs) for n in (1, 2, 3, 4, 7) for inputs in (32, 96, 544)),
 ]
 
 
-@pytest.mark.parametrize("inputs", [32, 96, 544])
-@pytest.mark.parametrize(("form", "count"), FORMS_BY_ROWS)
+@pytest.mark.parametrize(("form", "count", "inputs"), FORMS_BY_ROWS)
 def test_every_form_computes_the_product_and_a_row_has_the_same_bits_at_every_place(
     form: Form, count: int, inputs: int
 ) -> None:

@@ -1,12 +1,12 @@
 """Compiling every step of a model ahead of its first use."""
 
-import os
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from hybridlm._all_steps import all_shapes
 from hybridlm._engine import Engine
+from hybridlm._machine import cores
 from hybridlm._plan import Operation
 from hybridlm._programs import AnyShape
 from hybridlm._progress import counting_progress
@@ -27,7 +27,7 @@ def warm_up(engine: Engine, every_rung: bool, progress: bool | None) -> dict[str
         engine.program(shape)
         return str(shape), time.perf_counter() - start
 
-    with counting_progress(progress, "compiling", len(shapes)) as done, ThreadPoolExecutor(os.cpu_count()) as pool:
+    with counting_progress(progress, "compiling", len(shapes)) as done, ThreadPoolExecutor(cores()) as pool:
         # The steps of the model take the longest; the moves of rows fill the gaps.
         waiting = [pool.submit(compiled, shape) for shape in shapes]
         try:

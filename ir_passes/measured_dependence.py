@@ -57,7 +57,7 @@ def measured_dependence(
     def parts(found: list[np.ndarray], lane: int) -> list[bytes]:
         entries = [(one.entry, array) for one, array in zip(bound.outputs, found, strict=True)]
         return [
-            np.take(array, row_of_lane(bound, leaves, one, lane, "read"), axis=one.entry.axis).tobytes()  # type: ignore[union-attr]
+            np.take(array, row_of_lane(bound, leaves, one, lane, "read"), axis=entry.axis).tobytes()
             for one, (entry, array) in zip(bound.outputs, entries, strict=True)
             if isinstance(entry, Lane | Pool)
         ]
@@ -75,9 +75,9 @@ def measured_dependence(
 def row_of_lane(bound: BoundContract, leaves: list[Any], one: Bound, lane: int, not_role: str) -> int:
     """Where a lane is along the axis of its array: its row by the slot map, if that has not this role."""
     for at, leaf in zip(bound.inputs, leaves, strict=True):
-        entry = at.entry
-        mapped = isinstance(one.entry, Pool) and isinstance(entry, SlotMap) and one.entry.group in entry.names
-        if mapped and entry.role != not_role:  # type: ignore[union-attr]
+        if not isinstance(one.entry, Pool) or not isinstance(at.entry, SlotMap):
+            continue
+        if one.entry.group in at.entry.names and at.entry.role != not_role:
             return int(np.asarray(leaf)[lane])
     return lane
 

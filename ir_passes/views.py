@@ -14,7 +14,7 @@ Shape = tuple[int, ...]
 def reshaped(view: View, before: tuple[int, ...], after: tuple[int, ...]) -> View:
     """The path after a row-major reshape."""
     if view and view[-1][0] == "reshape":
-        before = view[-1][1]  # type: ignore[assignment]
+        before = _numbers(view[-1])
         view = view[:-1]
     return view if before == after else (*view, ("reshape", before, after))
 
@@ -23,10 +23,16 @@ def transposed(view: View, permutation: tuple[int, ...]) -> View:
     """The path after a transpose."""
     permutation = tuple(map(int, permutation))
     if view and view[-1][0] == "transpose":
-        first: tuple[int, ...] = view[-1][1]  # type: ignore[assignment]
+        first = _numbers(view[-1])
         permutation = tuple(first[axis] for axis in permutation)
         view = view[:-1]
     return view if permutation == tuple(range(len(permutation))) else (*view, ("transpose", permutation))
+
+
+def _numbers(step: Step) -> tuple[int, ...]:
+    """The shape or the permutation of a step."""
+    assert isinstance(step[1], tuple)
+    return step[1]
 
 
 def block(view: View, but: int, full: Shape, sizes: Shape, places: Iterable[tuple[int, Hashable]]) -> View:

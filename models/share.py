@@ -93,7 +93,7 @@ def divided(config: C, devices: Devices, *fields: str, repeated: Sequence[str] =
     check_sizes(devices, [*sizes, *others])
     new: dict[str, Any] = {field: max(getattr(config, field) // devices.model, 1) for field in repeated}
     new |= {field: getattr(config, field) // devices.model for field in fields}
-    return replace(config, **new, devices=devices)  # type: ignore[type-var]
+    return replace(config, **new, devices=devices)  # type: ignore[type-var]  # a type variable cannot say "any dataclass"
 
 
 def share_all(

@@ -168,9 +168,9 @@ def _entering(site: Site, value: Value, counter: Any) -> Value:
 
 def _again(site: Site, old: Value, new: Value, counter: Any) -> Value:
     """What holds of a carry before and after an iteration; what changes a second time is forgotten."""
-    same_chain = old.version is not None and new.version is not None
-    if same_chain:
-        same_chain = site.prover.versions.leaf_of[old.version] == site.prover.versions.leaf_of[new.version]  # type: ignore[index]
+    leaf_of, same_chain = site.prover.versions.leaf_of, False
+    if old.version is not None and new.version is not None:
+        same_chain = leaf_of[old.version] == leaf_of[new.version]
     owner = old.owner if old.owner == new.owner else _merge_owners(site, old.owner, new.owner)
     if isinstance(owner, Mixed) and isinstance(old.owner, Mixed):
         owner = old.owner

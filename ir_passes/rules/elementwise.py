@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ir_passes.agreement import compares_devices
+from ir_passes.contract import SlotMap
 from ir_passes.declared import CROSSING
 from ir_passes.dimensions import NAMED
 from ir_passes.rules.access import constant_of
@@ -258,7 +259,9 @@ def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> Slot | None:
         return None
     fact = slots[0].fact
     assert isinstance(fact, Slot)
-    size = site.prover.bound.inputs[fact.leaf].entry.size  # type: ignore[union-attr]
+    entry = site.prover.bound.inputs[fact.leaf].entry
+    assert isinstance(entry, SlotMap)
+    size = entry.size
     past = all(case.range is not None and case.range[0] >= size and isinstance(case.owner, Common) for case in others)
     if not past:
         return None

@@ -156,11 +156,11 @@ def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value)
     access = of_scatter(site, indices)
     result = _write(site, operand, updates, access, replaces=False)
     column = access.columns.get(0)
-    counts = site.name == "scatter-add" and access.sizes == (1,) and column is not None and access.inside(0)
-    counts = counts and fits(site.eqn.outvars[0].aval, math.prod(access.index_shape))
-    if counts and operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, Rows):  # type: ignore[union-attr]
-        number = column.number  # type: ignore[union-attr]
-        return [result.but(fact=Counts(site.prover.same_counts.get(number, number)))]
+    if site.name != "scatter-add" or access.sizes != (1,) or column is None or not access.inside(0):
+        return [result]
+    counts = operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, Rows)
+    if counts and fits(site.eqn.outvars[0].aval, math.prod(access.index_shape)):
+        return [result.but(fact=Counts(site.prover.same_counts.get(column.number, column.number)))]
     return [result]
 
 
@@ -182,8 +182,7 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
     kept = operand.kept
     if kept is not None and not access.all_outside():
         again = updates.kept
-        same = replaces and again is not None and again.leaf == kept.leaf
-        if not same or access.put(again.view, -1) != kept.view:  # type: ignore[union-attr]
+        if not replaces or again is None or again.leaf != kept.leaf or access.put(again.view, -1) != kept.view:
             kept = None
     bounds = hull(operand.range, updates.range) if replaces else None
     return Value(owner, 0, bounds, None, kept, site.prover.versions.succeed(operand.version))

@@ -176,7 +176,9 @@ class _Declared:
     def _pool_misfit(self, value: Value, declared: Pool) -> str | None:
         owner, prover = value.owner, self.site.prover
         leaf = prover.versions.leaf_of.get(value.version) if value.version is not None else None
-        group = declared.group if leaf is None else prover.bound.inputs[leaf].entry.group  # type: ignore[union-attr]
+        entry = declared if leaf is None else prover.bound.inputs[leaf].entry
+        assert isinstance(entry, Pool)
+        group = entry.group
         if group != declared.group:
             return f"a pool of group {declared.group!r}, and is one of group {group!r}"
         if not any(maps_of(self.entry, declared.group)):

@@ -75,8 +75,9 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     assert isinstance(index, Slot)
     kept = operand.kept
     if kept is not None:
-        same = updates.kept is not None and updates.kept.leaf == kept.leaf and replaces
-        if not same or _put_by_slot(updates.kept.view, access, axis, index) != kept.view:  # type: ignore[union-attr]
+        again = updates.kept
+        same = replaces and again is not None and again.leaf == kept.leaf
+        if again is None or not same or _put_by_slot(again.view, access, axis, index) != kept.view:
             kept = None
     later = replace(pool, writers=pool.writers | {index.leaf})
     return Value(later, kept=kept, version=site.prover.versions.succeed(operand.version))

@@ -310,7 +310,6 @@ def test_pools_in_place_by_address() -> None:
 MESH_CONTRACT = LaneContract(inputs=(Pool("p"), Lane()), outputs=(Pool("p"), Lane()))
 
 
-@pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 def test_collectives_and_their_axes() -> None:
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("lane", "model"))
 

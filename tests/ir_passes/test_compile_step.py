@@ -408,7 +408,6 @@ def test_export_that_is_refused(step: CompiledStep, tmp_path: Path, monkeypatch:
         exported.load()
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_export_of_a_step_over_devices() -> None:
     mesh = jax.make_mesh((2,), ("lane",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("lane"))

@@ -35,6 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return {form: found[form] for form in forms_of(product)}
 
     monkeypatch.setattr(_product_forms, "_seconds", seconds)
+    monkeypatch.setattr(_product_forms, "_compiled", lambda product: {})
     return found
 
 

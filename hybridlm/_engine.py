@@ -288,7 +288,8 @@ class Engine:
             self.sanitizer.forget(owner)
 
     def _sanitized(self, sanitizer: Sanitizer, shape: AnyShape) -> Sanitized:
-        return sanitizer.program(shape, *self.programs.step(shape), self.example_arguments)
+        step, options = self.programs.step(shape), self.programs.options(shape)
+        return sanitizer.program(shape, *step, self.example_arguments, options)
 
     def example_arguments(self, shape: AnyShape) -> tuple[Any, ...]:
         """Arguments like those that a program is called with, the rows by their types alone."""

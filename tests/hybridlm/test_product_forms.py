@@ -315,3 +315,15 @@ def test_steps_are_compiled_as_fused(tmp_path: Path, clock: dict[str, Any], monk
     assert one == other and all(one.holds for one in fused.certificates.values())
     assert [fused.generate([prompt], max_tokens=6, ignore_eos=True)[0].token_ids for prompt in prompts] == other
     assert "fused: 1, 2, 4, 8, 16" in str(fused._scorer.origin["products"])
+
+
+@pytest.mark.parametrize("sanitize", [False, True])
+def test_what_xla_is_told_reaches_every_step_that_is_fused(
+    sanitize: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_product_forms, "FUSED", {"xla_no_such_option": "1"})
+    settings: dict[str, Any] = {"lanes": 2, "context": 32, "dtype": "bfloat16", "chunk": 4, "sanitize": sanitize}
+    lm = hybridlm.load(write_text_checkpoint(tmp_path), compilation_cache=False, **settings)
+    lm._engine.set_forms(ChosenForms(fused=frozenset({8})))  # two prompts of four tokens
+    with pytest.raises(Exception, match="xla_no_such_option"):
+        lm.generate([[5, 9, 3], [2, 4]], max_tokens=1, ignore_eos=True)

@@ -1,59 +1,39 @@
 """The fastest form of each large matrix product on this machine, measured when a model is loaded for the first time."""
 
 import logging
+import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
-from hybridlm._form_store import FormStore
+from hybridlm._form_store import FORMS, FormStore
 from hybridlm._machine import Machine, cores
-from hybridlm._product_times import CONVERTED, FUSED, compiled_forms, converted, seconds_of
 from hybridlm._progress import counting_progress
 from hybridlm._words import words_of
-from models.linear import MANY_ROWS, Form, Product, counted_as
+from models.linear import VECTOR, Form, Product, multiply, multiply_words
 
+MOST_ROWS = 64
+"""Of more rows than these the usual form was the fastest for every weight."""
+WORDS_ROWS = 4
+"""Of so few rows the form that reads words can be the fastest."""
+TERMS = range(16, 73)
+"""Of how many terms its sums may be: XLA computes the inputs again in each of fewer, LLVM takes seconds over more."""
 LARGE = 1 << 17
 """Elements of a weight from which on the form of its product is worth measuring."""
 SHARE = 0.005
 """Of the bytes of all large weights: those of a shape that have less are not worth it either."""
 GAIN = 1.1
-"""So many times as fast as the usual one another form has to be."""
-GAIN_OF_ALL = 1.03
-"""So many times as fast all products of a step have to be where they are fused."""
+"""So many times as fast as the usual form another one has to be."""
+ROUNDS = 9
+READ = 64 << 20
+"""Bytes of weights that a round reads, more than caches hold."""
 
 _log = logging.getLogger("hybridlm")
-
-
-@dataclass(frozen=True)
-class ChosenForms:
-    """How the steps of a model compute their products.
-
-    Attributes:
-        forms: of products; others have their usual one.
-        fused: numbers of rows. Steps of so many tokens are compiled with FUSED.
-    """
-
-    forms: Mapping[Product, Form] = field(default_factory=dict)
-    fused: frozenset[int] = frozenset()
-
-    def of_step(self, rows: int) -> Mapping[Product, Form]:
-        """The forms in a step of so many tokens, all lanes together: where it is not fused, no weight is converted."""
-        if self.options(rows) is not None:
-            return self.forms
-        return {product: form for product, form in self.forms.items() if form not in CONVERTED}
-
-    def options(self, rows: int) -> dict[str, str | bool] | None:
-        """What XLA is told about a step of so many tokens."""
-        return dict(FUSED) if counted_as(rows) in self.fused else None
-
-    def __str__(self) -> str:
-        other = sorted(product for product, form in self.forms.items() if form != product.usual_form)
-        said = ", ".join(map(_name, other)) or "usual"
-        return f"{said}; fused: {', '.join(map(str, sorted(self.fused)))}" if self.fused else said
 
 
 def large_products(params: Iterable[jax.Array], rows: Iterable[int]) -> dict[Product, list[jax.Array]]:
@@ -61,22 +41,28 @@ def large_products(params: Iterable[jax.Array], rows: Iterable[int]) -> dict[Pro
 
     Args:
         params: its parameters; an embedding counts as the head that it may be.
-        rows: numbers of rows that the model's steps have; MANY_ROWS are measured for all larger ones.
+        rows: numbers of rows that the model's steps have; of the larger ones nothing is measured.
     """
     weights: dict[tuple[int, int, str], list[jax.Array]] = {}
     for one in params:
         if one.ndim == 2 and one.size >= LARGE and one.dtype in (jnp.bfloat16, jnp.float16):
             weights.setdefault((one.shape[0], one.shape[1], str(one.dtype)), []).append(one)
     least = SHARE * sum(one.nbytes for same in weights.values() for one in same)
-    counts = set(map(counted_as, rows))
-    if jax.default_backend() != "cpu":
-        counts.discard(MANY_ROWS)  # there is nothing to choose between
+    few = sorted({count for count in rows if count <= MOST_ROWS})
     return {
         Product(count, *shape): same
         for shape, same in weights.items()
         if sum(one.nbytes for one in same) >= least
-        for count in sorted(counts)
+        for count in few
     }
+
+
+def forms_of(product: Product) -> tuple[Form, ...]:
+    """The forms that a product can have, some of FORMS."""
+    terms, rest = divmod(product.inputs, 2 * VECTOR)
+    if product.rows <= WORDS_ROWS and product.dtype == "bfloat16" and terms in TERMS and not rest:
+        return FORMS
+    return ("rows x weight", "weight x rows")
 
 
 def read_as_words(forms: Mapping[Product, Form], params: Sequence[jax.Array]) -> dict[int, jax.Array]:
@@ -88,8 +74,8 @@ def read_as_words(forms: Mapping[Product, Form], params: Sequence[jax.Array]) ->
 
 def chosen_forms(
     products: Mapping[Product, Sequence[jax.Array]], directory: Path, progress: bool | None = None
-) -> ChosenForms:
-    """The fastest forms of products: by the times that are kept in a directory, or else are measured and kept.
+) -> dict[Product, Form]:
+    """The form of each product: the one that is kept in a directory, or else the faster one, which is kept then.
 
     Args:
         products: with their weights.
@@ -97,58 +83,76 @@ def chosen_forms(
         progress: show a bar if anything is measured; None shows one where standard error is a terminal.
     """
     store = FormStore(directory, Machine.here())
-    times = {product: store.find(product) for product in products}
-    missing = [product for product, found in times.items() if found is None]
-    if missing:
-        with counting_progress(progress, "measuring products", len(missing)) as done:
-            with ThreadPoolExecutor(cores()) as pool:
-                programs = list(pool.map(compiled_forms, missing))
-            for count, product in enumerate(missing):
-                times[product] = measured = seconds_of(product, products[product], programs[count])
-                _keep(store, product, measured)
-                done(count + 1, _name(product))
-    known = {product: found for product, found in times.items() if found is not None}
-    return fastest(known, {product: len(weights) for product, weights in products.items()})
+    forms: dict[Product, Form] = {}
+    missing: list[Product] = []
+    for product in products:
+        if (form := store.find(product)) is None:
+            missing.append(product)
+        else:
+            forms[product] = form
+    if not missing:
+        return forms
+    with counting_progress(progress, "measuring products", len(missing)) as done:
+        with ThreadPoolExecutor(cores()) as pool:
+            programs = list(pool.map(_compiled, missing))
+        for count, product in enumerate(missing):
+            seconds = _seconds(product, products[product], programs[count])
+            forms[product] = faster(product, seconds)
+            _keep(store, product, forms[product], seconds)
+            done(count + 1, _name(product))
+    return forms
 
 
-def fastest(times: Mapping[Product, Mapping[Form, float]], count: Mapping[Product, int]) -> ChosenForms:
-    """What is the fastest by these times; where it makes little difference, the usual.
-
-    Args:
-        times: of products, by the forms that were measured.
-        count: how many weights of each shape there are.
-    """
-    alone: dict[Product, Form] = {one: _best(one, found, fused=False) for one, found in times.items()}
-    fused: dict[Product, Form] = {one: _best(one, found, fused=True) for one, found in times.items()}
-    as_fused: set[int] = set()
-    for rows in {product.rows for product in times}:
-        same = [product for product in times if product.rows == rows]
-        apart, together = (sum(count[one] * times[one][forms[one]] for one in same) for forms in (alone, fused))
-        if together * GAIN_OF_ALL < apart:
-            as_fused.add(rows)
-    chosen: dict[Product, Form] = {one: (fused if one.rows in as_fused else alone)[one] for one in times}
-    return ChosenForms(chosen, frozenset(as_fused))
+def faster(product: Product, seconds: Mapping[Form, float]) -> Form:
+    """The form of least time, or the usual one where that is about as fast."""
+    best = min(seconds, key=lambda form: seconds[form])
+    return best if seconds[best] * GAIN < seconds[product.usual_form] else product.usual_form
 
 
-def _best(product: Product, seconds: Mapping[Form, float], fused: bool) -> Form:
-    """The form of least time in a step that is fused or not, or the usual one there where that is about as fast.
-
-    XLA has no kernel for narrow numbers in a step that is fused.
-    """
-    can: list[Form] = [form for form in seconds if form == "words of weight" or (form in CONVERTED) == fused]
-    if not can:
-        return product.usual_form
-    best = min(can, key=lambda form: seconds[form])
-    usual = converted(product.usual_form) if fused else product.usual_form
-    return best if seconds[best] * GAIN < seconds[usual] else usual
+def in_words(forms: Mapping[Product, Form]) -> str:
+    """Which products have another form than the usual one."""
+    other = sorted(product for product, form in forms.items() if form != product.usual_form)
+    return ", ".join(map(_name, other)) or "usual"
 
 
 def _name(product: Product) -> str:
     return f"{product.rows}x{product.inputs}x{product.outputs} {product.dtype}"
 
 
-def _keep(store: FormStore, product: Product, seconds: Mapping[Form, float]) -> None:
+def _compiled(product: Product) -> dict[Form, jax.stages.Compiled]:
+    rows, weight = (jax.ShapeDtypeStruct((n, product.inputs), product.dtype) for n in (product.rows, product.outputs))
+    words = jax.ShapeDtypeStruct((product.outputs, product.inputs // 2), "uint32")
+    found: dict[Form, jax.stages.Compiled] = {}
+    for form in forms_of(product):
+        if form == "words of weight":
+            found[form] = multiply_words.lower(rows, words).compile()
+        else:
+            found[form] = jax.jit(multiply, static_argnums=2).lower(rows, weight, form).compile()
+    return found
+
+
+def _seconds(
+    product: Product, weights: Sequence[jax.Array], programs: Mapping[Form, jax.stages.Compiled]
+) -> dict[Form, float]:
+    """The least time of a product in each form over several weights, in turns."""
+    needed = max(1, math.ceil(READ / weights[0].nbytes))
+    several = [one if i < len(weights) else one.copy() for i, one in zip(range(needed), cycle(weights), strict=False)]
+    rows = jax.random.normal(jax.random.key(0), (product.rows, product.inputs)).astype(product.dtype)
+    words = list(map(words_of, several)) if "words of weight" in programs else []
+    read: dict[Form, Sequence[jax.Array | None]] = {
+        form: words if form == "words of weight" else several for form in programs
+    }
+    least: dict[Form, float] = {form: math.inf for form in read if all(one is not None for one in read[form])}
+    for _ in range(ROUNDS):
+        for form in least:
+            start = time.perf_counter()
+            jax.block_until_ready([programs[form](rows, one) for one in read[form]])
+            least[form] = min(least[form], (time.perf_counter() - start) / needed)
+    return least
+
+
+def _keep(store: FormStore, product: Product, form: Form, seconds: Mapping[Form, float]) -> None:
     try:
-        store.keep(product, seconds)
+        store.keep(product, form, tuple(seconds[one] for one in FORMS if one in seconds))
     except OSError as error:
-        _log.warning("the time of a product was not kept, the next process measures it again: %s", error)
+        _log.warning("the form of a product was not kept, the next process measures it again: %s", error)

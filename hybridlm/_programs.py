@@ -13,7 +13,6 @@ import jax
 from hybridlm._compared_step import EXAMPLE, compared
 from hybridlm._labels import labelled
 from hybridlm._placement import ONE_DEVICE, Placement
-from hybridlm._product_forms import ChosenForms
 from hybridlm._row_parts import PartShape
 from hybridlm._rows import copy_contract, copy_row
 from hybridlm._sampling import LogitsProcessor
@@ -100,7 +99,7 @@ class Programs:
         placement: the devices that steps run on.
 
     Attributes:
-        forms: of matrix products; for the programs that are compiled from then on.
+        forms: of matrix products, others have their usual one; for the programs that are compiled from then on.
         words: the places of the parameters whose words are given behind all parameters, in this order.
     """
 
@@ -114,7 +113,7 @@ class Programs:
         self._structure, self._placement = structure, placement
         self._split = SplitRows(placement.rows_over)
         self.certify: Certify = certify
-        self.forms = ChosenForms()
+        self.forms: Mapping[Product, Form] = {}
         self.words: tuple[int, ...] = ()
         self._directory = certificates
         self._compiled: dict[AnyShape, Future[CompiledStep]] = {}
@@ -144,12 +143,8 @@ class Programs:
             return step, labelled(contract, shape.of(arrays), shape.positions_first)
         step, contract = self._whole_rows_step(shape)
         if isinstance(shape, Shape):
-            step = _formed(step, self.forms.of_step(shape.lanes * shape.tokens), self.words)
+            step = _formed(step, self.forms, self.words)
         return step, labelled(contract, arrays)
-
-    def options(self, shape: AnyShape) -> dict[str, str | bool] | None:
-        """What XLA is told about the program of a shape."""
-        return self.forms.options(shape.lanes * shape.tokens) if isinstance(shape, Shape) else None
 
     def _whole_rows_step(self, shape: Shape | CopyShape) -> tuple[Callable[..., Any], LaneContract]:
         if isinstance(shape, CopyShape):
@@ -207,7 +202,6 @@ class Programs:
                 certify=self.certify,
                 certificates=self._directory,
                 may_copy=MAY_COPY,
-                compiler_options=self.options(shape),
             )
         except (IsolationError, AuditError, HloError) as error:
             error.add_note(

@@ -136,20 +136,9 @@ class Sanitizer:
         return arrays, ghosts[: len(into)]
 
     def program(
-        self,
-        shape: Any,
-        step: Callable[..., Any],
-        contract: LaneContract,
-        arguments: Callable[[Any], tuple[Any, ...]],
-        options: dict[str, str | bool] | None = None,
+        self, shape: Any, step: Callable[..., Any], contract: LaneContract, arguments: Callable[[Any], tuple[Any, ...]]
     ) -> Sanitized:
         """A step, proved and with its ghosts; compiled when it is first called.
-
-        Args:
-            shape: by which it is known.
-            step, contract: what is made safe.
-            arguments: gives example arguments of a shape.
-            options: for XLA.
 
         Raises:
             IsolationError: it is not proved.
@@ -167,7 +156,7 @@ class Sanitizer:
             def call(args: tuple[Any, ...], ghosts: Ghosts, expected: Any) -> Any:
                 return safe.step(*args, ghosts=ghosts, expected=expected)
 
-            self._programs[shape] = safe, jax.jit(call, compiler_options=options)
+            self._programs[shape] = safe, jax.jit(call)
         return self._programs[shape]
 
     def forget(self, owner: Any) -> None:

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, UInt32
 
 FEW_ROWS = 32
@@ -20,22 +19,11 @@ FEW_ROWS = 32
 ROW_MAJOR = Layout(major_to_minor=(0, 1))
 PROJECTION = "projection"
 """The scope that the products have in profiles, inside that of their layer."""
-VECTOR, CHAINS = 16, 2
+VECTOR, CHAINS = 16, 4
 """Partial sums of an output in the form that reads words: so many numbers of each of so many arrays."""
 
-MOST_ROWS, MANY_ROWS = 64, 128
-"""Of up to this many rows each number counts for itself; all larger numbers of rows count as the second."""
-
-Form = Literal[
-    "rows x weight", "weight x rows", "rows x converted weight", "converted weight x rows", "words of weight"
-]
-"""How the product of a narrow weight is computed: with which operand on the left, of narrow numbers or of float32
-(fast where XLA fuses the conversion with the product, else the worst), or as sums over 32-bit words."""
-
-
-def counted_as(rows: int) -> int:
-    """The number of rows by which a product of so many rows is known."""
-    return rows if rows <= MOST_ROWS else MANY_ROWS
+Form = Literal["rows x weight", "weight x rows", "words of weight"]
+"""How the product of a narrow weight is computed: with which operand on the left, or as sums over 32-bit words."""
 
 
 @dataclass(frozen=True, order=True)
@@ -43,7 +31,7 @@ class Product:
     """A product of a narrow weight.
 
     Attributes:
-        rows: how many there are of the input; MANY_ROWS for more than MOST_ROWS.
+        rows: how many there are of the input.
         outputs, inputs: the dimensions of the weight.
         dtype: of the weight.
     """
@@ -52,11 +40,6 @@ class Product:
     outputs: int
     inputs: int
     dtype: str
-
-    @classmethod
-    def of(cls, rows: int, weight: Array) -> "Product":
-        """The product of so many rows with a weight."""
-        return cls(counted_as(rows), weight.shape[0], weight.shape[1], str(weight.dtype))
 
     @property
     def usual_form(self) -> Form:
@@ -100,82 +83,63 @@ def linear(x: Float32[Array, "*rows in"], weight: Float[Array, "out in"]) -> Flo
 
 
 def _product(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Float32[Array, "row out"]:
-    outputs = weight.shape[0]
+    rows, outputs = x.astype(weight.dtype), weight.shape[0]
     if weight.dtype == jnp.float32:
         return lax.dot_general(
-            x,
+            rows,
             _at_least_two(weight),
             (((1,), (1,)), ((), ())),
             precision=lax.Precision.HIGHEST,
             preferred_element_type=jnp.float32,
         )[:, :outputs]
-    product = Product.of(len(x), weight)
+    product = Product(len(rows), outputs, weight.shape[1], str(weight.dtype))
     forms, known = _chosen.get(_Chosen({}, ()))
     form = forms.get(product, product.usual_form)
     if form == "words of weight":
         for one, words in known:
             if one is weight:
-                return multiply_words(x, words)
+                return multiply_words(rows, words)
         form = product.usual_form
-    return multiply(x, _at_least_two(weight), form)[:, :outputs]
+    return multiply(rows, _at_least_two(weight), form)[:, :outputs]
 
 
-def multiply(x: Float32[Array, "row in"], weight: Float[Array, "out in"], form: Form) -> Float32[Array, "row out"]:
-    """`x @ weight.T` with the rows rounded to the weight's narrow dtype, accumulated in float32; no form of words."""
-    if "converted" in form:
-        rows, weight = _rounded(x, weight.dtype), weight.astype(jnp.float32)
-    else:
-        rows = x.astype(weight.dtype)
-    rows, weight_first = _at_least_two(rows), form in ("weight x rows", "converted weight x rows")
-    left, right = (weight, rows) if weight_first else (rows, weight)
-    exact = lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None
-    y = lax.dot_general(left, right, (((1,), (1,)), ((), ())), precision=exact, preferred_element_type=jnp.float32)
-    return (_turned(y) if weight_first else y)[: len(x)]
-
-
-def _rounded(x: Float32[Array, "row in"], dtype: DTypeLike) -> Float32[Array, "row in"]:
-    """The numbers as the dtype would have them."""
-    if dtype == jnp.bfloat16:
-        # XLA fuses two conversions, and what is before them, with the product, and computes it for each of its pieces.
-        return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
-    return x.astype(dtype).astype(jnp.float32)
+def multiply(rows: Float[Array, "row in"], weight: Float[Array, "out in"], form: Form) -> Float32[Array, "row out"]:
+    """`rows @ weight.T` of one narrow dtype, accumulated in float32, with one of them on the left."""
+    count, rows = len(rows), _at_least_two(rows)
+    left, right = (rows, weight) if form == "rows x weight" else (weight, rows)
+    y = lax.dot_general(left, right, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return (y if form == "rows x weight" else _turned(y))[:count]
 
 
 @functools.partial(jax.jit, inline=True)
-def multiply_words(rows: Float32[Array, "row in"], words: UInt32[Array, "out half"]) -> Float32[Array, "row out"]:
-    """`rows @ weight.T` with the rows rounded to the weight's bfloat16, accumulated in float32; one to four rows.
+def multiply_words(rows: Float[Array, "row in"], words: UInt32[Array, "out half"]) -> Float32[Array, "row out"]:
+    """`rows @ weight.T` with a bfloat16 weight, accumulated in float32; one to four rows.
 
     A product packs the weight in every call, which takes two to three times as long as reading it. Sums of elementwise
-    products do not: `VECTOR` partial sums of each output, and their sum. Measured beside other forms:
-    docs/performance-without-amx.md.
+    products do not: for each output `VECTOR` partial sums, and a product with ones that adds them. Measured beside
+    other forms: docs/performance-without-amx.md.
 
     Args:
-        rows: the inputs.
+        rows: the inputs, bfloat16 numbers.
         words: the bytes of the weight: each holds an even input's number in its low half, the next one's in its high
             half. XLA converts a bfloat16 array to float32 and back before it takes slices of it, all of it.
     """
-    inputs = _rounded(rows, jnp.bfloat16)
+    inputs = rows.astype(jnp.float32)
     even, odd = inputs[:, 0::2], inputs[:, 1::2]
     # Chains of sums that do not wait for each other: of even and of odd inputs, in turns.
     chains: list[Array | None] = [None] * CHAINS
     for term, begin in enumerate(range(0, words.shape[1], VECTOR)):
         part = slice(begin, begin + VECTOR)
-        both = words[:, part]
-        # XLA would not know the distance of a shift in its fusion, and branch on whether it is one of 32 bits.
-        low = lax.bitcast_convert_type(both.astype(jnp.uint16), jnp.bfloat16).astype(jnp.float32)
-        high = lax.bitcast_convert_type(both & jnp.uint32(0xFFFF0000), jnp.float32)
-        for half, (numbers, factors) in enumerate(((low, even), (high, odd))):
-            product = numbers[:, None] * factors[None, :, part]
+        low, high = words[:, part] << 16, words[:, part] & jnp.uint32(0xFFFF0000)
+        for half, (bits, factors) in enumerate(((low, even), (high, odd))):
+            product = lax.bitcast_convert_type(bits, jnp.float32)[:, None] * factors[None, :, part]
             chain = (2 * term + half) % CHAINS
             sums = chains[chain]
             chains[chain] = product if sums is None else sums + product
     total = functools.reduce(operator.add, (sums for sums in chains if sums is not None))
-    # So many uses of one sum are more than XLA would compute it anew for. A product with ones takes longer, and might
-    # be fused with all of this.
-    parts = [total[:, :, place] for place in range(VECTOR)]
-    while len(parts) > 1:
-        parts = [one + other for one, other in zip(parts[::2], parts[1::2], strict=True)]
-    return _turned(parts[0])
+    ones = jnp.ones((VECTOR, 2), jnp.float32)
+    y = lax.dot_general(total, ones, (((2,), (0,)), ((), ())), precision=lax.Precision.HIGHEST)
+    return _turned(y[:, :, 0])
 
 
 def _turned(y: Float32[Array, "out row"]) -> Float32[Array, "row out"]:

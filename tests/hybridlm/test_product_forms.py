@@ -13,16 +13,14 @@ import pytest
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
-from hybridlm import _form_store, _load, _product_forms, _product_times
-from hybridlm._form_store import FormStore
+from hybridlm import _form_store, _load, _product_forms
+from hybridlm._form_store import FORMS, FormStore
 from hybridlm._machine import Machine
-from hybridlm._product_forms import ChosenForms, chosen_forms, fastest, large_products
-from hybridlm._product_times import CONVERTED, FUSED, compiled_forms, forms_of, seconds_of
+from hybridlm._product_forms import chosen_forms, faster, forms_of, in_words, large_products
 from hybridlm._programs import Shape
 from hybridlm._words import words_of
-from models.linear import MANY_ROWS, Form, Product
+from models.linear import Form, Product
 
-FEW_AND_MANY = (1, 2, 8, 64, MANY_ROWS)
 PRODUCT = Product(4, 24, 16, "bfloat16")
 WEIGHTS = [jnp.ones((24, 16), jnp.bfloat16)]
 
@@ -31,14 +29,13 @@ WEIGHTS = [jnp.ones((24, 16), jnp.bfloat16)]
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What measuring finds, in place of the clock, and which products were measured."""
     found: dict[str, Any] = {"rows x weight": 1.0, "weight x rows": 2.0, "words of weight": 3.0, "measured": []}
-    found |= dict.fromkeys(CONVERTED, 9.0)
 
     def seconds(product: Product, *_: Any) -> dict[Form, float]:
         found["measured"].append(product)
         return {form: found[form] for form in forms_of(product)}
 
-    monkeypatch.setattr(_product_forms, "seconds_of", seconds)
-    monkeypatch.setattr(_product_forms, "compiled_forms", lambda product: {})
+    monkeypatch.setattr(_product_forms, "_seconds", seconds)
+    monkeypatch.setattr(_product_forms, "_compiled", lambda product: {})
     return found
 
 
@@ -54,16 +51,14 @@ def test_large_narrow_matrices_are_measured_for_every_small_number_of_rows(monke
         jnp.zeros((9, 100), "bfloat16"),
         jnp.zeros((3, 100, 300), "bfloat16"),
     ]
-    found = large_products(params, [64, 1, 65, 1000, 8, 2])
+    found = large_products(params, [64, 1, 65, 8, 2])
     monkeypatch.setattr(_product_forms, "SHARE", 0.02)
     fewer = large_products(params, [1])
     assert list(found) == [
-        Product(rows, *shape, "bfloat16") for shape in ((100, 300), (10, 100), (300, 100)) for rows in FEW_AND_MANY
+        Product(rows, *shape, "bfloat16") for shape in ((100, 300), (10, 100), (300, 100)) for rows in (1, 2, 8, 64)
     ]
     assert [len(found[Product(2, *shape, "bfloat16")]) for shape in ((100, 300), (10, 100))] == [2, 1]
     assert [product.outputs for product in fewer] == [100, 300]
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert {product.rows for product in large_products(params, [1, 65])} == {1}
 
 
 def test_another_form_has_to_be_faster_by_a_tenth() -> None:
@@ -76,36 +71,10 @@ def test_another_form_has_to_be_faster_by_a_tenth() -> None:
         (1.05, 1.0, "weight x rows", "rows x weight"),
     ):
         seconds: dict[Form, float] = {"rows x weight": rows_first, "weight x rows": weight_first}
-        seconds |= dict.fromkeys(CONVERTED, 2.0)
-        found = fastest({few: seconds, many: seconds}, {few: 1, many: 1})
-        assert (found.forms, found.fused) == ({few: of_few, many: of_many}, frozenset())
+        assert (faster(few, seconds), faster(many, seconds)) == (of_few, of_many)
 
 
-def test_steps_are_fused_where_all_their_products_together_are_faster_so() -> None:
-    """A step is compiled in one way: the many weights of one shape decide for the few of another."""
-    often, once = PRODUCT, Product(4, 9, 512, "bfloat16")
-    slow: dict[Form, float] = {"rows x weight": 3.0, "weight x rows": 3.0, "words of weight": 1.0}
-    fast: dict[Form, float] = {"rows x weight": 1.0, "weight x rows": 2.0}
-    slow |= {"rows x converted weight": 4.0, "converted weight x rows": 5.0}
-    fast |= {"rows x converted weight": 0.9, "converted weight x rows": 0.8}
-    times = {often: fast, once: slow}
-    found = fastest(times, {often: 10, once: 1})
-    assert found.fused == {4}
-    assert found.forms == {often: "converted weight x rows", once: "words of weight"}
-    assert found.options(4) == FUSED and found.options(5) is found.options(MANY_ROWS) is None
-    assert found.of_step(4) == found.forms and found.of_step(8) == {once: "words of weight"}
-    assert "fused: 4" in str(found) and "4x16x24" in str(found)
-    times[often] |= {"rows x converted weight": 1.0, "converted weight x rows": 1.2}
-    again = fastest(times, {often: 10, once: 1})
-    assert (again.fused, again.forms) == (frozenset(), {often: "rows x weight", once: "words of weight"})
-    many = dataclasses.replace(often, rows=MANY_ROWS)
-    some = fastest({many: {"rows x weight": 1.0, "rows x converted weight": 0.8}}, {many: 3})
-    assert some.fused == {MANY_ROWS} and some.options(65) == some.options(4096) == FUSED and some.options(64) is None
-
-
-def test_words_are_a_form_of_few_rows_and_a_number_of_inputs_that_can_be_summed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_words_are_a_form_of_few_rows_and_a_number_of_inputs_that_can_be_summed() -> None:
     for product, can in (
         (Product(1, 24, 512, "bfloat16"), True),
         (Product(4, 24, 2304, "bfloat16"), True),
@@ -115,19 +84,15 @@ def test_words_are_a_form_of_few_rows_and_a_number_of_inputs_that_can_be_summed(
         (Product(1, 24, 2336, "bfloat16"), False),
         (Product(1, 24, 512, "float16"), False),
     ):
-        assert forms_of(product)[:4] == ("rows x weight", "weight x rows", *CONVERTED), product
-        assert forms_of(product)[4:] == (("words of weight",) if can else ()), product
-    assert forms_of(dataclasses.replace(PRODUCT, rows=MANY_ROWS)) == ("rows x weight", "rows x converted weight")
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert forms_of(PRODUCT) == ("rows x weight", "weight x rows")
+        assert forms_of(product) == (FORMS if can else FORMS[:2]), product
 
 
-@pytest.mark.parametrize("rows", [1, 8, MANY_ROWS])
+@pytest.mark.parametrize("rows", [1, 8])
 def test_the_time_of_a_form_is_the_least_of_several_over_weights_that_no_cache_holds(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     product, weights = Product(rows, 24, 512, "bfloat16"), [jnp.ones((24, 512), jnp.bfloat16)] * 3
-    programs = compiled_forms(product)
+    programs = _product_forms._compiled(product)
     assert set(programs) == set(forms_of(product))
     called: list[tuple[Form, int]] = []
 
@@ -138,14 +103,13 @@ def test_the_time_of_a_form_is_the_least_of_several_over_weights_that_no_cache_h
 
         return run
 
-    monkeypatch.setattr(_product_times, "READ", 5 * weights[0].nbytes)
-    seconds = seconds_of(product, weights, {form: counted(form) for form in programs})
+    monkeypatch.setattr(_product_forms, "READ", 5 * weights[0].nbytes)
+    seconds = _product_forms._seconds(product, weights, {form: counted(form) for form in programs})
     assert set(seconds) == set(programs) and all(0 < one < 10 for one in seconds.values())
     for form in programs:
-        expected = _product_times.MANY_ROUNDS if rows == MANY_ROWS else 5 * _product_times.ROUNDS
-        assert len([one for one in called if one[0] == form]) == expected
-    monkeypatch.setattr(_product_times, "words_of", lambda weight: None)
-    assert set(seconds_of(product, weights, programs)) == set(forms_of(product)) - {"words of weight"}
+        assert len([one for one in called if one[0] == form]) == 5 * _product_forms.ROUNDS
+    monkeypatch.setattr(_product_forms, "words_of", lambda weight: None)
+    assert set(_product_forms._seconds(product, weights, programs)) == set(FORMS[:2])
 
 
 def test_words_are_the_bytes_of_a_parameter_in_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +130,7 @@ def test_steps_read_words_where_that_is_the_fastest(
 ) -> None:
     """Proved and audited as the others, with the same tokens; no byte is held twice."""
     monkeypatch.setattr(_product_forms, "LARGE", 1)
-    monkeypatch.setattr(_product_times, "TERMS", range(1, 73))
+    monkeypatch.setattr(_product_forms, "TERMS", range(1, 73))
     clock |= {"words of weight": 0.5}
     settings: dict[str, Any] = {"lanes": 4, "context": 32, "dtype": "bfloat16", "chunk": 4}
     directory = write_text_checkpoint(tmp_path)
@@ -185,7 +149,7 @@ def test_steps_read_words_where_that_is_the_fastest(
     for shape, expected in ((Shape("generate", 2, 1), True), (Shape("score", 4, 4, 0), False)):
         step, _ = engine.programs.step(shape)
         text = str(jax.make_jaxpr(step)(*engine.example_arguments(shape)))
-        assert ("4294901760" in text) == expected, shape  # the mask of the upper half of a word
+        assert ("new_dtype=float32" in text and "bitcast_convert_type" in text) == expected, shape
     prompts = [[5, 9, 3], [7, 7], [4, 8, 2, 6, 1]]
     one, other = ([x.token_ids for x in lm.generate(prompts, max_tokens=6, ignore_eos=True)] for lm in (plain, formed))
     assert one == other and all(one.holds for one in formed.certificates.values())
@@ -198,23 +162,21 @@ def test_steps_read_words_where_that_is_the_fastest(
 
 def test_what_was_measured_is_kept(tmp_path: Path, clock: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     other = dataclasses.replace(PRODUCT, rows=8)
-    assert chosen_forms({PRODUCT: WEIGHTS}, tmp_path / "new", progress=True).forms == {PRODUCT: "rows x weight"}
+    assert chosen_forms({PRODUCT: WEIGHTS}, tmp_path / "new", progress=True) == {PRODUCT: "rows x weight"}
     assert "1/1" in capsys.readouterr().err
     clock |= {"rows x weight": 2.0, "weight x rows": 1.0}
-    found = chosen_forms({PRODUCT: WEIGHTS, other: WEIGHTS}, tmp_path / "new")
-    assert found.forms == {PRODUCT: "rows x weight", other: "weight x rows"}
+    forms = chosen_forms({PRODUCT: WEIGHTS, other: WEIGHTS}, tmp_path / "new")
+    assert forms == {PRODUCT: "rows x weight", other: "weight x rows"}
     assert clock["measured"] == [PRODUCT, other]
-    assert str(found) == "4x16x24 bfloat16"
-    assert str(ChosenForms()) == str(ChosenForms({other: "weight x rows"})) == "usual"
+    assert in_words(forms) == "4x16x24 bfloat16" and in_words({}) == in_words({other: "weight x rows"}) == "usual"
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Machine)])
 def test_another_machine_measures_anew(field: str, tmp_path: Path) -> None:
     here = Machine.here()
-    times: dict[Form, float] = {form: 0.5 for form in forms_of(PRODUCT)}
-    FormStore(tmp_path, here).keep(PRODUCT, times)
+    FormStore(tmp_path, here).keep(PRODUCT, "rows x weight", (1.0, 2.0))
     there = dataclasses.replace(here, **{field: 99 if field == "cores" else "other"})
-    assert FormStore(tmp_path, here).find(PRODUCT) == times
+    assert FormStore(tmp_path, here).find(PRODUCT) == "rows x weight"
     assert FormStore(tmp_path, there).find(PRODUCT) is None
 
 
@@ -227,16 +189,13 @@ def test_what_cannot_be_read_is_measured_anew(tmp_path: Path, clock: dict[str, A
         "",
         "[" * 100_000,
         text.replace("rows x weight", "both"),
-        text.replace('"rows x weight"', '"weight x rows"'),
-        text.replace("1000.0", "0.0"),
-        text.replace("1000.0", "-1.0"),
         text.replace('"rows": 4', '"rows": 8'),
         text.replace(f'"version": {_form_store.VERSION}', '"version": 0'),
         text.replace('"dtype"', '"type"'),
     ):
         file.write_text(wrong)
         count = len(clock["measured"])
-        assert chosen_forms({PRODUCT: WEIGHTS}, tmp_path).forms == {PRODUCT: "rows x weight"}
+        assert chosen_forms({PRODUCT: WEIGHTS}, tmp_path) == {PRODUCT: "rows x weight"}
         assert len(clock["measured"]) == count + 1 and file.read_text() == text
 
 
@@ -245,7 +204,7 @@ def test_a_directory_that_cannot_be_written_is_named(
 ) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING, "hybridlm"):
-        assert chosen_forms({PRODUCT: WEIGHTS}, tmp_path / "file").forms == {PRODUCT: "rows x weight"}
+        assert chosen_forms({PRODUCT: WEIGHTS}, tmp_path / "file") == {PRODUCT: "rows x weight"}
     assert str(tmp_path / "file") in caplog.text and "again" in caplog.text
 
 
@@ -267,15 +226,15 @@ def test_steps_are_compiled_with_the_chosen_forms(
     plain = hybridlm.load(directory, compilation_cache=False, **settings)
     kept: list[Path] = []
 
-    def beside_the_programs(products: Any, folder: Path, progress: bool | None) -> ChosenForms:
+    def beside_the_programs(products: Any, folder: Path, progress: bool | None) -> dict[Product, Form]:
         kept.append(folder)
         return chosen_forms(products, tmp_path / "products", progress)
 
     monkeypatch.setattr(_load, "chosen_forms", beside_the_programs)
     formed = hybridlm.load(directory, **settings)
     assert kept == [Path(jax.config.values["jax_compilation_cache_dir"]) / "products"]
-    assert {product.rows for product in formed._engine.programs.forms.forms} == {1, 2, 4, 8}
-    assert plain._engine.programs.forms == ChosenForms()
+    assert {product.rows for product in formed._engine.programs.forms} == {1, 2, 4, 8}
+    assert not plain._engine.programs.forms
     shape = Shape("generate", 2, 1)
     vocabulary = formed.config.vocab_size
     assert (vocabulary, 32) in lefts(plain, shape)
@@ -292,38 +251,4 @@ def test_devices_of_a_mesh_have_the_usual_forms(
     """Processes that measured by themselves would run different programs."""
     monkeypatch.setattr(_product_forms, "LARGE", 1)
     lm = hybridlm.load(write_text_checkpoint(tmp_path), dtype="bfloat16", lanes=2, mesh=hybridlm.mesh(data=2))
-    assert lm._engine.programs.forms == ChosenForms() and not clock["measured"]
-
-
-def test_steps_are_compiled_as_fused(tmp_path: Path, clock: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proved and audited as the others, with the same tokens; what decides the bits of scores says so."""
-    monkeypatch.setattr(_product_forms, "LARGE", 1)
-    settings: dict[str, Any] = {"lanes": 4, "context": 32, "dtype": "bfloat16", "chunk": 4}
-    directory = write_text_checkpoint(tmp_path)
-    plain = hybridlm.load(directory, compilation_cache=False, **settings)
-    clock |= dict.fromkeys(CONVERTED, 0.5)
-    monkeypatch.setattr(
-        _load,
-        "chosen_forms",
-        lambda products, folder, progress: chosen_forms(products, tmp_path / "products", progress),
-    )
-    fused = hybridlm.load(directory, **settings)
-    engine, shape = fused._engine, Shape("generate", 4, 1)
-    assert engine.programs.forms.fused == {1, 2, 4, 8, 16} and engine.programs.options(shape) == FUSED
-    prompts = [[5, 9, 3], [7, 7], [4, 8, 2, 6, 1]]
-    one, other = ([x.token_ids for x in lm.generate(prompts, max_tokens=6, ignore_eos=True)] for lm in (plain, fused))
-    assert one == other and all(one.holds for one in fused.certificates.values())
-    assert [fused.generate([prompt], max_tokens=6, ignore_eos=True)[0].token_ids for prompt in prompts] == other
-    assert "fused: 1, 2, 4, 8, 16" in str(fused._scorer.origin["products"])
-
-
-@pytest.mark.parametrize("sanitize", [False, True])
-def test_what_xla_is_told_reaches_every_step_that_is_fused(
-    sanitize: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_product_forms, "FUSED", {"xla_no_such_option": "1"})
-    settings: dict[str, Any] = {"lanes": 2, "context": 32, "dtype": "bfloat16", "chunk": 4, "sanitize": sanitize}
-    lm = hybridlm.load(write_text_checkpoint(tmp_path), compilation_cache=False, **settings)
-    lm._engine.set_forms(ChosenForms(fused=frozenset({8})))  # two prompts of four tokens
-    with pytest.raises(Exception, match="xla_no_such_option"):
-        lm.generate([[5, 9, 3], [2, 4]], max_tokens=1, ignore_eos=True)
+    assert not lm._engine.programs.forms and not clock["measured"]

@@ -7,6 +7,8 @@ from importlib import metadata
 
 import jax
 
+VECTORS = ("avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -14,12 +16,15 @@ class Machine:
 
     Attributes:
         device, processor: their names.
+        instructions: what the processor has of instructions for several numbers at a time, which a virtual machine may
+            hide.
         cores: that this process may use.
         jaxlib, flags: its version, and XLA_FLAGS.
     """
 
     device: str
     processor: str
+    instructions: str
     cores: int
     jaxlib: str
     flags: str
@@ -28,7 +33,8 @@ class Machine:
     def here(cls) -> "Machine":
         """The one that this process has."""
         device, flags = jax.devices()[0], " ".join(sorted(os.environ.get("XLA_FLAGS", "").split()))
-        return cls(f"{device.platform} {device.device_kind}", _processor(), cores(), metadata.version("jaxlib"), flags)
+        named = f"{device.platform} {device.device_kind}"
+        return cls(named, *_processor(), cores(), metadata.version("jaxlib"), flags)
 
 
 def cores() -> int:
@@ -36,12 +42,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _processor() -> str:
-    """The name of the CPU, which Python knows of some systems only."""
+def _processor() -> tuple[str, str]:
+    """The name of the CPU and its vector instructions, which Python knows of some systems only."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            found = [line.partition(":")[2].strip() for line in file.read(1 << 16).splitlines() if "model name" in line]
+            lines = [line.partition(":") for line in file.read(1 << 16).splitlines()]
     except OSError:
-        found = []
-    name = found[0] if found else platform.processor() or platform.machine()
-    return name.encode("ascii", "replace").decode()
+        lines = []
+    known = {name.strip().lower(): value.strip() for name, _, value in reversed(lines)}
+    name = known.get("model name") or platform.processor() or platform.machine()
+    instructions = known.get("flags", known.get("features", "")).split()
+    vectors = sorted(one for one in instructions if one.startswith(VECTORS))
+    return name.encode("ascii", "replace").decode(), " ".join(vectors).encode("ascii", "replace").decode()

@@ -14,7 +14,7 @@ from ir_passes.record import MOST_CHARACTERS, RecordError, from_json, to_json
 from models.linear import Form, Product
 
 FORMS: tuple[Form, ...] = get_args(Form)
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ FEW_ROWS = 32
 ROW_MAJOR = Layout(major_to_minor=(0, 1))
 PROJECTION = "projection"
 """The scope that the products have in profiles, inside that of their layer."""
-VECTOR, CHAINS = 16, 4
+VECTOR, CHAINS = 16, 2
 """Partial sums of an output in the form that reads words: so many numbers of each of so many arrays."""
 
 Form = Literal["rows x weight", "weight x rows", "words of weight"]
@@ -98,7 +98,7 @@ def _product(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Flo
     if form == "words of weight":
         for one, words in known:
             if one is weight:
-                return multiply_words(rows, words)
+                return multiply_words(x, words)
         form = product.usual_form
     return multiply(rows, _at_least_two(weight), form)[:, :outputs]
 
@@ -112,34 +112,39 @@ def multiply(rows: Float[Array, "row in"], weight: Float[Array, "out in"], form:
 
 
 @functools.partial(jax.jit, inline=True)
-def multiply_words(rows: Float[Array, "row in"], words: UInt32[Array, "out half"]) -> Float32[Array, "row out"]:
-    """`rows @ weight.T` with a bfloat16 weight, accumulated in float32; one to four rows.
+def multiply_words(rows: Float32[Array, "row in"], words: UInt32[Array, "out half"]) -> Float32[Array, "row out"]:
+    """`rows @ weight.T` with the rows rounded to the weight's bfloat16, accumulated in float32; one to four rows.
 
     A product packs the weight in every call, which takes two to three times as long as reading it. Sums of elementwise
-    products do not: for each output `VECTOR` partial sums, and a product with ones that adds them. Measured beside
-    other forms: docs/performance-without-amx.md.
+    products do not: `VECTOR` partial sums of each output, and their sum. Measured beside other forms:
+    docs/performance-without-amx.md.
 
     Args:
-        rows: the inputs, bfloat16 numbers.
+        rows: the inputs.
         words: the bytes of the weight: each holds an even input's number in its low half, the next one's in its high
             half. XLA converts a bfloat16 array to float32 and back before it takes slices of it, all of it.
     """
-    inputs = rows.astype(jnp.float32)
+    inputs = lax.reduce_precision(rows, exponent_bits=8, mantissa_bits=7)
     even, odd = inputs[:, 0::2], inputs[:, 1::2]
     # Chains of sums that do not wait for each other: of even and of odd inputs, in turns.
     chains: list[Array | None] = [None] * CHAINS
     for term, begin in enumerate(range(0, words.shape[1], VECTOR)):
         part = slice(begin, begin + VECTOR)
-        low, high = words[:, part] << 16, words[:, part] & jnp.uint32(0xFFFF0000)
-        for half, (bits, factors) in enumerate(((low, even), (high, odd))):
-            product = lax.bitcast_convert_type(bits, jnp.float32)[:, None] * factors[None, :, part]
+        both = words[:, part]
+        # XLA would not know the distance of a shift in its fusion, and branch on whether it is one of 32 bits.
+        low = lax.bitcast_convert_type(both.astype(jnp.uint16), jnp.bfloat16).astype(jnp.float32)
+        high = lax.bitcast_convert_type(both & jnp.uint32(0xFFFF0000), jnp.float32)
+        for half, (numbers, factors) in enumerate(((low, even), (high, odd))):
+            product = numbers[:, None] * factors[None, :, part]
             chain = (2 * term + half) % CHAINS
             sums = chains[chain]
             chains[chain] = product if sums is None else sums + product
     total = functools.reduce(operator.add, (sums for sums in chains if sums is not None))
-    ones = jnp.ones((VECTOR, 2), jnp.float32)
-    y = lax.dot_general(total, ones, (((2,), (0,)), ((), ())), precision=lax.Precision.HIGHEST)
-    return _turned(y[:, :, 0])
+    # So many uses of one sum are more than XLA would compute it anew for. A product with ones takes longer.
+    parts = [total[:, :, place] for place in range(VECTOR)]
+    while len(parts) > 1:
+        parts = [one + other for one, other in zip(parts[::2], parts[1::2], strict=True)]
+    return _turned(parts[0])
 
 
 def _turned(y: Float32[Array, "out row"]) -> Float32[Array, "row out"]:

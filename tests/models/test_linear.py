@@ -79,7 +79,7 @@ def test_every_form_computes_the_product_and_a_row_has_the_same_bits_at_every_pl
 
 def test_a_row_that_is_no_number_is_so_alone() -> None:
     rng = np.random.default_rng(0)
-    weight, x = (rng.normal(size=(n, 64)).astype(jnp.bfloat16) for n in (19, 3))
+    weight, x = rng.normal(size=(19, 64)).astype(jnp.bfloat16), rng.normal(size=(3, 64)).astype(np.float32)
     clean = np.asarray(multiply_words(x, weight.view(np.uint32)))
     x[1, 5] = np.nan
     got = np.asarray(multiply_words(x, weight.view(np.uint32)))
@@ -89,7 +89,7 @@ def test_a_row_that_is_no_number_is_so_alone() -> None:
 def test_words_are_read_as_they_lie_and_not_written_again() -> None:
     """XLA takes slices of the words; a second array of the size of the weight would take longer than the product."""
     inputs = 2 * VECTOR * 20
-    words, rows = jax.ShapeDtypeStruct((96, inputs // 2), "uint32"), jax.ShapeDtypeStruct((2, inputs), "bfloat16")
+    words, rows = jax.ShapeDtypeStruct((96, inputs // 2), "uint32"), jax.ShapeDtypeStruct((2, inputs), "float32")
     text = multiply_words.lower(rows, words).compile().as_text() or ""
     assert f"u32[96,{inputs // 2}]" in text
     assert not [
@@ -97,6 +97,18 @@ def test_words_are_read_as_they_lie_and_not_written_again() -> None:
         for line in text.splitlines()
         if f"32[96,{inputs // 2}]" in line.partition(" = ")[2].split("(")[0] and "parameter" not in line
     ]
+    # None of the partial sums is computed a second time for the sum of them.
+    assert text.count(" multiply(") == inputs // VECTOR
+
+
+def test_words_meet_rows_rounded_to_the_dtype_of_the_weight() -> None:
+    rng = np.random.default_rng(0)
+    weight, x = rng.normal(size=(19, 96)).astype(jnp.bfloat16), rng.normal(size=(3, 96)).astype(np.float32)
+    got, rounded = (
+        np.asarray(multiply_words(rows, weight.view(np.uint32)))
+        for rows in (x, x.astype(jnp.bfloat16).astype(np.float32))
+    )
+    assert got.tobytes() == rounded.tobytes()
 
 
 def test_a_product_has_the_form_that_is_chosen_for_it_and_others_their_usual_one() -> None:

@@ -15,14 +15,14 @@ from hybridlm._form_store import FORMS, FormStore
 from hybridlm._machine import Machine, cores
 from hybridlm._progress import counting_progress
 from hybridlm._words import words_of
-from models.linear import VECTOR, Form, Product, multiply, multiply_words
+from models.linear import VECTOR, Form, Product, groups_of_terms, multiply, multiply_words
 
 MOST_ROWS = 64
 """Of more rows than these the usual form was the fastest for every weight."""
 WORDS_ROWS = 4
 """Of so few rows the form that reads words can be the fastest."""
-TERMS = range(16, 73)
-"""Of how many terms its sums may be: XLA computes the inputs again in each of fewer, LLVM takes seconds over more."""
+FEWEST_TERMS = 16
+"""Of its sums: XLA computes the inputs again in each of fewer."""
 LARGE = 1 << 17
 """Elements of a weight from which on the form of its product is worth measuring."""
 SHARE = 0.005
@@ -60,9 +60,8 @@ def large_products(params: Iterable[jax.Array], rows: Iterable[int]) -> dict[Pro
 def forms_of(product: Product) -> tuple[Form, ...]:
     """The forms that a product can have, some of FORMS."""
     terms, rest = divmod(product.inputs, 2 * VECTOR)
-    if product.rows <= WORDS_ROWS and product.dtype == "bfloat16" and terms in TERMS and not rest:
-        return FORMS
-    return ("rows x weight", "weight x rows")
+    enough = terms > 0 and not rest and terms // groups_of_terms(terms) >= FEWEST_TERMS
+    return FORMS if enough and product.rows <= WORDS_ROWS and product.dtype == "bfloat16" else FORMS[:2]
 
 
 def read_as_words(forms: Mapping[Product, Form], params: Sequence[jax.Array]) -> dict[int, jax.Array]:

@@ -21,6 +21,8 @@ PROJECTION = "projection"
 """The scope that the products have in profiles, inside that of their layer."""
 VECTOR, CHAINS = 16, 2
 """Partial sums of an output in the form that reads words: so many numbers of each of so many arrays."""
+MOST_TERMS = 72
+"""Of a partial sum: LLVM takes seconds over more, and its code for them is slow."""
 
 Form = Literal["rows x weight", "weight x rows", "words of weight"]
 """How the product of a narrow weight is computed: with which operand on the left, or as sums over 32-bit words."""
@@ -125,26 +127,33 @@ def multiply_words(rows: Float32[Array, "row in"], words: UInt32[Array, "out hal
             half. XLA converts a bfloat16 array to float32 and back before it takes slices of it, all of it.
     """
     inputs = lax.reduce_precision(rows, exponent_bits=8, mantissa_bits=7)
-    even, odd = inputs[:, 0::2], inputs[:, 1::2]
+    terms, groups = words.shape[1] // VECTOR, groups_of_terms(words.shape[1] // VECTOR)
+    inputs = inputs.reshape(len(rows), groups, terms // groups, VECTOR, 2)
+    even, odd = inputs[..., 0], inputs[..., 1]
+    words = words.reshape(len(words), groups, terms // groups, VECTOR)
     # Chains of sums that do not wait for each other: of even and of odd inputs, in turns.
     chains: list[Array | None] = [None] * CHAINS
-    for term, begin in enumerate(range(0, words.shape[1], VECTOR)):
-        part = slice(begin, begin + VECTOR)
-        both = words[:, part]
+    for term in range(terms // groups):
+        both = words[:, :, term]
         # XLA would not know the distance of a shift in its fusion, and branch on whether it is one of 32 bits.
         low = lax.bitcast_convert_type(both.astype(jnp.uint16), jnp.bfloat16).astype(jnp.float32)
         high = lax.bitcast_convert_type(both & jnp.uint32(0xFFFF0000), jnp.float32)
         for half, (numbers, factors) in enumerate(((low, even), (high, odd))):
-            product = numbers[:, None] * factors[None, :, part]
+            product = numbers[:, None] * factors[None, :, :, term]
             chain = (2 * term + half) % CHAINS
             sums = chains[chain]
             chains[chain] = product if sums is None else sums + product
     total = functools.reduce(operator.add, (sums for sums in chains if sums is not None))
     # So many uses of one sum are more than XLA would compute it anew for. A product with ones takes longer.
-    parts = [total[:, :, place] for place in range(VECTOR)]
+    parts = [total[..., place] for place in range(VECTOR)]
     while len(parts) > 1:
         parts = [one + other for one, other in zip(parts[::2], parts[1::2], strict=True)]
-    return _turned(parts[0])
+    return _turned(functools.reduce(operator.add, (parts[0][:, :, group] for group in range(groups))))
+
+
+def groups_of_terms(terms: int) -> int:
+    """In how many equal groups the terms of a sum are added, each of no more than MOST_TERMS: the fewest."""
+    return next(groups for groups in range(1, terms + 1) if terms % groups == 0 and terms // groups <= MOST_TERMS)
 
 
 def _turned(y: Float32[Array, "out row"]) -> Float32[Array, "row out"]:

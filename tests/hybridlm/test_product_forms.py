@@ -81,7 +81,10 @@ def test_words_are_a_form_of_few_rows_and_a_number_of_inputs_that_can_be_summed(
         (Product(5, 24, 512, "bfloat16"), False),
         (Product(1, 24, 480, "bfloat16"), False),
         (Product(1, 24, 528, "bfloat16"), False),
-        (Product(1, 24, 2336, "bfloat16"), False),
+        (Product(1, 24, 2336, "bfloat16"), False),  # 73 terms, a prime
+        (Product(1, 24, 2368, "bfloat16"), True),
+        (Product(4, 24, 3584, "bfloat16"), True),
+        (Product(1, 24, 16, "bfloat16"), False),
         (Product(1, 24, 512, "float16"), False),
     ):
         assert forms_of(product) == (FORMS if can else FORMS[:2]), product
@@ -130,7 +133,7 @@ def test_steps_read_words_where_that_is_the_fastest(
 ) -> None:
     """Proved and audited as the others, with the same tokens; no byte is held twice."""
     monkeypatch.setattr(_product_forms, "LARGE", 1)
-    monkeypatch.setattr(_product_forms, "TERMS", range(1, 73))
+    monkeypatch.setattr(_product_forms, "FEWEST_TERMS", 1)
     clock |= {"words of weight": 0.5}
     settings: dict[str, Any] = {"lanes": 4, "context": 32, "dtype": "bfloat16", "chunk": 4}
     directory = write_text_checkpoint(tmp_path)

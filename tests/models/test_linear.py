@@ -1,11 +1,14 @@
 """The row-wise matrix product."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.linear import VECTOR, Form, Product, linear, multiply_words, product_forms
+from models.linear import VECTOR, Form, Product, groups_of_terms, linear, multiply_words, product_forms
 
 run = jax.jit(linear)
 
@@ -60,7 +63,7 @@ def test_few_rows_of_a_narrow_weight_are_multiplied_from_the_left() -> None:
 
 FORMS_BY_ROWS = [
     *((form, n, 48) for form in ("rows x weight", "weight x rows") for n in (1, 2, 5, 33, 64)),
-    *(("words of weight", n, inputs) for n in (1, 2, 3, 4, 7) for inputs in (32, 96, 544)),
+    *(("words of weight", n, inputs) for n in (1, 2, 3, 4, 7) for inputs in (32, 96, 544, 2368, 3552)),
 ]
 
 
@@ -86,19 +89,18 @@ def test_a_row_that_is_no_number_is_so_alone() -> None:
     assert np.isnan(got[1]).all() and got[[0, 2]].tobytes() == clean[[0, 2]].tobytes()
 
 
-def test_words_are_read_as_they_lie_and_not_written_again() -> None:
+@pytest.mark.parametrize("terms", [20, 74])
+def test_words_are_read_as_they_lie_and_not_written_again(terms: int) -> None:
     """XLA takes slices of the words; a second array of the size of the weight would take longer than the product."""
-    inputs = 2 * VECTOR * 20
-    words, rows = jax.ShapeDtypeStruct((96, inputs // 2), "uint32"), jax.ShapeDtypeStruct((2, inputs), "float32")
+    half, groups = VECTOR * terms, groups_of_terms(terms)
+    words, rows = jax.ShapeDtypeStruct((96, half), "uint32"), jax.ShapeDtypeStruct((2, 2 * half), "float32")
     text = multiply_words.lower(rows, words).compile().as_text() or ""
-    assert f"u32[96,{inputs // 2}]" in text
-    assert not [
-        line
-        for line in text.splitlines()
-        if f"32[96,{inputs // 2}]" in line.partition(" = ")[2].split("(")[0] and "parameter" not in line
-    ]
+    assert f"u32[96,{half}]" in text
+    made = re.findall(r"= \w+\[([\d,]+)\]\S* ([\w-]+)\(", text)
+    sizes = [math.prod(map(int, dims.split(","))) for dims, name in made if name not in ("parameter", "bitcast")]
+    assert sizes and max(sizes) < 96 * half
     # None of the partial sums is computed a second time for the sum of them.
-    assert text.count(" multiply(") == inputs // VECTOR
+    assert text.count(" multiply(") == 2 * terms // groups
 
 
 def test_words_meet_rows_rounded_to_the_dtype_of_the_weight() -> None:

@@ -19,8 +19,8 @@ FEW_ROWS = 32
 ROW_MAJOR = Layout(major_to_minor=(0, 1))
 PROJECTION = "projection"
 """The scope that the products have in profiles, inside that of their layer."""
-VECTOR, CHAINS = 16, 2
-"""Partial sums of an output in the form that reads words: so many numbers of each of so many arrays."""
+VECTOR = 16
+"""Partial sums of even inputs, and as many of odd ones, of each output in the form that reads words."""
 MOST_TERMS = 72
 """Of a partial sum: LLVM takes seconds over more, and its code for them is slow."""
 
@@ -131,19 +131,17 @@ def multiply_words(rows: Float32[Array, "row in"], words: UInt32[Array, "out hal
     inputs = inputs.reshape(len(rows), groups, terms // groups, VECTOR, 2)
     even, odd = inputs[..., 0], inputs[..., 1]
     words = words.reshape(len(words), groups, terms // groups, VECTOR)
-    # Chains of sums that do not wait for each other: of even and of odd inputs, in turns.
-    chains: list[Array | None] = [None] * CHAINS
+    # Two sums that do not wait for each other.
+    even_terms: list[Array] = []
+    odd_terms: list[Array] = []
     for term in range(terms // groups):
-        both = words[:, :, term]
+        both = words[:, None, :, term]
         # XLA would not know the distance of a shift in its fusion, and branch on whether it is one of 32 bits.
         low = lax.bitcast_convert_type(both.astype(jnp.uint16), jnp.bfloat16).astype(jnp.float32)
         high = lax.bitcast_convert_type(both & jnp.uint32(0xFFFF0000), jnp.float32)
-        for half, (numbers, factors) in enumerate(((low, even), (high, odd))):
-            product = numbers[:, None] * factors[None, :, :, term]
-            chain = (2 * term + half) % CHAINS
-            sums = chains[chain]
-            chains[chain] = product if sums is None else sums + product
-    total = functools.reduce(operator.add, (sums for sums in chains if sums is not None))
+        even_terms.append(low * even[None, :, :, term])
+        odd_terms.append(high * odd[None, :, :, term])
+    total = functools.reduce(operator.add, even_terms) + functools.reduce(operator.add, odd_terms)
     # So many uses of one sum are more than XLA would compute it anew for. A product with ones takes longer.
     parts = [total[..., place] for place in range(VECTOR)]
     while len(parts) > 1:

@@ -8,6 +8,7 @@ from importlib import metadata
 import jax
 
 VECTORS = ("avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
+"""How the flags of vector instructions begin, of x86 and of ARM."""
 
 
 @dataclass(frozen=True)

@@ -119,13 +119,13 @@ def _name(product: Product) -> str:
 
 
 def _compiled(product: Product) -> dict[Form, jax.stages.Compiled]:
-    rows, weight = (jax.ShapeDtypeStruct((n, product.inputs), product.dtype) for n in (product.rows, product.outputs))
-    exact = jax.ShapeDtypeStruct(rows.shape, "float32")
+    rows = jax.ShapeDtypeStruct((product.rows, product.inputs), "float32")
+    weight = jax.ShapeDtypeStruct((product.outputs, product.inputs), product.dtype)
     words = jax.ShapeDtypeStruct((product.outputs, product.inputs // 2), "uint32")
     found: dict[Form, jax.stages.Compiled] = {}
     for form in forms_of(product):
         if form == "words of weight":
-            found[form] = multiply_words.lower(exact, words).compile()
+            found[form] = multiply_words.lower(rows, words).compile()
         else:
             found[form] = jax.jit(multiply, static_argnums=2).lower(rows, weight, form).compile()
     return found
@@ -137,8 +137,7 @@ def _seconds(
     """The least time of a product in each form over several weights, in turns."""
     needed = max(1, math.ceil(READ / weights[0].nbytes))
     several = [one if i < len(weights) else one.copy() for i, one in zip(range(needed), cycle(weights), strict=False)]
-    exact = jax.random.normal(jax.random.key(0), (product.rows, product.inputs))
-    rows = exact.astype(product.dtype)
+    rows = jax.random.normal(jax.random.key(0), (product.rows, product.inputs))
     words = list(map(words_of, several)) if "words of weight" in programs else []
     read: dict[Form, Sequence[jax.Array | None]] = {
         form: words if form == "words of weight" else several for form in programs
@@ -146,9 +145,8 @@ def _seconds(
     least: dict[Form, float] = {form: math.inf for form in read if all(one is not None for one in read[form])}
     for _ in range(ROUNDS):
         for form in least:
-            left = exact if form == "words of weight" else rows
             start = time.perf_counter()
-            jax.block_until_ready([programs[form](left, one) for one in read[form]])
+            jax.block_until_ready([programs[form](rows, one) for one in read[form]])
             least[form] = min(least[form], (time.perf_counter() - start) / needed)
     return least
 

@@ -85,16 +85,16 @@ def linear(x: Float32[Array, "*rows in"], weight: Float[Array, "out in"]) -> Flo
 
 
 def _product(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Float32[Array, "row out"]:
-    rows, outputs = x.astype(weight.dtype), weight.shape[0]
+    outputs = weight.shape[0]
     if weight.dtype == jnp.float32:
         return lax.dot_general(
-            rows,
+            x,
             _at_least_two(weight),
             (((1,), (1,)), ((), ())),
             precision=lax.Precision.HIGHEST,
             preferred_element_type=jnp.float32,
         )[:, :outputs]
-    product = Product(len(rows), outputs, weight.shape[1], str(weight.dtype))
+    product = Product(len(x), outputs, weight.shape[1], str(weight.dtype))
     forms, known = _chosen.get(_Chosen({}, ()))
     form = forms.get(product, product.usual_form)
     if form == "words of weight":
@@ -102,12 +102,12 @@ def _product(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Flo
             if one is weight:
                 return multiply_words(x, words)
         form = product.usual_form
-    return multiply(rows, _at_least_two(weight), form)[:, :outputs]
+    return multiply(x, _at_least_two(weight), form)[:, :outputs]
 
 
-def multiply(rows: Float[Array, "row in"], weight: Float[Array, "out in"], form: Form) -> Float32[Array, "row out"]:
-    """`rows @ weight.T` of one narrow dtype, accumulated in float32, with one of them on the left."""
-    count, rows = len(rows), _at_least_two(rows)
+def multiply(rows: Float32[Array, "row in"], weight: Float[Array, "out in"], form: Form) -> Float32[Array, "row out"]:
+    """`rows @ weight.T` with the rows rounded to the weight's narrow dtype, accumulated in float32, one on the left."""
+    count, rows = len(rows), _at_least_two(rows.astype(weight.dtype))
     left, right = (rows, weight) if form == "rows x weight" else (weight, rows)
     y = lax.dot_general(left, right, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     return (y if form == "rows x weight" else _turned(y))[:count]
@@ -127,7 +127,8 @@ def multiply_words(rows: Float32[Array, "row in"], words: UInt32[Array, "out hal
             half. XLA converts a bfloat16 array to float32 and back before it takes slices of it, all of it.
     """
     inputs = lax.reduce_precision(rows, exponent_bits=8, mantissa_bits=7)
-    terms, groups = words.shape[1] // VECTOR, groups_of_terms(words.shape[1] // VECTOR)
+    terms = words.shape[1] // VECTOR
+    groups = groups_of_terms(terms)
     inputs = inputs.reshape(len(rows), groups, terms // groups, VECTOR, 2)
     even, odd = inputs[..., 0], inputs[..., 1]
     words = words.reshape(len(words), groups, terms // groups, VECTOR)

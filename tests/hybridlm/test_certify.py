@@ -81,7 +81,7 @@ def test_leaking_step_runs_unseen(directory: Path, monkeypatch: pytest.MonkeyPat
 
 def test_unknown_setting(directory: Path) -> None:
     with pytest.raises(ValueError, match="certify: expected one of error, warn, off, got 'maybe'"):
-        hybridlm.load(directory, certify="maybe", **SETTINGS)  # type: ignore[arg-type]
+        hybridlm.load(directory, certify="maybe", **SETTINGS)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_certificates_are_kept_beside_the_programs(directory: Path, tmp_path: Path) -> None:

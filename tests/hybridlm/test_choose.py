@@ -72,7 +72,7 @@ def test_measures_differ():
     assert choice.per_byte == [-2.0, -0.5, -0.375]
     assert (choice.ranking("sum"), choice.ranking("token"), choice.ranking("byte")) == ([0, 1, 2], [1, 2, 0], [2, 1, 0])
     with pytest.raises(ValueError, match="by: expected one of sum, token, byte, got 'char'"):
-        choice.ranking("char")  # type: ignore[arg-type]
+        choice.ranking("char")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_token_ids(text_lm: hybridlm.LM):
@@ -96,4 +96,4 @@ def test_token_ids(text_lm: hybridlm.LM):
 )
 def test_bad_options(text_lm: hybridlm.LM, context: object, options: object, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
-        text_lm.choose(context, options)  # type: ignore[arg-type]
+        text_lm.choose(context, options)  # type: ignore[arg-type]  # wrong on purpose

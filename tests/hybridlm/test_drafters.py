@@ -54,10 +54,10 @@ def test_what_may_draft() -> None:
     own = drafters(mine)
     assert own is not None and own() is mine
     with pytest.raises(ValueError, match="expected 'ngram', 'mtp', None or an object with propose.*got 'medusa'"):
-        drafters("medusa")  # type: ignore[arg-type]
+        drafters("medusa")  # type: ignore[arg-type]  # wrong on purpose
     for wrong in (3, NgramDrafter, True):
         with pytest.raises(TypeError, match="expected 'ngram', 'mtp', None or an object with propose"):
-            drafters(wrong)  # type: ignore[arg-type]
+            drafters(wrong)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_what_a_drafter_may_answer() -> None:

@@ -78,7 +78,7 @@ def test_meshes_of_users() -> None:
     with pytest.raises(ValueError, match=r"the axes x, y mean nothing here; expected some of data, model, expert"):
         with_all_axes(Mesh(devices, ("x", "y")))
     with pytest.raises(TypeError, match="expected hybridlm.mesh"):
-        with_all_axes(8)  # type: ignore[arg-type]
+        with_all_axes(8)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_lanes_that_do_not_divide() -> None:

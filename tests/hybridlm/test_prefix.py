@@ -160,7 +160,7 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(text_lm
 
     def poison(rows: Rows, owners: list[Any]) -> Rows:
         free = np.array([owner is None for owner in owners])
-        where = lambda leaf: free.reshape((-1,) + (1,) * (leaf.ndim - 1))  # noqa: E731
+        where = lambda leaf: free.reshape((-1,) + (1,) * (leaf.ndim - 1))  # noqa: E731  (a step or a rule of one line)
         return Rows(jax.tree.map(lambda leaf: jnp.where(where(leaf), jnp.nan, leaf), rows.layers), rows.token)
 
     for use, pool in list(engine._kept.items()):
@@ -213,7 +213,7 @@ def test_a_prefix_of_another_model_is_refused(text_lm: hybridlm.LM, tmp_path: Pa
                 session.submit([5], prefix=prefix)
             assert lm.stats["steps"] == 0
     with pytest.raises(TypeError, match=r"prefix: expected what lm\.prefix or lm\.load_prefix returns, got <class 'l"):
-        text_lm.generate([[5]], prefix=[5, 6])  # type: ignore[arg-type]
+        text_lm.generate([[5]], prefix=[5, 6])  # type: ignore[arg-type]  # wrong on purpose
 
 
 def altered(prefix: hybridlm.Prefix, **kind: Any) -> hybridlm.Prefix:

@@ -138,7 +138,7 @@ def test_long_prompts_leave_states_on_the_way() -> None:
     class Nothing:
         grows, state_bytes, span_bytes = True, 1, 1
 
-    cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]
+    cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]  # a stand-in
     assert cache.stops(range(70), 0) == (32, 64, 68, 70)
     assert cache.stops(range(70), 30) == (34, 66, 70), "the first end of a step at or behind every 8 chunks"
     assert cache.stops(range(8), 0) == (4, 8) and cache.stops(range(3), 0) == (3,)
@@ -149,7 +149,7 @@ def test_prompts_wait_for_what_another_one_reads() -> None:
     class Nothing:
         grows, state_bytes, span_bytes = True, 1, 1
 
-    cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]
+    cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]  # a stand-in
     other = Sequence(Request(0, tuple(range(40)), SamplingParams()), stops=(32, 36, 40))
     assert not cache.awaits([*range(3), 99, 98], [other]), "less than a chunk together"
     assert cache.awaits([*range(38), 99], [other]) and other.stops == (32, 36, 40), "it goes on from 36"

@@ -26,7 +26,7 @@ def test_logprobs_are_those_of_a_float64_log_softmax(text_lm: hybridlm.LM) -> No
     scores = text_lm.score(TEXTS, top_logprobs=4)
     logits = np.asarray(text_lm.forward(padded([score.token_ids for score in scores])).logits, np.float64)
     for text, score, rows in zip(TEXTS, scores, logits, strict=True):
-        assert score.token_ids == text_lm.tokenizer.encode(text)  # type: ignore[union-attr]
+        assert score.token_ids == text_lm.tokenizer.encode(text)  # type: ignore[union-attr]  # it has one
         assert score.logprobs.dtype == np.float32 and np.isnan(score.logprobs[0]) and not score.greedy[0]
         count = len(score.token_ids) - 1
         want = log_softmax(rows[:count])
@@ -105,7 +105,7 @@ def test_the_logits_of_all_rows_are_never_held_at_once(rows: int) -> None:
 
 def test_perplexity_is_that_of_the_windows(text_lm: hybridlm.LM) -> None:
     long = "abcdefgh " * 60
-    ids = text_lm.tokenizer.encode(long)  # type: ignore[union-attr]
+    ids = text_lm.tokenizer.encode(long)  # type: ignore[union-attr]  # it has one
     assert len(ids) > 2 * text_lm.context
     total, size = 0.0, text_lm.context
     whole = [text_lm.eos_token_ids[0], *ids]

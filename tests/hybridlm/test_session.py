@@ -267,7 +267,7 @@ def test_wrong_requests_are_refused_and_queue_nothing(text_lm: hybridlm.LM) -> N
         with pytest.raises(ValueError, match="max_tokens: expected"):
             session.submit([7], max_tokens=0)
         with pytest.raises(TypeError, match="priority: expected a whole number"):
-            session.submit([7], priority=0.5)  # type: ignore[arg-type]
+            session.submit([7], priority=0.5)  # type: ignore[arg-type]  # wrong on purpose
         with pytest.raises(TypeError, match="unexpected keyword argument 'n'"):
             session.submit([7], n=2)
         assert not session.busy

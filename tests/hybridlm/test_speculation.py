@@ -160,12 +160,12 @@ def test_a_drafter_that_fails_ends_the_run_and_nothing_else(
 
 def test_what_cannot_be_drafted_is_refused(text_lm: hybridlm.LM) -> None:
     with pytest.raises(ValueError, match="speculate: expected 'ngram'"):
-        text_lm.generate([[1]], speculate="eagle")  # type: ignore[arg-type]
+        text_lm.generate([[1]], speculate="eagle")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(TypeError, match="speculate: expected 'ngram'"):
-        hybridlm.load(text_lm.path, speculate=4)  # type: ignore[arg-type]
+        hybridlm.load(text_lm.path, speculate=4)  # type: ignore[arg-type]  # wrong on purpose
     for tokens in (0, -1, True, 2.0, 4096):
         with pytest.raises(ValueError, match=r"draft_tokens: expected a whole number of at least 1 and less than the"):
-            hybridlm.load(text_lm.path, draft_tokens=tokens)  # type: ignore[arg-type]
+            hybridlm.load(text_lm.path, draft_tokens=tokens)  # type: ignore[arg-type]  # wrong on purpose
 
 
 class Never:

@@ -70,9 +70,9 @@ def test_what_is_no_list_of_results(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ValueError, match="at least one result"):
         to_table([])
     with pytest.raises(TypeError, match="got Score and, at 2, str"):
-        to_table([*SCORES, "x"])  # type: ignore[list-item]
+        to_table([*SCORES, "x"])  # type: ignore[list-item]  # wrong on purpose
     with pytest.raises(TypeError, match="one of Score, Completion, Choice, got int"):
-        to_table([1])  # type: ignore[list-item]
+        to_table([1])  # type: ignore[list-item]  # wrong on purpose
     monkeypatch.setattr("hybridlm._errors.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"to_table: needs pyarrow"):
         to_table(SCORES)

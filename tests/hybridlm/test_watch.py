@@ -50,7 +50,7 @@ def ended() -> list[int]:
 
 @pytest.fixture
 def watch(store: Store, ended: list[int]) -> Iterator[Watch]:
-    one = Watch(store, 1, 1.0, end=ended.append)  # type: ignore[arg-type]
+    one = Watch(store, 1, 1.0, end=ended.append)  # type: ignore[arg-type]  # a stand-in
     yield one
     one.stop()
 
@@ -80,7 +80,7 @@ def test_who_falls_silent_is_named(store: Store, watch: Watch, ended: list[int],
 def test_who_was_there_and_never_says_anything_is_named(store: Store, capsys: pytest.CaptureFixture) -> None:
     """It died before its model was loaded; of a process that need not be there yet nothing is expected."""
     ended: list[int] = []
-    watch = Watch(store, 1, 1.0, range(3), ended.append)  # type: ignore[arg-type]
+    watch = Watch(store, 1, 1.0, range(3), ended.append)  # type: ignore[arg-type]  # a stand-in
     begun = time.monotonic()
     while not ended and time.monotonic() < begun + 5:
         store.said["alive/0"] = json.dumps(Sign(int(1000 * time.monotonic()), "process 0", 0, "")).encode()

@@ -129,7 +129,7 @@ def test_example_arguments_may_be_abstract() -> None:
 
 def test_wrong_choice_of_certify() -> None:
     with pytest.raises(ValueError, match="certify: expected one of error, warn, off, got 'no'"):
-        compile_step(one_pool, args(), ONE, certify="no")  # type: ignore[arg-type]
+        compile_step(one_pool, args(), ONE, certify="no")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_leak_is_refused_with_its_line() -> None:
@@ -392,7 +392,7 @@ def test_exported_executable(step: CompiledStep, tmp_path: Path) -> None:
 
 def test_export_that_is_refused(step: CompiledStep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ExportError, match="form: expected one of stablehlo, executable"):
-        step.export("pickle")  # type: ignore[arg-type]
+        step.export("pickle")  # type: ignore[arg-type]  # wrong on purpose
     exported = step.export("executable")
     exported.save(tmp_path / "step.zip")
     content = (tmp_path / "step.zip").read_bytes()

@@ -131,14 +131,14 @@ FAULTS = {
     "roles of lanes that there are": (
         step,
         arguments(),
-        (S, P, L, Lane(role="lenght")),  # type: ignore[arg-type]
+        (S, P, L, Lane(role="lenght")),  # type: ignore[arg-type]  # wrong on purpose
         (L, P),
         "argument 3: Lane has no role 'lenght'; expected one of None, 'length', 'accepted'",
     ),
     "roles of slot maps that there are": (
         step,
         (*arguments(ROWS)[:3], {"s": jnp.ones(N, jnp.int32)}),
-        (S, P, L, {"s": SlotMap("state", ROWS, role="reed")}),  # type: ignore[arg-type]
+        (S, P, L, {"s": SlotMap("state", ROWS, role="reed")}),  # type: ignore[arg-type]  # wrong on purpose
         (L, P),
         r"argument 3\['s'\]: SlotMap has no role 'reed'; expected one of 'both', 'read', 'write'",
     ),
@@ -182,7 +182,7 @@ DECLARATIONS = {
     "one slot map to write by": (Opaque((P, MAP, MAP), (P,)), "result 0: .* got maps with the roles 'both', 'both'"),
     "aliases of operands and results": (Opaque((L,), (L,), {0: 1}), "aliases 0: 1 for 1 operands and 1 results"),
     "scratch by the number of lanes": (
-        Opaque((L,), (L,), scratch_bytes=64),  # type: ignore[arg-type]
+        Opaque((L,), (L,), scratch_bytes=64),  # type: ignore[arg-type]  # wrong on purpose
         "scratch_bytes is a function of the number of lanes, got 64",
     ),
 }

@@ -123,7 +123,7 @@ def added(rows_ref, out_ref):
 def test_aliases_are_those_of_the_call() -> None:
     shape = jax.ShapeDtypeStruct((N, D), jnp.float32)
     kernel = pl.pallas_call(added, out_shape=shape, input_output_aliases={0: 0}, name="added")
-    step = lambda p, x: (kernel(p) + x,)  # noqa: E731
+    step = lambda p, x: (kernel(p) + x,)  # noqa: E731  (a step or a rule of one line)
     given = jnp.zeros((N, D)), jnp.ones((N, D))
 
     def declared(aliases: dict[int, int]) -> LaneContract:

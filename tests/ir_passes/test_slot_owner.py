@@ -86,7 +86,7 @@ def test_all_faults_in_one_message() -> None:
     dead, live, foreign = owner.acquire(), owner.acquire(), other.acquire()
     owner.release(dead)
     with pytest.raises(SlotError) as error:
-        owner.bind([dead, live, live, foreign, 2], 4)  # pyright: ignore[reportArgumentType]
+        owner.bind([dead, live, live, foreign, 2], 4)  # pyright: ignore[reportArgumentType]  # wrong on purpose
     message = str(error.value)
     for part in (
         "expected one slot or None for each of 4 lanes, got 5",

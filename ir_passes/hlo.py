@@ -207,6 +207,7 @@ class _Reader:
             raw["target"],
             tuple((one["output_index"], one["operand"], one["operand_index"]) for one in raw["aliasing"]),
             _groups(raw) if raw["opcode"].startswith(hlo_schema.COLLECTIVES) else None,
+            raw["backend_config"],
             raw["attributes"] + literal,
             _scalar(literal) if literal and arrays[()].count == 1 else None,
         )

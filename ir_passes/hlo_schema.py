@@ -80,6 +80,7 @@ INSTRUCTION = Message(
         3: Field("shape", "bytes"),
         7: Field("metadata", "bytes"),
         8: Field("literal", "bytes"),
+        43: Field("backend_config", "bytes"),
         9: Field("parameter_number", "int"),
         13: Field("tuple_index", "int"),
         17: _list("slices", SLICE),
@@ -94,9 +95,8 @@ INSTRUCTION = Message(
         74: _list("aliasing", ALIASING),
         87: _one("devices", DEVICE_LIST),
         93: _one("mesh_groups", MESH_GROUPS),
-        # What says nothing about the value: sharding, backend configuration, frontend attributes, statistics, origin.
+        # What says nothing about the value: sharding, frontend attributes, statistics, origin.
         40: Field("sharding", "skip"),
-        43: Field("backend_config", "skip"),
         68: Field("frontend_attributes", "skip"),
         82: Field("statistics", "skip"),
         88: Field("original_value", "skip"),

@@ -69,6 +69,7 @@ class Instruction:
         called: computation ids: of a while its body and its condition.
         op_name: JAX's name of the operation, with scopes; may be empty.
         source: "file:line" of the innermost user's frame; may be empty.
+        backend_config: what only the backend understands, verbatim.
         attributes: every other field that the value depends on, verbatim.
         scalar: value of an integer constant with one element, else None.
     """
@@ -90,6 +91,7 @@ class Instruction:
     target: str
     aliasing: tuple[tuple[Index, int, Index], ...]
     groups: Groups | None
+    backend_config: bytes
     attributes: bytes
     scalar: int | None
 

@@ -91,4 +91,12 @@ def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
 
 def _without_rewrites(engine: Engine, shape: Shape) -> CompiledStep:
     step, contract = engine.programs.step(shape)
-    return compile_step(step, engine.example_arguments(shape), contract, passes=(), certify="warn", may_copy=MAY_COPY)
+    return compile_step(
+        step,
+        engine.example_arguments(shape),
+        contract,
+        passes=(),
+        certify="warn",
+        may_copy=MAY_COPY,
+        compiler_options=engine.programs.options(shape),
+    )

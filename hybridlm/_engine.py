@@ -1,6 +1,6 @@
 """What runs steps: the parameters, the compiled programs, and the pools that runs borrow."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from hybridlm._drafters import DRAFT_TOKENS, AsLoaded, HeadDrafter, Speculate, d
 from hybridlm._example_arguments import example_arguments
 from hybridlm._placement import ONE_DEVICE, Placement, numbers_on_a_device
 from hybridlm._prefix_cache import PrefixCache
-from hybridlm._product_forms import read_as_words
+from hybridlm._product_forms import ChosenForms, read_as_words
 from hybridlm._programs import AnyShape, CopyShape, Programs, Shape, lane_rung
 from hybridlm._row_arrays import RowArrays
 from hybridlm._row_moves import RowMoves
@@ -30,7 +30,6 @@ from hybridlm._steps import Rows
 from hybridlm._vocabulary import Vocabulary
 from ir_passes import CompiledStep, PlannedStep, Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
-from models.linear import Form, Product
 
 STAGING = 4
 """Most rows of the pool in which prompts and texts are consumed, a chunk of each at a time.
@@ -129,8 +128,10 @@ class Engine:
         trust = self._trust_in_head if make is HeadDrafter else self._trust
         return Speculation(make, self.draft_tokens, self._times, trust, self.vocab_size)
 
-    def set_forms(self, forms: Mapping[Product, Form]) -> None:
+    def set_forms(self, forms: ChosenForms) -> None:
         """Products have these forms in the steps that are compiled from now on."""
+        if self.sanitizer is not None:
+            forms = ChosenForms(forms.plain)  # no step is fused that is not audited
         words = read_as_words(forms, self.params)
         self.programs.forms, self.programs.words = forms, tuple(words)
         self.params += tuple(words.values())

@@ -1,6 +1,7 @@
 """The compiled programs of a model: one for each step and shape, certified and compiled on first use, and kept."""
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -13,6 +14,8 @@ import jax
 from hybridlm._compared_step import EXAMPLE, compared
 from hybridlm._labels import labelled
 from hybridlm._placement import ONE_DEVICE, Placement
+from hybridlm._product_forms import ChosenForms
+from hybridlm._product_times import FUSED
 from hybridlm._row_parts import PartShape
 from hybridlm._rows import copy_contract, copy_row
 from hybridlm._sampling import LogitsProcessor
@@ -32,6 +35,8 @@ from ir_passes import (
     plan_step,
 )
 from models.linear import Form, Product, product_forms
+
+_log = logging.getLogger("hybridlm")
 
 Certify = Literal["error", "warn", "off"]
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
@@ -99,7 +104,8 @@ class Programs:
         placement: the devices that steps run on.
 
     Attributes:
-        forms: of matrix products, others have their usual one; for the programs that are compiled from then on.
+        forms: of matrix products, for the programs that are compiled from then on. A program is fused only where
+            `certify` is "error"; one that fails its audit then is compiled anew as usual.
         words: the places of the parameters whose words are given behind all parameters, in this order.
     """
 
@@ -113,8 +119,9 @@ class Programs:
         self._structure, self._placement = structure, placement
         self._split = SplitRows(placement.rows_over)
         self.certify: Certify = certify
-        self.forms: Mapping[Product, Form] = {}
+        self.forms = ChosenForms()
         self.words: tuple[int, ...] = ()
+        self._not_fused: set[AnyShape] = set()
         self._directory = certificates
         self._compiled: dict[AnyShape, Future[CompiledStep]] = {}
         self._lock = threading.Lock()
@@ -143,8 +150,17 @@ class Programs:
             return step, labelled(contract, shape.of(arrays), shape.positions_first)
         step, contract = self._whole_rows_step(shape)
         if isinstance(shape, Shape):
-            step = _formed(step, self.forms, self.words)
+            step = _formed(step, self.forms.fused if self._fuse(shape) else self.forms.plain, self.words)
         return step, labelled(contract, arrays)
+
+    def options(self, shape: AnyShape) -> dict[str, str | bool] | None:
+        """What XLA is told about the program of a shape."""
+        return dict(FUSED) if self._fuse(shape) else None
+
+    def _fuse(self, shape: AnyShape) -> bool:
+        """Whether the products of a step are fused with what they read; its audit decides whether they may."""
+        audited = self.certify == "error" and shape not in self._not_fused
+        return audited and isinstance(shape, Shape) and self.forms.fuse(shape.lanes * shape.tokens)
 
     def _whole_rows_step(self, shape: Shape | CopyShape) -> tuple[Callable[..., Any], LaneContract]:
         if isinstance(shape, CopyShape):
@@ -193,6 +209,17 @@ class Programs:
         return step if mesh is None else sharded(step, args, contract, mesh), args, contract
 
     def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
+        fuse = self._fuse(shape)
+        try:
+            return self._compile_in_one_way(shape, args)
+        except AuditError as error:
+            if not fuse:
+                raise
+            _log.warning("the step %s is compiled anew without products that are fused: %s", _in_words(shape), error)
+            self._not_fused.add(shape)
+            return self._compile_in_one_way(shape, args)
+
+    def _compile_in_one_way(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
         step, args, contract = self._whole_step(shape, args)
         try:
             return compile_step(
@@ -202,6 +229,7 @@ class Programs:
                 certify=self.certify,
                 certificates=self._directory,
                 may_copy=MAY_COPY,
+                compiler_options=self.options(shape),
             )
         except (IsolationError, AuditError, HloError) as error:
             error.add_note(

@@ -14,7 +14,6 @@ from hybridlm._inputs import Inputs
 from hybridlm._machine import Machine
 from hybridlm._perplexity import corpus_perplexity, prefix_token, windows_of
 from hybridlm._prefix import Prefix
-from hybridlm._product_forms import in_words
 from hybridlm._results import Score
 from hybridlm._score_file import WINDOW, ScoreFileReport, score_file
 from hybridlm._score_rows import Scorer
@@ -128,7 +127,7 @@ class TextScores:
             "mesh": "none" if mesh is None else ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
             # A step that is certified has been rewritten before.
             "steps": "as they are" if as_given else "certified",
-            "products": in_words(engine.programs.forms),
+            "products": str(engine.programs.forms),
             "hybridlm": hybridlm.__version__,
             "jax": jax.__version__,
             "device": machine.device,

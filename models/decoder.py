@@ -15,6 +15,7 @@ from models.cut import Cut, Part, rows
 from models.devices import ALONE, MODEL, Devices, held_rows, summed
 from models.initial import cuts_of, matrix
 from models.linear import linear
+from models.lookup import embedding_rows
 from models.multiplier import scaled
 from models.norms import RMSNorm
 from models.shapes import Activations, LaneInfo, Lengths, Positions, TokenMask, Tokens
@@ -202,7 +203,7 @@ class Decoder(Stateful):
         if axes:
             here, tokens = held_rows(tokens, MODEL, self.config.vocab_size)
             seen = seen & here
-        found = self.embed_tokens[...].at[jnp.where(seen, tokens, 0)].get(mode="fill").astype(jnp.float32)
+        found = embedding_rows(self.embed_tokens[...], jnp.where(seen, tokens, 0))
         found = summed(jnp.where(seen[:, :, None], found, 0.0), axes)
         return scaled(found, self.config.embedding_multiplier)
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
+from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, UInt32
 
 FEW_ROWS = 32
@@ -24,8 +25,19 @@ VECTOR = 16
 MOST_TERMS = 72
 """Of a partial sum: LLVM takes seconds over more, and its code for them is slow."""
 
-Form = Literal["rows x weight", "weight x rows", "words of weight"]
-"""How the product of a narrow weight is computed: with which operand on the left, or as sums over 32-bit words."""
+MOST_ROWS, MANY_ROWS = 64, 128
+"""Of up to this many rows each number counts for itself; all larger numbers of rows count as the second."""
+
+Form = Literal[
+    "rows x weight", "weight x rows", "rows x converted weight", "converted weight x rows", "words of weight"
+]
+"""How the product of a narrow weight is computed: with which operand on the left, of narrow numbers or of float32
+(fast where XLA fuses the conversion with the product, else the worst), or as sums over 32-bit words."""
+
+
+def counted_as(rows: int) -> int:
+    """The number of rows by which a product of so many rows is known."""
+    return rows if rows <= MOST_ROWS else MANY_ROWS
 
 
 @dataclass(frozen=True, order=True)
@@ -33,7 +45,7 @@ class Product:
     """A product of a narrow weight.
 
     Attributes:
-        rows: how many there are of the input.
+        rows: how many there are of the input; MANY_ROWS for more than MOST_ROWS.
         outputs, inputs: the dimensions of the weight.
         dtype: of the weight.
     """
@@ -42,6 +54,11 @@ class Product:
     outputs: int
     inputs: int
     dtype: str
+
+    @classmethod
+    def of(cls, rows: int, weight: Array) -> "Product":
+        """The product of so many rows with a weight."""
+        return cls(counted_as(rows), weight.shape[0], weight.shape[1], str(weight.dtype))
 
     @property
     def usual_form(self) -> Form:
@@ -94,7 +111,7 @@ def _product(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Flo
             precision=lax.Precision.HIGHEST,
             preferred_element_type=jnp.float32,
         )[:, :outputs]
-    product = Product(len(x), outputs, weight.shape[1], str(weight.dtype))
+    product = Product.of(len(x), weight)
     forms, known = _chosen.get(_Chosen({}, ()))
     form = forms.get(product, product.usual_form)
     if form == "words of weight":
@@ -105,12 +122,25 @@ def _product(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Flo
     return multiply(x, _at_least_two(weight), form)[:, :outputs]
 
 
-def multiply(rows: Float32[Array, "row in"], weight: Float[Array, "out in"], form: Form) -> Float32[Array, "row out"]:
-    """`rows @ weight.T` with the rows rounded to the weight's narrow dtype, accumulated in float32, one on the left."""
-    count, rows = len(rows), _at_least_two(rows.astype(weight.dtype))
-    left, right = (rows, weight) if form == "rows x weight" else (weight, rows)
-    y = lax.dot_general(left, right, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return (y if form == "rows x weight" else _turned(y))[:count]
+def multiply(x: Float32[Array, "row in"], weight: Float[Array, "out in"], form: Form) -> Float32[Array, "row out"]:
+    """`x @ weight.T` with the rows rounded to the weight's narrow dtype, accumulated in float32; no form of words."""
+    if "converted" in form:
+        rows, weight = _rounded(x, weight.dtype), weight.astype(jnp.float32)
+    else:
+        rows = x.astype(weight.dtype)
+    rows, weight_first = _at_least_two(rows), form in ("weight x rows", "converted weight x rows")
+    left, right = (weight, rows) if weight_first else (rows, weight)
+    exact = lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None
+    y = lax.dot_general(left, right, (((1,), (1,)), ((), ())), precision=exact, preferred_element_type=jnp.float32)
+    return (_turned(y) if weight_first else y)[: len(x)]
+
+
+def _rounded(x: Float32[Array, "row in"], dtype: DTypeLike) -> Float32[Array, "row in"]:
+    """The numbers as the dtype would have them."""
+    if dtype == jnp.bfloat16:
+        # XLA fuses two conversions, and what is before them, with the product, and computes it for each of its pieces.
+        return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    return x.astype(dtype).astype(jnp.float32)
 
 
 @functools.partial(jax.jit, inline=True)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hybridlm._product_times import CONVERTED, FUSED
 from models.linear import VECTOR, Form, Product, groups_of_terms, linear, multiply_words, product_forms
 
 run = jax.jit(linear)
@@ -23,7 +24,8 @@ def in_form(form: Form, x, weight):
         ):
             return linear(x, weight)
 
-    return jax.jit(formed)(x, weight, words)
+    options = dict(FUSED) if form in CONVERTED else None
+    return jax.jit(formed).lower(x, weight, words).compile(compiler_options=options)(x, weight, words)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (3, 4)])
@@ -62,7 +64,7 @@ def test_few_rows_of_a_narrow_weight_are_multiplied_from_the_left() -> None:
 
 
 FORMS_BY_ROWS = [
-    *((form, n, 48) for form in ("rows x weight", "weight x rows") for n in (1, 2, 5, 33, 64)),
+    *((form, n, 48) for form in ("rows x weight", "weight x rows", *CONVERTED) for n in (1, 2, 5, 33, 64)),
     *(("words of weight", n, inputs) for n in (1, 2, 3, 4, 7) for inputs in (32, 96, 544, 2368, 3552)),
 ]
 
@@ -80,12 +82,13 @@ def test_every_form_computes_the_product_and_a_row_has_the_same_bits_at_every_pl
     assert np.asarray(in_form(form, x[order].astype(np.float32), weight)).tobytes() == y[order].tobytes()
 
 
-def test_a_row_that_is_no_number_is_so_alone() -> None:
+@pytest.mark.parametrize("form", ["words of weight", *CONVERTED])
+def test_a_row_that_is_no_number_is_so_alone(form: Form) -> None:
     rng = np.random.default_rng(0)
     weight, x = rng.normal(size=(19, 64)).astype(jnp.bfloat16), rng.normal(size=(3, 64)).astype(np.float32)
-    clean = np.asarray(multiply_words(x, weight.view(np.uint32)))
+    clean = np.asarray(in_form(form, x, weight))
     x[1, 5] = np.nan
-    got = np.asarray(multiply_words(x, weight.view(np.uint32)))
+    got = np.asarray(in_form(form, x, weight))
     assert np.isnan(got[1]).all() and got[[0, 2]].tobytes() == clean[[0, 2]].tobytes()
 
 

@@ -3,8 +3,7 @@
 Where products are fused with what they read (`xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT`), the
 library reads memory beside a right operand that is broadcast inside the fusion: jax 0.10.2 and 0.12.0 return wrong
 numbers, some of them 1e22, of `x @ jnp.ones((16, 2))`. It was seen with scalars, vectors and matrices, along dimensions
-that are summed, kept and batched; never on the left. So a right operand is one of the fusion's, as it is or converted;
-a left one may be broadcast.
+that are summed, kept and batched; never with what is broadcast on the left.
 """
 
 from collections.abc import Iterator
@@ -14,33 +13,33 @@ from ir_passes.program import Computation, Instruction, Module
 
 LIBRARY = b'"__ynn_fusion"'
 """In the backend configuration of the fusions of that library; others are XLA's own code."""
-RIGHT = ("parameter", "bitcast", "convert")
-LEFT = (*RIGHT, "broadcast")
-"""What may lie between the operands of a fusion and those of its products."""
 
 
 def misread_operands(module: Module) -> Iterator[Finding]:
-    """Products inside fusions of a library that read something else than they may."""
+    """Products inside fusions of the library whose right operand is computed from something that is broadcast there."""
     for one in module.instructions.values():
         if one.opcode == "fusion" and LIBRARY in one.backend_config:
             for fused in (module.computations[called] for called in one.called):
-                yield from _of_fusion(one, fused, module)
+                for product, read in _misread(fused):
+                    yield Finding(
+                        FindingKind.FUSED_OPERAND,
+                        where(one, module),
+                        f"the right operand of the product %{product.name} is computed from %{read.name} "
+                        f"({read.opcode} {read.array}) inside a fusion that a library computes, which reads beside it",
+                        "Compile the step without xla_cpu_experimental_ynn_fusion_type, or give it the right operand "
+                        "as an argument.",
+                    )
 
 
-def _of_fusion(fusion: Instruction, fused: Computation, module: Module) -> Iterator[Finding]:
+def _misread(fused: Computation) -> Iterator[tuple[Instruction, Instruction]]:
+    """Such products of a fusion, each with the first thing that is broadcast."""
     inside = {one.id: one for one in fused.instructions}
     for product in (one for one in inside.values() if one.opcode == "dot"):
-        for side, operand, may in zip(("left", "right"), product.operands, (LEFT, RIGHT), strict=True):
-            read = inside[operand]
-            while read.opcode in may and read.operands:
-                (before,) = read.operands
-                read = inside[before]
-            if read.opcode not in may:
-                yield Finding(
-                    FindingKind.FUSED_OPERAND,
-                    where(fusion, module),
-                    f"the product %{product.name} reads %{read.name} ({read.opcode} {read.array}) on its {side} inside "
-                    f"a fusion that a library computes, expected an operand of the fusion through {', '.join(may[1:])}",
-                    "Compile the step without xla_cpu_experimental_ynn_fusion_type, or give it what the product reads "
-                    "as an argument.",
-                )
+        _, right = product.operands
+        seen, reached = {right}, [right]
+        for operand in reached:
+            if inside[operand].opcode == "broadcast":
+                yield product, inside[operand]
+                break
+            reached += (before for before in inside[operand].operands if before not in seen)
+            seen.update(inside[operand].operands)

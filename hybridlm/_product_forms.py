@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from hybridlm._form_store import FormStore
 from hybridlm._machine import Machine, cores
-from hybridlm._product_times import CONVERTED, compiled_forms, converted, seconds_of
+from hybridlm._product_times import CONVERTED, compiled_forms, converted, forms_of, seconds_of
 from hybridlm._progress import counting_progress
 from hybridlm._words import words_of
-from models.linear import MANY_ROWS, Form, Product, counted_as
+from models.linear import Form, Product, counted_as
 
 LARGE = 1 << 17
 """Elements of a weight from which on the form of its product is worth measuring."""
@@ -68,15 +68,13 @@ def large_products(params: Iterable[jax.Array], rows: Iterable[int]) -> dict[Pro
         if one.ndim == 2 and one.size >= LARGE and one.dtype in (jnp.bfloat16, jnp.float16):
             weights.setdefault((one.shape[0], one.shape[1], str(one.dtype)), []).append(one)
     least = SHARE * sum(one.nbytes for same in weights.values() for one in same)
-    counts = set(map(counted_as, rows))
-    if jax.default_backend() != "cpu":
-        counts.discard(MANY_ROWS)  # there is nothing to choose between
-    return {
+    products = {
         Product(count, *shape): same
         for shape, same in weights.items()
         if sum(one.nbytes for one in same) >= least
-        for count in sorted(counts)
+        for count in sorted(set(map(counted_as, rows)))
     }
+    return {product: same for product, same in products.items() if len(forms_of(product)) > 1}
 
 
 def read_as_words(forms: ChosenForms, params: Sequence[jax.Array]) -> dict[int, jax.Array]:

@@ -156,7 +156,7 @@ def multiply_words(rows: Float32[Array, "row in"], words: UInt32[Array, "out hal
         words: the bytes of the weight: each holds an even input's number in its low half, the next one's in its high
             half. XLA converts a bfloat16 array to float32 and back before it takes slices of it, all of it.
     """
-    inputs = lax.reduce_precision(rows, exponent_bits=8, mantissa_bits=7)
+    inputs = _rounded(rows, jnp.bfloat16)
     terms = words.shape[1] // VECTOR
     groups = groups_of_terms(terms)
     inputs = inputs.reshape(len(rows), groups, terms // groups, VECTOR, 2)

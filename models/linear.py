@@ -20,8 +20,8 @@ FEW_ROWS = 32
 ROW_MAJOR = Layout(major_to_minor=(0, 1))
 PROJECTION = "projection"
 """The scope that the products have in profiles, inside that of their layer."""
-VECTOR = 16
-"""Partial sums of even inputs, and as many of odd ones, of each output in the form that reads words."""
+VECTOR = 8
+"""Partial sums of even inputs, and as many of odd ones, in each group of terms in the form that reads words."""
 MOST_TERMS = 72
 """Of a partial sum: LLVM takes seconds over more, and its code for them is slow."""
 
@@ -148,8 +148,8 @@ def multiply_words(rows: Float32[Array, "row in"], words: UInt32[Array, "out hal
     """`rows @ weight.T` with the rows rounded to the weight's bfloat16, accumulated in float32; one to four rows.
 
     A product packs the weight in every call, which takes two to three times as long as reading it. Sums of elementwise
-    products do not: `VECTOR` partial sums of each output, and their sum. Measured beside other forms:
-    docs/performance-without-amx.md.
+    products do not: `VECTOR` partial sums of each output in each group of terms, and their sum. Measured beside other
+    forms: docs/performance-without-amx.md.
 
     Args:
         rows: the inputs.
@@ -174,15 +174,19 @@ def multiply_words(rows: Float32[Array, "row in"], words: UInt32[Array, "out hal
         odd_terms.append(high * odd[None, :, :, term])
     total = functools.reduce(operator.add, even_terms) + functools.reduce(operator.add, odd_terms)
     # So many uses of one sum are more than XLA would compute it anew for. A product with ones takes longer.
-    parts = [total[..., place] for place in range(VECTOR)]
-    while len(parts) > 1:
+    parts = [total[:, :, group, place] for group in range(groups) for place in range(VECTOR)]
+    while len(parts) > groups:
         parts = [one + other for one, other in zip(parts[::2], parts[1::2], strict=True)]
-    return _turned(functools.reduce(operator.add, (parts[0][:, :, group] for group in range(groups))))
+    return _turned(functools.reduce(operator.add, parts))
 
 
 def groups_of_terms(terms: int) -> int:
-    """In how many equal groups the terms of a sum are added, each of no more than MOST_TERMS: the fewest."""
-    return next(groups for groups in range(1, terms + 1) if terms % groups == 0 and terms // groups <= MOST_TERMS)
+    """In how many equal groups the terms of a sum are added, each of no more than MOST_TERMS: the fewest, but two.
+
+    A single group is a loop that LLVM does not vectorise.
+    """
+    can = (groups for groups in range(2, terms + 1) if terms % groups == 0 and terms // groups <= MOST_TERMS)
+    return next(can, terms)
 
 
 def _turned(y: Float32[Array, "out row"]) -> Float32[Array, "row out"]:

@@ -92,7 +92,7 @@ def test_a_row_that_is_no_number_is_so_alone(form: Form) -> None:
     assert np.isnan(got[1]).all() and got[[0, 2]].tobytes() == clean[[0, 2]].tobytes()
 
 
-@pytest.mark.parametrize("terms", [20, 74])
+@pytest.mark.parametrize("terms", [20, 48, 222])
 def test_words_are_read_as_they_lie_and_not_written_again(terms: int) -> None:
     """XLA takes slices of the words; a second array of the size of the weight would take longer than the product."""
     half, groups = VECTOR * terms, groups_of_terms(terms)

@@ -66,14 +66,15 @@ class FormStore:
                 kept = from_json(Measured, file.read(MOST_CHARACTERS + 1))
         except (OSError, RecordError):
             return None
+        can = forms_of(product)
         found: dict[Form, float] = {
             form: 1e-3 * one.milliseconds
             for one in kept.times
-            for form in forms_of(product)
+            for form in can
             if one.form == form and one.milliseconds > 0
         }
         same = (kept.version, kept.machine, kept.product) == (VERSION, self.machine, product)
-        whole = len(found) == len(kept.times) and set(forms_of(product)) - {"words of weight"} <= set(found)
+        whole = len(found) == len(kept.times) and set(can) - {"words of weight"} <= set(found)
         return found if same and whole else None
 
     def keep(self, product: Product, seconds: Mapping[Form, float]) -> None:

@@ -32,14 +32,12 @@ def misread_operands(module: Module) -> Iterator[Finding]:
 
 
 def _misread(fused: Computation) -> Iterator[tuple[Instruction, Instruction]]:
-    """Such products of a fusion, each with the first thing that is broadcast."""
-    inside = {one.id: one for one in fused.instructions}
-    for product in (one for one in inside.values() if one.opcode == "dot"):
-        _, right = product.operands
-        seen, reached = {right}, [right]
-        for operand in reached:
-            if inside[operand].opcode == "broadcast":
-                yield product, inside[operand]
-                break
-            reached += (before for before in inside[operand].operands if before not in seen)
-            seen.update(inside[operand].operands)
+    """Such products of a fusion, each with something that is broadcast."""
+    spread: dict[int, Instruction] = {}  # by what is computed from it
+    for one in fused.instructions:  # operands before users
+        if one.opcode == "dot" and one.operands[1] in spread:
+            yield one, spread[one.operands[1]]
+        if one.opcode == "broadcast":
+            spread[one.id] = one
+        else:
+            spread.update((one.id, spread[operand]) for operand in one.operands if operand in spread)

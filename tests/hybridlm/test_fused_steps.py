@@ -58,7 +58,7 @@ def test_fused_steps_pass_their_audit_and_compute_the_same(
 
 
 def test_a_fused_step_that_fails_its_audit_is_compiled_as_usual(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A processor that sums by a product with ones is what XLA's library computes wrongly."""
 

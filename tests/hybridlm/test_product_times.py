@@ -26,7 +26,7 @@ def test_words_are_a_form_of_few_rows_and_a_number_of_inputs_that_can_be_summed(
         (Product(5, 24, 512, "bfloat16"), False),
         (Product(1, 24, 480, "bfloat16"), False),
         (Product(1, 24, 528, "bfloat16"), False),
-        (Product(1, 24, 2336, "bfloat16"), False),  # 73 terms, a prime
+        (Product(1, 24, 2336, "bfloat16"), False),  # 146 terms, twice a prime
         (Product(1, 24, 2368, "bfloat16"), True),
         (Product(4, 24, 3584, "bfloat16"), True),
         (Product(1, 24, 16, "bfloat16"), False),

@@ -83,7 +83,7 @@ def test_a_stop_token_is_in_the_ids_and_not_in_the_text(text_lm: hybridlm.LM) ->
     until = free.token_ids.index(stop) + 1
     (stopped,) = text_lm.generate("Ada", stop=[stop], **FREE)
     assert stopped.token_ids == free.token_ids[:until] and stopped.finish_reason == "stop"
-    assert stopped.text == text_lm.tokenizer.decode(free.token_ids[: until - 1])  # type: ignore[union-attr]
+    assert stopped.text == text_lm.tokenizer.decode(free.token_ids[: until - 1])  # type: ignore[union-attr]  # it has one
 
 
 def test_stop_adds_to_the_models_own_end_tokens(text_lm: hybridlm.LM) -> None:

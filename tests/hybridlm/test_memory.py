@@ -51,7 +51,7 @@ def test_what_would_fit_is_the_most_that_fits() -> None:
     found = re.search(r"; lanes=(\d+) or context=(\d+) would fit$", str(raised.value))
     assert found is not None
     lanes, context = int(found[1]), int(found[2])
-    fits = lambda lanes, context: 100 * MB + (lanes + min(lanes, 4)) * row(context) <= available  # noqa: E731
+    fits = lambda lanes, context: 100 * MB + (lanes + min(lanes, 4)) * row(context) <= available
     assert fits(lanes, 4096) and not fits(lanes + 1, 4096)
     assert fits(8, context) and not fits(8, context + 128)
 

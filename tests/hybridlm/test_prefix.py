@@ -160,7 +160,7 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(text_lm
 
     def poison(rows: Rows, owners: list[Any]) -> Rows:
         free = np.array([owner is None for owner in owners])
-        where = lambda leaf: free.reshape((-1,) + (1,) * (leaf.ndim - 1))  # noqa: E731  (a step or a rule of one line)
+        where = lambda leaf: free.reshape((-1,) + (1,) * (leaf.ndim - 1))
         return Rows(jax.tree.map(lambda leaf: jnp.where(where(leaf), jnp.nan, leaf), rows.layers), rows.token)
 
     for use, pool in list(engine._kept.items()):

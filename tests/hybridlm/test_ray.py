@@ -27,7 +27,7 @@ def test_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delitem(sys.modules, "hybridlm.ray", raising=False)
     monkeypatch.setattr("hybridlm._errors.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r'hybridlm\.ray: needs ray.*pip install "hybridlm\[ray\]"'):
-        import hybridlm.ray  # noqa: F401
+        import hybridlm.ray  # noqa: F401  (it asks for the extra)
 
 
 # What follows takes a minute and needs the extra, which .ci/long installs. What Ray warns of is its own (2026-11-22).

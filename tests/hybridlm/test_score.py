@@ -113,7 +113,7 @@ def test_perplexity_is_that_of_the_windows(text_lm: hybridlm.LM) -> None:
         end = min(start + size, len(whole))
         window = text_lm.score([whole[max(0, end - size) : end]])[0]
         total += float(np.sum(window.logprobs[start + 1 - end :], dtype=np.float64))
-    total += text_lm.score([[text_lm.eos_token_ids[0], *text_lm.tokenizer.encode("xyz")]])[0].sum_logprob  # type: ignore[union-attr]
+    total += text_lm.score([[text_lm.eos_token_ids[0], *text_lm.tokenizer.encode("xyz")]])[0].sum_logprob  # type: ignore[union-attr]  # it has one
     assert text_lm.perplexity([long, "xyz"]) == pytest.approx(np.exp(-total / (len(ids) + 3)), rel=1e-6)
     with pytest.raises(ValueError, match="texts: is empty"):
         text_lm.perplexity([])

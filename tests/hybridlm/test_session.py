@@ -44,7 +44,7 @@ def test_events_tell_every_token_once(text_lm: hybridlm.LM) -> None:
     tokens: dict[int, list[int]] = {}
     texts: dict[int, str] = {}
     for event in text_lm.stream(PROMPTS, **SETTINGS):
-        tokens.setdefault(event.index, []).append(event.token)  # type: ignore[arg-type]
+        tokens.setdefault(event.index, []).append(event.token)  # type: ignore[arg-type]  # every event has one here
         texts[event.index] = texts.get(event.index, "") + event.text
         if event.completion is not None:
             assert tokens[event.index] == event.completion.token_ids and texts[event.index] == event.completion.text

@@ -51,7 +51,7 @@ SHIFT_ARGS = (jnp.ones((LANES, 3, 16)), jnp.ones((LANES, 16)))
 
 def args(seed: int = 0) -> tuple[Any, ...]:
     random = np.random.default_rng(seed)
-    normal = lambda *shape: jnp.asarray(random.normal(size=shape).astype(np.float32))  # noqa: E731
+    normal = lambda *shape: jnp.asarray(random.normal(size=shape).astype(np.float32))
     return normal(WIDTH, WIDTH), normal(SLOTS, WIDTH), jnp.array([5, 1, 3], jnp.int32), normal(LANES, WIDTH)
 
 
@@ -248,14 +248,14 @@ def test_argument_that_is_donated_in_part() -> None:
 def test_first_call_looks_where_the_pools_lie() -> None:
     step = compile_step(one_pool, args(), ONE)
     moved = jax.jit(one_pool)  # copies: nothing is donated
-    step._run._entry = moved  # type: ignore[attr-defined]
+    step._run._entry = moved  # type: ignore[attr-defined]  # a stand-in
     with pytest.raises(AuditError, match="output 1 has bytes of its own after the first call") as raised:
         step(*args())
     assert {finding.kind for finding in raised.value.findings} == {FindingKind.NOT_IN_PLACE}
     step(*args())  # looked at once
 
     warned = compile_step(one_pool, args(), ONE, certify="warn")
-    warned._run._entry = moved  # type: ignore[attr-defined]
+    warned._run._entry = moved  # type: ignore[attr-defined]  # a stand-in
     with pytest.warns(CertificationWarning, match="bytes of its own"):
         warned(*args())
 

@@ -160,7 +160,7 @@ MAP = SlotMap("state", ROWS)
 DECLARATIONS = {
     "an Opaque": ((L,), r"opaque 'kernel': expected Opaque\(inputs, outputs\)"),
     "nothing but entries": (Opaque((L, "lane"), (L,)), "opaque 'kernel', operand 1: expected one of"),
-    "roles that there are": (Opaque((L,), (Lane(role="len"),)), "result 0: Lane has no role 'len'"),  # type: ignore[arg-type]
+    "roles that there are": (Opaque((L,), (Lane(role="len"),)), "result 0: Lane has no role 'len'"),  # type: ignore[arg-type]  # wrong on purpose
     "roles that an operation can have": (
         Opaque((Lane(role="accepted"),), (L,)),
         "operand 0: the one role that a lane can",

@@ -182,7 +182,7 @@ def opposite_rows(x, scale):
 
 
 def test_row_wise_function_is_believed_and_listed() -> None:
-    step = lambda w, x: (opposite_rows(x, w[0, 0]),)  # noqa: E731  (a step or a rule of one line)
+    step = lambda w, x: (opposite_rows(x, w[0, 0]),)
     assert kinds(step, lane_args(), LANES)
     compiler.rowwise(opposite_rows, inputs=(Lane(), Shared()))
     assert proved(step, lane_args(), LANES).assumed == ("row-wise: opposite_rows",)

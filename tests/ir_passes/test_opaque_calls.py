@@ -123,7 +123,7 @@ def added(rows_ref, out_ref):
 def test_aliases_are_those_of_the_call() -> None:
     shape = jax.ShapeDtypeStruct((N, D), jnp.float32)
     kernel = pl.pallas_call(added, out_shape=shape, input_output_aliases={0: 0}, name="added")
-    step = lambda p, x: (kernel(p) + x,)  # noqa: E731  (a step or a rule of one line)
+    step = lambda p, x: (kernel(p) + x,)
     given = jnp.zeros((N, D)), jnp.ones((N, D))
 
     def declared(aliases: dict[int, int]) -> LaneContract:
@@ -161,7 +161,7 @@ def test_a_fault_upstream_is_reported_where_it_is() -> None:
 
 
 def test_a_call_without_results_is_held_to_its_declaration() -> None:
-    step = lambda p, s, x: (io_callback(kernels.copy_rows, None, x), x)[1:]  # noqa: E731
+    step = lambda p, s, x: (io_callback(kernels.copy_rows, None, x), x)[1:]
     assert prove_isolation(step, args(), contract({"copy_rows": Opaque((Lane(),), ())}, Lane()))
     assert "operand 0 is declared Shared" in faults(
         step, args(), contract({"copy_rows": Opaque((Shared(),), ())}, Lane())

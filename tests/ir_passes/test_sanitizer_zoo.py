@@ -42,9 +42,9 @@ def run(program: Program) -> None:
     left = np.array([Label(10 + lane, 4, 0, 2) for lane in range(lanes)], np.int32)
     ghosts = []
     for index, ghost in zip(sanitized.pools, sanitized.ghosts(), strict=True):
-        rows = groups.get(sanitized.bound.inputs[index].entry.group, np.arange(lanes))  # pyright: ignore
+        rows = groups.get(sanitized.bound.inputs[index].entry.group, np.arange(lanes))  # pyright: ignore  # a pool
         ghosts.append(jnp.asarray(ghost).at[np.where(rows > 0, rows, len(ghost))].set(labels, mode="drop"))
-        if sanitized.bound.inputs[index].entry.group not in groups:  # pyright: ignore
+        if sanitized.bound.inputs[index].entry.group not in groups:  # pyright: ignore  # a pool
             ghosts[-1] = jnp.asarray(labels)
     found = labels.copy()
     for rows in groups.values():

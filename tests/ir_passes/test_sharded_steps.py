@@ -249,7 +249,7 @@ def test_collectives_of_loops_stand_as_often_as_in_the_compiled_program(
     length: int, unroll: int, times: list[int]
 ) -> None:
     def local(x):
-        turn = lambda carry, _: (lax.psum(carry * x, "model"), None)  # noqa: E731  (a step or a rule of one line)
+        turn = lambda carry, _: (lax.psum(carry * x, "model"), None)
         looped = lax.scan(turn, jnp.ones_like(x), None, length=length, unroll=unroll)[0]
         return lax.while_loop(lambda y: y.sum() < 9, lambda y: y + lax.pmax(y * x, "model"), looped)
 

@@ -71,7 +71,7 @@ def test_spellings_of_the_layers_of_nemotron() -> None:
 @pytest.mark.parametrize("infinity", [math.inf, {"__float__": "Infinity"}])
 def test_limits_of_the_time_step(infinity: Any) -> None:
     config = tiny("mamba2_base") | {"time_step_limit": [0.01, infinity]}
-    assert read(config).layers[0][0].step_limits == (0.01, math.inf)  # type: ignore[attr-defined]
+    assert read(config).layers[0][0].step_limits == (0.01, math.inf)  # type: ignore[attr-defined]  # a Mamba2's
 
 
 @pytest.mark.parametrize(

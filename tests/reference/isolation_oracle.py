@@ -107,7 +107,7 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
     for i, at in enumerate(bound.inputs):
         axis = getattr(at.entry, "axis", 0)
         if both[i] is not leaves[i]:
-            row = lane if isinstance(at.entry, Lane) else int(maps(bound, leaves, at.entry.group)[0][lane])  # type: ignore[union-attr]
+            row = lane if isinstance(at.entry, Lane) else int(maps(bound, leaves, at.entry.group)[0][lane])  # type: ignore[union-attr]  # a pool
             both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
     yield Run(f"NaN in lane {lane}", both, frozenset(holders))
 

@@ -62,7 +62,7 @@ def influence(
         for sources in [[i] for i in own] + [own]:
             changed = list(leaves)
             for i in sources:
-                axis = bound.inputs[i].entry.axis  # type: ignore[union-attr]
+                axis = bound.inputs[i].entry.axis  # type: ignore[union-attr]  # of a lane or a pool
                 array = np.moveaxis(leaves[i].copy(), axis, 0)
                 array[lane] = change(bound.inputs[i].path, array[lane], np.random.default_rng((lane, i)))
                 changed[i] = np.moveaxis(array, 0, axis)
@@ -70,7 +70,7 @@ def influence(
             got = [np.asarray(leaf) for leaf in jax.tree.leaves(run(*jax.tree.unflatten(tree, changed)))]
             seen = False
             for output, before, after in zip(bound.outputs, base, got, strict=True):
-                axis = output.entry.axis  # type: ignore[union-attr]
+                axis = output.entry.axis  # type: ignore[union-attr]  # of a lane or a pool
                 for other in range(bound.lanes):
                     if row(before, axis, other) != row(after, axis, other):
                         seen = seen or other == lane

@@ -20,7 +20,7 @@ from jaxtyping import Float32
 
 from models.chunk_decay import channel_decay, head_decay, power_of_two
 from models.chunked_recurrence import Fresh, State, Valid, scan_chunks, split
-from models.full_precision import full_einsum
+from models.full_precision import full_einsum, multiply_few
 from models.triangular import solve_unit_lower
 
 CHUNK = 32
@@ -89,8 +89,7 @@ def delta_rule_step(
     channels = g.ndim == k.ndim
     decay = jnp.exp(g if channels else g[:, :, None])
     reads = jnp.stack([decay * q, decay * k] if channels else [q, k], axis=2)
-    read = full_einsum("nhck,nhkv->nhcv", reads, state)
-    read_q, read_k = jnp.moveaxis(jnp.where(fresh[:, None, None, None], 0.0, read), 2, 0)
+    read_q, read_k = jnp.where(fresh[None, :, None, None], 0.0, multiply_few(reads, state))
     if not channels:
         read_q, read_k = decay * read_q, decay * read_k
     delta = b[:, :, None] * (v - read_k)

@@ -14,7 +14,7 @@ from ir_passes.fingerprint import fingerprint
 from ir_passes.record import MOST_CHARACTERS, RecordError, from_json, to_json
 from models.linear import Form, Product
 
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, UInt32
 
+from models.varying import varying_like
+
 FEW_ROWS = 32
 """Up to this many rows, XLA:CPU multiplies a narrow weight from the left 1.0 to 2.2 times as fast as from the right."""
 ROW_MAJOR = Layout(major_to_minor=(0, 1))
@@ -24,6 +26,8 @@ VECTOR = 8
 """Partial sums of even inputs, and as many of odd ones, in each group of terms in the form that reads words."""
 MOST_TERMS = 72
 """Of a partial sum: LLVM takes seconds over more, and its code for them is slow."""
+MOST_PARTIAL = 8 << 20
+"""Bytes of partial sums at a time: more would go to memory and back, and into pages that every step is given anew."""
 
 MOST_ROWS, MANY_ROWS = 64, 128
 """Of up to this many rows each number counts for itself; all larger numbers of rows count as the second."""
@@ -162,11 +166,35 @@ def multiply_words(rows: Float32[Array, "row in"], words: UInt32[Array, "out hal
     inputs = inputs.reshape(len(rows), groups, terms // groups, VECTOR, 2)
     even, odd = inputs[..., 0], inputs[..., 1]
     words = words.reshape(len(words), groups, terms // groups, VECTOR)
+    outputs = len(words)
+    pieces = -(-len(rows) * outputs * groups * VECTOR * 4 // MOST_PARTIAL)
+    size = -(-outputs // pieces)
+    if pieces == 1:
+        return _turned(_sums_of_words(even, odd, words, 0, size))
+
+    def piece(index: Array, y: Array) -> Array:
+        start = jnp.minimum(index * size, outputs - size)  # the last piece has some of the one before it, too
+        return lax.dynamic_update_slice_in_dim(y, _sums_of_words(even, odd, words, start, size), start, axis=0)
+
+    empty = varying_like(jnp.zeros((outputs, len(rows)), jnp.float32), even, odd, words)
+    return _turned(lax.fori_loop(0, pieces, piece, empty))
+
+
+def _sums_of_words(
+    even: Float32[Array, "row group term vector"],
+    odd: Float32[Array, "row group term vector"],
+    words: UInt32[Array, "out group term vector"],
+    start: Array | int,
+    size: int,
+) -> Float32[Array, "size row"]:
+    """The products with so many outputs of the weight, from `start` on."""
+    _, groups, terms, _ = words.shape
     # Two sums that do not wait for each other.
     even_terms: list[Array] = []
     odd_terms: list[Array] = []
-    for term in range(terms // groups):
-        both = words[:, None, :, term]
+    for term in range(terms):
+        # One slice: XLA would write an array of the outputs' words, of which all terms are slices.
+        both = lax.dynamic_slice(words, (start, 0, term, 0), (size, groups, 1, VECTOR)).reshape(size, 1, groups, VECTOR)
         # XLA would not know the distance of a shift in its fusion, and branch on whether it is one of 32 bits.
         low = lax.bitcast_convert_type(both.astype(jnp.uint16), jnp.bfloat16).astype(jnp.float32)
         high = lax.bitcast_convert_type(both & jnp.uint32(0xFFFF0000), jnp.float32)
@@ -177,7 +205,7 @@ def multiply_words(rows: Float32[Array, "row in"], words: UInt32[Array, "out hal
     parts = [total[:, :, group, place] for group in range(groups) for place in range(VECTOR)]
     while len(parts) > groups:
         parts = [one + other for one, other in zip(parts[::2], parts[1::2], strict=True)]
-    return _turned(functools.reduce(operator.add, parts))
+    return functools.reduce(operator.add, parts)
 
 
 def groups_of_terms(terms: int) -> int:

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 
 from hybridlm._product_times import CONVERTED, FUSED
-from models.linear import VECTOR, Form, Product, groups_of_terms, linear, multiply_words, product_forms
+from ir_passes import Lane, LaneContract, Shared, compile_step
+from models.linear import (
+    MOST_PARTIAL,
+    VECTOR,
+    Form,
+    Product,
+    groups_of_terms,
+    linear,
+    multiply_words,
+    product_forms,
+)
 
 run = jax.jit(linear)
 
@@ -104,6 +114,33 @@ def test_words_are_read_as_they_lie_and_not_written_again(terms: int) -> None:
     assert sizes and max(sizes) < 96 * half
     # None of the partial sums is computed a second time for the sum of them.
     assert text.count(" multiply(") == 2 * terms // groups
+
+
+def test_the_words_of_many_outputs_are_summed_in_pieces() -> None:
+    """Lane by lane, as the compiler proves; the last piece begins in the one before it."""
+    inputs, outputs, lanes = 64, 100_003, 3
+    rng = np.random.default_rng(0)
+    weight, rows = rng.normal(size=(outputs, inputs)).astype(jnp.bfloat16), rng.normal(size=(lanes, inputs))
+    rows = rows.astype(jnp.bfloat16).astype(np.float32)
+    step = compile_step(
+        lambda words, rows: (multiply_words(rows, words),),
+        (jnp.asarray(weight.view(np.uint32)), jnp.asarray(rows)),
+        LaneContract((Shared(), Lane()), (Lane(),)),
+    )
+
+    def run(rows: np.ndarray) -> np.ndarray:
+        return np.asarray(step(jnp.asarray(weight.view(np.uint32)), jnp.asarray(rows))[0])
+
+    jaxpr = jax.make_jaxpr(multiply_words)(rows, weight.view(np.uint32))
+    assert sum(one.primitive.name in ("scan", "while") for one in jaxpr.eqns) == 1
+    usage = step.compiled.memory_analysis()
+    assert usage is not None and usage.temp_size_in_bytes < 2 * MOST_PARTIAL
+    y = run(rows)
+    np.testing.assert_allclose(y, rows.astype(np.float64) @ weight.astype(np.float64).T, atol=1e-4)
+    assert run(rows[[2, 0, 1]]).tobytes() == y[[2, 0, 1]].tobytes()
+    rows[1] = np.nan
+    poisoned = run(rows)
+    assert np.isnan(poisoned[1]).all() and poisoned[[0, 2]].tobytes() == y[[0, 2]].tobytes()
 
 
 def test_words_meet_rows_rounded_to_the_dtype_of_the_weight() -> None:

@@ -12,6 +12,7 @@ from models.activations import silu, silu_gated
 from models.cut import Part, columns, rows
 from models.delta_rule import DeltaGiven, delta_rule
 from models.devices import ALONE, Devices
+from models.heads import merge_heads
 from models.initial import decay_rates, matrix, parameter
 from models.linear import linear
 from models.multiplier import scaled
@@ -122,4 +123,4 @@ class GatedDeltaNet(Recurrent):
     ) -> Activations:
         c = self.config
         gated = silu_gated(rest.reshape(mixed.shape), rms_norm(mixed, self.norm[...], c.eps))
-        return linear(gated.reshape((*mixed.shape[:2], c.value_width)), self.out_proj[...])
+        return linear(merge_heads(gated), self.out_proj[...])

@@ -16,6 +16,7 @@ from models.activations import silu
 from models.cut import Part, columns, rows
 from models.delta_rule import DeltaGiven, delta_rule
 from models.devices import ALONE, Devices
+from models.heads import merge_heads
 from models.initial import decay_rates, matrix, parameter
 from models.linear import linear
 from models.norms import l2_norm, rms_norm
@@ -130,4 +131,4 @@ class KimiDeltaAttention(Recurrent):
         self, mixed: Float32[Array, "lane token value_head value"], rest: Float32[Array, "lane token inner"]
     ) -> Activations:
         gated = rms_norm(mixed, self.norm[...], self.config.eps) * jax.nn.sigmoid(rest.reshape(mixed.shape))
-        return linear(gated.reshape((*mixed.shape[:2], self.config.width)), self.out_proj[...])
+        return linear(merge_heads(gated), self.out_proj[...])

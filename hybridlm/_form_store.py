@@ -12,7 +12,7 @@ from hybridlm._product_times import forms_of
 from hybridlm._replacing import replacing
 from ir_passes.fingerprint import fingerprint
 from ir_passes.record import MOST_CHARACTERS, RecordError, from_json, to_json
-from models.linear import Form, Product
+from models.linear import WORDS, Form, Product
 
 VERSION = 5
 
@@ -74,7 +74,7 @@ class FormStore:
             if one.form == form and one.milliseconds > 0
         }
         same = (kept.version, kept.machine, kept.product) == (VERSION, self.machine, product)
-        whole = len(found) == len(kept.times) and set(can) - {"words of weight"} <= set(found)
+        whole = len(found) == len(kept.times) and set(can) - set(WORDS) <= set(found)
         return found if same and whole else None
 
     def keep(self, product: Product, seconds: Mapping[Form, float]) -> None:

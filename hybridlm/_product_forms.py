@@ -14,7 +14,7 @@ from hybridlm._machine import Machine, cores
 from hybridlm._product_times import CONVERTED, compiled_forms, converted, forms_of, seconds_of
 from hybridlm._progress import counting_progress
 from hybridlm._words import words_of
-from models.linear import Form, Product, counted_as
+from models.linear import WORDS, Form, Product, counted_as
 
 LARGE = 1 << 17
 """Elements of a weight from which on the form of its product is worth measuring."""
@@ -48,7 +48,7 @@ class ChosenForms:
     def read_as_words(self) -> set[tuple[int, int, str]]:
         """Shapes and dtypes of the weights whose words some products read."""
         either = (*self.plain.items(), *self.fused.items())
-        return {(one.outputs, one.inputs, one.dtype) for one, form in either if form == "words of weight"}
+        return {(one.outputs, one.inputs, one.dtype) for one, form in either if form in WORDS}
 
     def __str__(self) -> str:
         other = [f"{_name(one)} as {form}" for one, form in sorted(self.plain.items()) if form != one.usual_form]
@@ -133,7 +133,7 @@ def _best(product: Product, seconds: Mapping[Form, float], fused: bool) -> Form:
 
     XLA has no kernel for narrow numbers in a step that is fused.
     """
-    can: list[Form] = [form for form in seconds if form == "words of weight" or (form in CONVERTED) == fused]
+    can: list[Form] = [form for form in seconds if form in WORDS or (form in CONVERTED) == fused]
     usual = converted(product.usual_form) if fused else product.usual_form
     if not can:
         return product.usual_form

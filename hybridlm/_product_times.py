@@ -11,7 +11,17 @@ import jax
 import numpy as np
 
 from hybridlm._words import words_of
-from models.linear import MANY_ROWS, VECTOR, Form, Product, groups_of_terms, multiply, multiply_words
+from models.linear import (
+    MANY_ROWS,
+    SHARED_TERMS,
+    VECTOR,
+    WORDS,
+    Form,
+    Product,
+    groups_of_terms,
+    multiply,
+    multiply_words,
+)
 
 FUSED: dict[str, str | bool] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 """Options of XLA:CPU under which a product takes in the elementwise operations around it. A narrow weight is converted
@@ -20,7 +30,7 @@ where the CPU multiplies such numbers itself. The audit knows what goes wrong un
 CONVERTED: tuple[Form, ...] = ("rows x converted weight", "converted weight x rows")
 """The forms for which a step is compiled with FUSED."""
 WORDS_ROWS = 4
-"""Of so few rows the form that reads words can be the fastest."""
+"""Of so few rows a form that reads words can be the fastest."""
 FEWEST_TERMS = 16
 """Of its sums: XLA computes the inputs again in each of fewer."""
 ROUNDS = 9
@@ -44,6 +54,8 @@ def forms_of(product: Product) -> tuple[Form, ...]:
     enough = terms > 0 and not rest and terms // groups_of_terms(terms) >= FEWEST_TERMS
     if enough and product.rows <= WORDS_ROWS and product.dtype == "bfloat16":
         forms.append("words of weight")
+        if product.rows > 1 and terms % SHARED_TERMS == 0:
+            forms.append("words for all rows")
     return tuple(forms)
 
 
@@ -74,8 +86,8 @@ def compiled_forms(product: Product) -> dict[Form, jax.stages.Compiled]:
     words = jax.ShapeDtypeStruct((product.outputs, product.inputs // 2), "uint32")
     found: dict[Form, jax.stages.Compiled] = {}
     for form in forms_of(product):
-        if form == "words of weight":
-            found[form] = multiply_words.lower(rows, words).compile()
+        if form in WORDS:
+            found[form] = multiply_words.lower(rows, words, form).compile()
         else:
             lowered = jax.jit(multiply, static_argnums=2).lower(rows, weight, form)
             found[form] = lowered.compile(compiler_options=dict(FUSED) if form in CONVERTED else None)
@@ -93,17 +105,15 @@ def seconds_of(
         programs: of `compiled_forms`.
 
     Returns:
-        By forms; that of the words of weights only where they can be shared. A form whose numbers are not those of the
+        By forms; those of the words of weights only where they can be shared. A form whose numbers are not those of the
         product is left out, with a warning.
     """
     many = product.rows == MANY_ROWS
     needed = 1 if many else max(1, math.ceil(READ / weights[0].nbytes))
     several = [one if i < len(weights) else one.copy() for i, one in enumerate(islice(cycle(weights), needed))]
     rows = jax.random.normal(jax.random.key(0), (product.rows, product.inputs))
-    words = list(map(words_of, several)) if "words of weight" in programs else []
-    read: dict[Form, Sequence[jax.Array | None]] = {
-        form: words if form == "words of weight" else several for form in programs
-    }
+    words = list(map(words_of, several)) if set(WORDS) & set(programs) else []
+    read: dict[Form, Sequence[jax.Array | None]] = {form: words if form in WORDS else several for form in programs}
     shared: list[Form] = [form for form in read if all(one is not None for one in read[form])]
     usual = np.asarray(programs["rows x weight"](rows, several[0]))
     least: dict[Form, float] = {

@@ -26,6 +26,9 @@ VECTOR = 8
 """Partial sums of even inputs, and as many of odd ones, in each group of terms in the form that reads words."""
 MOST_TERMS = 72
 """Of a partial sum: LLVM takes seconds over more, and its code for them is slow."""
+SHARED_TERMS = 16
+"""Of a partial sum whose words are converted for all rows: as many as the registers of AVX-512 hold. Of fewer, XLA
+computes the inputs again in each."""
 MOST_PARTIAL = 8 << 20
 """Bytes of partial sums at a time: more would go to memory and back, and into pages that every step is given anew."""
 
@@ -33,10 +36,17 @@ MOST_ROWS, MANY_ROWS = 64, 128
 """Of up to this many rows each number counts for itself; all larger numbers of rows count as the second."""
 
 Form = Literal[
-    "rows x weight", "weight x rows", "rows x converted weight", "converted weight x rows", "words of weight"
+    "rows x weight",
+    "weight x rows",
+    "rows x converted weight",
+    "converted weight x rows",
+    "words of weight",
+    "words for all rows",
 ]
 """How the product of a narrow weight is computed: with which operand on the left, of narrow numbers or of float32
-(fast where XLA fuses the conversion with the product, else the worst), or as sums over 32-bit words."""
+(fast where XLA fuses the conversion with the product, else the worst), or as sums over 32-bit words, which each row
+converts by itself or one after the other for all rows."""
+WORDS: tuple[Form, ...] = ("words of weight", "words for all rows")
 
 
 def counted_as(rows: int) -> int:
@@ -118,10 +128,10 @@ def _product(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Flo
     product = Product.of(len(x), weight)
     forms, known = _chosen.get(_Chosen({}, ()))
     form = forms.get(product, product.usual_form)
-    if form == "words of weight":
+    if form in WORDS:
         for one, words in known:
             if one is weight:
-                return multiply_words(x, words)
+                return multiply_words(x, words, form)
         form = product.usual_form
     return multiply(x, _at_least_two(weight), form)[:, :outputs]
 
@@ -147,8 +157,10 @@ def _rounded(x: Float32[Array, "row in"], dtype: DTypeLike) -> Float32[Array, "r
     return x.astype(dtype).astype(jnp.float32)
 
 
-@functools.partial(jax.jit, inline=True)
-def multiply_words(rows: Float32[Array, "row in"], words: UInt32[Array, "out half"]) -> Float32[Array, "row out"]:
+@functools.partial(jax.jit, static_argnames="form", inline=True)
+def multiply_words(
+    rows: Float32[Array, "row in"], words: UInt32[Array, "out half"], form: Form = "words of weight"
+) -> Float32[Array, "row out"]:
     """`rows @ weight.T` with the rows rounded to the weight's bfloat16, accumulated in float32; one to four rows.
 
     A product packs the weight in every call, which takes two to three times as long as reading it. Sums of elementwise
@@ -159,53 +171,64 @@ def multiply_words(rows: Float32[Array, "row in"], words: UInt32[Array, "out hal
         rows: the inputs.
         words: the bytes of the weight: each holds an even input's number in its low half, the next one's in its high
             half. XLA converts a bfloat16 array to float32 and back before it takes slices of it, all of it.
+        form: one of WORDS. "words for all rows": the rows are the inner loop, and LLVM converts a group's words before
+            it; needs two groups of SHARED_TERMS or more.
     """
-    inputs = _rounded(rows, jnp.bfloat16)
+    shared = form == "words for all rows"
     terms = words.shape[1] // VECTOR
-    groups = groups_of_terms(terms)
-    inputs = inputs.reshape(len(rows), groups, terms // groups, VECTOR, 2)
+    groups = terms // SHARED_TERMS if shared else groups_of_terms(terms)
+    inputs = _rounded(rows, jnp.bfloat16).reshape(len(rows), groups, terms // groups, VECTOR, 2)
+    inner = 1 if shared else 0
+    inputs = jnp.moveaxis(inputs, 0, inner)
     even, odd = inputs[..., 0], inputs[..., 1]
     words = words.reshape(len(words), groups, terms // groups, VECTOR)
     outputs = len(words)
     pieces = -(-len(rows) * outputs * groups * VECTOR * 4 // MOST_PARTIAL)
     size = -(-outputs // pieces)
     if pieces == 1:
-        return _turned(_sums_of_words(even, odd, words, 0, size))
+        return _turned(_sums_of_words(even, odd, words, inner, 0, size))
 
     def piece(index: Array, y: Array) -> Array:
         start = jnp.minimum(index * size, outputs - size)  # the last piece has some of the one before it, too
-        return lax.dynamic_update_slice_in_dim(y, _sums_of_words(even, odd, words, start, size), start, axis=0)
+        return lax.dynamic_update_slice_in_dim(y, _sums_of_words(even, odd, words, inner, start, size), start, axis=0)
 
     empty = varying_like(jnp.zeros((outputs, len(rows)), jnp.float32), even, odd, words)
     return _turned(lax.fori_loop(0, pieces, piece, empty))
 
 
 def _sums_of_words(
-    even: Float32[Array, "row group term vector"],
-    odd: Float32[Array, "row group term vector"],
+    even: Float32[Array, "outer inner term vector"],
+    odd: Float32[Array, "outer inner term vector"],
     words: UInt32[Array, "out group term vector"],
+    rows: int,
     start: Array | int,
     size: int,
 ) -> Float32[Array, "size row"]:
-    """The products with so many outputs of the weight, from `start` on."""
+    """The products with so many outputs of the weight, from `start` on; `rows` is the inputs' axis of rows."""
     _, groups, terms, _ = words.shape
     # Two sums that do not wait for each other.
     even_terms: list[Array] = []
     odd_terms: list[Array] = []
     for term in range(terms):
         # One slice: XLA would write an array of the outputs' words, of which all terms are slices.
-        both = lax.dynamic_slice(words, (start, 0, term, 0), (size, groups, 1, VECTOR)).reshape(size, 1, groups, VECTOR)
+        both = lax.dynamic_slice(words, (start, 0, term, 0), (size, groups, 1, VECTOR))
+        both = jnp.expand_dims(both[:, :, 0], 1 + rows)
         # XLA would not know the distance of a shift in its fusion, and branch on whether it is one of 32 bits.
         low = lax.bitcast_convert_type(both.astype(jnp.uint16), jnp.bfloat16).astype(jnp.float32)
         high = lax.bitcast_convert_type(both & jnp.uint32(0xFFFF0000), jnp.float32)
         even_terms.append(low * even[None, :, :, term])
         odd_terms.append(high * odd[None, :, :, term])
     total = functools.reduce(operator.add, even_terms) + functools.reduce(operator.add, odd_terms)
-    # So many uses of one sum are more than XLA would compute it anew for. A product with ones takes longer.
-    parts = [total[:, :, group, place] for group in range(groups) for place in range(VECTOR)]
-    while len(parts) > groups:
+    # Slices of it: so many uses of one sum are more than XLA would compute it anew for. A product with ones takes
+    # longer. First the groups, for all places of a vector alike.
+    group = (slice(None),) * (2 - rows)
+    parts = [
+        functools.reduce(operator.add, (total[(*group, one)][..., place] for one in range(groups)))
+        for place in range(VECTOR)
+    ]
+    while len(parts) > 1:
         parts = [one + other for one, other in zip(parts[::2], parts[1::2], strict=True)]
-    return functools.reduce(operator.add, parts)
+    return parts[0]
 
 
 def groups_of_terms(terms: int) -> int:

@@ -18,7 +18,7 @@ from hybridlm._machine import Machine
 from hybridlm._product_forms import ChosenForms, chosen_forms, fastest, large_products
 from hybridlm._product_times import CONVERTED, forms_of
 from hybridlm._programs import Shape
-from models.linear import MANY_ROWS, Form, Product
+from models.linear import MANY_ROWS, WORDS, Form, Product
 
 FEW_AND_MANY = (1, 2, 8, 64, MANY_ROWS)
 PRODUCT = Product(4, 24, 16, "bfloat16")
@@ -28,8 +28,8 @@ WEIGHTS = [jnp.ones((24, 16), jnp.bfloat16)]
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What measuring finds, in place of the clock, and which products were measured."""
-    found: dict[str, Any] = {"rows x weight": 1.0, "weight x rows": 2.0, "words of weight": 3.0, "measured": []}
-    found |= dict.fromkeys(CONVERTED, 9.0)
+    found: dict[str, Any] = {"rows x weight": 1.0, "weight x rows": 2.0, "measured": []}
+    found |= dict.fromkeys(WORDS, 3.0) | dict.fromkeys(CONVERTED, 9.0)
 
     def seconds(product: Product, *_: Any) -> dict[Form, float]:
         found["measured"].append(product)

@@ -12,7 +12,7 @@ import pytest
 from hybridlm import _product_times
 from hybridlm._product_times import CONVERTED, can_fuse, compiled_forms, forms_of, seconds_of
 from hybridlm._words import words_of
-from models.linear import MANY_ROWS, Form, Product
+from models.linear import MANY_ROWS, WORDS, Form, Product
 
 PRODUCT = Product(4, 24, 16, "bfloat16")
 
@@ -20,26 +20,28 @@ PRODUCT = Product(4, 24, 16, "bfloat16")
 def test_words_are_a_form_of_few_rows_and_a_number_of_inputs_that_can_be_summed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    none, alone, both = WORDS[:0], WORDS[:1], WORDS
     for product, can in (
-        (Product(1, 24, 512, "bfloat16"), True),
-        (Product(4, 24, 2304, "bfloat16"), True),
-        (Product(5, 24, 512, "bfloat16"), False),
-        (Product(1, 24, 480, "bfloat16"), False),
-        (Product(1, 24, 528, "bfloat16"), False),
-        (Product(1, 24, 2336, "bfloat16"), False),  # 146 terms, twice a prime
-        (Product(1, 24, 2368, "bfloat16"), True),
-        (Product(4, 24, 3584, "bfloat16"), True),
-        (Product(1, 24, 16, "bfloat16"), False),
-        (Product(1, 24, 512, "float16"), False),
+        (Product(1, 24, 512, "bfloat16"), alone),
+        (Product(2, 24, 512, "bfloat16"), both),
+        (Product(4, 24, 2304, "bfloat16"), both),
+        (Product(5, 24, 512, "bfloat16"), none),
+        (Product(1, 24, 480, "bfloat16"), none),
+        (Product(1, 24, 528, "bfloat16"), none),
+        (Product(1, 24, 2336, "bfloat16"), none),  # 146 terms, twice a prime
+        (Product(4, 24, 2368, "bfloat16"), alone),  # 148 terms
+        (Product(4, 24, 3584, "bfloat16"), both),
+        (Product(1, 24, 16, "bfloat16"), none),
+        (Product(1, 24, 512, "float16"), none),
     ):
         assert forms_of(product)[:4] == ("rows x weight", "weight x rows", *CONVERTED), product
-        assert forms_of(product)[4:] == (("words of weight",) if can else ()), product
+        assert forms_of(product)[4:] == can, product
     assert forms_of(dataclasses.replace(PRODUCT, rows=MANY_ROWS)) == ("rows x weight", "rows x converted weight")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert forms_of(PRODUCT) == ("rows x weight", "weight x rows")
 
 
-@pytest.mark.parametrize("rows", [1, 8, MANY_ROWS])
+@pytest.mark.parametrize("rows", [1, 3, 8, MANY_ROWS])
 def test_the_time_of_a_form_is_the_least_of_several_over_weights_that_no_cache_holds(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +64,7 @@ def test_the_time_of_a_form_is_the_least_of_several_over_weights_that_no_cache_h
         expected = _product_times.MANY_ROUNDS if rows == MANY_ROWS else 5 * _product_times.ROUNDS
         assert len([one for one in called if one[0] == form]) == 1 + expected  # one to compare the numbers
     monkeypatch.setattr(_product_times, "words_of", lambda weight: None)
-    assert set(seconds_of(product, weights, programs)) == set(forms_of(product)) - {"words of weight"}
+    assert set(seconds_of(product, weights, programs)) == set(forms_of(product)) - set(WORDS)
 
 
 def test_a_form_with_other_numbers_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:

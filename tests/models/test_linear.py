@@ -12,7 +12,9 @@ from hybridlm._product_times import CONVERTED, FUSED
 from ir_passes import Lane, LaneContract, Shared, compile_step
 from models.linear import (
     MOST_PARTIAL,
+    SHARED_TERMS,
     VECTOR,
+    WORDS,
     Form,
     Product,
     groups_of_terms,
@@ -26,7 +28,7 @@ run = jax.jit(linear)
 
 def in_form(form: Form, x, weight):
     """`linear` in a form, whatever is usual; traced anew."""
-    words = np.asarray(weight).view(np.uint32) if form == "words of weight" else np.zeros(0, np.uint32)
+    words = np.asarray(weight).view(np.uint32) if form in WORDS else np.zeros(0, np.uint32)
 
     def formed(x, weight, words):
         with product_forms(
@@ -76,6 +78,7 @@ def test_few_rows_of_a_narrow_weight_are_multiplied_from_the_left() -> None:
 FORMS_BY_ROWS = [
     *((form, n, 48) for form in ("rows x weight", "weight x rows", *CONVERTED) for n in (1, 2, 5, 33, 64)),
     *(("words of weight", n, inputs) for n in (1, 2, 3, 4, 7) for inputs in (32, 96, 544, 2368, 3552)),
+    *(("words for all rows", n, inputs) for n in (1, 2, 3, 4, 7) for inputs in (512, 768, 3584)),
 ]
 
 
@@ -92,22 +95,24 @@ def test_every_form_computes_the_product_and_a_row_has_the_same_bits_at_every_pl
     assert np.asarray(in_form(form, x[order].astype(np.float32), weight)).tobytes() == y[order].tobytes()
 
 
-@pytest.mark.parametrize("form", ["words of weight", *CONVERTED])
+@pytest.mark.parametrize("form", [*WORDS, *CONVERTED])
 def test_a_row_that_is_no_number_is_so_alone(form: Form) -> None:
     rng = np.random.default_rng(0)
-    weight, x = rng.normal(size=(19, 64)).astype(jnp.bfloat16), rng.normal(size=(3, 64)).astype(np.float32)
+    weight, x = rng.normal(size=(19, 512)).astype(jnp.bfloat16), rng.normal(size=(3, 512)).astype(np.float32)
     clean = np.asarray(in_form(form, x, weight))
     x[1, 5] = np.nan
     got = np.asarray(in_form(form, x, weight))
     assert np.isnan(got[1]).all() and got[[0, 2]].tobytes() == clean[[0, 2]].tobytes()
 
 
-@pytest.mark.parametrize("terms", [20, 48, 222])
-def test_words_are_read_as_they_lie_and_not_written_again(terms: int) -> None:
+@pytest.mark.parametrize(
+    ("form", "terms"), [*((WORDS[0], terms) for terms in (20, 48, 222)), (WORDS[1], 32), (WORDS[1], 48)]
+)
+def test_words_are_read_as_they_lie_and_not_written_again(form: Form, terms: int) -> None:
     """XLA takes slices of the words; a second array of the size of the weight would take longer than the product."""
-    half, groups = VECTOR * terms, groups_of_terms(terms)
+    half, groups = VECTOR * terms, groups_of_terms(terms) if form == WORDS[0] else terms // SHARED_TERMS
     words, rows = jax.ShapeDtypeStruct((96, half), "uint32"), jax.ShapeDtypeStruct((2, 2 * half), "float32")
-    text = multiply_words.lower(rows, words).compile().as_text() or ""
+    text = multiply_words.lower(rows, words, form).compile().as_text() or ""
     assert f"u32[96,{half}]" in text
     made = re.findall(r"= \w+\[([\d,]+)\]\S* ([\w-]+)\(", text)
     sizes = [math.prod(map(int, dims.split(","))) for dims, name in made if name not in ("parameter", "bitcast")]
@@ -116,14 +121,15 @@ def test_words_are_read_as_they_lie_and_not_written_again(terms: int) -> None:
     assert text.count(" multiply(") == 2 * terms // groups
 
 
-def test_the_words_of_many_outputs_are_summed_in_pieces() -> None:
+@pytest.mark.parametrize("form", WORDS)
+def test_the_words_of_many_outputs_are_summed_in_pieces(form: Form) -> None:
     """Lane by lane, as the compiler proves; the last piece begins in the one before it."""
-    inputs, outputs, lanes = 64, 100_003, 3
+    inputs, outputs, lanes = 512, 70_003, 3
     rng = np.random.default_rng(0)
-    weight, rows = rng.normal(size=(outputs, inputs)).astype(jnp.bfloat16), rng.normal(size=(lanes, inputs))
-    rows = rows.astype(jnp.bfloat16).astype(np.float32)
+    weight, rows = (rng.standard_normal((n, inputs), np.float32).astype(jnp.bfloat16) for n in (outputs, lanes))
+    rows = rows.astype(np.float32)
     step = compile_step(
-        lambda words, rows: (multiply_words(rows, words),),
+        lambda words, rows: (multiply_words(rows, words, form),),
         (jnp.asarray(weight.view(np.uint32)), jnp.asarray(rows)),
         LaneContract((Shared(), Lane()), (Lane(),)),
     )
@@ -131,7 +137,7 @@ def test_the_words_of_many_outputs_are_summed_in_pieces() -> None:
     def run(rows: np.ndarray) -> np.ndarray:
         return np.asarray(step(jnp.asarray(weight.view(np.uint32)), jnp.asarray(rows))[0])
 
-    jaxpr = jax.make_jaxpr(multiply_words)(rows, weight.view(np.uint32))
+    jaxpr = jax.make_jaxpr(multiply_words, static_argnums=2)(rows, weight.view(np.uint32), form)
     assert sum(one.primitive.name in ("scan", "while") for one in jaxpr.eqns) == 1
     usage = step.compiled.memory_analysis()
     assert usage is not None and usage.temp_size_in_bytes < 2 * MOST_PARTIAL

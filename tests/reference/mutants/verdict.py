@@ -57,8 +57,8 @@ def table(mutants: list[Mutant], killers: list[str]) -> str:
 Each names the tier that has to find it; a test fails if another finds it or none. Of those of the proof, {ran} are
 seen to leak when they are run with one lane changed at a time; the others break a promise that no single run shows.
 The second column names the public report, as project#number, of a bug of the kind; JAX where the mutant follows from
-what JAX's operations do with a bad index or an order of lanes. Written by scripts/write_mutants.py from a run of
-tests/reference/mutants.
+what JAX's operations do with a bad index or an order of lanes, XLA where no report of what it does is known. Written by
+scripts/write_mutants.py from a run of tests/reference/mutants.
 """
     for tier in Tier:
         text += (

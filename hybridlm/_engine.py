@@ -130,8 +130,8 @@ class Engine:
 
     def set_forms(self, forms: ChosenForms) -> None:
         """Products have these forms in the steps that are compiled from now on."""
-        if self.sanitizer is not None:
-            forms = ChosenForms(forms.plain)  # no step is fused that is not audited
+        if self.sanitizer is not None or self.programs.certify != "error":
+            forms = ChosenForms(forms.plain)  # no step is fused whose audit would not refuse it
         words = read_as_words(forms, self.params)
         self.programs.forms, self.programs.words = forms, tuple(words)
         self.params += tuple(words.values())

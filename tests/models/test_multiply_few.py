@@ -1,4 +1,4 @@
-"""Products that keep all of float32."""
+"""Few rows times a matrix for each lane and head."""
 
 import jax
 import jax.numpy as jnp

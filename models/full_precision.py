@@ -25,8 +25,8 @@ def multiply_few(
 ) -> Float32[Array, "row lane head out"]:
     """`rows @ matrix` of each lane and head, for a few rows, in sums of elementwise products; an array of its own.
 
-    XLA:CPU's product does not wait for memory ahead of what it computes; such sums read a matrix that no cache holds in
-    0.6 to 0.7 of the time (docs/performance.md).
+    XLA:CPU's product does not read ahead of what it computes; such sums read a matrix that no cache holds in 0.65 to
+    0.8 of the time (docs/performance.md).
     """
     terms = math.gcd(TERMS, matrix.shape[2])
     rows = rows.reshape((*rows.shape[:3], -1, terms))

@@ -44,8 +44,8 @@ Form = Literal[
     "words for all rows",
 ]
 """How the product of a narrow weight is computed: with which operand on the left, of narrow numbers or of float32
-(fast where XLA fuses the conversion with the product, else the worst), or as sums over 32-bit words, which each row
-converts by itself or one after the other for all rows."""
+(fast where XLA fuses the conversion with the product, else the worst), or as sums over 32-bit words, which are
+converted for each row or once for all of them."""
 WORDS: tuple[Form, ...] = ("words of weight", "words for all rows")
 
 

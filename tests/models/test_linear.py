@@ -137,8 +137,8 @@ def test_the_words_of_many_outputs_are_summed_in_pieces(form: Form) -> None:
     def run(rows: np.ndarray) -> np.ndarray:
         return np.asarray(step(jnp.asarray(weight.view(np.uint32)), jnp.asarray(rows))[0])
 
-    jaxpr = jax.make_jaxpr(multiply_words, static_argnums=2)(rows, weight.view(np.uint32), form)
-    assert sum(one.primitive.name in ("scan", "while") for one in jaxpr.eqns) == 1
+    traced = str(jax.make_jaxpr(multiply_words, static_argnums=2)(rows, weight.view(np.uint32), form))
+    assert traced.count("scan[") + traced.count("while[") == 1
     usage = step.compiled.memory_analysis()
     assert usage is not None and usage.temp_size_in_bytes < 2 * MOST_PARTIAL
     y = run(rows)

@@ -1,10 +1,10 @@
 """The heads of a token side by side."""
 
 from jax import Array
-from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Float32
 
-ROW_MAJOR = Layout(major_to_minor=(0, 1, 2, 3))
+from models.own_array import own_array
+
 MOST_TOKENS = 256
 """Of all lanes together: of more XLA:CPU has its library compute a norm with what follows it, and that is faster."""
 
@@ -16,4 +16,4 @@ def merge_heads(x: Float32[Array, "lane token head size"]) -> Float32[Array, "la
     are computed from: a gated norm of 8 heads of 128 takes 0.15 ms for 32 tokens, and 0.03 so.
     """
     few = x.shape[0] * x.shape[1] <= MOST_TOKENS
-    return (with_layout_constraint(x, ROW_MAJOR) if few else x).reshape((*x.shape[:2], x.shape[2] * x.shape[3]))
+    return (own_array(x) if few else x).reshape((*x.shape[:2], x.shape[2] * x.shape[3]))

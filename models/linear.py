@@ -11,15 +11,14 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, UInt32
 
+from models.own_array import own_array
 from models.varying import varying_like
 
 FEW_ROWS = 32
 """Up to this many rows, XLA:CPU multiplies a narrow weight from the left 1.0 to 2.2 times as fast as from the right."""
-ROW_MAJOR = Layout(major_to_minor=(0, 1))
 PROJECTION = "projection"
 """The scope that the products have in profiles, inside that of their layer."""
 VECTOR = 8
@@ -245,9 +244,9 @@ def _turned(y: Float32[Array, "out row"]) -> Float32[Array, "row out"]:
 
     XLA would make it a layout, of the product that has it for a result (and turn that round again) or of the next one
     that it goes into, for which there is no kernel: the weight would be converted to float32 in every step. The first
-    constraint keeps the result row after row, the second its transpose.
+    array keeps the result row after row, the second its transpose.
     """
-    return with_layout_constraint(with_layout_constraint(y, ROW_MAJOR).T, ROW_MAJOR)
+    return own_array(own_array(y).T)
 
 
 def _at_least_two(matrix: Float[Array, "row in"]) -> Float[Array, "padded in"]:

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from audited_steps import FUSED
 
 from ir_passes.audit_fusions import LIBRARY, misread_operands
 from ir_passes.findings import Finding, FindingKind
 from ir_passes.hlo import read
 from ir_passes.program import Array, Computation, Instruction, Module
 
-FUSED = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 X = jax.random.normal(jax.random.key(0), (120, 16))
 W = jax.random.normal(jax.random.key(1), (8, 16), jnp.bfloat16)
 NARROW = jax.random.normal(jax.random.key(1), (4096, 512), jnp.bfloat16)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from audited_steps import (
+    FUSED,
     LANES,
     ONE,
     STACKED,
@@ -137,12 +138,11 @@ def returned_on_another_split() -> None:
 
 def misread_operand() -> None:
     """A sum spelled as a product with ones, compiled so that XLA's library takes in what is around its products."""
-    options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 
     def step(state, x):
         return state + x, x @ jnp.ones((16, 2))
 
-    compile_step(step, (jnp.ones((64, 16)), jnp.ones((64, 16))), ROWS, compiler_options=options)
+    compile_step(step, (jnp.ones((64, 16)), jnp.ones((64, 16))), ROWS, compiler_options=FUSED)
 
 
 def _audit(id: str, source: str, description: str, base: str, attempt: Callable[[], Any], *kinds: Found) -> Mutant:

@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, UInt32
 
-from models.own_array import own_array
+from models.own_array import turned
 from models.varying import varying_like
 
 FEW_ROWS = 32
@@ -145,7 +145,7 @@ def multiply(x: Float32[Array, "row in"], weight: Float[Array, "out in"], form: 
     left, right = (weight, rows) if weight_first else (rows, weight)
     exact = lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None
     y = lax.dot_general(left, right, (((1,), (1,)), ((), ())), precision=exact, preferred_element_type=jnp.float32)
-    return (_turned(y) if weight_first else y)[: len(x)]
+    return (turned(y) if weight_first else y)[: len(x)]
 
 
 def _rounded(x: Float32[Array, "row in"], dtype: DTypeLike) -> Float32[Array, "row in"]:
@@ -185,14 +185,14 @@ def multiply_words(
     pieces = -(-len(rows) * outputs * groups * VECTOR * 4 // MOST_PARTIAL)
     size = -(-outputs // pieces)
     if pieces == 1:
-        return _turned(_sums_of_words(even, odd, words, inner, 0, size))
+        return turned(_sums_of_words(even, odd, words, inner, 0, size))
 
     def piece(index: Array, y: Array) -> Array:
         start = jnp.minimum(index * size, outputs - size)  # the last piece has some of the one before it, too
         return lax.dynamic_update_slice_in_dim(y, _sums_of_words(even, odd, words, inner, start, size), start, axis=0)
 
     empty = varying_like(jnp.zeros((outputs, len(rows)), jnp.float32), even, odd, words)
-    return _turned(lax.fori_loop(0, pieces, piece, empty))
+    return turned(lax.fori_loop(0, pieces, piece, empty))
 
 
 def _sums_of_words(
@@ -237,16 +237,6 @@ def groups_of_terms(terms: int) -> int:
     """
     can = (groups for groups in range(2, terms + 1) if terms % groups == 0 and terms // groups <= MOST_TERMS)
     return next(can, terms)
-
-
-def _turned(y: Float32[Array, "out row"]) -> Float32[Array, "row out"]:
-    """The transpose, as an array of its own.
-
-    XLA would make it a layout, of the product that has it for a result (and turn that round again) or of the next one
-    that it goes into, for which there is no kernel: the weight would be converted to float32 in every step. The first
-    array keeps the result row after row, the second its transpose.
-    """
-    return own_array(own_array(y).T)
 
 
 def _at_least_two(matrix: Float[Array, "row in"]) -> Float[Array, "padded in"]:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.attention import KVCache, append, attend
+from models.attention import FEW_QUERIES, KVCache, append, attend
 from models.state import KV_BLOCK, kv_blocks
 
 HEADS, KV_HEADS, SIZE, VALUE = 4, 2, 6, 5
@@ -58,3 +58,17 @@ def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(length: int) -
     assert (out[0, 1] == 0).all()
     # other lanes may need more blocks: that changes no bit
     assert np.asarray(run(query, cache, positions, valid, np.int32(3))).tobytes() == out.tobytes()
+
+
+def test_a_query_sees_the_same_among_few_and_among_many() -> None:
+    """Beside more queries the keys are the other operand of the product."""
+    rng = np.random.default_rng(0)
+    key, value = (rng.normal(size=(2, KV_HEADS, KV_BLOCK, size)).astype(np.float32) for size in (SIZE, VALUE))
+    many = FEW_QUERIES * KV_HEADS // HEADS + 1
+    query = rng.normal(size=(2, many, HEADS, SIZE)).astype(np.float32)
+    positions = rng.integers(0, KV_BLOCK, size=(2, many)).astype(np.int32)
+    cache, valid = KVCache(jnp.asarray(key), jnp.asarray(value)), np.ones((2, many), bool)
+    out = np.asarray(jax.jit(attend)(query, cache, positions, valid, np.int32(1)))
+    for few in (1, 3, many - 1):
+        some = jax.jit(attend)(query[:, :few], cache, positions[:, :few], valid[:, :few], np.int32(1))
+        np.testing.assert_allclose(np.asarray(some), out[:, :few], atol=1e-5)

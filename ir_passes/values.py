@@ -57,6 +57,11 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class Backwards:
+    """The last row first; its own inverse. On a mesh, of each device's rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """Elements at index r of `axis` depend on lane `start + order(r) // inner`, and on shared inputs.
 
@@ -70,7 +75,7 @@ class Rows:
     axis: int
     inner: int = 1
     start: int = 0
-    order: Order | None = None
+    order: Order | Backwards | None = None
     split: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
 

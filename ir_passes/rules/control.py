@@ -14,6 +14,7 @@ from ir_passes.values import (
     Kept,
     Mixed,
     OneLane,
+    Order,
     Owner,
     PoolRows,
     Rows,
@@ -194,7 +195,7 @@ def _outliving(site: Site, value: Value, mark: int) -> Value:
             "start every lane's iteration from shared values, or process the lanes as a batch",
         )
         return Value(owner, range=value.range)
-    if isinstance(owner, Rows) and owner.order is not None and owner.order.number >= mark:
+    if isinstance(owner, Rows) and isinstance(owner.order, Order) and owner.order.number >= mark:
         return Value(site.mixed("rows leave a loop in an order known only inside it", "undo the order inside"))
     return value
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ir_passes import mesh
 from ir_passes.rules.registry import SUMS, rule
 from ir_passes.site import Site
-from ir_passes.values import Common, OneLane, Owner, PoolRows, Rows, Symbol, Value, axis_of, moved
+from ir_passes.values import Common, OneLane, Order, Owner, PoolRows, Rows, Symbol, Value, axis_of, moved
 from ir_passes.violations import ViolationKind
 
 _REDUCTIONS = (*SUMS, "pmax", "pmin", "pbroadcast", "reduce_scatter")
@@ -52,7 +52,7 @@ def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int
         message = f"it exchanges values over mesh axis {', '.join(crossing)}, over which {what} are split"
         remedy = "exchange over axes that split heads or experts only, or undo the exchange before anything else"
         return site.mixed(message, remedy, ViolationKind.COLLECTIVE)
-    if isinstance(owner, Rows) and owner.order is not None:
+    if isinstance(owner, Rows) and isinstance(owner.order, Order):
         apart = sorted(site.prover.own_orders.get(owner.order.number, frozenset()) & set(axes))
         if apart:
             message = (

@@ -11,10 +11,12 @@ from ir_passes.site import Site
 from ir_passes.values import (
     COMMON,
     Ahead,
+    Backwards,
     Common,
     Iota,
     Kept,
     OneLane,
+    Order,
     Owner,
     PoolRows,
     Rows,
@@ -147,7 +149,7 @@ def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, ma
         )
         return site.mixed(held, "sum it by lax.psum", ViolationKind.COLLECTIVE)
     if isinstance(owner, Rows):
-        inside = owner.order is not None and owner.order.number >= mark
+        inside = owner.order == Backwards() or (isinstance(owner.order, Order) and owner.order.number >= mark)
         all_lanes = not owner.start and shape[owner.axis] == site.prover.bound.lanes * owner.inner
         if not inside and split.axes.get(owner.axis, ()) == owner.split and (all_lanes or not owner.split):
             return replace(owner, split=())

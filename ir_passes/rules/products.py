@@ -3,7 +3,7 @@
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
 from ir_passes.uniformity import REMEDY, disordered, tells_places
-from ir_passes.values import Common, Counts, Mixed, OneLane, Owner, Rows, Value, axis_of, moved
+from ir_passes.values import Common, Counts, Mixed, OneLane, Order, Owner, Rows, Value, axis_of, moved
 
 _FREE = "contract dimensions within a lane; keep lanes a batch dimension or a free one of one operand"
 
@@ -55,7 +55,9 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
     if isinstance(sizes.owner, Common | OneLane) and not disordered(x.owner):
         return [Value(site.join(x.owner, groups.owner, sizes.owner))]
     owner = x.owner
-    sorted_by = site.prover.sort_keys.get(owner.order) if isinstance(owner, Rows) and owner.order else None
+    sorted_by = None
+    if isinstance(owner, Rows) and isinstance(owner.order, Order):
+        sorted_by = site.prover.sort_keys.get(owner.order)
     if isinstance(sizes.fact, Counts) and sorted_by is not None and sizes.fact.key == sorted_by:
         return [Value(site.join(owner, groups.owner))]
     return [

@@ -9,6 +9,7 @@ from ir_passes.site import Site
 from ir_passes.values import (
     COMMON,
     Ahead,
+    Backwards,
     Constant,
     Counts,
     Fact,
@@ -16,6 +17,7 @@ from ir_passes.values import (
     Iota,
     Kept,
     OneLane,
+    Order,
     Owner,
     Permuted,
     PoolRows,
@@ -161,10 +163,13 @@ def transpose(site: Site, x: Value) -> list[Value]:
 
 @rule("rev")
 def reverse(site: Site, x: Value) -> list[Value]:
-    """The last first."""
+    """The last first; lanes are in order again when they have been reversed twice."""
     owner = x.owner
     if axis_of(owner) in site.params["dimensions"]:
-        owner = site.mixed("it reverses the axis that holds lanes", "reverse another axis")
+        if isinstance(owner, Rows) and not isinstance(owner.order, Order):
+            owner = replace(owner, order=Backwards() if owner.order is None else None)
+        else:
+            owner = site.mixed("it reverses the axis that holds lanes", "reverse another axis")
     elif isinstance(owner, PoolRows):
         view = entered(owner.view, ("rev", site.params["dimensions"]))
         owner = replace(owner, view=view)

@@ -13,7 +13,7 @@ from jaxpr_mutation import Subject
 from predicted_owners import Reality, differing, predictions
 
 from ir_passes import ir
-from ir_passes.values import Ahead, Common, OneLane, Order, PoolRows, Rows, Slot, Symbol, Value
+from ir_passes.values import Ahead, Backwards, Common, OneLane, Order, PoolRows, Rows, Slot, Symbol, Value
 
 
 def inside(eqn: ir.JaxprEqn) -> tuple[list[Any], Callable[..., list[Any]]]:
@@ -124,7 +124,8 @@ def _lanes(device: Device, owner: Rows | OneLane, shape: tuple[int, ...]) -> np.
     if isinstance(owner, OneLane):
         assert isinstance(owner.lane, int)
         return np.array([device.first(owner.split) + owner.lane])
-    return device.first(owner.split) + owner.start + np.arange(shape[owner.axis + 1]) // owner.inner
+    lanes = device.first(owner.split) + owner.start + np.arange(shape[owner.axis + 1]) // owner.inner
+    return lanes[::-1] if owner.order == Backwards() else lanes
 
 
 def _spread(rows: np.ndarray, owner: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -185,7 +186,7 @@ def _of_lanes(reality: Reality, lanes: np.ndarray, device: Device, owner: Any, s
         return np.zeros([1] * len(shape), bool)
     if any(name not in device.sizes for name in owner.split):
         return np.zeros([1] * len(shape), bool)
-    if isinstance(owner, Rows) and owner.order is not None:
+    if isinstance(owner, Rows) and isinstance(owner.order, Order):
         return np.zeros([1] * len(shape), bool)
     index = _lanes(device, owner, shape)
     there = reality.inside(index)

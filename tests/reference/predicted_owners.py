@@ -12,12 +12,14 @@ from ir_passes import SlotMap, ir
 from ir_passes.lane_proof import walk
 from ir_passes.prover import Prover
 from ir_passes.values import (
+    Backwards,
     Columns,
     Common,
     Counts,
     Iota,
     OneHot,
     OneLane,
+    Order,
     Permuted,
     PoolRows,
     Rows,
@@ -257,7 +259,9 @@ def _changed(reality: Reality, array: np.ndarray, owner: Any, orders: dict[int, 
         case Rows(axis, inner, start, order):
             rows = np.moveaxis(array, axis + 1, 1)
             lane = np.arange(rows.shape[1]) // inner + start
-            if order is not None:
+            if order == Backwards():
+                rows = rows[:, ::-1]
+            elif isinstance(order, Order):
                 if order.number not in orders or orders[order.number].shape[1] != rows.shape[1]:
                     return np.zeros(len(array), bool)
                 places = orders[order.number]

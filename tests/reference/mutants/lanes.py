@@ -163,6 +163,7 @@ LIST = "JAX"
 MUTANTS = (
     _plain("roll", LIST, "outputs rolled by one lane", after(lambda y: jnp.roll(y, 1, axis=0))),
     _plain("reverse", LIST, "outputs in reverse order", after(lambda y: y[::-1])),
+    _plain("meets-reversed", LIST, "outputs meet those of the lanes in reverse order", after(lambda y: y + y[::-1])),
     _plain("batch-mean", LIST, "the mean over lanes is subtracted", before(lambda x: x - x.mean(0, keepdims=True))),
     _plain("lane-0-for-all", LIST, "lane 0 is broadcast", after(lambda y: jnp.broadcast_to(y[:1], y.shape))),
     _plain("last-lane-for-all", "Atlas#101", "all lanes get the last lane's logits", after(lambda y: 0.0 * y + y[-1:])),

@@ -104,6 +104,12 @@ def exchanged_by_counts(w, state, x, lengths):
     return local_rows(w, state, there, lengths)
 
 
+def reversed_by_devices(w, state, x, lengths):
+    """Each device puts the last of its lanes first; outside the last of all is put first."""
+    run = jax.shard_map(lambda x: x[::-1], mesh=mesh(2), in_specs=P("model"), out_specs=P("model"))
+    return run(x)[::-1], state
+
+
 MUTANTS = (
     wrong(
         SHARDED,
@@ -140,6 +146,17 @@ MUTANTS = (
         over_rows(half_sent_back),
         Kind.COLLECTIVE,
         Kind.CROSS_LANE,
+    ),
+    wrong(
+        SHARDED,
+        "reversed-by-devices",
+        "JAX",
+        "lanes are reversed on each device, and those of all devices are reversed back",
+        reversed_by_devices,
+        Kind.COLLECTIVE,
+        Kind.CROSS_LANE,
+        contract=ROWS,
+        draw=draw_many,
     ),
     wrong(
         SHARDED,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from ir_passes.contract import BoundContract
-from ir_passes.values import Common, Mixed, OneLane, Owner, PoolRows, Rows
+from ir_passes.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows
 
 
 def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]) -> tuple[str, ...]:

@@ -12,9 +12,10 @@ from ir_passes.contract import Bound, BoundContract, Lane, LaneContract, Pool, S
 from ir_passes.declared import flatten
 from ir_passes.labels import label_violations
 from ir_passes.output_claims import ACCEPTED, AGREEMENT, IDLE, accepted, changed_rows, outputs, repeated
+from ir_passes.owners import COMMON, OneLane, Owner, PoolRows, Rows
 from ir_passes.prover import Prover
 from ir_passes.rules.all import RULES
-from ir_passes.values import COMMON, Kept, OneLane, Owner, PoolRows, Rows, Slot, Value
+from ir_passes.values import Kept, Slot, Value
 from ir_passes.violations import IsolationError, Place, Violation, ViolationKind
 
 CLAIMS = (

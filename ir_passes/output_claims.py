@@ -3,8 +3,9 @@
 from ir_passes import ir
 from ir_passes.concerned import concerned
 from ir_passes.contract import Bound, Lane, Pool, Shared
+from ir_passes.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows, describe
 from ir_passes.prover import Prover
-from ir_passes.values import Common, Kept, Mixed, OneLane, Owner, PoolRows, Range, Rows, Value, describe
+from ir_passes.values import Kept, Range, Value
 from ir_passes.violations import Place, Violation, ViolationKind
 
 IDLE = "idle: a lane whose length is 0 keeps its rows"

@@ -7,8 +7,9 @@ from typing import Any
 from ir_passes import ir
 from ir_passes.contract import BoundContract
 from ir_passes.lane_proof import walk
+from ir_passes.owners import Common, Mixed, OneLane, PoolRows, Rows
 from ir_passes.prover import Prover
-from ir_passes.values import Common, Mixed, OneLane, PoolRows, Rows, Value
+from ir_passes.values import Value
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ import numpy as np
 
 from ir_passes import ir, mesh
 from ir_passes.contract import BoundContract, SlotMap
+from ir_passes.owners import Order
 from ir_passes.pool_versions import PoolVersions
 from ir_passes.site import RowAccess, Site
-from ir_passes.values import Constant, Iota, Order, Value
+from ir_passes.values import Constant, Iota, Value
 from ir_passes.violations import Violation
 
 Env = dict[Any, Value]

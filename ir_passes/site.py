@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ir_passes import ir
 from ir_passes.concerned import concerned
 from ir_passes.declared import declaration_of
+from ir_passes.owners import COMMON, Common, Mixed, Owner, PoolRows, Rows, describe
 from ir_passes.rules.intervals import fits
 from ir_passes.rules.registry import ELEMENTWISE, INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
 from ir_passes.uniformity import REMEDY, reveals_order, uniform_axes
-from ir_passes.values import COMMON, Common, Constant, Iota, Mixed, Owner, PoolRows, Rows, Value, describe
+from ir_passes.values import Constant, Iota, Value
 from ir_passes.violations import Place, Violation, ViolationKind
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import math
 from typing import TYPE_CHECKING
 
 from ir_passes import ir
+from ir_passes.owners import Common, Owner, Rows
 from ir_passes.rules.registry import ELEMENTWISE
-from ir_passes.values import Common, Owner, Rows, Value
+from ir_passes.values import Value
 
 if TYPE_CHECKING:
     from ir_passes.site import Site

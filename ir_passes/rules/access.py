@@ -6,23 +6,10 @@ from typing import Any
 
 from jax.lax import GatherScatterMode
 
+from ir_passes.owners import Common, OneLane, Owner, PoolRows, Rows, Symbol, axis_of, moved
 from ir_passes.site import Site
 from ir_passes.uniformity import constant
-from ir_passes.values import (
-    Columns,
-    Common,
-    Constant,
-    Iota,
-    OneLane,
-    Owner,
-    PoolRows,
-    Rows,
-    Slot,
-    Symbol,
-    Value,
-    axis_of,
-    moved,
-)
+from ir_passes.values import Columns, Constant, Iota, Slot, Value
 from ir_passes.views import View, block, entered, left, reshaped
 from ir_passes.violations import ViolationKind
 

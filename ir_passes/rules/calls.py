@@ -3,10 +3,11 @@
 from ir_passes import ir
 from ir_passes.contract import Lane, Shared
 from ir_passes.declared import RowWise, declaration_of, other_body
+from ir_passes.owners import Owner, Rows, axis_of, moved
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
 from ir_passes.uniformity import REMEDY, disordered, tells_places
-from ir_passes.values import Owner, Rows, Value, axis_of, moved
+from ir_passes.values import Value
 from ir_passes.violations import ViolationKind
 
 

@@ -4,26 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 from ir_passes import ir
+from ir_passes.owners import Common, Mixed, OneLane, Order, Owner, PoolRows, Rows, Symbol, axis_of, moved
 from ir_passes.rules.intervals import dtype_range, hull
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
 from ir_passes.uniformity import REMEDY
-from ir_passes.values import (
-    Common,
-    Constant,
-    Kept,
-    Mixed,
-    OneLane,
-    Order,
-    Owner,
-    PoolRows,
-    Rows,
-    Slot,
-    Symbol,
-    Value,
-    axis_of,
-    moved,
-)
+from ir_passes.values import Constant, Kept, Slot, Value
 from ir_passes.views import entered, left
 from ir_passes.violations import ViolationKind
 

@@ -9,31 +9,13 @@ from ir_passes.agreement import compares_devices
 from ir_passes.contract import SlotMap
 from ir_passes.declared import CROSSING
 from ir_passes.dimensions import NAMED
+from ir_passes.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
 from ir_passes.rules.access import constant_of
 from ir_passes.rules.intervals import FALSE, dtype_range, hull, interval
 from ir_passes.rules.registry import ELEMENTWISE, IDENTITIES, rule
 from ir_passes.rules.shapes import over
 from ir_passes.site import Site
-from ir_passes.values import (
-    COMMON,
-    Ahead,
-    Common,
-    Implies,
-    Iota,
-    Kept,
-    Mixed,
-    OneHot,
-    OneLane,
-    Owner,
-    Permuted,
-    PoolRows,
-    RemainderOf,
-    SignOf,
-    Slot,
-    Spread,
-    Value,
-    axis_of,
-)
+from ir_passes.values import Ahead, Implies, Iota, Kept, OneHot, Permuted, RemainderOf, SignOf, Slot, Spread, Value
 from ir_passes.views import View, entered, left
 
 

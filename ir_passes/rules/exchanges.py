@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from ir_passes import mesh
+from ir_passes.owners import Common, OneLane, Order, Owner, PoolRows, Rows, Symbol, axis_of, moved
 from ir_passes.rules.registry import SUMS, rule
 from ir_passes.site import Site
-from ir_passes.values import Common, OneLane, Order, Owner, PoolRows, Rows, Symbol, Value, axis_of, moved
+from ir_passes.values import Value
 from ir_passes.violations import ViolationKind
 
 _REDUCTIONS = (*SUMS, "pmax", "pmin", "pbroadcast", "reduce_scatter")

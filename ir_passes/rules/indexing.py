@@ -2,6 +2,7 @@
 
 import math
 
+from ir_passes.owners import COMMON, Common, OneLane, Order, Owner, PoolRows, Rows, Symbol, moved
 from ir_passes.rules import pool_rows
 from ir_passes.rules.access import Access, bounds_note, check_position, lane_at, of_gather, of_scatter, of_slice
 from ir_passes.rules.intervals import fits, hull
@@ -10,24 +11,7 @@ from ir_passes.rules.reductions import permuted
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
 from ir_passes.uniformity import REMEDY, disordered, tells_places
-from ir_passes.values import (
-    COMMON,
-    Common,
-    Constant,
-    Counts,
-    Iota,
-    Kept,
-    OneLane,
-    Order,
-    Owner,
-    Permuted,
-    PoolRows,
-    Rows,
-    Slot,
-    Symbol,
-    Value,
-    moved,
-)
+from ir_passes.values import Constant, Counts, Iota, Kept, Permuted, Slot, Value
 from ir_passes.violations import ViolationKind
 
 _OWN = "let each lane index its own elements (vmap over lanes, take_along_axis), and pools by the slot map"

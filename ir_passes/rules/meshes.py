@@ -6,25 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ir_passes import ir, mesh
+from ir_passes.owners import COMMON, Backwards, Common, OneLane, Order, Owner, PoolRows, Rows, Symbol, axis_of
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
-from ir_passes.values import (
-    COMMON,
-    Ahead,
-    Backwards,
-    Common,
-    Iota,
-    Kept,
-    OneLane,
-    Order,
-    Owner,
-    PoolRows,
-    Rows,
-    Slot,
-    Symbol,
-    Value,
-    axis_of,
-)
+from ir_passes.values import Ahead, Iota, Kept, Slot, Value
 from ir_passes.views import entered, left
 from ir_passes.violations import ViolationKind
 

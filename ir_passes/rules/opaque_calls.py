@@ -7,24 +7,12 @@ from ir_passes import ir
 from ir_passes.contract import Lane, Opaque, Pool, Shared, SlotMap
 from ir_passes.declared import OPAQUE, opaque_of
 from ir_passes.opaque_entries import donors, fits, lengths_of, maps_of
+from ir_passes.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, Rows, axis_of, describe, moved
 from ir_passes.rules.pool_rows import map_fault, record
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
 from ir_passes.uniformity import REMEDY, disordered
-from ir_passes.values import (
-    COMMON,
-    Common,
-    Mixed,
-    OneLane,
-    Owner,
-    PoolRows,
-    Rows,
-    Slot,
-    Value,
-    axis_of,
-    describe,
-    moved,
-)
+from ir_passes.values import Slot, Value
 from ir_passes.violations import ViolationKind
 
 

@@ -3,26 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ir_passes.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows, axis_of, describe, moved
 from ir_passes.rules.intervals import hull
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
-from ir_passes.values import (
-    Columns,
-    Common,
-    Constant,
-    Iota,
-    Kept,
-    Mixed,
-    OneLane,
-    Owner,
-    PoolRows,
-    Rows,
-    Slot,
-    Value,
-    axis_of,
-    describe,
-    moved,
-)
+from ir_passes.values import Columns, Constant, Iota, Kept, Slot, Value
 from ir_passes.views import View, block, entered
 
 

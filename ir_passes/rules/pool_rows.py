@@ -4,10 +4,11 @@ import math
 from dataclasses import replace
 
 from ir_passes.contract import SlotMap
+from ir_passes.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows
 from ir_passes.rules.access import Access, constant_of
 from ir_passes.site import RowAccess, Site
 from ir_passes.uniformity import REMEDY, tells_places
-from ir_passes.values import Ahead, Common, Constant, Iota, Kept, Mixed, OneLane, Owner, PoolRows, Rows, Slot, Value
+from ir_passes.values import Ahead, Constant, Iota, Kept, Slot, Value
 from ir_passes.views import View, entered, left
 from ir_passes.violations import ViolationKind
 

@@ -1,9 +1,10 @@
 """Contractions, convolutions and decompositions."""
 
+from ir_passes.owners import Common, Mixed, OneLane, Order, Owner, Rows, axis_of, moved
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
 from ir_passes.uniformity import REMEDY, disordered, tells_places
-from ir_passes.values import Common, Counts, Mixed, OneLane, Order, Owner, Rows, Value, axis_of, moved
+from ir_passes.values import Counts, Value
 
 _FREE = "contract dimensions within a lane; keep lanes a batch dimension or a free one of one operand"
 

@@ -1,10 +1,11 @@
 """Random numbers: each key's are its owner's."""
 
+from ir_passes.owners import Owner, axis_of
 from ir_passes.rules.registry import rule
 from ir_passes.rules.shapes import over
 from ir_passes.site import Site
 from ir_passes.uniformity import REMEDY, disordered
-from ir_passes.values import Owner, Value, axis_of
+from ir_passes.values import Value
 
 _ONE_KEY = "one key is made of words of different lanes"
 _OWN_KEY = "give each lane all words of its key, along axes of their own"

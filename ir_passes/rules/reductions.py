@@ -2,11 +2,12 @@
 
 import math
 
+from ir_passes.owners import COMMON, Common, Order, Owner, Rows, axis_of, moved
 from ir_passes.rules.intervals import fits
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
 from ir_passes.uniformity import REMEDY, tells_places
-from ir_passes.values import COMMON, Common, Counts, Iota, OneHot, Order, Owner, Permuted, Rows, Value, axis_of, moved
+from ir_passes.values import Counts, Iota, OneHot, Permuted, Value
 
 _APART = "reduce over axes within a lane; what must be the same for all lanes is an operand that the host computes"
 

@@ -3,32 +3,24 @@
 import math
 from dataclasses import replace
 
+from ir_passes.owners import COMMON, Backwards, OneLane, Order, Owner, PoolRows, Rows, axis_of, moved
 from ir_passes.rules.intervals import hull
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
 from ir_passes.values import (
-    COMMON,
     Ahead,
-    Backwards,
     Constant,
     Counts,
     Fact,
     Implies,
     Iota,
     Kept,
-    OneLane,
-    Order,
-    Owner,
     Permuted,
-    PoolRows,
     RemainderOf,
-    Rows,
     SignOf,
     Slot,
     Spread,
     Value,
-    axis_of,
-    moved,
 )
 from ir_passes.views import entered, reshaped, transposed
 

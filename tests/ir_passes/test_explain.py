@@ -11,7 +11,7 @@ import ir_passes as compiler
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.concerned import concerned
 from ir_passes.explain import explain
-from ir_passes.values import COMMON, OneLane, PoolRows, Rows, Symbol
+from ir_passes.owners import COMMON, OneLane, PoolRows, Rows, Symbol
 from ir_passes.violations import ViolationKind as Kind
 
 LANES, SLOTS, SIZE = 4, 9, 5

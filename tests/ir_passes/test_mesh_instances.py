@@ -14,8 +14,8 @@ from predicted_owners import faults, predictions
 from xla_equations import apply
 from zoo.catalogue import PROGRAMS
 
+from ir_passes.owners import Rows
 from ir_passes.rules import meshes, pool_rows
-from ir_passes.values import Rows
 
 
 def wrong(name: str, seed: int, checked: dict[str, int]) -> list[str]:

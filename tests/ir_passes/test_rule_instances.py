@@ -16,8 +16,8 @@ from predicted_owners import faults, predictions
 from xla_equations import apply
 
 from ir_passes import ir
+from ir_passes.owners import OneLane, PoolRows, Rows
 from ir_passes.rules.all import RULES
-from ir_passes.values import OneLane, PoolRows, Rows
 
 OWNED = (Rows, OneLane, PoolRows)
 NOT_TRIED = {

@@ -17,7 +17,8 @@ from zoo.catalogue import PROGRAMS
 from zoo.program import Program
 
 from ir_passes import Lane, LaneContract, Pool
-from ir_passes.values import Kept, Rows
+from ir_passes.owners import Rows
+from ir_passes.values import Kept
 
 RUN = [name for name in PROGRAMS if not name.startswith("sharded")]
 RANDOM = 40

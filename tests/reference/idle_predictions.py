@@ -14,7 +14,8 @@ from predicted_owners import Prediction, Reality, differing, predictions, used_o
 from xla_equations import apply
 
 from ir_passes import Lane, SlotMap, ir
-from ir_passes.values import Common, Iota, Kept, OneLane, PoolRows, Rows, Slot, Value
+from ir_passes.owners import Common, OneLane, PoolRows, Rows
+from ir_passes.values import Iota, Kept, Slot, Value
 from ir_passes.views import View
 
 Checked = dict[str, int]

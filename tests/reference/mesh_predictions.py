@@ -13,7 +13,8 @@ from jaxpr_mutation import Subject
 from predicted_owners import Reality, differing, predictions
 
 from ir_passes import ir
-from ir_passes.values import Ahead, Backwards, Common, OneLane, Order, PoolRows, Rows, Slot, Symbol, Value
+from ir_passes.owners import Backwards, Common, OneLane, Order, PoolRows, Rows, Symbol
+from ir_passes.values import Ahead, Slot, Value
 
 
 def inside(eqn: ir.JaxprEqn) -> tuple[list[Any], Callable[..., list[Any]]]:

@@ -10,24 +10,9 @@ from jaxpr_mutation import Subject
 
 from ir_passes import SlotMap, ir
 from ir_passes.lane_proof import walk
+from ir_passes.owners import Backwards, Common, OneLane, Order, PoolRows, Rows, Symbol
 from ir_passes.prover import Prover
-from ir_passes.values import (
-    Backwards,
-    Columns,
-    Common,
-    Counts,
-    Iota,
-    OneHot,
-    OneLane,
-    Order,
-    Permuted,
-    PoolRows,
-    Rows,
-    Slot,
-    Spread,
-    Symbol,
-    Value,
-)
+from ir_passes.values import Columns, Counts, Iota, OneHot, Permuted, Slot, Spread, Value
 
 
 class Prediction(NamedTuple):

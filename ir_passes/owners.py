@@ -54,7 +54,13 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Backwards:
-    """The last row first; its own inverse. On a mesh, of each device's rows."""
+    """The last row first; its own inverse. On a mesh, of each device's rows.
+
+    Attributes:
+        rows: how many there are; some may have been taken since.
+    """
+
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, ma
         )
         return site.mixed(held, "sum it by lax.psum", ViolationKind.COLLECTIVE)
     if isinstance(owner, Rows):
-        inside = owner.order == Backwards() or (isinstance(owner.order, Order) and owner.order.number >= mark)
+        inside = isinstance(owner.order, Backwards) or (isinstance(owner.order, Order) and owner.order.number >= mark)
         all_lanes = not owner.start and shape[owner.axis] == site.prover.bound.lanes * owner.inner
         if not inside and split.axes.get(owner.axis, ()) == owner.split and (all_lanes or not owner.split):
             return replace(owner, split=())

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from ir_passes.owners import COMMON, Backwards, OneLane, Order, Owner, PoolRows, Rows, axis_of, moved
+from ir_passes.owners import COMMON, Backwards, OneLane, Owner, PoolRows, Rows, axis_of, moved
 from ir_passes.rules.intervals import hull
 from ir_passes.rules.registry import rule
 from ir_passes.site import Site
@@ -156,10 +156,11 @@ def transpose(site: Site, x: Value) -> list[Value]:
 @rule("rev")
 def reverse(site: Site, x: Value) -> list[Value]:
     """The last first; lanes are in order again when they have been reversed twice."""
-    owner = x.owner
-    if axis_of(owner) in site.params["dimensions"]:
-        if isinstance(owner, Rows) and not isinstance(owner.order, Order):
-            owner = replace(owner, order=Backwards() if owner.order is None else None)
+    owner, axis = x.owner, axis_of(x.owner)
+    if axis is not None and axis in site.params["dimensions"]:
+        backwards = Backwards(site.shape[axis])
+        if isinstance(owner, Rows) and owner.order in (None, backwards):
+            owner = replace(owner, order=backwards if owner.order is None else None)
         else:
             owner = site.mixed("it reverses the axis that holds lanes", "reverse another axis")
     elif isinstance(owner, PoolRows):

@@ -103,6 +103,7 @@ def test_lanes_that_are_reversed_twice_are_in_order(between: Any) -> None:
     [
         lambda x: x + x[::-1],
         lambda x: jnp.tile(x[::-1][:2][::-1], (2, 1)),
+        lambda x: jnp.concatenate([x[::-1][jnp.arange(2)][::-1], x[2:]]),
         lambda x: jnp.concatenate([x[::-1][:2], x[2:]])[::-1],
         lambda x: x[::-1].reshape(-1)[::-1].reshape(x.shape),
         lambda x: lax.scan(lambda c, row: (c, row), 0, x[::-1])[1],

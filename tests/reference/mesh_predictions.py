@@ -125,8 +125,9 @@ def _lanes(device: Device, owner: Rows | OneLane, shape: tuple[int, ...]) -> np.
     if isinstance(owner, OneLane):
         assert isinstance(owner.lane, int)
         return np.array([device.first(owner.split) + owner.lane])
-    lanes = device.first(owner.split) + owner.start + np.arange(shape[owner.axis + 1]) // owner.inner
-    return lanes[::-1] if owner.order == Backwards() else lanes
+    rows = np.arange(shape[owner.axis + 1])
+    rows = owner.order.rows - 1 - rows if isinstance(owner.order, Backwards) else rows
+    return device.first(owner.split) + owner.start + rows // owner.inner
 
 
 def _spread(rows: np.ndarray, owner: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -244,8 +244,8 @@ def _changed(reality: Reality, array: np.ndarray, owner: Any, orders: dict[int, 
         case Rows(axis, inner, start, order):
             rows = np.moveaxis(array, axis + 1, 1)
             lane = np.arange(rows.shape[1]) // inner + start
-            if order == Backwards():
-                rows = rows[:, ::-1]
+            if isinstance(order, Backwards):
+                lane = (order.rows - 1 - np.arange(rows.shape[1])) // inner + start
             elif isinstance(order, Order):
                 if order.number not in orders or orders[order.number].shape[1] != rows.shape[1]:
                     return np.zeros(len(array), bool)

@@ -32,11 +32,10 @@ def multiply_few(
     cache of its own, that should be the part which it has read. (docs/performance.md has the times of both.)
     """
     terms = math.gcd(TERMS, matrix.shape[2])
-    rows = rows.reshape((*rows.shape[:3], -1, terms))
+    rows = _last_first(rows.reshape((*rows.shape[:3], -1, terms)))
     matrix = matrix.reshape((*matrix.shape[:2], 1, -1, terms, matrix.shape[3]))
-    # Slices are reversed, and not what they are taken from: XLA would write all of that a second time.
-    pairs = ((_last_first(rows[..., i, None]), _last_first(matrix[..., i, :])) for i in range(terms))
-    sums = functools.reduce(operator.add, (row * part for row, part in pairs))
+    # Slices of the matrix are reversed, and not all of it, which XLA would write a second time.
+    sums = functools.reduce(operator.add, (rows[..., i, None] * _last_first(matrix[..., i, :]) for i in range(terms)))
     y = functools.reduce(operator.add, (sums[:, :, :, i] for i in range(sums.shape[3])))
     # XLA would read the matrix again wherever the result is used.
     return own_array(jnp.moveaxis(_last_first(own_array(y)), 2, 0))

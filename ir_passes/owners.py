@@ -129,7 +129,8 @@ def describe(owner: Owner) -> str:
         case Rows(axis, inner, start, order):
             rows = "lanes" if inner == 1 else f"lanes x {inner}"
             origin = f" from lane {start}" if start else ""
-            return f"{rows} along axis {axis}{origin}{'' if order is None else ', permuted'}"
+            placed = {Order: ", permuted", Backwards: ", the last first"}.get(type(order), "")
+            return f"{rows} along axis {axis}{origin}{placed}"
         case PoolRows(_, group, axis):
             return f"pool {group!r}, rows along axis {axis}"
         case Mixed(cause):

@@ -10,10 +10,10 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxpr_mutation import Subject
-from predicted_owners import Reality, differing, predictions
+from predicted_owners import Reality, differing, places_of, predictions
 
 from ir_passes import ir
-from ir_passes.owners import Backwards, Common, OneLane, Order, PoolRows, Rows, Symbol
+from ir_passes.owners import Common, OneLane, Order, PoolRows, Rows, Symbol
 from ir_passes.values import Ahead, Slot, Value
 
 
@@ -125,9 +125,7 @@ def _lanes(device: Device, owner: Rows | OneLane, shape: tuple[int, ...]) -> np.
     if isinstance(owner, OneLane):
         assert isinstance(owner.lane, int)
         return np.array([device.first(owner.split) + owner.lane])
-    rows = np.arange(shape[owner.axis + 1])
-    rows = owner.order.rows - 1 - rows if isinstance(owner.order, Backwards) else rows
-    return device.first(owner.split) + owner.start + rows // owner.inner
+    return device.first(owner.split) + owner.start + places_of(owner, shape[owner.axis + 1]) // owner.inner
 
 
 def _spread(rows: np.ndarray, owner: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -231,6 +231,12 @@ def _faults_of(
                 yield "is not spread from its vector"
 
 
+def places_of(owner: Rows, count: int) -> np.ndarray:
+    """Where rows were before they were reversed; of those that were not, or were sorted, where they are."""
+    places = np.arange(count)
+    return owner.order.rows - 1 - places if isinstance(owner.order, Backwards) else places
+
+
 def _changed(reality: Reality, array: np.ndarray, owner: Any, orders: dict[int, np.ndarray], where: Any) -> np.ndarray:
     """[run]: whether something differs from the unchanged run that must not."""
     base = reality.claims.base
@@ -243,10 +249,8 @@ def _changed(reality: Reality, array: np.ndarray, owner: Any, orders: dict[int, 
             return reality.outside_picked((number, where), _by_run(differing(array, array[base])))
         case Rows(axis, inner, start, order):
             rows = np.moveaxis(array, axis + 1, 1)
-            lane = np.arange(rows.shape[1]) // inner + start
-            if isinstance(order, Backwards):
-                lane = (order.rows - 1 - np.arange(rows.shape[1])) // inner + start
-            elif isinstance(order, Order):
+            lane = places_of(owner, rows.shape[1]) // inner + start
+            if isinstance(order, Order):
                 if order.number not in orders or orders[order.number].shape[1] != rows.shape[1]:
                     return np.zeros(len(array), bool)
                 places = orders[order.number]

@@ -20,7 +20,7 @@ LARGE = 1 << 17
 """Elements of a weight from which on the form of its product is worth measuring."""
 SHARE = 0.005
 """Of the bytes of all large weights: those of a shape that have less are not worth it either."""
-GAIN = 1.1
+GAIN = 1.05
 """So many times as fast as the usual one another form has to be."""
 GAIN_OF_ALL = 1.03
 """So many times as fast all products of a step have to be where they are fused."""

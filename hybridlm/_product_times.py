@@ -13,6 +13,7 @@ import numpy as np
 from hybridlm._words import words_of
 from models.linear import (
     MANY_ROWS,
+    PAIRS,
     SHARED_TERMS,
     VECTOR,
     WORDS,
@@ -29,6 +30,8 @@ to float32 piece by piece, in a cache. Otherwise the library has a kernel for na
 where the CPU multiplies such numbers itself. The audit knows what goes wrong under them (`ir_passes.audit_fusions`)."""
 CONVERTED: tuple[Form, ...] = ("rows x converted weight", "converted weight x rows")
 """The forms for which a step is compiled with FUSED."""
+PAIRS_ROWS = 8
+"""Of so few rows there are columns left, of the 16 that are computed, for pairs of a weight's rows."""
 WORDS_ROWS = 4
 """Of so few rows a form that reads words can be the fastest."""
 FEWEST_TERMS = 16
@@ -50,6 +53,8 @@ def forms_of(product: Product) -> tuple[Form, ...]:
         forms.append("weight x rows")
     if can_fuse():
         forms += map(converted, tuple(forms))
+    if jax.default_backend() == "cpu" and product.rows <= PAIRS_ROWS and product.outputs % 2 == 0:
+        forms.append(PAIRS)
     terms, rest = divmod(product.inputs, 2 * VECTOR)
     enough = terms > 0 and not rest and terms // groups_of_terms(terms) >= FEWEST_TERMS
     if enough and product.rows <= WORDS_ROWS and product.dtype == "bfloat16":

@@ -18,7 +18,7 @@ from hybridlm._machine import Machine
 from hybridlm._product_forms import ChosenForms, chosen_forms, fastest, large_products
 from hybridlm._product_times import CONVERTED, forms_of
 from hybridlm._programs import Shape
-from models.linear import MANY_ROWS, WORDS, Form, Product
+from models.linear import MANY_ROWS, PAIRS, WORDS, Form, Product
 
 FEW_AND_MANY = (1, 2, 8, 64, MANY_ROWS)
 PRODUCT = Product(4, 24, 16, "bfloat16")
@@ -29,7 +29,7 @@ WEIGHTS = [jnp.ones((24, 16), jnp.bfloat16)]
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What measuring finds, in place of the clock, and which products were measured."""
     found: dict[str, Any] = {"rows x weight": 1.0, "weight x rows": 2.0, "measured": []}
-    found |= dict.fromkeys(WORDS, 3.0) | dict.fromkeys(CONVERTED, 9.0)
+    found |= dict.fromkeys((*WORDS, PAIRS), 3.0) | dict.fromkeys(CONVERTED, 9.0)
 
     def seconds(product: Product, *_: Any) -> dict[Form, float]:
         found["measured"].append(product)
@@ -64,14 +64,14 @@ def test_large_narrow_matrices_are_measured_for_every_small_number_of_rows(monke
     assert {product.rows for product in large_products(params, [1, 65])} == {1}
 
 
-def test_another_form_has_to_be_faster_by_a_tenth() -> None:
+def test_another_form_has_to_be_faster_by_a_twentieth() -> None:
     few, many = PRODUCT, dataclasses.replace(PRODUCT, rows=64)
     assert (few.usual_form, many.usual_form) == ("weight x rows", "rows x weight")
     cases: list[tuple[float, float, Form, Form]] = [
-        (1.0, 1.05, "weight x rows", "rows x weight"),
-        (1.0, 1.2, "rows x weight", "rows x weight"),
-        (1.2, 1.0, "weight x rows", "weight x rows"),
-        (1.05, 1.0, "weight x rows", "rows x weight"),
+        (1.0, 1.03, "weight x rows", "rows x weight"),
+        (1.0, 1.1, "rows x weight", "rows x weight"),
+        (1.1, 1.0, "weight x rows", "weight x rows"),
+        (1.03, 1.0, "weight x rows", "rows x weight"),
     ]
     for rows_first, weight_first, of_few, of_many in cases:
         seconds: dict[Form, float] = {"rows x weight": rows_first, "weight x rows": weight_first}
@@ -96,6 +96,10 @@ def test_steps_are_fused_where_all_their_products_together_are_faster_so() -> No
     assert "4x16x24 bfloat16 fused as converted weight x rows" in str(found)
     times[often] |= {"rows x converted weight": 1.0, "converted weight x rows": 1.2}
     assert fastest(times, {often: 10, once: 1}) == ChosenForms(plain)
+    # In a step that is fused there is no kernel for pairs of narrow numbers; in another they are a form like any.
+    in_pairs = times[often] | {PAIRS: 0.5}
+    assert fastest({often: in_pairs}, {often: 1}) == ChosenForms({often: PAIRS})
+    assert fastest({often: in_pairs | {CONVERTED[0]: 0.4}}, {often: 1}).fused == {often: CONVERTED[0]}
     many = dataclasses.replace(often, rows=MANY_ROWS)
     some = fastest({many: {"rows x weight": 1.0, "rows x converted weight": 0.8}}, {many: 3})
     assert [some.fuse(rows) for rows in (65, 4096, 64)] == [True, True, False]

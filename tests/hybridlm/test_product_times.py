@@ -12,7 +12,7 @@ import pytest
 from hybridlm import _product_times
 from hybridlm._product_times import CONVERTED, can_fuse, compiled_forms, forms_of, seconds_of
 from hybridlm._words import words_of
-from models.linear import MANY_ROWS, WORDS, Form, Product
+from models.linear import MANY_ROWS, PAIRS, WORDS, Form, Product
 
 PRODUCT = Product(4, 24, 16, "bfloat16")
 
@@ -21,6 +21,7 @@ def test_words_are_a_form_of_few_rows_and_a_number_of_inputs_that_can_be_summed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     none, alone, both = WORDS[:0], WORDS[:1], WORDS
+    usual = ("rows x weight", "weight x rows", *CONVERTED, PAIRS)
     for product, can in (
         (Product(1, 24, 512, "bfloat16"), alone),
         (Product(2, 24, 512, "bfloat16"), both),
@@ -34,9 +35,10 @@ def test_words_are_a_form_of_few_rows_and_a_number_of_inputs_that_can_be_summed(
         (Product(1, 24, 16, "bfloat16"), none),
         (Product(1, 24, 512, "float16"), none),
     ):
-        assert forms_of(product)[:4] == ("rows x weight", "weight x rows", *CONVERTED), product
-        assert forms_of(product)[4:] == can, product
+        assert forms_of(product) == (*usual, *can), product
     assert forms_of(dataclasses.replace(PRODUCT, rows=MANY_ROWS)) == ("rows x weight", "rows x converted weight")
+    for other in (dataclasses.replace(PRODUCT, rows=9), dataclasses.replace(PRODUCT, outputs=25)):
+        assert forms_of(other) == usual[:-1], other
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert forms_of(PRODUCT) == ("rows x weight", "weight x rows")
 
@@ -84,7 +86,7 @@ def test_an_xla_without_the_option_fuses_nothing(monkeypatch: pytest.MonkeyPatch
     _product_times._knows_the_options.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(_product_times, "FUSED", {"xla_no_such_option": "1"})
-        assert not can_fuse() and forms_of(PRODUCT) == ("rows x weight", "weight x rows")
+        assert not can_fuse() and forms_of(PRODUCT) == ("rows x weight", "weight x rows", PAIRS)
     _product_times._knows_the_options.cache_clear()
     assert can_fuse()
 

@@ -12,6 +12,7 @@ from hybridlm._product_times import CONVERTED, FUSED
 from ir_passes import Lane, LaneContract, Shared, compile_step
 from models.linear import (
     MOST_PARTIAL,
+    PAIRS,
     SHARED_TERMS,
     VECTOR,
     WORDS,
@@ -19,6 +20,7 @@ from models.linear import (
     Product,
     groups_of_terms,
     linear,
+    multiply,
     multiply_words,
     product_forms,
 )
@@ -77,6 +79,7 @@ def test_few_rows_of_a_narrow_weight_are_multiplied_from_the_left() -> None:
 
 FORMS_BY_ROWS = [
     *((form, n, 48) for form in ("rows x weight", "weight x rows", *CONVERTED) for n in (1, 2, 5, 33, 64)),
+    *((PAIRS, n, inputs) for n in (1, 2, 3, 8, 9) for inputs in (48, 50, 1024)),
     *(("words of weight", n, inputs) for n in (1, 2, 3, 4, 7) for inputs in (32, 96, 544, 2368, 3552)),
     *(("words for all rows", n, inputs) for n in (1, 2, 3, 4, 7) for inputs in (512, 768, 3584)),
 ]
@@ -87,7 +90,8 @@ def test_every_form_computes_the_product_and_a_row_has_the_same_bits_at_every_pl
     form: Form, count: int, inputs: int
 ) -> None:
     rng = np.random.default_rng(count)
-    weight, x = (rng.normal(size=(n, inputs)).astype(jnp.bfloat16) for n in (19, count))
+    outputs = 18 if form == PAIRS else 19
+    weight, x = (rng.normal(size=(n, inputs)).astype(jnp.bfloat16) for n in (outputs, count))
     want = x.astype(np.float64) @ weight.astype(np.float64).T
     order = rng.permutation(count)
     y = np.asarray(in_form(form, x.astype(np.float32), weight))
@@ -95,10 +99,11 @@ def test_every_form_computes_the_product_and_a_row_has_the_same_bits_at_every_pl
     assert np.asarray(in_form(form, x[order].astype(np.float32), weight)).tobytes() == y[order].tobytes()
 
 
-@pytest.mark.parametrize("form", [*WORDS, *CONVERTED])
+@pytest.mark.parametrize("form", [*WORDS, *CONVERTED, PAIRS])
 def test_a_row_that_is_no_number_is_so_alone(form: Form) -> None:
     rng = np.random.default_rng(0)
-    weight, x = rng.normal(size=(19, 512)).astype(jnp.bfloat16), rng.normal(size=(3, 512)).astype(np.float32)
+    outputs = 18 if form == PAIRS else 19
+    weight, x = rng.normal(size=(outputs, 512)).astype(jnp.bfloat16), rng.normal(size=(3, 512)).astype(np.float32)
     clean = np.asarray(in_form(form, x, weight))
     x[1, 5] = np.nan
     got = np.asarray(in_form(form, x, weight))
@@ -147,6 +152,26 @@ def test_the_words_of_many_outputs_are_summed_in_pieces(form: Form) -> None:
     rows[1] = np.nan
     poisoned = run(rows)
     assert np.isnan(poisoned[1]).all() and poisoned[[0, 2]].tobytes() == y[[0, 2]].tobytes()
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_lanes_stay_apart_beside_a_weight_in_pairs_and_no_second_one_is_written(lanes: int) -> None:
+    rng = np.random.default_rng(0)
+    weight, rows = (rng.normal(size=(n, 48)).astype(jnp.bfloat16) for n in (256, lanes))
+    step = compile_step(
+        lambda weight, rows: (multiply(rows, weight, PAIRS),),
+        (jnp.asarray(weight), jnp.asarray(rows.astype(np.float32))),
+        LaneContract((Shared(), Lane()), (Lane(),)),
+    )
+    y = step(jnp.asarray(weight), jnp.asarray(rows.astype(np.float32)))[0]
+    np.testing.assert_allclose(y, rows.astype(np.float64) @ weight.astype(np.float64).T, atol=1e-4)
+    usage = step.compiled.memory_analysis()
+    assert usage is not None and usage.temp_size_in_bytes < weight.nbytes
+
+
+def test_an_odd_number_of_outputs_is_refused_in_pairs() -> None:
+    with pytest.raises(TypeError, match="reshape"):
+        multiply(jnp.ones((2, 16)), jnp.ones((19, 16), jnp.bfloat16), PAIRS)
 
 
 def test_words_meet_rows_rounded_to_the_dtype_of_the_weight() -> None:

@@ -32,13 +32,15 @@ def multiply_few(
     cache of its own, that should be the part which it has read. (docs/performance.md has the times of both.)
     """
     terms = math.gcd(TERMS, matrix.shape[2])
-    rows = _last_first(rows.reshape((*rows.shape[:3], -1, terms)))
-    matrix = matrix.reshape((*matrix.shape[:2], 1, -1, terms, matrix.shape[3]))
+    # [lane, head, group of terms, row, term]: a group's part of the matrix is read once, for all rows.
+    rows = _last_first(jnp.swapaxes(rows.reshape((*rows.shape[:3], -1, terms)), 2, 3))
+    matrix = matrix.reshape((*matrix.shape[:2], -1, 1, terms, matrix.shape[3]))
     # Slices of the matrix are reversed, and not all of it, which XLA would write a second time.
     sums = functools.reduce(operator.add, (rows[..., i, None] * _last_first(matrix[..., i, :]) for i in range(terms)))
-    y = functools.reduce(operator.add, (sums[:, :, :, i] for i in range(sums.shape[3])))
+    sums = own_array(sums)
+    y = functools.reduce(operator.add, (sums[:, :, i] for i in range(sums.shape[2])))
     # XLA would read the matrix again wherever the result is used.
-    return own_array(jnp.moveaxis(_last_first(own_array(y)), 2, 0))
+    return own_array(jnp.moveaxis(_last_first(y), 2, 0))
 
 
 def _last_first(x: Float32[Array, "lane head *rest"]) -> Float32[Array, "lane head *rest"]:

@@ -97,9 +97,11 @@ def test_steps_are_fused_where_all_their_products_together_are_faster_so() -> No
     times[often] |= {"rows x converted weight": 1.0, "converted weight x rows": 1.2}
     assert fastest(times, {often: 10, once: 1}) == ChosenForms(plain)
     # In a step that is fused there is no kernel for pairs of narrow numbers; in another they are a form like any.
-    in_pairs = times[often] | {PAIRS: 0.5}
+    in_pairs: dict[Form, float] = dict(times[often])
+    in_pairs[PAIRS] = 0.5
     assert fastest({often: in_pairs}, {often: 1}) == ChosenForms({often: PAIRS})
-    assert fastest({often: in_pairs | {CONVERTED[0]: 0.4}}, {often: 1}).fused == {often: CONVERTED[0]}
+    in_pairs[CONVERTED[0]] = 0.4
+    assert fastest({often: in_pairs}, {often: 1}).fused == {often: CONVERTED[0]}
     many = dataclasses.replace(often, rows=MANY_ROWS)
     some = fastest({many: {"rows x weight": 1.0, "rows x converted weight": 0.8}}, {many: 3})
     assert [some.fuse(rows) for rows in (65, 4096, 64)] == [True, True, False]

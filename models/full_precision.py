@@ -34,9 +34,10 @@ def multiply_few(
     terms = math.gcd(TERMS, matrix.shape[2])
     # [lane, head, group of terms, row, term]: a group's part of the matrix is read once, for all rows.
     rows = _last_first(jnp.swapaxes(rows.reshape((*rows.shape[:3], -1, terms)), 2, 3))
-    matrix = matrix.reshape((*matrix.shape[:2], -1, 1, terms, matrix.shape[3]))
+    matrix = matrix.reshape((*matrix.shape[:2], -1, terms, matrix.shape[3]))
     # Slices of the matrix are reversed, and not all of it, which XLA would write a second time.
-    sums = functools.reduce(operator.add, (rows[..., i, None] * _last_first(matrix[..., i, :]) for i in range(terms)))
+    slices = (_last_first(matrix[:, :, :, i : i + 1]) for i in range(terms))
+    sums = functools.reduce(operator.add, (rows[..., i : i + 1] * one for i, one in enumerate(slices)))
     sums = own_array(sums)
     y = functools.reduce(operator.add, (sums[:, :, i] for i in range(sums.shape[2])))
     # XLA would read the matrix again wherever the result is used.

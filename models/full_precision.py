@@ -37,8 +37,7 @@ def multiply_few(
     matrix = matrix.reshape((*matrix.shape[:2], -1, terms, matrix.shape[3]))
     # Slices of the matrix are reversed, and not all of it, which XLA would write a second time.
     slices = (_last_first(matrix[:, :, :, i : i + 1]) for i in range(terms))
-    sums = functools.reduce(operator.add, (rows[..., i : i + 1] * one for i, one in enumerate(slices)))
-    sums = own_array(sums)
+    sums = own_array(functools.reduce(operator.add, (rows[..., i : i + 1] * one for i, one in enumerate(slices))))
     y = functools.reduce(operator.add, (sums[:, :, i] for i in range(sums.shape[2])))
     # XLA would read the matrix again wherever the result is used.
     return own_array(jnp.moveaxis(_last_first(y), 2, 0))

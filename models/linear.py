@@ -47,6 +47,7 @@ Form = Literal[
 (fast where XLA fuses the conversion with the product, else the worst), with the weights of two outputs as one row, or
 as sums over 32-bit words, which are converted for each row or once for all of them."""
 PAIRS: Form = "weight in pairs x rows"
+"""Of an even number of outputs."""
 WORDS: tuple[Form, ...] = ("words of weight", "words for all rows")
 
 

@@ -42,16 +42,26 @@ class Sampling(NamedTuple):
     index: UInt32[HostOrDevice, "lane"]
 
 
+def _groups(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group token"]:
+    """Tokens next to each other, in groups of one size."""
+    rows, vocab = logits.shape
+    return logits.reshape((rows, -1, math.gcd(vocab, 128)))
+
+
+def highest_of_groups(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group"]:
+    """The maximum of each group of tokens; computed once in a step, whoever asks for it."""
+    return jnp.max(_groups(logits), axis=2)
+
+
 def most_likely(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
     """The first index of each row's maximum; `vocab` where a row holds NaN, which no token id is.
 
     The maximum of groups of tokens, then the first group that has it, then its first token: the logits are read once.
     """
-    rows, vocab = logits.shape
-    size = math.gcd(vocab, 128)
-    count = vocab // size
-    groups = logits.reshape((rows, count, size))
-    highest = jnp.max(groups, axis=2)
+    vocab = logits.shape[1]
+    groups = _groups(logits)
+    size = groups.shape[2]
+    highest = highest_of_groups(logits)
     # No number is looked for by its value: XLA may compute it twice, and round it otherwise the second time.
     first = lax.argmax(highest, 1, jnp.int32)
     group = jnp.take_along_axis(groups, first[:, None, None], axis=1, mode="fill")[:, 0]

@@ -26,8 +26,9 @@ rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=({"absent": False}
 STATE = Pool("state")
 CARRIED = -1
 """In place of a token: the one that the lane drew last, which the host may not know yet."""
-HEAD_BYTES = 32 << 20
-"""Logits that the scoring head holds at a time."""
+HEAD_BYTES, HEAD_ROWS = 32 << 20, 128
+"""Logits that the scoring head holds at a time, in bytes; but of no fewer rows than these, for which its weight is read
+once."""
 
 
 class Drawn(NamedTuple):
@@ -205,7 +206,7 @@ def draw_tokens(
     with jax.named_scope("draw"):
         token = draw(processed, sampling, positions, drawing)
     if top is not None:
-        total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
+        total = Vocabulary(logits.shape[1]).log_total(logits)
         inside = jnp.where(token < logits.shape[1], token, 0)
         logprob = (jnp.take_along_axis(logits, inside[:, None], axis=1, mode="fill") - total)[:, 0]
         if top > 0:
@@ -246,7 +247,7 @@ def score_tokens(
     """Log-softmax over the whole vocabulary, some tokens of all lanes at a time, so that few logits exist at once."""
     lanes, tokens, size = hidden.shape
     vocabulary = Vocabulary.of(model.config)
-    rows = max(8, HEAD_BYTES // (4 * vocabulary.held))
+    rows = max(HEAD_ROWS, HEAD_BYTES // (4 * vocabulary.held))
     block = min(tokens, max(1, rows // lanes))
     blocks = -(-tokens // block)
 

@@ -12,6 +12,7 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.full_precision import full_einsum
+from models.own_array import own_array
 
 Rows = Float32[Array, "*batch token key"]
 HeadDecay = Float32[Array, "*batch token"]
@@ -23,16 +24,17 @@ class Decayed(NamedTuple):
 
     Attributes:
         scores: `q_i . (G_ij k_j)` for i >= j, zero elsewhere.
-        system: `w_i . (G_ij k_j)` for i > j, zero elsewhere.
-        q_in, w_in: q and w times the decay since the beginning of the chunk.
+        system: `k_i . (G_ij k_j)` for i > j, zero elsewhere.
+        reads: keys, and behind them queries, as they meet the state before the chunk.
+        since: what is read with a token's key and query is still to be multiplied with this.
         k_out: keys times the decay until the end of the chunk.
         end: decay of the whole chunk, per channel of the key or one for all.
     """
 
     scores: Float32[Array, "*batch token token"]
     system: Float32[Array, "*batch token token"]
-    q_in: Rows
-    w_in: Rows
+    reads: Float32[Array, "*batch row key"]
+    since: Float32[Array, "*batch token 1"]
     k_out: Rows
     end: Float32[Array, "*batch channel"]
 
@@ -42,19 +44,20 @@ def _triangle(size: int, diagonal: int, rank: int) -> Array:
     return jnp.asarray(np.tril(np.ones((size, size), bool), diagonal).reshape((1,) * (rank - 2) + (size, size)))
 
 
-def head_decay(q: Rows, k: Rows, w: Rows, g: HeadDecay) -> Decayed:
-    """One decay per head and token: the products of queries and keys are weighted afterwards."""
-    total = jnp.cumsum(g, axis=-1)
+def head_decay(q: Rows, k: Rows, g: HeadDecay) -> Decayed:
+    """One decay per head and token: products, of queries and keys and with the state, are weighted afterwards."""
+    # An array of its own: XLA would add up the last of it again for each pair of tokens.
+    total = own_array(jnp.cumsum(g, axis=-1))
     lower, strict = (_triangle(g.shape[-1], diagonal, g.ndim + 1) for diagonal in (0, -1))
     mask = jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
-    system = jnp.where(strict, full_einsum("...ik,...jk->...ij", w, k) * mask, 0.0)
-    since = jnp.exp(total)[..., None]
+    reads = jnp.concatenate([k, q], axis=-2)
+    of_k, of_q = jnp.split(full_einsum("...ik,...jk->...ij", reads, k), 2, axis=-2)
     end = total[..., -1:]
     return Decayed(
-        scores=full_einsum("...ik,...jk->...ij", q, k) * mask,
-        system=system,
-        q_in=q * since,
-        w_in=w * since,
+        scores=of_q * mask,
+        system=jnp.where(strict, of_k * mask, 0.0),
+        reads=reads,
+        since=jnp.exp(total)[..., None],
         k_out=k * jnp.exp(end - total)[..., None],
         end=jnp.exp(end),
     )
@@ -65,7 +68,7 @@ def power_of_two(tokens: int) -> int:
     return 1 << (tokens - 1).bit_length()
 
 
-def channel_decay(q: Rows, k: Rows, w: Rows, g: ChannelDecay) -> Decayed:
+def channel_decay(q: Rows, k: Rows, g: ChannelDecay) -> Decayed:
     """One decay per channel and token (arXiv:2510.26692): it cannot be taken out of the products.
 
     The chunk, a power of two, is put together from single tokens by doubling. Of two neighbouring halves a key of the
@@ -89,8 +92,8 @@ def channel_decay(q: Rows, k: Rows, w: Rows, g: ChannelDecay) -> Decayed:
         above = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
         return jnp.concatenate([above, jnp.concatenate([across, second], axis=-1)], axis=-2)
 
-    whole_q, whole_k, whole_w = q, k, w
-    q, k, w, since = (x[..., None, :] for x in (q, k, w, g))
+    whole_q, whole_k = q, k
+    q, k, since = (x[..., None, :] for x in (q, k, g))
     until = jnp.zeros_like(since)
     scores = jnp.sum(q * k, axis=-1, keepdims=True)
     system = jnp.zeros_like(scores)
@@ -98,20 +101,20 @@ def channel_decay(q: Rows, k: Rows, w: Rows, g: ChannelDecay) -> Decayed:
         before, after = halves(since)
         left, later = halves(until)
         decay = jnp.exp(after)
-        rows = jnp.concatenate([halves(q)[1] * decay, halves(w)[1] * decay], axis=-2)
+        rows = jnp.concatenate([halves(q)[1] * decay, halves(k)[1] * decay], axis=-2)
         across = full_einsum("...ik,...jk->...ij", rows, halves(k)[0] * jnp.exp(left))
-        of_q, of_w = jnp.split(across, 2, axis=-2)
-        scores, system = filled(scores, of_q), filled(system, of_w)
+        of_q, of_k = jnp.split(across, 2, axis=-2)
+        scores, system = filled(scores, of_q), filled(system, of_k)
         since = jnp.concatenate([before, before[..., -1:, :] + after], axis=-2)
         until = jnp.concatenate([left + after[..., -1:, :], later], axis=-2)
-        q, k, w = doubled(q), doubled(k), doubled(w)
+        q, k = doubled(q), doubled(k)
     since, until = since[..., 0, :, :], until[..., 0, :, :]
     decay = jnp.exp(since)
     return Decayed(
         scores=scores[..., 0, :, :],
         system=system[..., 0, :, :],
-        q_in=whole_q * decay,
-        w_in=whole_w * decay,
+        reads=jnp.concatenate([whole_k * decay, whole_q * decay], axis=-2),
+        since=jnp.ones_like(decay[..., :1]),
         k_out=whole_k * jnp.exp(until),
         end=decay[..., -1, :],
     )

@@ -21,7 +21,8 @@ from jaxtyping import Float32
 from models.chunk_decay import channel_decay, head_decay, power_of_two
 from models.chunked_recurrence import Fresh, State, Valid, scan_chunks, split
 from models.full_precision import full_einsum, multiply_few
-from models.triangular import solve_unit_lower
+from models.own_array import own_array
+from models.triangular import unit_lower_inverse
 
 CHUNK = 32
 """Tokens of a chunk: with 128 channels of keys and values, more cost more inside chunks than between them."""
@@ -134,8 +135,8 @@ def delta_rule_chunked(
 ) -> tuple[Values, State]:
     """Chunks of tokens at a time (the WY form, arXiv:2412.06464, section 3.3).
 
-    Inside a chunk the corrections of all tokens solve one unit lower triangular system; only the state between chunks
-    is sequential.
+    Inside a chunk the corrections of all tokens solve one unit lower triangular system, whose inverse is computed for
+    all chunks at once; what their values are corrected by is read from the state, which is sequential.
 
     Args:
         chunk: tokens per chunk; the last chunk is filled up with tokens that are not real.
@@ -146,17 +147,16 @@ def delta_rule_chunked(
     chunk = power_of_two(min(chunk, tokens)) if channels else min(chunk, tokens)
     # [chunk, lane, head, token of the chunk, ..]
     q, k, v, g, b = (jnp.moveaxis(split(x, valid, chunk), 2, 3) for x in (query, key, value, log_decay, beta))
-    decayed = (channel_decay if channels else head_decay)(q, k, b[..., None] * k, g)
-    right = jnp.concatenate([b[..., None] * v, decayed.w_in], axis=-1)
-    solved = solve_unit_lower(decayed.system, right)
-    correction, key_correction = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
+    decayed = (channel_decay if channels else head_decay)(q, k, g)
+    corrected = unit_lower_inverse(b[..., None] * decayed.system) * b[..., None, :]
 
-    def written(read: Array, rest: tuple[Array, Array]) -> tuple[Array, Array]:
-        correction, scores = rest
+    def written(read: Array, rest: tuple[Array, ...]) -> tuple[Array, Array]:
+        values, corrected, scores, since = rest
         # One product reads the state for both.
         read_k, read_q = jnp.split(read, 2, axis=2)
-        delta = correction - read_k
-        return delta, read_q + full_einsum("nhij,nhjv->nhiv", scores, delta)
+        delta = full_einsum("nhij,nhjv->nhiv", corrected, values - since * read_k)
+        return delta, since * read_q + full_einsum("nhij,nhjv->nhiv", scores, delta)
 
-    reads, rest = jnp.concatenate([key_correction, decayed.q_in], axis=-2), (correction, decayed.scores)
-    return scan_chunks(state, reads, decayed.k_out, decayed.end, rest, written, valid, fresh, keep)
+    # Values in an array of their own: XLA would transpose them into another order first, and copy that.
+    rest = own_array(v), corrected, decayed.scores, decayed.since
+    return scan_chunks(state, decayed.reads, decayed.k_out, decayed.end, rest, written, valid, fresh, keep)

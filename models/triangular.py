@@ -1,4 +1,4 @@
-"""Unit lower triangular systems by inverting blocks.
+"""Inverses of unit lower triangular matrices, block by block.
 
 The inverse of [[A, 0], [B, C]] is [[A', 0], [-C' B A', C']] with the inverses A', C' of the blocks on the diagonal:
 small blocks are inverted row after row, all at once, and joined two by two. Unlike a product of powers
@@ -20,7 +20,6 @@ BLOCK = 8
 """Rows of the blocks that are inverted row after row."""
 
 System = Float32[Array, "*batch row row"]
-Columns = Float32[Array, "*batch row column"]
 
 
 def _rows_inverse(system: Array) -> Array:
@@ -62,26 +61,18 @@ def _inverse(system: Array) -> Array:
 
 
 @jax.custom_vjp
-def solve_unit_lower(system: System, right: Columns) -> Columns:
-    """X of (I + system) X = right.
-
-    Args:
-        system: strictly lower triangular.
-        right: right-hand sides.
-    """
-    return _forward(system, right)[0]
+def unit_lower_inverse(system: System) -> System:
+    """(I + system)^-1, of a strictly lower triangular system."""
+    return _inverse(system)
 
 
-def _forward(system: Array, right: Array) -> tuple[Array, tuple[Array, Array]]:
+def _forward(system: Array) -> tuple[Array, Array]:
     inverse = _inverse(system)
-    solution = full_einsum("...ij,...jv->...iv", inverse, right)
-    return solution, (inverse, solution)
+    return inverse, inverse
 
 
-def _backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    inverse, solution = kept
-    right = full_einsum("...ji,...jv->...iv", inverse, gradient)
-    return -jnp.tril(full_einsum("...iv,...jv->...ij", right, solution), -1), right
+def _backward(inverse: Array, gradient: Array) -> tuple[Array]:
+    return (-jnp.tril(full_einsum("...ji,...jk,...lk->...il", inverse, gradient, inverse), -1),)
 
 
-solve_unit_lower.defvjp(_forward, _backward)
+unit_lower_inverse.defvjp(_forward, _backward)

@@ -11,10 +11,10 @@ from models import chunk_decay, delta_rule
 
 
 def state_at_the_padded_end(patch: pytest.MonkeyPatch) -> None:
-    def decay(q: Array, k: Array, w: Array, g: Array) -> Any:
+    def decay(q: Array, k: Array, g: Array) -> Any:
         filled = jnp.where(g == 0, 0.0, jnp.cumsum(g, axis=-1))
         end = filled[..., -1:]
-        right = chunk_decay.head_decay(q, k, w, g)
+        right = chunk_decay.head_decay(q, k, g)
         return right._replace(k_out=k * jnp.exp(end - filled)[..., None], end=jnp.exp(end))
 
     patch.setattr(delta_rule, "head_decay", decay)

@@ -11,6 +11,12 @@ from hybridlm._machine import cores
 WARM_UP = 3
 
 
+def cache_argument(model: Any) -> str:
+    """What a model of transformers calls the cache that it is given and returns: `cache`, before 5.24 by its layers."""
+    taken = inspect.signature(model.forward).parameters
+    return next(name for name in ("cache", "cache_params", "past_key_values") if name in taken)
+
+
 class Transformers:
     """`lanes` sequences with prompts of `prompt` tokens, decoded with a cache; the next token is the most likely one.
 
@@ -30,9 +36,7 @@ class Transformers:
         torch.set_num_threads(cores())
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
         self._model = model.eval()
-        # Models without attention call it otherwise.
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
+        self._cache_name = cache_argument(model)
         self._context, self._lanes = context, lanes
         self._vocab = model.config.get_text_config().vocab_size
         self._prompts = torch.from_numpy(random_tokens(lanes, prompt, self._vocab).astype("int64"))

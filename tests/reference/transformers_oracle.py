@@ -13,6 +13,8 @@ import transformers
 from comparison import Greedy
 from transformers.modeling_layers import MtpModel
 
+from hybridlm._bench_transformers import cache_argument
+
 
 @dataclasses.dataclass
 class Oracle:
@@ -93,8 +95,9 @@ class Oracle:
         The convolution's last K inputs [K, C] (one more than it needs) and the recurrent state [Hv, dk, dv].
         """
         cache = transformers.DynamicCache(config=self.text_model.config)
+        given = {cache_argument(self.model): cache}
         with torch.no_grad():
-            self.model(input_ids=torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True)
+            self.model(input_ids=torch.tensor([list(tokens)]), use_cache=True, **given)
         kept: Any = cache.layers[layer]
         return kept.conv_states[0][0].numpy().T, kept.recurrent_states[0][0].numpy()
 

@@ -14,7 +14,7 @@ WARM_UP = 3
 def cache_argument(model: Any) -> str:
     """What a model of transformers calls the cache that it is given and returns: `cache`, before 5.24 by its layers."""
     taken = inspect.signature(model.forward).parameters
-    return next(name for name in ("cache", "cache_params", "past_key_values") if name in taken)
+    return next((name for name in ("cache", "cache_params") if name in taken), "past_key_values")
 
 
 class Transformers:

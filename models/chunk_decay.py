@@ -44,18 +44,24 @@ def _triangle(size: int, diagonal: int, rank: int) -> Array:
     return jnp.asarray(np.tril(np.ones((size, size), bool), diagonal).reshape((1,) * (rank - 2) + (size, size)))
 
 
-def head_decay(q: Rows, k: Rows, g: HeadDecay) -> Decayed:
-    """One decay per head and token: products, of queries and keys and with the state, are weighted afterwards."""
+def decays_between(g: HeadDecay) -> tuple[HeadDecay, Float32[Array, "*batch token token"]]:
+    """The logarithms' sums since the beginning of the chunk, and what is left at token i of token j <= i, else zero."""
     # An array of its own: XLA would add up the last of it again for each pair of tokens.
     total = own_array(jnp.cumsum(g, axis=-1))
-    lower, strict = (_triangle(g.shape[-1], diagonal, g.ndim + 1) for diagonal in (0, -1))
-    mask = jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
+    lower = _triangle(g.shape[-1], 0, g.ndim + 1)
+    return total, jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
+
+
+def head_decay(q: Rows, k: Rows, g: HeadDecay) -> Decayed:
+    """One decay per head and token: products, of queries and keys and with the state, are weighted afterwards."""
+    total, left = decays_between(g)
+    strict = _triangle(g.shape[-1], -1, g.ndim + 1)
     reads = jnp.concatenate([k, q], axis=-2)
     of_k, of_q = jnp.split(full_einsum("...ik,...jk->...ij", reads, k), 2, axis=-2)
     end = total[..., -1:]
     return Decayed(
-        scores=of_q * mask,
-        system=jnp.where(strict, of_k * mask, 0.0),
+        scores=of_q * left,
+        system=jnp.where(strict, of_k * left, 0.0),
         reads=reads,
         since=jnp.exp(total)[..., None],
         k_out=k * jnp.exp(end - total)[..., None],

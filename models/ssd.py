@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32
 
+from models.chunk_decay import decays_between
 from models.chunked_recurrence import Fresh, State, Valid, scan_chunks, split
 from models.full_precision import full_einsum
-from models.own_array import own_array
 
 CHUNK = 32
 """Tokens of a chunk: with 128 channels of keys and values, more cost more inside chunks than between them."""
@@ -116,11 +116,8 @@ def ssd_chunked(
     # [chunk, lane, group, (head of the group,) token of the chunk, ..]
     q, k = (jnp.moveaxis(split(x, valid, chunk), 2, 3) for x in (query, key))
     v, g = (_grouped(split(x, valid, chunk), groups) for x in (value, log_decay))
-    # An array of its own: XLA would add up the last of it again for each pair of tokens.
-    total = own_array(jnp.cumsum(g, axis=-1))
-    lower = jnp.tril(jnp.ones((chunk, chunk), bool))[None, None, None, None]
-    mask = jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
-    scores = full_einsum("cngik,cngjk->cngij", q, k)[:, :, :, None] * mask
+    total, left = decays_between(g)
+    scores = full_einsum("cngik,cngjk->cngij", q, k)[:, :, :, None] * left
     end = total[..., -1:]
 
     def by_head(x: Array) -> Array:

@@ -5,7 +5,6 @@ This file, `hlo_schema` and `wire` are the only ones that know how JAX and XLA h
 
 import hashlib
 import math
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -60,7 +59,7 @@ def read(compiled: jax.stages.Compiled) -> Executable:
         buffers,
         {argument: number for number, argument in enumerate(kept_arguments(compiled))},
         int(memory.temp_size_in_bytes),
-        fingerprint(modules[0].to_string()),
+        fingerprint(modules[0]),
     )
 
 
@@ -72,18 +71,9 @@ def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...]:
     return kept
 
 
-_TABLES = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*", re.MULTILINE)
-_METADATA = re.compile(r", metadata=\{(?:[^{}\"]++|\"(?:[^\"\\]++|\\.)*+\"|\{[^{}]*+\})*+\}")
-
-
-def fingerprint(text: str) -> str:
-    """sha256 of HLO text without what depends on where the source lies."""
-    return hashlib.sha256(without_sources(text).encode()).hexdigest()
-
-
-def without_sources(text: str) -> str:
-    """HLO text without metadata and the tables of source lines."""
-    return _METADATA.sub("", _TABLES.sub("", text))
+def fingerprint(module: Any) -> str:
+    """sha256 of an executable's module as text; the same wherever the source lies and in every process."""
+    return hashlib.sha256(jax_private.text_without_sources(module).encode()).hexdigest()
 
 
 def read_module(data: bytes) -> Module:

@@ -151,9 +151,8 @@ MODULE = Message(
 LOCATION = Message("Location", {3: _many("shape_index", "int"), 4: Field("instruction_id", "int")})
 LOGICAL_BUFFER = Message(
     "LogicalBufferProto",
-    {1: Field("id", "int"), 2: Field("size", "int"), 3: _one("defined_at", LOCATION), 4: Field("color", "int")},
+    {1: Field("id", "int"), 3: _one("defined_at", LOCATION)},
 )
-BUFFER_ALIAS = Message("BufferAlias", {1: Field("source", "int"), 2: _one("location", LOCATION)})
 ASSIGNED = Message("Assigned", {1: Field("buffer", "int"), 2: Field("offset", "int"), 3: Field("size", "int")})
 ALLOCATION = Message(
     "BufferAllocationProto",
@@ -164,14 +163,13 @@ ALLOCATION = Message(
         5: Field("is_parameter", "bool"),
         6: Field("parameter_number", "int"),
         7: Field("live_out", "bool"),
-        8: Field("color", "int"),
         9: _list("assigned", ASSIGNED),
         12: Field("is_constant", "bool"),
     },
 )
 BUFFER_ASSIGNMENT = Message(
     "BufferAssignmentProto",
-    {1: _list("buffers", LOGICAL_BUFFER), 2: _list("aliases", BUFFER_ALIAS), 3: _list("allocations", ALLOCATION)},
+    {1: _list("buffers", LOGICAL_BUFFER), 3: _list("allocations", ALLOCATION)},
 )
 
 DTYPES: dict[int, tuple[str, int]] = {

@@ -68,7 +68,7 @@ def all_eqns(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """Every equation of a program and of those inside it."""
     for eqn in jaxpr.eqns:
         yield eqn
-        for inner in sub_jaxprs(eqn):
+        for inner in sub_jaxprs(eqn) if eqn.params else ():
             yield from all_eqns(inner.jaxpr)
 
 
@@ -292,7 +292,7 @@ def shape_of(atom: Atom) -> tuple[int, ...]:
 
 def shapes(atoms: Sequence[Atom]) -> list[tuple[int, ...]]:
     """Shape of each value."""
-    return [tuple(atom.aval.shape) for atom in atoms]
+    return [atom.aval.shape for atom in atoms]
 
 
 def dtype_of(atom: Atom) -> Any:

@@ -19,6 +19,13 @@ def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...] | None:
     return None if kept is None else tuple(sorted(kept))
 
 
+def text_without_sources(module: Any) -> str:
+    """A module of an executable as text, without names of operations and the files and lines that they come from."""
+    options = importlib.import_module("jaxlib._hlo").HloPrintOptions()
+    options.print_metadata = False
+    return module.to_string(options)
+
+
 def device_list(devices: Sequence[Any]) -> Any:
     """Devices as a client wants them to load an executable; public functions load what pickle has written alone."""
     return importlib.import_module("jaxlib._jax").DeviceList(tuple(devices))

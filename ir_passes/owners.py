@@ -147,8 +147,4 @@ def axis_of(owner: Owner) -> int | None:
 
 def moved(owner: Owner, axis: int) -> Owner:
     """The same owner along another axis."""
-    if isinstance(owner, Rows):
-        return replace(owner, axis=axis)
-    if isinstance(owner, PoolRows):
-        return replace(owner, axis=axis)
-    return owner
+    return replace(owner, axis=axis) if isinstance(owner, _ALONG_AN_AXIS) and owner.axis != axis else owner

@@ -72,6 +72,7 @@ class Prover:
     own_orders: dict[int, frozenset[str]] = field(default_factory=dict)
     same_counts: dict[int, int] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
+    _literals: dict[int, Value] = field(default_factory=dict)
     _next: int = 1
 
     def __post_init__(self) -> None:
@@ -132,7 +133,13 @@ class Prover:
 
     def read(self, env: Env, atom: Any) -> Value:
         """The value of an operand."""
-        return self.constant(atom.val) if isinstance(atom, ir.Literal) else env[atom]
+        if not isinstance(atom, ir.Literal):
+            return env[atom]
+        # The same literal of a function is met in each of its calls.
+        found = self._literals.get(id(atom))
+        if found is None:
+            found = self._literals[id(atom)] = self.constant(atom.val)
+        return found
 
     def constant(self, array: Any) -> Value:
         """The value of an array that is part of the program."""

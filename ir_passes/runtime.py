@@ -29,7 +29,7 @@ def load(data: bytes) -> Any:
 
 def hlo_fingerprint(loaded: Any) -> str:
     """The hash of a loaded executable's HLO that certificates name."""
-    return fingerprint(loaded.hlo_modules()[0].to_string())
+    return fingerprint(loaded.hlo_modules()[0])
 
 
 def execute(loaded: Any, operands: Sequence[Any]) -> list[jax.Array]:

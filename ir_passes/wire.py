@@ -13,6 +13,7 @@ Kind = Literal["int", "bool", "str", "bytes", "message", "skip"]
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT = 10
+_MASK = (1 << 64) - 1
 
 
 class WireError(ValueError):
@@ -87,7 +88,12 @@ def _decode(data: bytes, at: int, end: int, message: Message) -> dict[str, Any]:
         tag = data[at]
         at += 1
         if tag >= 0x80:
-            tag, at = _varint(data, start, end, message.name)
+            # Numbers of fields from 16 on have two bytes.
+            if at < end and (high := data[at]) < 0x80:
+                tag += (high - 1) << 7
+                at += 1
+            else:
+                tag, at = _varint(data, start, end, message.name)
         known = fields.get(tag >> 3)
         wire = tag & 7
         if known is None or known.kind == "skip":
@@ -142,11 +148,12 @@ def _varint(data: bytes, at: int, end: int, name: str) -> tuple[int, int]:
     if at < end and (value := data[at]) < 0x80:
         return value, at + 1
     value = shift = 0
-    for i in range(at, min(end, at + _MAX_VARINT)):
-        byte = data[i]
-        value |= (byte & 0x7F) << shift
+    stop = at
+    for byte in data[at : min(end, at + _MAX_VARINT)]:
+        stop += 1
         if byte < 0x80:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, i + 1
+            return (value | byte << shift) & _MASK, stop
+        value |= (byte & 0x7F) << shift
         shift += 7
     raise WireError(f"{name}: the number at byte {at} does not end before byte {min(end, at + _MAX_VARINT)}")
 
@@ -155,9 +162,19 @@ def _packed(data: bytes, at: int, end: int, name: str) -> Iterable[int]:
     if (part := data[at:end]).isascii():
         return part  # every number has one byte
     values: list[int] = []
-    while at < end:
-        value, at = _varint(data, at, end, name)
-        values.append(value - (value >> 63 << 64))
+    value = shift = 0
+    for byte in part:
+        if byte < 0x80:
+            value = (value | byte << shift) & _MASK
+            values.append(value - (value >> 63 << 64))
+            value = shift = 0
+        else:
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if shift == 7 * _MAX_VARINT:
+                break
+    if shift:
+        raise WireError(f"{name}: a number in the {end - at} bytes of numbers from byte {at} on does not end in them")
     return values
 
 

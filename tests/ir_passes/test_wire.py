@@ -144,6 +144,8 @@ def test_unknown_fields_are_kept_verbatim_and_skipped_ones_are_not() -> None:
         (varint(3 << 3 | 2) + varint(9) + b"short", "Outer.text: 9 bytes announced at 2, only 5 left"),
         (varint(1 << 3) + b"\x80" * 11, "Outer: the number at byte 1 does not end before byte 11"),
         (varint(1 << 3) + b"\xff", "does not end before byte 2"),
+        (block(5, varint(300) + b"\x81"), "the 3 bytes of numbers from byte 2 on does not end in them"),
+        (block(5, b"\x80" * 11 + b"\x01"), "12 bytes of numbers from byte 2 on does not end"),
         (block(1, b"\x01"), "Outer.number: expected a varint at 0, got 1 bytes"),
         (varint(3 << 3) + b"\x01", "Outer.text: expected str at 0, got wire type 0"),
         (varint(40 << 3 | 3), "wire type 3, which proto3 does not use"),

@@ -5,9 +5,9 @@ Warnings are errors and array annotations of hybridlm and models are executed (p
 
 import gc
 import importlib.metadata
-import itertools
 import os
 import tempfile
+import time
 from pathlib import Path
 
 # XLA compiles in a third of the time: LLVM leaves the loops as they are, and fusions and scatters are emitted in an
@@ -56,16 +56,19 @@ def pytest_collection_finish() -> None:
 
 MANY_PROGRAMS = 20_000
 """Pieces of memory; a process of Linux may have 65,530, and a compiled program takes a dozen or two."""
+SECONDS = 1.0
+"""Between two looks at them. A single long test takes up to 13,000."""
 
 
-_tests = itertools.count(1)
+_looked = [time.monotonic()]
 
 
 def pytest_runtest_teardown() -> None:
     """Let go of compiled programs that JAX keeps for functions of earlier tests."""
     maps = Path("/proc/self/maps")
-    if next(_tests) % 16 or not maps.exists():
+    if time.monotonic() < _looked[0] + SECONDS or not maps.exists():
         return
+    _looked[0] = time.monotonic()
     with maps.open() as lines:
         if sum(1 for _ in lines) > MANY_PROGRAMS:
             jax.clear_caches()

@@ -57,7 +57,7 @@ def pytest_collection_finish() -> None:
 MANY_PROGRAMS = 20_000
 """Pieces of memory; a process of Linux may have 65,530, and a compiled program takes a dozen or two."""
 SECONDS = 1.0
-"""Between two looks at them. A single long test takes up to 13,000."""
+"""Between two looks at them. Five long tests take 15,000."""
 
 
 _looked = [time.monotonic()]

@@ -124,16 +124,14 @@ ALIAS_ENTRY = Message(
         1: _many("output_index", "int"),
         2: Field("parameter_number", "int"),
         3: _many("parameter_index", "int"),
-        4: Field("kind", "int"),
     },
 )
 STACK_FRAMES = Message(
     "StackFrameIndexProto",
     {
         1: _many("files", "str"),
-        2: _many("functions", "str"),
         3: _list("locations", Message("FileLocation", {1: Field("file", "int"), 3: Field("line", "int")})),
-        4: _list("frames", Message("StackFrame", {1: Field("location", "int"), 2: Field("parent", "int")})),
+        4: _list("frames", Message("StackFrame", {1: Field("location", "int")})),
     },
 )
 MODULE = Message(
@@ -149,10 +147,7 @@ MODULE = Message(
 )
 
 LOCATION = Message("Location", {3: _many("shape_index", "int"), 4: Field("instruction_id", "int")})
-LOGICAL_BUFFER = Message(
-    "LogicalBufferProto",
-    {1: Field("id", "int"), 3: _one("defined_at", LOCATION)},
-)
+LOGICAL_BUFFER = Message("LogicalBufferProto", {1: Field("id", "int"), 3: _one("defined_at", LOCATION)})
 ASSIGNED = Message("Assigned", {1: Field("buffer", "int"), 2: Field("offset", "int"), 3: Field("size", "int")})
 ALLOCATION = Message(
     "BufferAllocationProto",
@@ -168,8 +163,7 @@ ALLOCATION = Message(
     },
 )
 BUFFER_ASSIGNMENT = Message(
-    "BufferAssignmentProto",
-    {1: _list("buffers", LOGICAL_BUFFER), 3: _list("allocations", ALLOCATION)},
+    "BufferAssignmentProto", {1: _list("buffers", LOGICAL_BUFFER), 3: _list("allocations", ALLOCATION)}
 )
 
 DTYPES: dict[int, tuple[str, int]] = {

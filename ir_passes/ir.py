@@ -68,7 +68,7 @@ def all_eqns(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """Every equation of a program and of those inside it."""
     for eqn in jaxpr.eqns:
         yield eqn
-        for inner in sub_jaxprs(eqn) if eqn.params else ():
+        for inner in sub_jaxprs(eqn):
             yield from all_eqns(inner.jaxpr)
 
 

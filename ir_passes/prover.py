@@ -135,7 +135,7 @@ class Prover:
         """The value of an operand."""
         if not isinstance(atom, ir.Literal):
             return env[atom]
-        # The same literal of a function is met in each of its calls.
+        # The same literal of a function is met in each of its calls; `known` keeps it alive, and its id its own.
         found = self._literals.get(id(atom))
         if found is None:
             found = self._literals[id(atom)] = self.constant(atom.val)

@@ -13,7 +13,6 @@ Kind = Literal["int", "bool", "str", "bytes", "message", "skip"]
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT = 10
-_MASK = (1 << 64) - 1
 
 
 class WireError(ValueError):
@@ -152,7 +151,7 @@ def _varint(data: bytes, at: int, end: int, name: str) -> tuple[int, int]:
     for byte in data[at : min(end, at + _MAX_VARINT)]:
         stop += 1
         if byte < 0x80:
-            return (value | byte << shift) & _MASK, stop
+            return (value | byte << shift) & 0xFFFF_FFFF_FFFF_FFFF, stop
         value |= (byte & 0x7F) << shift
         shift += 7
     raise WireError(f"{name}: the number at byte {at} does not end before byte {min(end, at + _MAX_VARINT)}")
@@ -162,19 +161,9 @@ def _packed(data: bytes, at: int, end: int, name: str) -> Iterable[int]:
     if (part := data[at:end]).isascii():
         return part  # every number has one byte
     values: list[int] = []
-    value = shift = 0
-    for byte in part:
-        if byte < 0x80:
-            value = (value | byte << shift) & _MASK
-            values.append(value - (value >> 63 << 64))
-            value = shift = 0
-        else:
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if shift == 7 * _MAX_VARINT:
-                break
-    if shift:
-        raise WireError(f"{name}: a number in the {end - at} bytes of numbers from byte {at} on does not end in them")
+    while at < end:
+        value, at = _varint(data, at, end, name)
+        values.append(value - (value >> 63 << 64))
     return values
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from hybridlm._sampling import FILTERED, GREEDY, SAMPLED, Sampling
+from hybridlm._sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling
 from hybridlm._sequence import SamplingParams
 from hybridlm._sequence import Sequence as Alive
 from models import kv_blocks
@@ -69,7 +69,10 @@ def sampling_arrays(lanes: Sequence[Alive | None]) -> tuple[Sampling, np.ndarray
         np.array([[p.seed >> 32, p.seed & 0xFFFFFFFF] for p in params], np.uint32),
         np.array(index, np.uint32),
     )
-    return sampling, np.array(max(map(_drawing, params)), np.int32)
+    drawing = max(map(_drawing, params))
+    if drawing != GREEDY and any(one is not None and one.request.params.temperature == 0 for one in lanes):
+        drawing += BESIDE_GREEDY
+    return sampling, np.array(drawing, np.int32)
 
 
 def _drawing(params: SamplingParams) -> int:

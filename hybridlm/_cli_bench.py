@@ -78,7 +78,7 @@ def bench(
         lm = load(model, lanes=max(lanes), context=context, dtype=dtype, chunk=chunk)
         console = console_for_table()
         _print_machine(console, lm, limits)
-        traffic = Traffic.of(lm.model, lm.params, lm._cache_dtype)
+        traffic = Traffic.of(lm.model, lm.params, lm._cache_dtype, lm._engine.programs.derived.screened)
         speeds: dict[str, list[float]] = {}
         fractions: dict[str, list[float]] = {}
         for number in lanes:
@@ -90,7 +90,8 @@ def bench(
             for timing in timings:
                 speeds.setdefault(timing.name, []).append(number / timing.seconds)
                 fractions.setdefault(timing.name, []).append(floor / timing.seconds)
-            title = f"\n{number} lanes: floor {floor * 1e3:.2f} ms, host {host * 1e3:.2f} ms per step"
+            narrow = ", head by a narrow copy" if number in traffic.unread else ""
+            title = f"\n{number} lanes{narrow}: floor {floor * 1e3:.2f} ms, host {host * 1e3:.2f} ms per step"
             _print_rows(console, title, timings, number, "decode", floor)
             if prefill:
                 _measure_texts(console, sides, ours, number, prefill, rounds)

@@ -12,6 +12,7 @@ from hybridlm._batch import Batch
 from hybridlm._cache_budget import CacheBudget
 from hybridlm._calls import Calls
 from hybridlm._crew import Crew
+from hybridlm._derived_params import DerivedParams
 from hybridlm._drafters import DRAFT_TOKENS, AsLoaded, HeadDrafter, Speculate, drafters
 from hybridlm._example_arguments import example_arguments
 from hybridlm._placement import ONE_DEVICE, Placement, numbers_on_a_device
@@ -23,6 +24,7 @@ from hybridlm._row_moves import RowMoves
 from hybridlm._row_parts import PartShape
 from hybridlm._rows import RowPool
 from hybridlm._sanitizing import Sanitized, Sanitizer
+from hybridlm._screen_choice import Screened
 from hybridlm._snapshot import StateKind, layout_of
 from hybridlm._speculation import Speculation
 from hybridlm._step_times import StepTimes
@@ -63,7 +65,7 @@ class Engine:
         ValueError: `prefix_cache` is less than one state.
 
     Attributes:
-        params: what every step is given: the parameters, and behind them the words of some (see `set_forms`).
+        params: what every step is given: the parameters, and behind them what is made of some (`set_forms`).
         staging: rows in which prompts are consumed.
         row_arrays: what rows consist of.
         calls: calls the compiled steps, and reads what they return.
@@ -128,21 +130,20 @@ class Engine:
         trust = self._trust_in_head if make is HeadDrafter else self._trust
         return Speculation(make, self.draft_tokens, self._times, trust, self.vocab_size)
 
-    def set_forms(self, forms: ChosenForms) -> None:
-        """Products have these forms in the steps that are compiled from now on."""
+    def set_forms(self, forms: ChosenForms, screened: Screened | None = None) -> None:
+        """In the steps that are compiled from now on products have these forms, and some draw with a screen."""
         if self.sanitizer is not None or self.programs.certify != "error":
             forms = ChosenForms(forms.plain)  # no step is fused whose audit would not refuse it
         words = read_as_words(forms, self.params)
-        self.programs.forms, self.programs.words = forms, tuple(words)
-        self.params += tuple(words.values())
+        screen, lanes = screened or ((), frozenset[int]())
+        self.programs.forms, self.programs.derived = forms, DerivedParams(tuple(words), lanes)
+        self.params += (*words.values(), *screen)
 
     @property
     def parameters_on_a_device(self) -> tuple[int, int]:
         """Numbers that each device holds of the parameters, and their bytes."""
-        held = [
-            (numbers_on_a_device(param), param.dtype.itemsize)
-            for param in self.params[: len(self.params) - len(self.programs.words)]
-        ]
+        own = self.params[: len(self.params) - len(self.programs.derived)]
+        held = [(numbers_on_a_device(param), param.dtype.itemsize) for param in own]
         return sum(size for size, _ in held), sum(size * width for size, width in held)
 
     @property

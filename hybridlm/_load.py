@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,12 +21,14 @@ from hybridlm._crew import Crew
 from hybridlm._drafters import DRAFT_TOKENS, Speculate, drafters
 from hybridlm._engine import Engine
 from hybridlm._lm import LM
+from hybridlm._memory import Demand, available_memory
 from hybridlm._open_model import open_model
 from hybridlm._placement import ONE_DEVICE, place
 from hybridlm._product_forms import chosen_forms, large_products
 from hybridlm._programs import CERTIFY, Certify, Programs, Shape
 from hybridlm._progress import load_progress
 from hybridlm._sanitizing import Sanitizer
+from hybridlm._screen_choice import Screened, chosen_screen
 from hybridlm._steps import flatten
 from hybridlm._tokenizer import Tokenizer
 from hybridlm.checkpoint import Checkpoint, fingerprint_of, load_parameters, resolve, stored_dtype
@@ -157,11 +160,26 @@ def load(
     # Devices of a mesh would measure different things, and without a folder the next process would.
     if cache is not None and mesh is None:
         rows = {shape.lanes * shape.tokens for shape in all_shapes(engine) if isinstance(shape, Shape)}
-        engine.set_forms(chosen_forms(large_products(params, rows), cache / "products", progress))
+        forms = chosen_forms(large_products(params, rows), cache / "products", progress)
+        screened = _screen(model, engine, demand, cache / "products", progress)
+        engine.set_forms(forms, screened)
+        if screened is not None:
+            demand = replace(demand, weights=demand.weights + screened.bytes)
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
     return LM(model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint)
+
+
+def _screen(model: Decoder, engine: Engine, demand: Demand, directory: Path, progress: bool | None) -> Screened | None:
+    """A narrow copy of the vocabulary head, where that is worth the memory that rows leave."""
+    if not model.config.logits_multiplier > 0:
+        return None  # it would turn the order of the logits round
+    head = model.embed_tokens if model.lm_head is None else model.lm_head
+    lanes = {shape.lanes for shape in all_shapes(engine) if isinstance(shape, Shape) and shape.step == "generate"}
+    left = available_memory(engine.placement)
+    room = None if left is None else left - demand.rows - demand.kept
+    return chosen_screen(head[...], lanes, directory, room, progress)
 
 
 def dtype_of_caches(dtype: str) -> Any:

@@ -103,7 +103,7 @@ def chosen_forms(
                 programs = list(pool.map(compiled_forms, missing))
             for count, product in enumerate(missing):
                 times[product] = measured = seconds_of(product, products[product], programs[count])
-                _keep(store, product, measured)
+                keep_times(store, product, measured)
                 done(count + 1, _name(product))
     known = {product: found for product, found in times.items() if found is not None}
     return fastest(known, {product: len(weights) for product, weights in products.items()})
@@ -145,7 +145,8 @@ def _name(product: Product) -> str:
     return f"{product.rows}x{product.inputs}x{product.outputs} {product.dtype}"
 
 
-def _keep(store: FormStore, product: Product, seconds: Mapping[Form, float]) -> None:
+def keep_times(store: FormStore, product: Product, seconds: Mapping[Form, float]) -> None:
+    """Keep what was measured, or say why not."""
     try:
         store.keep(product, seconds)
     except OSError as error:

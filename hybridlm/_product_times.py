@@ -14,6 +14,7 @@ from hybridlm._words import words_of
 from models.linear import (
     MANY_ROWS,
     PAIRS,
+    SCREENED,
     SHARED_TERMS,
     VECTOR,
     WORDS,
@@ -48,6 +49,8 @@ _log = logging.getLogger("hybridlm")
 
 def forms_of(product: Product) -> tuple[Form, ...]:
     """The forms that are worth measuring of a product; those of a converted weight are compiled with FUSED."""
+    if product.dtype == "int8":
+        return (SCREENED,)
     forms: list[Form] = ["rows x weight"]
     if product.rows != MANY_ROWS:
         forms.append("weight x rows")

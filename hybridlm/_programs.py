@@ -1,17 +1,15 @@
 """The compiled programs of a model: one for each step and shape, certified and compiled on first use, and kept."""
 
-import functools
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import jax
-
 from hybridlm._compared_step import EXAMPLE, compared
+from hybridlm._derived_params import DerivedParams
 from hybridlm._labels import labelled
 from hybridlm._placement import ONE_DEVICE, Placement
 from hybridlm._product_forms import ChosenForms
@@ -21,7 +19,7 @@ from hybridlm._rows import copy_contract, copy_row
 from hybridlm._sampling import LogitsProcessor
 from hybridlm._sharded_step import sharded
 from hybridlm._split_rows import SplitRows
-from hybridlm._steps import GENERATE_CONTRACT, SCORE_CONTRACT, Step, Structure, generate_step, score_step
+from hybridlm._steps import GENERATE_CONTRACT, SCORE_CONTRACT, Structure, generate_step, score_step
 from hybridlm._verify_step import VERIFY_CONTRACT, verify_step
 from ir_passes import (
     AuditError,
@@ -34,7 +32,6 @@ from ir_passes import (
     compile_step,
     plan_step,
 )
-from models.linear import Form, Product, product_forms
 
 _log = logging.getLogger("hybridlm")
 
@@ -106,7 +103,7 @@ class Programs:
     Attributes:
         forms: of matrix products, for the programs that are compiled from then on. A program is fused only where
             `certify` is "error"; one that fails its audit then is compiled anew as usual.
-        words: the places of the parameters whose words are given behind all parameters, in this order.
+        derived: what steps are given behind the parameters.
     """
 
     def __init__(
@@ -120,7 +117,7 @@ class Programs:
         self._split = SplitRows(placement.rows_over)
         self.certify: Certify = certify
         self.forms = ChosenForms()
-        self.words: tuple[int, ...] = ()
+        self.derived = DerivedParams()
         self._not_fused: set[AnyShape] = set()
         self._directory = certificates
         self._compiled: dict[AnyShape, Future[CompiledStep]] = {}
@@ -150,7 +147,8 @@ class Programs:
             return step, labelled(contract, shape.of(arrays), shape.positions_first)
         step, contract = self._whole_rows_step(shape)
         if isinstance(shape, Shape):
-            step = _formed(step, self.forms.fused if self._fuse(shape) else self.forms.plain, self.words)
+            forms = self.forms.fused if self._fuse(shape) else self.forms.plain
+            step = self.derived.formed(step, forms, self._screened(shape))
         return step, labelled(contract, arrays)
 
     def options(self, shape: AnyShape) -> dict[str, str | bool] | None:
@@ -163,11 +161,18 @@ class Programs:
             return False
         return self.forms.fuse(shape.lanes * shape.tokens)
 
+    def _screened(self, shape: Shape) -> bool:
+        """Whether the most likely tokens are drawn with the head's screen."""
+        tokens_alone = shape.step == "generate" and shape.top is None and shape.processor is None
+        return tokens_alone and shape.lanes in self.derived.screened
+
     def _whole_rows_step(self, shape: Shape | CopyShape) -> tuple[Callable[..., Any], LaneContract]:
         if isinstance(shape, CopyShape):
             return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
         if shape.step == "generate":
-            return generate_step(self._structure, shape.top, shape.processor, shape.guesses), GENERATE_CONTRACT
+            screened = self._screened(shape)
+            step = generate_step(self._structure, shape.top, shape.processor, shape.guesses, screened)
+            return step, GENERATE_CONTRACT
         if shape.step == "verify":
             return verify_step(self._structure, shape.top, shape.processor, shape.guesses), VERIFY_CONTRACT
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
@@ -255,19 +260,6 @@ class Programs:
         except IsolationError as error:
             error.add_note(f"The step is {_in_words(shape)}.")
             raise
-
-
-def _formed(step: Step, forms: Mapping[Product, Form], words: tuple[int, ...]) -> Step:
-    """The step with its products in these forms; behind its parameters it takes the words of those at these places."""
-
-    @functools.wraps(step)
-    def formed(params: tuple[jax.Array, ...], *rest: Any) -> Any:
-        count = len(params) - len(words)
-        known = [(params[place], one) for place, one in zip(words, params[count:], strict=True)]
-        with product_forms(forms, known):
-            return step(params[:count], *rest)
-
-    return formed
 
 
 def _in_words(shape: AnyShape) -> str:

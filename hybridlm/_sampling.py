@@ -71,6 +71,8 @@ def most_likely(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
 
 GREEDY, SAMPLED, FILTERED = range(3)
 """How the lanes of a step draw: the most that one of them asks for. More takes longer and changes no token."""
+BESIDE_GREEDY = 4
+"""Added to more than GREEDY where another lane has temperature 0."""
 
 
 def _noise(sampling: Sampling, position: Array, vocab: int) -> Array:
@@ -143,14 +145,14 @@ def draw(
         sampling: settings of each lane.
         positions: the position in its sequence that each lane's token will have.
         drawing: `GREEDY` where the host knows that every lane has temperature 0, `SAMPLED` where no lane that has a
-            temperature has a filter, `FILTERED` otherwise.
+            temperature has a filter, `FILTERED` otherwise; `BESIDE_GREEDY` changes nothing here.
     """
     greedy, vocab = most_likely(logits), logits.shape[1]
 
     def sampled() -> Array:
         scaled = logits / jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None]
         kept = lax.cond(
-            drawing == FILTERED,
+            drawing % BESIDE_GREEDY == FILTERED,
             lambda: kept_by_filters(scaled, sampling),
             lambda: varying_like(jnp.ones(logits.shape, jnp.bool_), scaled),
         )

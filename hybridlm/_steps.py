@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float32, Int32
 
 from hybridlm._guesses import Lanes, guess
 from hybridlm._sampling import LogitsProcessor, Sampling, draw
+from hybridlm._screened_head import draw_screened
 from hybridlm._vocabulary import Vocabulary
 from ir_passes import Lane, LaneContract, Pool, Shared, rowwise
 from models import Decoder
@@ -116,7 +117,13 @@ def flatten(model: Decoder) -> tuple[Structure, tuple[Any, ...]]:
     return Structure(graph, tree, arrays), tuple(leaves)
 
 
-def generate_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, guesses: int = 0) -> Step:
+def generate_step(
+    structure: Structure,
+    top: int | None,
+    processor: LogitsProcessor | None,
+    guesses: int = 0,
+    screened: bool = False,
+) -> Step:
     """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, drawing) -> (Drawn, rows)`.
 
     A token that is `CARRIED` is the one that the lane drew in its last step.
@@ -127,10 +134,13 @@ def generate_step(structure: Structure, top: int | None, processor: LogitsProces
         processor: changes the logits of each lane before the draw.
         guesses: how many tokens the model's own head guesses behind the one that is drawn; `kv_blocks` then has room
             for as many positions more.
+        screened: tokens alone, without a processor; the most likely ones are found with the head's screen, and `params`
+            is a pair of the parameters and that.
     """
+    assert not screened or (top is None and processor is None), "a screen finds tokens, no log-probabilities"
 
     def step(
-        params: tuple[Array, ...],
+        params: Any,
         rows: Rows,
         tokens: Int32[Array, "lane token"],
         lengths: Int32[Array, "lane"],
@@ -139,14 +149,24 @@ def generate_step(structure: Structure, top: int | None, processor: LogitsProces
         sampling: Sampling,
         drawing: Int32[Array, ""],
     ) -> tuple[Drawn, Rows]:
+        params, screen = params if screened else (params, None)
         model = structure.rebuild(params)
         tokens = jnp.where(tokens == CARRIED, rows.token, tokens)
         hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks)
         last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
-        held = model.logits(jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0])
-        logits = Vocabulary.of(model.config).whole(held)
+        hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0]
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
-        drawn = draw_tokens(logits, last_token, positions + lengths, sampling, drawing, top, processor)
+
+        def from_logits() -> Drawn:
+            logits = Vocabulary.of(model.config).whole(model.logits(hidden))
+            return draw_tokens(logits, last_token, positions + lengths, sampling, drawing, top, processor)
+
+        if screen is None:
+            drawn = from_logits()
+        else:
+            with jax.named_scope("head"):
+                token = draw_screened(hidden, lengths > 0, screen, sampling, drawing, lambda: from_logits().token)
+            drawn = Drawn(token, None, None, None)
         lanes = Lanes(lengths, positions, kv_blocks, sampling, drawing)
         return keep_drawn(model, Rows(layers, rows.token), drawn.token, drawn, lanes, guesses, processor)
 

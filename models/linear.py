@@ -42,13 +42,16 @@ Form = Literal[
     "converted weight x rows",
     "words of weight",
     "words for all rows",
+    "highest by narrow copy",
 ]
 """How the product of a narrow weight is computed: with which operand on the left, of narrow numbers or of float32
 (fast where XLA fuses the conversion with the product, else the worst), with the weights of two outputs as one row, or
-as sums over 32-bit words, which are converted for each row or once for all of them."""
+as sums over 32-bit words, which are converted for each row or once for all of them. The last computes no product: it
+finds the highest output of each row by a copy of the weight in int8, which is the dtype that it is known by."""
 PAIRS: Form = "weight in pairs x rows"
 """Of an even number of outputs."""
 WORDS: tuple[Form, ...] = ("words of weight", "words for all rows")
+SCREENED: Form = "highest by narrow copy"
 
 
 def counted_as(rows: int) -> int:

@@ -138,8 +138,9 @@ def test_steps_read_words_where_that_is_the_fastest(
     )
     formed = hybridlm.load(directory, **settings)
     engine, count = formed._engine, len(formed.params)
-    assert engine.programs.words and len(engine.params) == count + len(engine.programs.words)
-    for place, words in zip(engine.programs.words, engine.params[count:], strict=True):
+    places = engine.programs.derived.words
+    assert places and len(engine.params) == count + len(places)
+    for place, words in zip(places, engine.params[count:], strict=True):
         assert words.unsafe_buffer_pointer() == engine.params[place].unsafe_buffer_pointer()
     assert engine.parameters_on_a_device == plain._engine.parameters_on_a_device
     for shape, expected in ((Shape("generate", 2, 1), True), (Shape("score", 4, 4, 0), False)):

@@ -4,7 +4,9 @@ The key of a draw is (seed, index of the request, position of the token); nothin
 same tokens whatever its batch-mates, its lane and the number of lanes are.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,12 +16,17 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32, UInt32
 
+from models.own_array import own_array
 from models.varying import varying_like
 
 HostOrDevice = Array | np.ndarray
 
 LogitsProcessor = Callable[[Float32[Array, "vocab"], Int32[Array, ""], Int32[Array, ""]], Float32[Array, "vocab"]]
 """(logits of one lane, the last token it consumed, the position of the token to draw) -> logits; jittable."""
+
+
+SLICES = 16
+"""Of a row, in which NaN is looked for."""
 
 
 class Sampling(NamedTuple):
@@ -49,8 +56,20 @@ def _groups(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group to
 
 
 def highest_of_groups(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group"]:
-    """The maximum of each group of tokens; computed once in a step, whoever asks for it."""
+    """The maximum of each group of tokens; computed once in a step, whoever asks for it. It may overlook NaN."""
     return jnp.max(_groups(logits), axis=2)
+
+
+def hold_nan(logits: Float32[Array, "row vocab"]) -> Bool[Array, "row"]:
+    """Whether some logit of a row is NaN.
+
+    No maximum tells: from some thousand numbers on XLA:CPU leaves it to a library, whose maximum of numbers and NaN is
+    one of the numbers, and of NaN alone -inf. Slices of a row number by number, as a sum along it takes longer.
+    """
+    rows, vocab = logits.shape
+    slices = logits.reshape((rows, math.gcd(vocab, SLICES), -1))
+    found = functools.reduce(operator.or_, (jnp.isnan(slices[:, i]) for i in range(slices.shape[1])))
+    return jnp.any(own_array(found), axis=1)
 
 
 def most_likely(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
@@ -66,13 +85,16 @@ def most_likely(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
     first = lax.argmax(highest, 1, jnp.int32)
     group = jnp.take_along_axis(groups, first[:, None, None], axis=1, mode="fill")[:, 0]
     found = first * size + lax.argmax(group, 1, jnp.int32)
-    return jnp.where(jnp.isnan(highest).any(axis=1), jnp.int32(vocab), found)
+    return jnp.where(hold_nan(logits), jnp.int32(vocab), found)
 
 
 GREEDY, SAMPLED, FILTERED = range(3)
 """How the lanes of a step draw: the most that one of them asks for. More takes longer and changes no token."""
 BESIDE_GREEDY = 4
 """Added to more than GREEDY where another lane has temperature 0."""
+AT_ONCE = 1_800_000
+"""Logits that are sampled together. Of more lanes each is sampled by itself: XLA would map the scratch of the step anew
+in every call (docs/performance.md). Of fewer, it computes what is one lane's on one core."""
 
 
 def _noise(sampling: Sampling, position: Array, vocab: int) -> Array:
@@ -147,17 +169,36 @@ def draw(
         drawing: `GREEDY` where the host knows that every lane has temperature 0, `SAMPLED` where no lane that has a
             temperature has a filter, `FILTERED` otherwise; `BESIDE_GREEDY` changes nothing here.
     """
-    greedy, vocab = most_likely(logits), logits.shape[1]
+    greedy = most_likely(logits)
+
+    def alone(lane: tuple[Array, Array, Sampling, Array]) -> Array:
+        logits, greedy, sampling, position = jax.tree.map(lambda x: x[None], lane)
+        return _sampled(logits, greedy, sampling, position, drawing)[0]
 
     def sampled() -> Array:
-        scaled = logits / jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None]
-        kept = lax.cond(
-            drawing % BESIDE_GREEDY == FILTERED,
-            lambda: kept_by_filters(scaled, sampling),
-            lambda: varying_like(jnp.ones(logits.shape, jnp.bool_), scaled),
-        )
-        noise = jax.vmap(lambda sampling, position: _noise(sampling, position, vocab))(sampling, positions)
-        tokens = most_likely(jnp.where(kept, scaled + noise, -jnp.inf))
-        return jnp.where((sampling.temperature > 0) & (greedy < vocab), tokens, greedy)
+        of_lanes = (logits, greedy, jax.tree.map(jnp.asarray, sampling), positions)
+        if logits.size <= AT_ONCE:
+            return _sampled(*of_lanes, drawing)
+        return lax.map(alone, of_lanes)
 
     return lax.cond(drawing == GREEDY, lambda: greedy, sampled)
+
+
+def _sampled(
+    logits: Float32[Array, "lane vocab"],
+    greedy: Int32[Array, "lane"],
+    sampling: Sampling,
+    positions: Int32[Array, "lane"],
+    drawing: Int32[Array, ""],
+) -> Int32[Array, "lane"]:
+    """The tokens of `draw` where some lanes have a temperature; `greedy` is what the others have."""
+    vocab = logits.shape[1]
+    scaled = logits / jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None]
+    kept = lax.cond(
+        drawing % BESIDE_GREEDY == FILTERED,
+        lambda: kept_by_filters(scaled, sampling),
+        lambda: varying_like(jnp.ones(logits.shape, jnp.bool_), scaled),
+    )
+    noise = jax.vmap(lambda sampling, position: _noise(sampling, position, vocab))(sampling, positions)
+    tokens = most_likely(jnp.where(kept, scaled + noise, -jnp.inf))
+    return jnp.where((sampling.temperature > 0) & (greedy < vocab), tokens, greedy)

@@ -1,13 +1,17 @@
 """What a draw can give, how often, and on what it depends."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_checkpoint import write_random_checkpoint
 
-from hybridlm._sampling import FILTERED, GREEDY, SAMPLED, Sampling, draw, kept_by_filters, most_likely
+import hybridlm
+from hybridlm import _sampling
+from hybridlm._sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling, draw, kept_by_filters, most_likely
 
 VOCAB, LANES = 11, 6000
 LOGITS = np.array([2.0, 1.5, 1.4, 0.2, 0.1, 0.0, -0.5, -1.0, -3.0, -5.0, 1.9], np.float32)
@@ -126,6 +130,47 @@ def test_greedy_and_sampled_lanes_do_not_mix() -> None:
     assert got.tolist() == [0, all_sampled[1], 0, all_sampled[3]]
 
 
+def every_setting(lanes: int) -> Sampling:
+    """Lanes with each filter, with none, and greedy ones."""
+    kinds = [settings(lanes=1), settings(0.0, lanes=1), settings(top_k=3, lanes=1), settings(top_p=0.6, lanes=1)]
+    kinds.append(settings(min_p=0.3, lanes=1))
+    mixed = jax.tree.map(lambda *each: np.concatenate([each[i % len(each)] for i in range(lanes)]), *kinds)
+    return mixed._replace(index=np.arange(lanes, dtype=np.uint32))
+
+
+@pytest.mark.parametrize("drawing", [GREEDY, SAMPLED, FILTERED, SAMPLED + BESIDE_GREEDY, FILTERED + BESIDE_GREEDY])
+def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(
+    drawing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = np.random.default_rng(1).normal(size=(23, 300)).astype(np.float32)
+    logits[4, 5] = np.nan
+    args = (logits, every_setting(23), np.arange(23, dtype=np.int32), np.int32(drawing))
+    together = np.asarray(run(*args))
+    monkeypatch.setattr(_sampling, "AT_ONCE", logits.size)
+    loops = [str(jax.make_jaxpr(lambda *args: draw(*args))(*args)).count("length=23")]
+    monkeypatch.setattr(_sampling, "AT_ONCE", logits.size - 1)
+    loops.append(str(jax.make_jaxpr(lambda *args: draw(*args))(*args)).count("length=23"))
+    one_by_one = jax.jit(lambda *args: draw(*args))(*args)
+    assert loops == [0, 1] and together[4] == 300
+    np.testing.assert_array_equal(one_by_one, together)
+    assert np.unique(together).size > 15
+
+
+def test_steps_that_sample_lane_by_lane_are_certified_and_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write_random_checkpoint("next_base", tmp_path)
+    sizes: dict[str, Any] = {"lanes": 4, "context": 40, "dtype": "float32", "chunk": 4}
+    given: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "temperature": 0.9, "top_k": 9, "seed": 3}
+    prompts = [[5, 6, 7], [9, 8], [3] * 6, [10]]
+    expected = [one.token_ids for one in hybridlm.load(directory, **sizes).generate(prompts, **given)]
+    monkeypatch.setattr(_sampling, "AT_ONCE", 1)
+    for mesh in (None, hybridlm.mesh(data=2, model=2)):
+        lm = hybridlm.load(directory, mesh=mesh, **sizes)
+        assert [one.token_ids for one in lm.generate(prompts, **given)] == expected
+        assert lm.certificates and all(one.holds for one in lm.certificates.values())
+
+
 def test_a_draw_depends_on_seed_index_and_position_only() -> None:
     logits = np.tile(LOGITS, (LANES, 1))
     base = np.asarray(run(logits, settings(), np.zeros(LANES, np.int32), np.int32(FILTERED)))
@@ -152,6 +197,27 @@ def test_logits_that_are_no_numbers_give_no_token(temperature: float) -> None:
     logits[1, 4] = np.nan
     got = run(logits, settings(temperature, lanes=3), np.zeros(3, np.int32), np.int32(FILTERED))
     assert got[1] == VOCAB and got[0] < VOCAB and got[2] < VOCAB
+
+
+@pytest.mark.parametrize("shape", [(1, 248320), (1, 32768), (8, 32768), (33, 5000), (4, 4099), (64, 300), (2, 16)])
+def test_nan_is_found_wherever_it_stands(shape: tuple[int, int]) -> None:
+    """A maximum does not find it: XLA's library loses it in large arrays."""
+    rng = np.random.default_rng(0)
+    lanes, vocab = shape
+    find = jax.jit(most_likely)
+    for place in (0, vocab - 1, *rng.integers(0, vocab, 4)):
+        logits = rng.normal(size=shape).astype(np.float32)
+        lane = rng.integers(lanes)
+        expected = logits.argmax(axis=1)
+        expected[lane] = vocab
+        logits[lane, place] = np.nan
+        assert np.asarray(find(logits)).tolist() == expected.tolist()
+    logits[lane] = np.nan
+    assert np.asarray(find(logits))[lane] == vocab
+    logits[lane] = np.inf
+    assert np.asarray(find(logits))[lane] == 0
+    logits[lane] = -np.inf
+    assert np.asarray(find(logits))[lane] == 0
 
 
 def test_what_is_computed_twice_may_be_rounded_twice() -> None:

@@ -75,7 +75,9 @@ def load(
             directory (unless JAX has been given one), False for JAX's own setting, which is nowhere by default. It
             holds for the whole process. Unless it is False, certificates are kept beside them, and what is proved
             once is not proved again; and so is which form of a large matrix product is the fastest here, which is
-            measured the first time that a model of such matrices is loaded (not for a mesh).
+            measured the first time that a model of such matrices is loaded (not for a mesh). Where it is faster for few
+            sequences, their most likely tokens are found with a copy of the vocabulary head in int8, which takes half
+            as much memory as the head.
         chunk: tokens of a prompt consumed by one step; None for 128, or the context if that is less.
         progress: show a progress bar; None shows one where standard error is a terminal.
         sanitize: for debugging: move a label (whose state, at which position, of which step) beside every row and check

@@ -180,7 +180,8 @@ def _screen(model: Decoder, engine: Engine, demand: Demand, directory: Path, pro
     head = model.embed_tokens if model.lm_head is None else model.lm_head
     lanes = {shape.lanes for shape in all_shapes(engine) if isinstance(shape, Shape) and shape.step == "generate"}
     left = available_memory(engine.placement)
-    room = None if left is None else left - demand.rows - demand.kept
+    # As much is left beside rows then as `admit_steps` wants: no model is refused for its copy.
+    room = None if left is None else left - 2 * (demand.rows + demand.kept)
     return chosen_screen(head[...], lanes, directory, room, progress)
 
 

@@ -163,6 +163,7 @@ def test_steps_are_certified_and_only_those_that_draw_tokens_alone_are_screened(
         assert (" preferred_element_type=int32" in text) == expected, shape
 
 
+@pytest.mark.long
 def test_sanitizer_follows_the_search(pair: tuple[hybridlm.LM, hybridlm.LM]) -> None:
     plain, screened = pair
     sanitized = hybridlm.load(screened.path, sanitize=True, **SETTINGS)

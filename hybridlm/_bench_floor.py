@@ -44,7 +44,7 @@ class Traffic:
             cache_dtype: dtype of convolution and key/value state.
             screened: numbers of lanes whose most likely tokens are drawn with a screen of the head.
         """
-        head = params["embed_tokens" if model.config.tied else "lm_head"]
+        head: jax.Array = model.head[...]
         # A row of the embedding is read for each token; the whole of it only where it is the head, too.
         used = {name: array for name, array in params.items() if model.config.tied or name != "embed_tokens"}
         kept = model.state_size(cache_dtype)

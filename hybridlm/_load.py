@@ -177,12 +177,11 @@ def _screen(model: Decoder, engine: Engine, demand: Demand, directory: Path, pro
     """A narrow copy of the vocabulary head, where that is worth the memory that rows leave."""
     if not model.config.logits_multiplier > 0:
         return None  # it would turn the order of the logits round
-    head = model.embed_tokens if model.lm_head is None else model.lm_head
     lanes = {shape.lanes for shape in all_shapes(engine) if isinstance(shape, Shape) and shape.step == "generate"}
     left = available_memory(engine.placement)
     # As much is left beside rows then as `admit_steps` wants: no model is refused for its copy.
     room = None if left is None else left - 2 * (demand.rows + demand.kept)
-    return chosen_screen(head[...], lanes, directory, room, progress)
+    return chosen_screen(model.head[...], lanes, directory, room, progress)
 
 
 def dtype_of_caches(dtype: str) -> Any:

@@ -73,19 +73,22 @@ def hold_nan(logits: Float32[Array, "row vocab"]) -> Bool[Array, "row"]:
 
 
 def most_likely(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
-    """The first index of each row's maximum; `vocab` where a row holds NaN, which no token id is.
+    """The first index of each row's maximum; `vocab` where a row holds NaN, which no token id is."""
+    return jnp.where(hold_nan(logits), jnp.int32(logits.shape[1]), first_highest(logits))
+
+
+def first_highest(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
+    """The first index of each row's maximum, where nothing is NaN.
 
     The maximum of groups of tokens, then the first group that has it, then its first token: the logits are read once.
     """
-    vocab = logits.shape[1]
     groups = _groups(logits)
     size = groups.shape[2]
     highest = highest_of_groups(logits)
     # No number is looked for by its value: XLA may compute it twice, and round it otherwise the second time.
     first = lax.argmax(highest, 1, jnp.int32)
     group = jnp.take_along_axis(groups, first[:, None, None], axis=1, mode="fill")[:, 0]
-    found = first * size + lax.argmax(group, 1, jnp.int32)
-    return jnp.where(hold_nan(logits), jnp.int32(vocab), found)
+    return first * size + lax.argmax(group, 1, jnp.int32)
 
 
 GREEDY, SAMPLED, FILTERED = range(3)
@@ -126,7 +129,7 @@ def kept_by_filters(scaled: Float32[Array, "lane vocab"], sampling: Sampling) ->
     weight = jnp.where(scaled == highest, 1.0, jnp.where(keep, jnp.exp(scaled - highest), 0.0))
     enough = jnp.asarray(sampling.top_p) * jnp.sum(weight, axis=1)
     cutoff = jnp.where(sampling.top_p < 1.0, jnp.minimum(_cutoff(order, weight, enough), best), jnp.uint32(0))
-    first = jnp.arange(scaled.shape[1], dtype=jnp.int32)[None] == most_likely(scaled)[:, None]
+    first = jnp.arange(scaled.shape[1], dtype=jnp.int32)[None] == first_highest(scaled)[:, None]
     return first | (keep & (order >= cutoff[:, None]) & (weight >= sampling.min_p[:, None]))
 
 
@@ -200,5 +203,5 @@ def _sampled(
         lambda: varying_like(jnp.ones(logits.shape, jnp.bool_), scaled),
     )
     noise = jax.vmap(lambda sampling, position: _noise(sampling, position, vocab))(sampling, positions)
-    tokens = most_likely(jnp.where(kept, scaled + noise, -jnp.inf))
+    tokens = first_highest(jnp.where(kept, scaled + noise, -jnp.inf))
     return jnp.where((sampling.temperature > 0) & (greedy < vocab), tokens, greedy)

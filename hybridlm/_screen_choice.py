@@ -14,7 +14,7 @@ from hybridlm._machine import Machine
 from hybridlm._product_forms import LARGE, keep_times
 from hybridlm._product_times import ROUNDS
 from hybridlm._progress import counting_progress
-from hybridlm._screened_head import MOST_LANES, Screen, can_screen, copy_bytes, most_likely_screened, narrow_copy
+from hybridlm._screened_head import MOST_LANES, Screen, can_screen, copy_bytes, most_likely_screened, screen_of
 from hybridlm._words import words_of
 from models.linear import SCREENED, Product
 
@@ -73,7 +73,7 @@ def chosen_screen(
     times = {count: found[SCREENED] for count, one in products.items() if (found := store.find(one)) is not None}
     missing, screen = [count for count in products if count not in times], None
     if missing:
-        screen = _screen(words)
+        screen = screen_of(words)
         with counting_progress(progress, "measuring the head", len(missing)) as done:
             for index, count in enumerate(missing):
                 times[count] = _seconds(count, screen)
@@ -82,16 +82,11 @@ def chosen_screen(
     faster = frozenset(count for count, seconds in times.items() if seconds * GAIN < all_logits[count])
     if not faster:
         return None
-    screen = _screen(words) if screen is None else screen
+    screen = screen_of(words) if screen is None else screen
     if not bool(jnp.isfinite(screen.radius).all()):
         _log.info("no narrow copy of the head: some of its numbers are not finite")
         return None
     return Screened(screen, faster)
-
-
-def _screen(words: jax.Array) -> Screen:
-    codes, scale, radius = narrow_copy(words)
-    return Screen(words, codes, scale, radius)
 
 
 def _seconds(lanes: int, screen: Screen) -> float:

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float32, Int8, Int32, UInt32
 
-from hybridlm._sampling import BESIDE_GREEDY, GREEDY, Sampling, most_likely
+from hybridlm._sampling import BESIDE_GREEDY, GREEDY, Sampling, first_highest
+from models.linear import numbers_of_words
 from models.own_array import own_array
 
 MOST_LANES = 8
@@ -75,7 +76,7 @@ def narrow_copy(
     rest = math.sqrt(hidden) * (0.5 / (LEVELS * FINE) + 2.0**-22) + (hidden + 64) * 2.0**-23
 
     def block(part: Array) -> tuple[Array, Array, Array]:
-        numbers = jnp.stack(_numbers(part), axis=2).reshape((rows, hidden))
+        numbers = jnp.stack(numbers_of_words(part), axis=2).reshape((rows, hidden))
         scale = jnp.max(jnp.abs(numbers), axis=1) / LEVELS
         steps = numbers / jnp.where(scale > 0, scale, 1.0)[:, None]
         codes = jnp.round(steps)
@@ -85,6 +86,12 @@ def narrow_copy(
     # In words: XLA would convert all of a bfloat16 array to float32 before it takes a part of it.
     codes, scale, radius = lax.map(block, words.reshape((-1, rows, hidden // 2)))
     return codes.reshape((vocab, hidden)), scale.reshape(vocab), radius.reshape(vocab)
+
+
+def screen_of(words: UInt32[Array, "vocab half"]) -> Screen:
+    """The screen of a head, from its words."""
+    codes, scale, radius = narrow_copy(words)
+    return Screen(words, codes, scale, radius)
 
 
 def draw_screened(
@@ -194,28 +201,22 @@ def _search(
         return asked & ~found.wrong & (found.looked < len(bounds)) & (found.bounds[found.next] >= found.highest)
 
     def look(found: _Search) -> _Search:
-        low, high = _numbers(lax.dynamic_slice_in_dim(head, found.next * GROUP, GROUP))
+        low, high = numbers_of_words(lax.dynamic_slice_in_dim(head, found.next * GROUP, GROUP))
         logits = jnp.sum(low * even + high * odd, axis=1)
         highest, token = jnp.max(logits), found.next * GROUP + lax.argmax(logits, 0, jnp.int32)
         better = (highest > found.highest) | ((highest == found.highest) & (token < found.token))
         left = found.bounds.at[found.next].set(-jnp.inf)
         return _Search(
             left,
-            most_likely(left[None])[0],
+            first_highest(left[None])[0],
             jnp.where(better, highest, found.highest),
             jnp.where(better, token, found.token),
             jnp.isnan(logits).any(),
             found.looked + 1,
         )
 
-    first = most_likely(bounds[None])[0]
+    first = first_highest(bounds[None])[0]
     found = lax.while_loop(
         goes_on, look, _Search(bounds, first, jnp.float32(-jnp.inf), vocab, jnp.bool_(False), jnp.int32(0))
     )
     return jnp.where(found.wrong, vocab, found.token)
-
-
-def _numbers(words: UInt32[Array, "*shape"]) -> tuple[Float32[Array, "*shape"], Float32[Array, "*shape"]]:
-    """The even and the odd bfloat16 numbers of words."""
-    low = lax.bitcast_convert_type(words << 16, jnp.float32)
-    return low, lax.bitcast_convert_type(words & jnp.uint32(0xFFFF0000), jnp.float32)

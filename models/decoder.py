@@ -267,11 +267,15 @@ class Decoder(Stateful):
         info = lane_info(tokens, lengths, positions, kv_blocks)
         return tuple(layer.commit(given, info, own) for layer, given, own in zip(self.layers, kept, state, strict=True))
 
+    @property
+    def head(self) -> nnx.Param:
+        """The matrix of the vocabulary head, `[vocab, hidden]`: its own, or the embedding where they are one."""
+        return self.embed_tokens if self.lm_head is None else self.lm_head
+
     def logits(self, hidden: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows vocab"]:
         """Logits of rows of the final residual stream, accumulated in float32.
 
         Those of a share are of its own rows of the vocabulary, which follow those of the devices before it.
         """
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
         with jax.named_scope("head"):
-            return scaled(linear(hidden, head[...]), self.config.logits_multiplier)
+            return scaled(linear(hidden, self.head[...]), self.config.logits_multiplier)

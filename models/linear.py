@@ -241,9 +241,7 @@ def _sums_of_words(
         # One slice: XLA would write an array of the outputs' words, of which all terms are slices.
         both = lax.dynamic_slice(words, (start, 0, term, 0), (size, groups, 1, VECTOR))
         both = jnp.expand_dims(both[:, :, 0], 1 + rows)
-        # XLA would not know the distance of a shift in its fusion, and branch on whether it is one of 32 bits.
-        low = lax.bitcast_convert_type(both.astype(jnp.uint16), jnp.bfloat16).astype(jnp.float32)
-        high = lax.bitcast_convert_type(both & jnp.uint32(0xFFFF0000), jnp.float32)
+        low, high = numbers_of_words(both)
         even_terms.append(low * even[None, :, :, term])
         odd_terms.append(high * odd[None, :, :, term])
     total = functools.reduce(operator.add, even_terms) + functools.reduce(operator.add, odd_terms)
@@ -257,6 +255,13 @@ def _sums_of_words(
     while len(parts) > 1:
         parts = [one + other for one, other in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
+
+
+def numbers_of_words(words: UInt32[Array, "*shape"]) -> tuple[Float32[Array, "*shape"], Float32[Array, "*shape"]]:
+    """The bfloat16 numbers in the low and in the high halves of words."""
+    # XLA would not know the distance of a shift in its fusion, and branch on whether it is one of 32 bits.
+    low = lax.bitcast_convert_type(words.astype(jnp.uint16), jnp.bfloat16).astype(jnp.float32)
+    return low, lax.bitcast_convert_type(words & jnp.uint32(0xFFFF0000), jnp.float32)
 
 
 def groups_of_terms(terms: int) -> int:

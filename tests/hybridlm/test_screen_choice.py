@@ -20,7 +20,7 @@ from hybridlm._product_times import forms_of
 from hybridlm._programs import Shape
 from hybridlm._sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED
 from hybridlm._screen_choice import Screened, chosen_screen
-from hybridlm._screened_head import Screen, copy_bytes, narrow_copy
+from hybridlm._screened_head import copy_bytes, screen_of
 from hybridlm._sequence import Request, SamplingParams, Sequence
 from hybridlm._words import words_of
 from models.linear import SCREENED, Form, Product
@@ -51,16 +51,16 @@ def test_it_is_used_where_it_is_faster_by_a_quarter(tmp_path: Path, clock: dict[
     found = chosen_screen(HEAD, [1, 2, 4, 8, 16, 32], tmp_path, None, progress=False)
     assert found is not None and found.lanes == {1, 4, 8}
     assert found.bytes == copy_bytes(HEAD) == 64 * (16 + 8)
-    expected = Screen(*words(HEAD), *narrow_copy(*words(HEAD)))
+    expected = screen_of(words(HEAD))
     for one, other in zip(found.screen, expected, strict=True):
         np.testing.assert_array_equal(one, other)
     assert chosen_screen(HEAD, [2], tmp_path, None) is None
 
 
-def words(head: jax.Array) -> tuple[jax.Array]:
+def words(head: jax.Array) -> jax.Array:
     found = words_of(head)
     assert found is not None
-    return (found,)
+    return found
 
 
 def test_what_was_measured_is_kept(tmp_path: Path, clock: dict[Any, float], capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +96,7 @@ def test_there_is_none_without_room_or_for_other_heads(
 
 
 def test_search_is_measured_by_itself() -> None:
-    assert 0 < _screen_choice._seconds(2, Screen(*words(HEAD), *narrow_copy(*words(HEAD)))) < 10
+    assert 0 < _screen_choice._seconds(2, screen_of(words(HEAD))) < 10
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[hybridlm.LM, 
 
     def screen(head: jax.Array, lanes: set[int], *_: Any) -> Screened:
         assert lanes in ({1, 2, 4}, {2, 4})
-        return Screened(Screen(*words(head), *narrow_copy(*words(head))), frozenset(lanes - {2}))
+        return Screened(screen_of(words(head)), frozenset(lanes - {2}))
 
     monkeypatch.setattr(_load, "chosen_screen", screen)
     return plain, hybridlm.load(directory, **SETTINGS)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+from hybridlm import _screened_head
 from hybridlm._batch import sampling_arrays
 from hybridlm._sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling
 from hybridlm._screened_head import (
@@ -16,7 +17,6 @@ from hybridlm._screened_head import (
     draw_screened,
     highest_possible,
     most_likely_screened,
-    narrow_copy,
 )
 from hybridlm._words import words_of
 
@@ -28,7 +28,7 @@ search = jax.jit(most_likely_screened)
 def screen_of(head: np.ndarray) -> Screen:
     words = words_of(jnp.asarray(head, jnp.bfloat16))
     assert words is not None
-    return Screen(words, *narrow_copy(words))
+    return _screened_head.screen_of(words)
 
 
 def exact(head: np.ndarray, x: np.ndarray) -> np.ndarray:

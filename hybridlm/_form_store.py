@@ -14,7 +14,7 @@ from ir_passes.fingerprint import fingerprint
 from ir_passes.record import MOST_CHARACTERS, RecordError, from_json, to_json
 from models.linear import WORDS, Form, Product
 
-VERSION = 5
+VERSION = 6
 
 
 @dataclass(frozen=True)

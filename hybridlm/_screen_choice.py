@@ -19,7 +19,9 @@ from hybridlm._words import words_of
 from models.linear import SCREENED, Product
 
 GAIN = 1.25
-"""So many times as fast the search has to be: the copy takes half as much memory as the head."""
+"""So many times as fast the search has to be for one number of lanes: the copy takes half of what the head takes."""
+GAIN_WITH_COPY = 1.05
+"""So many times for the others, where there is a copy."""
 
 _log = logging.getLogger("hybridlm")
 
@@ -79,14 +81,14 @@ def chosen_screen(
                 times[count] = _seconds(count, screen)
                 keep_times(store, products[count], {SCREENED: times[count]})
                 done(index + 1, f"{count} lanes")
-    faster = frozenset(count for count, seconds in times.items() if seconds * GAIN < all_logits[count])
-    if not faster:
+    gains = {count: all_logits[count] / seconds for count, seconds in times.items()}
+    if max(gains.values(), default=0.0) <= GAIN:
         return None
     screen = screen_of(words) if screen is None else screen
     if not bool(jnp.isfinite(screen.radius).all()):
         _log.info("no narrow copy of the head: some of its numbers are not finite")
         return None
-    return Screened(screen, faster)
+    return Screened(screen, frozenset(count for count, gain in gains.items() if gain > GAIN_WITH_COPY))
 
 
 def _seconds(lanes: int, screen: Screen) -> float:

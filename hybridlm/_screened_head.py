@@ -1,10 +1,10 @@
 """The most likely tokens without all logits: a narrow copy of the vocabulary head says which ones they cannot be.
 
-The copy has the head's rows as integers of eight bits, half of its bytes. How far a logit by the copy can be from the
-head's own is known for each token (Cauchy-Schwarz: the norm of what rounding took from its row, times the input's).
+The copy has the head's rows as integers of eight bits, half of its bytes, in a basis in which no number of a row stands
+out (`rotated`), and the input is rounded to as few. How far a logit by both can be from the head's own is known for
+each token (Cauchy-Schwarz: the norm of what rounding took from its row times the input's, and the other way round).
 Logits of the head itself are computed where these bounds are the highest, until none is above the highest logit. What
-is found is what all logits would have given, but for those that are the same to the last bits of a float32 sum. Of
-independent normal numbers it takes three groups of tokens of 7760 in the median.
+is found is what all logits would have given, but for those that are the same to the last bits of a float32 sum.
 """
 
 import math
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float32, Int8, Int32, UInt32
 
+from hybridlm._rotation import rotated, rotation_error
 from hybridlm._sampling import BESIDE_GREEDY, GREEDY, Sampling, first_highest
 from models.linear import numbers_of_words
 from models.own_array import own_array
@@ -24,13 +25,11 @@ MOST_LANES = 8
 """Beyond these the products of integers take longer than those of bfloat16."""
 GROUP = 32
 """Tokens whose logits are computed together; 16 and 64 take as long."""
-COLUMNS = 16
-"""XLA:CPU's library computes so many where there are fewer: they are used for rows of the copy that are taken as one,
-which is read in longer pieces so (one lane 8.2 ms for 254 MB, otherwise 10.3)."""
+COLUMNS = 4
+"""Of so few XLA:CPU's library takes no longer for one more: they are used for rows of the copy that are taken as one,
+which is read in longer pieces so."""
 LEVELS = 127
 """The largest of the integers."""
-FINE = 2 * LEVELS
-"""Inputs are two integers each; the second is of what the first leaves, and so many times as fine."""
 LEAST = 2.0**-100
 """Of a radius: numbers that are hardly more than none are taken for none."""
 BLOCK = 1 << 20
@@ -44,13 +43,16 @@ class Screen(NamedTuple):
         words: the bytes of the head, two bfloat16 numbers of a row in each word (see `words_of`).
         codes: its rows as integers.
         scale: what an integer of each row stands for.
-        radius: how far a token's logit by the copy can be from its own, for an input of norm 1.
+        radius: how far a token's logit by the copy can be from its own, for an input of norm 1 that is not rounded.
+        reach: the norm of each row of the copy: so far a token's logit can be moved by what rounding took from the
+            input, for each unit of its norm.
     """
 
     words: UInt32[Array, "vocab half"]
     codes: Int8[Array, "vocab hidden"]
     scale: Float32[Array, "vocab"]
     radius: Float32[Array, "vocab"]
+    reach: Float32[Array, "vocab"]
 
 
 def can_screen(head: Array | jax.ShapeDtypeStruct) -> bool:
@@ -62,36 +64,40 @@ def can_screen(head: Array | jax.ShapeDtypeStruct) -> bool:
 def copy_bytes(head: Array) -> int:
     """What the narrow copy of a head takes."""
     vocab, hidden = head.shape
-    return vocab * (hidden + 8)
-
-
-@jax.jit
-def narrow_copy(
-    words: UInt32[Array, "vocab half"],
-) -> tuple[Int8[Array, "vocab hidden"], Float32[Array, "vocab"], Float32[Array, "vocab"]]:
-    """The codes, the scale and the radius of a head, from its words; the radius of a row that is not finite is NaN."""
-    vocab, hidden = words.shape[0], 2 * words.shape[1]
-    rows = math.gcd(vocab, 1 << (max(1, BLOCK // hidden).bit_length() - 1))
-    # The input's rounding, which the second integers leave, and the sums of float32 on both sides.
-    rest = math.sqrt(hidden) * (0.5 / (LEVELS * FINE) + 2.0**-22) + (hidden + 64) * 2.0**-23
-
-    def block(part: Array) -> tuple[Array, Array, Array]:
-        numbers = jnp.stack(numbers_of_words(part), axis=2).reshape((rows, hidden))
-        scale = jnp.max(jnp.abs(numbers), axis=1) / LEVELS
-        steps = numbers / jnp.where(scale > 0, scale, 1.0)[:, None]
-        codes = jnp.round(steps)
-        off, norm = (scale * jnp.sqrt(jnp.sum(jnp.square(one), axis=1)) for one in (steps - codes, codes))
-        return codes.astype(jnp.int8), scale, off * (1 + 2.0**-10) + norm * rest + LEAST
-
-    # In words: XLA would convert all of a bfloat16 array to float32 before it takes a part of it.
-    codes, scale, radius = lax.map(block, words.reshape((-1, rows, hidden // 2)))
-    return codes.reshape((vocab, hidden)), scale.reshape(vocab), radius.reshape(vocab)
+    return vocab * (hidden + 3 * 4)
 
 
 def screen_of(words: UInt32[Array, "vocab half"]) -> Screen:
-    """The screen of a head, from its words."""
-    codes, scale, radius = narrow_copy(words)
-    return Screen(words, codes, scale, radius)
+    """The screen of a head, from its words; the radius of a row that is not finite is NaN."""
+    return Screen(words, *_narrow_copy(words))
+
+
+@jax.jit
+def _narrow_copy(
+    words: UInt32[Array, "vocab half"],
+) -> tuple[Int8[Array, "vocab hidden"], Float32[Array, "vocab"], Float32[Array, "vocab"], Float32[Array, "vocab"]]:
+    """The codes, the scale, the radius and the reach of a head, from its words."""
+    vocab, hidden = words.shape[0], 2 * words.shape[1]
+    rows = math.gcd(vocab, 1 << (max(1, BLOCK // hidden).bit_length() - 1))
+    # What is rounded to float32: the integers' steps, the sums of logits on both sides, and the change of basis.
+    rest = math.sqrt(hidden) * 2.0**-21 + (hidden + 64) * 2.0**-23 + rotation_error(hidden)
+
+    def block(part: Array) -> tuple[Array, Array, Array, Array]:
+        numbers = rotated(jnp.stack(numbers_of_words(part), axis=2).reshape((rows, hidden)))
+        scale = jnp.max(jnp.abs(numbers), axis=1) / LEVELS
+        steps = numbers / jnp.where(scale > 0, scale, 1.0)[:, None]
+        codes = jnp.round(steps)
+        off, norm = (scale * _norm(one) * (1 + 2.0**-10) for one in (steps - codes, codes))
+        return codes.astype(jnp.int8), scale, off + (off + norm) * rest + LEAST, norm
+
+    # In words: XLA would convert all of a bfloat16 array to float32 before it takes a part of it.
+    codes, *others = lax.map(block, words.reshape((-1, rows, hidden // 2)))
+    scale, radius, reach = (one.reshape(vocab) for one in others)
+    return codes.reshape((vocab, hidden)), scale, radius, reach
+
+
+def _norm(x: Float32[Array, "row number"], keepdims: bool = False) -> Array:
+    return jnp.sqrt(jnp.sum(jnp.square(x), axis=1, keepdims=keepdims))
 
 
 def draw_screened(
@@ -145,25 +151,24 @@ def highest_possible(x: Float32[Array, "lane hidden"], screen: Screen) -> Float3
         screen: of the head.
     """
     lanes, (vocab, hidden) = len(x), screen.codes.shape
-    step = jnp.max(jnp.abs(x), axis=1, keepdims=True) / LEVELS
-    coarse = jnp.round(x / step)
-    fine = jnp.round((x - coarse * step) * (FINE / step))
-    # Everything of a lane lies together, in the order of the lanes.
-    codes = jnp.stack([coarse, fine], axis=1).astype(jnp.int8)
-    joined = max(1, COLUMNS // (2 * lanes))
+    numbers = rotated(x)
+    step = jnp.max(jnp.abs(numbers), axis=1, keepdims=True) / LEVELS
+    steps = numbers / step
+    codes = jnp.round(steps)
+    norm, rounded = (step * _norm(one, keepdims=True) for one in (steps, steps - codes))
+    joined, codes = max(1, COLUMNS // lanes), codes.astype(jnp.int8)
     zeros = jnp.zeros_like(codes)
-    columns = [jnp.concatenate([codes if i == j else zeros for j in range(joined)], axis=2) for i in range(joined)]
+    # Everything of a lane lies together, in the order of the lanes.
+    columns = [jnp.concatenate([codes if i == j else zeros for j in range(joined)], axis=1) for i in range(joined)]
     products = lax.dot_general(
         screen.codes.reshape((-1, joined * hidden)),
         own_array(jnp.stack(columns, axis=1).reshape((-1, joined * hidden))),
         (((1,), (1,)), ((), ())),
         preferred_element_type=jnp.int32,
     )
-    products = own_array(products).reshape((-1, lanes, joined, 2)).astype(jnp.float32)
-    products = jnp.swapaxes(products, 1, 2).reshape((vocab, lanes, 2))
-    norm = step * jnp.sqrt(jnp.sum(jnp.square(x / step), axis=1, keepdims=True))
-    logits = screen.scale[:, None] * step.T * (products[..., 0] + products[..., 1] / FINE)
-    bounds = logits + screen.radius[:, None] * norm.T
+    products = own_array(products).reshape((-1, lanes, joined)).astype(jnp.float32)
+    logits = screen.scale[:, None] * step.T * jnp.swapaxes(products, 1, 2).reshape((vocab, lanes))
+    bounds = logits + screen.radius[:, None] * norm.T + screen.reach[:, None] * rounded.T
     bounds = own_array(jnp.where(jnp.isnan(bounds), jnp.inf, bounds))
     return jnp.max(bounds.reshape((-1, GROUP, lanes)), axis=1).T
 

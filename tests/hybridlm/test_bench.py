@@ -56,7 +56,7 @@ def test_traffic_of_the_embedded_model() -> None:
     head = lm.params["embed_tokens"]
     vocab, hidden = head.shape
     narrow = Traffic.of(lm.model, lm.params, jnp.float32, [1, 4])
-    assert narrow.unread == dict.fromkeys((1, 4), head.nbytes - vocab * (hidden + 8)) and traffic.unread == {}
+    assert narrow.unread == dict.fromkeys((1, 4), head.nbytes - vocab * (hidden + 12)) and traffic.unread == {}
     assert traffic.multiplied > config["vocab_size"] * config["hidden_size"]
 
 

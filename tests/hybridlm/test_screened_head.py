@@ -8,6 +8,7 @@ from ml_dtypes import bfloat16
 
 from hybridlm import _screened_head
 from hybridlm._batch import sampling_arrays
+from hybridlm._rotation import rotated
 from hybridlm._sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling
 from hybridlm._screened_head import (
     GROUP,
@@ -81,6 +82,21 @@ def test_no_logit_is_above_its_bound_and_the_token_is_the_most_likely_one(lanes:
             assert (np.take_along_axis(logits, found[:, None], axis=1)[:, 0] >= logits.max(axis=1) - off).all()
             clear = np.sort(logits, axis=1)[:, -1] - np.sort(logits, axis=1)[:, -2] > off
             assert (found == logits.argmax(axis=1))[clear].all(), (head_name, name)
+
+
+@pytest.mark.parametrize("side", ["head", "input"])
+def test_what_rounding_takes_counts_where_all_of_it_points_the_same_way(side: str) -> None:
+    """One side is hardly rounded, of the other almost half a step is taken from every number, against the other."""
+    rng, hidden = np.random.default_rng(9), 1024
+    basis = np.asarray(rotated(jnp.eye(hidden)), np.float64)
+    signs = np.where(rng.random(hidden) < 0.5, -1.0, 1.0)
+    numbers = rng.integers(-30, 31, (GROUP, hidden)) + 0.4 * signs
+    numbers[:, 0] = 127
+    taken, kept = (numbers @ basis.T).astype(np.float32), (signs @ basis.T).astype(np.float32)[None]
+    head, x = (taken, kept) if side == "head" else (np.repeat(kept, GROUP, axis=0), taken[:1])
+    bound = np.asarray(highest_possible(jnp.asarray(x.astype(bfloat16), jnp.float32), screen_of(head)))[0, 0]
+    logits = exact(head, x)
+    assert logits.max() <= bound < logits.max() + 0.2 * hidden
 
 
 def test_bounds_are_close_enough_to_leave_few_groups() -> None:
@@ -172,9 +188,26 @@ def test_copy_is_of_eight_bits_and_says_what_it_takes() -> None:
     assert (screen.codes.dtype, screen.codes.shape) == (jnp.int8, (VOCAB, HIDDEN))
     assert np.abs(np.asarray(screen.codes, np.int32)).max(axis=1).tolist() == [127] * VOCAB
     kept = np.asarray(screen.codes, np.float64) * np.asarray(screen.scale, np.float64)[:, None]
-    off = np.linalg.norm(kept - head.astype(bfloat16).astype(np.float64), axis=1)
+    numbers = np.asarray(rotated(jnp.asarray(head.astype(bfloat16), jnp.float32)), np.float64)
+    off = np.linalg.norm(kept - numbers, axis=1)
     assert (off <= np.asarray(screen.radius)).all() and (np.asarray(screen.radius) < 0.02 * HIDDEN**0.5).all()
+    reach, norm = np.asarray(screen.reach), np.linalg.norm(kept, axis=1)
+    assert (norm <= reach).all() and (reach < 1.01 * norm).all()
     assert copy_bytes(jnp.asarray(head, jnp.bfloat16)) == sum(one.nbytes for one in screen[1:])
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_bounds_are_as_close_where_a_few_numbers_are_far_larger(lanes: int) -> None:
+    """Of inputs and of heads: of a thousand numbers some are a hundred times as large, as trained models have them."""
+    rng = np.random.default_rng(8)
+    head, x = rng.normal(size=(32 * 60, 1024)), rng.normal(size=(lanes, 1024))
+    head[:, [5, 77]] *= 20
+    x[:, [9, 300, 301]] *= 100
+    logits = exact(head, x)
+    bounds = np.asarray(highest_possible(jnp.asarray(x.astype(bfloat16), jnp.float32), screen_of(head)))
+    above = bounds - logits.reshape((lanes, -1, GROUP)).max(axis=2)
+    norms = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(head, axis=1).max()
+    assert (above >= 0).all() and (above < 0.03 * norms).all()
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])

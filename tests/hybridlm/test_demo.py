@@ -116,6 +116,7 @@ def test_the_model_is_small_and_its_prompts_are_long_enough(eight: hybridlm.LM, 
     assert eight.tokenizer.decode(eight.tokenizer.encode(text)) == text
 
 
+@pytest.mark.slow
 def test_recall_alone_and_in_batches(eight: hybridlm.LM, unseen: list[demo.Story]):
     together = complete(eight, unseen, 8)
     assert recall(unseen, together) >= 0.97

@@ -19,6 +19,8 @@ from hybridlm._product_times import FUSED
 from hybridlm._programs import Shape
 from models.linear import Product, counted_as
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: dict[str, Any] = {"lanes": 4, "context": 32, "dtype": "bfloat16", "chunk": 4, "compilation_cache": False}
 PROMPTS = [[5, 9, 3], [7, 7], [4, 8, 2, 6, 1]]
 # In the long run one of every family.
@@ -76,7 +78,9 @@ def test_a_fused_step_that_fails_its_audit_is_compiled_as_usual(
     assert all(one.holds for one in lm.certificates.values())
 
 
-@pytest.mark.parametrize("how", [{"certify": "warn"}, {"certify": "off"}, {"sanitize": True}])
+@pytest.mark.parametrize(
+    "how", [{"certify": "warn"}, {"certify": "off"}, pytest.param({"sanitize": True}, marks=pytest.mark.long)]
+)
 def test_no_step_is_fused_that_is_not_audited(how: dict[str, Any], tmp_path: Path) -> None:
     lm = hybridlm.load(write_text_checkpoint(tmp_path), **SETTINGS, **how)
     lm._engine.set_forms(all_fused(lm))

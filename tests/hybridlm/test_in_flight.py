@@ -58,6 +58,7 @@ def test_one_device_never_waits(waited: list[int]) -> None:
     assert not waited
 
 
+@pytest.mark.slow
 def test_every_call_over_several_devices_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = write_random_checkpoint("dense_base", tmp_path, num_hidden_layers=2, full_attention_interval=2)
     counted: list[Any] = []

@@ -102,6 +102,7 @@ def tolerance_of(lm: hybridlm.LM) -> float:
     return TOLERANCES[lm.config.family.removesuffix("_text")]
 
 
+@pytest.mark.slow
 def test_generation_is_that_of_one_device(tmp_path: Path) -> None:
     """Lanes and heads are split, and one prompt more than there are lanes; every step is proved and audited.
 

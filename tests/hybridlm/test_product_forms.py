@@ -20,6 +20,8 @@ from hybridlm._product_times import CONVERTED, forms_of
 from hybridlm._programs import Shape
 from models.linear import MANY_ROWS, PAIRS, WORDS, Form, Product
 
+pytestmark = pytest.mark.slow
+
 FEW_AND_MANY = (1, 2, 8, 64, MANY_ROWS)
 PRODUCT = Product(4, 24, 16, "bfloat16")
 WEIGHTS = [jnp.ones((24, 16), jnp.bfloat16)]

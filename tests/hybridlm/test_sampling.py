@@ -156,6 +156,7 @@ def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(
     assert np.unique(together).size > 15
 
 
+@pytest.mark.long
 def test_steps_that_sample_lane_by_lane_are_certified_and_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

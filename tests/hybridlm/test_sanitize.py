@@ -12,6 +12,7 @@ PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___"]
 FREE: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True}
 
 
+@pytest.mark.slow
 def test_right_runs_pass(text_lm: hybridlm.LM, sanitized_lm: hybridlm.LM) -> None:
     """Twice, so that rows are reused; scoring between."""
     want = text_lm.generate(PROMPTS, **FREE)

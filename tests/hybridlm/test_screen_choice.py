@@ -25,6 +25,8 @@ from hybridlm._sequence import Request, SamplingParams, Sequence
 from hybridlm._words import words_of
 from models.linear import SCREENED, Form, Product
 
+pytestmark = pytest.mark.slow
+
 HEAD = jnp.asarray(np.random.default_rng(0).normal(size=(64, 16)), jnp.bfloat16)
 LANES, CONTEXT, CHUNK = 4, 140, 5
 SETTINGS: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "chunk": CHUNK, "dtype": "bfloat16"}

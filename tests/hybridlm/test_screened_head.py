@@ -21,8 +21,10 @@ from hybridlm._screened_head import (
 )
 from hybridlm._words import words_of
 
+pytestmark = pytest.mark.slow
+
 VOCAB, HIDDEN = 32 * 9, 70
-LANES = (1, 2, 3, 4, 5, 8)
+LANES = [1, 3, 8, *(pytest.param(count, marks=pytest.mark.long) for count in (2, 4, 5))]
 search = jax.jit(most_likely_screened)
 
 

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_minute_of_random_traffic(root: Path) -> None:
     command = [sys.executable, str(root / "scripts" / "soak.py"), "--minutes", "1", "--lanes", "4"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -25,6 +25,8 @@ from models.linear import (
     product_forms,
 )
 
+pytestmark = pytest.mark.slow
+
 run = jax.jit(linear)
 
 

@@ -11,17 +11,16 @@ import jax.numpy as jnp
 
 from hybridlm._form_store import FormStore
 from hybridlm._machine import Machine
-from hybridlm._product_forms import LARGE, keep_times
+from hybridlm._product_forms import GAIN, LARGE, keep_times
 from hybridlm._product_times import ROUNDS
 from hybridlm._progress import counting_progress
 from hybridlm._screened_head import MOST_LANES, Screen, can_screen, copy_bytes, most_likely_screened, screen_of
 from hybridlm._words import words_of
 from models.linear import SCREENED, Product
 
-GAIN = 1.25
-"""So many times as fast the search has to be for one number of lanes: the copy takes half of what the head takes."""
-GAIN_WITH_COPY = 1.05
-"""So many times for the others, where there is a copy."""
+GAIN_FOR_COPY = 1.25
+"""So many times as fast the search has to be for one number of lanes: the copy takes half of what the head takes. Where
+there is one, GAIN decides for the others."""
 
 _log = logging.getLogger("hybridlm")
 
@@ -82,13 +81,13 @@ def chosen_screen(
                 keep_times(store, products[count], {SCREENED: times[count]})
                 done(index + 1, f"{count} lanes")
     gains = {count: all_logits[count] / seconds for count, seconds in times.items()}
-    if max(gains.values(), default=0.0) <= GAIN:
+    if max(gains.values(), default=0.0) <= GAIN_FOR_COPY:
         return None
     screen = screen_of(words) if screen is None else screen
     if not bool(jnp.isfinite(screen.radius).all()):
         _log.info("no narrow copy of the head: some of its numbers are not finite")
         return None
-    return Screened(screen, frozenset(count for count, gain in gains.items() if gain > GAIN_WITH_COPY))
+    return Screened(screen, frozenset(count for count, gain in gains.items() if gain > GAIN))
 
 
 def _seconds(lanes: int, screen: Screen) -> float:

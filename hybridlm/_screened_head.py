@@ -87,17 +87,13 @@ def _narrow_copy(
         scale = jnp.max(jnp.abs(numbers), axis=1) / LEVELS
         steps = numbers / jnp.where(scale > 0, scale, 1.0)[:, None]
         codes = jnp.round(steps)
-        off, norm = (scale * _norm(one) * (1 + 2.0**-10) for one in (steps - codes, codes))
+        off, norm = (scale * jnp.linalg.norm(one, axis=1) * (1 + 2.0**-10) for one in (steps - codes, codes))
         return codes.astype(jnp.int8), scale, off + (off + norm) * rest + LEAST, norm
 
     # In words: XLA would convert all of a bfloat16 array to float32 before it takes a part of it.
     codes, *others = lax.map(block, words.reshape((-1, rows, hidden // 2)))
     scale, radius, reach = (one.reshape(vocab) for one in others)
     return codes.reshape((vocab, hidden)), scale, radius, reach
-
-
-def _norm(x: Float32[Array, "row number"], keepdims: bool = False) -> Array:
-    return jnp.sqrt(jnp.sum(jnp.square(x), axis=1, keepdims=keepdims))
 
 
 def draw_screened(
@@ -155,7 +151,7 @@ def highest_possible(x: Float32[Array, "lane hidden"], screen: Screen) -> Float3
     step = jnp.max(jnp.abs(numbers), axis=1, keepdims=True) / LEVELS
     steps = numbers / step
     codes = jnp.round(steps)
-    norm, rounded = (step * _norm(one, keepdims=True) for one in (steps, steps - codes))
+    norm, rounded = (step * jnp.linalg.norm(one, axis=1, keepdims=True) for one in (steps, steps - codes))
     joined, codes = max(1, COLUMNS // lanes), codes.astype(jnp.int8)
     zeros = jnp.zeros_like(codes)
     # Everything of a lane lies together, in the order of the lanes.

@@ -10,8 +10,6 @@ from engine_mutants.layers import MUTANTS
 
 from models.delta_rule import delta_rule, delta_rule_chunked, delta_rule_reference, delta_rule_step
 
-pytestmark = pytest.mark.slow
-
 KERNEL, CHUNK = 4, 8
 LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
 # of the form with a decay per channel, whose chunks are powers of two

@@ -7,8 +7,6 @@ import pytest
 
 from models.expert_dot import BLOCK, block_form, expert_dot, gather_form, ragged_form
 
-pytestmark = pytest.mark.slow
-
 FORMS = {"gather": gather_form, "block": block_form, "ragged": ragged_form}
 EXPERTS, WIDTH, OUT = 7, 12, 9
 

@@ -10,8 +10,6 @@ import pytest
 
 from models.ssd import ssd, ssd_chunked, ssd_reference, ssd_step
 
-pytestmark = pytest.mark.slow
-
 KERNEL, CHUNK = 4, 8
 LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
 HEADS, GROUPS, KEY, VALUE = 6, 2, 5, 7

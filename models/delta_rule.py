@@ -1,11 +1,11 @@
 """The gated delta rule (arXiv:2412.06464, eq. 10), token by token and in chunks.
 
-Per lane and head, with decay a_t = exp(g_t), key k_t, value v_t, write strength b_t and state S [key, value]:
+Per lane and head, with decay a_t = exp(g_t), key k_t, value v_t, write strength b_t and state S [value, key]:
 
-    S_t = a_t S_{t-1} + k_t (b_t (v_t - (a_t S_{t-1})^T k_t))^T        o_t = S_t^T q_t
+    S_t = a_t S_{t-1} + b_t (v_t - a_t S_{t-1} k_t) k_t^T        o_t = S_t q_t
 
 The decay is one number per head, or one per channel of the key (Kimi Delta Attention, arXiv:2510.26692), in which case
-a_t S is diag(a_t) S. The forms differ only in how a chunk's tokens decay into each other (`chunk_decay`).
+a_t S is S diag(a_t). The forms differ only in how a chunk's tokens decay into each other (`chunk_decay`).
 
 All forms have one signature and one contract: tokens that are not real are never used, whatever they hold; their
 outputs are zero; a fresh lane's state is never used; the state of a lane without real tokens comes back unchanged, bit
@@ -81,7 +81,7 @@ def delta_rule(
 def delta_rule_step(
     query: Keys, key: Keys, value: Values, log_decay: LogDecay, beta: Gates, state: State, valid: Valid, fresh: Fresh
 ) -> tuple[Values, State]:
-    """One token. Reads the state once: with r = (a S)^T [q, k], o = r_q + (q.k) delta needs no second pass.
+    """One token. Reads the state once: with r = a S [q, k], o = r_q + (q.k) delta needs no second pass.
 
     A fresh lane's zeros are put in place of what is read and of what is added to, not of the state itself: a product
     reads arrays, so that XLA would write a second state first.
@@ -95,8 +95,8 @@ def delta_rule_step(
         read_q, read_k = decay * read_q, decay * read_k
     delta = b[:, :, None] * (v - read_k)
     out = read_q + jnp.sum(q * k, axis=-1, keepdims=True) * delta
-    decayed = jnp.where(fresh[:, None, None, None], 0.0, decay[:, :, :, None] * state)
-    updated = decayed + k[:, :, :, None] * delta[:, :, None, :]
+    decayed = jnp.where(fresh[:, None, None, None], 0.0, decay[:, :, None] * state)
+    updated = decayed + delta[:, :, :, None] * k[:, :, None, :]
     real = valid[:, :, None, None]
     return jnp.where(real, out[:, None], 0.0), jnp.where(real, updated, state)
 
@@ -108,10 +108,10 @@ def delta_rule_reference(
 
     def token(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, g, b, real = inputs
-        decayed = jnp.exp(g).reshape((*g.shape, *(1,) * (4 - g.ndim))) * state
-        delta = b[:, :, None] * (v - full_einsum("nhkv,nhk->nhv", decayed, k))
-        updated = decayed + k[:, :, :, None] * delta[:, :, None, :]
-        out = full_einsum("nhkv,nhk->nhv", updated, q)
+        decayed = jnp.exp(g).reshape((*g.shape[:2], 1, -1)) * state
+        delta = b[:, :, None] * (v - full_einsum("nhvk,nhk->nhv", decayed, k))
+        updated = decayed + delta[:, :, :, None] * k[:, :, None, :]
+        out = full_einsum("nhvk,nhk->nhv", updated, q)
         real = real[:, None, None]
         return jnp.where(real[..., None], updated, state), jnp.where(real, out, 0.0)
 

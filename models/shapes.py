@@ -30,7 +30,7 @@ Activations = Float32[Array, "lane token hidden"]
 TokenMask = Bool[Array, "lane token"]
 LaneMask = Bool[Array, "lane"]
 ConvState = Float[Array, "lane tap channel"]
-RecurrentState = Float32[Array, "lane value_head key value"]
+RecurrentState = Float32[Array, "lane value_head value key"]
 KeyCache = Float[Array, "lane kv_head context key"]
 ValueCache = Float[Array, "lane kv_head context value"]
 

@@ -1,9 +1,9 @@
 """The recurrence of Mamba2 (state space duality, arXiv:2405.21060), token by token and in chunks.
 
 Per lane and value head, with decay a_t = exp(g_t), key B_t and query C_t of the head's group, value v_t and state S
-[key, value]:
+[value, key]:
 
-    S_t = a_t S_{t-1} + B_t v_t^T        y_t = S_t^T C_t
+    S_t = a_t S_{t-1} + v_t B_t^T        y_t = S_t C_t
 
 The contract is that of models/delta_rule.py: tokens that are not real are never used, whatever they hold; their
 outputs are zero; a fresh lane's state is never used; the state of a lane without real tokens comes back unchanged, bit
@@ -18,7 +18,7 @@ from jaxtyping import Float32
 
 from models.chunk_decay import decays_between
 from models.chunked_recurrence import Fresh, State, Valid, scan_chunks, split
-from models.full_precision import full_einsum
+from models.full_precision import full_einsum, multiply_few
 
 CHUNK = 32
 """Tokens of a chunk: with 128 channels of keys and values, more cost more inside chunks than between them."""
@@ -66,8 +66,8 @@ def ssd_step(
     v, g = value[:, 0], log_decay[:, 0]
     real = valid[:, :, None, None]
     decayed = jnp.where(fresh[:, None, None, None], 0.0, jnp.exp(g)[:, :, None, None] * state)
-    updated = jnp.where(real, decayed + k[:, :, :, None] * v[:, :, None, :], state)
-    out = full_einsum("nhk,nhkv->nhv", q, updated)
+    updated = jnp.where(real, decayed + v[:, :, :, None] * k[:, :, None, :], state)
+    (out,) = multiply_few(q[:, :, None], updated)
     return jnp.where(real, out[:, None], 0.0), updated
 
 
@@ -80,8 +80,8 @@ def ssd_reference(
     def token(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, g, real = inputs
         q, k = jnp.repeat(q, repeats, axis=1), jnp.repeat(k, repeats, axis=1)
-        updated = jnp.exp(g)[:, :, None, None] * state + k[:, :, :, None] * v[:, :, None, :]
-        out = full_einsum("nhkv,nhk->nhv", updated, q)
+        updated = jnp.exp(g)[:, :, None, None] * state + v[:, :, :, None] * k[:, :, None, :]
+        out = full_einsum("nhvk,nhk->nhv", updated, q)
         real = real[:, None, None]
         return jnp.where(real[..., None], updated, state), jnp.where(real, out, 0.0)
 

@@ -101,7 +101,7 @@ class ConvRecurrentState(NamedTuple):
     Attributes:
         conv: last K-1 inputs of the convolution, before its activation, channels [q | k | v] or [x | B | C]; the dtype
             of caches.
-        recurrent: S [key, value], float32; in a state space model [state, head].
+        recurrent: S [value, key], float32; in a state space model [head, state].
     """
 
     conv: ConvState
@@ -112,7 +112,7 @@ def conv_recurrent(kernel: int, channels: tuple[Part, ...], heads: int, key: int
     """The arrays of a `ConvRecurrentState`."""
     return ConvRecurrentState(
         state_array(tap=kernel - 1, channel=channels),
-        state_array(jnp.float32, value_head=(Part(heads, heads),), key=key, value=value),
+        state_array(jnp.float32, value_head=(Part(heads, heads),), value=value, key=key),
     )
 
 

@@ -119,7 +119,7 @@ def test_inspection_in_words(directory: Path) -> None:
     assert result.exit_code == 0, result.output
     state, _, step = result.output.partition("\n\n")
     assert step.startswith("score 2x4\nstep: certified, 2 lanes")
-    assert "1 x GatedDeltaNet recurrent: value_head*key*value*4 B = 8*16*8*4 B = 4,096 B" in state
+    assert "1 x GatedDeltaNet recurrent: value_head*value*key*4 B = 8*8*16*4 B = 4,096 B" in state
     assert state.endswith("one sequence: 5,632 B and 128 B per token")
     assert "arena of" in result.output
 

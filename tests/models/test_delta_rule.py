@@ -49,7 +49,7 @@ def inputs(
     for i, x in enumerate((query, key, value, log_decay, beta)):
         x[~valid] = np.nan if i % 2 else np.inf
         arrays.append(x.astype(np.float32))
-    state = rng.normal(size=(lanes, HEADS, KEY, VALUE)).astype(np.float32)
+    state = rng.normal(size=(lanes, HEADS, VALUE, KEY)).astype(np.float32)
     return arrays, state, valid
 
 
@@ -59,10 +59,10 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
     s = state.astype(np.float64)[lane]
     outs = []
     for t in range(length):
-        s *= np.exp(g[t]).reshape((HEADS, -1, 1))
+        s *= np.exp(g[t]).reshape((HEADS, 1, -1))
         for h in range(HEADS):
-            s[h] += np.outer(k[t, h], b[t, h] * (v[t, h] - s[h].T @ k[t, h]))
-        outs.append(np.stack([s[h].T @ q[t, h] for h in range(HEADS)]))
+            s[h] += np.outer(b[t, h] * (v[t, h] - s[h] @ k[t, h]), k[t, h])
+        outs.append(np.stack([s[h] @ q[t, h] for h in range(HEADS)]))
     return np.array(outs).reshape(length, HEADS, VALUE), s
 
 
@@ -128,7 +128,7 @@ def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: in
     arrays, state, valid = inputs((tokens, 0, tokens), channels=channels)
     poisoned = state.copy()
     poisoned[1] = np.nan
-    poisoned[1, 0, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
+    poisoned[1, 0, :, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
     form = jax.jit(delta_rule)
     out, new = jax.device_get(form(*arrays, state, valid, OLD[: len(valid)]))
     poisoned_out, poisoned_new = jax.device_get(form(*arrays, poisoned, valid, OLD[: len(valid)]))

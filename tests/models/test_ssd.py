@@ -31,7 +31,7 @@ def inputs(lengths: tuple[int, ...], seed: int = 0) -> tuple[list[np.ndarray], n
     arrays.append(-rng.exponential(0.3, size=(lanes, tokens, HEADS)))
     for i, x in enumerate(arrays):
         x[~valid] = np.nan if i % 2 else np.inf
-    state = rng.normal(size=(lanes, HEADS, KEY, VALUE)).astype(np.float32)
+    state = rng.normal(size=(lanes, HEADS, VALUE, KEY)).astype(np.float32)
     return [x.astype(np.float32) for x in arrays], state, valid
 
 
@@ -47,8 +47,8 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
     for t in range(length):
         for h in range(HEADS):
             group = h // (HEADS // GROUPS)
-            s[h] = np.exp(g[t, h]) * s[h] + np.outer(k[t, group], v[t, h])
-            outs[t, h] = s[h].T @ q[t, group]
+            s[h] = np.exp(g[t, h]) * s[h] + np.outer(v[t, h], k[t, group])
+            outs[t, h] = s[h] @ q[t, group]
     return outs, s
 
 
@@ -82,7 +82,7 @@ def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: in
     arrays, state, valid = inputs((tokens, 0, tokens))
     poisoned = state.copy()
     poisoned[1] = np.nan
-    poisoned[1, 0, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
+    poisoned[1, 0, :, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
     form = jax.jit(ssd)
     out, new = jax.device_get(form(*arrays, state, valid, none_fresh(state)))
     poisoned_out, poisoned_new = jax.device_get(form(*arrays, poisoned, valid, none_fresh(state)))

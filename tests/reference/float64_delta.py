@@ -32,13 +32,13 @@ def delta_rule(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: np.ndarray, b
     """
     q, k = (part / np.sqrt((part * part).sum(axis=-1, keepdims=True) + 1e-6) for part in (q, k))
     group = v.shape[1] // k.shape[1]
-    state, read = np.zeros((v.shape[1], k.shape[2], v.shape[2])), np.zeros(v.shape)
+    state, read = np.zeros((v.shape[1], v.shape[2], k.shape[2])), np.zeros(v.shape)
     for t in range(len(q)):
         for head in range(v.shape[1]):
             key = k[t, head // group]
-            kept = decay[t, head][:, None] * state[head]
-            state[head] = kept + np.outer(key, beta[t, head] * (v[t, head] - key @ kept))
-            read[t, head] = q[t, head // group] @ state[head] / np.sqrt(k.shape[2])
+            kept = decay[t, head] * state[head]
+            state[head] = kept + np.outer(beta[t, head] * (v[t, head] - kept @ key), key)
+            read[t, head] = state[head] @ q[t, head // group] / np.sqrt(k.shape[2])
     return read
 
 

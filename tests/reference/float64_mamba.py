@@ -59,13 +59,13 @@ def mamba2(
     b, c = (part.reshape(tokens, groups, state_size) for part in (b, c))
     step = np.clip(np.logaddexp(0.0, step + weights["dt_bias"]), *limits)
 
-    state, y = np.zeros((heads, state_size, size)), np.zeros((tokens, heads, size))
+    state, y = np.zeros((heads, size, state_size)), np.zeros((tokens, heads, size))
     for t in range(tokens):
         for head in range(heads):
             group = head * groups // heads
             decay = math.exp(-math.exp(weights["A_log"][head]) * step[t, head])
-            state[head] = decay * state[head] + step[t, head] * np.outer(b[t, group], value[t, head])
-            y[t, head] = c[t, group] @ state[head] + weights["D"][head] * value[t, head]
+            state[head] = decay * state[head] + step[t, head] * np.outer(value[t, head], b[t, group])
+            y[t, head] = state[head] @ c[t, group] + weights["D"][head] * value[t, head]
     y = y.reshape(tokens, inner)
     if norm != "normed":
         y = y * silu(z)

@@ -77,13 +77,13 @@ def gated_delta_net(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) 
     decay = np.exp(-np.exp(weights["A_log"]) * np.logaddexp(0.0, a + weights["dt_bias"]))
     beta = sigmoid(b)
 
-    state, read = np.zeros((value_heads, dk, dv)), np.zeros((tokens, value_heads, dv))
+    state, read = np.zeros((value_heads, dv, dk)), np.zeros((tokens, value_heads, dv))
     for t in range(tokens):
         for head in range(value_heads):
             key, query = k[t, head // group], q[t, head // group]
             kept = decay[t, head] * state[head]
-            state[head] = kept + np.outer(key, beta[t, head] * (v[t, head] - key @ kept))
-            read[t, head] = query @ state[head]
+            state[head] = kept + np.outer(beta[t, head] * (v[t, head] - kept @ key), key)
+            read[t, head] = state[head] @ query
     gated = rms_norm(read, weights["norm.weight"], config["rms_norm_eps"]) * silu(z)
     return DeltaNetOutput(gated.reshape(tokens, -1) @ weights["out_proj.weight"].T, padded[tokens:], state)
 

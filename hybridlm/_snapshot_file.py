@@ -29,7 +29,8 @@ from hybridlm.checkpoint import CheckpointError, SafetensorsFile
 from hybridlm.checkpoint.safetensors_writer import NAMES, Entry, write_safetensors
 from hybridlm.checkpoint.strict_json import unique_keys
 
-FORMAT = "hybridlm snapshot 1"
+FORMAT = "hybridlm snapshot 2"
+"""Version 1 held recurrent states as [key, value]: where both have one size, its shapes say no different."""
 
 
 def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> None:
@@ -71,7 +72,7 @@ def load_snapshot(
     if set(file.metadata) != {"format", "label", "token_ids", "sha256"} or file.metadata["format"] != FORMAT:
         raise SnapshotError(
             f"{path}: expected a state saved as {FORMAT!r}, found the metadata {sorted(file.metadata)} and the format "
-            f"{file.metadata.get('format')!r}"
+            f"{file.metadata.get('format')!r}; compute it again"
         )
     label, ids = (_json(path, name, file.metadata[name]) for name in ("label", "token_ids"))
     tokens = to_tokens(ids, f"{path}: token_ids")

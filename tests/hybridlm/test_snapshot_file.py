@@ -118,7 +118,7 @@ def other_shape(header: Header, data: bytearray) -> None:
 
 
 def other_format(header: Header, data: bytearray) -> None:
-    header["__metadata__"]["format"] = "hybridlm snapshot 2"
+    header["__metadata__"]["format"] = "hybridlm snapshot 1"
 
 
 def more_metadata(header: Header, data: bytearray) -> None:
@@ -140,7 +140,7 @@ def past_the_end(header: Header, data: bytearray) -> None:
         (without_an_array, r"arrays \['.*'\]: expected .*, found \[None\]"),
         (other_dtype, r"arrays \['layers.*key'\]: expected \[\('F32', .*found \[\('I32'"),
         (other_shape, r"arrays \['layers.*key'\]: expected"),
-        (other_format, "found .* the format 'hybridlm snapshot 2'"),
+        (other_format, "found .* the format 'hybridlm snapshot 1'; compute it again"),
         (more_metadata, "expected a state saved as"),
         (no_json, "label cannot be read as JSON"),
         (past_the_end, "no saved state can be read: .*truncated"),
@@ -177,7 +177,7 @@ def test_no_file_and_other_files_are_refused(text_lm: hybridlm.LM, tmp_path: Pat
     with pytest.raises(hybridlm.SnapshotError, match="expected a safetensors file, found no regular file"):
         text_lm.load_prefix(tmp_path / "none")
     with pytest.raises(
-        hybridlm.SnapshotError, match="expected a state saved as 'hybridlm snapshot 1', found the metad"
+        hybridlm.SnapshotError, match="expected a state saved as 'hybridlm snapshot 2', found the metad"
     ):
         text_lm.load_prefix(text_lm.path / "model.safetensors")
     with pytest.raises(FileNotFoundError):

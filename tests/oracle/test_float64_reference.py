@@ -29,11 +29,11 @@ def test_mixers(case):
 
 
 def test_recurrent_state(case):
-    """The state after the prompt is the one that transformers caches; its convolution keeps one input more."""
+    """The state after the prompt is what transformers caches as [key, value]; its convolution keeps one input more."""
     prompt = case.prompts[-1]
     for layer, expected in Float64Model(case.directory).forward(prompt).delta_nets.items():
         conv, recurrent = case.oracle.states(prompt, layer)
-        np.testing.assert_allclose(recurrent, expected.recurrent, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(np.swapaxes(recurrent, -1, -2), expected.recurrent, rtol=0, atol=1e-4)
         np.testing.assert_allclose(conv[1:], expected.conv, rtol=0, atol=1e-4)
 
 

@@ -12,22 +12,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float32
+from jaxtyping import Float32
 
 from models.full_precision import full_einsum, multiply_few
+from models.shapes import LaneMask, RecurrentState, TokenMask
 
 FEW_ROWS = 16
 """Up to so many the state is read for in sums: with 10 rows these take 0.55 of the time of a product, with 16 rows 0.7,
 with 32 rows 1.7 times it (8 lanes of 8 heads, 128 channels of keys and values)."""
 
-State = Float32[Array, "lane value_head value key"]
-Valid = Bool[Array, "lane token"]
-Fresh = Bool[Array, "lane"]
 Read = Float32[Array, "lane value_head row value"]
 Values = Float32[Array, "lane value_head place value"]
 
 
-def split(x: Array, valid: Valid, chunk: int) -> Array:
+def split(x: Array, valid: TokenMask, chunk: int) -> Array:
     """`[lane, token, ..]` -> `[chunk, lane, token of the chunk, ..]`: zero where not real, the last chunk filled up."""
     lanes, tokens = valid.shape
     count = -(-tokens // chunk)
@@ -37,16 +35,16 @@ def split(x: Array, valid: Valid, chunk: int) -> Array:
 
 
 def scan_chunks(
-    state: State,
+    state: RecurrentState,
     reads: Float32[Array, "chunk lane head row key"],
     keys: Float32[Array, "chunk lane head place key"],
     decay: Float32[Array, "chunk lane value_head channel"],
     rest: Any,
     written: Callable[[Read, Any], tuple[Values, Values]],
-    valid: Valid,
-    fresh: Fresh,
+    valid: TokenMask,
+    fresh: LaneMask,
     keep: bool = False,
-) -> tuple[Float32[Array, "lane token value_head value"], State]:
+) -> tuple[Float32[Array, "lane token value_head value"], RecurrentState]:
     """Carry the state through the chunks.
 
     Args:
@@ -93,7 +91,7 @@ def scan_chunks(
     return jnp.where(valid[:, :, None, None], out, 0.0), updated
 
 
-def _read(rows: Float32[Array, "lane value_head row key"], state: State) -> Read:
+def _read(rows: Float32[Array, "lane value_head row key"], state: RecurrentState) -> Read:
     if rows.shape[2] <= FEW_ROWS:
         return jnp.moveaxis(multiply_few(rows, state), 0, 2)
     return full_einsum("nhik,nhvk->nhiv", rows, state)

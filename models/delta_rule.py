@@ -19,9 +19,10 @@ from jax import Array, lax
 from jaxtyping import Float32
 
 from models.chunk_decay import channel_decay, head_decay, power_of_two
-from models.chunked_recurrence import Fresh, State, Valid, scan_chunks, split
+from models.chunked_recurrence import scan_chunks, split
 from models.full_precision import full_einsum, multiply_few
 from models.own_array import own_array
+from models.shapes import LaneMask, RecurrentState, TokenMask
 from models.triangular import unit_lower_inverse
 
 CHUNK = 32
@@ -53,11 +54,11 @@ def delta_rule(
     value: Values,
     log_decay: LogDecay,
     beta: Gates,
-    state: State,
-    valid: Valid,
-    fresh: Fresh,
+    state: RecurrentState,
+    valid: TokenMask,
+    fresh: LaneMask,
     keep: bool = False,
-) -> tuple[Values, State]:
+) -> tuple[Values, RecurrentState]:
     """The recurrence in the form that suits the number of tokens of the step.
 
     Args:
@@ -79,8 +80,15 @@ def delta_rule(
 
 
 def delta_rule_step(
-    query: Keys, key: Keys, value: Values, log_decay: LogDecay, beta: Gates, state: State, valid: Valid, fresh: Fresh
-) -> tuple[Values, State]:
+    query: Keys,
+    key: Keys,
+    value: Values,
+    log_decay: LogDecay,
+    beta: Gates,
+    state: RecurrentState,
+    valid: TokenMask,
+    fresh: LaneMask,
+) -> tuple[Values, RecurrentState]:
     """One token. Reads the state once: with r = a S [q, k], o = r_q + (q.k) delta needs no second pass.
 
     A fresh lane's zeros are put in place of what is read and of what is added to, not of the state itself: a product
@@ -102,8 +110,15 @@ def delta_rule_step(
 
 
 def delta_rule_reference(
-    query: Keys, key: Keys, value: Values, log_decay: LogDecay, beta: Gates, state: State, valid: Valid, fresh: Fresh
-) -> tuple[Values, State]:
+    query: Keys,
+    key: Keys,
+    value: Values,
+    log_decay: LogDecay,
+    beta: Gates,
+    state: RecurrentState,
+    valid: TokenMask,
+    fresh: LaneMask,
+) -> tuple[Values, RecurrentState]:
     """Token by token, as the equation is written."""
 
     def token(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
@@ -127,12 +142,12 @@ def delta_rule_chunked(
     value: Values,
     log_decay: LogDecay,
     beta: Gates,
-    state: State,
-    valid: Valid,
-    fresh: Fresh,
+    state: RecurrentState,
+    valid: TokenMask,
+    fresh: LaneMask,
     chunk: int = CHUNK,
     keep: bool = False,
-) -> tuple[Values, State]:
+) -> tuple[Values, RecurrentState]:
     """Chunks of tokens at a time (the WY form, arXiv:2412.06464, section 3.3).
 
     Inside a chunk the corrections of all tokens solve one unit lower triangular system, whose inverse is computed for

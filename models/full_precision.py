@@ -13,7 +13,7 @@ from models.own_array import own_array
 VECTOR = 4
 """Partial sums of each product. With 128 channels of keys, 8 take 1.1 times as long, 16 take 1.2 times."""
 MOST_TERMS = 32
-"""Of a partial sum."""
+"""Of a partial sum: groups of 16 take twice as long as one of 32; 64 run no faster and compile twice as long."""
 
 
 def full_einsum(equation: str, *operands: Array) -> Array:

@@ -17,8 +17,9 @@ from jax import Array, lax
 from jaxtyping import Float32
 
 from models.chunk_decay import decays_between
-from models.chunked_recurrence import Fresh, State, Valid, scan_chunks, split
+from models.chunked_recurrence import scan_chunks, split
 from models.full_precision import full_einsum, multiply_few
+from models.shapes import LaneMask, RecurrentState, TokenMask
 
 CHUNK = 32
 """Tokens of a chunk: with 128 channels of keys and values, more cost more inside chunks than between them."""
@@ -33,11 +34,11 @@ def ssd(
     key: Keys,
     value: Values,
     log_decay: Gates,
-    state: State,
-    valid: Valid,
-    fresh: Fresh,
+    state: RecurrentState,
+    valid: TokenMask,
+    fresh: LaneMask,
     keep: bool = False,
-) -> tuple[Values, State]:
+) -> tuple[Values, RecurrentState]:
     """The recurrence in the form that suits the number of tokens of the step.
 
     Args:
@@ -58,8 +59,8 @@ def ssd(
 
 
 def ssd_step(
-    query: Keys, key: Keys, value: Values, log_decay: Gates, state: State, valid: Valid, fresh: Fresh
-) -> tuple[Values, State]:
+    query: Keys, key: Keys, value: Values, log_decay: Gates, state: RecurrentState, valid: TokenMask, fresh: LaneMask
+) -> tuple[Values, RecurrentState]:
     """One token. The output is read from the new state: of the old one it would keep a copy beside the new."""
     heads, groups = value.shape[2], query.shape[2]
     q, k = (jnp.repeat(x[:, 0], heads // groups, axis=1) for x in (query, key))
@@ -72,8 +73,8 @@ def ssd_step(
 
 
 def ssd_reference(
-    query: Keys, key: Keys, value: Values, log_decay: Gates, state: State, valid: Valid, fresh: Fresh
-) -> tuple[Values, State]:
+    query: Keys, key: Keys, value: Values, log_decay: Gates, state: RecurrentState, valid: TokenMask, fresh: LaneMask
+) -> tuple[Values, RecurrentState]:
     """Token by token, as the equation is written."""
     repeats = value.shape[2] // query.shape[2]
 
@@ -96,12 +97,12 @@ def ssd_chunked(
     key: Keys,
     value: Values,
     log_decay: Gates,
-    state: State,
-    valid: Valid,
-    fresh: Fresh,
+    state: RecurrentState,
+    valid: TokenMask,
+    fresh: LaneMask,
     chunk: int = CHUNK,
     keep: bool = False,
-) -> tuple[Values, State]:
+) -> tuple[Values, RecurrentState]:
     """Chunks of tokens at a time (arXiv:2405.21060, section 6).
 
     Inside a chunk with G = cumsum(g), token i reads token j <= i with the score C_i . B_j exp(G_i - G_j); only the

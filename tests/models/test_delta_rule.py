@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from engine_mutants.layers import MUTANTS
 
+from models.chunked_recurrence import FEW_ROWS
 from models.delta_rule import delta_rule, delta_rule_chunked, delta_rule_reference, delta_rule_step
 
 KERNEL, CHUNK = 4, 8
@@ -25,6 +26,8 @@ OLD = np.zeros(16, bool)
 chunked = jax.jit(partial(delta_rule_chunked, chunk=CHUNK))
 channel_chunked = jax.jit(partial(delta_rule_chunked, chunk=CHANNEL_CHUNK))
 kept = jax.jit(partial(delta_rule_chunked, chunk=CHUNK, keep=True))
+# more rows than are read for in sums
+longer = jax.jit(partial(delta_rule_chunked, chunk=FEW_ROWS + 1))
 channel_kept = jax.jit(partial(delta_rule_chunked, chunk=CHANNEL_CHUNK, keep=True))
 reference = jax.jit(delta_rule_reference)
 PER_HEAD_AND_PER_CHANNEL = pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
@@ -66,7 +69,7 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
     return np.array(outs).reshape(length, HEADS, VALUE), s
 
 
-@pytest.mark.parametrize("form", [chunked, kept, reference], ids=["chunked", "kept", "reference"])
+@pytest.mark.parametrize("form", [chunked, kept, longer, reference], ids=["chunked", "kept", "longer", "reference"])
 # Tokens per step; every step has lanes of all the shorter lengths too.
 @pytest.mark.parametrize(
     "longest", [pytest.param(n, marks=[pytest.mark.long] if 1 < n < CHUNK else []) for n in LENGTHS]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models.chunked_recurrence import FEW_ROWS
 from models.ssd import ssd, ssd_chunked, ssd_reference, ssd_step
 
 KERNEL, CHUNK = 4, 8
@@ -18,6 +19,8 @@ TOLERANCE = 2e-5
 
 chunked = jax.jit(partial(ssd_chunked, chunk=CHUNK))
 kept = jax.jit(partial(ssd_chunked, chunk=CHUNK, keep=True))
+# more rows than are read for in sums
+longer = jax.jit(partial(ssd_chunked, chunk=FEW_ROWS + 1))
 reference = jax.jit(ssd_reference)
 
 
@@ -53,7 +56,7 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
 
 
 @pytest.mark.parametrize("longest", [1, CHUNK, max(LENGTHS)])
-@pytest.mark.parametrize("form", [chunked, kept, reference], ids=["chunked", "kept", "reference"])
+@pytest.mark.parametrize("form", [chunked, kept, longer, reference], ids=["chunked", "kept", "longer", "reference"])
 def test_equals_the_equation_in_float64(form, longest: int) -> None:
     lengths = tuple(n for n in LENGTHS if n <= longest) + (0,)
     arrays, state, valid = inputs(lengths, seed=longest)

@@ -15,6 +15,7 @@ from jax import Array, lax
 from jaxtyping import Float32
 
 from models.full_precision import full_einsum, multiply_few
+from models.own_array import own_array
 from models.shapes import LaneMask, RecurrentState, TokenMask
 
 FEW_ROWS = 16
@@ -93,5 +94,5 @@ def scan_chunks(
 
 def _read(rows: Float32[Array, "lane value_head row key"], state: RecurrentState) -> Read:
     if rows.shape[2] <= FEW_ROWS:
-        return jnp.moveaxis(multiply_few(rows, state), 0, 2)
+        return own_array(multiply_few(rows, state))
     return full_einsum("nhik,nhvk->nhiv", rows, state)

@@ -98,7 +98,7 @@ def delta_rule_step(
     channels = g.ndim == k.ndim
     decay = jnp.exp(g if channels else g[:, :, None])
     reads = jnp.stack([decay * q, decay * k] if channels else [q, k], axis=2)
-    read_q, read_k = jnp.where(fresh[None, :, None, None], 0.0, multiply_few(reads, state))
+    read_q, read_k = jnp.moveaxis(jnp.where(fresh[:, None, None, None], 0.0, multiply_few(reads, state)), 2, 0)
     if not channels:
         read_q, read_k = decay * read_q, decay * read_k
     delta = b[:, :, None] * (v - read_k)

@@ -23,16 +23,17 @@ def full_einsum(equation: str, *operands: Array) -> Array:
 
 def multiply_few(
     rows: Float32[Array, "lane head row in"], matrix: Float32[Array, "lane head out in"]
-) -> Float32[Array, "row lane head out"]:
-    """`rows @ matrix.T` of each lane and head, for a few rows, in sums of elementwise products; an array of its own.
+) -> Float32[Array, "lane head row out"]:
+    """`rows @ matrix.T` of each lane and head, for a few rows, in sums of elementwise products.
 
     Such sums read the matrix once and in order: where no cache holds it, as fast as memory is read. XLA:CPU's product,
     and sums over a dimension that is not the last, read it at half that speed.
 
     The last lane is computed first (of a single lane, the last head). Each core takes a part of the lanes, and the core
     that is the last to end goes on with the first part of what is computed next, which is often an update of the
-    matrix: where each core has a cache of its own, that should be the part which it has read. (docs/performance.md has
-    the times of both.)
+    matrix: where each core has a cache of its own, that should be the part which it has read. So the last additions are
+    left to what uses the result: as an operation of their own they would be cut in parts, too, which exchanges the
+    cores. (docs/performance.md has the times.)
     """
     inputs = matrix.shape[3]
     vector = math.gcd(VECTOR, inputs)
@@ -45,8 +46,7 @@ def multiply_few(
     # Two chains of sums, which do not wait for each other.
     sums = own_array(_sum([_sum(chain) for chain in (products[::2], products[1::2]) if chain]))
     y = _sum([sums[..., group, place] for place in range(vector) for group in range(sums.shape[-2])])
-    # XLA would read the matrix again wherever the result is used.
-    return own_array(jnp.moveaxis(_last_first(y), 3, 0))
+    return jnp.swapaxes(_last_first(y), 2, 3)
 
 
 def _sum(terms: list[Array]) -> Array:

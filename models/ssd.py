@@ -19,6 +19,7 @@ from jaxtyping import Float32
 from models.chunk_decay import decays_between
 from models.chunked_recurrence import scan_chunks, split
 from models.full_precision import full_einsum, multiply_few
+from models.own_array import own_array
 from models.shapes import LaneMask, RecurrentState, TokenMask
 
 CHUNK = 32
@@ -68,8 +69,8 @@ def ssd_step(
     real = valid[:, :, None, None]
     decayed = jnp.where(fresh[:, None, None, None], 0.0, jnp.exp(g)[:, :, None, None] * state)
     updated = jnp.where(real, decayed + v[:, :, :, None] * k[:, :, None, :], state)
-    (out,) = multiply_few(q[:, :, None], updated)
-    return jnp.where(real, out[:, None], 0.0), updated
+    out = own_array(multiply_few(q[:, :, None], updated)[:, None, :, 0])
+    return jnp.where(real, out, 0.0), updated
 
 
 def ssd_reference(

@@ -1,5 +1,6 @@
 """The three forms of the gated delta rule agree, whatever the lengths, and touch nothing that is not theirs."""
 
+import re
 from functools import partial
 
 import jax
@@ -67,6 +68,25 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
             s[h] += np.outer(b[t, h] * (v[t, h] - s[h] @ k[t, h]), k[t, h])
         outs.append(np.stack([s[h] @ q[t, h] for h in range(HEADS)]))
     return np.array(outs).reshape(length, HEADS, VALUE), s
+
+
+@PER_HEAD_AND_PER_CHANNEL
+def test_nothing_is_computed_between_reading_and_updating_a_state(channels: bool) -> None:
+    """The core that ends the read last goes on with the update; an operation between that is cut in parts, too, is
+    ended last by the other one, which has read the other lanes."""
+    arrays, state, valid = inputs((1,) * 16, channels=channels)
+
+    def step(state, *operands):
+        return delta_rule_step(*operands[:5], state, *operands[5:])
+
+    operands = (state, *arrays, valid, OLD)
+    text = jax.jit(step, donate_argnums=0).lower(*operands).compile().as_text() or ""
+    instructions = re.findall(r"%(\S+) = f32\[([\d,]*)\]\S* (\w+)\(([^()]*)\)", text[text.index("\nENTRY") :])
+    shapes = {name: shape for name, shape, _, _ in instructions}
+    state_shape = ",".join(map(str, state.shape))
+    (update,) = [given for _, shape, opcode, given in instructions if (shape, opcode) == (state_shape, "fusion")]
+    partial_sums = re.compile(rf"16,{HEADS},{VALUE},2,\d+,\d+")
+    assert any(partial_sums.fullmatch(shapes[name]) for name in re.findall(r"%([^,\s]+)", update) if name in shapes)
 
 
 @pytest.mark.parametrize("form", [chunked, kept, longer, reference], ids=["chunked", "kept", "longer", "reference"])

@@ -160,6 +160,7 @@ def test_a_peer_that_is_not_installed_is_named_before_anything_is_measured(monke
     assert result.exit_code == 1 and 'pip install "hybridlm[bench]"' in " ".join(result.output.split()), result.output
 
 
+@pytest.mark.slow
 def test_a_bench_checkpoint_is_the_same_every_time_and_loads(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def leaking_step(*settings: Any) -> Step:
     return step
 
 
+@pytest.mark.slow
 def test_every_step_is_verified(directory: Path, tmp_path: Path) -> None:
     result = run("verify", directory, "--full", "--out", str(tmp_path / "new" / "folder"))
     assert result.exit_code == 0, result.output

@@ -124,6 +124,7 @@ def test_recall_alone_and_in_batches(eight: hybridlm.LM, unseen: list[demo.Story
     assert complete(hybridlm.load(str(demo.path()), lanes=1), some, 1) == together[: len(some)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [8, pytest.param(3, marks=pytest.mark.long)])
 def test_a_queue_over_few_lanes_gives_the_same(eight: hybridlm.LM, unseen: list[demo.Story], lanes: int):
     lm = eight if lanes == 8 else hybridlm.load(str(demo.path()), lanes=lanes)

@@ -34,12 +34,14 @@ def alone(text_lm: hybridlm.LM) -> list[traffic.Alone]:
     return traffic.alone(text_lm)
 
 
+@pytest.mark.slow
 def test_nothing_is_wrong_with_the_engine(text_lm: hybridlm.LM, alone: list[traffic.Alone]) -> None:
     assert traffic.finder(text_lm, alone) is None
     reasons = [one.finish_reason for one in alone]
     assert reasons.count("stop") >= 2 and reasons.count("length") >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", [id for id in MUTANTS if id not in SANITIZED])
 def test_mutant_is_found(
     text_lm: hybridlm.LM, alone: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
@@ -53,6 +55,7 @@ def alone_of_cache(text_lm: hybridlm.LM) -> list[traffic.Alone]:
     return traffic.alone(text_lm, traffic.WITH_CACHE)
 
 
+@pytest.mark.slow
 def test_nothing_is_wrong_with_the_cache(cached_lm: hybridlm.LM, alone_of_cache: list[traffic.Alone]) -> None:
     saved = cached_lm.stats["prefix_tokens_saved"]
     assert traffic.finder(cached_lm, alone_of_cache) is None
@@ -60,6 +63,7 @@ def test_nothing_is_wrong_with_the_cache(cached_lm: hybridlm.LM, alone_of_cache:
     assert cached_lm.stats["prefix_spills"] > 5, "some of them were on the host"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", KEPT)
 def test_mutant_of_the_cache_is_found(
     cached_lm: hybridlm.LM, alone_of_cache: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch

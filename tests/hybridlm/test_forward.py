@@ -35,6 +35,7 @@ def test_a_state_is_put_back(text_lm: hybridlm.LM) -> None:
     assert np.abs(np.asarray(text_lm.forward(TOKENS[4:], state=changed).logits - rest.logits)).max() > 0.01
 
 
+@pytest.mark.slow
 def test_gradients_reach_every_parameter_and_are_right(text_lm: hybridlm.LM) -> None:
     def loss(params):
         logits = text_lm.forward(TOKENS, params=params).logits

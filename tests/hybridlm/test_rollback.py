@@ -87,6 +87,7 @@ def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budge
         engine.prefix_cache = None
 
 
+@pytest.mark.slow
 @given(ACTIONS, PATTERN, BUDGET)
 @settings(max_examples=20)
 def test_random_schedules(replayed: Replayed, actions: list[Any], pattern: list[int], budget: Any) -> None:

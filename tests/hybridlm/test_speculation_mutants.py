@@ -57,6 +57,7 @@ def alone(text_lm: hybridlm.LM) -> list[traffic.Alone]:
     return traffic.alone(text_lm)
 
 
+@pytest.mark.slow
 def test_nothing_is_wrong_with_the_engine(text_lm: hybridlm.LM, alone: list[traffic.Alone]) -> None:
     """In traffic of lanes with all drafts, fewer and none, with two cancelled requests and rows that move."""
     before = dict(text_lm.stats)
@@ -65,6 +66,7 @@ def test_nothing_is_wrong_with_the_engine(text_lm: hybridlm.LM, alone: list[traf
     assert drafted > accepted + 10 > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", HOSTS)
 def test_fault_of_the_host_is_found(
     text_lm: hybridlm.LM, alone: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch

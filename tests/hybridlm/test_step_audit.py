@@ -60,6 +60,7 @@ def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(
         assert report is not None and not report.findings and not report.uncovered and not report.copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [65, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", MODELS)
 def test_drafts_of_several_chunks_are_read_without_a_copy_of_the_state(

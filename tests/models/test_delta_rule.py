@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from engine_mutants.layers import MUTANTS
 
-from models.chunked_recurrence import FEW_ROWS
+from models.chunked_recurrence import ROWS_IN_SUMS
 from models.delta_rule import delta_rule, delta_rule_chunked, delta_rule_reference, delta_rule_step
 
 KERNEL, CHUNK = 4, 8
@@ -28,7 +28,7 @@ chunked = jax.jit(partial(delta_rule_chunked, chunk=CHUNK))
 channel_chunked = jax.jit(partial(delta_rule_chunked, chunk=CHANNEL_CHUNK))
 kept = jax.jit(partial(delta_rule_chunked, chunk=CHUNK, keep=True))
 # more rows than are read for in sums
-longer = jax.jit(partial(delta_rule_chunked, chunk=FEW_ROWS + 1))
+longer = jax.jit(partial(delta_rule_chunked, chunk=ROWS_IN_SUMS + 1))
 channel_kept = jax.jit(partial(delta_rule_chunked, chunk=CHANNEL_CHUNK, keep=True))
 reference = jax.jit(delta_rule_reference)
 PER_HEAD_AND_PER_CHANNEL = pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
@@ -221,6 +221,7 @@ def test_strong_decay_stays_finite_and_exact(channels: bool) -> None:
     np.testing.assert_allclose(new[0], want_state, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @PER_HEAD_AND_PER_CHANNEL
 def test_gradients_of_the_chunked_form_are_those_of_the_reference(channels: bool) -> None:
     arrays, state, valid = inputs((11, 4), channels=channels)

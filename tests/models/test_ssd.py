@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.chunked_recurrence import FEW_ROWS
+from models.chunked_recurrence import ROWS_IN_SUMS
 from models.ssd import ssd, ssd_chunked, ssd_reference, ssd_step
 
 KERNEL, CHUNK = 4, 8
@@ -20,7 +20,7 @@ TOLERANCE = 2e-5
 chunked = jax.jit(partial(ssd_chunked, chunk=CHUNK))
 kept = jax.jit(partial(ssd_chunked, chunk=CHUNK, keep=True))
 # more rows than are read for in sums
-longer = jax.jit(partial(ssd_chunked, chunk=FEW_ROWS + 1))
+longer = jax.jit(partial(ssd_chunked, chunk=ROWS_IN_SUMS + 1))
 reference = jax.jit(ssd_reference)
 
 

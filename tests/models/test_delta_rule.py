@@ -76,8 +76,8 @@ def test_nothing_is_computed_between_reading_and_updating_a_state(channels: bool
     ended last by the other one, which has read the other lanes."""
     arrays, state, valid = inputs((1,) * 16, channels=channels)
 
-    def step(state, *operands):
-        return delta_rule_step(*operands[:5], state, *operands[5:])
+    def step(state, query, key, value, log_decay, beta, valid, fresh):
+        return delta_rule_step(query, key, value, log_decay, beta, state, valid, fresh)
 
     operands = (state, *arrays, valid, OLD)
     text = jax.jit(step, donate_argnums=0).lower(*operands).compile().as_text() or ""

@@ -94,5 +94,6 @@ def scan_chunks(
 
 def _read(rows: Float32[Array, "lane value_head row key"], state: RecurrentState) -> Read:
     if rows.shape[2] <= ROWS_IN_SUMS:
+        # Whatever uses it would make the last additions again.
         return own_array(multiply_few(rows, state))
     return full_einsum("nhik,nhvk->nhiv", rows, state)

@@ -43,7 +43,8 @@ def multiply_few(
     matrix = matrix.reshape((*matrix.shape[:3], 1, -1, terms, vector))
     # Slices of the matrix are reversed, and not all of it, which XLA would write a second time.
     products = [rows[..., i, :] * _last_first(matrix[..., i, :]) for i in range(terms)]
-    # Two chains of sums, which do not wait for each other.
+    # Two chains of sums, which do not wait for each other; in an array of their own, or XLA would read the matrix again
+    # wherever the result is used.
     sums = own_array(_sum([_sum(chain) for chain in (products[::2], products[1::2]) if chain]))
     y = _sum([sums[..., group, place] for place in range(vector) for group in range(sums.shape[-2])])
     return jnp.swapaxes(_last_first(y), 2, 3)

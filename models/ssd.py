@@ -69,6 +69,7 @@ def ssd_step(
     real = valid[:, :, None, None]
     decayed = jnp.where(fresh[:, None, None, None], 0.0, jnp.exp(g)[:, :, None, None] * state)
     updated = jnp.where(real, decayed + v[:, :, :, None] * k[:, :, None, :], state)
+    # Whatever uses it would make the last additions again.
     out = own_array(multiply_few(q[:, :, None], updated)[:, None, :, 0])
     return jnp.where(real, out, 0.0), updated
 

@@ -25,6 +25,8 @@ WITH_HEAD = ["dense_multimodal", "next_old_fields", "sparse_multimodal"]
 LANES, CHUNK, CONTEXT = 4, 16, 140
 STEPS: tuple[Literal["generate", "score", "verify"], ...] = ("generate", "score", "verify")
 PRODUCTS = {"dot_general", "ragged_dot_general", "conv_general_dilated"}
+FEWEST = 5
+"""Products of a step: two in each of two layers, and the head's. Mamba2's step of one token reads its state by sums."""
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -40,7 +42,7 @@ def products(program: ir.ClosedJaxpr) -> tuple[int, list[str]]:
 def check(engine: Engine, shape: Shape) -> None:
     step, _ = engine.programs.step(shape)
     count, rounded = products(ir.trace(step, *engine.example_arguments(shape)))
-    assert count > 5 and rounded == []
+    assert count >= FEWEST and rounded == []
 
 
 @pytest.mark.parametrize("name", NAMES)

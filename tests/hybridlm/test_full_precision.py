@@ -25,8 +25,6 @@ WITH_HEAD = ["dense_multimodal", "next_old_fields", "sparse_multimodal"]
 LANES, CHUNK, CONTEXT = 4, 16, 140
 STEPS: tuple[Literal["generate", "score", "verify"], ...] = ("generate", "score", "verify")
 PRODUCTS = {"dot_general", "ragged_dot_general", "conv_general_dilated"}
-FEWEST = 5
-"""Products of a step: two in each of two layers, and the head's. Mamba2's step of one token reads its state by sums."""
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -42,7 +40,9 @@ def products(program: ir.ClosedJaxpr) -> tuple[int, list[str]]:
 def check(engine: Engine, shape: Shape) -> None:
     step, _ = engine.programs.step(shape)
     count, rounded = products(ir.trace(step, *engine.example_arguments(shape)))
-    assert count >= FEWEST and rounded == []
+    matrices = sum(param.ndim == 2 for param in engine.params)
+    # Every matrix of the weights; one may be the table of embeddings, which is looked up.
+    assert count >= matrices - 1 and rounded == []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -92,6 +92,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_page(directory: Path, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     result = run("inspect", directory, "--html", str(path))

@@ -46,6 +46,7 @@ def recall(told: list[demo.Story], texts: list[str]) -> float:
     return sum(story.answered_by(text) for story, text in zip(told, texts, strict=True)) / len(told)
 
 
+@pytest.mark.slow
 def test_a_story_depends_on_its_seed_alone():
     assert demo.story(7) == demo.story(7)
     assert demo.story(7) != demo.story(8)
@@ -131,6 +132,7 @@ def test_a_queue_over_few_lanes_gives_the_same(eight: hybridlm.LM, unseen: list[
     assert complete(lm, unseen, COUNT) == complete(eight, unseen, 8)
 
 
+@pytest.mark.slow
 def test_swapped_states_give_wrong_names(eight: hybridlm.LM, unseen: list[demo.Story]):
     before = complete(eight, unseen[:8], 8)
     with swapped_lanes(eight):
@@ -138,6 +140,7 @@ def test_swapped_states_give_wrong_names(eight: hybridlm.LM, unseen: list[demo.S
     assert complete(eight, unseen[:8], 8) == before
 
 
+@pytest.mark.slow
 def test_it_chats(eight: hybridlm.LM, unseen: list[demo.Story]):
     answer = eight.chat([{"role": "user", "content": unseen[0].prompt}], max_tokens=12)
     assert answer.text == unseen[0].reply

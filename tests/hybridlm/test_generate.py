@@ -86,6 +86,7 @@ def test_a_stop_token_is_in_the_ids_and_not_in_the_text(text_lm: hybridlm.LM) ->
     assert stopped.text == text_lm.tokenizer.decode(free.token_ids[: until - 1])  # type: ignore[union-attr]  # it has one
 
 
+@pytest.mark.slow
 def test_stop_adds_to_the_models_own_end_tokens(text_lm: hybridlm.LM) -> None:
     (end,) = text_lm.eos_token_ids
     # The end token is drawn at the position that has its number.

@@ -140,6 +140,7 @@ for name in ("org/other", "org/tiny-2"):
 """
 
 
+@pytest.mark.slow
 def test_offline(tmp_path: Path, root: Path) -> None:
     snapshot = cache(tmp_path / "hub")
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub")}

@@ -28,6 +28,7 @@ def test_output_of_the_first_is_as_it_is_and_that_of_others_has_their_number(cap
     assert sorted(found.err.splitlines()) == [f"[{i}] here is {i} of 3 True" for i in (1, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "expected", "status"),
     [

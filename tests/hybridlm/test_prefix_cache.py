@@ -108,6 +108,7 @@ def test_a_prompt_that_leaves_what_is_known_is_cut_there(text_lm: hybridlm.LM, c
         assert gained(cached, at, "prefix_hits", "prompt_tokens") == (0, 2 * CHUNK - 1)
 
 
+@pytest.mark.slow
 def test_prompts_of_one_call_that_begin_alike_share_it(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
     """One is read as far as they go together, the others wait for it and go on from there."""
     common, before = new(3 * CHUNK + 2), dict(cached.stats)

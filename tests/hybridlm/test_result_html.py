@@ -96,6 +96,7 @@ def test_tokens_are_shown_as_text_where_there_is_a_tokenizer():
     assert completion == replace(completion, tokenizer=None)
 
 
+@pytest.mark.slow
 def test_a_model_gives_its_tokenizer_to_what_it_returns(text_lm: hybridlm.LM):
     (scored,) = text_lm.score(["Who has"])
     (completion,) = text_lm.generate(["Who has"], max_tokens=2, logprobs=0)

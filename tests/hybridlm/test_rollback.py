@@ -138,6 +138,7 @@ def check_events(replayed: Replayed) -> None:
     assert kept["prefix_hits"] > 2 and kept["prefix_spills"] > 2 and kept["prefix_evictions"] > 2
 
 
+@pytest.mark.slow
 def test_what_happens_in_these_schedules(replayed: Replayed) -> None:
     check_events(replayed)
 

@@ -63,6 +63,7 @@ def beating(store: Store, seconds: float, until: Callable[[], object], epoch: in
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_who_says_something_is_left_in_peace(store: Store, watch: Watch, ended: list[int]) -> None:
     beating(store, 1.5, lambda: ended)
     assert not ended
@@ -116,6 +117,7 @@ time.sleep(60)
     assert (found.returncode, found.stderr) == (status, said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("busy", "expected"), [("", [LOST]), ("compiling", [])])
 def test_who_does_not_take_up_what_it_is_told_is_named_unless_it_compiles(
     store: Store, watch: Watch, ended: list[int], busy: str, expected: list[int], capsys: pytest.CaptureFixture

@@ -188,6 +188,7 @@ def ratios(counts: range, **budget) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
+@pytest.mark.slow
 def test_rectangles_are_filled_well_within_a_budget_of_work() -> None:
     assert ratios(range(150, 451, 150), work=4_000) <= 1.25
 

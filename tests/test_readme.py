@@ -24,6 +24,7 @@ def test_first_block_is_the_two_commands():
         assert command.endswith(f"&& {ends}")
 
 
+@pytest.mark.slow
 def test_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     (example,) = blocks("python")
     assert len(example.splitlines()) <= 12

@@ -17,6 +17,8 @@ from hybridlm._batch_file import BatchModel, batch_file
 from hybridlm._openai_request import read_request
 from hybridlm._session import Session
 
+pytestmark = pytest.mark.slow
+
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 

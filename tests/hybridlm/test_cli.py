@@ -77,10 +77,12 @@ def test_help(command: str):
     assert printed(command, "--help").startswith(f"Usage: hybridlm {command}")
 
 
+@pytest.mark.slow
 def test_single_prompt(lm: hybridlm.LM):
     assert printed(*GENERATE, "Ada has") == f"{lm.generate(['Ada has'], max_tokens=6)[0].text}\n"
 
 
+@pytest.mark.slow
 def test_several_prompts(lm: hybridlm.LM):
     prompts = ["Ada has a kite", "B", "Ben has"]
     texts = [completion.text for completion in lm.generate(prompts, max_tokens=6)]

@@ -59,6 +59,7 @@ def test_every_step_is_verified(directory: Path, tmp_path: Path) -> None:
     assert all(certificate.holds for certificate in found)
 
 
+@pytest.mark.slow
 def test_failure_is_the_exit_status(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_programs, "score_step", leaking_step)
     result = run("verify", directory, "--full")

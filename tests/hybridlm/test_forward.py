@@ -10,6 +10,7 @@ import hybridlm
 TOKENS = [5, 9, 3, 7, 11, 2, 8, 4]
 
 
+@pytest.mark.slow
 def test_shapes_and_layers(text_lm: hybridlm.LM) -> None:
     out = text_lm.forward(TOKENS)
     assert out.logits.shape == (8, 97) and out.logits.dtype == jnp.float32 and out.states is None

@@ -39,6 +39,7 @@ def test_results_come_in_the_order_of_the_prompts_and_equal_each_alone(text_lm: 
         assert completion.finish_reason == "length" and completion.logprobs is None
 
 
+@pytest.mark.slow
 def test_greedy_tokens_and_logprobs_are_those_of_forward(text_lm: hybridlm.LM) -> None:
     completions = text_lm.generate(PROMPTS[:3], logprobs=3, **FREE)
     whole = text_lm.forward(padded([c.prompt_token_ids + c.token_ids for c in completions])).logits
@@ -116,6 +117,7 @@ def test_the_context_ends_a_completion(text_lm: hybridlm.LM) -> None:
         text_lm.generate([[5], [5] * 257])
 
 
+@pytest.mark.slow
 def test_a_logits_processor_sees_its_own_lane(text_lm: hybridlm.LM) -> None:
     prompts = [[10], [20, 21], [30, 31, 32, 33, 34, 35]]
     for c in text_lm.generate(prompts, max_tokens=4, ignore_eos=True, logits_processor=by_position, logprobs=0):

@@ -154,6 +154,7 @@ def test_repr() -> None:
     assert repr(lm) == f"LM(qwen3_5_moe, {millions:.1f}M parameters, 2 layers, lanes=1, context=16)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -301,6 +302,7 @@ def compiled(directory: pathlib.Path) -> list[pathlib.Path]:
     return list(directory.glob("**/*-cache"))
 
 
+@pytest.mark.slow
 def test_default_and_given_compilation_caches(tmp_path: pathlib.Path) -> None:
     """One process that changes its mind: what is compiled after a load goes where that load says."""
     default, first, second = tmp_path / "xdg" / "hybridlm" / "xla", tmp_path / "first", tmp_path / "second"

@@ -272,6 +272,7 @@ def test_a_state_is_not_restored_for_other_tokens(text_lm: hybridlm.LM) -> None:
         engine.moves.restore(snapshot, pool, slot, IDS[:8], owner=None)
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached(text_lm: hybridlm.LM) -> None:
     """In a run: right at every step, refused one token before and behind, and for the next tenant of the row."""
     engine = text_lm._engine

@@ -65,6 +65,7 @@ def cached(cached_lm: hybridlm.LM) -> Iterator[hybridlm.LM]:
     cache_of(cached_lm).check_integrity()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", range(1, 2 * CHUNK + 4))
 def test_cold_and_warm_agree(text_lm: hybridlm.LM, cached: hybridlm.LM, length: int) -> None:
     """A conversation goes on from the end of its prompt, wherever that is; the same prompt from its last step on."""

@@ -43,6 +43,7 @@ def test_words_are_a_form_of_few_rows_and_a_number_of_inputs_that_can_be_summed(
     assert forms_of(PRODUCT) == ("rows x weight", "weight x rows")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3, 8, MANY_ROWS])
 def test_the_time_of_a_form_is_the_least_of_several_over_weights_that_no_cache_holds(
     rows: int, monkeypatch: pytest.MonkeyPatch

@@ -138,6 +138,7 @@ def every_setting(lanes: int) -> Sampling:
     return mixed._replace(index=np.arange(lanes, dtype=np.uint32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawing", [GREEDY, SAMPLED, FILTERED, SAMPLED + BESIDE_GREEDY, FILTERED + BESIDE_GREEDY])
 def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(
     drawing: int, monkeypatch: pytest.MonkeyPatch

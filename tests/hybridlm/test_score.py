@@ -22,6 +22,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
 
 
+@pytest.mark.slow
 def test_logprobs_are_those_of_a_float64_log_softmax(text_lm: hybridlm.LM) -> None:
     scores = text_lm.score(TEXTS, top_logprobs=4)
     logits = np.asarray(text_lm.forward(padded([score.token_ids for score in scores])).logits, np.float64)

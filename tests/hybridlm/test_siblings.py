@@ -138,6 +138,7 @@ def test_guard_is_the_first_statement_of_the_package():
     ]
 
 
+@pytest.mark.slow
 def test_real_package_refuses_before_it_loads_anything_else(user: Path):
     (user / "models").mkdir()
     found = user / "models" / "__init__.py"

@@ -55,6 +55,7 @@ def counted(lm: hybridlm.LM) -> dict[str, int]:
     return {name: lm.stats[name] for name in ("steps", "verify_steps", "drafted_tokens", "accepted_tokens")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("errs", [0, 4])
 def test_the_same_tokens_in_fewer_steps(text_lm: hybridlm.LM, plain: list[Completion], always: None, errs: int) -> None:
     """Seven requests in three lanes: lanes with all drafts, fewer and none, some right and some wrong, in one step."""

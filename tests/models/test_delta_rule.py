@@ -120,6 +120,7 @@ def test_decay_per_channel_equals_the_equation_in_float64(form) -> None:
         assert (out[lane, length:] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", ["", *FAULTS])
 def test_a_fault_of_the_chunks_is_seen_where_the_last_is_filled_up(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = (CHUNK, CHUNK + 3, 2, 0)
@@ -178,6 +179,7 @@ def test_a_fresh_lane_does_not_see_what_its_state_holds(form, tokens: int, chann
     np.testing.assert_array_equal(new, want_new)
 
 
+@pytest.mark.slow
 @PER_HEAD_AND_PER_CHANNEL
 @pytest.mark.parametrize("keep", [False, True])
 def test_only_the_first_of_several_chunks_begins_from_zero(keep: bool, channels: bool) -> None:

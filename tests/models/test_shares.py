@@ -93,6 +93,7 @@ def test_shares_of_models_with_a_head(name: str, axes: Axes) -> None:
     check_equal(on_devices(whole, model, axes), expected, TOLERANCES[model.family.name])
 
 
+@pytest.mark.slow
 def test_shares_compute_a_token() -> None:
     """Gated delta net, attention and experts, over both axes."""
     model = tiny("sparse_base")

@@ -125,16 +125,6 @@ def _same(one: ir.ClosedJaxpr, other: ir.ClosedJaxpr) -> bool:
     return fingerprint(one) == fingerprint(other) and all(a is b for a, b in zip(*called, strict=True))
 
 
-def flatten(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """A traced program with every call replaced by its body, but for the functions declared row-wise.
-
-    What is proved, rewritten and compiled is this form.
-    """
-    if all(ir.body_of(eqn) is None or declaration_of(eqn) is not None for eqn in program.jaxpr.eqns):
-        return program
-    return ir.inline(program, keep=lambda eqn: declaration_of(eqn) is not None)
-
-
 def declarations() -> tuple[RowWise, ...]:
     """Everything that is declared in this process, in the order of names."""
     return tuple(_DECLARED[key] for key in sorted(_DECLARED))

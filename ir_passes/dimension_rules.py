@@ -13,11 +13,19 @@ from ir_passes.rules.registry import ELEMENTWISE, IDENTITIES, SUMS
 Dims = tuple[Dimension, ...]
 Rule = Callable[..., list[Dims]]
 DIMENSION_RULES: dict[str, Rule] = {}
+IGNORED: dict[str, frozenset[str]] = {}
+"""Parameters that a rule need not read: they decide whose elements are whose, not which dimensions run together."""
+_LENGTHS = """
+dtype fill_value index_dtype indices_are_sorted is_stable limit_indices mode name new_dtype new_sizes num_keys out_dtype
+reps repeats shape sizes slice_sizes start_indices strides update_consts update_jaxpr
+"""
+"""Of those, what says how many elements there are or what they hold: dimensions keep their names with their lengths."""
 
 
-def _rule(*names: str) -> Callable[[Rule], Rule]:
+def _rule(*names: str, ignores: str = "") -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
         DIMENSION_RULES.update(dict.fromkeys(names, function))
+        IGNORED.update(dict.fromkeys(names, frozenset((_LENGTHS + ignores).split())))
         return function
 
     return register
@@ -60,7 +68,7 @@ def _select(eqn: Any, which: Dims, *cases: Dims) -> list[Dims]:
     return [tuple(result)]
 
 
-@_rule("rev")
+@_rule("rev", ignores="dimensions")
 def _same(eqn: Any, x: Dims) -> list[Dims]:
     return [x]
 
@@ -71,13 +79,14 @@ def _running(eqn: Any, x: Dims) -> list[Dims]:
     return [tuple(_varying(dim) if axis == along else dim for axis, dim in enumerate(x))]
 
 
-@_rule("sort")
+@_rule("sort", ignores="dimension")
 def _sort(eqn: Any, *operands: Dims) -> list[Dims]:
     return list(operands)
 
 
-@_rule("reshape", "squeeze")
+@_rule("reshape", "squeeze", ignores="dimensions")
 def _reshape(eqn: Any, x: Dims) -> list[Dims]:
+    """Row-major: the normal form of a program has no reshape with `dimensions`."""
     return [reshape(x, eqn.outvars[0].aval.shape)]
 
 
@@ -115,7 +124,7 @@ def _dot(eqn: Any, x: Dims, y: Dims) -> list[Dims]:
     return [(*(y[b] if x[a].repeated else x[a] for a, b in zip(x_batch, y_batch, strict=True)), *free)]
 
 
-@_rule("slice", "dynamic_slice", "split", "tile")
+@_rule("slice", "dynamic_slice", "split", "tile", ignores="axis")
 def _partial(eqn: Any, x: Dims, *starts: Dims) -> list[Dims]:
     """Dimensions that keep their length keep their meaning."""
     return [

@@ -253,8 +253,13 @@ def emit_instead(eqn: JaxprEqn, fn: Callable[..., Any], operands: Sequence[Atom]
 
 def fresh(variables: Sequence[Var]) -> list[Var]:
     """New variables of the same types."""
+    return of_types([var.aval for var in variables])
+
+
+def of_types(avals: Sequence[Any]) -> list[Var]:
+    """New variables of these types."""
     new_var = core.gensym()
-    return [new_var(var.aval) for var in variables]
+    return [new_var(aval) for aval in avals]
 
 
 def run_eqns(eqns: Sequence[JaxprEqn], inputs: Sequence[Var], outputs: Sequence[Var]) -> Callable[..., list[Any]]:

@@ -9,8 +9,8 @@ import numpy as np
 
 from ir_passes import ir
 from ir_passes.contract import Bound, BoundContract, Lane, LaneContract, Pool, Shared, SlotMap
-from ir_passes.declared import flatten
 from ir_passes.labels import label_violations
+from ir_passes.normal_form import flatten
 from ir_passes.output_claims import ACCEPTED, AGREEMENT, IDLE, accepted, changed_rows, outputs, repeated
 from ir_passes.owners import COMMON, OneLane, Owner, PoolRows, Rows
 from ir_passes.prover import Prover

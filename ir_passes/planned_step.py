@@ -13,10 +13,10 @@ from ir_passes.clock import Clock
 from ir_passes.collectives import Collective, Exchanging, schedule_of
 from ir_passes.contract import BoundContract, LaneContract
 from ir_passes.cycle_collection import paused
-from ir_passes.declared import flatten
 from ir_passes.graph import Graph, Pass
 from ir_passes.liveness import liveness_of
 from ir_passes.mesh import of_one_device
+from ir_passes.normal_form import flatten
 from ir_passes.pass_pipeline import DEFAULT_PASSES
 from ir_passes.proving import Certify, Proved, prove
 

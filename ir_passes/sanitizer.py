@@ -15,6 +15,7 @@ from jax import Array
 
 from ir_passes import ir
 from ir_passes.contract import Bound, BoundContract, Lane, LaneContract, Pool, SlotMap
+from ir_passes.normal_form import row_major
 from ir_passes.row_ledger import Expected, Owner, RowLedger
 from ir_passes.sanitizer_interpreter import ONE_ROW, Interpreter
 from ir_passes.sanitizer_moves import rows_axis
@@ -140,7 +141,7 @@ def sanitize(
     if unknown := sorted(set(masked) - set(paths)):
         raise ValueError(f"masked: {unknown} are no pools of the step; pools: {sorted(paths)}")
     tree = jax.tree.structure(jax.eval_shape(fn, *args))
-    step = SanitizedStep(ir.trace(fn, *args), bound, tree, frozenset(paths[path] for path in masked))
+    step = SanitizedStep(row_major(ir.trace(fn, *args)), bound, tree, frozenset(paths[path] for path in masked))
 
     def check(args: tuple, ghosts: tuple, expected: Expected) -> Any:
         return step.step(*args, ghosts=ghosts, expected=expected)

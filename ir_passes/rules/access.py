@@ -1,12 +1,14 @@
 """One form for gather, scatter and dynamic slices: which operand dimension is indexed by what, and where it lands."""
 
+import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from jax.lax import GatherScatterMode
 
-from ir_passes.owners import Common, OneLane, Owner, PoolRows, Rows, Symbol, axis_of, moved
+from ir_passes import ir
+from ir_passes.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows, Symbol, axis_of, moved
 from ir_passes.site import Site
 from ir_passes.uniformity import constant
 from ir_passes.values import Columns, Constant, Iota, Slot, Value
@@ -203,7 +205,7 @@ def _indexed(
 ) -> Access:  # fmt: skip
     columns = dict(zip(indexed, _split_columns(site, indices, len(indexed), len(index_shape) - 1), strict=True))
     paired = {int(d): batch[int(i)] for d, i in zip(operand_batching, index_batching, strict=True)}
-    drops = site.params["mode"] == GatherScatterMode.FILL_OR_DROP
+    drops = site.params["mode"] in (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.ONE_HOT)
     return Access(full, sizes, columns, window, paired, tuple(batch), drops, index_shape, window_shape)
 
 
@@ -231,6 +233,36 @@ def check_position(site: Site, operand: Value, access: Access) -> None:
             f"position {constant_of(column)} of {bound.path} is a constant of the program",
             "make positions operands of the step",
         )
+
+
+def unsorted(site: Site, access: Access) -> Mixed | None:
+    """What comes of indices of lanes that are said to be sorted, which XLA may rely on; None where they are not.
+
+    Of indices that are not sorted the result is the implementation's own, for all places together.
+    """
+    if not site.params.get("indices_are_sorted"):
+        return None
+    n = site.params["dimension_numbers"]
+    batching = n.start_indices_batching_dims if site.name == "gather" else n.scatter_indices_batching_dims
+    together = math.prod(size for axis, size in enumerate(access.index_shape[:-1]) if axis not in batching)
+    varying = [value for value in access.columns.values() if constant_of(value) is None]
+    counting = len(varying) == 1 and isinstance(varying[0].fact, Iota)
+    if together <= 1 or not varying or (counting and access.index_shape[varying[0].fact.axis] == together):
+        return None
+    if all(isinstance(value.owner, Common) for value in access.columns.values()):
+        source = ir.source_of(site.eqn)
+        site.prover.assumed.add(f"shared indices of {site.name!r} at {source} are sorted: indices_are_sorted=True")
+        return None
+    message = "indices of lanes are said to be sorted, and nothing shows that they are"
+    return site.mixed(message, "leave indices_are_sorted out")
+
+
+def one_hot(site: Site, operand: Value) -> Mixed | None:
+    """What comes of a product with a one-hot matrix, which a NaN in any element reaches; None for other accesses."""
+    if getattr(site.params.get("mode"), "name", "") != "ONE_HOT" or isinstance(operand.owner, Common):
+        return None
+    message = "it multiplies all elements along the indexed axes by zeros and ones, and NaN of one lane reaches others"
+    return site.mixed(message, "use mode='clip', 'fill' or 'promise_in_bounds'")
 
 
 def bounds_note(site: Site, operand: Value, access: Access, dim: int) -> None:

@@ -10,8 +10,15 @@ from ir_passes.uniformity import REMEDY, disordered, tells_places
 from ir_passes.values import Value
 from ir_passes.violations import ViolationKind
 
+_AROUND_THE_BODY = """
+bwd compiler_options_kvs ctx_mesh differentiated donated_invars fwd_jaxpr_thunk in_layouts in_shardings in_tree inline
+jvp_jaxpr_fun keep_unused name num_consts out_layouts out_shardings out_tree out_trees policy prevent_cse rule
+symbolic_zeros
+"""
+"""Parameters of a call beside its body: of its compilation, its derivatives and its batching."""
 
-@rule(*ir.CALLS)
+
+@rule(*ir.CALLS, reads=" ".join(ir.CALLS.values()), ignores=_AROUND_THE_BODY)
 def call(site: Site, *operands: Value) -> list[Value]:
     """A function declared row-wise by its declaration, every other one by its body."""
     declaration = declaration_of(site.eqn)

@@ -74,7 +74,7 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
     return [Value(owner) for _ in values]
 
 
-@rule("cond")
+@rule("cond", reads="branches")
 def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
     """Any of the branches, and what decides between them."""
     prover = site.prover
@@ -94,7 +94,7 @@ def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
     return flowing(site, merged or [], which.owner, writes)
 
 
-@rule("while")
+@rule("while", reads="body_jaxpr body_nconsts cond_jaxpr cond_nconsts")
 def while_loop(site: Site, *operands: Value) -> list[Value]:
     """Carries at their fixed point; the condition must be the same for all lanes."""
     prover, params = site.prover, site.params
@@ -207,7 +207,11 @@ def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> d
     return found
 
 
-@rule("scan")
+@rule(
+    "scan",
+    reads="ft_in ft_out jaxpr length num_carry num_consts",
+    ignores="_split_transpose linear reverse unroll",
+)
 def scan(site: Site, *operands: Value) -> list[Value]:
     """Carries at their fixed point, one index of `xs` and `ys` at a time."""
     prover, params = site.prover, site.params

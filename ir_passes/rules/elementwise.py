@@ -29,7 +29,7 @@ def _combined(site: Site, operands: tuple[Value, ...]) -> Owner:
     return site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))
 
 
-@rule("bitcast_convert_type")
+@rule("bitcast_convert_type", reads="new_dtype")
 def reinterpret(site: Site, x: Value) -> list[Value]:
     """The same bits; the last axis may come or go with the width of the dtype."""
     owner = x.owner
@@ -39,9 +39,11 @@ def reinterpret(site: Site, x: Value) -> list[Value]:
 
 
 _OWN_RULES = {"max", "min", "clamp", "mul", "sub", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}
+_PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype rounding_method y"
+"""Parameters of what is computed at each place."""
 
 
-@rule(*(set(ELEMENTWISE) - _OWN_RULES))
+@rule(*(set(ELEMENTWISE) - _OWN_RULES), ignores=_PLACE_BY_PLACE)
 def elementwise(site: Site, *operands: Value) -> list[Value]:
     """The join of the owners."""
     owner, bounds = _combined(site, operands), _bounds(site, operands)
@@ -80,7 +82,7 @@ def _within(name: str, known: tuple[int, int], others: list[Any]) -> bool:
     return len(others) == 2 and others[0][1] <= known[0] and known[1] <= others[1][0]
 
 
-@rule("mul")
+@rule("mul", reads="out_dtype")
 def multiply(site: Site, x: Value, y: Value) -> list[Value]:
     """A device's index times a constant counts the rows of the devices before it."""
     result = Value(_combined(site, (x, y)), range=_bounds(site, (x, y)))
@@ -173,7 +175,7 @@ def both(site: Site, x: Value, y: Value) -> list[Value]:
     return [Value(_combined(site, (x, y)), range=bounds)]
 
 
-@rule("convert_element_type")
+@rule("convert_element_type", reads="new_dtype", ignores="weak_type sharding")
 def convert(site: Site, x: Value) -> list[Value]:
     """The same integer in another integer dtype that holds it; a wider number and back is the same number."""
     bounds = _bounds(site, (x,))
@@ -197,7 +199,12 @@ def _converted(view: View, before: Any, after: Any) -> View:
     return entered(view, ("widened" if np.can_cast(before, after, "safe") else "narrowed", before, after))
 
 
-@rule(*IDENTITIES)
+@rule(
+    *IDENTITIES,
+    reads="name",
+    ignores="axes concrete_mesh context_mesh copy_semantics devices dst_sharding layout sharding srcs "
+    "unconstrained_dims",
+)
 def identity(site: Site, *operands: Value) -> list[Value]:
     """The operands themselves; a declassified one is everyone's."""
     label = str(site.params.get("name", ""))

@@ -14,7 +14,12 @@ _GATHERS = ("all_gather", "all_gather_invariant")
 _MOVES = (*_GATHERS, "all_to_all", "ppermute")
 
 
-@rule(*_REDUCTIONS, *_MOVES)
+@rule(
+    *_REDUCTIONS,
+    *_MOVES,
+    reads="all_gather_dimension axes axis_index_groups axis_name axis_size concat_axis perm scatter_dimension "
+    "split_axis tiled",
+)
 def collective(site: Site, *operands: Value) -> list[Value]:
     """An exchange between devices; over mesh axes that split lanes it mixes them."""
     axes = mesh.axes_of(site.eqn)
@@ -29,7 +34,7 @@ def collective(site: Site, *operands: Value) -> list[Value]:
     return [Value(_exchanged(site, value.owner, axes, shape)) for value, shape in pairs]
 
 
-@rule("ragged_all_to_all", "psend", "precv")
+@rule("ragged_all_to_all", "psend", "precv", ignores="axis_index_groups axis_name axis_size out_shape perm")
 def by_counts(site: Site, *operands: Value) -> list[Value]:
     """Exchanges whose counts and partners are known when they run: whose the rows are that come in is not followed."""
     owner = site.join(*(value.owner for value in operands))

@@ -14,7 +14,7 @@ from ir_passes.views import entered, left
 from ir_passes.violations import ViolationKind
 
 
-@rule("axis_index")
+@rule("axis_index", reads="axis_name")
 def axis_index(site: Site, *_: Value) -> list[Value]:
     """The device's place in the mesh: the same for all its lanes, but devices may pick different lanes by it."""
     axes = mesh.axes_of(site.eqn)
@@ -24,10 +24,12 @@ def axis_index(site: Site, *_: Value) -> list[Value]:
     ]
 
 
-@rule("shard_map")
+@rule("shard_map", reads="check_vma in_specs jaxpr mesh newly_manual_axes out_specs")
 def shard_map(site: Site, *operands: Value) -> list[Value]:
     """The program of one device; lanes that are split over devices count within one."""
-    body, devices = ir.closed(site.params["jaxpr"]), mesh.devices_of(site.params["mesh"])
+    body, manual = ir.closed(site.params["jaxpr"]), site.params["newly_manual_axes"]
+    # axes that stay automatic split nothing here: their arrays are whole in the program of one device
+    devices = {axis: size for axis, size in mesh.devices_of(site.params["mesh"]).items() if axis in manual}
     mark = site.prover.fresh()
     if any(_whole_somewhere(spec, devices) for spec in site.params["in_specs"]):
         site.prover.assumed.add("arguments that several devices have whole are the same on all of them")

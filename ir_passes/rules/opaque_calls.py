@@ -16,7 +16,7 @@ from ir_passes.values import Slot, Value
 from ir_passes.violations import ViolationKind
 
 
-@rule(*OPAQUE)
+@rule(*OPAQUE, everything=True)
 def opaque(site: Site, *operands: Value) -> list[Value]:
     """By its declaration in the contract, found by the name of its target."""
     found = opaque_of(site.eqn, site.prover.bound.opaque)

@@ -61,7 +61,7 @@ def _part(
     return block(view, rows, tuple(map(int, full)), tuple(map(int, sizes)), begins)
 
 
-@rule("slice")
+@rule("slice", reads="start_indices limit_indices strides")
 def cut(site: Site, x: Value) -> list[Value]:
     """A static part."""
     starts, limits = site.params["start_indices"], site.params["limit_indices"]
@@ -74,7 +74,7 @@ def cut(site: Site, x: Value) -> list[Value]:
     return [_cut(site, x, starts, site.shape, steps)]
 
 
-@rule("split")
+@rule("split", reads="sizes axis")
 def split(site: Site, x: Value) -> list[Value]:
     """Static parts, one after the other."""
     axis, results, start = site.params["axis"], [], 0
@@ -87,7 +87,7 @@ def split(site: Site, x: Value) -> list[Value]:
     return results
 
 
-@rule("unstack")
+@rule("unstack", reads="axis")
 def unstack(site: Site, x: Value) -> list[Value]:
     """Every index of an axis by itself."""
     axis, full = int(site.params["axis"]), site.shapes[0]
@@ -105,7 +105,7 @@ def unstack(site: Site, x: Value) -> list[Value]:
     return results
 
 
-@rule("concatenate")
+@rule("concatenate", reads="dimension")
 def concatenate(site: Site, *parts: Value) -> list[Value]:
     """One after the other along an axis; lanes in order where it is theirs."""
     axis = site.params["dimension"]
@@ -119,7 +119,7 @@ def concatenate(site: Site, *parts: Value) -> list[Value]:
     return [Value(joined_along(site, axis, [p.owner for p in parts], sizes), 0, bounds, fact)]
 
 
-@rule("stack")
+@rule("stack", reads="axis")
 def stack(site: Site, *parts: Value) -> list[Value]:
     """One beside the other along a new axis."""
     axis = int(site.params["axis"])

@@ -9,7 +9,10 @@ from ir_passes.values import Counts, Value
 _FREE = "contract dimensions within a lane; keep lanes a batch dimension or a free one of one operand"
 
 
-@rule("dot_general")
+_ROUNDING = "out_sharding precision preferred_element_type"
+
+
+@rule("dot_general", reads="dimension_numbers", ignores=_ROUNDING)
 def dot_general(site: Site, x: Value, y: Value) -> list[Value]:
     """Lanes as a batch dimension of both, or as a free dimension of one."""
     (x_contract, y_contract), (x_batch, y_batch) = site.params["dimension_numbers"]
@@ -39,7 +42,7 @@ def _contracted(site: Site, x: Value, y: Value, contract: tuple, batch: tuple) -
     return owner
 
 
-@rule("ragged_dot_general")
+@rule("ragged_dot_general", reads="ragged_dot_dimension_numbers", ignores=_ROUNDING, accepts={"group_offset": (None,)})
 def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) -> list[Value]:
     """Rows times the matrix of their group: row by row, if the rows were sorted by what the sizes count."""
     numbers = site.params["ragged_dot_dimension_numbers"]
@@ -71,7 +74,11 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
     ]
 
 
-@rule("conv_general_dilated")
+@rule(
+    "conv_general_dilated",
+    reads="dimension_numbers batch_group_count",
+    ignores=f"{_ROUNDING} feature_group_count lhs_dilation padding rhs_dilation window_strides",
+)
 def convolution(site: Site, x: Value, kernel: Value) -> list[Value]:
     """Lanes as the batch dimension of the input."""
     numbers = site.params["dimension_numbers"]
@@ -87,9 +94,18 @@ def convolution(site: Site, x: Value, kernel: Value) -> list[Value]:
     return [Value(site.join(owner, other))]
 
 
+_OF_ONE_MATRIX = """
+algorithm compute_left_eigenvectors compute_right_eigenvectors compute_schur_vectors compute_uv conjugate_a
+enable_eigvec_derivs fft_type full_matrices implementation left_side lower permutation_size perturb_singular pivoting
+sort_eig_vals sort_eigenvalues subset_by_index symmetrize_input transpose_a unit_diagonal use_magma
+"""
+"""Parameters of what is done with each matrix of a batch."""
+
+
 @rule(
     "cholesky", "eig", "eigh", "fft", "householder_product", "lu", "lu_pivots_to_permutation", "qr", "schur", "svd",
-    "triangular_solve", "tridiagonal", "tridiagonal_solve",
+    "triangular_solve", "tridiagonal", "tridiagonal_solve", reads="fft_lengths", ignores=_OF_ONE_MATRIX,
+    accepts={"select_callable": (None,)},
 )  # fmt: skip
 def batched_matrices(site: Site, *operands: Value) -> list[Value]:
     """Lanes as a leading batch dimension."""

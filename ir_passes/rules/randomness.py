@@ -11,19 +11,27 @@ _ONE_KEY = "one key is made of words of different lanes"
 _OWN_KEY = "give each lane all words of its key, along axes of their own"
 
 
-@rule("random_bits", "random_split", "random_unwrap", "random_seed", "random_clone")
+@rule(
+    "random_bits",
+    "random_split",
+    "random_unwrap",
+    "random_seed",
+    "random_clone",
+    reads="shape impl",
+    ignores="bit_width",
+)
 def from_keys(site: Site, key: Value) -> list[Value]:
     """Keys keep their leading axes; what is made from one key stands behind them."""
     return [Value(key.owner)]
 
 
-@rule("random_wrap")
+@rule("random_wrap", reads="impl")
 def wrap(site: Site, words: Value) -> list[Value]:
     """The last axes are the words of one key."""
     return [Value(_of_one_key(site, words, len(site.shape)))]
 
 
-@rule("random_gamma")
+@rule("random_gamma", ignores="log_space")
 def gamma(site: Site, key: Value, shape: Value) -> list[Value]:
     """A key for each place; one key for several places gives each of them other numbers."""
     owner = site.join(key.owner, shape.owner)
@@ -39,7 +47,7 @@ def fold_in(site: Site, key: Value, data: Value) -> list[Value]:
     return [Value(site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs)))]
 
 
-@rule("rng_bit_generator")
+@rule("rng_bit_generator", reads="shape", ignores="algorithm dtype out_sharding")
 def generator(site: Site, key: Value) -> list[Value]:
     """One key for the whole array."""
     owner = _of_one_key(site, key, 0)

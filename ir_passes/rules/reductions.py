@@ -24,7 +24,11 @@ def _without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
     return moved(owner, axis - sum(other < axis for other in axes))
 
 
-@rule(*"reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split())
+@rule(
+    *"reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split(),
+    reads="axes index_dtype",
+    ignores="out_sharding",
+)
 def reduction(site: Site, x: Value) -> list[Value]:
     """One value from all along some axes."""
     axes = tuple(map(int, site.params["axes"]))
@@ -45,7 +49,7 @@ def reduction(site: Site, x: Value) -> list[Value]:
     return [Value(_without(site, x.owner, axes), range=bounds, fact=fact)]
 
 
-@rule("reduce")
+@rule("reduce", reads="dimensions", ignores="computation jaxpr")
 def general_reduction(site: Site, *operands: Value) -> list[Value]:
     """A reduction by any function; half of the operands are initial values."""
     axes = tuple(map(int, site.params["dimensions"]))
@@ -54,7 +58,7 @@ def general_reduction(site: Site, *operands: Value) -> list[Value]:
     return [Value(owner) for _ in site.eqn.outvars]
 
 
-@rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+@rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", reads="axis", ignores="reverse")
 def running(site: Site, x: Value) -> list[Value]:
     """A reduction of all before, along one axis."""
     owner = x.owner
@@ -65,7 +69,12 @@ def running(site: Site, x: Value) -> list[Value]:
     return [Value(owner, range=x.range if within else None)]
 
 
-@rule("top_k", "approx_top_k")
+@rule(
+    "top_k",
+    "approx_top_k",
+    reads="axis k reduction_dimension",
+    ignores="aggregate_to_topk is_max_k is_stable recall_target reduction_input_size_override",
+)
 def top_k(site: Site, x: Value) -> list[Value]:
     """The greatest along one axis, and where they are."""
     axis = int(site.params.get("axis", site.params.get("reduction_dimension", len(site.shape) - 1)))
@@ -76,7 +85,12 @@ def top_k(site: Site, x: Value) -> list[Value]:
     return [Value(owner, range=x.range), Value(owner, range=(0, site.shapes[0][axis] - 1))]
 
 
-@rule("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window", "select_and_scatter_add")
+@rule(
+    *"reduce_window_sum reduce_window_max reduce_window_min reduce_window select_and_scatter_add".split(),
+    reads="window_dimensions window_strides padding base_dilation window_dilation",
+    ignores="jaxpr select_prim",
+    accepts={"consts": ((),)},
+)
 def windows(site: Site, *operands: Value) -> list[Value]:
     """Reductions of windows that are one long along the axis of the lanes."""
     params = site.params
@@ -92,7 +106,7 @@ def windows(site: Site, *operands: Value) -> list[Value]:
     return [Value(site.join(*owners)) for _ in site.eqn.outvars]
 
 
-@rule("sort")
+@rule("sort", reads="dimension is_stable num_keys")
 def sort(site: Site, *operands: Value) -> list[Value]:
     """Along an axis that lies within lanes: each by itself. Along the lanes' rows: a permutation of rows.
 

@@ -112,13 +112,19 @@ def _fact_over_ones(fact: Fact, before: Shape, after: Shape) -> Fact | None:
     return fact if isinstance(fact, SignOf | RemainderOf | Implies) else None
 
 
-@rule("reshape", "squeeze")
+@rule("reshape", reads="new_sizes", ignores="sharding", accepts={"dimensions": (None,)})
 def reshape(site: Site, x: Value) -> list[Value]:
-    """Row-major; `dimensions` of old reshapes is not supported by JAX any more."""
+    """Row-major: the normal form of a program has no reshape with `dimensions`."""
     return [_reshaped(site, x)]
 
 
-@rule("broadcast_in_dim")
+@rule("squeeze", reads="dimensions")
+def squeeze(site: Site, x: Value) -> list[Value]:
+    """The same elements in the same order."""
+    return [_reshaped(site, x)]
+
+
+@rule("broadcast_in_dim", reads="shape broadcast_dimensions", ignores="sharding")
 def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     """Elements repeated along new or size-1 dimensions."""
     before, after = site.shapes[0], site.shape
@@ -138,7 +144,7 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     return [Value(owner, 0, x.range, fact, None, x.version)]
 
 
-@rule("transpose")
+@rule("transpose", reads="permutation")
 def transpose(site: Site, x: Value) -> list[Value]:
     """Axes in another order."""
     permutation = tuple(map(int, site.params["permutation"]))
@@ -153,7 +159,7 @@ def transpose(site: Site, x: Value) -> list[Value]:
     return [Value(owner, 0, x.range, fact, kept, x.version)]
 
 
-@rule("rev")
+@rule("rev", reads="dimensions")
 def reverse(site: Site, x: Value) -> list[Value]:
     """The last first; lanes are in order again when they have been reversed twice."""
     owner, axis = x.owner, axis_of(x.owner)
@@ -169,7 +175,7 @@ def reverse(site: Site, x: Value) -> list[Value]:
     return [Value(owner, range=x.range)]
 
 
-@rule("pad")
+@rule("pad", reads="padding_config")
 def pad(site: Site, x: Value, filler: Value) -> list[Value]:
     """More elements at the ends of axes."""
     owner, axis = x.owner, axis_of(x.owner)
@@ -187,7 +193,7 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
     return [Value(site.join(owner, filler.owner), range=hull(x.range, filler.range))]
 
 
-@rule("tile")
+@rule("tile", reads="reps repeats")
 def tile(site: Site, x: Value) -> list[Value]:
     """Repeated along axes."""
     repeats = tuple(site.params.get("reps") or site.params["repeats"])
@@ -198,14 +204,14 @@ def tile(site: Site, x: Value) -> list[Value]:
     return [Value(owner, range=x.range)]
 
 
-@rule("iota")
+@rule("iota", reads="dtype shape dimension", ignores="sharding")
 def iota(site: Site, *_: Value) -> list[Value]:
     """Counts up along an axis."""
     axis = int(site.params["dimension"])
     return [Value(COMMON, range=(0, max(0, site.shape[axis] - 1)), fact=Iota(axis))]
 
 
-@rule("empty", "empty2", "create_token")
+@rule("empty", "empty2", "create_token", ignores="dtype memory_space out_sharding shape")
 def empty(site: Site, *_: Value) -> list[Value]:
     """Nobody's."""
     return [Value(COMMON) for _ in site.eqn.outvars]

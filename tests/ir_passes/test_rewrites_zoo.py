@@ -9,9 +9,9 @@ from zoo.program import Program
 from zoo.real_models import MODELS, program, shapes
 
 from ir_passes import ir
-from ir_passes.declared import flatten
 from ir_passes.graph import Graph
 from ir_passes.lane_proof import prove_jaxpr
+from ir_passes.normal_form import flatten
 from ir_passes.pass_pipeline import PassPipeline, Rewritten
 from ir_passes.rewrites.batched_work import BatchedWork
 from ir_passes.violations import IsolationError

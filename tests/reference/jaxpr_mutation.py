@@ -20,7 +20,7 @@ from numpy_interpreter import Value, apply, literal
 from zoo.program import Program
 
 from ir_passes import ir
-from ir_passes.declared import flatten
+from ir_passes.normal_form import flatten
 
 MODES = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from ir_passes import BoundContract, Lane, LaneContract, Pool, SlotMap, ir
 from ir_passes.audit import audit
-from ir_passes.declared import flatten
 from ir_passes.graph import Graph, Pass
 from ir_passes.lane_proof import prove_jaxpr
+from ir_passes.normal_form import flatten
 from ir_passes.violations import IsolationError
 
 RUNS = 6

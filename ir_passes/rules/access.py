@@ -16,6 +16,8 @@ from ir_passes.views import View, block, entered, left, reshaped
 from ir_passes.violations import ViolationKind
 
 Shape = tuple[int, ...]
+MODES = (GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS)
+"""Ways to treat indices out of bounds whose meaning is documented."""
 _FILLED = ("filled out of bounds",)
 
 
@@ -205,7 +207,7 @@ def _indexed(
 ) -> Access:  # fmt: skip
     columns = dict(zip(indexed, _split_columns(site, indices, len(indexed), len(index_shape) - 1), strict=True))
     paired = {int(d): batch[int(i)] for d, i in zip(operand_batching, index_batching, strict=True)}
-    drops = site.params["mode"] in (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.ONE_HOT)
+    drops = site.params["mode"] == GatherScatterMode.FILL_OR_DROP
     return Access(full, sizes, columns, window, paired, tuple(batch), drops, index_shape, window_shape)
 
 
@@ -245,9 +247,9 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
     n = site.params["dimension_numbers"]
     batching = n.start_indices_batching_dims if site.name == "gather" else n.scatter_indices_batching_dims
     together = math.prod(size for axis, size in enumerate(access.index_shape[:-1]) if axis not in batching)
-    varying = [value for value in access.columns.values() if constant_of(value) is None]
-    counting = len(varying) == 1 and isinstance(varying[0].fact, Iota)
-    if together <= 1 or not varying or (counting and access.index_shape[varying[0].fact.axis] == together):
+    varying = [value.fact for value in access.columns.values() if constant_of(value) is None]
+    counting = varying[0] if len(varying) == 1 else None
+    if together <= 1 or not varying or (isinstance(counting, Iota) and access.index_shape[counting.axis] == together):
         return None
     if all(isinstance(value.owner, Common) for value in access.columns.values()):
         source = ir.source_of(site.eqn)
@@ -255,14 +257,6 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
         return None
     message = "indices of lanes are said to be sorted, and nothing shows that they are"
     return site.mixed(message, "leave indices_are_sorted out")
-
-
-def one_hot(site: Site, operand: Value) -> Mixed | None:
-    """What comes of a product with a one-hot matrix, which a NaN in any element reaches; None for other accesses."""
-    if getattr(site.params.get("mode"), "name", "") != "ONE_HOT" or isinstance(operand.owner, Common):
-        return None
-    message = "it multiplies all elements along the indexed axes by zeros and ones, and NaN of one lane reaches others"
-    return site.mixed(message, "use mode='clip', 'fill' or 'promise_in_bounds'")
 
 
 def bounds_note(site: Site, operand: Value, access: Access, dim: int) -> None:

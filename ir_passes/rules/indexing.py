@@ -5,6 +5,7 @@ import math
 from ir_passes.owners import COMMON, Common, OneLane, Order, Owner, PoolRows, Rows, Symbol, moved
 from ir_passes.rules import pool_rows
 from ir_passes.rules.access import (
+    MODES,
     Access,
     bounds_note,
     check_position,
@@ -12,7 +13,6 @@ from ir_passes.rules.access import (
     of_gather,
     of_scatter,
     of_slice,
-    one_hot,
     unsorted,
 )
 from ir_passes.rules.intervals import fits, hull
@@ -27,11 +27,11 @@ from ir_passes.violations import ViolationKind
 _OWN = "let each lane index its own elements (vmap over lanes, take_along_axis), and pools by the slot map"
 
 
-_READS, _IGNORES = "dimension_numbers indices_are_sorted mode", "unique_indices"
+_READS, _IGNORES = "dimension_numbers indices_are_sorted", "unique_indices"
 """Where indices repeat that are said to be distinct, one lane writes twice to a place of its own: whichever wins."""
 
 
-@rule("gather", reads=f"{_READS} fill_value slice_sizes", ignores=_IGNORES)
+@rule("gather", reads=f"{_READS} fill_value slice_sizes", ignores=_IGNORES, accepts={"mode": MODES})
 def gather(site: Site, operand: Value, indices: Value) -> list[Value]:
     """Windows at given places."""
     return [_read(site, operand, of_gather(site, indices))]
@@ -45,7 +45,7 @@ def dynamic_slice(site: Site, operand: Value, *starts: Value) -> list[Value]:
 
 def _read(site: Site, operand: Value, access: Access) -> Value:
     check_position(site, operand, access)
-    fault = unsorted(site, access) or one_hot(site, operand)
+    fault = unsorted(site, access)
     if fault is not None:
         return Value(fault)
     if isinstance(operand.owner, PoolRows):
@@ -133,7 +133,7 @@ def _picked(site: Site, rows: Rows, access: Access) -> Owner:
     return site.mixed(f"an index picks elements along axis {axis}, which holds different lanes", _OWN)
 
 
-@rule("scatter", reads=f"{_READS} update_jaxpr", ignores=_IGNORES, accepts={"update_consts": ((),)})
+@rule("scatter", reads=f"{_READS} update_jaxpr", ignores=_IGNORES, accepts={"mode": MODES, "update_consts": ((),)})
 def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
     """Windows put at given places; counting up at the places of a permutation gives its inverse.
 
@@ -155,7 +155,7 @@ def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[
     *"scatter-add scatter-mul scatter-min scatter-max scatter-sub".split(),
     reads=_READS,
     ignores=f"{_IGNORES} update_jaxpr",
-    accepts={"update_consts": ((),)},
+    accepts={"mode": MODES, "update_consts": ((),)},
 )
 def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
     """Windows combined with what is at given places."""
@@ -178,7 +178,7 @@ def dynamic_update_slice(site: Site, operand: Value, updates: Value, *starts: Va
 
 def _write(site: Site, operand: Value, updates: Value, access: Access, replaces: bool) -> Value:
     check_position(site, operand, access)
-    fault = unsorted(site, access) or one_hot(site, operand)
+    fault = unsorted(site, access)
     if fault is not None:
         return Value(fault)
     if isinstance(operand.owner, PoolRows):

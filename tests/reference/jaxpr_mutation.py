@@ -150,6 +150,10 @@ def _parameter_changes(eqn: ir.JaxprEqn) -> Iterator[tuple[str, dict[str, Any]]]
         for other in permutations(range(len(out))):
             if other != tuple(p["permutation"]) and tuple(shapes[0][dim] for dim in other) == out:
                 yield f"dimensions in the order {other}", {"permutation": other}
+    if name == "reshape" and len(shapes[0]) > 1:
+        for other in permutations(range(len(shapes[0]))):
+            if other != tuple(range(len(other))):
+                yield f"of the axes in the order {other}", {"dimensions": other}
     if name == "broadcast_in_dim":
         for other in permutations(range(len(out)), len(shapes[0])):
             fits = all(size in (1, out[dim]) for size, dim in zip(shapes[0], other, strict=True))

@@ -70,6 +70,13 @@ def _broadcast(p: Params, x: Value) -> Value:
     return np.broadcast_to(x.reshape(len(x), *shape), (len(x), *p["shape"]))
 
 
+def _reshape(p: Params, x: Value) -> Value:
+    """Of the axes in the order of `dimensions`."""
+    if p["dimensions"] is not None:
+        x = x.transpose(0, *(axis + 1 for axis in p["dimensions"]))
+    return x.reshape(len(x), *p["new_sizes"])
+
+
 def _dot(p: Params, a: Value, b: Value) -> Value:
     (ca, cb), (ba, bb) = p["dimension_numbers"]
     names_a, names_b, fresh = [-1] * (a.ndim - 1), [-1] * (b.ndim - 1), 1
@@ -168,7 +175,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "iota": _iota,
     "integer_pow": lambda p, x: x ** p["y"],
     "convert_element_type": lambda p, x: x,
-    "reshape": lambda p, x: x.reshape(len(x), *p["new_sizes"]),
+    "reshape": _reshape,
     "squeeze": lambda p, x: np.squeeze(x, tuple(dim + 1 for dim in p["dimensions"])),
     "transpose": lambda p, x: x.transpose(0, *(dim + 1 for dim in p["permutation"])),
     "concatenate": lambda p, *xs: np.concatenate(xs, p["dimension"] + 1),

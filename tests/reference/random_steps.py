@@ -48,6 +48,14 @@ def _split(rng: Choose, x: Array) -> Array:
     return x.reshape((*x.shape[:at], *sizes, *x.shape[at + 1 :]))
 
 
+def _transposing(rng: Choose, x: Array) -> Array:
+    """A reshape of the axes in another order: in numpy's words in Fortran's order, or as `lax.reshape` has it."""
+    sizes = [x.shape[k] for k in rng.permutation(x.ndim)]
+    if rng.random() < 0.5:
+        return x.reshape(sizes, order="F")
+    return lax.reshape(x, sizes, dimensions=tuple(map(int, rng.permutation(x.ndim))))
+
+
 def _slice(rng: Choose, x: Array) -> Array:
     at = _axis(rng, x)
     start = int(rng.integers(x.shape[at]))
@@ -115,6 +123,7 @@ ANY: tuple[Callable[..., Array], ...] = (
     lambda rng, x: jnp.repeat(x, 2, axis=_axis(rng, x)),
     _merge,
     _split,
+    _transposing,
     _slice,
     _scan,
 )

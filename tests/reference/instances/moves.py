@@ -41,6 +41,8 @@ def _reshape(operands: Operands) -> Array:
     else:
         for factor in primes:
             shape[operands.below(len(shape))] *= factor
+    if operands.chance(0.3):
+        return lax.reshape(x, shape, dimensions=operands.some(x.ndim, x.ndim))
     return lax.reshape(x, shape)
 
 

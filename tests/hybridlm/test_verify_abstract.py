@@ -17,7 +17,7 @@ from hybridlm._cli import app
 from hybridlm._mesh import abstract_mesh
 from hybridlm._programs import PASSES, CopyShape, Shape
 from hybridlm._steps import Step, score_step
-from ir_passes import CompiledStep, compile_step, lane_proof
+from ir_passes import CompiledStep, compile_step
 
 ROW = r"\s*│\s*".join(
     (r"(generate|verify|score|copy from 8)", r"(\d+)", r"(\d*)", r"(\d+)", "yes", r"([\d,]+) B", r"([\d,]+) B")
@@ -175,18 +175,6 @@ def test_plan_is_the_one_of_the_compiled_step(tmp_path: Path) -> None:
     assert (planned.equations, planned.plan.size) == (certificate.equations, compiled.plan.size)
     assert (planned.proved, planned.assumed) == (certificate.proved, certificate.assumed)
     assert planned.seconds["compile"] == planned.seconds["lower"] == 0 < planned.seconds["prove"]
-
-
-@pytest.mark.parametrize("lanes", [2, 4])
-def test_a_step_is_proved_once(tmp_path: Path, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the model's own steps nothing is rewritten, whatever has as many entries as there are lanes."""
-    proofs = []
-    prove = lane_proof.prove_jaxpr
-    monkeypatch.setattr(lane_proof, "prove_jaxpr", lambda *args: proofs.append(prove(*args)) or proofs[-1])
-    engine = abstract_engine(Path(written(tmp_path, SHALLOW)), lanes, 128, "float32", 4)
-    for shape in (Shape("generate", lanes, 1), Shape("verify", lanes, 3)):
-        engine.planned(shape)
-    assert len(proofs) == 2
 
 
 IN_SHORT = "LFM2-1.2B"

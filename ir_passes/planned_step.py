@@ -48,7 +48,7 @@ class PlannedStep(Exchanging):
 def plan_step(
     fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, *, passes: tuple[Pass, ...] = DEFAULT_PASSES
 ) -> PlannedStep:
-    """Prove a step and plan its scratch as `compile_step` does, and stop there: nothing is lowered or compiled.
+    """Prove a step as `compile_step` does and plan its scratch; nothing is lowered or compiled.
 
     Args:
         fn: the step: positional arguments in, a tuple out.

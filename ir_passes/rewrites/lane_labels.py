@@ -11,7 +11,6 @@ equation that mixes their results.
 from dataclasses import dataclass, field
 
 from ir_passes import ir
-from ir_passes.contract import Pool, SlotMap
 from ir_passes.graph import Graph
 from ir_passes.owners import OneLane, Rows
 from ir_passes.rewrites.pool_access import READS, WRITES, Box, PoolAccesses
@@ -57,10 +56,8 @@ class LaneLabels:
     own: dict[int, Box] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        bound, jaxpr = self.graph.bound, self.graph.program.jaxpr
-        self.mapped = {name for one in bound.inputs if isinstance(one.entry, SlotMap) for name in one.entry.names}
         written_by_lane: set[ir.Var] = set()
-        for eqn in jaxpr.eqns:
+        for eqn in self.graph.program.jaxpr.eqns:
             operands = ir.variables(eqn.invars)
             lane = None if eqn.effects or id(eqn) in self.mixing else self._lane(eqn)
             mixing = 0 if lane is not None else 1
@@ -128,11 +125,9 @@ class LaneLabels:
         row = None if box is None else box.row
         if box is None or row is None:
             return None
-        entry = self.graph.bound.inputs[self.accesses.versions[self.accesses.version(eqn)]].entry
         if isinstance(row, Entry):
             return (row.lane, box) if row.map in self.accesses.distinct else None
-        by_lane = isinstance(entry, Pool) and entry.group not in self.mapped
-        return (row.value, box) if by_lane else None
+        return (row.value, box) if self._lane_axis(self.accesses.version(eqn)) == box.axis else None
 
     def _root(self, eqn: ir.JaxprEqn) -> Root | None:
         if eqn.primitive.name not in ("slice", "dynamic_slice") or isinstance(eqn.invars[0], ir.Literal):

@@ -14,9 +14,9 @@ from hybridlm._batch import Batch, Feed
 from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
 from hybridlm._engine import Engine
 from hybridlm._load import load
-from hybridlm._programs import MAY_COPY, Shape
+from hybridlm._programs import Shape
 from hybridlm._replacing import replaceable, replacing
-from ir_passes import CertificationWarning, CompiledStep, compile_step, measured_dependence
+from ir_passes import CertificationWarning, measured_dependence
 from ir_passes.inspect_page import inspect_page
 
 
@@ -57,14 +57,13 @@ def inspect(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CertificationWarning)
             compiled = engine.program(shape)
-            before = _without_rewrites(engine, shape) if any(one.changed for one in compiled.passes) else None
         if html is None:
             typer.echo("\n".join((*lm.model.state_size(lm._cache_dtype).lines, "", str(shape), compiled.report())))
             return
         title = f"{lm.config.family}, {shape}"
         measured = measured_dependence(compiled, _filled(engine, shape), compiled.bound) if measure else None
         with replacing(html) as file:
-            file.buffer.write(inspect_page(title, compiled, before, measured).encode())
+            file.buffer.write(inspect_page(title, compiled, measured=measured).encode())
         typer.echo(f"{html}: {title}, {'certified' if compiled.certificate.holds else 'NOT CERTIFIED'}")
 
 
@@ -87,16 +86,3 @@ def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
 
     feed = Feed((1,) * max(1, shape.tokens - 1), 1)
     return params, jax.tree.map(filled, rows), *Batch.of([feed] * shape.lanes, shape.tokens), *rest
-
-
-def _without_rewrites(engine: Engine, shape: Shape) -> CompiledStep:
-    step, contract = engine.programs.step(shape)
-    return compile_step(
-        step,
-        engine.example_arguments(shape),
-        contract,
-        passes=(),
-        certify="warn",
-        may_copy=MAY_COPY,
-        compiler_options=engine.programs.options(shape),
-    )

@@ -32,6 +32,7 @@ from ir_passes import (
     compile_step,
     plan_step,
 )
+from ir_passes.rewrites import DropDead
 
 _log = logging.getLogger("hybridlm")
 
@@ -41,6 +42,9 @@ MAY_COPY = ("argument 1.layers*.conv", "argument 1.layers*.hidden")
 """Pools that a step may copy, both of them small: the last inputs of a convolution move up by the tokens of the step,
 and a head takes a hidden state of the step before after this step's are there. XLA can write both in place, and on CPUs
 it does in all steps of docs/certificates.md but those that name `conv`."""
+
+PASSES = (DropDead(),)
+"""The model's steps are written in the form that the other rewrites lead to."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +236,7 @@ class Programs:
                 step,
                 args,
                 contract,
+                passes=PASSES,
                 certify=self.certify,
                 certificates=self._directory,
                 may_copy=MAY_COPY,
@@ -256,7 +261,7 @@ class Programs:
         """
         step, args, contract = self._whole_step(shape, args)
         try:
-            return plan_step(step, args, contract)
+            return plan_step(step, args, contract, passes=PASSES)
         except IsolationError as error:
             error.add_note(f"The step is {_in_words(shape)}.")
             raise

@@ -2,7 +2,6 @@
 
 from ir_passes.agreement import devices_agree
 from ir_passes.arena import plan, scratch_sizes
-from ir_passes.arena_executor import ArenaError, execute
 from ir_passes.arena_plan import Plan, PlanError
 from ir_passes.arena_verifier import verify
 from ir_passes.audit import AuditReport, audit
@@ -34,7 +33,6 @@ DISTRIBUTION = "hybridlm"
 __all__ = [
     "DEFAULT_PASSES",
     "DISTRIBUTION",
-    "ArenaError",
     "AuditError",
     "AuditReport",
     "Bound",
@@ -86,7 +84,6 @@ __all__ = [
     "compile_step",
     "declassify",
     "devices_agree",
-    "execute",
     "liveness",
     "load_exported",
     "measured_dependence",

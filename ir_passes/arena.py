@@ -14,12 +14,9 @@ from ir_passes.arena_verifier import verify
 from ir_passes.contract import LaneContract, Opaque
 from ir_passes.declared import opaque_of
 from ir_passes.liveness import Liveness, Scratch, exclusive, liveness
-from ir_passes.packing import ALIGNMENT, Buffer, aligned, planner_of, register
-from ir_passes.packing_search import exact, search
+from ir_passes.packing import Buffer, aligned, height, pack
 
 OpaqueScratch = Callable[[ir.JaxprEqn], int]
-register("search")(search)
-register("exact")(exact)
 
 
 def plan(
@@ -27,8 +24,6 @@ def plan(
     args: tuple[Any, ...],
     contract: LaneContract | None = None,
     *,
-    planner: str = "search",
-    redzone: int = 0,
     lane_axis: Mapping[ir.Var, int] | None = None,
 ) -> Plan:
     """A verified arena plan of the scratch of `fn(*args)`, which is traced and not run.
@@ -37,20 +32,16 @@ def plan(
         fn: any JAX function.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
         contract: of the function; gives the number of lanes.
-        planner: a name of `PLANNERS`.
-        redzone: bytes behind every value that belong to nobody, for the executor to watch.
         lane_axis: variable of the inlined jaxpr -> the axis along which entry i belongs to lane i.
 
     Raises:
         ContractError: the contract does not fit the function.
-        ValueError: an unknown planner, or a lane axis that does not hold a whole number of entries per lane.
+        ValueError: a lane axis that does not hold a whole number of entries per lane.
     """
     lanes = None if contract is None else contract.bind(fn, args).lanes
     scratch = declared_scratch(contract.opaque, lanes) if contract is not None and lanes is not None else None
     live = liveness(fn, args)
-    made = plan_liveness(
-        live, planner=planner, redzone=redzone, lanes=lanes, lane_axis=lane_axis, opaque_scratch=scratch
-    )
+    made = plan_liveness(live, lanes=lanes, lane_axis=lane_axis, opaque_scratch=scratch)
     verify(made.jaxpr, made, opaque_scratch=scratch)
     return made
 
@@ -77,8 +68,6 @@ def declared_scratch(opaque: Mapping[str, Opaque], lanes: int) -> OpaqueScratch:
 def plan_liveness(
     live: Liveness,
     *,
-    planner: str = "search",
-    redzone: int = 0,
     lanes: int | None = None,
     lane_axis: Mapping[ir.Var, int] | None = None,
     opaque_scratch: OpaqueScratch | None = None,
@@ -88,23 +77,12 @@ def plan_liveness(
     Args:
         opaque_scratch: scratch bytes of the operations that have some beside their results.
     """
-    pack = planner_of(planner)
     axes = {} if lane_axis is None else lane_axis
     if axes and lanes is None:
         raise ValueError("lane axes without a number of lanes: give the contract too")
     blocks = {
         equation: _lay_out(
-            [
-                plan_liveness(
-                    body,
-                    planner=planner,
-                    redzone=redzone,
-                    lanes=lanes,
-                    lane_axis=lane_axis,
-                    opaque_scratch=opaque_scratch,
-                )
-                for body in bodies
-            ],
+            [plan_liveness(body, lanes=lanes, lane_axis=lane_axis, opaque_scratch=opaque_scratch) for body in bodies],
             exclusive(live.jaxpr.jaxpr.eqns[equation]),
         )
         for equation, bodies in live.bodies.items()
@@ -112,9 +90,9 @@ def plan_liveness(
     eqns = live.jaxpr.jaxpr.eqns
     own_scratch = {} if opaque_scratch is None else {i: opaque_scratch(eqn) for i, eqn in enumerate(eqns)}
     blocks |= {equation: Block(0, size, ()) for equation, size in own_scratch.items() if size}
-    buffers = [Buffer(value.bytes + redzone * (value.bytes > 0), value.start, value.end) for value in live.scratch]
+    buffers = [Buffer(value.bytes, value.start, value.end) for value in live.scratch]
     buffers += [Buffer(block.bytes, equation, equation) for equation, block in blocks.items()]
-    packing = pack(buffers)
+    offsets = pack(buffers)
     placements = tuple(
         Placement(
             value.equation,
@@ -122,22 +100,21 @@ def plan_liveness(
             value.name,
             offset,
             value.bytes,
-            buffer.size,
             value.start,
             value.end,
             *_lane_slice(value, axes.get(value.variable), lanes),
         )
-        for value, buffer, offset in zip(live.scratch, buffers, packing.offsets, strict=False)
+        for value, offset in zip(live.scratch, offsets, strict=False)
     )
-    own = packing.offsets[len(live.scratch) :]
+    own = offsets[len(live.scratch) :]
     placed = {
         equation: Block(offset, block.bytes, block.bodies)
         for (equation, block), offset in zip(blocks.items(), own, strict=True)
     }
-    size = aligned(packing.height, ALIGNMENT)
+    size = aligned(height(buffers, offsets))
     naive = live.total + sum(own_scratch.values())
     least = max((bytes_ + own_scratch.get(i, 0) for i, bytes_ in enumerate(live.profile)), default=0)
-    return Plan(live.jaxpr, placements, live.views, placed, size, naive, least, planner, lanes)
+    return Plan(live.jaxpr, placements, live.views, placed, size, naive, least, lanes)
 
 
 @dataclass(frozen=True)
@@ -162,8 +139,6 @@ def scratch_sizes(
     args_for: Callable[[int], tuple[Any, ...]],
     lanes: Sequence[int],
     contract: LaneContract | None = None,
-    *,
-    planner: str = "search",
 ) -> tuple[ScratchSize, ...]:
     """Scratch bytes as a function of N: one verified plan for each number of lanes.
 
@@ -172,14 +147,13 @@ def scratch_sizes(
         args_for: makes its example arguments for N lanes; `jax.ShapeDtypeStruct` will do.
         lanes: the values of N.
         contract: as in `plan`.
-        planner: as in `plan`.
 
     Raises:
         ValueError: the contract finds another number of lanes than was asked for; else as `plan`.
     """
     sizes: list[ScratchSize] = []
     for n in lanes:
-        made = plan(fn, args_for(n), contract, planner=planner)
+        made = plan(fn, args_for(n), contract)
         if made.lanes not in (None, n):
             raise ValueError(f"args_for({n}) made arguments for {made.lanes} lanes")
         sizes.append(ScratchSize(n, made.size, made.naive, made.lower_bound))

@@ -17,7 +17,6 @@ class Placement:
         equation, result: the equation that computes it, and which of its results it is.
         name: for reports.
         offset, bytes: where it is, from the start of the arena or of the body's own part of it.
-        reserved: `bytes` and the redzone behind them.
         start, end: the equations between which the bytes are its own, both included.
         lane_axis: the axis whose entry i belongs to lane i; None if it has none or it is not known.
         lane_bytes: bytes of one lane's slice; None where `lane_axis` is.
@@ -28,7 +27,6 @@ class Placement:
     name: str
     offset: int
     bytes: int
-    reserved: int
     start: int
     end: int
     lane_axis: int | None = None
@@ -61,7 +59,6 @@ class Plan:
         size: bytes of the arena.
         naive: bytes of an arena in which nothing is shared.
         lower_bound: the most bytes that are live at once; no arena is smaller.
-        planner: its name.
         lanes: N where a contract gave it.
     """
 
@@ -72,7 +69,6 @@ class Plan:
     size: int
     naive: int
     lower_bound: int
-    planner: str
     lanes: int | None = None
 
     def report(self, rows: int | None = 40) -> str:
@@ -82,8 +78,7 @@ class Plan:
             rows: how many values to list, None for all; the report says how many it leaves out.
         """
         lines = [
-            f"arena of {self.size} bytes by {self.planner}; "
-            f"{self.lower_bound} are live at once, {self.naive} if nothing were shared"
+            f"arena of {self.size} bytes; {self.lower_bound} are live at once, {self.naive} if nothing were shared"
         ]
         for p in sorted(self.placements, key=lambda p: (p.offset, p.start))[:rows]:
             slices = "" if p.lane_bytes is None else f", {p.lane_bytes} B for each lane along axis {p.lane_axis}"

@@ -67,9 +67,9 @@ def _verify(
     homes = _homes(jaxpr, plan.views)
     last = _last_reads(jaxpr, homes, outermost)
     placed = _placements(jaxpr, plan, homes, last, outermost)
-    ranges = [
-        _Range(p.name, p.offset, p.offset + p.reserved, key[0], last[key], key) for key, p in placed.items()
-    ] + list(_block_ranges(jaxpr, plan, need))
+    ranges = [_Range(p.name, p.offset, p.offset + p.bytes, key[0], last[key], key) for key, p in placed.items()] + list(
+        _block_ranges(jaxpr, plan, need)
+    )
     for r in ranges:
         if r.low % alignment:
             raise PlanError(f"equation {r.first}: {r} is not aligned to {alignment} bytes")
@@ -141,7 +141,7 @@ def _placements(
         if key not in last or key in plan.views:
             raise PlanError(f"equation {p.equation}: {p.name} is no value with bytes of its own")
         size = _size(jaxpr.eqns[p.equation].outvars[p.result].aval)
-        if p.bytes != size or p.reserved < size:
+        if p.bytes != size:
             raise PlanError(f"equation {p.equation}: {p.name} has {size} bytes, the plan has {p.bytes} for it")
         if p.lane_bytes is not None and p.lane_bytes * (plan.lanes or 0) != size:
             raise PlanError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ir_passes import notebook_html, record
 from ir_passes.collectives import Collective, Exchanging
 
-FORMAT = 3
+FORMAT = 4
 NOT_COVERED = (
     "the machine code below XLA's scheduled HLO, drivers and hardware",
     "bitwise equality between different compiled shapes, numbers of lanes or devices",
@@ -88,15 +88,11 @@ class Memory:
     """Bytes.
 
     Attributes:
-        plan, plan_lower_bound, plan_naive: scratch of the jaxpr: planned, most live at once, nothing shared.
         temp, temp_lower_bound: scratch that XLA allocates, most live at once in its schedule.
         arguments, outputs, aliased: of the executable; aliased are outputs in the bytes of arguments.
         copied: pool bytes that one call copies, each copy counted once; allowed copies are listed in `copies`.
     """
 
-    plan: int
-    plan_lower_bound: int
-    plan_naive: int
     temp: int
     temp_lower_bound: int | None
     arguments: int
@@ -112,7 +108,6 @@ class Seconds:
     trace: float
     prove: float
     rewrite: float
-    plan: float
     lower: float
     compile: float
     audit: float
@@ -191,10 +186,7 @@ class Certificate(Exchanging):
         Raises:
             RecordError: the text is not one of this format, to the last field.
         """
-        found = record.from_json(cls, text)
-        if found.format != FORMAT:
-            raise record.RecordError(f"Certificate.format: expected {FORMAT}, got {found.format}")
-        return found
+        return record.from_json(cls, text, format=FORMAT)
 
     def report(self) -> str:
         """In words, for people."""
@@ -211,7 +203,7 @@ class Certificate(Exchanging):
             lines += [f"  {heading}:", *(f"    {one}" for one in statements)] if statements else []
         bound = "" if memory.temp_lower_bound is None else f", of which {memory.temp_lower_bound} live at once"
         lines += [
-            f"  scratch: {memory.temp} bytes by XLA{bound}; {memory.plan} planned for the jaxpr",
+            f"  scratch: {memory.temp} bytes by XLA{bound}",
             f"  proof {seconds.prove:.3f} s, rewrites {seconds.rewrite:.3f} s, audit {seconds.audit:.3f} s: "
             f"{seconds.checking:.0%} of XLA's {seconds.compile:.3f} s",
         ]

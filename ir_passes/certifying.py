@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 
-from ir_passes.arena_plan import Plan
 from ir_passes.audit import AuditReport
 from ir_passes.certificate import (
     FORMAT,
@@ -31,7 +30,6 @@ def make_certificate(
     key: Key,
     proved: Proved,
     audit_faults: tuple[str, ...],
-    plan: Plan,
     scheduled: tuple[Scheduled, ...],
     compiled: jax.stages.Compiled,
     report: AuditReport | None,
@@ -79,7 +77,7 @@ def make_certificate(
         tuple(map(str, report.neighbours)) if report else (),
         pool_verdicts(bound, report),
         schedule,
-        memory_of(plan, compiled, report),
+        memory_of(compiled, report),
         Seconds(**seconds),
         proved.reused is not None,
     )
@@ -120,17 +118,14 @@ def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[Poo
     )
 
 
-def memory_of(plan: Plan, compiled: jax.stages.Compiled, report: AuditReport | None) -> Memory:
-    """Bytes of the plan and of XLA's executable."""
+def memory_of(compiled: jax.stages.Compiled, report: AuditReport | None) -> Memory:
+    """Bytes of XLA's executable."""
     analysis: Any = compiled.memory_analysis()
 
     def read(name: str) -> int:
         return int(getattr(analysis, f"{name}_size_in_bytes", 0))
 
     return Memory(
-        plan.size,
-        plan.lower_bound,
-        plan.naive,
         read("temp"),
         None if report is None else report.temp_lower_bound,
         read("argument"),

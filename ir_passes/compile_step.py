@@ -1,8 +1,9 @@
-"""From a step function to an executable with its certificate: trace, prove, rewrite, plan, lower, compile, audit."""
+"""From a step function to an executable with its certificate: trace, prove, rewrite, lower, compile, audit."""
 
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,15 +24,15 @@ from ir_passes.exported import Exported, export
 from ir_passes.findings import AuditError, Finding
 from ir_passes.fingerprint import fingerprint
 from ir_passes.first_run import FirstRun
-from ir_passes.graph import Pass
+from ir_passes.graph import Graph, Pass
 from ir_passes.hlo import HloError
 from ir_passes.html_table import table
 from ir_passes.inspect_svg import arena_map, key, live_ranges
 from ir_passes.mesh import mesh_of
 from ir_passes.ownership import ownership
 from ir_passes.pass_pipeline import DEFAULT_PASSES
-from ir_passes.planned_step import prove_and_plan, trace
-from ir_passes.proving import Certify, Proved, warn
+from ir_passes.planned_step import plan_graph, trace
+from ir_passes.proving import Certify, Proved, prove, warn
 from ir_passes.versions import current_versions
 
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
@@ -91,8 +92,8 @@ def compile_step(
     key = Key(*prints, fingerprint((passes, declarations())), versions)
     store = None if certificates is None else CertificateStore(Path(certificates))
     kept = None if store is None or certify == "off" else clock.time("prove", store.find, key)
-    proved, plan = prove_and_plan(graph, passes, certify, kept, clock)
-    scheduled = clock.time("plan", schedule_of, proved.graph.program)
+    proved = prove(graph, passes, certify, kept, clock)
+    scheduled = clock.time("audit", schedule_of, proved.graph.program)
     lowered = clock.time("lower", calling.lower, proved.graph.program, args)
     compiled = clock.time("compile", lowered.compile, compiler_options=compiler_options)
     report, audit_faults = None, ()
@@ -111,11 +112,11 @@ def compile_step(
             ),
         )
     certificate = make_certificate(
-        calling.name, certify, key, proved, audit_faults, plan, scheduled, compiled, report, bound, clock.seconds
+        calling.name, certify, key, proved, audit_faults, scheduled, compiled, report, bound, clock.seconds
     )
     if store is not None and kept is None and certificate.holds:
         _keep(store, key, certificate)
-    return CompiledStep(proved, calling, compiled, bound, plan, certificate, report, certify)
+    return CompiledStep(proved, calling, compiled, bound, certificate, report, certify)
 
 
 def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
@@ -151,7 +152,6 @@ class CompiledStep:
         jaxpr: the program that was compiled, after the rewrites.
         compiled: XLA's.
         bound: the contract, leaf by leaf.
-        plan: the arena of its scratch.
         audit: what the audit found; None where there was none.
         passes: what each rewrite did.
     """
@@ -162,7 +162,6 @@ class CompiledStep:
         calling: Calling,
         compiled: jax.stages.Compiled,
         bound: BoundContract,
-        plan: Plan,
         certificate: Certificate,
         report: AuditReport | None,
         certify: Certify,
@@ -171,7 +170,6 @@ class CompiledStep:
         self.jaxpr = proved.graph.program
         self.compiled = compiled
         self.bound = bound
-        self.plan = plan
         self.audit = report
         self.passes = proved.passes
         self._calling = calling
@@ -183,6 +181,11 @@ class CompiledStep:
     def __call__(self, *args: Any) -> Any:
         return self._run(*args)
 
+    @cached_property
+    def plan(self) -> Plan:
+        """The arena of its scratch before XLA fuses anything: planned and verified when it is first asked for."""
+        return plan_graph(Graph(self.jaxpr, self.bound))
+
     def __repr__(self) -> str:
         state = "certified" if self.certificate.holds else "not certified"
         return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {state})"
@@ -192,9 +195,9 @@ class CompiledStep:
         memory, owners = self.certificate.memory, ownership(self.jaxpr, self.bound)
         pools = [(one.path, one.successor or "only read", one.bytes, one.copies) for one in self.certificate.pools]
         scratch = [
-            ("planned for the program", memory.plan),
-            ("of which live at once", memory.plan_lower_bound),
-            ("if nothing were shared", memory.plan_naive),
+            ("planned for the program", self.plan.size),
+            ("of which live at once", self.plan.lower_bound),
+            ("if nothing were shared", self.plan.naive),
             ("allocated by XLA", memory.temp),
         ]
         return (

@@ -30,14 +30,14 @@ def inspect_page(
     Args:
         title: its heading.
         step: the step.
-        before: the same step without the rewrites, to compare the copies with; None if they changed nothing.
+        before: the same step without the rewrites, to compare the copies with; None if they did no more than to drop
+            dead equations.
         measured: what was seen when one lane after the other was changed, to stand beside what is proved.
     """
     certificate = step.certificate
-    owners = ownership(step.jaxpr, step.bound)
-    bars, left_out = live_ranges(step.plan, owners, MOST_BARS)
+    owners, plan, seconds = ownership(step.jaxpr, step.bound), step.plan, certificate.seconds
+    bars, left_out = live_ranges(plan, owners, MOST_BARS)
     state = '<span class="yes">certified</span>' if certificate.holds else '<span class="no">not certified</span>'
-    memory, seconds = certificate.memory, certificate.seconds
     sections = [
         f"<h1>{escape(title)}: {state}</h1>",
         f"<p>{certificate.lanes} lanes, {certificate.equations} equations; jax {escape(certificate.versions.jax)} on "
@@ -63,9 +63,9 @@ def inspect_page(
         f"<p>Equations to the right. {_left_out(left_out)}</p>",
         bars,
         "<h2>The arena</h2>",
-        f"<p>{memory.plan:,} bytes planned, {memory.plan_lower_bound:,} live at once, {memory.plan_naive:,} if nothing "
-        f"were shared. XLA allocates {memory.temp:,} for the fused program. Bytes upwards, equations to the right.</p>",
-        arena_map(step.plan, owners),
+        f"<p>{plan.size:,} bytes planned, {plan.lower_bound:,} live at once, {plan.naive:,} if nothing were shared. "
+        f"XLA allocates {certificate.memory.temp:,} for the fused program. Bytes upwards, equations to the right.</p>",
+        arena_map(plan, owners),
         "<h2>Certificate</h2>",
         f"<details><summary>as JSON</summary><pre>{escape(certificate.to_json())}</pre></details>",
     ]

@@ -1,6 +1,6 @@
 """Live ranges of the scratch of a function: from which equation to which each value needs its bytes.
 
-The storage model is the one that the arena planner, its verifier and its executor share. Time is counted in equations
+The storage model is the one that the arena planner and its verifier share. Time is counted in equations
 of the inlined jaxpr. Inputs, constants and outputs are held: their bytes belong to the caller. Every other value is
 scratch and is live from the equation that computes it to the last one that reads it, both included: an operand that is
 read for the last time and the result of that equation are live together. A reinterpretation of bytes (reshape,

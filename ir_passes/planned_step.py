@@ -8,7 +8,7 @@ from ir_passes import ir
 from ir_passes.arena import declared_scratch, plan_liveness
 from ir_passes.arena_plan import Plan
 from ir_passes.arena_verifier import verify
-from ir_passes.certificate import NOT_COVERED, Certificate
+from ir_passes.certificate import NOT_COVERED
 from ir_passes.clock import Clock
 from ir_passes.collectives import Collective, Exchanging, schedule_of
 from ir_passes.contract import BoundContract, LaneContract
@@ -18,7 +18,7 @@ from ir_passes.liveness import liveness_of
 from ir_passes.mesh import of_one_device
 from ir_passes.normal_form import flatten
 from ir_passes.pass_pipeline import DEFAULT_PASSES
-from ir_passes.proving import Certify, Proved, prove
+from ir_passes.proving import prove
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PlannedStep(Exchanging):
 def plan_step(
     fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, *, passes: tuple[Pass, ...] = DEFAULT_PASSES
 ) -> PlannedStep:
-    """Prove a step and plan its scratch as `compile_step` does, and stop there: nothing is lowered or compiled.
+    """Prove a step as `compile_step` does and plan its scratch; nothing is lowered or compiled.
 
     Args:
         fn: the step: positional arguments in, a tuple out.
@@ -61,8 +61,9 @@ def plan_step(
         IsolationError: the step is not proved; carries the user's source lines.
     """
     clock = Clock()
-    proved, plan = prove_and_plan(trace(fn, args, contract, clock), passes, "error", None, clock)
+    proved = prove(trace(fn, args, contract, clock), passes, "error", None, clock)
     assert proved.proof is not None
+    plan = clock.time("plan", plan_graph, proved.graph)
     return PlannedStep(
         proved.graph.bound,
         len(of_one_device(proved.graph.program).jaxpr.eqns),
@@ -81,18 +82,11 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract,
     return Graph(clock.time("trace", lambda: flatten(ir.trace(fn, *args))), bound)
 
 
-def prove_and_plan(
-    graph: Graph, passes: tuple[Pass, ...], certify: Certify, kept: Certificate | None, clock: Clock
-) -> tuple[Proved, Plan]:
-    """Arguments as for `prove`; the plan is of the rewritten program, and verified."""
-    with paused():
-        proved = prove(graph, passes, certify, kept, clock)
-        return proved, clock.time("plan", lambda: _plan(proved.graph))
-
-
-def _plan(graph: Graph) -> Plan:
+def plan_graph(graph: Graph) -> Plan:
+    """The arena of a step's scratch on one device, verified."""
     lanes = graph.bound.lanes
     scratch = declared_scratch(graph.bound.opaque, lanes)
-    plan = plan_liveness(liveness_of(of_one_device(graph.program)), lanes=lanes, opaque_scratch=scratch)
-    verify(plan.jaxpr, plan, opaque_scratch=scratch)
+    with paused():
+        plan = plan_liveness(liveness_of(of_one_device(graph.program)), lanes=lanes, opaque_scratch=scratch)
+        verify(plan.jaxpr, plan, opaque_scratch=scratch)
     return plan

@@ -8,6 +8,7 @@ from typing import Literal
 from ir_passes import lane_proof
 from ir_passes.certificate import Certificate
 from ir_passes.clock import Clock
+from ir_passes.cycle_collection import paused
 from ir_passes.fingerprint import fingerprint
 from ir_passes.graph import Graph, Pass
 from ir_passes.lane_proof import Proof
@@ -56,6 +57,11 @@ def prove(graph: Graph, passes: tuple[Pass, ...], certify: Certify, kept: Certif
     """
     if certify == "off":
         return Proved(graph)
+    with paused():
+        return _prove(graph, passes, certify, kept, clock)
+
+
+def _prove(graph: Graph, passes: tuple[Pass, ...], certify: Certify, kept: Certificate | None, clock: Clock) -> Proved:
     if kept is not None:
         rewritten = clock.time("rewrite", PassPipeline(passes).run, graph)
         if clock.time("prove", fingerprint, rewritten.graph.program) == kept.fingerprints.compiled:

@@ -23,12 +23,13 @@ def to_json(record: Any, indent: int | None = 1) -> str:
     return json.dumps(dataclasses.asdict(record), indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def from_json(cls: type[T], text: str | bytes) -> T:
+def from_json(cls: type[T], text: str | bytes, **expected: Any) -> T:
     """The record of a class that a text holds.
 
     Args:
         cls: a dataclass whose fields are int, float, bool, str, dataclasses, `tuple[X, ...]` or `X | None` of these.
         text: what `to_json` wrote.
+        expected: values of fields; one that has another is what is refused, whatever else is wrong with the text.
 
     Raises:
         RecordError: not JSON, too large, or a field that is missing, unknown, of another type or out of bounds.
@@ -39,6 +40,9 @@ def from_json(cls: type[T], text: str | bytes) -> T:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise RecordError(f"{cls.__name__}: not JSON: {error}") from error
+    for name, wanted in expected.items():
+        if isinstance(value, dict) and name in value and value[name] != wanted:
+            raise RecordError(f"{cls.__name__}.{name}: expected {wanted!r}, got {_shown(value[name])}")
     return _read(cls, value, cls.__name__)
 
 

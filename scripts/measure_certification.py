@@ -16,7 +16,7 @@ from bench_models import BENCH_MODELS, COMMON
 
 from hybridlm import compiler, models
 from hybridlm._engine import Engine
-from hybridlm._programs import MAY_COPY, Programs, Shape
+from hybridlm._programs import MAY_COPY, PASSES, Programs, Shape
 from hybridlm._steps import flatten
 
 CONFIGS = BENCH_MODELS | {
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     jax.config.update("jax_enable_compilation_cache", False)
-    columns = ("trace", "prove", "rewrite", "plan", "lower", "compile", "audit")
+    columns = ("trace", "prove", "rewrite", "lower", "compile", "audit")
     print(f"{'step':24} {'params':>8} " + " ".join(f"{column:>8}" for column in columns) + "  certify")
     for name in CONFIGS if options.model == "all" else [options.model]:
         for tokens in options.tokens:
@@ -57,7 +57,7 @@ def main() -> None:
             for _ in range(options.repeats):
                 jax.clear_caches()
                 step, contract, args, size = step_of(name, options.lanes, tokens)
-                certificate = compiler.compile_step(step, args, contract, may_copy=MAY_COPY).certificate
+                certificate = compiler.compile_step(step, args, contract, passes=PASSES, may_copy=MAY_COPY).certificate
                 runs.append(certificate.seconds)
             median = {column: statistics.median(getattr(run, column) for run in runs) for column in columns}
             share = statistics.median(run.checking for run in runs)

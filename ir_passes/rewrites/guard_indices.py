@@ -10,13 +10,13 @@ from jax import lax
 from jax import numpy as jnp
 
 from ir_passes import ir
-from ir_passes.contract import Pool
+from ir_passes.contract import BoundContract, Pool
 from ir_passes.graph import Graph, Say, quiet
 from ir_passes.rewrites.negative_wrap import NegativeWrap
 from ir_passes.rewrites.nested import Body, bodies, carried, with_bodies
 from ir_passes.rewrites.pool_access import WRITES, window_of
 from ir_passes.rewrites.row_access import Start, clamped, read_box, write_box
-from ir_passes.rewrites.slot_entries import Constant, Fact, IndexFacts, facts_of, shape
+from ir_passes.rewrites.slot_entries import Constant, Fact, IndexFacts, facts_in, facts_of, shape
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class GuardIndices:
         pools = {
             jaxpr.invars[i]: one.entry.axis for i, one in enumerate(graph.bound.inputs) if isinstance(one.entry, Pool)
         }
-        guard = _Guard(pools, facts_of(graph))
+        guard = _Guard(graph.bound, pools, facts_of(graph))
         eqns = guard.guarded(jaxpr)
         if guard.refused:
             say(f"left alone {', '.join(guard.refused)}: rows and indices are batched together")
@@ -55,12 +55,14 @@ class _Guard:
     """One run over one jaxpr.
 
     Attributes:
+        bound: the contract of the step.
         pools: the row axis of every version of a pool.
         facts: what is known of the indices.
         refused: accesses that were left alone.
         count: accesses that were guarded.
     """
 
+    bound: BoundContract
     pools: dict[ir.Var, int]
     facts: IndexFacts
     refused: list[str] = field(default_factory=list)
@@ -151,7 +153,7 @@ class _Guard:
                     pools[var] = axis - sliced
             if not pools:
                 continue
-            guard = _Guard(pools, IndexFacts(jaxpr, 0, {}))
+            guard = _Guard(self.bound, pools, facts_in(body.closed, self.bound))
             eqns = guard.guarded(jaxpr)
             if guard.count:
                 changed.append((body, ir.with_eqns(body.closed, eqns, jaxpr.outvars, {})))

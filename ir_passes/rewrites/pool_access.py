@@ -23,12 +23,10 @@ class Window:
     Attributes:
         indexed: the operand's dimensions that the components of an index start in.
         sizes: length of the window along every dimension of the operand.
-        dropped: dimensions of length 1 that the result, or the updates, do not have.
     """
 
     indexed: tuple[int, ...]
     sizes: tuple[int, ...]
-    dropped: tuple[int, ...]
 
 
 def window_of(eqn: ir.JaxprEqn) -> Window | None:
@@ -37,12 +35,11 @@ def window_of(eqn: ir.JaxprEqn) -> Window | None:
     if numbers.operand_batching_dims:
         return None
     if eqn.primitive.name == "gather":
-        return Window(numbers.start_index_map, tuple(eqn.params["slice_sizes"]), numbers.collapsed_slice_dims)
+        return Window(numbers.start_index_map, tuple(eqn.params["slice_sizes"]))
     operand, _, updates = (shape(atom) for atom in eqn.invars)
     lengths = iter(updates[dim] for dim in sorted(numbers.update_window_dims))
-    dropped = numbers.inserted_window_dims
-    sizes = tuple(1 if dim in dropped else next(lengths) for dim in range(len(operand)))
-    return Window(numbers.scatter_dims_to_operand_dims, sizes, dropped)
+    sizes = tuple(1 if dim in numbers.inserted_window_dims else next(lengths) for dim in range(len(operand)))
+    return Window(numbers.scatter_dims_to_operand_dims, sizes)
 
 
 @dataclass(frozen=True)
@@ -151,8 +148,8 @@ class PoolAccesses:
             return Constant(0)
         if isinstance(start, Constant):
             return start if 0 <= start.value <= size - length else None
-        bound = self.facts.size(start)
-        return start if isinstance(start, Entry) and row_axis and length == 1 and bound and bound <= size else None
+        rows = row_axis and length == 1
+        return start if isinstance(start, Entry) and rows and self.facts.sizes[start.map] <= size else None
 
 
 def _starts(eqn: ir.JaxprEqn, facts: IndexFacts) -> tuple[list[Fact | None], tuple[int, ...]] | None:

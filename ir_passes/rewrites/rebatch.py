@@ -14,7 +14,7 @@ from ir_passes.graph import Graph, Say, quiet
 from ir_passes.rewrites.batched_work import BatchedWork, Join, first_version
 from ir_passes.rewrites.lane_labels import NAMING, LaneLabels
 from ir_passes.rewrites.lane_order import check_batchable, written_pools
-from ir_passes.rewrites.pool_access import pool_names
+from ir_passes.rewrites.pool_access import PoolAccesses, pool_names
 from ir_passes.rewrites.same_work import Different, SameWork, operands_of_access, same_work
 from ir_passes.rewrites.schedule import schedule
 from ir_passes.rewrites.slot_entries import Entry, shape
@@ -87,13 +87,14 @@ def _aligned(graph: Graph) -> LaneLabels:
     A sum or an array that collects results begins with an equation on lane 0 alone; it is counted with those that mix
     lanes, as the rest of the chain is.
     """
-    labels, mixing = LaneLabels(graph), frozenset[int]()
+    accesses, mixing = PoolAccesses(graph), frozenset[int]()
+    labels = LaneLabels(accesses)
     for _ in range(ALIGNMENTS):
         extra = {id(eqn) for lanes in labels.eqns.values() for eqn in _extra(lanes, graph.bound.lanes)}
         if not extra:
             break
         mixing |= extra
-        labels = LaneLabels(graph, mixing)
+        labels = LaneLabels(accesses, mixing)
     return labels
 
 

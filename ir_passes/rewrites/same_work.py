@@ -50,7 +50,7 @@ def same_work(labels: LaneLabels, lanes: Sequence[Sequence[ir.JaxprEqn]], first:
     Raises:
         Different: there is none.
     """
-    equal = _Equal(labels, numbered(labels), dict(first))
+    equal = _Equal(labels, dict(first))
     for lane, eqns in enumerate(lanes):
         for one, other in zip(lanes[0], eqns, strict=False):
             equal.require(one, other, lane)
@@ -64,33 +64,9 @@ def same_work(labels: LaneLabels, lanes: Sequence[Sequence[ir.JaxprEqn]], first:
     return SameWork(tuple(tuple(eqns) for eqns in lanes), tuple(equal.named), equal.first, alike)
 
 
-def numbered(labels: LaneLabels) -> dict[ir.Var, Any]:
-    """A number for each value that no lane owns, the same for equal computations."""
-    numbers: dict[ir.Var, Any] = {}
-    seen: dict[Any, Any] = {}
-    for eqn in labels.graph.program.jaxpr.eqns:
-        if eqn.effects or any(var in labels.lane_of for var in ir.variables(eqn.invars)):
-            continue
-        operands = tuple(
-            (str(atom.aval), np.asarray(atom.val).tobytes())
-            if isinstance(atom, ir.Literal)
-            else numbers.get(atom, atom)
-            for atom in eqn.invars
-        )
-        key = (eqn.primitive, tuple(sorted(eqn.params.items(), key=lambda item: item[0])), operands)
-        try:
-            known = seen.setdefault(key, eqn)
-        except TypeError:
-            continue
-        if known is not eqn:
-            numbers.update((new, numbers.get(old, old)) for new, old in zip(eqn.outvars, known.outvars, strict=True))
-    return numbers
-
-
 @dataclass(frozen=True)
 class _Equal:
     labels: LaneLabels
-    numbers: dict[ir.Var, Any]
     first: dict[ir.Var, ir.Var]
     named: list[ir.JaxprEqn] = field(default_factory=list)
 
@@ -135,7 +111,8 @@ class _Equal:
             return both and np.asarray(a.val).tobytes() == np.asarray(b.val).tobytes()
         if b in self.labels.lane_of:
             return self._same_name(a, b) if b not in self.first else self.first[b] is a
-        return a not in self.labels.lane_of and self.numbers.get(a, a) is self.numbers.get(b, b)
+        value = self.labels.accesses.facts.value
+        return a not in self.labels.lane_of and ir.types([a]) == ir.types([b]) and value(a).number == value(b).number
 
     def _same_name(self, a: ir.Var, b: ir.Var) -> bool:
         """Whether the parts of two lanes that two variables name correspond."""

@@ -1,20 +1,15 @@
-"""Which values are constants and which are entries of a slot map, as far as equations on indices show it.
-
-JAX spells `pool[slots[2]]` with a slice, a squeeze and the wrap of negative indices. Entries of a slot map are in
-[0, size) by contract, so a wrap, a lower clamp at zero and an upper one above the last slot leave them as they are.
-"""
+"""Which indices are constants and which are entries of a slot map, by what the lane proof knows of them."""
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from jax import numpy as jnp
 
 from ir_passes import ir
-from ir_passes.contract import SlotMap
+from ir_passes.contract import BoundContract, SlotMap
 from ir_passes.graph import Graph
+from ir_passes.lane_proof import walk
+from ir_passes.owners import OneLane
+from ir_passes.prover import Prover
+from ir_passes.values import Columns, Slot, Value
 
 
 @dataclass(frozen=True)
@@ -32,81 +27,51 @@ class Entry:
     lane: int
 
 
-@dataclass(frozen=True)
-class Entries:
-    """Element i along `dim` is entry i of the slot map; the other dimensions have length 1."""
-
-    map: int
-    dim: int
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Along the last dimension stand the components of an index vector, each of which may be known."""
-
-    parts: tuple["Fact | None", ...]
-
-
-Fact = Constant | Entry | Entries | Columns
+Fact = Constant | Entry
 
 
 class IndexFacts:
-    """What is known of the integers of a jaxpr.
+    """What is known of the values of a jaxpr.
 
     Attributes:
-        lanes: N.
-        sizes: slot maps among the inputs: position -> size.
+        sizes: slot maps among the step's inputs: position -> size. Their entries are in [0, size).
     """
 
-    def __init__(self, jaxpr: ir.Jaxpr, lanes: int, sizes: Mapping[int, int]) -> None:
-        self.lanes = lanes
-        self.sizes = sizes
-        self._facts: dict[ir.Var, Fact] = {}
-        for i in sizes:
-            self._facts[jaxpr.invars[i]] = Entries(i, 0) if lanes > 1 else Entry(i, 0)
-        for eqn in jaxpr.eqns:
-            if eqn.primitive.name in ("split", "unstack"):
-                self._split(eqn)
-            rule = RULES.get(eqn.primitive.name)
-            if rule is not None:
-                fact = rule(self, eqn, [self.of(atom) for atom in eqn.invars])
-                if fact is not None:
-                    self._facts[eqn.outvars[0]] = fact
+    def __init__(self, prover: Prover, jaxpr: ir.Jaxpr) -> None:
+        self._prover, self._env = prover, prover.known[jaxpr]
+        inputs = enumerate(prover.bound.inputs)
+        self.sizes = {i: one.entry.size for i, one in inputs if isinstance(one.entry, SlotMap)}
 
-    def _split(self, eqn: ir.JaxprEqn) -> None:
-        """One entry of a slot map for each result."""
-        fact = self.of(eqn.invars[0])
-        if isinstance(fact, Entries) and eqn.params["axis"] == fact.dim and len(eqn.outvars) == self.lanes:
-            self._facts.update((var, Entry(fact.map, lane)) for lane, var in enumerate(eqn.outvars))
+    def value(self, atom: ir.Atom) -> Value:
+        """All that the proof knows of a value."""
+        return self._prover.read(self._env, atom)
 
     def of(self, atom: ir.Atom) -> Fact | None:
-        """What is known of a value."""
-        if isinstance(atom, ir.Literal):
-            whole = np.ndim(atom.val) == 0 and np.result_type(atom.val).kind in "iub"
-            return Constant(int(atom.val)) if whole else None
-        return self._facts.get(atom)
+        """What a value is, if that is a constant or an entry."""
+        return _fact(self.value(atom), math.prod(shape(atom)))
 
     def columns(self, atom: ir.Atom) -> tuple[Fact | None, ...]:
         """The components of an index array, one for each element of its last dimension."""
-        fact, count = self.of(atom), shape(atom)[-1]
-        if isinstance(fact, Columns):
-            return fact.parts
-        if isinstance(fact, Constant):
-            return (fact,) * count
-        return (fact,) if count == 1 else (None,) * count
-
-    def size(self, fact: Fact | None) -> int | None:
-        """The bound of a slot map's entries: they are in [0, size)."""
-        return self.sizes[fact.map] if isinstance(fact, Entry | Entries) else None
+        value, count = self.value(atom), shape(atom)[-1]
+        if isinstance(value.fact, Columns) and len(value.fact.values) == count:
+            return tuple(_fact(part, math.prod(shape(atom)[:-1])) for part in value.fact.values)
+        whole = self.of(atom)
+        return (whole,) * count if count == 1 or isinstance(whole, Constant) else (None,) * count
 
 
 def facts_of(graph: Graph) -> IndexFacts:
-    """What is known of the integers of a graph."""
-    sizes = {i: one.entry.size for i, one in enumerate(graph.bound.inputs) if isinstance(one.entry, SlotMap)}
-    return IndexFacts(graph.program.jaxpr, graph.bound.lanes, sizes)
+    """What is known of the values of a graph, which need not be proved."""
+    prover = Prover(graph.bound)
+    walk(prover, graph.program)
+    return IndexFacts(prover, graph.program.jaxpr)
 
 
-Rule = Callable[[IndexFacts, ir.JaxprEqn, list[Fact | None]], Fact | None]
+def facts_in(body: ir.ClosedJaxpr, bound: BoundContract) -> IndexFacts:
+    """What is known of the values of a body whatever it is given: it may run at several places and many times."""
+    prover = Prover(bound)
+    consts = [prover.constant(const) for const in body.consts]
+    prover.run(body.jaxpr, consts, [Value(number=prover.fresh()) for _ in body.jaxpr.invars])
+    return IndexFacts(prover, body.jaxpr)
 
 
 def shape(atom: ir.Atom) -> tuple[int, ...]:
@@ -114,145 +79,10 @@ def shape(atom: ir.Atom) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
 
 
-def _reshaped(_: IndexFacts, eqn: ir.JaxprEqn, known: list[Fact | None]) -> Fact | None:
-    old, new = shape(eqn.invars[0]), shape(eqn.outvars[0])
-    fact = known[0]
-    if isinstance(fact, Constant):
-        return fact
-    if math.prod(old) != math.prod(new):
-        return None
-    if isinstance(fact, Entry):
-        return fact
-    if isinstance(fact, Entries):
-        return Entries(fact.map, next(d for d, size in enumerate(new) if size > 1))
-    if isinstance(fact, Columns) and new[-1:] == old[-1:]:
-        return Columns(tuple(None if isinstance(part, Entries) else part for part in fact.parts))
+def _fact(value: Value, elements: int) -> Fact | None:
+    owner, fact = value.owner, value.fact
+    if isinstance(fact, Slot) and fact == Slot(fact.leaf) and isinstance(owner, OneLane) and elements == 1:
+        return Entry(fact.leaf, owner.lane) if isinstance(owner.lane, int) and owner == OneLane(owner.lane) else None
+    if value.range is not None and value.range[0] == value.range[1]:
+        return Constant(value.range[0])
     return None
-
-
-def _converted(facts: IndexFacts, eqn: ir.JaxprEqn, known: list[Fact | None]) -> Fact | None:
-    fact = known[0]
-    size = fact.value + 1 if isinstance(fact, Constant) else facts.size(fact)
-    if size is None or not is_integer(eqn.invars[0]):
-        return None
-    return fact if _holds(eqn.outvars[0], size - 1) else None
-
-
-def _sliced(facts: IndexFacts, eqn: ir.JaxprEqn, known: list[Fact | None]) -> Fact | None:
-    if any(stride != 1 for stride in eqn.params["strides"] or ()):
-        return None
-    starts = eqn.params["start_indices"]
-    return _part(known[0], starts, shape(eqn.invars[0]), shape(eqn.outvars[0]))
-
-
-def _dynamically_sliced(facts: IndexFacts, eqn: ir.JaxprEqn, known: list[Fact | None]) -> Fact | None:
-    starts = [fact.value if isinstance(fact, Constant) else None for fact in known[1:]]
-    old, new = shape(eqn.invars[0]), shape(eqn.outvars[0])
-    clamped = [
-        0 if length == size else None if start is None else min(max(start, 0), size - length)
-        for start, size, length in zip(starts, old, new, strict=True)
-    ]
-    return None if None in clamped else _part(known[0], [start or 0 for start in clamped], old, new)
-
-
-def _part(fact: Fact | None, starts: Any, old: tuple[int, ...], new: tuple[int, ...]) -> Fact | None:
-    if isinstance(fact, Constant):
-        return fact
-    if isinstance(fact, Entries) and new[fact.dim] == 1:
-        return Entry(fact.map, int(starts[fact.dim]))
-    if isinstance(fact, Columns) and new[-1] == 1:
-        return fact.parts[starts[-1]] if new[:-1] == old[:-1] else None
-    return fact if new == old else None
-
-
-def _joined(facts: IndexFacts, eqn: ir.JaxprEqn, known: list[Fact | None]) -> Fact | None:
-    """Concatenated or stacked: a slot map put together again, or the components of an index vector."""
-    stacked = eqn.primitive.name == "stack"
-    dim = eqn.params["axis" if stacked else "dimension"]
-    first = known[0]
-    if isinstance(first, Entry) and facts.lanes > 1:
-        if known == [Entry(first.map, lane) for lane in range(facts.lanes)]:
-            return Entries(first.map, dim)
-    if dim != len(shape(eqn.outvars[0])) - 1:
-        return None
-    if not stacked:
-        return Columns(tuple(part for atom in eqn.invars for part in facts.columns(atom)))
-    return Columns(tuple(fact if isinstance(fact, Constant | Entry) else None for fact in known))
-
-
-def _compared(_: IndexFacts, eqn: ir.JaxprEqn, known: list[Fact | None]) -> Fact | None:
-    left, right = known
-    if isinstance(left, Constant) and isinstance(right, Constant):
-        return Constant(int(left.value < right.value))
-    negative = isinstance(right, Constant) and right.value <= 0
-    return Constant(0) if isinstance(left, Entry | Entries) and negative else None
-
-
-def _selected(_: IndexFacts, eqn: ir.JaxprEqn, known: list[Fact | None]) -> Fact | None:
-    which, *cases = known
-    return cases[which.value] if isinstance(which, Constant) and 0 <= which.value < len(cases) else None
-
-
-def _folded(operation: Callable[[int, int], int]) -> Rule:
-    def rule(facts: IndexFacts, eqn: ir.JaxprEqn, known: list[Fact | None]) -> Fact | None:
-        left, right = known
-        if not isinstance(left, Constant) or not isinstance(right, Constant):
-            return None
-        value = operation(left.value, right.value)
-        return Constant(value) if _holds(eqn.outvars[0], value) else None
-
-    return rule
-
-
-def _bounded(lower: bool) -> Rule:
-    """max with a constant that is not above any entry, min with one that is not below any."""
-
-    def rule(facts: IndexFacts, eqn: ir.JaxprEqn, known: list[Fact | None]) -> Fact | None:
-        for fact, other in (known, known[::-1]):
-            size = facts.size(fact)
-            if size is not None and isinstance(other, Constant):
-                if other.value <= 0 if lower else other.value >= size - 1:
-                    return fact
-        return _folded(max if lower else min)(facts, eqn, known)
-
-    return rule
-
-
-def _clamped(facts: IndexFacts, eqn: ir.JaxprEqn, known: list[Fact | None]) -> Fact | None:
-    low, fact, high = known
-    size = facts.size(fact)
-    if not isinstance(low, Constant) or not isinstance(high, Constant) or size is None:
-        return None
-    return fact if low.value <= 0 and high.value >= size - 1 else None
-
-
-def _holds(atom: ir.Atom, value: int) -> bool:
-    """Whether an integer is one of its dtype's."""
-    return is_integer(atom) and jnp.iinfo(atom.aval.dtype).min <= value <= jnp.iinfo(atom.aval.dtype).max
-
-
-def is_integer(atom: ir.Atom) -> bool:
-    """Whether a value is an array of integers; bools are none."""
-    return jnp.issubdtype(atom.aval.dtype, np.integer)
-
-
-RULES: Mapping[str, Rule] = {
-    "add": _folded(lambda a, b: a + b),
-    "broadcast_in_dim": _reshaped,
-    "clamp": _clamped,
-    "concatenate": _joined,
-    "convert_element_type": _converted,
-    "copy": _reshaped,
-    "dynamic_slice": _dynamically_sliced,
-    "expand_dims": _reshaped,
-    "lt": _compared,
-    "max": _bounded(lower=True),
-    "min": _bounded(lower=False),
-    "mul": _folded(lambda a, b: a * b),
-    "reshape": _reshaped,
-    "select_n": _selected,
-    "slice": _sliced,
-    "squeeze": _reshaped,
-    "stack": _joined,
-    "sub": _folded(lambda a, b: a - b),
-}

@@ -11,6 +11,7 @@ from published import PUBLISHED
 
 from hybridlm._abstract import abstract_engine
 from hybridlm._programs import Shape
+from ir_passes import lane_proof
 from models.recurrent import Recurrent
 from models.shapes import LaneInfo
 
@@ -70,3 +71,12 @@ def test_a_state_for_each_draft_is_seen(config: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Recurrent, "commit", of_each)
     assert needed_beside(config) >= sizes(config)[1]
+
+
+@pytest.mark.parametrize("shape", [Shape("generate", 2, 1), Shape("verify", 16, TOKENS)], ids=str)
+def test_a_step_is_proved_once(config: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is rewritten: two reads of a state are no two lanes, 16 slices of a vocabulary no 16."""
+    proofs, prove = [], lane_proof.prove_jaxpr
+    monkeypatch.setattr(lane_proof, "prove_jaxpr", lambda *args: proofs.append(prove(*args)) or proofs[-1])
+    assert abstract_engine(config, shape.lanes, 256, "float32", 8).planned(shape).plan.size > 0
+    assert len(proofs) == 1

@@ -54,8 +54,8 @@ def certificate(**changes: Any) -> Certificate:
         neighbours=(),
         pools=(PoolVerdict("argument 0", "output 0", 256, 0, 0), PoolVerdict("argument 1", None, 8, 1, 2)),
         collectives=(Collective("psum", ("model",), 2, "float32", 96, None, "step.py:7"),),
-        memory=Memory(192, 144, 300, 112, 96, 400, 300, 256, 0),
-        seconds=Seconds(0.1, 0.25, 0.05, 0.0, 0.1, 2.0, 0.2),
+        memory=Memory(112, 96, 400, 300, 256, 0),
+        seconds=Seconds(0.1, 0.25, 0.05, 0.1, 2.0, 0.2),
         reused=False,
     )
     return dataclasses.replace(made, **changes)
@@ -81,7 +81,7 @@ def test_notebooks_show_it_escaped() -> None:
 
 def test_seconds_are_not_compared_and_everything_else_is() -> None:
     one = certificate()
-    assert certificate(seconds=Seconds(*[9.0] * 7), reused=True) == one
+    assert certificate(seconds=Seconds(*[9.0] * 6), reused=True) == one
     assert certificate(lanes=5) != one
     assert certificate(versions=dataclasses.replace(VERSIONS, device="gpu")) != one
     assert one.seconds.checking == pytest.approx(0.25)
@@ -109,6 +109,11 @@ def edited(path: tuple[Any, ...], value: Any) -> str:
     return json.dumps(tree)
 
 
+def with_plan(format: int) -> str:
+    """A certificate as formats up to 3 had it, with the bytes of a plan."""
+    return json.dumps(json.loads(edited(("memory", "plan"), 192)) | {"format": format})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -126,6 +131,8 @@ def edited(path: tuple[Any, ...], value: Any) -> str:
         (edited(("pools", 1, "bytes"), None), r"Certificate.pools\[1\].bytes: expected int"),
         (edited(("fingerprints",), []), "expected an object"),
         (edited(("format",), FORMAT + 1), f"Certificate.format: expected {FORMAT}, got {FORMAT + 1}"),
+        (with_plan(3), f"Certificate.format: expected {FORMAT}, got 3"),
+        (with_plan(FORMAT), "Certificate.memory: 'plan' is unknown"),
         (certificate().to_json().replace("0.25", "NaN"), "finite"),
         (certificate().to_json().replace("0.25", "1e999"), "expected float, got inf"),
         (certificate().to_json().replace('"lanes": 4', '"lanes": 4, "lanes": 5'), r"twice: \['lanes'\]"),

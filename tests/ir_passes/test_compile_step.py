@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap, declared, ir, lane_proof
+from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap, arena, declared, ir, lane_proof
 from ir_passes.calling import output_order
 from ir_passes.certificate import Certificate
 from ir_passes.compile_step import CompiledStep, compile_step
@@ -91,7 +91,8 @@ def test_certificate_says_what_was_done(step: CompiledStep) -> None:
     (pool,) = certificate.pools
     assert (pool.path, pool.successor, pool.bytes, pool.faults, pool.copies) == ("argument 1", "output 1", 128, 0, 0)
     assert certificate.memory.aliased == 128
-    assert certificate.memory.plan >= certificate.memory.plan_lower_bound > 0
+    assert certificate.memory.temp >= (certificate.memory.temp_lower_bound or 0) > 0
+    assert step.plan.size >= step.plan.lower_bound > 0
     assert certificate.fingerprints.hlo == (step.audit and step.audit.fingerprint)
     assert [one.name for one in certificate.passes] == [one.name for one in step.passes]
     assert certificate.seconds.compile > 0 and certificate.seconds.prove > 0
@@ -100,6 +101,15 @@ def test_certificate_says_what_was_done(step: CompiledStep) -> None:
     assert "certified" in repr(step)
     assert len(step.jaxpr.jaxpr.outvars) == 2
     assert isinstance(step.compiled, jax.stages.Compiled)
+
+
+def test_scratch_is_planned_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = []
+    plan = arena.pack
+    monkeypatch.setattr(arena, "pack", lambda buffers: planned.append(buffers) or plan(buffers))
+    step = compile_step(one_pool, args(), ONE)
+    assert step.certificate.holds and not planned
+    assert step.plan is step.plan and len(planned) == 1
 
 
 def test_notebooks_show_certificate_pools_and_scratch(step: CompiledStep) -> None:

@@ -217,6 +217,15 @@ def two_maps(pool, first, second, x):
     return pool, x
 
 
+def guarded(pool, slots, x):
+    """Some lanes write past the end, which is dropped."""
+    for i in range(LANES):
+        row = jnp.tanh(pool[slots[i]]) + x[i]
+        at = jnp.where(x[i, 0, 0] > 0, slots[i], SLOTS)
+        pool = pool.at[at].set(row, mode="drop", wrap_negative_indices=False)
+    return pool, x
+
+
 def other_lane_0(pool, slots, x):
     for i in range(LANES):
         row = pool[slots[i]]
@@ -310,6 +319,11 @@ def test_rows_by_two_maps_are_left_alone() -> None:
     assert report.startswith("left alone: rows of two slot maps are used at ")
 
 
+def test_entries_behind_a_guard_are_not_taken_for_the_entries() -> None:
+    before = graph_of(guarded, ARGS, ONE)
+    assert_same(before, rewrite(Rebatch(), before)[0])
+
+
 def test_rows_of_neighbours_are_no_lane_s_work() -> None:
     before = graph_of(neighbour, ARGS, ONE)
     after, _ = rewrite(Rebatch(), before)
@@ -324,6 +338,49 @@ def test_a_dimension_as_long_as_there_are_lanes_is_not_taken_for_them() -> None:
         return pool.at[slots].set(x), jnp.stack(
             [jnp.exp(x[:, i]) + jnp.sin(windows[:, i]) for i in range(LANES)], axis=1
         )
+
+    before = graph_of(step, ARGS, ONE)
+    assert rewrite(Rebatch(), before) == (before, "")
+
+
+TWO = LaneContract((Pool("p"), SlotMap("p", SLOTS), Lane(), Lane()), (Pool("p"), Lane(), Lane()))
+
+
+def two_reads(pool, slots, q, k):
+    """What the delta rule reads of every lane's state for its query and its key, and scales."""
+    read = jnp.einsum("nik,nkv->niv", jnp.stack([q, k], axis=1), pool[slots])
+    read_q, read_k = jnp.moveaxis(read, 1, 0)
+    scale = jnp.exp(-jnp.abs(q[:, :1]))
+    read_q, read_k = scale * read_q, scale * read_k
+    return pool.at[slots].add(read_k[:, None]), read_q, read_k
+
+
+def two_sequences(pool, slots, q, k):
+    outs = []
+    for i in range(2):
+        row = jnp.tanh(pool[slots[i]]) + k[i][:, None]
+        pool = pool.at[slots[i]].set(row)
+        outs.append(q[i] @ row)
+    return pool, jnp.stack(outs), k
+
+
+def test_two_reads_of_two_lanes_are_no_lanes() -> None:
+    args = (pool(), slots()[:2], jnp.zeros((2, ROW[0])), jnp.zeros((2, ROW[0])))
+    before = graph_of(two_reads, args, TWO)
+    assert rewrite(Rebatch(), before) == (before, "")
+    loop = graph_of(two_sequences, args, TWO)
+    after, report = rewrite(Rebatch(), loop)
+    assert_same(loop, after, tolerance=1e-5)
+    assert report.startswith("re-batched 2 lanes x ")
+
+
+def test_as_many_slices_of_a_vocabulary_as_lanes_are_no_lanes() -> None:
+    """Of every token of every lane the logits are looked through in slices."""
+
+    def step(pool, slots, x):
+        logits = jnp.repeat(x.reshape(LANES, -1), 3, axis=0).reshape(3 * LANES, LANES, -1)
+        highest = [jnp.exp(logits[:, i]).max(axis=-1) for i in range(LANES)]
+        return pool.at[slots].set(x), jnp.stack(highest, axis=1).reshape(LANES, 3, LANES)
 
     before = graph_of(step, ARGS, ONE)
     assert rewrite(Rebatch(), before) == (before, "")

@@ -1,18 +1,19 @@
-"""Small step functions with every way of holding scratch, and planners that are wrong in a known way."""
+"""Small step functions with every way of holding scratch, and plans that are wrong in a known way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ir_passes import ir
+from ir_passes import arena, ir
 from ir_passes.arena import plan_liveness
 from ir_passes.arena_plan import Plan
 from ir_passes.liveness import Liveness, liveness
-from ir_passes.packing import PLANNERS, Buffer, Packing, best_fit, packing_of
+from ir_passes.packing import Buffer, aligned, pack
 
 ROWS, K, V, D, CONTEXT, LAYERS = 6, 4, 8, 4, 6, 3
 
@@ -144,20 +145,22 @@ def sized_for_one_lane(live: Liveness, one: Liveness) -> Liveness:
     return replace(live, scratch=scratch, bodies=bodies)
 
 
-def touching(buffers: list[Buffer]) -> Packing:
-    """Best fit that takes bytes as free at the time of their last use."""
-    shorter = [replace(b, end=max(b.start, b.end - 1)) for b in buffers]
-    return packing_of(buffers, best_fit(shorter).offsets)
+def touching(buffers: Sequence[Buffer]) -> list[int]:
+    """The packer, taking bytes as free at the time of their last use."""
+    return pack([replace(b, end=max(b.start, b.end - 1)) for b in buffers])
 
 
-def mutant_plan(mutant: str, name: str, lanes: int, monkeypatch: Any, redzone: int = 0) -> Plan:
-    """The plan of a program by a planner with one fault; "none" is without."""
+def apart(buffers: Sequence[Buffer]) -> list[int]:
+    """One after the other, nothing shared."""
+    return list(accumulate((aligned(b.size) for b in buffers), initial=0))[:-1]
+
+
+def mutant_plan(mutant: str, name: str, lanes: int, monkeypatch: Any) -> Plan:
+    """The plan of a program with one fault; "none" is without."""
     program = PROGRAMS[name]
     live = liveness(program.fn, program.args(lanes))
-    planner = "best-fit"
     if mutant == "touching ends":
-        planner = "touching"
-        monkeypatch.setitem(PLANNERS, planner, touching)
+        monkeypatch.setattr(arena, "pack", touching)
     elif mutant == "forgotten view":
         live = forgets_views(live)
     elif mutant == "forgotten pool read":
@@ -166,7 +169,7 @@ def mutant_plan(mutant: str, name: str, lanes: int, monkeypatch: Any, redzone: i
         live = sized_for_one_lane(live, liveness(program.fn, program.args(1)))
     else:
         assert mutant == "none", mutant
-    return plan_liveness(live, planner=planner, redzone=redzone, lanes=lanes)
+    return plan_liveness(live, lanes=lanes)
 
 
 # mutant -> programs that show it

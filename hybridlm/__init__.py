@@ -19,6 +19,7 @@ from hybridlm._mesh import mesh
 from hybridlm._prefix import Prefix
 from hybridlm._results import Completion, Score
 from hybridlm._rows import RowsLost
+from hybridlm._sampling_params import SamplingParams
 from hybridlm._session import Event, Session
 from hybridlm._snapshot import Snapshot, SnapshotError
 from hybridlm._tables import to_table
@@ -43,6 +44,7 @@ __all__ = [
     "NumericalError",
     "Prefix",
     "RowsLost",
+    "SamplingParams",
     "Score",
     "SequenceState",
     "Session",

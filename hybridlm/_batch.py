@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from hybridlm._sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling
-from hybridlm._sequence import SamplingParams
+from hybridlm._sequence import ResolvedParams
 from hybridlm._sequence import Sequence as Alive
 from models import kv_blocks
 
@@ -58,7 +58,7 @@ def blocks_for(positions: int) -> np.ndarray:
 
 def sampling_arrays(lanes: Sequence[Alive | None]) -> tuple[Sampling, np.ndarray]:
     """The sampling settings of every lane, and how the lanes draw (int32 [], see `draw`)."""
-    idle = SamplingParams()
+    idle = ResolvedParams()
     params = [idle if sequence is None else sequence.request.params for sequence in lanes]
     index = [0 if sequence is None else sequence.request.key_index for sequence in lanes]
     sampling = Sampling(
@@ -75,7 +75,7 @@ def sampling_arrays(lanes: Sequence[Alive | None]) -> tuple[Sampling, np.ndarray
     return sampling, np.array(drawing, np.int32)
 
 
-def _drawing(params: SamplingParams) -> int:
+def _drawing(params: ResolvedParams) -> int:
     """What one lane asks of `draw`."""
     if params.temperature == 0:
         return GREEDY

@@ -33,7 +33,7 @@ class Ours:
     name = "hybridlm"
 
     def __init__(self, lm: LM, lanes: int, prompt: int):
-        self._lm, self._engine, self.lanes = lm, lm._engine, lanes
+        self._lm, self._engine, self.lanes = lm, lm.engine, lanes
         self.program = self._engine.program(Shape("generate", lanes, 1))
         self.reading = self._engine.program(Shape("generate", lanes, self._engine.chunk))
         self._sampling = sampling_arrays([None] * lanes)

@@ -78,7 +78,7 @@ def bench(
         lm = load(model, lanes=max(lanes), context=context, dtype=dtype, chunk=chunk)
         console = console_for_table()
         _print_machine(console, lm, limits)
-        traffic = Traffic.of(lm.model, lm.params, lm._cache_dtype, lm._engine.programs.derived.screened)
+        traffic = Traffic.of(lm.model, lm.params, lm._cache_dtype, lm.engine.programs.derived.screened)
         speeds: dict[str, list[float]] = {}
         fractions: dict[str, list[float]] = {}
         for number in lanes:

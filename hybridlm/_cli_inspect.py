@@ -52,7 +52,7 @@ def inspect(
         if html is not None:
             replaceable(html)
         lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, certify="warn")
-        engine = lm._engine
+        engine = lm.engine
         shape = _shape(engine, step)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CertificationWarning)

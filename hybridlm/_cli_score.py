@@ -54,7 +54,7 @@ def score(
         if lm.follow():
             return
         start = time.perf_counter()
-        report = lm.score_file(input, output, strict, window, shard, restart)
+        report = lm.score_file(input, output, strict=strict, window=window, shard=shard, restart=restart)
         seconds = time.perf_counter() - start
         kept = f"; {report.kept:,} rows were there from before" if report.kept else ""
         saved = lm.stats["prefix_tokens_saved"]

@@ -108,7 +108,7 @@ def _subject(
             raise ValueError("expected --model, or --config with --abstract, got neither")
         most = LANES if lanes is None else lanes
         lm = load(model, lanes=most, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh))
-        return lm._engine, Compiled(lm._engine, out)
+        return lm.engine, Compiled(lm.engine, out)
     if config is None:
         got = "--model" if model is not None else "neither"
         raise ValueError(f"--abstract: expected --config, the path of a config.json, got {got}")

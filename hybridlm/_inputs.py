@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridlm._prefix import Prefix
-from hybridlm._requests import MOST_LOGPROBS, Settings, check_length, to_items, to_sampling_params, to_token_ids
-from hybridlm._sequence import Request, SamplingParams
+from hybridlm._requests import MOST_LOGPROBS, check_length, resolve, to_items, to_token_ids
+from hybridlm._sampling_params import SamplingParams
+from hybridlm._sequence import Request, ResolvedParams
 from hybridlm._snapshot import Snapshot
 from hybridlm._tokenizer import Tokenizer
 
@@ -80,15 +81,15 @@ class Inputs:
             raise TypeError(f"prefix: expected what lm.prefix or lm.load_prefix returns, got {type(prefix)}")
         self.require(prefix.snapshot)
 
-    def requests(self, prompts: Any, n: int, settings: Settings, prefix: Prefix | None = None) -> list[Request]:
+    def requests(self, prompts: Any, n: int, params: SamplingParams, prefix: Prefix | None = None) -> list[Request]:
         """`n` requests for each prompt; raises TypeError or ValueError that names the prompt or the setting."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"n: expected a whole number of at least 1, got {n!r}")
-        params = self._params(**settings)
+        resolved = self._resolve(params)
         requests = []
         for i, item in enumerate(to_items(prompts, "prompts")):
             tokens, start = self._prompt(item, f"prompts[{i}]", prefix)
-            requests += [Request(i * n + j, tokens, params, start=start) for j in range(n)]
+            requests += [Request(i * n + j, tokens, resolved, start=start) for j in range(n)]
         return requests
 
     def _prompt(self, item: Any, where: str, prefix: Prefix | None) -> tuple[tuple[int, ...], Snapshot | None]:
@@ -96,14 +97,15 @@ class Inputs:
             return self.encode(item, where), None
         return self.after(prefix, item, where), prefix.snapshot
 
-    def request(self, index: int, prompt: Any, priority: int, prefix: Prefix | None, settings: Settings) -> Request:
+    def request(
+        self, index: int, prompt: Any, params: SamplingParams, priority: int = 0, prefix: Prefix | None = None
+    ) -> Request:
         """One request with a number and a priority; raises as `requests`."""
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
-        params = self._params(**settings)
+        resolved = self._resolve(params)
         tokens, start = self._prompt(prompt, f"request {index}", prefix)
-        return Request(index, tokens, params, priority, start=start)
+        return Request(index, tokens, resolved, priority, start=start)
 
-    def _params(self, ignore_eos: bool = False, **settings: Any) -> SamplingParams:
-        end = () if ignore_eos else self.eos_token_ids
-        return to_sampling_params(**settings, end_token_ids=end, tokenizer=self.tokenizer, vocab_size=self.vocab_size)
+    def _resolve(self, params: SamplingParams) -> ResolvedParams:
+        return resolve(params, end_token_ids=self.eos_token_ids, tokenizer=self.tokenizer, vocab_size=self.vocab_size)

@@ -7,12 +7,12 @@ Bodies are those of `vllm run-batch` for the two endpoints below. What is not su
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridlm._inputs import Inputs
 from hybridlm._openai_fields import ANYTHING, BOOLEAN, LIST, NUMBER, OBJECT, STRING, STRINGS, TOKEN_IDS, Fields, whole
-from hybridlm._requests import Settings
+from hybridlm._sampling_params import SamplingParams
 from hybridlm._sequence import Request
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -97,7 +97,7 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
     top = _take_logprobs(body, chat, inputs.most_logprobs)
     n = body.take("n", whole(1, MOST_CHOICES), 1)
     max_tokens = _take_max_tokens(body, chat, inputs.context)
-    settings = _take_sampling(body, custom_id)
+    sampling = _take_sampling(body, custom_id)
     token_ids = body.take("return_token_ids", BOOLEAN, inputs.tokenizer is None)
     names_are_ids = body.take("return_tokens_as_token_ids", BOOLEAN, inputs.tokenizer is None)
     if not names_are_ids and inputs.tokenizer is None:
@@ -106,8 +106,8 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
         body.fault("max_tokens: 0 only makes sense with echo")
     body.finish(NEUTRAL)
     prompts = _chat_prompt(said, variables, inputs) if chat else _prompts(said, inputs)
-    settings |= {"max_tokens": max(max_tokens, 1), "logprobs": top}
-    requests = inputs.requests([list(prompt.token_ids) for prompt in prompts], n, settings)
+    params = replace(sampling, max_tokens=max(max_tokens, 1), logprobs=top)
+    requests = inputs.requests([list(prompt.token_ids) for prompt in prompts], n, params)
     if max_tokens == 0:
         requests = []
         if n != 1:
@@ -134,20 +134,20 @@ def _take_max_tokens(body: Fields, chat: bool, context: int) -> int:
     return found[0] if found else context if chat else COMPLETIONS_MAX_TOKENS
 
 
-def _take_sampling(body: Fields, custom_id: str) -> Settings:
+def _take_sampling(body: Fields, custom_id: str) -> SamplingParams:
     stop = body.take("stop", STRINGS, [])
     # Without a seed OpenAI draws anything: here lines differ, each draws the same every time and wherever it stands.
     seed = int.from_bytes(hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).digest()[:8], "big")
-    return {
-        "temperature": body.take("temperature", NUMBER, 1.0),
-        "top_p": body.take("top_p", NUMBER, 1.0),
+    return SamplingParams(
+        temperature=body.take("temperature", NUMBER, 1.0),
+        top_p=body.take("top_p", NUMBER, 1.0),
         # vLLM's -1 means all.
-        "top_k": max(body.take("top_k", whole(-1, 2**31 - 1), 0), 0),
-        "min_p": body.take("min_p", NUMBER, 0.0),
-        "seed": body.take("seed", whole(0, 2**64 - 1), seed),
-        "stop": [*([stop] if isinstance(stop, str) else stop), *body.take("stop_token_ids", TOKEN_IDS, [])],
-        "ignore_eos": body.take("ignore_eos", BOOLEAN, False),
-    }
+        top_k=max(body.take("top_k", whole(-1, 2**31 - 1), 0), 0),
+        min_p=body.take("min_p", NUMBER, 0.0),
+        seed=body.take("seed", whole(0, 2**64 - 1), seed),
+        stop=[*([stop] if isinstance(stop, str) else stop), *body.take("stop_token_ids", TOKEN_IDS, [])],
+        ignore_eos=body.take("ignore_eos", BOOLEAN, False),
+    )
 
 
 def _prompts(said: Any, inputs: Inputs) -> list[Prompt]:

@@ -2,30 +2,17 @@
 
 import operator
 import sys
-from collections.abc import Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from hybridlm._sequence import SamplingParams
+from hybridlm._sampling_params import SamplingParams
+from hybridlm._sequence import ResolvedParams
 from hybridlm._tokenizer import Tokenizer
 
 MOST_LOGPROBS = 1000
 """Of the most likely tokens of a position, as many as can be asked for in any vocabulary."""
-
-
-class Settings(TypedDict, total=False):
-    """How the tokens of a request are drawn and when it ends; see `LM.generate`."""
-
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    stop: str | int | Sequence[str | int] | None
-    ignore_eos: bool
-    logprobs: int | None
 
 
 def to_items(items: Any, what: str) -> list[Any]:
@@ -38,7 +25,7 @@ def to_items(items: Any, what: str) -> list[Any]:
         return [items]
     if not isinstance(items, list | tuple):
         raise TypeError(f"{what}: expected a list whose items are strings or lists of token ids, got {type(items)}")
-    if items and all(_is_token(item) for item in items):
+    if items and all(_is_whole(item) for item in items):
         raise TypeError(f"{what}: got a bare list of token ids; put it in a list: [[{items[0]}, ...]]")
     return list(items)
 
@@ -64,7 +51,7 @@ def to_token_ids(
             raise ValueError(f"{where}: got text, but the checkpoint has no tokenizer.json; pass a list of token ids")
         ids = tokenizer.encode(item, add_special_tokens=not continues)
     elif isinstance(item, list | tuple) or (isinstance(item, np.ndarray) and item.ndim):
-        wrong = [(i, token) for i, token in enumerate(item) if not _is_token(token)]
+        wrong = [(i, token) for i, token in enumerate(item) if not _is_whole(token)]
         if wrong:
             i, token = wrong[0]
             raise TypeError(f"{where}: expected token ids, got {token!r} at index {i}")
@@ -91,74 +78,77 @@ def check_length(ids: Sequence[int], where: str, context: int) -> None:
         )
 
 
-def to_sampling_params(
-    *,
-    end_token_ids: Sequence[int],
-    tokenizer: Tokenizer | None,
-    vocab_size: int,
-    max_tokens: int = 64,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    seed: int = 0,
-    stop: Any = None,
-    logprobs: int | None = None,
-) -> SamplingParams:
-    """Check the settings of `LM.generate`.
+def resolve(
+    params: SamplingParams, *, end_token_ids: Sequence[int], tokenizer: Tokenizer | None, vocab_size: int
+) -> ResolvedParams:
+    """Check sampling parameters against a model.
+
+    Args:
+        params: as the user gave them.
+        end_token_ids: the model's own.
+        tokenizer: None where only token ids can be taken.
+        vocab_size: token ids are below it.
 
     Raises:
         ValueError: all settings that are wrong.
     """
     faults = []
 
-    def need(name: str, value: Any, good: bool, expected: str) -> None:
-        if not good:
+    def need(name: str, good: Callable[[Any], bool], expected: str) -> None:
+        value = getattr(params, name)
+        if not good(value):
             faults.append(f"{name}: expected {expected}, got {value!r}")
 
-    def number(value: Any) -> bool:
-        if isinstance(value, np.integer | np.floating):
-            value = value.item()
-        plain = isinstance(value, int | float) and not isinstance(value, bool)
-        return plain and -sys.float_info.max <= value <= sys.float_info.max
-
-    need("max_tokens", max_tokens, _is_token(max_tokens) and max_tokens >= 1, "a whole number of at least 1")
-    need("temperature", temperature, number(temperature) and temperature >= 0, "a number of at least 0 (0 is greedy)")
-    need("top_k", top_k, _is_token(top_k) and 0 <= top_k < 2**31, "a whole number of at least 0 (0 keeps all)")
-    need("top_p", top_p, number(top_p) and 0 < top_p <= 1, "a number in (0, 1]")
-    need("min_p", min_p, number(min_p) and 0 <= min_p <= 1, "a number in [0, 1]")
-    need("seed", seed, _is_token(seed) and 0 <= seed < 2**64, "a whole number in [0, 2**64)")
     most = min(vocab_size, MOST_LOGPROBS)
-    need(
-        "logprobs", logprobs, logprobs is None or (_is_token(logprobs) and 0 <= logprobs <= most), f"0..{most} or None"
-    )
-    stops = [] if stop is None else [stop] if isinstance(stop, str) or _is_token(stop) else stop
-    strings, ids = [], list(end_token_ids)
-    if not isinstance(stops, list | tuple):
-        need("stop", stop, False, "a string, a token id, or a list of them")
-        stops = []
-    for item in stops:
-        if isinstance(item, str):
-            need("stop", item, item != "", "strings that are not empty")
-            need("stop", item, tokenizer is not None, "token ids, because the checkpoint has no tokenizer.json")
+    need("max_tokens", lambda x: _is_whole(x) and x >= 1, "a whole number of at least 1")
+    need("temperature", lambda x: _is_number(x) and x >= 0, "a number of at least 0 (0 is greedy)")
+    need("top_k", lambda x: _is_whole(x) and 0 <= x < 2**31, "a whole number of at least 0 (0 keeps all)")
+    need("top_p", lambda x: _is_number(x) and 0 < x <= 1, "a number in (0, 1]")
+    need("min_p", lambda x: _is_number(x) and 0 <= x <= 1, "a number in [0, 1]")
+    need("seed", lambda x: _is_whole(x) and 0 <= x < 2**64, "a whole number in [0, 2**64)")
+    need("ignore_eos", lambda x: isinstance(x, bool | np.bool_), "True or False")
+    need("logprobs", lambda x: x is None or (_is_whole(x) and 0 <= x <= most), f"0..{most} or None")
+    strings: list[str] = []
+    ids = [] if params.ignore_eos else list(end_token_ids)
+    for item in _stops(params.stop):
+        if isinstance(item, str) and item and tokenizer is not None:
             strings.append(item)
-        else:
-            need("stop", item, _is_token(item) and 0 <= item < vocab_size, f"strings or token ids below {vocab_size}")
+        elif not isinstance(item, str) and _is_whole(item) and 0 <= item < vocab_size:
             ids.append(item)
+        else:
+            faults.append(f"stop: expected {_stop_expected(item, tokenizer, vocab_size)}, got {item!r}")
     if faults:
         raise ValueError("; ".join(faults))
-    return SamplingParams(
-        int(max_tokens),
-        float(temperature),
-        int(top_k),
-        float(top_p),
-        float(min_p),
-        int(seed),
+    return ResolvedParams(
+        int(params.max_tokens),
+        float(params.temperature),
+        int(params.top_k),
+        float(params.top_p),
+        float(params.min_p),
+        int(params.seed),
         frozenset(int(token) for token in ids),
         tuple(strings),
-        None if logprobs is None else int(logprobs),
+        None if params.logprobs is None else int(params.logprobs),
     )
 
 
-def _is_token(value: Any) -> bool:
+def _stops(stop: Any) -> list[Any]:
+    """What ends a completion, as a list; something that is no list is its one item."""
+    return [] if stop is None else list(stop) if isinstance(stop, list | tuple) else [stop]
+
+
+def _stop_expected(item: Any, tokenizer: Tokenizer | None, vocab_size: int) -> str:
+    if not isinstance(item, str):
+        return f"strings or token ids below {vocab_size}"
+    return "strings that are not empty" if item == "" else "token ids, because the checkpoint has no tokenizer.json"
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, np.integer | np.floating):
+        value = value.item()
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return plain and -sys.float_info.max <= value <= sys.float_info.max
+
+
+def _is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,60 +1,14 @@
-"""Writing a loaded model: `LM.save`."""
+"""Pieces of a loaded model's parameters, as `LM.save` writes them."""
 
 import itertools
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import hybridlm
-from hybridlm._engine import Engine
-from hybridlm._replacing import new_path
-from hybridlm.checkpoint import CheckpointError, dotted, fingerprint_of, open_checkpoint
-from hybridlm.checkpoint.saving import Described, Piece, save_checkpoint
-from models import Cut, DecoderConfig, Part, family_of
-
-
-class Saved:
-    """What `LM` inherits; it sets the attributes."""
-
-    path: Path
-    config: DecoderConfig
-    params: dict[str, jax.Array]
-    fingerprint: str
-    _engine: Engine
-
-    def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write the model as it is in memory, so that `hybridlm.load(directory)` opens it, faster than the original.
-
-        The directory holds the weights in the layout and the dtype in which they are used (an Orbax checkpoint of plain
-        arrays), config.json, generation_config.json, the tokenizer's files and the chat template as they were, and an
-        index: arrays and JSON only. What is loaded from it gives the same bits, on any mesh. Of several processes all
-        call this, with a directory that all of them see. See docs/saving.md.
-
-        Args:
-            directory: where it will be; nothing may be there.
-
-        Raises:
-            FileExistsError: something is there.
-            ValueError: there are several processes, and no mesh.
-            CheckpointError: the checkpoint that was loaded is not there any more, or has changed.
-            OSError: it cannot be written; nothing is left of it.
-        """
-        if jax.process_count() > 1 and self._engine.placement.mesh is None:
-            raise ValueError("save: each process has a model of its own; load it over a mesh of all their devices")
-        target = new_path(Path(directory))
-        source = open_checkpoint(self.path)
-        dtype = self._engine.kind.dtype
-        if fingerprint_of(source, dtype) != self.fingerprint:
-            raise CheckpointError(self.path, "has changed since it was loaded; config.json and tokenizer are its")
-        whole = family_of(source.config).abstract(self.config)
-        cuts = {dotted(path): each for path, each in whole.cuts().items()}
-        parameters = {name: saved_pieces(array, cuts.get(name, ())) for name, array in self.params.items()}
-        model = Described(hybridlm.__version__, self.config.family, dtype, self.fingerprint)
-        save_checkpoint(target, self.path, model, parameters)
+from hybridlm.checkpoint.saving import Piece
+from models import Cut, Part
 
 
 def saved_pieces(array: jax.Array, cuts: Sequence[Cut]) -> tuple[tuple[int, ...], list[Piece]]:

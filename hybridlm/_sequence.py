@@ -13,8 +13,8 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True)
-class SamplingParams:
-    """How a request draws its tokens; see `LM.generate`."""
+class ResolvedParams:
+    """`SamplingParams` that were checked against a model: stop strings and the ids that end a completion apart."""
 
     max_tokens: int = 64
     temperature: float = 0.0
@@ -42,7 +42,7 @@ class Request:
 
     index: int
     prompt: tuple[int, ...]
-    params: SamplingParams
+    params: ResolvedParams
     priority: int = 0
     draw_index: int | None = None
     start: Snapshot | None = None

@@ -1,10 +1,11 @@
 """A run of the engine: requests go in at any time, tokens come out step by step."""
 
 import time
+import typing
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from hybridlm._errors import NumericalError
 from hybridlm._prefix import Prefix
 from hybridlm._results import Completion
 from hybridlm._sampling import LogitsProcessor
+from hybridlm._sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm._scheduler import Scheduler
 from hybridlm._sequence import FinishReason, Request, Sequence
 from hybridlm._speculation import Speculation
@@ -21,8 +23,8 @@ from hybridlm._steps import Drawn
 from hybridlm._stopping import GrowingText
 from hybridlm._tokenizer import Tokenizer
 
-ToRequest = Callable[..., Request]
-"""(index, prompt, priority, prefix, settings) -> a request that has been checked."""
+ToRequest = Callable[[int, Any, SamplingParams, int, Prefix | None], Request]
+"""(index, prompt, sampling parameters, priority, prefix) -> a request that has been checked."""
 
 
 class Event(NamedTuple):
@@ -97,14 +99,24 @@ class Session:
         """Whether a request has not ended, or its end has not been returned by `step`."""
         return bool(self._alive or self._events)
 
-    def submit(self, prompt: Any, *, priority: int = 0, prefix: Prefix | None = None, **settings: Any) -> int:
+    @takes_settings
+    def submit(
+        self,
+        prompt: str | typing.Sequence[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        prefix: Prefix | None = None,
+        **settings: Unpack[Settings],
+    ) -> int:
         """Queue a prompt.
 
         Args:
             prompt: a string or a list of token ids.
+            sampling_params: how its tokens are sampled and when it ends.
             priority: of those that wait, the highest goes first; the ones of equal priority in the order they came.
             prefix: the prompt continues it (see `LM.prefix`).
-            settings: of `LM.generate`, but `n` and `logits_processor`.
+            **settings: fields of `SamplingParams`.
 
         Returns:
             The number of the request, which its events carry: 0, 1, ... It is part of the key of its draws.
@@ -114,7 +126,7 @@ class Session:
             RuntimeError: the session is closed.
         """
         self._require_open()
-        request = self._to_request(self._submitted, prompt, priority, prefix, settings)
+        request = self._to_request(self._submitted, prompt, with_settings(sampling_params, settings), priority, prefix)
         self.add(request)
         return request.index
 

@@ -15,11 +15,11 @@ COMPILE_SECONDS = 120.0
 """Budget of one step, from tracing to its certificate; what takes longer is named in a warning."""
 
 
-def warm_up(engine: Engine, every_rung: bool, progress: bool | None) -> dict[str, float]:
+def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[str, float]:
     """See `LM.warmup`."""
     if engine.calls.crew is not None:
-        engine.calls.crew.tell(Operation("warm up", (int(every_rung),)))
-    shapes = all_shapes(engine, only_full=not every_rung)
+        engine.calls.crew.tell(Operation("warm up", (int(every_bucket),)))
+    shapes = all_shapes(engine, only_full=not every_bucket)
     seconds: dict[str, float] = {}
 
     def compiled(shape: AnyShape) -> tuple[str, float]:

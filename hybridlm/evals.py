@@ -137,7 +137,7 @@ class HybridLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text of each continuation, without the stop that ended it."""
         results: list[str] = []
-        with request_progress(False if disable_tqdm else None, len(requests), self.lm._engine.lanes) as completed:
+        with request_progress(False if disable_tqdm else None, len(requests), self.lm.engine.lanes) as completed:
             for window in _windows(requests):
                 for request, text in zip(window, self._generate(window), strict=True):
                     results.append(text)

@@ -101,7 +101,7 @@ def main() -> None:
         "progress": False,
     }  # fmt: skip
     lm = hybridlm.load(args.model, speculate="mtp" if head else None, **loaded)
-    lm.warmup(every_rung=True)  # a head that has stopped guessing would be compiled in a later round
+    lm.warmup(every_bucket=True)  # a head that has stopped guessing would be compiled in a later round
     plain: dict[str, Side] = {"no drafts": (lm, None)}
     if head:
         plain["no head"] = (hybridlm.load(args.model, **loaded), None)

@@ -40,8 +40,8 @@ def swapped_lanes(lm: "LM", recurrent_only: bool = False) -> Iterator[None]:
 
         return pools._replace(layers=jax.tree_util.tree_map_with_path(rows, pools.layers))
 
-    lm._engine.after_step = swap
+    lm.engine.after_step = swap
     try:
         yield
     finally:
-        lm._engine.after_step = None
+        lm.engine.after_step = None

@@ -151,7 +151,7 @@ def test_logprobs_are_those_of_generate_and_score(text_lm: hybridlm.LM, tmp_path
 def test_without_a_tokenizer_text_is_null(text_lm: hybridlm.LM, tmp_path: Path):
     inputs = dataclasses.replace(text_lm._inputs, tokenizer=None)
     model = dataclasses.replace(
-        model_of(text_lm), inputs=inputs, session=lambda: Session(text_lm._engine, None, inputs.request, None)
+        model_of(text_lm), inputs=inputs, session=lambda: Session(text_lm.engine, None, inputs.request, None)
     )
     found = answered(
         model,
@@ -235,7 +235,7 @@ def test_stop_strings_and_ids(text_lm: hybridlm.LM):
 
 
 def test_logits_that_are_no_numbers_are_an_error_of_their_line(text_lm: hybridlm.LM, tmp_path: Path):
-    engine, clean = text_lm._engine, text_lm._engine.params
+    engine, clean = text_lm.engine, text_lm.engine.params
     where = list(text_lm.params).index("embed_tokens")
     engine.params = tuple(p.at[9].set(jnp.nan) if i == where else p for i, p in enumerate(clean))
     try:

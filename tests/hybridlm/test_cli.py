@@ -354,7 +354,7 @@ def embedded(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> Iterator[h
     monkeypatch.setattr(_cli_demo, "MAX_TOKENS", 6)
     monkeypatch.setattr(demo, "story", lambda seed: story(seed, holders=1))
     yield loaded
-    loaded._engine.after_step = None
+    loaded.engine.after_step = None
 
 
 def test_demo(embedded: hybridlm.LM):
@@ -369,7 +369,7 @@ def test_demo(embedded: hybridlm.LM):
     assert output.endswith("all 3 answers are equal, token by token\n")
     # One step for the batch, another one for a single lane.
     assert {(3, 5), (3, 1), (1, 5), (1, 1)} <= {
-        (s.lanes, s.tokens) for s in embedded._engine.programs.shapes if isinstance(s, Shape)
+        (s.lanes, s.tokens) for s in embedded.engine.programs.shapes if isinstance(s, Shape)
     }
 
 
@@ -381,7 +381,7 @@ def test_demo_sees_a_leak(embedded: hybridlm.LM):
             return pools
         return jax.tree.map(lambda pool: pool[jax.numpy.array([1, 2, 0])], pools)
 
-    embedded._engine.after_step = swap
+    embedded.engine.after_step = swap
     result = run("demo")
     assert result.exit_code == 1 and result.stdout.count("NO") == 3
     assert result.stderr == "error: 3 of 3 answers differ between the batch and alone\n"

@@ -1,5 +1,7 @@
 """Generation through the queue: order, stops, limits, log-probabilities, and what a completion may depend on."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,14 +59,15 @@ def test_greedy_tokens_and_logprobs_are_those_of_forward(text_lm: hybridlm.LM) -
 
 
 def test_a_draw_does_not_depend_on_batch_mates(text_lm: hybridlm.LM) -> None:
-    settings = {"temperature": 1.0, "seed": 5, "logprobs": 3, **FREE}
+    settings: dict[str, Any] = {"temperature": 1.0, "seed": 5, "logprobs": 3, **FREE}
     first = text_lm.generate(PROMPTS, **settings)
     others = [p if i in (1, 4) else "other text" + "!" * (3 * i) for i, p in enumerate(PROMPTS)]
     second = text_lm.generate(others, **settings)
     for i in (1, 4):
         assert first[i] == second[i], "same index, same compiled shape: the same bits"
     assert first[0] != second[0]
-    reseeded = text_lm.generate(PROMPTS, **{**settings, "seed": 6})
+    settings["seed"] = 6
+    reseeded = text_lm.generate(PROMPTS, **settings)
     assert sum(a.token_ids == b.token_ids for a, b in zip(first, reseeded, strict=True)) == 0
 
 
@@ -174,12 +177,12 @@ def test_an_interrupted_run_leaves_a_model_that_works(text_lm: hybridlm.LM) -> N
     def interrupt(pools, owners):
         raise KeyboardInterrupt
 
-    text_lm._engine.after_step = interrupt
+    text_lm.engine.after_step = interrupt
     try:
         with pytest.raises(KeyboardInterrupt):
             text_lm.generate(PROMPTS, **FREE)
     finally:
-        text_lm._engine.after_step = None
+        text_lm.engine.after_step = None
     assert text_lm.generate(PROMPTS, **FREE) == want
 
 
@@ -194,8 +197,8 @@ def test_compiled_shapes_are_the_ladder_and_nothing_recompiles(text_lm: hybridlm
     lm.score([[7] * 9] * 5)
     ladder = {Shape("generate", lanes, tokens) for lanes in (1, 3) for tokens in (1, 5)}
     # Finished prompts go to the decode pool; the state behind what texts have in common goes out and comes back.
-    moves = {CopyShape(1, 1), CopyShape(3, 3), *lm._engine.moves.shapes(3)}
-    assert set(lm._engine.programs.shapes) == ladder | moves | {Shape("score", 3, 5, 0)}
+    moves = {CopyShape(1, 1), CopyShape(3, 3), *lm.engine.moves.shapes(3)}
+    assert set(lm.engine.programs.shapes) == ladder | moves | {Shape("score", 3, 5, 0)}
     lm.generate([[7]] * 9, temperature=0.5, seed=3, max_tokens=2)
     lm.score([[7] * 3] * 4)
     assert lm.stats["compiled"] == 11
@@ -208,10 +211,10 @@ def test_pools_are_donated_and_written_in_place(text_lm: hybridlm.LM) -> None:
         seen.append([leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(pools)])
         return pools
 
-    text_lm._engine.after_step = addresses
+    text_lm.engine.after_step = addresses
     try:
         text_lm.generate(["abc"] * 3, **FREE)
     finally:
-        text_lm._engine.after_step = None
+        text_lm.engine.after_step = None
     decode = seen[1:]
     assert len(decode) == 8 and all(step == decode[0] for step in decode)

@@ -50,8 +50,8 @@ def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
 @functools.cache
 def program(lm: hybridlm.LM, shape: Shape) -> tuple[Step, LaneContract, Step]:
     """A step, its contract, and the program that the engine runs, on copies of rows, which it consumes."""
-    step, contract = lm._engine.programs.step(shape)
-    compiled = lm._engine.program(shape)
+    step, contract = lm.engine.programs.step(shape)
+    compiled = lm.engine.program(shape)
 
     def run(params, pools, *rest):
         return compiled(params, jax.tree.map(jnp.array, pools), *rest)
@@ -63,12 +63,10 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
     """Heterogeneous lanes with random state."""
     rng = np.random.default_rng(0)
     vocab = lm.config.vocab_size
-    pools = jax.tree.map(
-        lambda leaf: (0.5 * rng.normal(size=leaf.shape)).astype(leaf.dtype), lm._engine.new_rows(LANES)
-    )
+    pools = jax.tree.map(lambda leaf: (0.5 * rng.normal(size=leaf.shape)).astype(leaf.dtype), lm.engine.new_rows(LANES))
     tokens = rng.integers(1, vocab, (LANES, shape.tokens)).astype(np.int32)
     lengths = np.array(LENGTHS[shape.tokens], np.int32)
-    common = (lm._engine.params, pools, tokens, lengths, np.array(POSITIONS, np.int32), np.int32(2))
+    common = (lm.engine.params, pools, tokens, lengths, np.array(POSITIONS, np.int32), np.int32(2))
     if shape.step == "score":
         return (*common, rng.integers(1, vocab, (LANES, shape.tokens)).astype(np.int32))
     sampling = Sampling(
@@ -131,7 +129,7 @@ def check_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
     # what is changed must matter somewhere, or the test sees nothing; idle lanes and settings of greedy lanes need not
     assert (0, "everything") not in found.inert and (2, "everything") not in found.inert
     assert (1, "argument 2") not in found.inert
-    first_mixer = lm._engine.new_rows(1).layers[0][0]
+    first_mixer = lm.engine.new_rows(1).layers[0][0]
     for path, _ in jax.tree_util.tree_leaves_with_path(first_mixer):
         assert (2, f"argument 1.layers[0][0]{jax.tree_util.keystr(path)}") not in found.inert
 

@@ -85,18 +85,18 @@ def test_arguments_by_position() -> None:
     assert {name: one.default for name, one in list(parameters.items())[1:6]} == documented
     assert list(parameters)[1:6] == list(documented)
     lm = hybridlm.load(SMALL, 2, 16, "float32", "off", False)
-    assert (lm._engine.lanes, lm.context, lm.params["embed_tokens"].dtype) == (2, 16, jnp.float32)
-    assert lm._engine.programs.certify == "off"
+    assert (lm.engine.lanes, lm.context, lm.params["embed_tokens"].dtype) == (2, 16, jnp.float32)
+    assert lm.engine.programs.certify == "off"
 
 
 def test_default_context_and_chunk(copied: pathlib.Path) -> None:
     assert hybridlm.load(SMALL).context == 512
     change(copied / "config.json", max_position_embeddings=1 << 18)
     lm = hybridlm.load(copied)
-    assert (lm.context, lm._engine.lanes, lm._engine.chunk) == (4096, 8, 128)
+    assert (lm.context, lm.engine.lanes, lm.engine.chunk) == (4096, 8, 128)
     change(copied / "config.json", max_position_embeddings=100)
     lm = hybridlm.load(copied)
-    assert (lm.context, lm._engine.chunk) == (100, 100)
+    assert (lm.context, lm.engine.chunk) == (100, 100)
     assert load(copied, context=100).context == 100
 
 
@@ -171,7 +171,7 @@ def test_the_arrays_and_programs_of_a_model_go_when_it_does(more: dict[str, Any]
         session.submit([5, 6], max_tokens=2)
         session.step()
     del session
-    held = [lm._engine, lm._engine.programs, *lm.params.values()]
+    held = [lm.engine, lm.engine.programs, *lm.params.values()]
     gone = [weakref.ref(one) for one in held]
     collects = gc.isenabled()
     gc.disable()

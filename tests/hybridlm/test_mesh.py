@@ -35,7 +35,7 @@ def test_zeros_lie_where_their_types_say() -> None:
 
 
 def test_one_device_has_no_mesh_in_its_steps(text_lm: hybridlm.LM) -> None:
-    engine = text_lm._engine
+    engine = text_lm.engine
     for shape in all_shapes(engine, only_full=True, drafts=True):
         step, _ = engine.programs.step(shape)
         text = str(jax.make_jaxpr(step)(*engine.example_arguments(shape)))
@@ -98,7 +98,7 @@ def test_a_model_that_does_not_divide(text_lm: hybridlm.LM) -> None:
 
 
 def test_pools_have_as_many_rows_on_every_device(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, over = text_lm._engine, Placement(hybridlm.mesh(data=4))
+    engine, over = text_lm.engine, Placement(hybridlm.mesh(data=4))
     assert engine.rungs(3) == [1, 2, 3]
     monkeypatch.setattr(engine, "placement", over)
     monkeypatch.setattr(engine, "_fewest", 4)

@@ -113,11 +113,11 @@ def test_generation_is_that_of_one_device(tmp_path: Path) -> None:
     over = hybridlm.load(directory, lanes=2, mesh=hybridlm.mesh(data=2, model=2), **SETTINGS)
     check_generation(over, one, PROMPTS[:3])
     assert all(certificate.holds for certificate in over.certificates.values())
-    steps = [shape for shape in over._engine.programs.shapes if isinstance(shape, Shape)]
+    steps = [shape for shape in over.engine.programs.shapes if isinstance(shape, Shape)]
     assert steps
     for shape in steps:
         expected = by_hand(one.config, Devices(data=2, model=2), shape.lanes, shape.tokens)
-        assert counted(over._engine.program(shape).compiled.as_text()) == in_bytes(expected)
+        assert counted(over.engine.program(shape).compiled.as_text()) == in_bytes(expected)
 
 
 @pytest.mark.long
@@ -185,7 +185,7 @@ def test_rows_move_to_smaller_pools(
         return [done[i] for i in range(10)]
 
     check_same_tokens(one, run(over), run(one))
-    assert CopyShape(16, axes[0]) in over._engine.programs.shapes
+    assert CopyShape(16, axes[0]) in over.engine.programs.shapes
 
 
 @pytest.mark.long

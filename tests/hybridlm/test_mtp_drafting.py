@@ -99,7 +99,7 @@ def test_the_head_of_a_prefix_sees_all_of_it(ordinary: hybridlm.LM, always: None
 def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybridlm.LM) -> None:
     """What that one has there waited for the next token; the later one has it as it became."""
     lm = hybridlm.load(agreeing.path, speculate="mtp", prefix_cache="64MB", **LOADED)
-    engine, prompt = lm._engine, PROMPTS[3]
+    engine, prompt = lm.engine, PROMPTS[3]
     for count in (7, 40):
         lm.generate([prompt[:count]], **SETTINGS)
     pool = engine.new_row()
@@ -148,7 +148,7 @@ def test_a_head_is_asked_as_long_as_it_pays(
     monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 3.0)
     monkeypatch.setattr("hybridlm._step_times.StepTimes.known", lambda self, step: True)
     for lm in (ordinary, agreeing):
-        monkeypatch.setattr(lm._engine, "_trust_in_head", Trust(0.9))
+        monkeypatch.setattr(lm.engine, "_trust_in_head", Trust(0.9))
     _, counted = drafted(ordinary, PROMPTS, **SETTINGS)
     assert 0 < counted["verify_steps"] <= 2 * len(PROMPTS) and counted["speculation_pauses"]
     _, counted = drafted(ordinary, PROMPTS[:4], **SETTINGS)

@@ -55,7 +55,7 @@ def test_cold_and_warm_agree(text_lm: hybridlm.LM, length: int) -> None:
 
 def check_same_grid(lm: hybridlm.LM, chunks: int) -> None:
     """Behind whole chunks the state has the bits of the row that reads the whole prompt in steps of the same shape."""
-    engine = lm._engine
+    engine = lm.engine
     count = chunks * engine.chunk
     prefix = lm.prefix(IDS[: count + 1])
     with lm.session() as session:
@@ -155,7 +155,7 @@ def test_stream_and_submit_take_a_prefix(text_lm: hybridlm.LM) -> None:
 def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(text_lm: hybridlm.LM) -> None:
     prefix = text_lm.prefix(IDS[:31])
     want, scores = text_lm.generate(CONTINUATIONS, prefix=prefix, **FREE), text_lm.score(CONTINUATIONS, prefix=prefix)
-    engine = text_lm._engine
+    engine = text_lm.engine
     kept = arrays(prefix.snapshot)
 
     def poison(rows: Rows, owners: list[Any]) -> Rows:
@@ -225,7 +225,7 @@ def altered(prefix: hybridlm.Prefix, **kind: Any) -> hybridlm.Prefix:
 
 def test_every_part_of_the_label_is_compared_by_itself(text_lm: hybridlm.LM) -> None:
     """Each of them differs alone here, as it can where two models have the same fingerprint."""
-    kind = text_lm._engine.kind
+    kind = text_lm.engine.kind
     first = kind.layout[0]
     others: dict[str, dict[str, Any]] = {
         r"model: expected \w+, got other": {"model": "other"},
@@ -246,9 +246,9 @@ def test_every_part_of_the_label_is_compared_by_itself(text_lm: hybridlm.LM) -> 
                 with pytest.raises(hybridlm.SnapshotError, match=message) as raised:
                     use([[5]], prefix=other)
                 assert str(raised.value).count("expected") == 1, "of nothing else"
-            pool = text_lm._engine.new_row()
+            pool = text_lm.engine.new_row()
             with pytest.raises(hybridlm.SnapshotError, match=message):
-                text_lm._engine.moves.restore(other.snapshot, pool, pool.acquire(), [*prefix.token_ids, 5], owner=None)
+                text_lm.engine.moves.restore(other.snapshot, pool, pool.acquire(), [*prefix.token_ids, 5], owner=None)
         assert text_lm.stats["steps"] == steps
 
 
@@ -262,7 +262,7 @@ def test_the_epoch_of_a_state_is_compared_with_nothing(text_lm: hybridlm.LM) -> 
 
 
 def test_a_state_is_not_restored_for_other_tokens(text_lm: hybridlm.LM) -> None:
-    engine, snapshot = text_lm._engine, text_lm.prefix(IDS[:9]).snapshot
+    engine, snapshot = text_lm.engine, text_lm.prefix(IDS[:9]).snapshot
     pool = engine.new_row()
     slot = pool.acquire()
     assert engine.moves.restore(snapshot, pool, slot, IDS[:9], owner=None) == 8 == pool.consumed(slot)
@@ -275,7 +275,7 @@ def test_a_state_is_not_restored_for_other_tokens(text_lm: hybridlm.LM) -> None:
 @pytest.mark.slow
 def test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached(text_lm: hybridlm.LM) -> None:
     """In a run: right at every step, refused one token before and behind, and for the next tenant of the row."""
-    engine = text_lm._engine
+    engine = text_lm.engine
     with text_lm.session() as session:
         session.submit(IDS[:12], max_tokens=4, ignore_eos=True)
         session.submit(IDS[:3], max_tokens=2, ignore_eos=True)

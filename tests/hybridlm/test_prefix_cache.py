@@ -17,7 +17,7 @@ from hybridlm._cache_budget import cache_budget
 from hybridlm._kept_arrays import KeptArrays
 from hybridlm._prefix_cache import PrefixCache
 from hybridlm._radix_tree import TreeError
-from hybridlm._sequence import Request, SamplingParams, Sequence
+from hybridlm._sequence import Request, ResolvedParams, Sequence
 from hybridlm._steps import Rows
 from models import KV_BLOCK
 
@@ -52,14 +52,14 @@ def gained(lm: hybridlm.LM, before: dict[str, int], *names: str) -> tuple[int, .
 
 
 def cache_of(lm: hybridlm.LM) -> PrefixCache:
-    assert lm._engine.prefix_cache is not None
-    return lm._engine.prefix_cache
+    assert lm.engine.prefix_cache is not None
+    return lm.engine.prefix_cache
 
 
 @pytest.fixture
 def cached(cached_lm: hybridlm.LM) -> Iterator[hybridlm.LM]:
     """With an empty cache."""
-    engine = cached_lm._engine
+    engine = cached_lm.engine
     engine.prefix_cache = PrefixCache(engine.moves, cache_budget("600kB"), engine.chunk)
     yield cached_lm
     cache_of(cached_lm).check_integrity()
@@ -121,7 +121,7 @@ def test_prompts_of_one_call_that_begin_alike_share_it(text_lm: hybridlm.LM, cac
 
 
 def test_no_position_is_kept_twice(cached: hybridlm.LM) -> None:
-    prompt, cache, engine = new(CHUNK + 3), cache_of(cached), cached._engine
+    prompt, cache, engine = new(CHUNK + 3), cache_of(cached), cached.engine
     cached.generate([prompt[:3]], **FREE)
     cached.generate([prompt], **FREE)
     assert engine.moves.bytes_of(3 + KV_BLOCK, 3) == engine.moves.state_bytes + engine.moves.span_bytes
@@ -152,7 +152,7 @@ def test_prompts_wait_for_what_another_one_reads() -> None:
         grows, state_bytes, span_bytes = True, 1, 1
 
     cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]  # a stand-in
-    other = Sequence(Request(0, tuple(range(40)), SamplingParams()), stops=(32, 36, 40))
+    other = Sequence(Request(0, tuple(range(40)), ResolvedParams()), stops=(32, 36, 40))
     assert not cache.awaits([*range(3), 99, 98], [other]), "less than a chunk together"
     assert cache.awaits([*range(38), 99], [other]) and other.stops == (32, 36, 40), "it goes on from 36"
     assert cache.awaits(range(40), [other]) and other.stops == (32, 36, 40), "one token of the same prompt is left"
@@ -195,12 +195,12 @@ def test_a_state_that_led_to_nan_is_not_used_again(text_lm: hybridlm.LM, cached:
     def poison(rows: Rows, owners: list[Any]) -> Rows:
         return Rows(jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), rows.layers), rows.token)
 
-    cached._engine.after_step = poison
+    cached.engine.after_step = poison
     try:
         with pytest.raises(hybridlm.NumericalError):
             cached.generate([prompt], **FREE)
     finally:
-        cached._engine.after_step = None
+        cached.engine.after_step = None
     assert_agree(text_lm, cached.generate([prompt], **FREE)[0], text_lm.generate([prompt], **FREE)[0])
     assert_agree(text_lm, cached.generate([prompt], **FREE)[0], text_lm.generate([prompt], **FREE)[0])
 
@@ -225,7 +225,7 @@ def test_what_is_lent_cannot_be_dropped(text_lm: hybridlm.LM, cached: hybridlm.L
 
 def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm.LM) -> None:
     """Whatever the tree says: the label and every part of a state are checked before a row is touched."""
-    engine, cache, prompt = cached._engine, cache_of(cached), new(140)
+    engine, cache, prompt = cached.engine, cache_of(cached), new(140)
     cached.generate([prompt], **FREE)
     pool = engine.new_row()
     slot = pool.acquire()
@@ -272,7 +272,7 @@ def test_budgets(text_lm: hybridlm.LM) -> None:
     for wrong in (1.5, True, None, ["1MB"]):
         with pytest.raises(TypeError, match="prefix_cache: expected bytes as a whole number"):
             cache_budget(wrong)
-    moves = text_lm._engine.moves
+    moves = text_lm.engine.moves
     least = moves.state_bytes + moves.span_bytes
     with pytest.raises(ValueError, match=f"hold no state of this model.* the smallest needs {least:,} B"):
         hybridlm.load(text_lm.path, prefix_cache=least - 1, **SETTINGS)
@@ -281,5 +281,5 @@ def test_budgets(text_lm: hybridlm.LM) -> None:
 
 
 def test_warming_up_compiles_what_a_cache_needs(cached_lm: hybridlm.LM) -> None:
-    names = {str(shape) for shape in all_shapes(cached_lm._engine, only_full=True)}
+    names = {str(shape) for shape in all_shapes(cached_lm.engine, only_full=True)}
     assert {"keep a state of 3", "keep a span of 3", "restore a state to 3", "restore a span to 3"} < names

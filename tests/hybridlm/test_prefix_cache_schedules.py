@@ -54,7 +54,7 @@ ACTIONS = st.lists(st.one_of(REQUESTS, st.just("step"), st.just("step"), st.just
 
 def with_cache(lm: hybridlm.LM, budget: Any) -> hybridlm.LM:
     """The model with an empty cache; its programs stay."""
-    lm._engine.prefix_cache = PrefixCache(lm._engine.moves, cache_budget(budget), lm._engine.chunk)
+    lm.engine.prefix_cache = PrefixCache(lm.engine.moves, cache_budget(budget), lm.engine.chunk)
     return lm
 
 
@@ -103,8 +103,8 @@ def run(lm: hybridlm.LM, alone: Alone, actions: list[Any], **options: Any) -> No
     assert sorted(ended) == list(range(len(asked)))
     for index, completion in ended.items():
         alone.check(asked[index], completion)
-    assert lm._engine.prefix_cache is not None
-    lm._engine.prefix_cache.check_integrity()
+    assert lm.engine.prefix_cache is not None
+    lm.engine.prefix_cache.check_integrity()
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_the_sanitizer_finds_nothing_wrong(cached_sanitized: hybridlm.LM, alone:
 @pytest.fixture(scope="module")
 def cached_sanitized(sanitized_lm: hybridlm.LM) -> Any:
     yield sanitized_lm
-    sanitized_lm._engine.prefix_cache = None
+    sanitized_lm.engine.prefix_cache = None
 
 
 @pytest.mark.long
@@ -166,7 +166,7 @@ def test_every_kind_of_state(golden: str) -> None:
             alone.check(asked, warm.generate([asked.prompt], **asked.settings)[0])
             assert_kept_agrees(cold, warm, asked.prompt, tolerance)
         assert warm.stats["prefix_tokens_saved"] - saved >= length - 7, "the last one went on from a state"
-    moves = warm._engine.moves
+    moves = warm.engine.moves
     small = {"device": 3 * (moves.state_bytes + moves.span_bytes), "host": moves.state_bytes + moves.span_bytes}
     rng = np.random.default_rng(0)
     for _ in range(6):

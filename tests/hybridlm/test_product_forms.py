@@ -139,12 +139,12 @@ def test_steps_read_words_where_that_is_the_fastest(
         lambda products, folder, progress: chosen_forms(products, tmp_path / "products", progress),
     )
     formed = hybridlm.load(directory, **settings)
-    engine, count = formed._engine, len(formed.params)
+    engine, count = formed.engine, len(formed.params)
     places = engine.programs.derived.words
     assert places and len(engine.params) == count + len(places)
     for place, words in zip(places, engine.params[count:], strict=True):
         assert words.unsafe_buffer_pointer() == engine.params[place].unsafe_buffer_pointer()
-    assert engine.parameters_on_a_device == plain._engine.parameters_on_a_device
+    assert engine.parameters_on_a_device == plain.engine.parameters_on_a_device
     for shape, expected in ((Shape("generate", 2, 1), True), (Shape("score", 4, 4, 0), False)):
         step, _ = engine.programs.step(shape)
         text = str(jax.make_jaxpr(step)(*engine.example_arguments(shape)))
@@ -214,8 +214,8 @@ def test_a_directory_that_cannot_be_written_is_named(
 
 def lefts(lm: hybridlm.LM, shape: Shape) -> list[tuple[int, ...]]:
     """Shapes of what stands on the left of the products with narrow weights in a step."""
-    step, _ = lm._engine.programs.step(shape)
-    jaxpr = jax.make_jaxpr(step)(*lm._engine.example_arguments(shape))
+    step, _ = lm.engine.programs.step(shape)
+    jaxpr = jax.make_jaxpr(step)(*lm.engine.example_arguments(shape))
     products = [one for one in jaxpr.eqns if one.primitive.name == "dot_general"]
     return [one.invars[0].aval.shape for one in products if one.invars[0].aval.dtype == jnp.bfloat16]
 
@@ -237,8 +237,8 @@ def test_steps_are_compiled_with_the_chosen_forms(
     monkeypatch.setattr(_load, "chosen_forms", beside_the_programs)
     formed = hybridlm.load(directory, **settings)
     assert kept == [Path(jax.config.values["jax_compilation_cache_dir"]) / "products"]
-    assert {product.rows for product in formed._engine.programs.forms.plain} == {1, 2, 4, 8}
-    assert plain._engine.programs.forms == ChosenForms()
+    assert {product.rows for product in formed.engine.programs.forms.plain} == {1, 2, 4, 8}
+    assert plain.engine.programs.forms == ChosenForms()
     shape = Shape("generate", 2, 1)
     vocabulary = formed.config.vocab_size
     assert (vocabulary, 32) in lefts(plain, shape)
@@ -255,4 +255,4 @@ def test_devices_of_a_mesh_have_the_usual_forms(
     """Processes that measured by themselves would run different programs."""
     monkeypatch.setattr(_product_forms, "LARGE", 1)
     lm = hybridlm.load(write_text_checkpoint(tmp_path), dtype="bfloat16", lanes=2, mesh=hybridlm.mesh(data=2))
-    assert lm._engine.programs.forms == ChosenForms() and not clock["measured"]
+    assert lm.engine.programs.forms == ChosenForms() and not clock["measured"]

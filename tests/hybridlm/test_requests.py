@@ -1,13 +1,17 @@
 """What users pass in: every fault is named with its item, and nothing is guessed, cut or rounded."""
 
+import dataclasses
+import inspect
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hybridlm._requests import check_length, to_items, to_sampling_params, to_token_ids
-from hybridlm._sequence import SamplingParams
+import hybridlm
+from hybridlm._requests import check_length, resolve, to_items, to_token_ids
+from hybridlm._sampling_params import SamplingParams, Settings, with_settings
+from hybridlm._sequence import ResolvedParams
 from hybridlm._tokenizer import Tokenizer
 
 VOCAB = 97
@@ -99,23 +103,12 @@ def test_length() -> None:
         check_length(range(9), "prompts[2]", 8)
 
 
-DEFAULTS: dict[str, Any] = {
-    "max_tokens": 16,
-    "temperature": 0.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "seed": 0,
-    "stop": None,
-    "end_token_ids": (),
-    "logprobs": None,
-    "tokenizer": TOKENIZER,
-    "vocab_size": VOCAB,
-}
+MODEL: dict[str, Any] = {"end_token_ids": (), "tokenizer": TOKENIZER, "vocab_size": VOCAB}
 
 
-def params(**change: Any) -> SamplingParams:
-    return to_sampling_params(**DEFAULTS | change)
+def params(**change: Any) -> ResolvedParams:
+    model = {name: change.pop(name, value) for name, value in MODEL.items()}
+    return resolve(SamplingParams(**change), **model)
 
 
 @pytest.mark.parametrize(
@@ -201,3 +194,24 @@ def test_more_logprobs_than_a_report_holds() -> None:
     assert params(logprobs=1000, vocab_size=248320).logprobs == 1000
     with pytest.raises(ValueError, match=r"logprobs: expected 0\.\.1000 or None, got 1001"):
         params(logprobs=1001, vocab_size=248320)
+
+
+def test_settings_are_the_fields_of_sampling_params() -> None:
+    fields = dataclasses.fields(SamplingParams)
+    assert [field.name for field in fields] == [*Settings.__annotations__]
+    for method in (hybridlm.LM.generate, hybridlm.LM.stream, hybridlm.LM.chat, hybridlm.Session.submit):
+        shown = inspect.signature(method).parameters
+        assert {field.name: field.default for field in fields}.items() <= {
+            name: one.default for name, one in shown.items()
+        }.items()
+        assert [name for name, one in shown.items() if one.kind is not one.KEYWORD_ONLY][2:] == ["sampling_params"]
+
+
+def test_keywords_override_sampling_params() -> None:
+    params = with_settings(SamplingParams(max_tokens=3, seed=1), {"seed": 2})
+    assert params == SamplingParams(max_tokens=3, seed=2)
+    assert with_settings(None, {}) == SamplingParams()
+    with pytest.raises(TypeError, match="^temprature: no such setting; settings are max_tokens, temperature"):
+        with_settings(None, {"temprature": 1.0})  # type: ignore[typeddict-unknown-key]  # wrong on purpose
+    with pytest.raises(TypeError, match="^sampling_params: expected a hybridlm.SamplingParams, got 8"):
+        with_settings(8, {})  # type: ignore[arg-type]  # wrong on purpose

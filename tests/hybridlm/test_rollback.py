@@ -69,7 +69,7 @@ def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budge
     Args:
         pattern: of the drafts; None for those of whoever drafts as loaded.
     """
-    engine = replayed.lm._engine
+    engine = replayed.lm.engine
     cache = None if budget is None else PrefixCache(engine.moves, cache_budget(budget), engine.chunk)
     engine.prefix_cache = cache
     try:

@@ -55,7 +55,7 @@ def test_a_span_is_put_back(first: int, count: int, to: int) -> None:
 
 
 def test_moves_are_proved_to_touch_one_row(text_lm: hybridlm.LM) -> None:
-    moves = text_lm._engine.moves
+    moves = text_lm.engine.moves
     assert [str(shape) for shape in moves.shapes(3)] == [
         "keep a state of 3", "restore a state to 3", "keep a span of 3", "restore a span to 3",
     ]  # fmt: skip
@@ -66,8 +66,8 @@ def test_moves_are_proved_to_touch_one_row(text_lm: hybridlm.LM) -> None:
 
 def test_what_is_kept_is_as_large_as_it_has_to_be(text_lm: hybridlm.LM) -> None:
     """The whole state of fixed size, and keys and values of as many spans as there are tokens for."""
-    moves = text_lm._engine.moves
+    moves = text_lm.engine.moves
     for length, spans in ((2, 1), (129, 1), (130, 2)):
         assert text_lm.prefix([5] * length).nbytes == moves.state_bytes + spans * moves.span_bytes
     whole = moves.state_bytes + text_lm.context // KV_BLOCK * moves.span_bytes
-    assert whole == text_lm._engine.kind.row_bytes
+    assert whole == text_lm.engine.kind.row_bytes

@@ -21,7 +21,7 @@ def test_right_runs_pass(text_lm: hybridlm.LM, sanitized_lm: hybridlm.LM) -> Non
         assert [c.token_ids for c in sanitized_lm.generate(PROMPTS, **FREE)] == [c.token_ids for c in want]
         for got, expected in zip(sanitized_lm.score(PROMPTS), scores, strict=True):
             assert got.logprobs[1:] == pytest.approx(expected.logprobs[1:], abs=1e-4)
-    assert sanitized_lm._engine.sanitizer is not None and sanitized_lm._engine.sanitizer.steps > 20
+    assert sanitized_lm.engine.sanitizer is not None and sanitized_lm.engine.sanitizer.steps > 20
 
 
 @pytest.mark.long

@@ -49,7 +49,7 @@ def test_a_score_has_the_same_bits_whatever_is_scored_with_it(text_lm: hybridlm.
 
 
 def test_logits_that_are_no_numbers_stop_a_score(text_lm: hybridlm.LM) -> None:
-    engine = text_lm._engine
+    engine = text_lm.engine
     clean = engine.params
     where = list(text_lm.params).index("embed_tokens")
     engine.params = tuple(p.at[9].set(jnp.nan) if i == where else p for i, p in enumerate(clean))
@@ -146,9 +146,9 @@ def test_perplexity_of_every_convention_is_that_of_float64(text_lm: hybridlm.LM,
             counted += [logprobs[place - 1, tokens[place]] for place in range(first, len(tokens))]
         assert len(counted) == {"rolling": 33, "strided": 32, "llama.cpp": 14}[convention]
         settings = {"stride": stride} if convention == "strided" else {}
-        found = text_lm.perplexity([text], convention, window=size, **settings)
+        found = text_lm.perplexity([text], convention=convention, window=size, **settings)
         assert found == pytest.approx(np.exp(-np.mean(counted)), rel=1e-4)
-        assert text_lm.perplexity(tmp_path / "corpus.txt", convention, window=size, **settings) == found
+        assert text_lm.perplexity(tmp_path / "corpus.txt", convention=convention, window=size, **settings) == found
     (tmp_path / "latin.txt").write_bytes(b"\xe9")
     with pytest.raises(ValueError, match=r"latin.txt: expected a text file in UTF-8"):
         text_lm.perplexity([tmp_path / "latin.txt"])

@@ -231,8 +231,8 @@ def test_origin_of_a_model(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
     assert origin["dtypes"] == "float32" and str(origin["device"]).startswith("cpu")
     assert text_lm.tokenizer is not None and origin["tokenizer"] == text_lm.tokenizer.fingerprint
     assert (origin["mesh"], origin["steps"]) == ("none", "certified")
-    monkeypatch.setattr(text_lm._engine, "placement", Placement(hybridlm.mesh(data=2)))
-    monkeypatch.setattr(text_lm._engine.programs, "certify", "off")
+    monkeypatch.setattr(text_lm.engine, "placement", Placement(hybridlm.mesh(data=2)))
+    monkeypatch.setattr(text_lm.engine.programs, "certify", "off")
     origin = text_lm._origin()
     assert (origin["mesh"], origin["steps"]) == ("data=2, model=1, expert=1", "as they are")
 

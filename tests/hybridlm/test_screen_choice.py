@@ -21,7 +21,7 @@ from hybridlm._programs import Shape
 from hybridlm._sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED
 from hybridlm._screen_choice import Screened, chosen_screen
 from hybridlm._screened_head import copy_bytes, screen_of
-from hybridlm._sequence import Request, SamplingParams, Sequence
+from hybridlm._sequence import Request, ResolvedParams, Sequence
 from hybridlm._words import words_of
 from models.linear import SCREENED, Form, Product
 
@@ -141,7 +141,7 @@ def test_tokens_are_those_of_all_logits(pair: tuple[hybridlm.LM, hybridlm.LM]) -
     assert with_sampled[1][1] != one[1][: len(with_sampled[1][1])]
     with_logprobs = [x.token_ids for x in screened.generate(prompts, logprobs=2, **settings)]
     assert with_logprobs == one
-    assert plain._engine.parameters_on_a_device == screened._engine.parameters_on_a_device
+    assert plain.engine.parameters_on_a_device == screened.engine.parameters_on_a_device
 
 
 def test_steps_are_certified_and_only_those_that_draw_tokens_alone_are_screened(
@@ -151,7 +151,7 @@ def test_steps_are_certified_and_only_those_that_draw_tokens_alone_are_screened(
     screened.generate([[5, 9, 3], [7, 7, 8], [3], [4]], max_tokens=3, ignore_eos=True)
     screened.generate([[5, 9, 3]], max_tokens=3, ignore_eos=True)
     assert screened.certificates and all(one.holds for one in screened.certificates.values())
-    engine = screened._engine
+    engine = screened.engine
     for shape, expected in (
         (Shape("generate", 1, 1), True),
         (Shape("generate", 4, CHUNK), True),
@@ -171,7 +171,7 @@ def test_sanitizer_follows_the_search(pair: tuple[hybridlm.LM, hybridlm.LM]) -> 
     sanitized = hybridlm.load(screened.path, sanitize=True, **SETTINGS)
     settings: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
     prompts = [[5, 9, 3], [7, 7, 8], [4], [6, 1]]
-    assert sanitized._engine.programs.derived.screened == {4}
+    assert sanitized.engine.programs.derived.screened == {4}
     expected, found = ([one.token_ids for one in lm.generate(prompts, **settings)] for lm in (plain, sanitized))
     assert found == expected
 
@@ -186,7 +186,7 @@ def test_copy_leaves_as_much_as_rows_take_twice(
         rooms.append(room)
 
     monkeypatch.setattr(_load, "chosen_screen", chosen)
-    engine = pair[1]._engine
+    engine = pair[1].engine
     rows = (engine.lanes + engine.staging) * engine.row_bytes_on_a_device
     for left in (None, 10 * rows):
         monkeypatch.setattr(_load, "available_memory", lambda placement, left=left: left)
@@ -197,7 +197,7 @@ def test_copy_leaves_as_much_as_rows_take_twice(
 def test_no_lane_reaches_another(pair: tuple[hybridlm.LM, hybridlm.LM]) -> None:
     """Every lane changed in turn, its state to NaN and infinity, and the others compared by bits."""
     _, lm = pair
-    engine, shape, rng = lm._engine, Shape("generate", LANES, 1), np.random.default_rng(0)
+    engine, shape, rng = lm.engine, Shape("generate", LANES, 1), np.random.default_rng(0)
     step, contract = engine.programs.step(shape)
     compiled = engine.program(shape)
     pools = jax.tree.map(lambda leaf: (0.5 * rng.normal(size=leaf.shape)).astype(leaf.dtype), engine.new_rows(LANES))
@@ -225,7 +225,7 @@ def test_no_lane_reaches_another(pair: tuple[hybridlm.LM, hybridlm.LM]) -> None:
 
 def test_host_says_whether_a_greedy_lane_is_beside_sampled_ones() -> None:
     def alive(**params: Any) -> Sequence:
-        return Sequence(Request(0, (1,), SamplingParams(**params)))
+        return Sequence(Request(0, (1,), ResolvedParams(**params)))
 
     greedy, sampled, filtered = alive(), alive(temperature=1.0), alive(temperature=1.0, top_k=3)
     together: list[tuple[list[Sequence | None], int]] = [

@@ -140,7 +140,7 @@ def test_scores_have_the_same_bits_with_and_without_common_parts(
 def test_a_score_that_is_cut_short_leaves_nothing_behind(text_lm: hybridlm.LM) -> None:
     texts = families(3, nested=True)
     want = text_lm.score(texts)
-    running = _scoring.score(text_lm._engine, texts)
+    running = _scoring.score(text_lm.engine, texts)
     for _ in range(4):
         next(running)
     running.close()
@@ -151,7 +151,7 @@ def test_what_shares_a_step_does_not_depend_on_free_memory(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same steps in the same order, however much of the machine's memory others have; it was counted at load."""
-    texts, engine = families(3, nested=True), text_lm._engine
+    texts, engine = families(3, nested=True), text_lm.engine
     ran: list[list[int]] = []
     run = engine.run
 
@@ -169,7 +169,7 @@ def test_what_shares_a_step_does_not_depend_on_free_memory(
 
 def test_a_decode_pool_makes_room_for_common_parts(text_lm: hybridlm.LM) -> None:
     """What is kept at a time has no more rows than the pool whose room it takes, or two."""
-    engine = text_lm._engine
+    engine = text_lm.engine
     text_lm.generate([[5, 6]], max_tokens=2)
     text_lm.score([IDS[:3]])
     assert "decode" in engine._kept, "nothing is shared"

@@ -46,7 +46,7 @@ def test_the_file_is_safetensors_and_holds_the_positions_in_use(text_lm: hybridl
     with safe_open(saved, "np") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}
         assert json.loads(file.metadata()["token_ids"]) == IDS[:9]
-    layout = {one.path: one for one in text_lm._engine.kind.layout}
+    layout = {one.path: one for one in text_lm.engine.kind.layout}
     assert set(shapes) == set(layout)
     keys = [name for name in shapes if name.endswith((".key", ".value"))]
     assert len(keys) == 2 and all(shapes[name][1] == 8 and layout[name].shape[1] == 256 for name in keys)
@@ -55,7 +55,7 @@ def test_the_file_is_safetensors_and_holds_the_positions_in_use(text_lm: hybridl
 
 def test_nothing_of_another_sequence_is_written(text_lm: hybridlm.LM, saved: Path, tmp_path: Path) -> None:
     """Taken from a row that a longer sequence had before, the file of the same state has the same keys and values."""
-    engine, tokens = text_lm._engine, IDS[:9]
+    engine, tokens = text_lm.engine, IDS[:9]
     files = []
     for before in (IDS[10:40], IDS[20:25] * 6):
         text_lm.generate([before], max_tokens=1)

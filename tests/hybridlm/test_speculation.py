@@ -93,7 +93,8 @@ def test_accepted_tokens_behind_the_end_are_dropped(
         check(text_lm.generate(PROMPTS, stop=stop, speculate=Known(plain), **SETTINGS), want)
         assert want[0].finish_reason == "stop"
     for most in (1, 2, 3, 6):
-        found = text_lm.generate(PROMPTS, speculate=Known(plain), **{**SETTINGS, "max_tokens": most})
+        settings: dict[str, Any] = {**SETTINGS, "max_tokens": most}
+        found = text_lm.generate(PROMPTS, speculate=Known(plain), **settings)
         assert [one.token_ids for one in found] == [one.token_ids[:most] for one in plain]
         assert {one.finish_reason for one in found} == {"length"}
 
@@ -186,7 +187,7 @@ def test_drafts_that_do_not_pay_stop(
     """Where a step that verifies costs as much as 1.5 that draw, sequences without right drafts stop drafting."""
     monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 1.5)
     monkeypatch.setattr("hybridlm._step_times.StepTimes.known", lambda self, step: True)
-    monkeypatch.setattr(text_lm._engine, "_trust", Trust())
+    monkeypatch.setattr(text_lm.engine, "_trust", Trust())
     before, drafter = text_lm.stats, Never()
     check(text_lm.generate(PROMPTS, speculate=drafter, **SETTINGS), plain)
     after = text_lm.stats

@@ -25,7 +25,7 @@ def lm(root: pathlib.Path, request: pytest.FixtureRequest) -> hybridlm.LM:
 
 @pytest.mark.parametrize("tokens", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int) -> None:
-    engine = lm._engine
+    engine = lm.engine
     program = engine.program(Shape("generate", LANES, tokens))
     assert program.certificate.holds and program.audit is not None
     report = program.audit
@@ -41,7 +41,7 @@ def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int)
 @pytest.mark.parametrize("tokens", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_our_planner_needs_no_more_than_xla_for_what_xla_places(lm: hybridlm.LM, tokens: int) -> None:
     """The same buffers at the same times: what XLA's arena has beyond ours is what it rounds up."""
-    buffers, theirs = temporaries(read(lm._engine.program(Shape("generate", LANES, tokens)).compiled))
+    buffers, theirs = temporaries(read(lm.engine.program(Shape("generate", LANES, tokens)).compiled))
     assert len(buffers) > 100
     assert max(live_bytes(buffers).values()) - ALIGNMENT <= height(buffers, pack(buffers)) <= theirs
 
@@ -54,8 +54,8 @@ def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(
 ) -> None:
     """A single row of a narrow dtype is computed as two: what has the size of two rows of a convolution is none."""
     lm = hybridlm.load(root / "tests/golden" / name, lanes=lanes, context=256, dtype="bfloat16", chunk=32)
-    for count, tokens in ((lm._engine.lanes, 1), (lm._engine.staging, 32)):
-        report = lm._engine.program(Shape("generate", count, tokens)).audit
+    for count, tokens in ((lm.engine.lanes, 1), (lm.engine.staging, 32)):
+        report = lm.engine.program(Shape("generate", count, tokens)).audit
         assert report is not None and not report.findings and not report.uncovered and not report.copies
 
 
@@ -67,7 +67,7 @@ def test_drafts_of_several_chunks_are_read_without_a_copy_of_the_state(
 ) -> None:
     """Both passes go from chunk to chunk; the first must leave the state to the second, which writes it."""
     lm = hybridlm.load(root / "tests/golden" / name, lanes=3, context=256, dtype="float32", chunk=8)
-    report = lm._engine.program(Shape("verify", 3, tokens)).audit
+    report = lm.engine.program(Shape("verify", 3, tokens)).audit
     assert report is not None and not report.findings and not report.uncovered and not report.copies
 
 
@@ -75,5 +75,5 @@ def test_drafts_of_several_chunks_are_read_without_a_copy_of_the_state(
 def test_an_array_of_the_caches_shape_is_no_copy_of_it(text_lm: hybridlm.LM) -> None:
     """Four query heads of a chunk of 64 tokens have as many rows as a cache of 256 positions, and are laid out anew."""
     lm = hybridlm.load(text_lm.path, lanes=3, context=256, chunk=64, dtype="float32")
-    copies = lm._engine.program(Shape("generate", 3, 64)).certificate.copies
+    copies = lm.engine.program(Shape("generate", 3, 64)).certificate.copies
     assert not [copy for copy in copies if "attention" in copy]

@@ -91,11 +91,11 @@ def test_rejected_drafts_do_not_matter(steps: Steps, scene: Scene) -> None:
 @LONG
 def test_no_token_behind_the_accepted_ones_reaches_a_row(steps: Steps, scene: Scene) -> None:
     """What the certificate leaves to measurement: other tokens behind them, drawn at random, in every lane at once."""
-    step, contract = steps.lm._engine.programs.step(Shape("verify", steps.lanes, steps.tokens))
+    step, contract = steps.lm.engine.programs.step(Shape("verify", steps.lanes, steps.tokens))
     batch = Batch.of([lane.feed for lane in scene.lanes], steps.tokens)
     drafts = np.array([len(lane.drafts) for lane in scene.lanes], np.int32)
     sampling = sampling_arrays([lane.owner for lane in scene.lanes])
-    args = steps.lm._engine.params, scene.rows, *batch, drafts, *sampling
+    args = steps.lm.engine.params, scene.rows, *batch, drafts, *sampling
     positional = ("key", "value")
     seen = unaccepted_reach(step, args, contract, {"argument 2": 1}, lambda path: path.endswith(positional))
     assert seen.reached == ()

@@ -34,7 +34,7 @@ def lm(text_lm: hybridlm.LM) -> hybridlm.LM:
 
 @pytest.mark.long
 def test_nothing_compiles_after_a_warm_up(lm: hybridlm.LM) -> None:
-    seconds = lm.warmup(every_rung=True)
+    seconds = lm.warmup(every_bucket=True)
     rungs = (1, 2)
     shapes = {str(Shape("generate", lanes, tokens)) for lanes in rungs for tokens in (1, 5)}
     shapes |= {str(Shape("score", lanes, 5, 0)) for lanes in rungs}
@@ -61,7 +61,7 @@ def test_a_slow_step_is_named(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) 
 def test_one_lane_pays_nothing(lm: hybridlm.LM) -> None:
     """The compiled HLO is that of the step alone, jitted with its state donated, but for the numbers in names."""
     shape = Shape("generate", 1, 1)
-    step, _ = lm._engine.programs.step(shape)
-    plain = jax.jit(step, donate_argnums=1).lower(*lm._engine.example_arguments(shape)).compile()
-    found, expected = (numbered(one) for one in (lm._engine.program(shape).compiled, plain))
+    step, _ = lm.engine.programs.step(shape)
+    plain = jax.jit(step, donate_argnums=1).lower(*lm.engine.example_arguments(shape)).compile()
+    found, expected = (numbered(one) for one in (lm.engine.program(shape).compiled, plain))
     assert found.count("\n") > 500 and found == expected

@@ -53,11 +53,11 @@ def certified(checkpoint: str) -> Row:
     directory = GOLDEN / checkpoint
     family = family_of(json.loads((directory / "config.json").read_text())).name
     lm = hybridlm.load(directory, lanes=LANES, context=64, dtype="float32", chunk=TOKENS)
-    shapes = all_shapes(lm._engine, only_full=True, drafts=True)
+    shapes = all_shapes(lm.engine, only_full=True, drafts=True)
     assert len(shapes) == len(STEPS) - 2 and isinstance(shapes[-1], CopyShape)
-    alone = hybridlm.load(directory, lanes=1, context=64, dtype="bfloat16", chunk=TOKENS)._engine
-    verdicts = [verdict([lm._engine.program(shape).certificate]) for shape in shapes]
-    verdicts.append(verdict([lm._engine.program(shape).certificate for shape in lm._engine.moves.shapes(LANES)]))
+    alone = hybridlm.load(directory, lanes=1, context=64, dtype="bfloat16", chunk=TOKENS).engine
+    verdicts = [verdict([lm.engine.program(shape).certificate]) for shape in shapes]
+    verdicts.append(verdict([lm.engine.program(shape).certificate for shape in lm.engine.moves.shapes(LANES)]))
     verdicts.append(verdict([alone.program(Shape("generate", 1, 1)).certificate]))
     return Row(family, checkpoint, tuple(verdicts))
 

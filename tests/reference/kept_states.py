@@ -8,7 +8,7 @@ from hybridlm._snapshot_file import _arrays
 
 def assert_kept_agrees(cold: hybridlm.LM, warm: hybridlm.LM, prompt: list[int], tolerance: float) -> None:
     """Every array of the state after a prompt: as far as the largest number of the array rounds, bitwise for 0."""
-    cache = warm._engine.prefix_cache
+    cache = warm.engine.prefix_cache
     assert cache is not None
     with cache.lent([*prompt, 5], None) as kept:
         want = cold.prefix([*prompt, 5]).snapshot

@@ -50,7 +50,7 @@ class Replayed:
                 for event in session.step():
                     if event.completion is not None:
                         self.texts[event.index].tokens.extend(prompts[event.index] + event.completion.token_ids)
-        lanes = lm._engine.lanes
+        lanes = lm.engine.lanes
         self._states: list[list[list[np.ndarray]]] = []
         self._caches: list[list[tuple[str, np.ndarray]]] = []
         for start in range(0, len(prompts), lanes):
@@ -60,7 +60,7 @@ class Replayed:
         """Ask for a text; returns the number of the request. It is drawn by the text's key, whichever that is."""
         text, index = self.texts[number], session._submitted
         asked: Any = {**text.settings, "max_tokens": most, **settings}
-        request = self.lm._inputs.request(index, text.prompt, 0, None, asked)
+        request = self.lm._inputs.request(index, text.prompt, hybridlm.SamplingParams(**asked))
         session.add(dataclasses.replace(request, draw_index=number))
         return index
 
@@ -74,7 +74,7 @@ class Replayed:
             np.testing.assert_allclose(got[:, :known], want[:, :known], atol=5e-5, rtol=1e-4)
 
     def _replay(self, texts: list[list[int]]) -> None:
-        engine = self.lm._engine
+        engine = self.lm.engine
         rows, shape = engine.new_rows(engine.lanes), Shape("generate", engine.lanes, 1)
         states: list[list[list[np.ndarray]]] = [[] for _ in texts]
         for place in range(max(map(len, texts))):

@@ -14,7 +14,7 @@ def check_reused_rows(lm: hybridlm.LM) -> None:
     """Asserts equal bits of rows that hold NaN, of rows that other sequences have left, and of rows that are zero."""
     prompts = [[5, 9, 3, 7, 11, 2, 8, 4, 6], [10, 12], [13, 14, 15, 16, 17], [18] * 11, [1], [20] * 8]
     settings: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "logprobs": 3}
-    engine = lm._engine
+    engine = lm.engine
     engine._kept.clear()
     want, scores = lm.generate(prompts, **settings), lm.score(prompts)
     assert lm.generate(prompts, **settings) == want

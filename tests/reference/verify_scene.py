@@ -11,7 +11,7 @@ import numpy as np
 import hybridlm
 from hybridlm._batch import Batch, Feed, sampling_arrays
 from hybridlm._programs import Shape
-from hybridlm._sequence import Request, SamplingParams
+from hybridlm._sequence import Request, ResolvedParams
 from hybridlm._sequence import Sequence as Alive
 from hybridlm._steps import Rows
 
@@ -55,7 +55,7 @@ class Lane:
 
     @cached_property
     def owner(self) -> Alive | None:
-        params = SamplingParams(temperature=1.0)
+        params = ResolvedParams(temperature=1.0)
         return None if self.sampled is None else Alive(Request(self.sampled, (1,), params))
 
 
@@ -94,9 +94,9 @@ class Steps:
         self, shape: Shape, rows: Rows, feeds: Sequence[Feed | None], owners: Sequence[Any], *operands: Any
     ) -> tuple[Any, Rows]:
         if shape not in self._programs:
-            self._programs[shape] = jax.jit(self.lm._engine.programs.step(shape)[0])
+            self._programs[shape] = jax.jit(self.lm.engine.programs.step(shape)[0])
         batch = Batch.of(feeds, shape.tokens)
-        return self._programs[shape](self.lm._engine.params, rows, *batch, *operands, *sampling_arrays(owners))
+        return self._programs[shape](self.lm.engine.params, rows, *batch, *operands, *sampling_arrays(owners))
 
     def verify(self, rows: Rows, lanes: Sequence[Lane]) -> tuple[np.ndarray, np.ndarray, Rows]:
         """(accepted, drawn, rows)"""
@@ -130,7 +130,7 @@ class Steps:
     def used_rows(self, texts: Sequence[Sequence[int]], rng: np.random.Generator) -> Rows:
         """Rows after texts, in a pool that others have used before."""
         noise = jax.tree.map(
-            lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), self.lm._engine.new_rows(self.lanes)
+            lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), self.lm.engine.new_rows(self.lanes)
         )
         return self.read(noise, texts)
 

@@ -104,7 +104,7 @@ class Alone(NamedTuple):
 
 def requests(lm: hybridlm.LM) -> tuple[Asked, ...]:
     """The traffic of a model: whether it has a prefix cache decides."""
-    return REQUESTS if lm._engine.prefix_cache is None else WITH_CACHE
+    return REQUESTS if lm.engine.prefix_cache is None else WITH_CACHE
 
 
 def alone(lm: hybridlm.LM, asked_of: tuple[Asked, ...] = REQUESTS) -> list[Alone]:
@@ -113,7 +113,8 @@ def alone(lm: hybridlm.LM, asked_of: tuple[Asked, ...] = REQUESTS) -> list[Alone
     for index, asked in enumerate(asked_of):
         settings: Any = _free(asked.settings)
         with lm.session() as session:
-            session.add(lm._inputs.request(index, asked.prompt, settings.pop("priority", 0), None, settings))
+            priority = settings.pop("priority", 0)
+            session.add(lm._inputs.request(index, asked.prompt, hybridlm.SamplingParams(**settings), priority))
             ended = [event.completion for _ in range(MOST_STEPS) for event in session.step() if event.completion]
         found += [Alone(one.token_ids, one.finish_reason) for one in ended]
     return found
@@ -130,7 +131,7 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
         SlotError, SanitizerError, SnapshotError, TreeError, NeverEnded, Changed: what is wrong with the run.
     """
     found: dict[int, Alone] = {}
-    engine, asked_of = lm._engine, requests(lm)
+    engine, asked_of = lm.engine, requests(lm)
     engine._kept.clear()  # nothing of a run that had a fault
     cancelled = CANCELLED if speculate is None else CANCELLED_WITH_DRAFTS
     if engine.prefix_cache is not None:

@@ -1,0 +1,82 @@
+"""The sampling settings of a request, described once."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import ParamSpec, TypedDict, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Settings of one request: how its tokens are sampled, what is reported of them, and when it ends.
+
+    `generate`, `stream`, `chat` and `Session.submit` take one, or its fields as keywords, or both: keywords override.
+    Values are checked against the model when a request is made.
+
+    Attributes:
+        max_tokens: most tokens that are generated.
+        temperature: 0 takes the most likely token; otherwise logits are divided by it.
+        top_k: sample among this many most likely tokens; 0 for all. Filters follow temperature, in this order.
+        top_p: then among the fewest tokens whose probabilities reach this sum, and those as likely as the last of them;
+            1 for all.
+        min_p: then among tokens at least this many times as probable as the most likely one; 0 for all.
+        seed: the token at a position is sampled with the key (seed, index of the request, position): it does not depend
+            on the other requests, the lane or the number of lanes.
+        stop: strings or token ids that end a completion, in addition to the model's own end tokens.
+        ignore_eos: do not end at the model's own end tokens.
+        logprobs: report log-probabilities of the sampled tokens, and of this many most likely ones (0: none other).
+    """
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    stop: str | int | Sequence[str | int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+class Settings(TypedDict, total=False):
+    """The fields of `SamplingParams` as keywords."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop: str | int | Sequence[str | int] | None
+    ignore_eos: bool
+    logprobs: int | None
+
+
+def with_settings(params: SamplingParams | None, settings: Settings) -> SamplingParams:
+    """Return sampling parameters with some fields replaced.
+
+    Raises:
+        TypeError: `params` is something else, or there is no such field; the message names the fields.
+    """
+    if params is not None and not isinstance(params, SamplingParams):
+        raise TypeError(f"sampling_params: expected a hybridlm.SamplingParams, got {params!r}")
+    names = [field.name for field in fields(SamplingParams)]
+    unknown = sorted(set(settings) - set(names))
+    if unknown:
+        raise TypeError(f"{', '.join(unknown)}: no such setting; settings are {', '.join(names)}")
+    return replace(SamplingParams() if params is None else params, **settings)
+
+
+def takes_settings(method: Callable[P, R]) -> Callable[P, R]:
+    """Show the fields of `SamplingParams` in the signature of a method that takes them as `**settings`."""
+    signature = inspect.signature(method)
+    *others, _ = signature.parameters.values()
+    shown = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in fields(SamplingParams)
+    ]
+    method.__signature__ = signature.replace(parameters=[*others, *shown])  # type: ignore[attr-defined]  # for help()
+    return method

@@ -14,6 +14,7 @@ from ir_passes.labels import label_violations
 from ir_passes.output_claims import ACCEPTED, AGREEMENT, IDLE, accepted, changed_rows, outputs, repeated
 from ir_passes.owners import COMMON, OneLane, Owner, PoolRows, Rows
 from ir_passes.prover import Prover
+from ir_passes.rules import opaque_calls
 from ir_passes.rules.all import RULES
 from ir_passes.values import Kept, Slot, Value
 from ir_passes.violations import IsolationError, Place, Violation, ViolationKind
@@ -95,7 +96,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     if violations:
         raise IsolationError(tuple(dict.fromkeys(violations)))
     prover.notes.update(_unnamed(bound))
-    assumed = [*prover.assumed, *_assumed(bound)]
+    assumed = [*prover.assumed, *opaque_calls.assumed(prover.declared, bound.opaque), *_assumed(bound)]
     seconds = time.perf_counter() - start
     return Proof(
         bound.lanes, len(flat.jaxpr.eqns), proved, tuple(sorted(assumed)), tuple(sorted(prover.notes)), seconds

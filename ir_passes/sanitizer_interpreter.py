@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ir_passes import ir, sanitizer_loops, sanitizer_pools
+from ir_passes.dtypes import to_numpy
 from ir_passes.row_ledger import Owner
 from ir_passes.sanitizer_moves import rows_axis
 from ir_passes.sanitizer_tags import (
@@ -212,7 +213,7 @@ class Interpreter:
 
 def _literal(value: Any) -> Tags | None:
     """Zero is the state of a sequence that begins."""
-    return zero(np.ndim(value)) if np.size(value) == 1 and np.asarray(value).item() == 0 else None
+    return zero(np.ndim(value)) if np.size(value) == 1 and not to_numpy(value).any() else None
 
 
 def _pools(tags: Sequence[Tags | None]) -> tuple[int, ...]:

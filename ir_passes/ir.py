@@ -283,15 +283,15 @@ def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
-    """Shape of an array's variable or literal."""
-    return atom.aval.shape
+    """Shape of an array's variable or literal; () for what is no array, as a token."""
+    return tuple(getattr(atom.aval, "shape", ()))
 
 
 def shapes(atoms: Sequence[Atom]) -> list[tuple[int, ...]]:
     """Shape of each value."""
-    return [atom.aval.shape for atom in atoms]
+    return [shape_of(atom) for atom in atoms]
 
 
 def dtype_of(atom: Atom) -> Any:
-    """The dtype of a value."""
-    return atom.aval.dtype
+    """The dtype of a value; None for what is no array, as a token."""
+    return getattr(atom.aval, "dtype", None)

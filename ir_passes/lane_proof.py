@@ -168,7 +168,7 @@ def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
     pools = {(b.shape, b.dtype): b.path for b in prover.bound.inputs if isinstance(b.entry, Pool)}
     found = []
     for var in flat.jaxpr.constvars:
-        path = pools.get((tuple(var.aval.shape), var.aval.dtype))
+        path = pools.get((ir.shape_of(var), ir.dtype_of(var)))
         if path is None:
             continue
         users = [i for i, eqn in enumerate(flat.jaxpr.eqns) if var in eqn.invars]

@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ir_passes import ir
 from ir_passes.entries import ContractError, Opaque
 from ir_passes.fingerprint import fingerprint
@@ -169,6 +171,8 @@ def _identity(value: Any, within: tuple[int, ...]) -> Hashable:
         return ("tuple", *(_identity(one, within) for one in value))
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
         return (type(value).__name__, repr(value))
+    if isinstance(value, np.generic):
+        return (str(value.dtype), value.tobytes())
     return ("object", id(value))
 
 

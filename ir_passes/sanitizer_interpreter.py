@@ -101,7 +101,7 @@ class Interpreter:
             results = self.run(body, values, tags)
             self.judge.caller = outer
             return results
-        if name in sanitizer_loops.RULES and any(tag is not None for tag in tags):
+        if name in sanitizer_loops.RULES and any(tag is not None for tag in tags) and not _batched_loop(eqn):
             return sanitizer_loops.RULES[name](self, eqn, values, tags)
         out = iter(ir.eval_eqn(eqn, *values))
         outs = [None if isinstance(var, ir.DropVar) else next(out) for var in eqn.outvars]
@@ -133,6 +133,8 @@ class Interpreter:
         return self._compute(eqn, values, tags)
 
     def _compute(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> list[Tags | None]:
+        if not eqn.outvars:
+            return []
         name, rank = eqn.primitive.name, len(ir.shape_of(eqn.outvars[0]))
         if name in ELEMENTWISE:
             aligned = [None if tag is None else ranked(tag, rank) for tag in tags]
@@ -209,6 +211,11 @@ class Interpreter:
         why = f"{why}: {ONE_ROW}" if one_row else why
         self.untracked.setdefault(f"{names}: {eqn.primitive.name} at {self.judge.source_of(eqn)} {why}")
         return [None] * len(eqn.outvars)
+
+
+def _batched_loop(eqn: ir.JaxprEqn) -> bool:
+    """Whether a loop ends for each entry of a batch by itself, as `jax.vmap` makes it; it is not looked into."""
+    return eqn.primitive.name == "while" and ir.shape_of(ir.closed(eqn.params["cond_jaxpr"]).jaxpr.outvars[0]) != ()
 
 
 def _literal(value: Any) -> Tags | None:

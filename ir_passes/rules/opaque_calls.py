@@ -130,7 +130,7 @@ class _Declared:
         lengths = {name: shape[axis : axis + 1] for _, name, shape, axis in self._rows()}
         for k, (var, declared) in enumerate(zip(self.site.eqn.outvars, self.entry.outputs, strict=True)):
             if isinstance(declared, Lane):
-                lengths[f"result {k}"] = tuple(var.aval.shape)[declared.axis : declared.axis + 1]
+                lengths[f"result {k}"] = ir.shape_of(var)[declared.axis : declared.axis + 1]
         if len(set(lengths.values())) == 1:
             return None
         found = ", ".join(f"{name} has {length[0] if length else 'none'}" for name, length in lengths.items())

@@ -17,7 +17,10 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-LANES, WIDTH = 4, 6
+from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
+
+LANES = WIDTH = 4
+"""Equal, so that an axis that is taken for another one is not seen by its length."""
 F32 = jax.ShapeDtypeStruct((LANES, WIDTH), jnp.float32)
 FLOATS = """
 float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz
@@ -456,6 +459,17 @@ def barriers(x):
 
 
 @step
+def tokens(x):
+    token = lax.after_all(lax.create_token(), lax.create_token())
+    return lax.optimization_barrier((token, x))[1]
+
+
+@step
+def batched_loop(x):
+    return jax.vmap(lambda row: lax.while_loop(lambda y: y.sum() < 9, lambda y: y + 3, row))(x)
+
+
+@step
 def exported(x):
     return jax.export.export(jax.jit(jnp.sin))(F32).call(x)
 
@@ -479,6 +493,11 @@ def stacked_results(x):
 @step
 def over_names(x):
     return jax.vmap(lambda row: row - lax.pmean(row, "lanes") + lax.axis_index("lanes"), axis_name="lanes")(x)
+
+
+@step
+def reduced_over_names(x):
+    return jax.vmap(lambda row: lax.psum(row, "lanes"), axis_name="lanes", out_axes=None)(x)[:, None] + x
 
 
 @step
@@ -607,6 +626,57 @@ def in_map(inner):
 @around
 def in_no_jit(inner):
     return jax.named_call(inner, name="named")
+
+
+ROWS = 9
+SLOTS = np.array([3, 1, 7, 5], np.int32)
+
+
+def by_lanes(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
+    """A step that gives each lane what the function makes of it."""
+    return lambda x: (function(x),), (_drawn(LANES),), LaneContract((Lane(),), (Lane(),))
+
+
+def by_pool(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
+    """A step that keeps what the function makes of rows of a pool with names, unless the lane is idle."""
+    pool = Pool("p", dims=("slot", "feature"))
+    contract = LaneContract((Lane(), pool, SlotMap("p", ROWS), Lane(role="length")), (Lane(), pool))
+
+    def run(x, pool, slots, lengths):
+        old = pool[slots]
+        new = jnp.where(lengths[:, None] > 0, function(old + x), old)
+        return new, pool.at[slots].set(new)
+
+    return run, (_drawn(LANES), _drawn(ROWS), SLOTS, np.array([1, 0, 2, 1], np.int32)), contract
+
+
+def by_row_pool(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
+    """A step that keeps what the function makes of a pool of one row for each lane, and of shared numbers."""
+    contract = LaneContract((Lane(), Pool("p"), Shared()), (Lane(), Pool("p")))
+    return (
+        lambda x, pool, shared: (x + pool, function(pool) + function(shared)),
+        (_drawn(LANES), _drawn(LANES), _drawn(LANES)),
+        contract,
+    )
+
+
+def by_keys(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
+    """A step with a pool of keys, which go on from call to call."""
+    contract = LaneContract((Pool("k"), SlotMap("k", ROWS), Lane()), (Lane(), Pool("k")))
+
+    def run(pool, slots, x):
+        old = jax.vmap(jax.random.split)(pool[slots])
+        noise = jax.vmap(lambda key: jax.random.normal(key, (WIDTH,)))(old[:, 0])
+        return function(x + noise), pool.at[slots].set(old[:, 1])
+
+    return run, (jax.random.split(jax.random.key(0), ROWS), SLOTS, _drawn(LANES)), contract
+
+
+CONTRACTS = (by_lanes, by_pool, by_row_pool, by_keys)
+
+
+def _drawn(rows: int) -> np.ndarray:
+    return np.random.default_rng(rows).normal(size=(rows, WIDTH)).astype(np.float32)
 
 
 def composed(rng: np.random.Generator, size: int) -> tuple[str, Step]:

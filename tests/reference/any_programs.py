@@ -47,19 +47,23 @@ def around(function: Callable[[Step], Step]) -> Callable[[Step], Step]:
     return function
 
 
+def real(x: Array) -> Array:
+    """As floats."""
+    return (x.real if x.dtype == jnp.complex64 else x).astype(jnp.float32)
+
+
 def back(x: Array) -> Array:
     """As f32[lanes, width]."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
-    x = x.real if x.dtype == jnp.complex64 else x
-    return jnp.resize(x.astype(jnp.float32), (LANES, WIDTH))
+    return jnp.resize(real(x), (LANES, WIDTH))
 
 
 def _of_dtype(name: str) -> None:
     dtype = jnp.dtype(name)
 
     def through(x):
-        return x.astype(dtype).astype(jnp.float32)
+        return real(x.astype(dtype))
 
     def captured(x):
         array, numbers = jnp.ones((LANES, WIDTH), dtype), np.zeros((WIDTH,), np.float32).astype(dtype)
@@ -69,12 +73,12 @@ def _of_dtype(name: str) -> None:
         y = jnp.stack([x.astype(dtype), jnp.zeros((LANES, WIDTH), dtype)])
         y = lax.dynamic_update_slice(y, jnp.ones((1, LANES, 1), dtype), (0, 0, 2))
         y = lax.pad(y[0].T.reshape(WIDTH, LANES), jnp.zeros((), dtype), [(0, 1, 0), (0, 0, 0)])[:-1]
-        return jnp.where(y == y[::-1], y, y).T.astype(jnp.float32)
+        return real(jnp.where(y == y[::-1], y, y).T)
 
     def carried(x):
         carry = (x.astype(dtype), jnp.ones((), dtype), jnp.zeros((0, 3), dtype))
         (y, one, _), rows = lax.scan(lambda c, z: (c, (z, c[1])), carry, x.astype(dtype))
-        return y.astype(jnp.float32) + one.astype(jnp.float32) + rows[0].astype(jnp.float32)
+        return real(y) + real(one) + real(rows[0])
 
     for function in (through, captured, moved, carried):
         STEPS[f"{function.__name__} {name}"] = function

@@ -21,7 +21,8 @@ JaxprEqn = core.JaxprEqn
 DropVar = getattr(core, "DropVar", None) or type("DropVar", (), {})
 Atom = Any
 
-OPAQUE = ("ffi_call", "pallas_call", "pure_callback", "io_callback", "debug_callback", "debug_print")
+KERNELS = ("pallas_call", "mpmd_map")
+OPAQUE = (*KERNELS, "ffi_call", "pure_callback", "io_callback", "debug_callback", "debug_print")
 """Operations whose inside is another language."""
 
 # Calls whose body says everything: primitive name -> the parameter that holds the body.
@@ -56,7 +57,7 @@ def closed(jaxpr: Any) -> ClosedJaxpr:
     if isinstance(jaxpr, ClosedJaxpr):
         return jaxpr
     if jaxpr.constvars:
-        jaxpr = _partial_eval.convert_constvars_jaxpr(jaxpr)
+        jaxpr = replace(jaxpr, [*jaxpr.constvars, *jaxpr.invars], jaxpr.eqns, jaxpr.outvars)
     return ClosedJaxpr(jaxpr, ())
 
 

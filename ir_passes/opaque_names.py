@@ -17,7 +17,7 @@ from ir_passes import ir
 from ir_passes.entries import ContractError, Opaque
 from ir_passes.fingerprint import fingerprint
 
-OF_KERNEL = ("jaxpr", "grid_mapping", "input_output_aliases", "mesh")
+OF_KERNEL = ("jaxpr", "jaxprs", "grid_mapping", "input_output_aliases", "mesh", "meshes", "external_meshes")
 """The parameters of a kernel that say what it computes."""
 AT = " at "
 
@@ -29,10 +29,9 @@ def exact_name(eqn: ir.JaxprEqn) -> str:
         eqn: one of `ir.OPAQUE`.
     """
     match eqn.primitive.name:
-        case "pallas_call":
-            place = str(getattr(eqn.params["jaxpr"].debug_info, "func_src_info", None) or "").partition(AT)[2]
-            name = short_name(eqn)
-            return f"{name}{AT}{place}" if name and place else name
+        case "pallas_call" | "mpmd_map":
+            name, places = short_name(eqn), ", ".join(traced.partition(AT)[2] for traced in _traced(eqn))
+            return f"{name}{AT}{places}" if name and places else name
         case "ffi_call":
             attributes = ", ".join(f"{name}={value}" for name, value in eqn.params["attributes"])
             return f"{short_name(eqn)}({attributes})" if attributes else short_name(eqn)
@@ -45,9 +44,8 @@ def exact_name(eqn: ir.JaxprEqn) -> str:
 def short_name(eqn: ir.JaxprEqn) -> str:
     """The name of an operation's function or target, or the format of a print; "" where nothing names it."""
     match eqn.primitive.name:
-        case "pallas_call":
-            traced = str(getattr(eqn.params["jaxpr"].debug_info, "func_src_info", None) or "")
-            return str(eqn.params.get("name") or traced.partition(AT)[0])
+        case "pallas_call" | "mpmd_map":
+            return str(eqn.params.get("name") or ", ".join(traced.partition(AT)[0] for traced in _traced(eqn)))
         case "ffi_call":
             return str(eqn.params["target_name"])
         case "debug_print":
@@ -75,7 +73,7 @@ def declared_name(eqn: ir.JaxprEqn, opaque: Mapping[str, Opaque]) -> str | None:
 
 def called_back(eqn: ir.JaxprEqn) -> Callable[..., Any]:
     """The user's function that a callback calls, without what JAX wraps it in."""
-    callback = eqn.params.get("callback")
+    callback = eqn.params["callback"]
     inner = getattr(callback, "callback_func", None)
     if inner is None and eqn.primitive.name == "debug_callback" and inspect.isfunction(callback):
         inner = inspect.getclosurevars(callback).nonlocals.get("callback")
@@ -90,7 +88,7 @@ def same_body(one: ir.JaxprEqn, other: ir.JaxprEqn) -> bool:
     name = one.primitive.name
     if name != other.primitive.name:
         return False
-    if name == "pallas_call":
+    if name in ir.KERNELS:
         if exact_name(one) != exact_name(other):
             return False
         types = [ir.types([*eqn.invars, *eqn.outvars]) for eqn in (one, other)]
@@ -134,6 +132,12 @@ def check_names(opaque: Mapping[str, Opaque], trace: Callable[[], ir.ClosedJaxpr
                 f"opaque {name!r}: expected the name of a function, target or format, got a primitive's, which is that "
                 f"of all its calls; names in this step: {known}"
             )
+
+
+def _traced(eqn: ir.JaxprEqn) -> tuple[str, ...]:
+    """ "name at file:line" of the functions of a kernel, as far as they are known; several cores may run one each."""
+    known = (getattr(body.debug_info, "func_src_info", None) for body in ir.sub_jaxprs(eqn, opaque=True))
+    return tuple(dict.fromkeys(str(one) for one in known if one))
 
 
 def _kernel(eqn: ir.JaxprEqn) -> str:
@@ -199,7 +203,7 @@ def _definition(function: Any) -> str:
     name = _function_name(function)
     wrapped = getattr(function, "__wrapped__", None)
     written = (function, wrapped, type(function).__call__)
-    code = next((one.__code__ for one in written if getattr(one, "__code__", None) is not None), None)
+    code = next(filter(None, (getattr(one, "__code__", None) for one in written)), None)
     if code is not None:
         return f"{name}{AT}{code.co_filename}:{code.co_firstlineno}"
     module = getattr(function, "__module__", None)

@@ -47,7 +47,7 @@ _NOT_ENTERED = {
     "shard_map": "takes a pool to several devices, each of which has labels of its own: gather the lanes' rows before "
     "it and scatter them after it, or sanitize the step without the mesh",
     **dict.fromkeys(
-        "ffi_call pallas_call pure_callback io_callback".split(),
+        ir.OPAQUE,
         "hands a pool to an operation that is not looked into: hand it the lanes' rows",
     ),
 }

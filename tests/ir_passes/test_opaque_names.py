@@ -92,15 +92,19 @@ def test_the_name_of_a_primitive_is_refused_with_the_names_that_are_there(name) 
 
 
 def namesakes() -> tuple[Any, Any]:
-    def same_name(x_ref, out_ref):
-        out_ref[...] = x_ref[...] * 2
+    def row_wise() -> Any:
+        def same_name(x_ref, out_ref):
+            out_ref[...] = x_ref[...] * 2
 
-    first = same_name
+        return same_name
 
-    def same_name(x_ref, out_ref):  # noqa: F811
-        out_ref[...] = x_ref[...][::-1]
+    def reversing() -> Any:
+        def same_name(x_ref, out_ref):
+            out_ref[...] = x_ref[...][::-1]
 
-    return first, same_name
+        return same_name
+
+    return row_wise(), reversing()
 
 
 def test_two_kernels_of_one_name_are_refused_and_told_apart_by_their_place() -> None:
@@ -183,7 +187,12 @@ def test_the_same_kernel_in_loops_and_branches_is_one_thing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "step"), [(scoped_kernel, "kernel run_scoped"), (pipelined_kernel, "kernel emit_pipeline")]
+    ("kernel", "step"),
+    [
+        (scoped_kernel, "kernel run_scoped"),
+        (pipelined_kernel, "kernel emit_pipeline"),
+        (row_kernel, "kernel on cores"),
+    ],
 )
 def test_kernels_with_programs_inside_are_taken_by_their_declaration(kernel, step) -> None:
     run = lambda x: (STEPS[step](x),)

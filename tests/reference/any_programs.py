@@ -4,6 +4,7 @@ They are put together at random; what comes of a composition need not keep lanes
 """
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
@@ -262,6 +264,15 @@ def _of_kernels() -> None:
             return pl.pallas_call(pipelined_kernel, in_specs=[everywhere], out_specs=everywhere, out_shape=F32)(x)
 
     STEPS["kernel emit_pipeline"] = pipelined
+
+    def on_cores(x: Array) -> Any:
+        with on_tpu():
+            with warnings.catch_warnings():  # newer versions have another name for it, older ones this one
+                warnings.simplefilter("ignore", DeprecationWarning)
+                cores = pltpu.create_tensorcore_mesh("core", num_cores=1)
+            return pl.kernel(row_kernel, F32, mesh=cores)(x)
+
+    STEPS["kernel on cores"] = on_cores
     row = pl.BlockSpec((1, WIDTH), lambda i, rows: (rows[i], 0))
     grid = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, grid=(LANES,), in_specs=[row], out_specs=row)
     order = np.array([1, 0, 3, 2], np.int32)
@@ -327,6 +338,15 @@ def references_in_a_scan(x):
         return (), ref[...]
 
     return lax.scan(body, (), x)[1]
+
+
+@step
+def run_state(x):
+    def body(refs):
+        first, second = refs
+        second[...] = first[...] * 2
+
+    return pl.run_state(body)((x, jnp.zeros_like(x)))[1]
 
 
 @step
@@ -480,7 +500,7 @@ def exported(x):
 
 @step
 def checkpointed_names(x):
-    return jax.ad_checkpoint.checkpoint_name(x, "kept") + jax.named_call(jnp.sin, name="sine")(x)
+    return checkpoint_name(x, "kept") + jax.named_call(jnp.sin, name="sine")(x)
 
 
 @step

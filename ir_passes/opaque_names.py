@@ -83,7 +83,8 @@ def called_back(eqn: ir.JaxprEqn) -> Callable[..., Any]:
 def same_body(one: ir.JaxprEqn, other: ir.JaxprEqn) -> bool:
     """Whether two operations run the same thing. One function is the same whatever shapes it is called on.
 
-    Of a kernel, two calls on operands of equal types must also have been traced to the same.
+    Of a kernel, two calls on operands of equal types must also have been traced to the same, and calls on others be of
+    a function with a place.
     """
     name = one.primitive.name
     if name != other.primitive.name:
@@ -92,7 +93,7 @@ def same_body(one: ir.JaxprEqn, other: ir.JaxprEqn) -> bool:
         if exact_name(one) != exact_name(other):
             return False
         types = [ir.types([*eqn.invars, *eqn.outvars]) for eqn in (one, other)]
-        return types[0] != types[1] or _kernel(one) == _kernel(other)
+        return _kernel(one) == _kernel(other) if types[0] == types[1] else AT in exact_name(one)
     if name == "ffi_call":
         wanted = ("target_name", "attributes", "legacy_backend_config", "input_output_aliases")
         return all(fingerprint(one.params.get(key)) == fingerprint(other.params.get(key)) for key in wanted)
@@ -137,7 +138,7 @@ def check_names(opaque: Mapping[str, Opaque], trace: Callable[[], ir.ClosedJaxpr
 def _traced(eqn: ir.JaxprEqn) -> tuple[str, ...]:
     """ "name at file:line" of the functions of a kernel, as far as they are known; several cores may run one each."""
     known = (getattr(body.debug_info, "func_src_info", None) for body in ir.sub_jaxprs(eqn, opaque=True))
-    return tuple(dict.fromkeys(str(one) for one in known if one))
+    return tuple(dict.fromkeys(str(one) for one in known if one and str(one) != "<unknown>"))
 
 
 def _kernel(eqn: ir.JaxprEqn) -> str:

@@ -26,7 +26,9 @@ def opaque(site: Site, *operands: Value) -> list[Value]:
         exact, name = exact_name(site.eqn), short_name(site.eqn)
         message = f"nothing is known of {exact or f'a {site.name} without a name'}"
         remedy = (
-            f"declare it: LaneContract(..., opaque={{{name!r}: Opaque(inputs, outputs)}})" if name else "give it a name"
+            f"declare it: LaneContract(..., opaque={{{name!r}: Opaque(inputs, outputs)}})"
+            if name
+            else "give it a name, as by pallas_call(..., name=...)"
         )
         site.report(ViolationKind.OPAQUE, message, remedy)
         owner = site.mixed(message, remedy, ViolationKind.OPAQUE)

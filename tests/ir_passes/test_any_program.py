@@ -7,15 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from any_programs import AROUND, CONTRACTS, LANES, STEPS, Step, by_lanes, composed
+from any_programs import AROUND, CONTRACTS, LANES, ROWS, SLOTS, STEPS, Step, by_lanes, composed
 
-from ir_passes import ContractError, IsolationError, Lane, LaneContract
+from ir_passes import ContractError, IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, ViolationKind
 from ir_passes.clock import Clock
 from ir_passes.collectives import schedule_of
 from ir_passes.fingerprint import fingerprint
 from ir_passes.lane_proof import prove_isolation
 from ir_passes.pass_pipeline import DEFAULT_PASSES
 from ir_passes.planned_step import prove_and_plan, trace
+from ir_passes.rules import control
 from ir_passes.sanitizer import UntrackedError, sanitize
 
 ALL = {**STEPS, **{name: around(jnp.sin) for name, around in AROUND.items()}}
@@ -86,6 +87,46 @@ def test_compositions_are_proved_or_refused() -> None:
     assert any(verdicts) and not all(verdicts)
 
 
+def by_any_declaration(rng: np.random.Generator) -> tuple[Any, tuple[Any, ...], LaneContract]:
+    """A step that calls back with some of its arrays, under a declaration that need not fit."""
+    pool, slots = Pool("p"), SlotMap("p", ROWS)
+    entries = (Lane(), Lane(1), Lane(2), Shared(), pool, Pool("r"), Pool("p", 1), Pool("p", dims=("a", "b")), slots)
+    entries = (*entries, SlotMap("r", ROWS), SlotMap("p", ROWS, role="read"), Lane(role="length"))
+    count, results = int(rng.integers(0, 4)), int(rng.integers(0, 3))
+    inputs = tuple(entries[rng.integers(len(entries))] for _ in range(count))
+    outputs = tuple(entries[rng.integers(6)] for _ in range(results))
+    chosen, shapes = rng.integers(0, 9, count), rng.integers(0, 3, results)
+
+    def function(*arrays: Any) -> Any:
+        raise AssertionError("nothing is run here")
+
+    def step(p, s, x, n, r, one):
+        given = (p, s, x, n, r, one, p[s], p[s[0]], s[1])
+        made = (jax.ShapeDtypeStruct(like.shape, like.dtype) for like in (p, x, r))
+        kinds = list(made)
+        found = jax.pure_callback(function, tuple(kinds[k] for k in shapes), *(given[k] for k in chosen))
+        pools = [array for array in found if array.shape == p.shape]
+        rows = [array for array in found if array.shape != p.shape]
+        return sum(rows, x), pools[0] if pools else p, r
+
+    given = (jnp.ones((ROWS, LANES)), SLOTS, jnp.ones((LANES, LANES)), np.ones(LANES, np.int32))
+    given = (*given, jnp.ones((LANES, LANES)), jnp.float32(1))
+    sides = (pool, slots, Lane(), Lane(role="length"), Pool("r"), Shared()), (Lane(), pool, Pool("r"))
+    return step, given, LaneContract(*sides, opaque={"function": Opaque(inputs, outputs)})
+
+
+def test_any_declaration_is_taken_or_refused() -> None:
+    found = {}
+    for seed in range(400):
+        step, given, contract = by_any_declaration(np.random.default_rng(seed))
+        try:
+            prove_isolation(step, given, contract)
+            found[seed] = "proved"
+        except (IsolationError, ContractError) as error:
+            found[seed] = type(error).__name__
+    assert set(found.values()) == {"proved", "IsolationError", "ContractError"}
+
+
 @pytest.mark.parametrize("out_axes", [None, 0])
 @pytest.mark.parametrize("reduce", [jax.lax.psum, jax.lax.pmax, jax.lax.pmin, jax.lax.pmean])
 def test_reductions_over_the_axis_that_vmap_names_mix_lanes(reduce, out_axes) -> None:
@@ -102,6 +143,15 @@ def test_reductions_over_the_axis_that_vmap_names_mix_lanes(reduce, out_axes) ->
     assert prove_isolation(within_lanes, given, contract)
     with pytest.raises(IsolationError):
         prove_isolation(over_lanes, given, contract)
+
+
+def test_a_loop_whose_facts_would_not_settle_is_refused(monkeypatch) -> None:
+    step, given, contract = by_lanes(STEPS["long_carry"])
+    assert prove_isolation(step, given, contract)
+    monkeypatch.setattr(control, "ROUNDS", 0)
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(step, given, contract)
+    assert {one.kind for one in error.value.violations} == {ViolationKind.CONTROL}
 
 
 @pytest.mark.long

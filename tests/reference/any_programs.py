@@ -295,6 +295,19 @@ def empty_carry(x):
 
 
 @step
+def long_carry(x):
+    """A window of rows: what is known of the last one reaches the first after as many rounds."""
+    window = (*(jnp.zeros_like(x) for _ in range(20)), x)
+    return lax.scan(lambda c, _: ((*c[1:], c[-1]), None), window, None, length=20)[0][0]
+
+
+@step
+def rotated_carry(x):
+    window = (x, x.T, x + 1, jnp.zeros_like(x))
+    return lax.fori_loop(0, 5, lambda _, c: (*c[1:], c[0]), window)[0]
+
+
+@step
 def scalars(x):
     return (
         x

@@ -235,7 +235,9 @@ def pallas_of_one_name(pool, slots, x, w):
         def tripled_rows(x_ref, out_ref):
             out_ref[...] = operation(x_ref[...])
 
-        return pl.pallas_call(tripled_rows, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)
+        return pl.pallas_call(
+            tripled_rows, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="tripled_rows"
+        )
 
     x = kernel_of(lambda array: array[::-1])(kernel_of(lambda array: array * 3)(x))
     return rows.plain_step(pool, slots, x, w)

@@ -208,7 +208,7 @@ def _bodies(eqn: Any) -> list[ir.ClosedJaxpr]:
     named = ir.body_of(eqn)
     if named is not None:
         return [named]
-    return [] if eqn.primitive.name.startswith(NO_SCRATCH) else list(ir.sub_jaxprs(eqn))
+    return [] if eqn.primitive.name.startswith(NO_SCRATCH) else [ir.closed(body) for body in ir.sub_jaxprs(eqn)]
 
 
 def _same_bytes(eqn: Any) -> bool:

@@ -174,7 +174,7 @@ def _scheduled(jaxpr: ir.Jaxpr, devices: dict[str, int], times: int | None) -> I
             rounds = _rounds(int(eqn.params["length"]), int(eqn.params["unroll"]), times)
         for body in ir.sub_jaxprs(eqn):
             for copies, often in rounds:
-                yield from list(_scheduled(body.jaxpr, inside, often)) * copies
+                yield from list(_scheduled(body, inside, often)) * copies
 
 
 def _rounds(length: int, unroll: int, times: int | None) -> list[tuple[int, int | None]]:

@@ -29,6 +29,7 @@ from ir_passes.hlo import HloError
 from ir_passes.html_table import table
 from ir_passes.inspect_svg import arena_map, key, live_ranges
 from ir_passes.mesh import mesh_of
+from ir_passes.opaque_names import bodies
 from ir_passes.ownership import ownership
 from ir_passes.pass_pipeline import DEFAULT_PASSES
 from ir_passes.planned_step import plan_graph, trace
@@ -88,8 +89,9 @@ def compile_step(
     bound = graph.bound
     calling = Calling.of(fn, args, bound)
     versions = current_versions(compiler_options)
+    called = bodies(graph.program.jaxpr, bound.opaque)
     prints = fingerprint(graph.program), fingerprint(bound)
-    key = Key(*prints, fingerprint((passes, declarations())), versions)
+    key = Key(*prints, fingerprint((passes, declarations(), called)), versions)
     store = None if certificates is None else CertificateStore(Path(certificates))
     kept = None if store is None or certify == "off" else clock.time("prove", store.find, key)
     proved = prove(graph, passes, certify, kept, clock)

@@ -12,8 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from ir_passes import ir
+from ir_passes.dtypes import DType, dtype_of
 from ir_passes.entries import ENTRIES, ContractError, Entry, Lane, Opaque, Pool, Shared, SlotMap, check_role
 from ir_passes.opaque_entries import check_opaque
+from ir_passes.opaque_names import check_names
 
 __all__ = [
     "ENTRIES",
@@ -43,7 +46,7 @@ class Bound:
     path: str
     entry: Entry
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: DType
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,9 @@ class LaneContract:
     Attributes:
         inputs: one entry, or a pytree of entries, for each argument.
         outputs: the same for each element of the returned tuple.
-        opaque: declarations of custom calls, kernels and callbacks, by the name of their target or function.
+        opaque: declarations of custom calls, kernels and callbacks, by the name of their function or target, or the
+            format of a print. Where that is not one thing: "name at file:line" of the function's definition,
+            "target(name=value)" with the attributes of a custom call, "format at file:line" of the print.
     """
 
     inputs: tuple[Any, ...]
@@ -90,6 +95,7 @@ class LaneContract:
         """
         for name, declaration in self.opaque.items():
             check_opaque(name, declaration)
+        check_names(self.opaque, lambda: ir.trace(fn, *args))
         inputs = _bind_side("argument", self.inputs, tuple(args))
         results = jax.eval_shape(fn, *args)
         if not isinstance(results, tuple):
@@ -127,7 +133,7 @@ def _bind(where: str, entry: Any, value: Any) -> Iterator[Bound]:
         if not is_entry(leaf_entry):
             raise ContractError(f"{name}: expected one of Shared, Lane, Pool, SlotMap, got {leaf_entry!r}")
         shape = np.shape(leaf)
-        dtype = np.dtype(leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf))
+        dtype = dtype_of(leaf)
         if isinstance(leaf_entry, Lane | Pool) and not 0 <= leaf_entry.axis < len(shape):
             raise ContractError(f"{name}: {leaf_entry} needs axis {leaf_entry.axis}, the array has shape {shape}")
         check_role(name, leaf_entry)

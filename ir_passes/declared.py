@@ -13,10 +13,9 @@ from jax.ad_checkpoint import checkpoint_name
 from ir_passes import ir
 from ir_passes.contract import Lane, Opaque, Shared
 from ir_passes.fingerprint import fingerprint
+from ir_passes.opaque_names import declared_name, same_body
 from ir_passes.retrace import retraced
 
-OPAQUE = ("ffi_call", "pallas_call", "pure_callback", "io_callback", "debug_callback", "debug_print")
-"""Operations whose inside is another language."""
 CROSSING = "declassify:"
 """Prefix of the name that a declassified value carries in the program, followed by the reason."""
 
@@ -120,9 +119,13 @@ _SEEN: WeakSet[ir.ClosedJaxpr] = WeakSet()
 
 def _same(one: ir.ClosedJaxpr, other: ir.ClosedJaxpr) -> bool:
     one, other = ir.without_dead(one), ir.without_dead(other)
-    called = [[f for eqn in ir.all_eqns(each.jaxpr) for f in ir.callbacks_of(eqn)[-1:]] for each in (one, other)]
+    if fingerprint(one) != fingerprint(other):
+        return False
     # a fingerprint knows what is called back by name only
-    return fingerprint(one) == fingerprint(other) and all(a is b for a, b in zip(*called, strict=True))
+    called = [
+        [eqn for eqn in ir.all_eqns(each.jaxpr, opaque=True) if "callback" in eqn.params] for each in (one, other)
+    ]
+    return all(same_body(a, b) for a, b in zip(*called, strict=True))
 
 
 def declarations() -> tuple[RowWise, ...]:
@@ -137,9 +140,10 @@ def opaque_of(eqn: ir.JaxprEqn, opaque: Mapping[str, Opaque]) -> tuple[str, Opaq
         eqn: any equation.
         opaque: the declarations of a contract.
     """
-    if eqn.primitive.name not in OPAQUE:
+    if eqn.primitive.name not in ir.OPAQUE:
         return None
-    return next(((name, opaque[name]) for name in ir.targets_of(eqn) if name in opaque), None)
+    name = declared_name(eqn, opaque)
+    return None if name is None else (name, opaque[name])
 
 
 def declassify(x: Array, reason: str) -> Array:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ir_passes.dimensions import Dimension, fresh, met, reshape, same, tie, unify
+from ir_passes.mesh import array_axes_of
 from ir_passes.rules.registry import ELEMENTWISE, IDENTITIES, SUMS
 
 Dims = tuple[Dimension, ...]
@@ -160,7 +161,8 @@ def _stack(eqn: Any, *parts: Dims) -> list[Dims]:
 
 @_rule(*SUMS, "pmax", "pmin")
 def _reduced_over_devices(eqn: Any, *operands: Dims) -> list[Dims]:
-    return list(operands)
+    gone = array_axes_of(eqn)
+    return [tuple(dim for axis, dim in enumerate(x) if axis not in gone) for x in operands]
 
 
 @_rule("gather")

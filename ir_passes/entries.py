@@ -87,7 +87,8 @@ class Opaque:
     a group that a `SlotMap` names have the rows that it says and those of any other group have one row per lane, and
     the k-th pool of a group among the results succeeds the k-th among the operands. An operand `Lane(role="length")`
     says that a lane whose number there is 0 keeps its rows. What is declared here is assumed, not proved, and stands in
-    the certificate; a proof sees to it that every call has the operands declared.
+    the certificate with the line of every call; a proof sees to it that every call has the operands declared, and that
+    all calls under one name run one thing.
 
     Attributes:
         inputs: `Shared`, `Lane`, `Pool` or `SlotMap` for each operand, in order.

@@ -19,6 +19,7 @@ from ir_passes import ir, record, runtime
 from ir_passes.calling import Calling
 from ir_passes.certificate import Certificate
 from ir_passes.contract import BoundContract
+from ir_passes.dtypes import named
 from ir_passes.hlo import argument_shardings, kept_arguments
 from ir_passes.versions import current_versions
 
@@ -131,7 +132,9 @@ class LoadedStep:
             shape, dtype = np.shape(leaf), str(getattr(leaf, "dtype", type(leaf).__name__))
             if (shape, dtype) != (one.shape, one.dtype):
                 raise TypeError(f"{one.path}: expected {one.dtype}{one.shape}, got {dtype}{shape}")
-        return runtime.execute(self._loaded, [leaves[i] for i in self.exported.signature.kept])
+        results = runtime.execute(self._loaded, [leaves[i] for i in self.exported.signature.kept])
+        declared = self.exported.signature.results
+        return [named(words, leaf.dtype) for words, leaf in zip(results, declared, strict=True)]
 
 
 def export(

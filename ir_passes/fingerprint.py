@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from ir_passes import ir
+from ir_passes.dtypes import to_numpy
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -50,8 +51,8 @@ class _Writer:
         if isinstance(value, set | frozenset):
             return f"set({','.join(sorted(map(self._text, value)))})"
         if isinstance(value, np.ndarray | np.generic | jax.Array):
-            array = np.asarray(value)
-            return f"array({array.dtype},{array.shape},{hashlib.sha256(array.tobytes()).hexdigest()})"
+            array = to_numpy(value)
+            return f"array({value.dtype},{array.shape},{hashlib.sha256(array.tobytes()).hexdigest()})"
         if isinstance(value, Enum):
             return str(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -21,6 +21,10 @@ JaxprEqn = core.JaxprEqn
 DropVar = getattr(core, "DropVar", None) or type("DropVar", (), {})
 Atom = Any
 
+KERNELS = ("pallas_call", "mpmd_map")
+OPAQUE = (*KERNELS, "ffi_call", "pure_callback", "io_callback", "debug_callback", "debug_print")
+"""Operations whose inside is another language."""
+
 # Calls whose body says everything: primitive name -> the parameter that holds the body.
 CALLS = {
     "jit": "jaxpr",
@@ -49,27 +53,38 @@ def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def closed(jaxpr: Any) -> ClosedJaxpr:
-    """A jaxpr with its constants, from either form."""
-    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+    """A jaxpr with its constants, from either form; those that it lacks become its first inputs."""
+    if isinstance(jaxpr, ClosedJaxpr):
+        return jaxpr
+    if jaxpr.constvars:
+        jaxpr = replace(jaxpr, [*jaxpr.constvars, *jaxpr.invars], jaxpr.eqns, jaxpr.outvars)
+    return ClosedJaxpr(jaxpr, ())
 
 
 _LISTS, _JAXPRS = (tuple, list), (Jaxpr, ClosedJaxpr)
 
 
-def sub_jaxprs(eqn: JaxprEqn) -> Iterator[ClosedJaxpr]:
-    """Every jaxpr among the parameters of an equation."""
+def sub_jaxprs(eqn: JaxprEqn, opaque: bool = False) -> Iterator[Jaxpr]:
+    """Every jaxpr among the parameters of an equation, without its constants.
+
+    Args:
+        eqn: any equation.
+        opaque: whether those of kernels too, which are programs in another language.
+    """
+    if eqn.primitive.name in OPAQUE and not opaque:
+        return
     for value in eqn.params.values():
         for item in value if isinstance(value, _LISTS) else (value,):
             if isinstance(item, _JAXPRS):
-                yield closed(item)
+                yield item.jaxpr if isinstance(item, ClosedJaxpr) else item
 
 
-def all_eqns(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Every equation of a program and of those inside it."""
+def all_eqns(jaxpr: Jaxpr, opaque: bool = False) -> Iterator[JaxprEqn]:
+    """Every equation of a program and of those inside it; `opaque` as for `sub_jaxprs`."""
     for eqn in jaxpr.eqns:
         yield eqn
-        for inner in sub_jaxprs(eqn):
-            yield from all_eqns(inner.jaxpr)
+        for inner in sub_jaxprs(eqn, opaque):
+            yield from all_eqns(inner, opaque)
 
 
 def source_of(eqn: JaxprEqn) -> str:
@@ -89,23 +104,6 @@ def called_definition(eqn: JaxprEqn) -> str:
     """ "name at file:line" of the function that a call names."""
     body = body_of(eqn)
     return "" if body is None else str(body.jaxpr.debug_info.func_src_info)
-
-
-def targets_of(eqn: JaxprEqn) -> tuple[str, ...]:
-    """Names by which a custom call, kernel or callback may be declared."""
-    params = eqn.params
-    found = [params.get("target_name"), params.get("call_target_name"), params.get("name")]
-    found += [getattr(function, "__name__", None) for function in callbacks_of(eqn)]
-    if "name_and_src_info" in params:
-        found.append(params["name_and_src_info"].name)
-    return tuple(str(name) for name in found if name) or (eqn.primitive.name,)
-
-
-def callbacks_of(eqn: JaxprEqn) -> tuple[Any, ...]:
-    """The function that a callback calls, and what it is wrapped in, the outermost first; empty for other equations."""
-    callback = eqn.params.get("callback", eqn.params.get("callback_func"))
-    inner = getattr(callback, "callback_func", None), getattr(callback, "func", None)
-    return tuple(function for function in (callback, *inner) if function is not None)
 
 
 def aliases_of(eqn: JaxprEqn) -> dict[int, int]:
@@ -291,15 +289,15 @@ def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
-    """Shape of an array's variable or literal."""
-    return atom.aval.shape
+    """Shape of an array's variable or literal; () for what is no array, as a token."""
+    return tuple(getattr(atom.aval, "shape", ()))
 
 
 def shapes(atoms: Sequence[Atom]) -> list[tuple[int, ...]]:
     """Shape of each value."""
-    return [atom.aval.shape for atom in atoms]
+    return [shape_of(atom) for atom in atoms]
 
 
 def dtype_of(atom: Atom) -> Any:
-    """The dtype of a value."""
-    return atom.aval.dtype
+    """The dtype of a value; None for what is no array, as a token."""
+    return getattr(atom.aval, "dtype", None)

@@ -76,7 +76,7 @@ class _Walk:
 
     def run(self, jaxpr: Any, inputs: Sequence[Dims], leaves: Sequence[int | None]) -> tuple[list[Dims], Leaves]:
         """Dimensions of the results, and the pools that they are versions of."""
-        dims: dict[Any, Dims] = {var: fresh(var.aval.shape) for var in jaxpr.constvars}
+        dims: dict[Any, Dims] = {var: fresh(ir.shape_of(var)) for var in jaxpr.constvars}
         dims.update(zip(jaxpr.invars, inputs, strict=True))
         leaf: dict[Any, int | None] = dict(zip(jaxpr.invars, leaves, strict=True))
 
@@ -121,7 +121,7 @@ class _Walk:
                 return nested
         except Conflict as conflict:
             self._conflict(jaxpr, index, conflict, "runs together with")
-        return [fresh(var.aval.shape) for var in eqn.outvars], nothing
+        return [fresh(ir.shape_of(var)) for var in eqn.outvars], nothing
 
     def _declared(self, eqn: Any, entry: Opaque, operands: list[Dims], pools: Leaves) -> Any:
         """Results of an operation with a declaration: its pools have the dimensions that it says, before and after."""
@@ -132,7 +132,7 @@ class _Walk:
         labels = [one.dims if isinstance(one, Pool) else None for one in entry.outputs]
         before = donors(entry)
         versions = [pools[before[k]] if dims else None for k, dims in enumerate(labels)]
-        return [_labelled(var.aval.shape, dims) for var, dims in zip(eqn.outvars, labels, strict=True)], versions
+        return [_labelled(ir.shape_of(var), dims) for var, dims in zip(eqn.outvars, labels, strict=True)], versions
 
     def _write(self, jaxpr: Any, index: int, operands: list[Dims], pool: int) -> None:
         eqn, x = jaxpr.eqns[index], operands[0]

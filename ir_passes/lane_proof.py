@@ -14,6 +14,7 @@ from ir_passes.normal_form import flatten
 from ir_passes.output_claims import ACCEPTED, AGREEMENT, IDLE, accepted, changed_rows, outputs, repeated
 from ir_passes.owners import COMMON, OneLane, Owner, PoolRows, Rows
 from ir_passes.prover import Prover
+from ir_passes.rules import opaque_calls
 from ir_passes.rules.all import RULES
 from ir_passes.values import Kept, Slot, Value
 from ir_passes.violations import IsolationError, Place, Violation, ViolationKind
@@ -95,7 +96,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     if violations:
         raise IsolationError(tuple(dict.fromkeys(violations)))
     prover.notes.update(_unnamed(bound))
-    assumed = [*prover.assumed, *_assumed(bound)]
+    assumed = [*prover.assumed, *opaque_calls.assumed(prover.declared, bound.opaque), *_assumed(bound)]
     seconds = time.perf_counter() - start
     return Proof(
         bound.lanes, len(flat.jaxpr.eqns), proved, tuple(sorted(assumed)), tuple(sorted(prover.notes)), seconds
@@ -167,7 +168,7 @@ def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
     pools = {(b.shape, b.dtype): b.path for b in prover.bound.inputs if isinstance(b.entry, Pool)}
     found = []
     for var in flat.jaxpr.constvars:
-        path = pools.get((tuple(var.aval.shape), var.aval.dtype))
+        path = pools.get((ir.shape_of(var), ir.dtype_of(var)))
         if path is None:
             continue
         users = [i for i, eqn in enumerate(flat.jaxpr.eqns) if var in eqn.invars]

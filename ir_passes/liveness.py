@@ -252,7 +252,7 @@ def bodies_of(eqn: ir.JaxprEqn) -> tuple[ir.ClosedJaxpr, ...]:
     called = ir.body_of(eqn)
     if called is not None:
         return (called,)
-    return () if name.startswith(COMBINATORS) else tuple(ir.sub_jaxprs(eqn))
+    return () if name.startswith(COMBINATORS) else tuple(ir.closed(body) for body in ir.sub_jaxprs(eqn))
 
 
 def exclusive(eqn: ir.JaxprEqn) -> bool:

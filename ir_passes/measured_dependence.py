@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from ir_passes.contract import Bound, BoundContract, Lane, Pool, SlotMap
+from ir_passes.dtypes import dtype_of, is_key, to_numpy
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def measured_dependence(
 ) -> Dependence:
     """Run a step once as it is and once for each lane with other inputs and other rows of that lane.
 
-    Numbers get noise, integers one more than they were; lengths and row numbers stay as they are.
+    Numbers get noise, integers and the words of keys one more than they were; lengths and row numbers stay as they are.
 
     Args:
         run: the step, which may consume its pools.
@@ -52,7 +53,7 @@ def measured_dependence(
             _other(one, leaf, None if lane is None else row_of_lane(bound, leaves, one, lane, "write"), rng)
             for one, leaf in zip(bound.inputs, leaves, strict=True)
         ]
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(run(*jax.tree.unflatten(tree, given)))]
+        return [to_numpy(leaf) for leaf in jax.tree.leaves(run(*jax.tree.unflatten(tree, given)))]
 
     def parts(found: list[np.ndarray], lane: int) -> list[bytes]:
         entries = [(one.entry, array) for one, array in zip(bound.outputs, found, strict=True)]
@@ -87,7 +88,7 @@ def _other(one: Bound, leaf: Any, place: int | None, rng: np.random.Generator) -
     entry = one.entry
     if isinstance(entry, Lane) and entry.role == "length" or not isinstance(entry, Lane | Pool):
         return leaf
-    array = np.array(leaf)
+    array = np.array(to_numpy(leaf))
     if place is not None:
         rows = np.moveaxis(array, entry.axis, 0)
         if jax.numpy.issubdtype(array.dtype, np.floating):
@@ -96,4 +97,6 @@ def _other(one: Bound, leaf: Any, place: int | None, rng: np.random.Generator) -
             rows[place] = ~rows[place]
         else:
             rows[place] = rows[place] + 1
+    if is_key(dtype_of(leaf)):
+        return jax.random.wrap_key_data(jax.numpy.array(array), impl=jax.random.key_impl(leaf))
     return jax.numpy.array(array)

@@ -9,8 +9,17 @@ from ir_passes import ir
 
 def axes_of(eqn: ir.JaxprEqn) -> tuple[str, ...]:
     """The mesh axes that a collective runs over, or whose index an `axis_index` is."""
+    return tuple(str(name) for name in _axes(eqn) if not isinstance(name, int))
+
+
+def array_axes_of(eqn: ir.JaxprEqn) -> tuple[int, ...]:
+    """The axes of its operands that a collective reduces: what `jax.vmap` makes of the axis that it names."""
+    return tuple(name for name in _axes(eqn) if isinstance(name, int))
+
+
+def _axes(eqn: ir.JaxprEqn) -> tuple[Any, ...]:
     names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-    return tuple(map(str, names)) if isinstance(names, tuple | list) else (str(names),)
+    return tuple(names) if isinstance(names, tuple | list) else (names,)
 
 
 def devices_of(mesh: Any) -> dict[str, int]:

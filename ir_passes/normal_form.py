@@ -9,7 +9,7 @@ from typing import Any
 from jax.extend.core import primitives
 
 from ir_passes import ir
-from ir_passes.declared import OPAQUE, declaration_of
+from ir_passes.declared import declaration_of
 
 
 def flatten(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
@@ -49,7 +49,7 @@ class _Rewrite:
     def equation(self, eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
         if eqn.primitive.name == "reshape":
             return _in_two(eqn)
-        if eqn.primitive.name in OPAQUE or declaration_of(eqn) is not None:
+        if eqn.primitive.name in ir.OPAQUE or declaration_of(eqn) is not None:
             return [eqn]
         new = {name: self.value(value) for name, value in eqn.params.items()}
         return [eqn if all(new[name] is value for name, value in eqn.params.items()) else eqn.replace(params=new)]

@@ -14,6 +14,7 @@ import numpy as np
 
 from ir_passes import ir, mesh
 from ir_passes.contract import BoundContract, SlotMap
+from ir_passes.dtypes import dtype_of, is_integer, to_numpy
 from ir_passes.owners import Order
 from ir_passes.pool_versions import PoolVersions
 from ir_passes.site import RowAccess, Site
@@ -37,7 +38,8 @@ class Prover:
         violations: found so far; of the kinds that are faults wherever they stand.
         accesses: to pools, in program order.
         versions: of the pools.
-        assumed: what was declared and not proved.
+        assumed: what was declared and not proved, but for custom calls, kernels and callbacks.
+        declared: name of a declaration of these -> their calls under it.
         notes: what the user should know and is no fault.
         observe: called with every equation, its operands and its results.
         known: the values of each program that was walked over, by the program.
@@ -60,6 +62,7 @@ class Prover:
     accesses: list[RowAccess] = field(default_factory=list)
     versions: PoolVersions = field(default_factory=PoolVersions)
     assumed: set[str] = field(default_factory=set)
+    declared: dict[str, list[Any]] = field(default_factory=dict)
     notes: set[str] = field(default_factory=set)
     observe: Callable[[Any, list[Value], list[Value]], None] | None = None
     sort_keys: dict[Order, int] = field(default_factory=dict)
@@ -143,11 +146,13 @@ class Prover:
 
     def constant(self, array: Any) -> Value:
         """The value of an array that is part of the program."""
-        dtype = getattr(array, "dtype", None) or np.result_type(array)
+        dtype = dtype_of(array)
         constant = Constant(captured=np.ndim(array) > 0)
-        if not (np.issubdtype(dtype, np.integer) or dtype == np.bool_):
+        if not (is_integer(dtype) or dtype == np.bool_):
             return Value(fact=constant, number=self._constant_number(array))
         content = np.asarray(array)
+        if content.dtype.kind not in "iub":  # numpy does not order integers of fewer bits than a byte
+            content = content.astype(np.int64)
         if content.size == 0:
             return Value(fact=constant, number=self.fresh())
         fact = _counting(content) or constant
@@ -155,8 +160,8 @@ class Prover:
         return Value(fact=fact, range=span, number=self._constant_number(array))
 
     def _constant_number(self, array: Any) -> int:
-        if np.ndim(array) == 0 and hasattr(array, "item") or isinstance(array, int | float | bool):
-            return self.number(("literal", str(getattr(array, "dtype", type(array))), repr(np.asarray(array).item())))
+        if np.ndim(array) == 0:
+            return self.number(("literal", str(getattr(array, "dtype", type(array))), to_numpy(array).tobytes()))
         return self.number(("constant", id(array)))
 
     @contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from ir_passes import jax_private
+from ir_passes.dtypes import dtype_of, is_key
 from ir_passes.hlo import fingerprint
 
 
@@ -33,8 +34,17 @@ def hlo_fingerprint(loaded: Any) -> str:
 
 
 def execute(loaded: Any, operands: Sequence[Any]) -> list[jax.Array]:
-    """Run a loaded executable on its parameters; those that are donated are consumed."""
+    """Run a loaded executable on its parameters; those that are donated are consumed.
+
+    Args:
+        loaded: the executable.
+        operands: arrays; keys are given as their words.
+
+    Returns:
+        Its results, keys as their words.
+    """
     device = jax.devices()[0]
-    arrays = [jax.device_put(operand, device) for operand in operands]
+    words = [jax.random.key_data(one) if is_key(dtype_of(one)) else one for one in operands]
+    arrays = [jax.device_put(one, device) for one in words]
     results = loaded.execute_sharded(arrays).disassemble_into_single_device_arrays()
     return [shards[0] for shards in results]

@@ -15,6 +15,7 @@ from jax import Array
 
 from ir_passes import ir
 from ir_passes.contract import Bound, BoundContract, Lane, LaneContract, Pool, SlotMap
+from ir_passes.dtypes import dtype_of
 from ir_passes.normal_form import row_major
 from ir_passes.row_ledger import Expected, Owner, RowLedger
 from ir_passes.sanitizer_interpreter import ONE_ROW, Interpreter
@@ -95,7 +96,7 @@ class SanitizedStep:
             raise ValueError(f"expected {len(wanted)} arrays with ghosts and expectations, got {len(values)}")
         faults = []
         for (path, shape, dtype), value in zip(wanted, values, strict=True):
-            got = np.shape(value), np.dtype(value.dtype if hasattr(value, "dtype") else np.result_type(value))
+            got = np.shape(value), dtype_of(value)
             if got != (shape, dtype):
                 faults.append(f"{path}: expected {dtype}{list(shape)}, got {got[1]}{list(got[0])}")
         if faults:

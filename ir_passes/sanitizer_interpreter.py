@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ir_passes import ir, sanitizer_loops, sanitizer_pools
+from ir_passes.dtypes import to_numpy
 from ir_passes.row_ledger import Owner
 from ir_passes.sanitizer_moves import rows_axis
 from ir_passes.sanitizer_tags import (
@@ -46,7 +47,7 @@ _NOT_ENTERED = {
     "shard_map": "takes a pool to several devices, each of which has labels of its own: gather the lanes' rows before "
     "it and scatter them after it, or sanitize the step without the mesh",
     **dict.fromkeys(
-        "ffi_call pallas_call pure_callback io_callback".split(),
+        ir.OPAQUE,
         "hands a pool to an operation that is not looked into: hand it the lanes' rows",
     ),
 }
@@ -100,7 +101,7 @@ class Interpreter:
             results = self.run(body, values, tags)
             self.judge.caller = outer
             return results
-        if name in sanitizer_loops.RULES and any(tag is not None for tag in tags):
+        if name in sanitizer_loops.RULES and any(tag is not None for tag in tags) and not _batched_loop(eqn):
             return sanitizer_loops.RULES[name](self, eqn, values, tags)
         out = iter(ir.eval_eqn(eqn, *values))
         outs = [None if isinstance(var, ir.DropVar) else next(out) for var in eqn.outvars]
@@ -132,6 +133,8 @@ class Interpreter:
         return self._compute(eqn, values, tags)
 
     def _compute(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> list[Tags | None]:
+        if not eqn.outvars:
+            return []
         name, rank = eqn.primitive.name, len(ir.shape_of(eqn.outvars[0]))
         if name in ELEMENTWISE:
             aligned = [None if tag is None else ranked(tag, rank) for tag in tags]
@@ -210,9 +213,14 @@ class Interpreter:
         return [None] * len(eqn.outvars)
 
 
+def _batched_loop(eqn: ir.JaxprEqn) -> bool:
+    """Whether a loop ends for each entry of a batch by itself, as `jax.vmap` makes it; it is not looked into."""
+    return eqn.primitive.name == "while" and ir.shape_of(ir.closed(eqn.params["cond_jaxpr"]).jaxpr.outvars[0]) != ()
+
+
 def _literal(value: Any) -> Tags | None:
     """Zero is the state of a sequence that begins."""
-    return zero(np.ndim(value)) if np.size(value) == 1 and np.asarray(value).item() == 0 else None
+    return zero(np.ndim(value)) if np.size(value) == 1 and not to_numpy(value).any() else None
 
 
 def _pools(tags: Sequence[Tags | None]) -> tuple[int, ...]:

@@ -157,7 +157,9 @@ class Judge:
         """Note faults; a lane keeps its first. A fault of no known lane is lane 0's."""
         name, source = (where, "") if isinstance(where, str) else (where.primitive.name, self.source_of(where))
         number = self.checks.setdefault(Check(f"{name} {what}", source), len(self.checks))
-        total, shape = self.verdict.code.shape[0], bad.shape
+        total = self.verdict.code.shape[0]
+        shape = np.broadcast_shapes(bad.shape, kind.shape, slots.shape)  # values of unknown lanes go to rows of several
+        bad = jnp.broadcast_to(bad, shape)
         if bad.size == 0:
             return
         facts = [kind[..., None], slots[..., None], found]

@@ -54,7 +54,7 @@ class Site:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the first result."""
-        return tuple(self.eqn.outvars[0].aval.shape)
+        return ir.shape_of(self.eqn.outvars[0])
 
     def apply(self, operands: list[Value]) -> list[Value]:
         """The results, by the operation's rule."""
@@ -112,7 +112,7 @@ class Site:
         if params is None or self.eqn.effects:
             return self.prover.fresh()
         # equal integers of two dtypes have one number, and what is computed of them may differ
-        avals = tuple((atom.aval.shape, atom.aval.dtype) for atom in self.eqn.invars)
+        avals = tuple((ir.shape_of(atom), ir.dtype_of(atom)) for atom in self.eqn.invars)
         return self.prover.number((self.name, params, tuple(v.number for v in operands), avals, which))
 
     def _framed(self, owner: PoolRows, operands: list[Value]) -> PoolRows:

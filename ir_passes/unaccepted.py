@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from ir_passes.contract import BoundContract, ContractError, Lane, LaneContract, Pool
+from ir_passes.dtypes import dtype_of, is_key, to_numpy
 from ir_passes.measured_dependence import row_of_lane
 
 
@@ -63,11 +64,11 @@ def unaccepted_reach(
     places = _places(bound, tokens)
     pools = [k for k in bound.successors.values() if not (by_position or _labelled(bound))(bound.outputs[k].path)]
     leaves, tree = jax.tree.flatten(args)
-    leaves = [np.asarray(leaf) for leaf in leaves]
+    leaves = [leaf if is_key(dtype_of(leaf)) else np.asarray(leaf) for leaf in leaves]
     jitted = jax.jit(step)
 
-    def run(changed: list[np.ndarray]) -> list[np.ndarray]:
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(jitted(*jax.tree.unflatten(tree, changed)))]
+    def run(changed: list[Any]) -> list[np.ndarray]:
+        return [to_numpy(leaf) for leaf in jax.tree.leaves(jitted(*jax.tree.unflatten(tree, changed)))]
 
     before = run(leaves)
     accepted = before[counts[0]]
@@ -109,8 +110,8 @@ def _labelled(bound: BoundContract) -> Callable[[str], bool]:
 
 
 def _changed(
-    leaves: list[np.ndarray], places: dict[int, tuple[int, int]], begin: np.ndarray, rng: np.random.Generator
-) -> tuple[list[np.ndarray], np.ndarray]:
+    leaves: list[Any], places: dict[int, tuple[int, int]], begin: np.ndarray, rng: np.random.Generator
+) -> tuple[list[Any], np.ndarray]:
     """The arguments with other tokens from index `begin` of each lane on, and which lanes have any."""
     new = list(leaves)
     lanes = np.zeros(len(begin), bool)
@@ -125,7 +126,7 @@ def _changed(
     return new, lanes
 
 
-def _row(bound: BoundContract, leaves: list[np.ndarray], output: int, array: np.ndarray, lane: int) -> bytes:
+def _row(bound: BoundContract, leaves: list[Any], output: int, array: np.ndarray, lane: int) -> bytes:
     """The bytes of a lane's row in a returned pool."""
     pool = bound.outputs[output]
     assert isinstance(pool.entry, Pool)

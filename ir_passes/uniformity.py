@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 _ALIGNED_BY_RULE = {
     "dot_general", "ragged_dot_general", "conv_general_dilated", "gather", "dynamic_slice", "sort", "scan", "while",
-    "cond", "shard_map", "ffi_call", "pallas_call", "pure_callback", "io_callback", *ir.CALLS,
+    "cond", "shard_map", *ir.OPAQUE, *ir.CALLS,
 }  # fmt: skip
 """Operations whose rules look at this themselves; in all others operands of equal rank run together."""
 REMEDY = "use what does not differ between rows, or undo the order first"

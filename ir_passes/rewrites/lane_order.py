@@ -13,10 +13,10 @@ from ir_passes.rewrites.slot_entries import Entry
 # What JAX does not batch lane by lane, or would run for all lanes where one asks for it.
 BARRED = frozenset(
     """
-    cond while shard_map sharding_constraint optimization_barrier pallas_call ffi_call custom_call tpu_custom_call
-    pure_callback io_callback debug_callback rng_bit_generator rng_uniform custom_vmap_call custom_partitioning
+    cond while shard_map sharding_constraint optimization_barrier custom_call tpu_custom_call rng_bit_generator
+    rng_uniform custom_vmap_call custom_partitioning
     """.split()
-)
+).union(ir.OPAQUE)
 
 
 def check_batchable(work: SameWork) -> None:
@@ -33,7 +33,7 @@ def _barred(eqn: ir.JaxprEqn) -> Iterator[str]:
     if name in BARRED or name.startswith("random_") or crossing or declaration_of(eqn) is not None:
         yield name
     for body in ir.sub_jaxprs(eqn):
-        for inner in body.jaxpr.eqns:
+        for inner in body.eqns:
             yield from _barred(inner)
 
 

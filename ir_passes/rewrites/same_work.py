@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ir_passes import ir
+from ir_passes.dtypes import to_numpy
 from ir_passes.rewrites.lane_labels import LaneLabels
 from ir_passes.rewrites.pool_access import WRITES, Box
 from ir_passes.rewrites.slot_entries import Constant, Entry
@@ -108,7 +109,7 @@ class _Equal:
     def _same(self, a: ir.Atom, b: ir.Atom) -> bool:
         if isinstance(a, ir.Literal) or isinstance(b, ir.Literal):
             both = isinstance(a, ir.Literal) and isinstance(b, ir.Literal)
-            return both and np.asarray(a.val).tobytes() == np.asarray(b.val).tobytes()
+            return both and to_numpy(a.val).tobytes() == to_numpy(b.val).tobytes()
         if b in self.labels.lane_of:
             return self._same_name(a, b) if b not in self.first else self.first[b] is a
         value = self.labels.accesses.facts.value
@@ -166,16 +167,16 @@ def same_jaxpr(one: ir.ClosedJaxpr, other: ir.ClosedJaxpr) -> bool:
     sizes = [[len(x.invars), len(x.constvars), len(x.eqns), len(x.outvars)] for x in (a, b)]
     if sizes[0] != sizes[1] or ir.types(a.invars) != ir.types(b.invars):
         return False
-    if not all(x is y or np.array_equal(x, y) for x, y in zip(one.consts, other.consts, strict=True)):
+    if not all(
+        x is y or np.array_equal(to_numpy(x), to_numpy(y)) for x, y in zip(one.consts, other.consts, strict=True)
+    ):
         return False
     names = dict(zip([*b.constvars, *b.invars], [*a.constvars, *a.invars], strict=True))
 
     def same(x: ir.Atom, y: ir.Atom) -> bool:
         if isinstance(x, ir.Literal) or isinstance(y, ir.Literal):
             both = isinstance(x, ir.Literal) and isinstance(y, ir.Literal)
-            return (
-                both and ir.types([x]) == ir.types([y]) and np.asarray(x.val).tobytes() == np.asarray(y.val).tobytes()
-            )
+            return both and ir.types([x]) == ir.types([y]) and to_numpy(x.val).tobytes() == to_numpy(y.val).tobytes()
         return names.get(y) is x
 
     for p, q in zip(a.eqns, b.eqns, strict=True):

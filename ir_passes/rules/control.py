@@ -15,7 +15,7 @@ from ir_passes.violations import ViolationKind
 
 _SHARED = "let the host compute one shared bound or flag for the step, and select per lane inside"
 ROUNDS = 12
-"""Iterations after which a loop's facts must have settled; each round only ever forgets facts."""
+"""Iterations for each value that a loop carries, after which its facts must have settled: a round forgets facts."""
 
 
 def merge(site: Site, one: Value, other: Value) -> Value:
@@ -126,7 +126,7 @@ def _settled(
     """
     prover = site.prover
     carry = [_entering(site, value, counters.get(k)) for k, value in enumerate(carry)]
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS * len(carry)):
         with prover.trial():
             after, _ = once([value.but(number=prover.fresh()) for value in carry])
         again = [
@@ -137,7 +137,8 @@ def _settled(
             break
         carry = again
     else:
-        raise AssertionError(f"the facts of a loop at {ir.source_of(site.eqn)} do not settle in {ROUNDS} rounds")
+        owner = site.mixed("what its body carries does not settle", _SHARED, ViolationKind.CONTROL)
+        carry = [Value(owner) for _ in carry]
     after, rest = once([value.but(number=prover.fresh()) for value in carry])
     results = []
     for old, new in zip(carry, after, strict=True):

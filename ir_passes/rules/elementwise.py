@@ -3,12 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ir_passes.agreement import compares_devices
 from ir_passes.contract import SlotMap
 from ir_passes.declared import CROSSING
 from ir_passes.dimensions import NAMED
+from ir_passes.dtypes import is_integer, widens
 from ir_passes.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
 from ir_passes.rules.access import constant_of
 from ir_passes.rules.intervals import FALSE, dtype_range, hull, interval
@@ -181,7 +180,7 @@ def convert(site: Site, x: Value) -> list[Value]:
     bounds = _bounds(site, (x,))
     before, after = site.eqn.invars[0].aval.dtype, site.eqn.outvars[0].aval.dtype
     owner = _combined(site, (x,)) if before != after else x.owner
-    integers = np.issubdtype(before, np.integer) and np.issubdtype(after, np.integer)
+    integers = is_integer(before) and is_integer(after)
     if before == after or (integers and bounds is not None):
         return [x.but(range=bounds)]
     fact = x.fact if isinstance(x.fact, OneHot) else None
@@ -196,7 +195,7 @@ def _converted(view: View, before: Any, after: Any) -> View:
     again = left(view, ("widened", after, before))
     if again is not None:
         return again
-    return entered(view, ("widened" if np.can_cast(before, after, "safe") else "narrowed", before, after))
+    return entered(view, ("widened" if widens(before, after) else "narrowed", before, after))
 
 
 @rule(

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ir_passes import mesh
 from ir_passes.owners import Common, OneLane, Order, Owner, PoolRows, Rows, Symbol, axis_of, moved
+from ir_passes.rules.reductions import without
 from ir_passes.rules.registry import SUMS, rule
 from ir_passes.site import Site
 from ir_passes.values import Value
@@ -21,7 +22,7 @@ _MOVES = (*_GATHERS, "all_to_all", "ppermute")
     "split_axis tiled",
 )
 def collective(site: Site, *operands: Value) -> list[Value]:
-    """An exchange between devices; over mesh axes that split lanes it mixes them."""
+    """An exchange between devices, over mesh axes that split lanes it mixes them; or a reduction under `jax.vmap`."""
     axes = mesh.axes_of(site.eqn)
     apart = sorted(site.prover.apart & set(axes))
     if apart:
@@ -30,8 +31,13 @@ def collective(site: Site, *operands: Value) -> list[Value]:
         )
         remedy = "exchange outside of the branch or loop, or decide by what all of these devices have alike"
         site.report(ViolationKind.COLLECTIVE, message, remedy)
-    pairs = zip(operands, site.shapes, strict=True)
-    return [Value(_exchanged(site, value.owner, axes, shape)) for value, shape in pairs]
+    reduced = mesh.array_axes_of(site.eqn)
+    results = []
+    for value, shape in zip(operands, site.shapes, strict=True):
+        owner = without(site, value.owner, reduced)
+        left = tuple(size for axis, size in enumerate(shape) if axis not in reduced)
+        results.append(Value(_exchanged(site, owner, axes, left)))
+    return results
 
 
 @rule("ragged_all_to_all", "psend", "precv", ignores="axis_index_groups axis_name axis_size out_shape perm")

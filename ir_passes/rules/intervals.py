@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ir_passes.dtypes import is_integer, limits
 from ir_passes.values import Range
 
 TRUE, FALSE, EITHER = (1, 1), (0, 0), (0, 1)
@@ -13,17 +14,14 @@ TRUE, FALSE, EITHER = (1, 1), (0, 0), (0, 1)
 
 def dtype_range(aval: Any) -> Range | None:
     """What an integer or boolean dtype can hold; None for every other dtype."""
-    return _range_of(aval.dtype)
+    return _range_of(getattr(aval, "dtype", None))
 
 
 @cache
 def _range_of(dtype: Any) -> Range | None:
-    if dtype == np.bool_:
+    if dtype is not None and dtype == np.bool_:
         return EITHER
-    if not np.issubdtype(dtype, np.integer):
-        return None
-    info = np.iinfo(dtype)
-    return int(info.min), int(info.max)
+    return limits(dtype) if dtype is not None and is_integer(dtype) else None
 
 
 def fits(aval: Any, *numbers: int) -> bool:

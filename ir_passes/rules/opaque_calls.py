@@ -1,12 +1,14 @@
 """Calls whose inside is another language, by their declarations: kernels, callbacks and custom calls."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ir_passes import ir
 from ir_passes.contract import Lane, Opaque, Pool, Shared, SlotMap
-from ir_passes.declared import OPAQUE, opaque_of
+from ir_passes.declared import opaque_of
 from ir_passes.opaque_entries import donors, fits, lengths_of, maps_of
+from ir_passes.opaque_names import exact_name, same_body, short_name
 from ir_passes.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, Rows, axis_of, describe, moved
 from ir_passes.rules.pool_rows import map_fault, record
 from ir_passes.rules.registry import rule
@@ -16,20 +18,50 @@ from ir_passes.values import Slot, Value
 from ir_passes.violations import ViolationKind
 
 
-@rule(*OPAQUE, everything=True)
+@rule(*ir.OPAQUE, everything=True)
 def opaque(site: Site, *operands: Value) -> list[Value]:
     """By its declaration in the contract, found by the name of its target."""
     found = opaque_of(site.eqn, site.prover.bound.opaque)
     if found is None:
-        names = ir.targets_of(site.eqn)
-        message = f"nothing is known of {' / '.join(names) or site.name}"
-        remedy = "declare it: LaneContract(..., opaque={name: Opaque(inputs, outputs)})"
+        exact, name = exact_name(site.eqn), short_name(site.eqn)
+        message = f"nothing is known of {exact or f'a {site.name} without a name'}"
+        remedy = (
+            f"declare it: LaneContract(..., opaque={{{name!r}: Opaque(inputs, outputs)}})"
+            if name
+            else "give it a name, as by pallas_call(..., name=...)"
+        )
         site.report(ViolationKind.OPAQUE, message, remedy)
         owner = site.mixed(message, remedy, ViolationKind.OPAQUE)
         return [Value(owner) for _ in site.eqn.outvars]
-    keeps = ", which keeps the rows of lanes of length 0" if [*lengths_of(found[1])] else ""
-    site.prover.assumed.add(f"opaque: {found[0]}{keeps}")
+    _one_body(site, found[0])
     return _Declared(site, *found, operands).results()
+
+
+def _one_body(site: Site, name: str) -> None:
+    """Report a call that runs another thing than the calls before it under the same name."""
+    calls = site.prover.declared.setdefault(name, [])
+    if any(site.eqn is one for one in calls):
+        return
+    others = [one for one in calls if not same_body(one, site.eqn)]
+    if not others:
+        calls.append(site.eqn)
+        return
+    called = (f"{exact_name(one)}, called at {ir.source_of(one)}" for one in (*others, site.eqn))
+    message = f"{name!r} is declared as one thing and names several: {'; '.join(dict.fromkeys(called))}"
+    exact = dict.fromkeys(exact_name(one) for one in others)
+    remedy = f"declare each by its exact name: {', '.join(map(repr, (*exact, exact_name(site.eqn))))}"
+    if exact_name(site.eqn) in exact:
+        remedy = "give each a name of its own, as by pallas_call(..., name=...) or by a function of another name"
+    site.report(ViolationKind.OPAQUE, message, remedy)
+
+
+def assumed(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[str]:
+    """What is believed of every call of a declared operation, with its line."""
+    for name, calls in declared.items():
+        keeps = ", which keeps the rows of lanes of length 0" if [*lengths_of(opaque[name])] else ""
+        lines = Counter(f"opaque: {exact_name(one)}, called at {ir.source_of(one)}" for one in calls)
+        for line, times in lines.items():
+            yield f"{line}{f' ({times} calls)' if times > 1 else ''}{keeps}"
 
 
 @dataclass(frozen=True)
@@ -100,7 +132,7 @@ class _Declared:
         lengths = {name: shape[axis : axis + 1] for _, name, shape, axis in self._rows()}
         for k, (var, declared) in enumerate(zip(self.site.eqn.outvars, self.entry.outputs, strict=True)):
             if isinstance(declared, Lane):
-                lengths[f"result {k}"] = tuple(var.aval.shape)[declared.axis : declared.axis + 1]
+                lengths[f"result {k}"] = ir.shape_of(var)[declared.axis : declared.axis + 1]
         if len(set(lengths.values())) == 1:
             return None
         found = ", ".join(f"{name} has {length[0] if length else 'none'}" for name, length in lengths.items())

@@ -1,5 +1,7 @@
 """Random numbers: each key's are its owner's."""
 
+from ir_passes import ir
+from ir_passes.dtypes import key_implementation
 from ir_passes.owners import Owner, axis_of
 from ir_passes.rules.registry import rule
 from ir_passes.rules.shapes import over
@@ -11,18 +13,27 @@ _ONE_KEY = "one key is made of words of different lanes"
 _OWN_KEY = "give each lane all words of its key, along axes of their own"
 
 
-@rule(
-    "random_bits",
-    "random_split",
-    "random_unwrap",
-    "random_seed",
-    "random_clone",
-    reads="shape impl",
-    ignores="bit_width",
-)
+_BY_KEY = {
+    "threefry2x32": {"random_bits", "random_split", "random_seed", "random_fold_in", "random_gamma"},
+    "rbg": {"random_split", "random_seed", "random_fold_in"},
+    "unsafe_rbg": {"random_seed"},
+}
+"""Generator -> the operations in which each key of an array has what it has alone.
+
+XLA's own generator takes one key: JAX gives it the first of an array, and the others get what follows.
+"""
+
+
+@rule("random_unwrap", "random_clone")
+def same_keys(site: Site, key: Value) -> list[Value]:
+    """The same keys, or their words behind their axes."""
+    return [Value(key.owner)]
+
+
+@rule("random_bits", "random_split", "random_seed", reads="shape impl", ignores="bit_width")
 def from_keys(site: Site, key: Value) -> list[Value]:
     """Keys keep their leading axes; what is made from one key stands behind them."""
-    return [Value(key.owner)]
+    return [Value(_by_key(site, key.owner))]
 
 
 @rule("random_wrap", reads="impl")
@@ -34,7 +45,7 @@ def wrap(site: Site, words: Value) -> list[Value]:
 @rule("random_gamma", ignores="log_space")
 def gamma(site: Site, key: Value, shape: Value) -> list[Value]:
     """A key for each place; one key for several places gives each of them other numbers."""
-    owner = site.join(key.owner, shape.owner)
+    owner = _by_key(site, site.join(key.owner, shape.owner))
     if disordered(owner):
         owner = site.mixed("rows in an order that depends on all lanes get random numbers by their place", REMEDY)
     return [Value(owner)]
@@ -44,7 +55,7 @@ def gamma(site: Site, key: Value, shape: Value) -> list[Value]:
 def fold_in(site: Site, key: Value, data: Value) -> list[Value]:
     """A key and a number of the same place."""
     pairs = zip((key, data), site.shapes, strict=True)
-    return [Value(site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs)))]
+    return [Value(_by_key(site, site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))))]
 
 
 @rule("rng_bit_generator", reads="shape", ignores="algorithm dtype out_sharding")
@@ -54,6 +65,16 @@ def generator(site: Site, key: Value) -> list[Value]:
     if len(site.shapes[0]) != 1:
         owner = site.mixed("random bits are made from several keys at once", "map over the keys")
     return [Value(owner), Value(owner)]
+
+
+def _by_key(site: Site, owner: Owner) -> Owner:
+    """The owner of what is made from keys, one by one."""
+    atom = site.eqn.outvars[0] if site.name == "random_seed" else site.eqn.invars[0]
+    generator = key_implementation(ir.dtype_of(atom))
+    if axis_of(owner) is None or site.name in _BY_KEY.get(generator, ()):
+        return owner
+    message = f"{generator} makes what all keys of an array get from the first of them"
+    return site.mixed(message, "use keys of threefry2x32, as by jax.random.key(seed, impl='threefry2x32')")
 
 
 def _of_one_key(site: Site, words: Value, leading: int) -> Owner:

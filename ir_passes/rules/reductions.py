@@ -15,7 +15,8 @@ _APART = "reduce over axes within a lane; what must be the same for all lanes is
 _PICKS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or")
 
 
-def _without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
+def without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
+    """Whose the elements are after a reduction over some axes."""
     axis = axis_of(owner)
     if axis is None:
         return owner
@@ -46,14 +47,14 @@ def reduction(site: Site, x: Value) -> list[Value]:
     counts = site.name == "reduce_sum" and fits(site.eqn.outvars[0].aval, site.shapes[0][axes[0]] if axes else 1)
     if counts and isinstance(x.fact, OneHot) and axes == (x.fact.rows,) and len(site.shape) == 1:
         fact = Counts(site.prover.same_counts.get(x.fact.key, x.fact.key))
-    return [Value(_without(site, x.owner, axes), range=bounds, fact=fact)]
+    return [Value(without(site, x.owner, axes), range=bounds, fact=fact)]
 
 
 @rule("reduce", reads="dimensions", ignores="computation jaxpr")
 def general_reduction(site: Site, *operands: Value) -> list[Value]:
     """A reduction by any function; half of the operands are initial values."""
     axes = tuple(map(int, site.params["dimensions"]))
-    owner = site.join(*(_without(site, value.owner, axes) if shape else value.owner
+    owner = site.join(*(without(site, value.owner, axes) if shape else value.owner
                         for value, shape in zip(operands, site.shapes, strict=True)))  # fmt: skip
     return [Value(owner) for _ in site.eqn.outvars]
 

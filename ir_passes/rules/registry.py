@@ -21,8 +21,8 @@ IDENTITIES = (
 KEEPS_ROWS = {
     "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "slice", "split", "unstack", "pad", "rev",
     "gather", "dynamic_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub",
-    "dynamic_update_slice", "select_n", "scan", "while", "cond", "shard_map", "convert_element_type", "ffi_call",
-    "pallas_call", "pure_callback", "io_callback", *IDENTITIES, *ir.CALLS,
+    "dynamic_update_slice", "select_n", "scan", "while", "cond", "shard_map", "convert_element_type",
+    *ir.OPAQUE, *IDENTITIES, *ir.CALLS,
 }  # fmt: skip
 """Operations whose rules say themselves what becomes of the rows of a pool; every other one changes them all."""
 INDEXED = {

@@ -17,6 +17,7 @@ import numpy as np
 
 from ir_passes import ir
 from ir_passes.arena_plan import Placement, Plan
+from ir_passes.dtypes import is_key, key_implementation
 
 POISON = 0xFF  # NaN in every floating point format, -1 in every signed integer
 
@@ -38,13 +39,13 @@ class _Place:
     def read(self) -> Any:
         data = self.memory[self.offset : self.offset + self.bytes].tobytes()
         dtype = self.aval.dtype
-        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        if is_key(dtype):
             words = np.frombuffer(data, np.uint32).reshape((*self.aval.shape, -1))
-            return jax.random.wrap_key_data(jnp.asarray(words), impl=_key_implementation(dtype))
+            return jax.random.wrap_key_data(jnp.asarray(words), impl=key_implementation(dtype))
         return np.frombuffer(data, dtype).reshape(self.aval.shape)
 
     def write(self, value: Any) -> None:
-        if jnp.issubdtype(self.aval.dtype, jax.dtypes.prng_key):
+        if is_key(self.aval.dtype):
             value = jax.random.key_data(value)
         data = np.frombuffer(np.ascontiguousarray(np.asarray(value)).tobytes(), np.uint8)
         self.memory[self.offset : self.offset + len(data)] = data
@@ -170,8 +171,8 @@ def _held(aval: Any, value: Any) -> _Place:
     place = _Place(np.empty(0, np.uint8), 0, aval)
     place = _Place(np.full(place.bytes, POISON, np.uint8), 0, aval)
     if value is not None:
-        is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
-        place.write(value if is_key else np.asarray(value, aval.dtype))
+        as_given = is_key(aval.dtype)
+        place.write(value if as_given else np.asarray(value, aval.dtype))
     return place
 
 
@@ -180,7 +181,3 @@ def _store(sources: Sequence[_Place], targets: Sequence[_Place]) -> None:
     values = [source.read() for source in sources]
     for value, target in zip(values, targets, strict=True):
         target.write(value)
-
-
-def _key_implementation(dtype: Any) -> str:
-    return str(jax.random.key_impl(jnp.empty((0,), dtype)))

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import jax._src.lax.linalg
+import jax._src.pallas.mpmd
 import jax._src.pallas.pallas_call
 import jax._src.random
 import jax._src.shard_map  # noqa: F401  (each import registers primitives)

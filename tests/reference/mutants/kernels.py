@@ -1,12 +1,14 @@
 """Kernels and functions that are declared, and called with something else than what is declared of them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.experimental import pallas as pl
 from mutants.mutant import Evidence, Kind, wrong
 from zoo import rows
 from zoo.program import KEY, LANES, SLOTS, VALUE, normal
@@ -195,6 +197,52 @@ def namesake(pool, slots, x, w):
     return rows.plain_step(pool, slots, reversed_rows(x), w)
 
 
+def tripled_rows(x: Any) -> np.ndarray:
+    return np.asarray(x) * 3
+
+
+def called_back(function: Callable[..., Any], x: Array) -> Array:
+    return jax.pure_callback(function, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def _two(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
+    def step(pool, slots, x, w):
+        return rows.plain_step(pool, slots, called_back(second, called_back(first, x)), w)
+
+    return step
+
+
+def _of_name(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def operation(x):
+        return function(x)
+
+    operation.__name__ = name
+    return operation
+
+
+BY_ROW = Opaque((Lane(),), (Lane(),))
+NAMED = LaneContract(
+    rows.STEP.inputs,
+    rows.STEP.outputs,
+    opaque={"tripled_rows": BY_ROW, "<lambda>": BY_ROW, "roll": BY_ROW},
+)
+
+
+def pallas_of_one_name(pool, slots, x, w):
+    """Two kernels whose functions have one name; the second one takes the rows in reverse order."""
+
+    def kernel_of(operation: Callable[[Array], Array]) -> Any:
+        def tripled_rows(x_ref, out_ref):
+            out_ref[...] = operation(x_ref[...])
+
+        return pl.pallas_call(
+            tripled_rows, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="tripled_rows"
+        )
+
+    x = kernel_of(lambda array: array[::-1])(kernel_of(lambda array: array * 3)(x))
+    return rows.plain_step(pool, slots, x, w)
+
+
 def captured_rows(pool, slots, x, w):
     """A larger pool, which was there when the step was traced."""
     return advance(pool[slots] + jnp.asarray(CAPTURED)[slots], x, w).sum(1), pool
@@ -326,6 +374,34 @@ MUTANTS = (
         namesake,
         Kind.OPAQUE,
         contract=rows.STEP,
+    ),
+    _kernel(
+        "kernel-of-one-name",
+        "a second kernel of the name of the one declared takes rows in reverse order",
+        pallas_of_one_name,
+        Kind.OPAQUE,
+        contract=NAMED,
+    ),
+    _kernel(
+        "callback-of-one-name",
+        "a second callback of the name of the one declared takes rows in reverse order",
+        _two(tripled_rows, _of_name("tripled_rows", lambda x: np.asarray(x)[::-1])),
+        Kind.OPAQUE,
+        contract=NAMED,
+    ),
+    _kernel(
+        "two-lambdas",
+        "two callbacks without a name, of which one was declared",
+        _two(lambda x: np.asarray(x) * 3, lambda x: np.roll(x, 1, 0)),
+        Kind.OPAQUE,
+        contract=NAMED,
+    ),
+    _kernel(
+        "callback-of-other-arguments",
+        "a function that rolls along an axis that it was given beforehand: of the features, and of the lanes",
+        _two(partial(np.roll, shift=1, axis=1), partial(np.roll, shift=1, axis=0)),
+        Kind.OPAQUE,
+        contract=NAMED,
     ),
     _kernel(
         "captured-by-slot",

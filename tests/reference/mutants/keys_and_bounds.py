@@ -32,6 +32,34 @@ def keys_across_lanes(pool, slots, x, w):
     return y + (random.T % 7).sum(1, keepdims=True).astype(jnp.float32), pool
 
 
+def typed_keys(x: Array, generator: str = "threefry2x32") -> Array:
+    """A key of each lane, of numbers that are its own."""
+    return jax.vmap(lambda seed: jax.random.key(seed, impl=generator))(lax.bitcast_convert_type(x[:, 0], jnp.int32))
+
+
+def _drawn(keys: Callable[[Array], Array]) -> Any:
+    """Noise by the keys."""
+
+    def step(pool, slots, x, w):
+        y, pool = rows.plain_step(pool, slots, x, w)
+        return y + jax.vmap(lambda key: jax.random.normal(key, y.shape[1:]))(keys(x)), pool
+
+    return step
+
+
+def key_of_lane_0(pool, slots, x, w):
+    """One lane's key is taken for that of the step."""
+    y, pool = rows.plain_step(pool, slots, x, w)
+    return y + jax.random.normal(typed_keys(x)[0], y.shape), pool
+
+
+def summed_over_vmap(pool, slots, x, w):
+    """As many lanes as there are sums; each is over all lanes."""
+    y, pool = rows.plain_step(pool, slots, x, w)
+    sums = jax.vmap(lambda row: lax.psum(row[:LANES], "lanes"), axis_name="lanes", out_axes=None)(x)
+    return y + sums[:, None], pool
+
+
 def _neighbour_where(flag: Callable[[Array], Array]) -> Any:
     """The lane before is read where a number is above the greatest that it may seem to be."""
 
@@ -75,6 +103,18 @@ def _wrong(id: str, description: str, step: Any) -> Any:
 MUTANTS = (
     _wrong("key-of-four-lanes", "the words of one key are numbers of four lanes", key_of_four_lanes),
     _wrong("keys-across-lanes", "each key has one word of every lane", keys_across_lanes),
+    _wrong(
+        "typed-keys-rolled",
+        "keys are split, and each lane draws by its neighbour's",
+        _drawn(lambda x: jnp.roll(jax.vmap(jax.random.split)(typed_keys(x))[:, 1], 1)),
+    ),
+    _wrong("typed-key-of-lane-0", "the key of lane 0 is taken for the step's", key_of_lane_0),
+    _wrong(
+        "batch-of-generator-keys",
+        "XLA's generator is given a key for each lane, and JAX gives it the first",
+        _drawn(lambda x: typed_keys(x, "rbg")),
+    ),
+    _wrong("psum-under-vmap", "a sum over the axis that vmap names, of the length of the lanes", summed_over_vmap),
     _wrong("bits-of-both", "the bits of one and two are three", _neighbour_where(_put_together)),
     _wrong("bits-in-both", "the bits that five and six share are four", _neighbour_where(_left_over)),
     _wrong("applied-in-place", "a function is applied to a zero that counts as written", _neighbour_where(_applied)),

@@ -1,0 +1,192 @@
+"""No program that JAX traces makes the compiler raise anything but its own errors; what it proves holds when run."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from any_programs import AROUND, CONTRACTS, LANES, ROWS, SLOTS, STEPS, Step, by_lanes, composed
+
+from ir_passes import ContractError, IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, ViolationKind
+from ir_passes.clock import Clock
+from ir_passes.collectives import schedule_of
+from ir_passes.fingerprint import fingerprint
+from ir_passes.lane_proof import prove_isolation
+from ir_passes.pass_pipeline import DEFAULT_PASSES
+from ir_passes.planned_step import prove_and_plan, trace
+from ir_passes.rules import control
+from ir_passes.sanitizer import UntrackedError, sanitize
+
+ALL = {**STEPS, **{name: around(jnp.sin) for name, around in AROUND.items()}}
+SEEDS, MORE = range(200), range(200, 3000)
+
+
+@pytest.fixture(autouse=True)
+def other_peoples_settings() -> Iterator[None]:
+    """Programs of others are traced with JAX's own."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def looked_at(step: Any, given: tuple[Any, ...], contract: LaneContract) -> bool:
+    """Whether a step is proved; everything that reads a program reads this one."""
+    program = jax.make_jaxpr(step)(*given)
+    assert fingerprint(program) == fingerprint(program)
+    schedule_of(program)
+    graph = trace(step, given, contract, Clock())
+    try:
+        prove_and_plan(graph, DEFAULT_PASSES, "error", None, Clock())
+    except IsolationError as error:
+        assert all(one.message and one.remedy and one.source for one in error.violations)
+        prove_and_plan(graph, DEFAULT_PASSES, "off", None, Clock())
+        return False
+    return True
+
+
+def drawn(seeds: range) -> Iterator[tuple[int, str, Step]]:
+    """Compositions that JAX traces, with their seeds: it batches no ordered effect, for instance."""
+    refused = 0
+    for seed in seeds:
+        said, function = composed(np.random.default_rng(seed), 2 + seed % 3)
+        step, given, _ = CONTRACTS[seed % len(CONTRACTS)](function)
+        try:
+            jax.make_jaxpr(step)(*given)
+        except Exception:  # whatever JAX refuses a program with
+            refused += 1
+            continue
+        yield seed, said, function
+    assert refused < 0.04 * len(seeds)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_everything_that_jax_traces_is_proved_or_refused(name) -> None:
+    for by in CONTRACTS:
+        looked_at(*by(ALL[name]))
+
+
+def test_the_catalogue_has_programs_that_are_proved_and_programs_that_are_refused() -> None:
+    def verdict(name: str) -> bool:
+        return looked_at(*by_lanes(ALL[name]))
+
+    assert all(
+        map(verdict, ("through int4", "captured float8_e5m2", "captured_keys threefry2x32", "in_scan", "in_remat"))
+    )
+    refused = ("captured_keys rbg", "moved_keys threefry2x32", "kernel run_scoped", "references", "tokens")
+    assert [name for name in refused if verdict(name)] == ["captured_keys rbg", "tokens"]
+
+
+def test_compositions_are_proved_or_refused() -> None:
+    verdicts = []
+    for seed, said, function in drawn(SEEDS):
+        try:
+            verdicts.append(looked_at(*CONTRACTS[seed % len(CONTRACTS)](function)))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {said}") from error
+    assert any(verdicts) and not all(verdicts)
+
+
+def by_any_declaration(rng: np.random.Generator) -> tuple[Any, tuple[Any, ...], LaneContract]:
+    """A step that calls back with some of its arrays, under a declaration that need not fit."""
+    pool, slots = Pool("p"), SlotMap("p", ROWS)
+    entries = (Lane(), Lane(1), Lane(2), Shared(), pool, Pool("r"), Pool("p", 1), Pool("p", dims=("a", "b")), slots)
+    entries = (*entries, SlotMap("r", ROWS), SlotMap("p", ROWS, role="read"), Lane(role="length"))
+    count, results = int(rng.integers(0, 4)), int(rng.integers(0, 3))
+    inputs = tuple(entries[rng.integers(len(entries))] for _ in range(count))
+    outputs = tuple(entries[rng.integers(6)] for _ in range(results))
+    chosen, shapes = rng.integers(0, 9, count), rng.integers(0, 3, results)
+
+    def function(*arrays: Any) -> Any:
+        raise AssertionError("nothing is run here")
+
+    def step(p, s, x, n, r, one):
+        given = (p, s, x, n, r, one, p[s], p[s[0]], s[1])
+        made = (jax.ShapeDtypeStruct(like.shape, like.dtype) for like in (p, x, r))
+        kinds = list(made)
+        found = jax.pure_callback(function, tuple(kinds[k] for k in shapes), *(given[k] for k in chosen))
+        pools = [array for array in found if array.shape == p.shape]
+        rows = [array for array in found if array.shape != p.shape]
+        return sum(rows, x), pools[0] if pools else p, r
+
+    given = (jnp.ones((ROWS, LANES)), SLOTS, jnp.ones((LANES, LANES)), np.ones(LANES, np.int32))
+    given = (*given, jnp.ones((LANES, LANES)), jnp.float32(1))
+    sides = (pool, slots, Lane(), Lane(role="length"), Pool("r"), Shared()), (Lane(), pool, Pool("r"))
+    return step, given, LaneContract(*sides, opaque={"function": Opaque(inputs, outputs)})
+
+
+def test_any_declaration_is_taken_or_refused() -> None:
+    found = {}
+    for seed in range(400):
+        step, given, contract = by_any_declaration(np.random.default_rng(seed))
+        try:
+            prove_isolation(step, given, contract)
+            found[seed] = "proved"
+        except (IsolationError, ContractError) as error:
+            found[seed] = type(error).__name__
+    assert set(found.values()) == {"proved", "IsolationError", "ContractError"}
+
+
+@pytest.mark.parametrize("out_axes", [None, 0])
+@pytest.mark.parametrize("reduce", [jax.lax.psum, jax.lax.pmax, jax.lax.pmin, jax.lax.pmean])
+def test_reductions_over_the_axis_that_vmap_names_mix_lanes(reduce, out_axes) -> None:
+    """As many lanes as entries of a row: what is left has the length of the lanes, and is of all of them."""
+
+    def over_lanes(x):
+        mixed = jax.vmap(lambda row: reduce(row, "lanes"), axis_name="lanes", out_axes=out_axes)(x)
+        return (x + (mixed[:, None] if out_axes is None else mixed),)
+
+    def within_lanes(x):
+        return (x - jax.vmap(lambda column: reduce(column, "columns"), 1, None, axis_name="columns")(x)[:, None],)
+
+    given, contract = (jnp.ones((LANES, LANES)),), LaneContract((Lane(),), (Lane(),))
+    assert prove_isolation(within_lanes, given, contract)
+    with pytest.raises(IsolationError):
+        prove_isolation(over_lanes, given, contract)
+
+
+def test_a_loop_whose_facts_would_not_settle_is_refused(monkeypatch) -> None:
+    step, given, contract = by_lanes(STEPS["long_carry"])
+    assert prove_isolation(step, given, contract)
+    monkeypatch.setattr(control, "ROUNDS", 0)
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(step, given, contract)
+    assert {one.kind for one in error.value.violations} == {ViolationKind.CONTROL}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seeds", [MORE[k : k + 100] for k in range(0, len(MORE), 100)], ids=str)
+def test_more_compositions_are_proved_or_refused(seeds) -> None:
+    for seed, said, function in drawn(seeds):
+        step, given, contract = CONTRACTS[seed % len(CONTRACTS)](function)
+        try:
+            looked_at(step, given, contract)
+            sanitize(step, given, contract)
+        except (ContractError, UntrackedError):
+            continue
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {said}") from error
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(
+    "name", [name for name in ALL if name not in ("barriers", "tokens")]
+)  # XLA takes no loose token
+def test_what_is_proved_holds_when_it_is_run(name, axis) -> None:
+    contract = LaneContract((Lane(axis),), (Lane(axis),))
+    step = lambda x: (ALL[name](x),)
+    x = 3 * np.random.default_rng(5).normal(size=(LANES, LANES)).astype(np.float32)
+    try:
+        prove_isolation(step, (x,), contract)
+    except IsolationError:
+        return
+    run = jax.jit(step)
+    before = np.asarray(run(x)[0])
+    for lane in range(LANES):
+        for change in (lambda row: row + 1.5, lambda row: -7 * row, lambda row: np.full_like(row, np.nan)):
+            other = np.moveaxis(x.copy(), axis, 0)
+            other[lane] = change(other[lane])
+            after = np.asarray(run(np.moveaxis(other, 0, axis))[0])
+            same = np.moveaxis(after.view(np.int32) == before.view(np.int32), axis, 0)
+            assert same[np.arange(LANES) != lane].all()

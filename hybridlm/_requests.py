@@ -108,15 +108,21 @@ def resolve(
     need("seed", lambda x: _is_whole(x) and 0 <= x < 2**64, "a whole number in [0, 2**64)")
     need("ignore_eos", lambda x: isinstance(x, bool | np.bool_), "True or False")
     need("logprobs", lambda x: x is None or (_is_whole(x) and 0 <= x <= most), f"0..{most} or None")
+    need("stop", _is_stop_list, "a string, a token id, or a list of them")
     strings: list[str] = []
     ids = [] if params.ignore_eos else list(end_token_ids)
     for item in _stops(params.stop):
-        if isinstance(item, str) and item and tokenizer is not None:
-            strings.append(item)
-        elif not isinstance(item, str) and _is_whole(item) and 0 <= item < vocab_size:
-            ids.append(item)
+        if not isinstance(item, str):
+            if _is_whole(item) and 0 <= item < vocab_size:
+                ids.append(item)
+            else:
+                faults.append(f"stop: expected strings or token ids below {vocab_size}, got {item!r}")
+        elif item == "":
+            faults.append("stop: expected strings that are not empty, got ''")
+        elif tokenizer is None:
+            faults.append(f"stop: expected token ids, because the checkpoint has no tokenizer.json, got {item!r}")
         else:
-            faults.append(f"stop: expected {_stop_expected(item, tokenizer, vocab_size)}, got {item!r}")
+            strings.append(item)
     if faults:
         raise ValueError("; ".join(faults))
     return ResolvedParams(
@@ -132,15 +138,15 @@ def resolve(
     )
 
 
+def _is_stop_list(stop: Any) -> bool:
+    return stop is None or isinstance(stop, str | list | tuple) or _is_whole(stop)
+
+
 def _stops(stop: Any) -> list[Any]:
-    """What ends a completion, as a list; something that is no list is its one item."""
-    return [] if stop is None else list(stop) if isinstance(stop, list | tuple) else [stop]
-
-
-def _stop_expected(item: Any, tokenizer: Tokenizer | None, vocab_size: int) -> str:
-    if not isinstance(item, str):
-        return f"strings or token ids below {vocab_size}"
-    return "strings that are not empty" if item == "" else "token ids, because the checkpoint has no tokenizer.json"
+    """What ends a completion, as a list; nothing where it is no list, string or id."""
+    if isinstance(stop, list | tuple):
+        return list(stop)
+    return [stop] if stop is not None and _is_stop_list(stop) else []
 
 
 def _is_number(value: Any) -> bool:

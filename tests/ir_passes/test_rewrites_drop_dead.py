@@ -33,7 +33,7 @@ def test_dead_equations_dead_carries_and_dead_results_of_loops() -> None:
     assert "dot_general" not in primitives(after)
     (loop,) = (eqn for eqn in after.program.jaxpr.eqns if eqn.primitive.name == "scan")
     (body,) = ir.sub_jaxprs(loop)
-    assert [eqn.primitive.name for eqn in body.jaxpr.eqns] == ["add"]
+    assert [eqn.primitive.name for eqn in body.eqns] == ["add"]
     assert (len(loop.invars), len(loop.outvars)) == (2, 1)
 
 

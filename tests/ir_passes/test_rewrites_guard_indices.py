@@ -83,7 +83,7 @@ def clamping(jaxpr: ir.Jaxpr) -> list[str]:
         name, mode = eqn.primitive.name, eqn.params.get("mode")
         if large and (name.startswith("dynamic_") or mode not in (None, lax.GatherScatterMode.FILL_OR_DROP)):
             found.append(name)
-        found += [one for body in ir.sub_jaxprs(eqn) for one in clamping(body.jaxpr)]
+        found += [one for body in ir.sub_jaxprs(eqn) for one in clamping(body)]
     return found
 
 

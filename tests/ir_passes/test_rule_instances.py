@@ -30,7 +30,7 @@ NOT_TRIED = {
         "of meshes and placements, not run on a CPU or without an effect there: the sharded programs and their mutants",
     ),
     **dict.fromkeys(
-        "ffi_call pallas_call pure_callback io_callback debug_callback debug_print".split(),
+        ir.OPAQUE,
         "believed as declared, not looked into: tests of declarations",
     ),
     **dict.fromkeys("closed_call core_call pjit remat2".split(), "other names of calls that are tried"),

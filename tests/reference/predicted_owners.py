@@ -61,7 +61,7 @@ def predictions(subject: Subject, idle: bool = False) -> dict[Any, Prediction]:
 
 def used_once(jaxpr: ir.Jaxpr) -> list[ir.Jaxpr]:
     """Bodies that stand in one place only: what is said of them there is not overwritten by another place."""
-    bodies = [inner.jaxpr for eqn in ir.all_eqns(jaxpr) for inner in ir.sub_jaxprs(eqn)]
+    bodies = [inner for eqn in ir.all_eqns(jaxpr) for inner in ir.sub_jaxprs(eqn)]
     counts = Counter(map(id, bodies))
     return [body for body in bodies if counts[id(body)] == 1]
 

@@ -1,13 +1,16 @@
 """No program that JAX traces makes the compiler raise anything but its own errors; what it proves holds when run."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from any_programs import AROUND, CONTRACTS, LANES, ROWS, SLOTS, STEPS, Step, by_lanes, composed
+from any_programs import AROUND, CONTRACTS, LANES, ROWS, SLOTS, STEPS, Step, back, by_lanes, composed
+from jax import lax
+from jax.scipy import linalg, signal, special
 
 from ir_passes import ContractError, IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, ViolationKind
 from ir_passes.clock import Clock
@@ -152,6 +155,52 @@ def test_a_loop_whose_facts_would_not_settle_is_refused(monkeypatch) -> None:
     with pytest.raises(IsolationError) as error:
         prove_isolation(step, given, contract)
     assert {one.kind for one in error.value.violations} == {ViolationKind.CONTROL}
+
+
+LIBRARIES = (jnp, jnp.linalg, jnp.fft, jax.nn, lax, lax.linalg, special, linalg, signal, jax.random)
+CALLS = {
+    "x": lambda f, x: f(x),
+    "x, x": lambda f, x: f(x, x),
+    "x, x, x": lambda f, x: f(x, x, x),
+    "x, 1": lambda f, x: f(x, 1),
+    "a row": lambda f, x: f(x[0]),
+    "integers": lambda f, x: f(x.astype(jnp.int32)),
+    "two of integers": lambda f, x: f(x.astype(jnp.int32), x.astype(jnp.int32)),
+    "booleans": lambda f, x: f(x > 0),
+    "booleans, x, x": lambda f, x: f(x > 0, x, x),
+    "complex numbers": lambda f, x: f(x.astype(jnp.complex64)),
+    "keys": lambda f, x: f(jax.random.split(jax.random.key(0), LANES)),
+}
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of functions that are called in ways that they are not made for
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.__name__)
+def test_the_functions_of_jax_are_proved_or_refused(library) -> None:
+    labelled = LaneContract((Pool("p", dims=("a", "b")),), (Lane(),))
+    given, tried = (jnp.ones((LANES, LANES)),), 0
+    for name, call in product(dir(library), CALLS):
+        function = getattr(library, name)
+        if name.startswith("_") or not callable(function) or isinstance(function, type) or name in ("save", "savez"):
+            continue
+
+        def step(x: Any, function: Any = function, call: str = call) -> Any:
+            arrays = [one for one in jax.tree.leaves(CALLS[call](function, x)) if getattr(one, "size", 0)]
+            return (sum(map(back, arrays), x),)
+
+        try:
+            jax.make_jaxpr(step)(*given)
+        except Exception:  # whatever JAX refuses a call with
+            continue
+        for contract in (LaneContract((Lane(),), (Lane(),)), labelled):
+            tried += 1
+            try:
+                prove_isolation(step, given, contract)
+            except (IsolationError, ContractError):
+                continue
+            except Exception as error:
+                raise AssertionError(f"{library.__name__}.{name}({call})") from error
+    assert tried > 10
 
 
 @pytest.mark.long

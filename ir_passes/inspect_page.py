@@ -36,7 +36,7 @@ def inspect_page(
     certificate = step.certificate
     owners = ownership(step.jaxpr, step.bound)
     bars, left_out = live_ranges(step.plan, owners, MOST_BARS)
-    state = '<span class="yes">certified</span>' if certificate.holds else '<span class="no">not certified</span>'
+    state = f'<span class="{"yes" if certificate.holds else "no"}">{escape(certificate.state)}</span>'
     memory, seconds = certificate.memory, certificate.seconds
     sections = [
         f"<h1>{escape(title)}: {state}</h1>",
@@ -78,6 +78,7 @@ def _statements(certificate: Certificate) -> Iterable[str]:
         ("Faults", certificate.faults),
         ("Proved of the program", certificate.proved),
         ("Audited in XLA's schedule and buffer assignment", certificate.audited),
+        ("Not audited", () if certificate.not_audited is None else (certificate.not_audited,)),
         ("Assumed", certificate.assumed),
         ("Not covered", certificate.not_covered),
         ("Notes", certificate.notes),

@@ -45,6 +45,7 @@ def certificate(**changes: Any) -> Certificate:
         contract=('argument 0: Pool("state")',),
         proved=("lanes are apart",),
         audited=("no copies",),
+        not_audited=None,
         assumed=(),
         not_covered=("machine code",),
         faults=(),

@@ -217,7 +217,7 @@ def _hazards(executable: Executable, live: LiveValues) -> list[Finding]:
             "openxla/xla#49176: spell a shift as concatenate([state[:, 1:], new[:, None]], axis=1), without a reshape "
             "after it, and never as an update of the array that it reads.",
         )
-        for hazard in in_place_hazards(module, live)
+        for hazard in in_place_hazards(executable, live)
     ]
 
 

@@ -234,6 +234,7 @@ class _Reader:
             _groups(raw) if raw["opcode"].startswith(hlo_schema.COLLECTIVES) else None,
             raw["backend_config"],
             raw["attributes"] + literal,
+            raw["fusion_kind"],
             _scalar(literal) if literal and arrays[()].count == 1 else None,
         )
 

@@ -81,6 +81,7 @@ INSTRUCTION = Message(
         7: Field("metadata", "bytes"),
         8: Field("literal", "bytes"),
         9: Field("parameter_number", "int"),
+        11: Field("fusion_kind", "str"),
         13: Field("tuple_index", "int"),
         17: _list("slices", SLICE),
         20: _many("slice_sizes", "int"),

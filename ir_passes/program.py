@@ -71,6 +71,7 @@ class Instruction:
         source: "file:line" of the innermost user's frame; may be empty.
         backend_config: what only the backend understands, verbatim.
         attributes: every other field that the value depends on, verbatim.
+        fusion_kind: of a fusion, as "kLoop"; else empty.
         scalar: value of an integer constant with one element, else None.
     """
 
@@ -93,6 +94,7 @@ class Instruction:
     groups: Groups | None
     backend_config: bytes
     attributes: bytes
+    fusion_kind: str
     scalar: int | None
 
     @property

@@ -129,13 +129,11 @@ def _written(folder: Path, compiled: jax.stages.Compiled, text: str) -> tuple[by
 def _fault(dump: bytes, compiled: jax.stages.Compiled, text: str) -> str | None:
     """Why a dump is not of an executable, whose program is given as text; None if it is."""
     try:
-        name, module, assignment = hlo.unpack_dump(dump)
-        if name != hlo.only_module(compiled).name:
-            return f"is of {name}"
+        module, assignment = hlo.unpack_dump(dump)
         if not assignment:
             return NONE
         if jax_private.text_of_serialized(module) != text:
-            return "is of another program of this name"
+            return "is of another program"
         scratch = hlo.read_buffers(assignment).temp_bytes
     except (WireError, HloError, RuntimeError) as error:  # the last from XLA, of a module that is cut off
         return f"cannot be read: {error}"

@@ -50,7 +50,7 @@ def read(compiled: jax.stages.Compiled, dump: bytes | None = None) -> Executable
         if dump is None:
             serialized, assignment = running.as_serialized_hlo_module_proto(), given_assignment(compiled)
         else:
-            _, serialized, assignment = unpack_dump(dump)
+            serialized, assignment = unpack_dump(dump)
         if not assignment:
             raise HloError("the executable has no buffer assignment")
         module = read_module(serialized)
@@ -92,10 +92,10 @@ def platform_of(compiled: jax.stages.Compiled) -> str:
     return platforms.pop()
 
 
-def unpack_dump(dump: bytes) -> tuple[str, bytes, bytes]:
-    """The module's name and the serialized module and buffer assignment of an HloProto; raises WireError."""
+def unpack_dump(dump: bytes) -> tuple[bytes, bytes]:
+    """The serialized module and buffer assignment of an HloProto; raises WireError."""
     raw = decode(dump, hlo_schema.HLO)
-    return decode(raw["module"], hlo_schema.NAME)["name"], raw["module"], raw["assignment"]
+    return raw["module"], raw["assignment"]
 
 
 def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...]:

@@ -167,7 +167,6 @@ BUFFER_ASSIGNMENT = Message(
     "BufferAssignmentProto", {1: _list("buffers", LOGICAL_BUFFER), 3: _list("allocations", ALLOCATION)}
 )
 HLO = Message("HloProto", {1: Field("module", "bytes"), 3: Field("assignment", "bytes")})
-NAME = Message("HloModuleProto", {1: Field("name", "str")})
 
 DTYPES: dict[int, tuple[str, int]] = {
     1: ("pred", 8),

@@ -33,10 +33,13 @@ from ir_passes.certificate_store import DUMP
 from ir_passes.compile_step import CompiledStep, compile_step
 from ir_passes.findings import AuditError
 from ir_passes.hlo import HloError
+from ir_passes.mesh import device_of
+from ir_passes.versions import current_versions
 
 ARGS = (pool(), slots(), x())
 RIGHT = Step(gather_compute_scatter, CONTRACT, ARGS)
 WRONG = Step(row_pool_twice, ROWS, (jnp.zeros((LANES, *ROW)), jnp.ones(LANES, bool), x()))
+OTHER = Step(two_pools, TWO, (pool(), pool(), slots(), x()))
 PROVED = sorted(set(right_steps()) - {"branches"})
 """That one chooses by the first lane's row what all of them compute."""
 
@@ -189,7 +192,16 @@ def test_folder_for_dumps_is_not_in_the_key_of_the_cache(cache: Path) -> None:
     assert counts == [1, 1, 2]
 
 
-@pytest.mark.parametrize("damage", ["cut off", "of another program", "of another placement", "no protobuf"])
+def of_the_same_name(pool, slots, x):
+    rows = pool[slots] * 0.25 + x
+    return pool.at[slots].set(rows), jnp.tanh(rows).sum((1, 2))
+
+
+of_the_same_name.__name__ = gather_compute_scatter.__name__
+DAMAGES = ["cut off", "of another program", "of another constant", "of another placement", "no protobuf"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_what_was_kept_is_not_taken_for_another_program(damage: str, tmp_path: Path, monkeypatch) -> None:
     hide_assignments(monkeypatch)
     compiled(certificates=tmp_path / "certificates")
@@ -199,8 +211,9 @@ def test_what_was_kept_is_not_taken_for_another_program(damage: str, tmp_path: P
         mine.write_bytes(mine.read_bytes()[:-9])
     elif damage == "no protobuf":
         mine.write_bytes(zlib.compress(b"\xff" * 64))
-    elif damage == "of another program":
-        compiled(Step(two_pools, TWO, (pool(), pool(), slots(), x())), certificates=tmp_path / "certificates")
+    elif damage in ("of another program", "of another constant"):
+        another = OTHER if damage == "of another program" else Step(of_the_same_name, CONTRACT, ARGS)
+        compiled(another, certificates=tmp_path / "certificates")
         (other,) = (path for path in kept(tmp_path / "certificates") if path != mine)
         mine.write_bytes(other.read_bytes())
     else:
@@ -214,7 +227,7 @@ def test_what_was_kept_is_not_taken_for_another_program(damage: str, tmp_path: P
 def test_right_one_of_several_dumps_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other"
     hide_assignments(monkeypatch)
-    compiled(Step(two_pools, TWO, (pool(), pool(), slots(), x())), compiler_options={"xla_dump_to": str(other)})
+    compiled(OTHER, compiler_options={"xla_dump_to": str(other)})
     monkeypatch.undo()
     given = compiled()
 
@@ -242,6 +255,54 @@ def test_dump_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path, monkeypat
     with pytest.warns(UserWarning) as warned:
         step = compiled(certificates=tmp_path / "file")
     assert step.certificate.holds and len(warned) == 2  # and the certificate was not
+
+
+def test_proof_of_a_step_that_was_not_audited_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_assignments(monkeypatch, erase)
+    first, again = (compiled(certificates=tmp_path / "certificates").certificate for _ in range(2))
+    assert first.not_audited and again == first and (first.reused, again.reused) == (False, True)
+
+
+def test_backend_that_does_not_know_sizes_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = compiled()
+    hide_assignments(monkeypatch)
+    monkeypatch.setattr(WithoutAssignment, "memory_analysis", lambda self: None)
+    step = compiled()
+    assert given.audit is not None and step.audit is not None and step.certificate.holds
+    assert step.audit.temp_bytes == given.audit.temp_bytes > 0
+
+
+def test_platform_is_that_of_the_executable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert RIGHT.executable().platform == "cpu"
+
+
+def test_default_device_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def devices() -> None:
+        raise AssertionError("the arguments say where the step will run")
+
+    monkeypatch.setattr(jax, "devices", devices)
+    assert compiled().certificate.versions.platform == "cpu"
+
+
+def test_certificate_names_the_device_of_the_arguments() -> None:
+    class Device:
+        id, platform, device_kind = 3, "gpu", "H100"
+
+    class Place:
+        device_set = frozenset({Device()})
+
+    class Argument:
+        sharding = Place()
+
+    abstract = jax.sharding.NamedSharding(jax.sharding.AbstractMesh((2,), ("data",)), jax.sharding.PartitionSpec())
+    arguments = (1.0, jax.ShapeDtypeStruct((2,), jnp.float32, sharding=abstract), Argument())
+    assert device_of(arguments[:2]) is None and device_of((jnp.ones(1),)) == jax.devices()[0]
+    versions = current_versions(None, device_of(arguments))
+    assert (versions.platform, versions.device) == ("gpu", "H100")
+    there = jax.sharding.SingleDeviceSharding(jax.devices()[1])
+    placed = tuple(jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=there) for one in ARGS)
+    assert device_of(placed) == jax.devices()[1]
 
 
 def test_executable_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

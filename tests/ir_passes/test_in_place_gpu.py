@@ -165,6 +165,10 @@ WRONG = {
         (0, (1,), "reverse"),
     ),
     "the sum itself": (reduction(shared={(0,): 0}), (0, (0,), "reduce")),
+    "sum of rows of one element": (
+        reduction(shared={(0,): 0})._replace(text=REDUCTION.replace("64,128", "64,1")),
+        (0, (0,), "reduce"),
+    ),
     "sort on a CPU": (sort({(0,): 0}, platform="cpu"), (0, (0,), "sort")),
     "sort in a loop": (sort({(0,): 0}, ("kCustom", "kLoop")), (0, (0,), "sort")),
     "sort by Triton": (sort({(0,): 0}, ("kind=kCustom", TRITON)), (0, (0,), "sort")),

@@ -70,9 +70,12 @@ def compile_with_assignment(
     made_by = (versions.jaxlib, versions.platform, versions.device, versions.flags, jax_private.compiler_of(lowered))
     program = _compile(lowered, options or {}, made_by, store)
     # Without a place to keep it, each process would compile anew and leave one more program in the cache.
-    if program.absent is not None and store is not None and _cache_is_used():
-        program = _compile(lowered, {**(options or {}), **ANEW}, made_by, store)
-    return program
+    if program.absent is None or store is None or not _cache_is_used():
+        return program
+    try:
+        return _compile(lowered, {**(options or {}), **ANEW}, made_by, store)
+    except jax.errors.JaxRuntimeError as error:  # a backend may not know the option
+        return CompiledProgram(program.compiled, None, f"{program.absent}; compiled anew: {error}")
 
 
 def _compile(

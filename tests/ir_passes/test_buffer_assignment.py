@@ -172,6 +172,17 @@ def test_program_from_the_cache_of_which_nothing_is_kept_is_compiled_anew(cache,
     assert compiled(passes=(), certificates=tmp_path / "certificates").certificate.holds and len(seen) == 4
 
 
+def test_backend_that_cannot_compile_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def written(path: Path, options: dict[str, Any]) -> None:
+        if options.items() >= buffer_assignment.ANEW.items():
+            raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: no such option")
+        erase(path)
+
+    seen = hide_assignments(monkeypatch, written)
+    reason = compiled(certificates=tmp_path / "certificates").certificate.not_audited
+    assert reason is not None and "no such option" in reason and len(seen) == 2
+
+
 def test_program_from_the_cache_is_not_audited_where_nothing_can_be_kept(cache: Path, monkeypatch) -> None:
     """Else each process would compile anew, and leave one more program."""
     keep_programs()

@@ -27,6 +27,8 @@ from ir_passes.wire import WireError
 
 GIVEN_OUT = frozenset({"cpu"})
 """Platforms whose executables give out their buffer assignment."""
+WRITTEN = frozenset({None, "cpu", "gpu", "cuda", "rocm"})
+"""Platforms of which the audit can read what XLA writes; None is one that does not say its name."""
 MAX_DUMP_BYTES = 1 << 30
 FOLDER = "xla_dump_to"
 ANEW = {"xla_dump_emitter_re": "compiled-anew"}
@@ -63,7 +65,13 @@ def compile_with_assignment(
         versions: of what compiles it.
         store: keeps what XLA wrote, for when the program comes out of JAX's compilation cache; None keeps nothing.
     """
-    if jax_private.platform_of(lowered) in GIVEN_OUT:
+    platform = jax_private.platform_of(lowered)
+    if platform not in GIVEN_OUT | WRITTEN:
+        compiled = lowered.compile(compiler_options=options)
+        return CompiledProgram(
+            compiled, None, f"the audit does not know the operations that XLA has for {platform} alone"
+        )
+    if platform in GIVEN_OUT:
         compiled = lowered.compile(compiler_options=options)
         given = hlo.given_assignment(compiled)
         return CompiledProgram(compiled, None, None if given else "the executable gives out no buffer assignment")

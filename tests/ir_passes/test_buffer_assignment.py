@@ -149,6 +149,14 @@ def test_platform_that_gives_out_nothing_after_all(monkeypatch: pytest.MonkeyPat
     assert seen == [{}]
 
 
+def test_platform_whose_operations_the_audit_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What XLA:TPU writes could be read, and would be full of findings that are no faults."""
+    seen = hide_assignments(monkeypatch)
+    monkeypatch.setattr(buffer_assignment.jax_private, "platform_of", lambda _: "tpu")
+    reason = compiled().certificate.not_audited
+    assert reason is not None and "tpu" in reason and seen == [{}]
+
+
 def kept(certificates: Path) -> list[Path]:
     return sorted(certificates.glob(f"*{DUMP}"))
 

@@ -34,6 +34,7 @@ from ir_passes.compile_step import CompiledStep, compile_step
 from ir_passes.findings import AuditError
 from ir_passes.hlo import HloError
 from ir_passes.mesh import device_of
+from ir_passes.proving import CertificationWarning
 from ir_passes.versions import current_versions
 
 ARGS = (pool(), slots(), x())
@@ -326,8 +327,15 @@ def test_certificate_names_the_device_of_the_arguments() -> None:
 
 def test_executable_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What there is and cannot be read is no absence."""
-    monkeypatch.setattr(WithoutAssignment, "memory_analysis", lambda self: self._compiled.memory_analysis())
-    monkeypatch.setattr(WithoutAssignment, "_executable", object(), raising=False)
+
+    class Runtime:
+        def hlo_modules(self) -> list[str]:
+            return ["one", "two"]
+
     hide_assignments(monkeypatch)
-    with pytest.raises(HloError, match="which arguments it kept"):
+    monkeypatch.setattr(WithoutAssignment, "runtime_executable", lambda _: Runtime(), raising=False)
+    with pytest.raises(HloError, match="one HLO module, got 2"):
         compiled()
+    with pytest.warns(CertificationWarning, match="got 2"):
+        certificate = compiled(certify="warn").certificate
+    assert certificate.not_audited is not None and certificate.faults and not certificate.is_proof

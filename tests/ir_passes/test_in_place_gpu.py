@@ -1,9 +1,9 @@
 """What XLA:GPU may do in place: fusions as it makes them for an H100, and the same changed so that they are wrong."""
 
-import importlib
 from typing import Any, NamedTuple
 
 import pytest
+from hlo_text import serialized
 
 from ir_passes.hlo import read_module
 from ir_passes.in_place import in_place_hazards
@@ -83,8 +83,7 @@ def found(case: Case) -> list[tuple[int, Index, str]]:
     for old, new in case.changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    module = importlib.import_module("jaxlib._hlo").hlo_module_from_text(text)
-    read = read_module(module.as_serialized_hlo_module_proto())
+    read = read_module(serialized(text))
     arrays: dict[tuple[int, Index], Array] = {
         (one.id, index): array for one in read.main.instructions for index, array in one.arrays.items()
     }

@@ -33,8 +33,11 @@ MAX_DUMP_BYTES = 1 << 30
 FOLDER = "xla_dump_to"
 ANEW = {"xla_dump_emitter_re": "compiled-anew"}
 """Says of which emitters XLA writes what they do, and changes no program; it is in the key of JAX's cache."""
-
 NONE = "has no buffer assignment"
+NOTHING = (
+    "the executable gives out no buffer assignment, and XLA wrote none: either this backend does not, or the program "
+    "came out of JAX's compilation cache and what XLA wrote of it then was not kept (in a folder `certificates`)"
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def compile_with_assignment(
     versions: Versions,
     store: CertificateStore | None,
 ) -> CompiledProgram:
-    """Compile a step; never for want of a buffer assignment in vain.
+    """Compile a step, in a way that tells its buffer assignment if its platform has one.
 
     Args:
         lowered: the step.
@@ -78,7 +81,7 @@ def compile_with_assignment(
     made_by = (versions.jaxlib, versions.platform, versions.device, versions.flags, jax_private.compiler_of(lowered))
     program = _compile(lowered, options or {}, made_by, store)
     # Without a place to keep it, each process would compile anew and leave one more program in the cache.
-    if program.absent is None or store is None or not _cache_is_used():
+    if program.absent != NOTHING or store is None or not _cache_is_used():
         return program
     try:
         return _compile(lowered, {**(options or {}), **ANEW}, made_by, store)
@@ -134,11 +137,7 @@ def _written(folder: Path, compiled: jax.stages.Compiled, text: str) -> tuple[by
         faults.append(f"{path.name} {fault}")
     if faults:
         return None, f"XLA wrote no buffer assignment of this executable: {'; '.join(faults)}"
-    return None, (
-        "the executable gives out no buffer assignment, and XLA wrote none: either this backend does not, or the "
-        "program came out of JAX's compilation cache and what XLA wrote of it then was not kept (in a folder "
-        "`certificates`)"
-    )
+    return None, NOTHING
 
 
 def _fault(dump: bytes, compiled: jax.stages.Compiled, text: str) -> str | None:

@@ -262,11 +262,12 @@ def test_right_one_of_several_dumps_is_read(tmp_path: Path, monkeypatch: pytest.
     assert compiled().certificate == given.certificate
 
 
-def test_dump_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    hide_assignments(monkeypatch)
+def test_dump_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = hide_assignments(monkeypatch)
     monkeypatch.setattr(buffer_assignment, "MAX_DUMP_BYTES", 1000)
-    reason = compiled().certificate.not_audited
+    reason = compiled(certificates=tmp_path / "certificates").certificate.not_audited
     assert reason is not None and "more than 1000" in reason
+    assert len(seen) == 1, "compiled anew it would be as large"
 
 
 def test_dump_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,9 +33,7 @@ from ir_passes.certificate_store import DUMP
 from ir_passes.compile_step import CompiledStep, compile_step
 from ir_passes.findings import AuditError
 from ir_passes.hlo import HloError
-from ir_passes.mesh import device_of
 from ir_passes.proving import CertificationWarning
-from ir_passes.versions import current_versions
 
 ARGS = (pool(), slots(), x())
 RIGHT = Step(gather_compute_scatter, CONTRACT, ARGS)
@@ -291,39 +289,6 @@ def test_backend_that_does_not_know_sizes_either(monkeypatch: pytest.MonkeyPatch
     step = compiled()
     assert given.audit is not None and step.audit is not None and step.certificate.holds
     assert step.audit.temp_bytes == given.audit.temp_bytes > 0
-
-
-def test_platform_is_that_of_the_executable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert RIGHT.executable().platform == "cpu"
-
-
-def test_default_device_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def devices() -> None:
-        raise AssertionError("the arguments say where the step will run")
-
-    monkeypatch.setattr(jax, "devices", devices)
-    assert compiled().certificate.versions.platform == "cpu"
-
-
-def test_certificate_names_the_device_of_the_arguments() -> None:
-    class Device:
-        id, platform, device_kind = 3, "gpu", "H100"
-
-    class Place:
-        device_set = frozenset({Device()})
-
-    class Argument:
-        sharding = Place()
-
-    abstract = jax.sharding.NamedSharding(jax.sharding.AbstractMesh((2,), ("data",)), jax.sharding.PartitionSpec())
-    arguments = (1.0, jax.ShapeDtypeStruct((2,), jnp.float32, sharding=abstract), Argument())
-    assert device_of(arguments[:2]) is None and device_of((jnp.ones(1),)) == jax.devices()[0]
-    versions = current_versions(None, device_of(arguments))
-    assert (versions.platform, versions.device) == ("gpu", "H100")
-    there = jax.sharding.SingleDeviceSharding(jax.devices()[1])
-    placed = tuple(jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=there) for one in ARGS)
-    assert device_of(placed) == jax.devices()[1]
 
 
 def test_executable_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

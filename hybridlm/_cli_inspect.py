@@ -64,7 +64,7 @@ def inspect(
         measured = measured_dependence(compiled, _filled(engine, shape), compiled.bound) if measure else None
         with replacing(html) as file:
             file.buffer.write(inspect_page(title, compiled, measured=measured).encode())
-        typer.echo(f"{html}: {title}, {'certified' if compiled.certificate.holds else 'NOT CERTIFIED'}")
+        typer.echo(f"{html}: {title}, {compiled.certificate.state}")
 
 
 def _shape(engine: Engine, which: Which) -> Shape:

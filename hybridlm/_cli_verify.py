@@ -59,6 +59,7 @@ def verify(
 ) -> None:
     """Prove that no lane of any step reaches another, and audit what XLA makes of it.
 
+    Where a backend of XLA does not say where it places values, a step is proved and "not audited", which is no failure.
     A row per step: generation while prompts are consumed, generation of one token at a time, verification of drafts,
     and scoring. The exit status is 1 if one of them fails. "copies" are pool-sized ones, "checks" the time of proof,
     rewrites and audit as a part of XLA's, in seconds. "plan" is the scratch that the step needs by our own plan, "state
@@ -141,8 +142,9 @@ def _place(shape: AnyShape) -> tuple[str, str, str]:
 def _print_statements(console: Console, found: Iterable[Any]) -> None:
     """What is known of the steps, each statement once."""
     every = list(found)
-    for heading in ("proved", "audited", "assumed", "not_covered"):
-        lines = dict.fromkeys(line for one in every for line in getattr(one, heading, ()))
+    for heading in ("proved", "audited", "not_audited", "assumed", "not_covered"):
+        said = (getattr(one, heading, None) or () for one in every)
+        lines = dict.fromkeys(line for one in said for line in ((one,) if isinstance(one, str) else one))
         if lines:
             console.print(Text(f"\n{heading.replace('_', ' ')}:"))
         for line in lines:

@@ -70,7 +70,8 @@ def load(
             product in full float32, on devices too that would use TF32 by default.
         certify: "error": a step that is not proved to keep its lanes apart, or whose compiled program fails its audit,
             raises IsolationError or AuditError when it is first needed, and is never run; "warn" warns and runs it;
-            "off" runs every step as it is.
+            "off" runs every step as it is. Where a backend of XLA does not say where it places values there is no
+            audit: the step runs, and its certificate says why (`not_audited`).
         compilation_cache: where compiled steps are kept between processes; None for a folder in the user's cache
             directory (unless JAX has been given one), False for JAX's own setting, which is nowhere by default. It
             holds for the whole process. Unless it is False, certificates are kept beside them, and what is proved

@@ -123,6 +123,7 @@ class Programs:
         self.forms = ChosenForms()
         self.derived = DerivedParams()
         self._not_fused: set[AnyShape] = set()
+        self._told_not_audited = False
         self._directory = certificates
         self._compiled: dict[AnyShape, Future[CompiledStep]] = {}
         self._lock = threading.Lock()
@@ -232,7 +233,7 @@ class Programs:
     def _compile_in_one_way(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
         step, args, contract = self._whole_step(shape, args)
         try:
-            return compile_step(
+            compiled = compile_step(
                 step,
                 args,
                 contract,
@@ -248,6 +249,21 @@ class Programs:
                 "runs such steps all the same."
             )
             raise
+        self._tell_not_audited(shape, compiled.certificate)
+        return compiled
+
+    def _tell_not_audited(self, shape: AnyShape, certificate: Certificate) -> None:
+        """Say once that programs are not audited; why stands in the certificate of each."""
+        with self._lock:
+            if self.certify == "off" or certificate.not_audited is None or self._told_not_audited:
+                return
+            self._told_not_audited = True
+        _log.warning(
+            "the step %s is proved, but what XLA made of it is not audited, and so it may be of others (see "
+            "`lm.certificates`): %s",
+            _in_words(shape),
+            certificate.not_audited,
+        )
 
     def planned(self, shape: AnyShape, args: tuple[Any, ...]) -> PlannedStep:
         """What is known of a shape's step before XLA; kept nowhere.

@@ -26,7 +26,9 @@ class Verified(Protocol):
 
     headings: tuple[str, ...]
     title: str | None
-    summary: str
+
+    @property
+    def summary(self) -> str: ...
 
     @property
     def found(self) -> Sequence[Certificate | PlannedStep]: ...
@@ -73,7 +75,6 @@ class Compiled:
     """
 
     title: str | None = None
-    summary = "proved and audited"
 
     def __init__(self, engine: Engine, out: Path | None):
         self._engine, self._out = engine, out
@@ -85,6 +86,11 @@ class Compiled:
     def found(self) -> list[Certificate]:
         return list(self._engine.programs.certificates.values())
 
+    @property
+    def summary(self) -> str:
+        missing = sum(one.not_audited is not None for one in self.found)
+        return f"proved, and {missing} of them NOT AUDITED" if missing else "proved and audited"
+
     def cells(self, shape: AnyShape) -> Cells:
         certificate = self._engine.program(shape).certificate
         if self._out is not None:
@@ -95,7 +101,7 @@ class Compiled:
         return (
             str(certificate.equations),
             Text("reused" if certificate.reused else "yes", "green"),
-            Text("yes", "green"),
+            Text("yes", "green") if certificate.not_audited is None else Text("not audited", "yellow"),
             f"{len(certificate.copies)} ({memory.copied:,} B)" if certificate.copies else "0",
             f"{memory.temp:,} B",
             f"{seconds.compile:.1f}",

@@ -105,6 +105,7 @@ def audit(
     compiled: jax.stages.Compiled,
     bound: BoundContract,
     *,
+    dump: bytes | None = None,
     mesh: jax.sharding.Mesh | None = None,
     axes: Sequence[str] = (),
     may_copy: Sequence[str] = (),
@@ -116,6 +117,7 @@ def audit(
     Args:
         compiled: the executable.
         bound: the step's contract, bound to the arguments that it was compiled for.
+        dump: its HloProto, of an executable that does not give out its buffer assignment.
         mesh: the devices it runs on, if more than one.
         axes: mesh axes along which XLA may add collectives of its own.
         may_copy: patterns (as in fnmatch) of paths of pools that may be copied whole.
@@ -127,7 +129,7 @@ def audit(
     """
     sizes = [(str(name), int(size)) for name, size in mesh.shape.items()] if mesh is not None else []
     started = time.perf_counter()
-    report = audit_executable(read(compiled), bound, sizes, axes, may_copy, temp_ratio, scheduled, started)
+    report = audit_executable(read(compiled, dump), bound, sizes, axes, may_copy, temp_ratio, scheduled, started)
     return replace(report, findings=(*report.findings, *_split_otherwise(compiled, bound)))
 
 
@@ -215,7 +217,7 @@ def _hazards(executable: Executable, live: LiveValues) -> list[Finding]:
             "openxla/xla#49176: spell a shift as concatenate([state[:, 1:], new[:, None]], axis=1), without a reshape "
             "after it, and never as an update of the array that it reads.",
         )
-        for hazard in in_place_hazards(module, live)
+        for hazard in in_place_hazards(executable, live)
     ]
 
 

@@ -132,6 +132,7 @@ class Certificate(Exchanging):
         contract: the entries, arrays of one argument and entry in one line.
         proved: statements that hold of the compiled jaxpr.
         audited: statements that hold of XLA's schedule and buffer assignment.
+        not_audited: why there was no audit; None if there was one.
         assumed: what both take for granted: declared operations, declassified values, slot maps.
         not_covered: what nobody looked at.
         faults: what the proof and the audit refuse; empty unless `certify` is "warn".
@@ -157,6 +158,7 @@ class Certificate(Exchanging):
     contract: tuple[str, ...]
     proved: tuple[str, ...]
     audited: tuple[str, ...]
+    not_audited: str | None
     assumed: tuple[str, ...]
     not_covered: tuple[str, ...]
     faults: tuple[str, ...]
@@ -173,7 +175,19 @@ class Certificate(Exchanging):
     @property
     def holds(self) -> bool:
         """Whether the step was proved and audited and nothing was found."""
-        return bool(self.proved and self.audited and not self.faults)
+        return bool(self.is_proof and self.audited)
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether the step was proved and nothing was found; its program may not have been audited."""
+        return bool(self.proved and not self.faults)
+
+    @property
+    def state(self) -> str:
+        """In a few words."""
+        if self.is_proof and self.not_audited:
+            return "proved, NOT AUDITED"
+        return "certified" if self.holds else "NOT CERTIFIED"
 
     def to_json(self) -> str:
         """As JSON text, which `from_json` reads."""
@@ -190,10 +204,9 @@ class Certificate(Exchanging):
 
     def report(self) -> str:
         """In words, for people."""
-        state = "certified" if self.holds else "NOT CERTIFIED"
         versions, memory, seconds = self.versions, self.memory, self.seconds
         lines = [
-            f"{self.step}: {state}, {self.lanes} lanes, {self.equations} equations",
+            f"{self.step}: {self.state}, {self.lanes} lanes, {self.equations} equations",
             f"  jax {versions.jax}, jaxlib {versions.jaxlib}, Python {versions.python}, "
             f"{versions.platform} ({versions.device})",
             f"  traced {self.fingerprints.traced[:16]}, compiled {self.fingerprints.compiled[:16]}, "
@@ -214,6 +227,7 @@ class Certificate(Exchanging):
             ("contract", self.contract),
             ("proved", self.proved),
             ("audited", self.audited),
+            ("not audited", () if self.not_audited is None else (self.not_audited,)),
             ("assumed", self.assumed),
             ("not covered", self.not_covered),
             ("faults", self.faults),
@@ -231,5 +245,5 @@ class Certificate(Exchanging):
             f"{self.lanes} lanes, {self.equations:,} equations; jax {versions.jax} on {versions.platform} "
             f"({versions.device})"
         )
-        head = notebook_html.headed(self.step, self.holds, remark)
-        return head + notebook_html.lists(self._sections(), opened=("proved", "audited", "faults"))
+        head = notebook_html.headed(self.step, self.holds, self.state, remark)
+        return head + notebook_html.lists(self._sections(), opened=("proved", "audited", "not audited", "faults"))

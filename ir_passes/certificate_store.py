@@ -1,16 +1,21 @@
 """Certificates in a directory, by what they hold for: a proof that was found once is not looked for again.
 
+Beside them lies what XLA wrote of programs that do not give out their buffer assignment (see `buffer_assignment`).
+
 A file that cannot be read, or holds something else than it should, is as good as none: its proof is made anew.
 """
 
 import os
 import tempfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from ir_passes.certificate import Certificate, Versions
 from ir_passes.fingerprint import fingerprint
 from ir_passes.record import MOST_CHARACTERS, RecordError
+
+DUMP = ".hlo.pb.zlib"
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class CertificateStore:
         except (OSError, RecordError):
             return None
         same = (found.fingerprints.traced, found.fingerprints.contract, found.versions)
-        return found if same == (key.traced, key.contract, key.versions) and found.holds else None
+        return found if same == (key.traced, key.contract, key.versions) and found.is_proof else None
 
     def keep(self, key: Key, certificate: Certificate) -> None:
         """Write a certificate; another process sees all of it or nothing.
@@ -62,14 +67,34 @@ class CertificateStore:
         Raises:
             OSError: the directory cannot be written.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=key.name[:16], suffix=".part", dir=self.directory)
+        self._write(key.name, certificate.to_json().encode())
+
+    def find_dump(self, key: str, most: int) -> bytes | None:
+        """What XLA wrote of a program of so many bytes at most; None where there is nothing that is whole."""
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(certificate.to_json())
+            unpacker = zlib.decompressobj()
+            found = unpacker.decompress((self.directory / f"{key}{DUMP}").read_bytes(), most)
+        except (OSError, zlib.error):
+            return None
+        return found if unpacker.eof else None
+
+    def keep_dump(self, key: str, dump: bytes) -> None:
+        """Write what XLA wrote of a program.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        self._write(f"{key}{DUMP}", zlib.compress(dump))
+
+    def _write(self, name: str, content: bytes) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(prefix=name[:16], suffix=".part", dir=self.directory)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(name, self.directory / key.name)
+            os.replace(part, self.directory / name)
         except BaseException:
-            os.unlink(name)
+            os.unlink(part)
             raise

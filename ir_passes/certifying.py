@@ -33,6 +33,7 @@ def make_certificate(
     scheduled: tuple[Scheduled, ...],
     compiled: jax.stages.Compiled,
     report: AuditReport | None,
+    not_audited: str | None,
     bound: BoundContract,
     seconds: dict[str, float],
 ) -> Certificate:
@@ -41,6 +42,7 @@ def make_certificate(
     Args:
         proved: the graph that was compiled with its proof or an earlier certificate, rewrites and faults.
         scheduled: the collectives of the program, for a step that was not audited.
+        not_audited: why it was not.
     """
     schedule = report.schedule if report else tuple(one.collective for one in scheduled)
     known = proved.reused or proved.proof
@@ -68,6 +70,7 @@ def make_certificate(
         contract_lines(bound),
         known.proved if known else (),
         report.audited if report else (),
+        not_audited,
         known.assumed if known else (),
         not_covered,
         proved.faults + audit_faults,

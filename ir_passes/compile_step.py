@@ -11,6 +11,7 @@ import jax
 
 from ir_passes.arena_plan import Plan
 from ir_passes.audit import AuditReport, audit
+from ir_passes.buffer_assignment import CompiledProgram, compile_with_assignment
 from ir_passes.calling import Calling
 from ir_passes.certificate import Certificate
 from ir_passes.certificate_store import CertificateStore, Key
@@ -28,7 +29,7 @@ from ir_passes.graph import Graph, Pass
 from ir_passes.hlo import HloError
 from ir_passes.html_table import table
 from ir_passes.inspect_svg import arena_map, key, live_ranges
-from ir_passes.mesh import mesh_of
+from ir_passes.mesh import device_of, mesh_of
 from ir_passes.opaque_names import bodies
 from ir_passes.ownership import ownership
 from ir_passes.pass_pipeline import DEFAULT_PASSES
@@ -62,8 +63,10 @@ def compile_step(
         contract: whose each argument and result is.
         passes: rewrites, each followed by a new proof.
         certify: "error" raises on a fault; "warn" warns of each one and goes on, without the rewrites if the proof
-            fails; "off" neither proves, rewrites nor audits.
-        certificates: a directory; a proof that an earlier certificate in it holds is not made again.
+            fails; "off" neither proves, rewrites nor audits. Where a backend of XLA does not say where it places
+            values, a step is proved and not audited, and runs: its certificate says so (`not_audited`).
+        certificates: a directory; a proof that an earlier certificate in it holds is not made again. What the audit
+            reads is kept there too, where a program that comes out of JAX's compilation cache does not have it.
         may_copy: patterns (as in fnmatch) of paths of pools that may be copied whole, as "*.conv": a shift of a row
             needs bytes beside its own. Copies are listed in the certificate.
         temp_ratio: scratch allowed, as a multiple of what is live at once.
@@ -88,7 +91,7 @@ def compile_step(
     graph = trace(fn, args, contract, clock)
     bound = graph.bound
     calling = Calling.of(fn, args, bound)
-    versions = current_versions(compiler_options)
+    versions = current_versions(compiler_options, device_of(args))
     called = bodies(graph.program.jaxpr, bound.opaque)
     prints = fingerprint(graph.program), fingerprint(bound)
     key = Key(*prints, fingerprint((passes, declarations(), called)), versions)
@@ -97,13 +100,17 @@ def compile_step(
     proved = prove(graph, passes, certify, kept, clock)
     scheduled = clock.time("audit", schedule_of, proved.graph.program)
     lowered = clock.time("lower", calling.lower, proved.graph.program, args)
-    compiled = clock.time("compile", lowered.compile, compiler_options=compiler_options)
-    report, audit_faults = None, ()
-    if certify != "off":
-        report, audit_faults = clock.time(
+    if certify == "off":
+        compiled = clock.time("compile", lowered.compile, compiler_options=compiler_options)
+        program = CompiledProgram(compiled, absent="certify is 'off'")
+    else:
+        program = clock.time("compile", compile_with_assignment, lowered, compiler_options, versions, store)
+    report, audit_faults, not_audited = None, (), program.absent
+    if not_audited is None:
+        report, audit_faults, not_audited = clock.time(
             "audit",
             lambda: _audit(
-                compiled,
+                program,
                 calling.compiled_bound(bound),
                 certify,
                 mesh=mesh_of(proved.graph.program, args),
@@ -114,11 +121,21 @@ def compile_step(
             ),
         )
     certificate = make_certificate(
-        calling.name, certify, key, proved, audit_faults, scheduled, compiled, report, bound, clock.seconds
+        calling.name,
+        certify,
+        key,
+        proved,
+        audit_faults,
+        scheduled,
+        program.compiled,
+        report,
+        not_audited,
+        bound,
+        clock.seconds,
     )
-    if store is not None and kept is None and certificate.holds:
+    if store is not None and kept is None and certificate.is_proof:
         _keep(store, key, certificate)
-    return CompiledStep(proved, calling, compiled, bound, certificate, report, certify)
+    return CompiledStep(proved, calling, program.compiled, bound, certificate, report, certify)
 
 
 def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
@@ -129,21 +146,21 @@ def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
 
 
 def _audit(
-    compiled: jax.stages.Compiled, bound: BoundContract, certify: Certify, **options: Any
-) -> tuple[AuditReport | None, tuple[str, ...]]:
-    """The report and, where faults only warn, the faults."""
+    program: CompiledProgram, bound: BoundContract, certify: Certify, **options: Any
+) -> tuple[AuditReport | None, tuple[str, ...], str | None]:
+    """The report; the faults, where they only warn; and why there is no report, if there is none."""
     try:
         with paused():
-            report = audit(compiled, bound, **options)
+            report = audit(program.compiled, bound, dump=program.dump, **options)
         if certify == "error":
-            return report.require(), ()
-        faults = tuple(map(str, report.findings))
+            return report.require(), (), None
+        faults, why = tuple(map(str, report.findings)), None
     except HloError as error:
         if certify == "error":
             raise
-        report, faults = None, (f"the program was not audited: {error}",)
+        report, faults, why = None, (f"the program was not audited: {error}",), str(error)
     warn(faults)
-    return report, faults
+    return report, faults, why
 
 
 class CompiledStep:
@@ -189,8 +206,7 @@ class CompiledStep:
         return plan_graph(Graph(self.jaxpr, self.bound))
 
     def __repr__(self) -> str:
-        state = "certified" if self.certificate.holds else "not certified"
-        return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {state})"
+        return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {self.certificate.state})"
 
     def _repr_html_(self) -> str:
         """As notebooks show it: the certificate, the pools, and the scratch in figures and pictures."""

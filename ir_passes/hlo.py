@@ -33,22 +33,27 @@ class HloError(ValueError):
     """The executable does not give out what the audit reads; says what is missing."""
 
 
-def read(compiled: jax.stages.Compiled) -> Executable:
+def read(compiled: jax.stages.Compiled, dump: bytes | None = None) -> Executable:
     """Take a compiled executable apart.
+
+    Args:
+        compiled: the executable.
+        dump: HloProto of the same executable, of one that does not give out its buffer assignment
+            (`buffer_assignment.compile_with_assignment`).
 
     Raises:
         HloError: this version of JAX or XLA does not give out the module, its schedule or the buffer assignment.
     """
-    runtime: Any = compiled.runtime_executable()
     memory: Any = compiled.memory_analysis()
-    modules = [] if runtime is None else runtime.hlo_modules()
-    if len(modules) != 1:
-        raise HloError(f"expected an executable with one HLO module, got {len(modules)}")
-    assignment: bytes = getattr(memory, "serialized_buffer_assignment_proto", b"") or b""
-    if not assignment:
-        raise HloError("the executable has no buffer assignment; jax >= 0.10.2 on CPU or GPU gives it out")
+    running = only_module(compiled)
     try:
-        module = read_module(modules[0].as_serialized_hlo_module_proto())
+        if dump is None:
+            serialized, assignment = running.as_serialized_hlo_module_proto(), given_assignment(compiled)
+        else:
+            serialized, assignment = unpack_dump(dump)
+        if not assignment:
+            raise HloError("the executable has no buffer assignment")
+        module = read_module(serialized)
         buffers = read_buffers(assignment)
     except WireError as error:
         raise HloError(f"XLA's protobuf cannot be read; did its field numbers change? {error}") from error
@@ -58,9 +63,39 @@ def read(compiled: jax.stages.Compiled) -> Executable:
         module,
         buffers,
         {argument: number for number, argument in enumerate(kept_arguments(compiled))},
-        int(memory.temp_size_in_bytes),
-        fingerprint(modules[0]),
+        platform_of(compiled),
+        buffers.temp_bytes if memory is None else int(memory.temp_size_in_bytes),
+        fingerprint(running),
     )
+
+
+def only_module(compiled: jax.stages.Compiled) -> Any:
+    """The HLO module of an executable; raises HloError unless there is exactly one."""
+    runtime: Any = compiled.runtime_executable()
+    modules = [] if runtime is None else runtime.hlo_modules()
+    if len(modules) != 1:
+        raise HloError(f"expected an executable with one HLO module, got {len(modules)}")
+    return modules[0]
+
+
+def given_assignment(compiled: jax.stages.Compiled) -> bytes:
+    """The serialized BufferAssignmentProto that an executable gives out itself; empty if it gives out none."""
+    return getattr(compiled.memory_analysis(), "serialized_buffer_assignment_proto", b"") or b""
+
+
+def platform_of(compiled: jax.stages.Compiled) -> str:
+    """The platform of the devices that an executable is for; raises HloError if it does not say."""
+    places = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    platforms = {device.platform for place in places for device in place.device_set}
+    if len(platforms) != 1:
+        raise HloError(f"expected an executable for one platform, got {sorted(platforms)}")
+    return platforms.pop()
+
+
+def unpack_dump(dump: bytes) -> tuple[bytes, bytes]:
+    """The serialized module and buffer assignment of an HloProto; raises WireError."""
+    raw = decode(dump, hlo_schema.HLO)
+    return raw["module"], raw["assignment"]
 
 
 def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...]:
@@ -199,6 +234,7 @@ class _Reader:
             _groups(raw) if raw["opcode"].startswith(hlo_schema.COLLECTIVES) else None,
             raw["backend_config"],
             raw["attributes"] + literal,
+            raw["fusion_kind"],
             _scalar(literal) if literal and arrays[()].count == 1 else None,
         )
 

@@ -81,6 +81,7 @@ INSTRUCTION = Message(
         7: Field("metadata", "bytes"),
         8: Field("literal", "bytes"),
         9: Field("parameter_number", "int"),
+        11: Field("fusion_kind", "str"),
         13: Field("tuple_index", "int"),
         17: _list("slices", SLICE),
         20: _many("slice_sizes", "int"),
@@ -165,6 +166,7 @@ ALLOCATION = Message(
 BUFFER_ASSIGNMENT = Message(
     "BufferAssignmentProto", {1: _list("buffers", LOGICAL_BUFFER), 3: _list("allocations", ALLOCATION)}
 )
+HLO = Message("HloProto", {1: Field("module", "bytes"), 3: Field("assignment", "bytes")})
 
 DTYPES: dict[int, tuple[str, int]] = {
     1: ("pred", 8),

@@ -10,8 +10,9 @@ by a dynamic-slice of the same window.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ir_passes.in_place_gpu import GPU, computed_first, sorted_in_place
 from ir_passes.live_values import LiveValues
-from ir_passes.program import Array, Computation, Index, Instruction, Module
+from ir_passes.program import Array, Computation, Executable, Index, Instruction
 
 # fmt: off
 ELEMENTWISE = frozenset({
@@ -51,8 +52,9 @@ class Hazard:
     through: Instruction
 
 
-def in_place_hazards(module: Module, live: LiveValues) -> Iterator[Hazard]:
+def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazard]:
     """Every operation whose result lies in an operand's bytes and that may not be done in place."""
+    module, on_gpu = executable.module, executable.platform == GPU
     for one in live.executed:
         if one.opcode in ("while", "call", "conditional", "tuple", "get-tuple-element", "parameter"):
             continue
@@ -61,8 +63,11 @@ def in_place_hazards(module: Module, live: LiveValues) -> Iterator[Hazard]:
             continue
         if one.opcode == "fusion":
             fused = module.computations[one.called[0]]
-            reads = _Reads(fused).elsewhere()
             for operand, index in shared:
+                if on_gpu and sorted_in_place(one, fused, operand, index):
+                    continue
+                first = computed_first(one, fused, index) if on_gpu else frozenset[int]()
+                reads = _Reads(fused, first).elsewhere()
                 if operand in reads:
                     yield Hazard(one, operand, index, reads[operand])
         else:
@@ -105,9 +110,15 @@ def _keeps_order(one: Instruction, operand: Array) -> bool:
 
 @dataclass
 class _Reads:
-    """From the root of a fused computation back to its parameters, with the relation of positions."""
+    """From the root of a fused computation back to its parameters, with the relation of positions.
+
+    Attributes:
+        fused: the computation.
+        first: ids of reductions whose element at a position is read before anything is written there.
+    """
 
     fused: Computation
+    first: frozenset[int] = frozenset()
     _by_id: dict[int, Instruction] = field(init=False)
     _keys: dict[int, int] = field(init=False, default_factory=dict[int, int])
     _terms: dict[object, int] = field(init=False, default_factory=dict[object, int])
@@ -162,6 +173,9 @@ class _Reads:
             same = frame and frame[-1] == window and all(stride == 1 for _, _, stride in one.slices)
             whole = one.array.dims == operands[0].array.dims
             yield operands[0], frame if whole else frame[:-1] if same else None
+        elif one.id in self.first:
+            data = len(operands) // 2
+            yield from ((operand, () if i < data else None) for i, operand in enumerate(operands))
         elif one.opcode == "scatter":
             bases = (len(operands) - 1) // 2
             yield from ((operand, frame if i < bases else None) for i, operand in enumerate(operands))

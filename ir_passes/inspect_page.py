@@ -37,7 +37,7 @@ def inspect_page(
     certificate = step.certificate
     owners, plan, seconds = ownership(step.jaxpr, step.bound), step.plan, certificate.seconds
     bars, left_out = live_ranges(plan, owners, MOST_BARS)
-    state = '<span class="yes">certified</span>' if certificate.holds else '<span class="no">not certified</span>'
+    state = f'<span class="{"yes" if certificate.holds else "no"}">{escape(certificate.state)}</span>'
     sections = [
         f"<h1>{escape(title)}: {state}</h1>",
         f"<p>{certificate.lanes} lanes, {certificate.equations} equations; jax {escape(certificate.versions.jax)} on "
@@ -78,6 +78,7 @@ def _statements(certificate: Certificate) -> Iterable[str]:
         ("Faults", certificate.faults),
         ("Proved of the program", certificate.proved),
         ("Audited in XLA's schedule and buffer assignment", certificate.audited),
+        ("Not audited", () if certificate.not_audited is None else (certificate.not_audited,)),
         ("Assumed", certificate.assumed),
         ("Not covered", certificate.not_covered),
         ("Notes", certificate.notes),

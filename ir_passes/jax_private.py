@@ -26,6 +26,27 @@ def text_without_sources(module: Any) -> str:
     return module.to_string(options)
 
 
+def text_of_serialized(module: bytes) -> str:
+    """The same of a serialized module, which has no more of the settings that it was compiled with than XLA keeps."""
+    return text_without_sources(
+        importlib.import_module("jaxlib._hlo").HloModule.from_serialized_hlo_module_proto(module)
+    )
+
+
+def platform_of(lowered: jax.stages.Lowered) -> str | None:
+    """The platform that a program will be compiled for, as "cpu"; None if it does not say."""
+    return getattr(_backend_of(lowered), "platform", None)
+
+
+def compiler_of(lowered: jax.stages.Lowered) -> str | None:
+    """The version of the backend that will compile a program, in its own words; None if it does not say."""
+    return getattr(_backend_of(lowered), "platform_version", None)
+
+
+def _backend_of(lowered: jax.stages.Lowered) -> Any:
+    return getattr(getattr(lowered, "_lowering", None), "compile_args", {}).get("backend")
+
+
 def device_list(devices: Sequence[Any]) -> Any:
     """Devices as a client wants them to load an executable; public functions load what pickle has written alone."""
     return importlib.import_module("jaxlib._jax").DeviceList(tuple(devices))

@@ -35,6 +35,17 @@ def mesh_of(program: ir.ClosedJaxpr, arrays: Any) -> Any:
     return meshes[0] if meshes else None
 
 
+def device_of(arrays: Any) -> Any:
+    """A device that arrays lie on, or are to lie on; None where none of them says so."""
+    places = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arrays))
+    concrete = (one for one in places if one is not None and not isinstance(_mesh(one), jax.sharding.AbstractMesh))
+    return next((min(one.device_set, key=lambda device: device.id) for one in concrete), None)
+
+
+def _mesh(sharding: Any) -> Any:
+    return getattr(sharding, "mesh", None)
+
+
 def of_one_device(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
     """What one device runs of a step that is one `shard_map` from end to end; any other program as it is."""
     eqns, jaxpr = program.jaxpr.eqns, program.jaxpr

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from html import escape
 
 
-def headed(title: str, holds: bool, remark: str) -> str:
+def headed(title: str, holds: bool, state: str, remark: str) -> str:
     """The first lines: what it is, and whether it is certified."""
-    colour, state = ("#137333", "certified") if holds else ("#c5221f", "NOT CERTIFIED")
-    return f'<p><b>{escape(title)}: <span style="color:{colour}">{state}</span></b><br>{escape(remark)}</p>'
+    colour = "#137333" if holds else "#c5221f"
+    return f'<p><b>{escape(title)}: <span style="color:{colour}">{escape(state)}</span></b><br>{escape(remark)}</p>'
 
 
 def lists(sections: Sequence[tuple[str, Sequence[str]]], opened: Sequence[str]) -> str:

@@ -71,6 +71,7 @@ class Instruction:
         source: "file:line" of the innermost user's frame; may be empty.
         backend_config: what only the backend understands, verbatim.
         attributes: every other field that the value depends on, verbatim.
+        fusion_kind: of a fusion, as "kLoop"; else empty.
         scalar: value of an integer constant with one element, else None.
     """
 
@@ -93,6 +94,7 @@ class Instruction:
     groups: Groups | None
     backend_config: bytes
     attributes: bytes
+    fusion_kind: str
     scalar: int | None
 
     @property
@@ -228,6 +230,11 @@ class Buffers:
     allocations: Mapping[int, Allocation]
     slices: Mapping[tuple[int, Index], Slice]
 
+    @property
+    def temp_bytes(self) -> int:
+        """Bytes of scratch."""
+        return sum(one.size for one in self.allocations.values() if one.is_temp)
+
 
 @dataclass(frozen=True)
 class Executable:
@@ -235,6 +242,7 @@ class Executable:
 
     Attributes:
         parameters: flattened argument -> entry parameter number; an argument that the step does not use has none.
+        platform: that it was compiled for, as "cpu" or "gpu".
         temp_bytes: scratch that XLA says it needs.
         fingerprint: of the program, without source lines and names of files; the same in every process.
     """
@@ -242,5 +250,6 @@ class Executable:
     module: Module
     buffers: Buffers
     parameters: Mapping[int, int]
+    platform: str
     temp_bytes: int
     fingerprint: str

@@ -16,13 +16,14 @@ SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_default_prng_
 ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
-def current_versions(compiler_options: dict[str, Any] | None = None) -> Versions:
-    """Of this process and its default device.
+def current_versions(compiler_options: dict[str, Any] | None = None, device: Any = None) -> Versions:
+    """Of this process and a device.
 
     Args:
         compiler_options: as they are given to XLA.
+        device: None for this process's first.
     """
-    device = jax.devices()[0]
+    device = jax.devices()[0] if device is None else device
     flags = {name: getattr(jax.config, name, None) for name in SETTINGS}
     flags |= {name: os.environ.get(name) for name in ENVIRONMENT} | (compiler_options or {})
     return Versions(

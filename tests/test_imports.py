@@ -76,7 +76,10 @@ PRIVATE = re.compile(r"\bjax\._src\b|\bjaxlib\._|[\"']_executable\b|\b_kept_var_
 INTERNAL = re.compile(r"\bjax\.(extend|interpreters|core)\b|from jax import (extend|interpreters|core)\b")
 ADAPTERS = {
     "hybridlm models ir_passes scripts": (("ir_passes/jax_private.py",), ("ir_passes/ir.py",)),
-    "tests": (("tests/reference/installed_primitives.py",),) * 2,
+    "tests": (
+        ("tests/reference/hlo_text.py", "tests/reference/installed_primitives.py"),
+        ("tests/reference/installed_primitives.py",),
+    ),
 }
 """Folders -> the files in them that may use what JAX keeps private, and those that may use its intermediate form."""
 

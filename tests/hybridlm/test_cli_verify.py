@@ -133,5 +133,5 @@ def test_step_that_is_refused_is_shown(directory: Path, tmp_path: Path, monkeypa
     assert result.exit_code == 0, result.output
     assert "NOT CERTIFIED" in result.output
     text = (tmp_path / "page.html").read_text()
-    assert "not certified" in text and "<h2>Faults</h2>" in text
+    assert "NOT CERTIFIED" in text and "<h2>Faults</h2>" in text
     assert '<td class="open">open<small>changed</small></td>' in text

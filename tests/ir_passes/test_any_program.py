@@ -18,7 +18,8 @@ from ir_passes.collectives import schedule_of
 from ir_passes.fingerprint import fingerprint
 from ir_passes.lane_proof import prove_isolation
 from ir_passes.pass_pipeline import DEFAULT_PASSES
-from ir_passes.planned_step import prove_and_plan, trace
+from ir_passes.planned_step import plan_graph, trace
+from ir_passes.proving import prove
 from ir_passes.rules import control
 from ir_passes.sanitizer import UntrackedError, sanitize
 
@@ -40,10 +41,10 @@ def looked_at(step: Any, given: tuple[Any, ...], contract: LaneContract) -> bool
     schedule_of(program)
     graph = trace(step, given, contract, Clock())
     try:
-        prove_and_plan(graph, DEFAULT_PASSES, "error", None, Clock())
+        plan_graph(prove(graph, DEFAULT_PASSES, "error", None, Clock()).graph)
     except IsolationError as error:
         assert all(one.message and one.remedy and one.source for one in error.violations)
-        prove_and_plan(graph, DEFAULT_PASSES, "off", None, Clock())
+        plan_graph(prove(graph, DEFAULT_PASSES, "off", None, Clock()).graph)
         return False
     return True
 

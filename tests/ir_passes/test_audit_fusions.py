@@ -85,7 +85,27 @@ def test_what_lies_between_does_not_hide_it() -> None:
 
     def one(number: int, opcode: str, *operands: int) -> Instruction:
         return Instruction(
-            number, f"i{number}", opcode, 1, array, operands, (), (), "", "", 0, 0, (), (), "", (), None, b"", b"", None
+            number,
+            f"i{number}",
+            opcode,
+            1,
+            array,
+            operands,
+            (),
+            (),
+            "",
+            "",
+            0,
+            0,
+            (),
+            (),
+            "",
+            (),
+            None,
+            b"",
+            b"",
+            "",
+            None,
         )
 
     x, v = one(1, "parameter"), one(2, "parameter")

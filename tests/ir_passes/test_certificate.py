@@ -45,6 +45,7 @@ def certificate(**changes: Any) -> Certificate:
         contract=('argument 0: Pool("state")',),
         proved=("lanes are apart",),
         audited=("no copies",),
+        not_audited=None,
         assumed=(),
         not_covered=("machine code",),
         faults=(),
@@ -85,6 +86,15 @@ def test_seconds_are_not_compared_and_everything_else_is() -> None:
     assert certificate(lanes=5) != one
     assert certificate(versions=dataclasses.replace(VERSIONS, device="gpu")) != one
     assert one.seconds.checking == pytest.approx(0.25)
+
+
+def test_what_holds_of_a_step_that_was_not_audited() -> None:
+    one = certificate(audited=(), not_audited="this backend does not say where values lie")
+    assert one.is_proof and not one.holds and one.state == "proved, NOT AUDITED"
+    assert "not audited:\n    this backend does" in one.report() and "not audited (1)" in one._repr_html_()
+    assert Certificate.from_json(one.to_json()) == one != certificate(audited=())
+    assert certificate(audited=(), not_audited="off", proved=()).state == "NOT CERTIFIED"
+    assert certificate(not_audited="cannot be read", faults=("a leak",)).state == "NOT CERTIFIED"
 
 
 def test_what_holds() -> None:
@@ -251,6 +261,17 @@ def test_store_finds_what_it_kept(tmp_path: Path) -> None:
         dataclasses.replace(KEY, versions=dataclasses.replace(VERSIONS, compiler="other")),
     ):
         assert store.find(other) is None
+
+
+def test_store_finds_the_dump_that_it_kept(tmp_path: Path) -> None:
+    store = CertificateStore(tmp_path / "new")
+    assert store.find_dump("key", 100) is None
+    store.keep_dump("key", b"x" * 100)
+    assert store.find_dump("key", 100) == b"x" * 100 and store.find_dump("other", 100) is None
+    assert store.find_dump("key", 99) is None, "it is larger than may be read"
+    (file,) = store.directory.iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    assert store.find_dump("key", 100) is None
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def compile_and_compare(case: tuple[Callable[..., Any], tuple[Any, ...], tuple[i
     args = [jnp.array(value) for value in values]
     program = compiled(jax.jit(fn, donate_argnums=donate).lower(*args))
     executable = read(program)
-    hazards = list(in_place_hazards(executable.module, live_values(executable)))
+    hazards = list(in_place_hazards(executable, live_values(executable)))
     got = jax.tree.leaves(jax.tree.map(np.asarray, program(*args)))
     wrong = sum(int((~np.isclose(a, b, rtol=1e-5)).sum()) for a, b in zip(got, expected, strict=True))
     return hazards, wrong

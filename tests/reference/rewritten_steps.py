@@ -30,12 +30,14 @@ def inputs(bound: BoundContract, idle: int, seed: int) -> list[np.ndarray]:
         if isinstance(one.entry, SlotMap):
             slots = 1 + draw.permutation(one.entry.size - 1)[: bound.lanes]
             found.append(np.where(active, slots, 0).astype(np.int32))
-        elif np.issubdtype(one.dtype, np.integer):
-            found.append(draw.integers(0, 3, one.shape).astype(one.dtype))
-        elif one.dtype == np.bool_:
+            continue
+        dtype = np.dtype(one.dtype.name)
+        if np.issubdtype(dtype, np.integer):
+            found.append(draw.integers(0, 3, one.shape).astype(dtype))
+        elif dtype == np.bool_:
             found.append(draw.integers(0, 2, one.shape).astype(np.bool_))
         else:
-            found.append(draw.standard_normal(one.shape).astype(one.dtype))
+            found.append(draw.standard_normal(one.shape).astype(dtype))
     return found
 
 

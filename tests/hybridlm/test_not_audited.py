@@ -1,0 +1,89 @@
+"""A model on a backend that does not say where it places values: its steps are proved, not audited, and run."""
+
+import logging
+import re
+from pathlib import Path
+
+import jax
+import pytest
+from text_checkpoint import SETTINGS, write_text_checkpoint
+from typer.testing import CliRunner
+from without_assignment import erase, hide_assignments
+
+import hybridlm
+from hybridlm import demo
+from hybridlm._cli import app
+from ir_passes import Certificate
+
+STORIES = [demo.story(demo.UNSEEN.start + i).prompt for i in range(3)]
+
+
+def answers(lm: hybridlm.LM) -> list[tuple[int, ...]]:
+    return [tuple(one.token_ids) for one in lm.generate(STORIES, max_tokens=8)]
+
+
+@pytest.mark.slow
+def test_embedded_model_without_a_buffer_assignment(monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"lanes": 4, "chunk": 32, "compilation_cache": False}
+    usual = hybridlm.load(demo.path(), **settings)
+    expected = answers(usual)
+    hide_assignments(monkeypatch, erase)
+    lm = hybridlm.load(demo.path(), certify="error", **settings)
+    with caplog.at_level(logging.WARNING, "hybridlm"):
+        assert answers(lm) == expected
+    assert set(lm.certificates) == set(usual.certificates) and len(lm.certificates) == 3
+    for name, certificate in lm.certificates.items():
+        assert certificate.not_audited is not None and "no buffer assignment" in certificate.not_audited
+        assert certificate.audited == () and certificate.is_proof
+        assert certificate.proved == usual.certificates[name].proved
+        assert usual.certificates[name].not_audited is None
+    assert len(re.findall("not audited", caplog.text)) == 1
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
+
+
+@pytest.mark.slow
+def test_audit_of_what_xla_writes_is_the_usual_one(directory: Path, tmp_path: Path, monkeypatch) -> None:
+    found = []
+    before = jax.config.values["jax_compilation_cache_dir"]
+    try:
+        for hidden in (False, True):
+            if hidden:
+                hide_assignments(monkeypatch)
+            lm = hybridlm.load(directory, compilation_cache=tmp_path / str(hidden), **SETTINGS)
+            lm.generate([[5, 9, 3]], max_tokens=2, ignore_eos=True)
+            lm.score([[5, 9, 3]])
+            found.append(lm.certificates)
+    finally:
+        hybridlm.load(directory, compilation_cache=before or False, **SETTINGS)
+    usual, written = found
+    assert written == usual and len(written) == 4
+    assert all(certificate.holds for certificate in written.values())
+
+
+@pytest.mark.slow
+def test_verify_says_so_and_goes_on(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_assignments(monkeypatch, erase)
+    options = (
+        "--lanes",
+        "2",
+        "--context",
+        "32",
+        "--chunk",
+        "4",
+        "--dtype",
+        "float32",
+        "--full",
+        "--out",
+        str(tmp_path),
+    )
+    result = CliRunner().invoke(app, ["verify", "--model", str(directory), *options], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert len(re.findall(r"│ *not audited *│", result.output)) == 5
+    assert "all 5 steps are proved, and 5 of them NOT AUDITED" in result.output
+    assert "\nnot audited:\n" in result.output and "no buffer assignment" in result.output
+    found = [Certificate.from_json(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert len(found) == 5 and all(one.not_audited and one.is_proof and not one.holds for one in found)

@@ -1,4 +1,7 @@
-"""The model as users hold it: generate, chat, score, perplexity, forward. Longer than others: it is the surface."""
+"""The model as users hold it: generate, chat, score, perplexity, forward.
+
+More than 300 lines: it is what users read, in one place.
+"""
 
 import atexit
 import os

@@ -1,6 +1,8 @@
 """The one place where this package touches JAX's intermediate representation.
 
 Everything else imports these names. What differs between JAX 0.10 (Python 3.11) and later versions is settled here.
+
+More than 300 lines: it is one adapter, and two would touch the same names of JAX.
 """
 
 import inspect
@@ -11,6 +13,7 @@ from typing import Any
 import jax
 from jax.extend import core
 from jax.extend import source_info_util as _source_info
+from jax.extend.core import primitives
 from jax.interpreters import partial_eval as _partial_eval
 
 Var = core.Var
@@ -252,6 +255,14 @@ def emit_instead(eqn: JaxprEqn, fn: Callable[..., Any], operands: Sequence[Atom]
 def fresh(variables: Sequence[Var]) -> list[Var]:
     """New variables of the same types."""
     return of_types([var.aval for var in variables])
+
+
+def transpose(x: Atom, order: Sequence[int], source: JaxprEqn) -> tuple[JaxprEqn, Var]:
+    """An equation that puts the axes of an array in another order, at the source of another one, and its result."""
+    aval, _ = primitives.transpose_p.abstract_eval(x.aval, permutation=tuple(order))
+    (result,) = of_types([aval])
+    params = {"permutation": tuple(order)}
+    return source.replace(primitive=primitives.transpose_p, params=params, invars=[x], outvars=[result]), result
 
 
 def of_types(avals: Sequence[Any]) -> list[Var]:

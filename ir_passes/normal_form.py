@@ -6,8 +6,6 @@ functions and the batching rule of convolutions make such reshapes; each becomes
 
 from typing import Any
 
-from jax.extend.core import primitives
-
 from ir_passes import ir
 from ir_passes.declared import declaration_of
 
@@ -75,7 +73,5 @@ def _in_two(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
     order = tuple(map(int, dimensions))
     if order == tuple(range(len(order))):
         return [eqn.replace(params=params)]
-    aval, _ = primitives.transpose_p.abstract_eval(x.aval, permutation=order)
-    (between,) = ir.of_types([aval])
-    turned = eqn.replace(primitive=primitives.transpose_p, params={"permutation": order}, outvars=[between])
+    turned, between = ir.transpose(x, order, eqn)
     return [turned, eqn.replace(invars=[between], params=params)]

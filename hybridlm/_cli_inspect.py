@@ -98,5 +98,4 @@ def _without_rewrites(engine: Engine, shape: Shape) -> CompiledStep:
         passes=(),
         certify="warn",
         may_copy=MAY_COPY,
-        compiler_options=engine.programs.options(shape),
     )

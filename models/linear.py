@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from types import EllipsisType
-from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +43,7 @@ class LinearWeight(ABC):
     def astype(self, dtype: DTypeLike) -> Float[Array, "out in"]:
         """Return all of the matrix as a plain array."""
 
-    def __getitem__(self, index: EllipsisType) -> Self:
+    def __getitem__(self, index: EllipsisType) -> "LinearWeight":
         """Return the matrix itself: layers read a parameter as `parameter[...]`."""
         return self
 

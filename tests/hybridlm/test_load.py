@@ -283,14 +283,15 @@ import jax, jax.numpy as jnp
 import hybridlm
 from hybridlm._programs import CopyShape
 
-def of_the_user(x):
-    return x * 2 + count
-
 found = []
 jax.monitoring.register_event_listener(lambda event, **_: found.append(event) if "cache_hits" in event else None)
 for count, cache in enumerate(json.loads(sys.argv[2])):
     lm = hybridlm.load(sys.argv[1], lanes=1, context=16, compilation_cache=cache)
     lm._engine.program(CopyShape(1, 1))  # the cheapest of the steps
+
+    def of_the_user(x):
+        return x * 2 + count
+
     jax.jit(of_the_user)(jnp.ones(4))
     print(jax.config.jax_compilation_cache_dir, len(found))
 """
@@ -354,7 +355,7 @@ def setting() -> str | None:
 def test_compilations_for_one_folder_run_together_and_those_for_another_wait() -> None:
     """JAX has one cache at a time; its setting is that of the thread that compiles."""
     before = setting()
-    inside, leave, order = threading.Event(), threading.Event(), list[str]()
+    inside, leave, order = threading.Event(), threading.Event(), list[str | None]()
 
     def compile_for(folder: str) -> None:
         with kept_in(folder):

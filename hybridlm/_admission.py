@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from hybridlm._cache_budget import CacheBudget
@@ -14,6 +13,7 @@ from hybridlm._placement import Placement
 from hybridlm._programs import Shape
 from hybridlm.checkpoint import ParameterPath, Shards
 from models import Decoder, Weight
+from models.platform import platform
 
 
 def weight_bytes(
@@ -27,7 +27,7 @@ def weight_bytes(
         shards: how parameters lie over the devices.
         placement: the devices.
     """
-    together = len(placement.local_devices) if jax.default_backend() == "cpu" else 1
+    together = len(placement.local_devices) if platform() == "cpu" else 1
     total = 0
     for one in weights:
         own, kept = shards[one.path], jnp.dtype("float32" if one.float32 else dtype)
@@ -59,7 +59,7 @@ def admit_model(
         InsufficientMemory: it is more than there is.
     """
     # The host's share lies in the same memory where that is the device's.
-    kept = 0 if budget is None else sum(budget) if jax.default_backend() == "cpu" else budget.device
+    kept = 0 if budget is None else sum(budget) if platform() == "cpu" else budget.device
     devices, staging = placement.data, placement.staging(lanes, STAGING)
     row = model.state_size(cache_dtype).of
     demand = Demand(weights, row, lanes // devices, staging // devices, context, kept=kept, devices=devices)

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from hybridlm._machine import cores
+from models.platform import platform
 
 SQUARE = 2048
 REPEATS = 7
@@ -54,7 +55,7 @@ def best_seconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:
 
 def _read(size: int) -> float:
     count = size // 4
-    if jax.default_backend() != "cpu":
+    if platform() != "cpu":
         array = jnp.ones((count,), jnp.float32)
         total = jax.jit(jnp.sum)
         return count * 4 / best_seconds(lambda: total(array).block_until_ready())

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
+from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, Tune, reported
 from hybridlm._load import load
 
 
@@ -22,6 +22,7 @@ def batch(
     context: Context = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
+    tune: Tune = False,
     debug: Debug = False,
 ) -> None:
     """Answer a file of OpenAI Batch requests to /v1/completions and /v1/chat/completions.
@@ -29,7 +30,7 @@ def batch(
     A line that cannot be answered has an error instead. The output appears when everything is written.
     """
     with reported(debug):
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk)
+        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune)
         start = time.perf_counter()
         report = lm.batch_file(input, output)
         seconds = time.perf_counter() - start

@@ -20,7 +20,7 @@ from hybridlm._bench_plot import plot
 from hybridlm._bench_profile import profile
 from hybridlm._bench_sides import Side, Timing, in_turns
 from hybridlm._bench_transformers import Transformers
-from hybridlm._cli_options import Chunk, Debug, Dtype, Model, console_for_table, reported
+from hybridlm._cli_options import Chunk, Debug, Dtype, Model, Tune, console_for_table, reported
 from hybridlm._errors import require_extra
 from hybridlm._lm import LM
 from hybridlm._load import load
@@ -57,6 +57,7 @@ def bench(
     context: Annotated[int, typer.Option(min=1, help="Most tokens of a sequence.")] = CONTEXT,
     dtype: Dtype = None,
     chunk: Chunk = None,
+    tune: Tune = False,
     debug: Debug = False,
 ) -> None:
     """Measure decoding: milliseconds of a step, tokens per second, and the part of the machine's limit that this is.
@@ -75,10 +76,10 @@ def bench(
             for package in ("torch", "transformers"):
                 require_extra(f"--against {one}", package, "bench")
         limits = measure_limits()
-        lm = load(model, lanes=max(lanes), context=context, dtype=dtype, chunk=chunk)
+        lm = load(model, lanes=max(lanes), context=context, dtype=dtype, chunk=chunk, tune=tune)
         console = console_for_table()
         _print_machine(console, lm, limits)
-        traffic = Traffic.of(lm.model, lm.params, lm._cache_dtype, lm.engine.programs.derived.screened)
+        traffic = Traffic.of(lm.model, lm.params, lm._cache_dtype, lm.engine.programs.int8_head_lanes)
         speeds: dict[str, list[float]] = {}
         fractions: dict[str, list[float]] = {}
         for number in lanes:

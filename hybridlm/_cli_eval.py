@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
+from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, Tune, reported
 from hybridlm._errors import require_extra
 from hybridlm._load import load
 from hybridlm._replacing import replaceable, replacing
@@ -34,6 +34,7 @@ def evaluate(
     context: Context = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
+    tune: Tune = False,
     debug: Debug = False,
 ) -> None:
     """Evaluate a model on tasks of lm_eval, the Language Model Evaluation Harness."""
@@ -49,7 +50,7 @@ def evaluate(
 
         from hybridlm.evals import HybridLM
 
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk)
+        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune)
         results = simple_evaluate(
             model=HybridLM(lm, seed=seed),
             tasks=[name.strip() for names in tasks for name in names.split(",") if name.strip()],

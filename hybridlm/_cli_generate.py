@@ -17,6 +17,7 @@ from hybridlm._cli_options import (
     Lanes,
     Model,
     OnMesh,
+    Tune,
     reported,
 )
 from hybridlm._drafters import DRAFT_TOKENS
@@ -70,6 +71,7 @@ def generate(
         str | None, typer.Option(help='Keep states of prompts for those that begin alike, in so many bytes: "512MB".')
     ] = None,
     mesh: OnMesh = None,
+    tune: Tune = False,
     debug: Debug = False,
 ) -> None:
     """Continue prompts. A single one is printed as it is generated, several in the order of the input.
@@ -90,6 +92,7 @@ def generate(
             draft_tokens=draft_tokens,
             prefix_cache=prefix_cache,
             mesh=read_mesh(mesh),
+            tune=tune,
         )
         if lm.follow():
             return

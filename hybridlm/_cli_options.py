@@ -55,6 +55,10 @@ OnMesh = Annotated[
         "--mesh", help="Run on a mesh of devices: data=2,model=2,expert=1 (docs/devices.md).", metavar="SIZES"
     ),
 ]
+Tune = Annotated[
+    bool,
+    typer.Option("--tune", help="On a CPU: use the fastest variants of matrix products, measured at the first load."),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, reported
+from hybridlm._cli_options import Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, reported
 from hybridlm._load import load
 from hybridlm._mesh import read_mesh
 from hybridlm._score_file import WINDOW
@@ -42,6 +42,7 @@ def score(
     dtype: Dtype = None,
     chunk: Chunk = None,
     mesh: OnMesh = None,
+    tune: Tune = False,
     debug: Debug = False,
 ) -> None:
     """Log-probability of every token of every text of a file.
@@ -50,7 +51,7 @@ def score(
     scored has its id and "error" instead.
     """
     with reported(debug):
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh))
+        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh), tune=tune)
         if lm.follow():
             return
         start = time.perf_counter()

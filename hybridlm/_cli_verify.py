@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hybridlm._abstract import abstract_engine
 from hybridlm._all_steps import all_shapes
-from hybridlm._cli_options import Context, Debug, Dtype, OnMesh, console_for_table, reported
+from hybridlm._cli_options import Context, Debug, Dtype, OnMesh, Tune, console_for_table, reported
 from hybridlm._engine import Engine
 from hybridlm._load import load
 from hybridlm._mesh import abstract_mesh, read_mesh, read_sizes
@@ -55,6 +55,7 @@ def verify(
         ),
     ] = None,
     mesh: OnMesh = None,
+    tune: Tune = False,
     debug: Debug = False,
 ) -> None:
     """Prove that no lane of any step reaches another, and audit what XLA makes of it.
@@ -67,7 +68,7 @@ def verify(
     of a step; with --abstract the devices need not be there.
     """
     with reported(debug):
-        engine, verified = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh)
+        engine, verified = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh, tune)
         console = console_for_table()
         table, faults = Table(title=verified.title, title_justify="left", title_style=""), list[str]()
         for heading in ("step", "lanes", "tokens", *verified.headings):
@@ -98,6 +99,7 @@ def _subject(
     dtype: str | None,
     chunk: int | None,
     mesh: str | None,
+    tune: bool,
 ) -> tuple[Engine, Verified]:
     """What is verified, and how; raises ValueError for options that contradict each other."""
     if model is not None and config is not None:
@@ -108,11 +110,13 @@ def _subject(
         if model is None:
             raise ValueError("expected --model, or --config with --abstract, got neither")
         most = LANES if lanes is None else lanes
-        lm = load(model, lanes=most, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh))
+        lm = load(model, lanes=most, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh), tune=tune)
         return lm.engine, Compiled(lm.engine, out)
     if config is None:
         got = "--model" if model is not None else "neither"
         raise ValueError(f"--abstract: expected --config, the path of a config.json, got {got}")
+    if tune:
+        raise ValueError("--tune: variants are measured for compiled steps, and --abstract compiles none")
     if out is not None:
         raise ValueError("--out: a certificate is of a compiled step, and --abstract compiles none")
     devices = None if mesh is None else abstract_mesh(**read_sizes(mesh))

@@ -12,24 +12,22 @@ from hybridlm._batch import Batch
 from hybridlm._cache_budget import CacheBudget
 from hybridlm._calls import Calls
 from hybridlm._crew import Crew
-from hybridlm._derived_params import DerivedParams
 from hybridlm._drafters import DRAFT_TOKENS, AsLoaded, HeadDrafter, Speculate, drafters
 from hybridlm._example_arguments import example_arguments
 from hybridlm._placement import ONE_DEVICE, Placement, numbers_on_a_device
 from hybridlm._prefix_cache import PrefixCache
-from hybridlm._product_forms import ChosenForms, read_as_words
 from hybridlm._programs import AnyShape, CopyShape, Programs, Shape, lane_rung
 from hybridlm._row_arrays import RowArrays
 from hybridlm._row_moves import RowMoves
 from hybridlm._row_parts import PartShape
 from hybridlm._rows import RowPool
 from hybridlm._sanitizing import Sanitized, Sanitizer
-from hybridlm._screen_choice import Screened
 from hybridlm._snapshot import StateKind, layout_of
 from hybridlm._speculation import Speculation
 from hybridlm._step_times import StepTimes
 from hybridlm._steps import Rows
 from hybridlm._vocabulary import Vocabulary
+from hybridlm.cpu_tuning import Tuned
 from ir_passes import CompiledStep, PlannedStep, Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
 
@@ -65,7 +63,8 @@ class Engine:
         ValueError: `prefix_cache` is less than one state.
 
     Attributes:
-        params: what every step is given: the parameters, and behind them what is made of some (`set_forms`).
+        params: what every step is given: the parameters, or what tuning made of them.
+        tuned: what tuning has chosen; None without.
         staging: rows in which prompts are consumed.
         row_arrays: what rows consist of.
         calls: calls the compiled steps, and reads what they return.
@@ -100,6 +99,8 @@ class Engine:
         self.placement, self.calls = placement, Calls(programs, crew, placement.share_threads)
         self.staging = placement.staging(lanes, staging)
         self.params, self.programs, self.sanitizer = params, programs, sanitizer
+        self._loaded = params
+        self.tuned: Tuned | None = None
         self.speculate: Speculate = speculate
         self.draft_tokens, self._times = draft_tokens, StepTimes()
         self._trust, self._trust_in_head = Trust(), Trust(0.9)
@@ -130,20 +131,14 @@ class Engine:
         trust = self._trust_in_head if make is HeadDrafter else self._trust
         return Speculation(make, self.draft_tokens, self._times, trust, self.vocab_size)
 
-    def set_forms(self, forms: ChosenForms, screened: Screened | None = None) -> None:
-        """In the steps that are compiled from now on products have these forms, and some draw with a screen."""
-        if self.sanitizer is not None or self.programs.certify != "error":
-            forms = ChosenForms(forms.plain)  # no step is fused whose audit would not refuse it
-        words = read_as_words(forms, self.params)
-        screen, lanes = screened or ((), frozenset[int]())
-        self.programs.forms, self.programs.derived = forms, DerivedParams(tuple(words), lanes)
-        self.params += (*words.values(), *screen)
+    def set_tuned(self, tuned: Tuned) -> None:
+        """Give the steps that are compiled from now on tuned parameters."""
+        self.tuned, self.params, self.programs.int8_head_lanes = tuned, tuned.params, tuned.int8_head_lanes
 
     @property
     def parameters_on_a_device(self) -> tuple[int, int]:
         """Numbers that each device holds of the parameters, and their bytes."""
-        own = self.params[: len(self.params) - len(self.programs.derived)]
-        held = [(numbers_on_a_device(param), param.dtype.itemsize) for param in own]
+        held = [(numbers_on_a_device(param), param.dtype.itemsize) for param in self._loaded]
         return sum(size for size, _ in held), sum(size * width for size, width in held)
 
     @property

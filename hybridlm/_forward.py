@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from hybridlm._compilation_cache import kept_in
 from hybridlm._engine import Engine
 from hybridlm._mesh import MODEL
 from hybridlm._placement import Placement
@@ -164,7 +165,8 @@ def forward(
     split = split_over(placement, engine.params, types)
     operand = jax.device_put(lanes.astype(np.int32), None if split is None else NamedSharding(split.mesh, split.lanes))
     position = placement.put_whole(np.int32(start))
-    logits, hidden_states, layers = run(structure, params, operand, state.layers, position, kv_blocks(end), split)
+    with kept_in(engine.programs.cache):
+        logits, hidden_states, layers = run(structure, params, operand, state.layers, position, kv_blocks(end), split)
     kept = SequenceState(end, layers) if return_states else None
     if tokens.ndim == 2:
         return ForwardOutput(logits, hidden_states, kept)

@@ -519,7 +519,7 @@ class LM:
             "mesh": "none" if mesh is None else ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
             # A step that is certified has been rewritten before.
             "steps": "as they are" if as_given else "certified",
-            "products": str(engine.programs.forms),
+            "products": "default" if engine.tuned is None else engine.tuned.choices,
             "hybridlm": hybridlm.__version__,
             "jax": jax.__version__,
             "device": machine.device,

@@ -4,19 +4,18 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import Mesh
 
 import hybridlm
 from hybridlm._admission import admit_model, admit_steps, weight_bytes
 from hybridlm._all_steps import all_shapes
 from hybridlm._cache_budget import cache_budget
+from hybridlm._compilation_cache import cache_of
 from hybridlm._crew import Crew
 from hybridlm._drafters import DRAFT_TOKENS, Speculate, drafters
 from hybridlm._engine import Engine
@@ -24,17 +23,18 @@ from hybridlm._lm import LM
 from hybridlm._memory import Demand, available_memory
 from hybridlm._open_model import open_model
 from hybridlm._placement import ONE_DEVICE, place
-from hybridlm._product_forms import chosen_forms, large_products
 from hybridlm._programs import CERTIFY, Certify, Programs, Shape
 from hybridlm._progress import load_progress
 from hybridlm._sanitizing import Sanitizer
-from hybridlm._screen_choice import Screened, chosen_screen
 from hybridlm._steps import flatten
 from hybridlm._tokenizer import Tokenizer
 from hybridlm.checkpoint import Checkpoint, fingerprint_of, load_parameters, resolve, stored_dtype
 from hybridlm.checkpoint.strict_json import read_object
+from hybridlm.cpu_tuning import check_tune
+from hybridlm.cpu_tuning import tune as tune_products
 from models import Decoder, DecoderConfig
 from models.devices import ALONE
+from models.platform import platform
 
 DTYPES = ("bfloat16", "float16", "float32")
 DEFAULT_CONTEXT = 4096
@@ -57,6 +57,7 @@ def load(
     draft_tokens: int = DRAFT_TOKENS,
     prefix_cache: str | int | Mapping[str, str | int] | None = None,
     mesh: Mesh | None = None,
+    tune: bool = False,
 ) -> LM:
     """Load a checkpoint.
 
@@ -73,12 +74,8 @@ def load(
             "off" runs every step as it is. Where a backend of XLA does not say where it places values there is no
             audit: the step runs, and its certificate says why (`not_audited`).
         compilation_cache: where compiled steps are kept between processes; None for a folder in the user's cache
-            directory (unless JAX has been given one), False for JAX's own setting, which is nowhere by default. It
-            holds for the whole process. Unless it is False, certificates are kept beside them, and what is proved
-            once is not proved again; and so is which form of a large matrix product is the fastest here, which is
-            measured the first time that a model of such matrices is loaded (not for a mesh). Where it is faster for few
-            sequences, their most likely tokens are found with a copy of the vocabulary head in int8, which takes half
-            as much memory as the head.
+            directory (unless JAX has been given one), False for JAX's own setting, which is nowhere by default. Unless
+            it is False, certificates are kept beside them, and what is proved once is not proved again.
         chunk: tokens of a prompt consumed by one step; None for 128, or the context if that is less.
         progress: show a progress bar; None shows one where standard error is a terminal.
         sanitize: for debugging: move a label (whose state, at which position, of which step) beside every row and check
@@ -96,6 +93,10 @@ def load(
             nothing. See docs/prefix-cache.md.
         mesh: run on these devices, `hybridlm.mesh(data=2, model=2)` or a mesh of your own with some of the axes "data",
             "model" and "expert"; None for JAX's default device. See docs/devices.md.
+        tune: on a CPU, compute each large matrix product in the variant that is the fastest on this machine. The first
+            load of a model of such shapes measures them for some seconds, and says so; the times are kept beside
+            compiled steps. Where it is faster for few sequences, their most likely tokens are found with a copy of the
+            vocabulary head in int8, which takes half as much memory as the head. See docs/performance.md.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named: first those
@@ -109,7 +110,10 @@ def load(
     placement = ONE_DEVICE if mesh is None else place(mesh, lanes, sanitize)
     budget = None if prefix_cache is None else cache_budget(prefix_cache, placement.several_processes)
     asked, dtype = dtype, stored_dtype(directory) if dtype is None else dtype
-    cache = _set_compilation_cache(compilation_cache)
+    cache = cache_of(compilation_cache)
+    folder = None if cache.folder is None else cache.folder / "products"
+    if tune:
+        check_tune(folder, mesh)
     crew = Crew(placement) if placement.several_processes else None
     cache_dtype = dtype_of_caches(dtype)
     abstract, weights = family.abstract(config.share(placement.devices)), family.weights(config)
@@ -123,8 +127,8 @@ def load(
         _log.warning(line)
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
-    certificates = None if cache is None else cache / "certificates"
-    programs = Programs(structure, certify, certificates, placement)
+    certificates = None if cache.folder is None else cache.folder / "certificates"
+    programs = Programs(structure, certify, certificates, placement, cache.setting)
     fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
     if crew is not None:
         crew.agree_on(
@@ -160,35 +164,31 @@ def load(
         placement=placement,
         crew=crew,
     )
-    # Devices of a mesh would measure different things, and without a folder the next process would.
-    if cache is not None and mesh is None:
-        rows = {shape.lanes * shape.tokens for shape in all_shapes(engine) if isinstance(shape, Shape)}
-        forms = chosen_forms(large_products(params, rows), cache / "products", progress)
-        screened = _screen(model, engine, demand, cache / "products", progress)
-        engine.set_forms(forms, screened)
-        if screened is not None:
-            demand = replace(demand, weights=demand.weights + screened.bytes)
+    if tune and folder is not None:
+        shapes = [shape for shape in all_shapes(engine) if isinstance(shape, Shape)]
+        # A multiplier that is not positive turns the order of the logits round.
+        head = model.head[...] if model.config.logits_multiplier > 0 else None
+        rows = {shape.lanes * shape.tokens for shape in shapes}
+        drawing = {shape.lanes for shape in shapes if shape.step == "generate"}
+        tuned = tune_products(params, head, rows, drawing, folder, _room(engine, demand), progress)
+        engine.set_tuned(tuned)
+        demand = replace(demand, weights=demand.weights + tuned.int8_head_bytes)
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
     return LM(model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint)
 
 
-def _screen(model: Decoder, engine: Engine, demand: Demand, directory: Path, progress: bool | None) -> Screened | None:
-    """A narrow copy of the vocabulary head, where that is worth the memory that rows leave."""
-    if not model.config.logits_multiplier > 0:
-        return None  # it would turn the order of the logits round
-    lanes = {shape.lanes for shape in all_shapes(engine) if isinstance(shape, Shape) and shape.step == "generate"}
+def _room(engine: Engine, demand: Demand) -> int | None:
+    """Bytes that are left for a copy of the head: no model is refused for it, as `admit_steps` wants as much again."""
     left = available_memory(engine.placement)
-    # As much is left beside rows then as `admit_steps` wants: no model is refused for its copy.
-    room = None if left is None else left - 2 * (demand.rows + demand.kept)
-    return chosen_screen(model.head[...], lanes, directory, room, progress)
+    return None if left is None else left - 2 * (demand.rows + demand.kept)
 
 
 def dtype_of_caches(dtype: str) -> Any:
     """The dtype of convolution and key/value state of a model whose matrices have this one."""
     # On a CPU scattering into a narrow cache converts all of it to float32 and back in every step.
-    return jnp.dtype("float32" if jax.default_backend() == "cpu" else dtype)
+    return jnp.dtype("float32" if platform() == "cpu" else dtype)
 
 
 def check_arguments(
@@ -269,18 +269,3 @@ def _end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]
     if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
         raise ValueError(f"{path}: eos_token_id: expected a token id or a list of them, found {ids!r}")
     return tuple(dict.fromkeys(ids))
-
-
-def _set_compilation_cache(cache: str | os.PathLike[str] | Literal[False] | None) -> Path | None:
-    """Tell JAX where to keep programs; returns the folder, if it is one that others can be made in."""
-    if cache is False:
-        return None
-    given = jax.config.values["jax_compilation_cache_dir"]
-    if cache is None:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        cache = Path(home) / "hybridlm" / "xla" if given is None else given
-    if os.fspath(cache) != given:
-        jax.config.update("jax_compilation_cache_dir", os.fspath(cache))
-        # JAX decides at its first compilation where programs are kept, and looks at the setting never again.
-        reset_cache()
-    return None if "://" in os.fspath(cache) else Path(cache)

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from hybridlm._compared_step import EXAMPLE, compared
-from hybridlm._derived_params import DerivedParams
+from hybridlm._compilation_cache import kept_in
 from hybridlm._labels import labelled
 from hybridlm._placement import ONE_DEVICE, Placement
-from hybridlm._product_forms import ChosenForms
-from hybridlm._product_times import FUSED
 from hybridlm._row_parts import PartShape
 from hybridlm._rows import copy_contract, copy_row
 from hybridlm._sampling import LogitsProcessor
@@ -103,11 +101,11 @@ class Programs:
         certify: whether a step that is not proved, or fails its audit, raises, warns or is not looked at.
         certificates: directory in which certificates are kept, None for none.
         placement: the devices that steps run on.
+        cache: the folder where JAX keeps compiled steps between processes; None for its own setting.
 
     Attributes:
-        forms: of matrix products, for the programs that are compiled from then on. A program is fused only where
-            `certify` is "error"; one that fails its audit then is compiled anew as usual.
-        derived: what steps are given behind the parameters.
+        int8_head_lanes: numbers of lanes whose steps draw the most likely tokens with the int8 head, which they are
+            given behind the parameters; for the programs that are compiled from then on.
     """
 
     def __init__(
@@ -116,15 +114,14 @@ class Programs:
         certify: Certify = "error",
         certificates: Path | None = None,
         placement: Placement = ONE_DEVICE,
+        cache: str | None = None,
     ):
         self._structure, self._placement = structure, placement
         self._split = SplitRows(placement.rows_over)
         self.certify: Certify = certify
-        self.forms = ChosenForms()
-        self.derived = DerivedParams()
-        self._not_fused: set[AnyShape] = set()
+        self.int8_head_lanes: frozenset[int] = frozenset()
         self._told_not_audited = False
-        self._directory = certificates
+        self._directory, self.cache = certificates, cache
         self._compiled: dict[AnyShape, Future[CompiledStep]] = {}
         self._lock = threading.Lock()
 
@@ -151,31 +148,13 @@ class Programs:
             step, contract = shape.step(self._split)
             return step, labelled(contract, shape.of(arrays), shape.positions_first)
         step, contract = self._whole_rows_step(shape)
-        if isinstance(shape, Shape):
-            forms = self.forms.fused if self._fuse(shape) else self.forms.plain
-            step = self.derived.formed(step, forms, self._screened(shape))
         return step, labelled(contract, arrays)
-
-    def options(self, shape: AnyShape) -> dict[str, str | bool] | None:
-        """What XLA is told about the program of a shape."""
-        return dict(FUSED) if self._fuse(shape) else None
-
-    def _fuse(self, shape: AnyShape) -> bool:
-        """Whether the products of a step are fused with what they read; its audit decides whether they may."""
-        if not isinstance(shape, Shape) or shape in self._not_fused:
-            return False
-        return self.forms.fuse(shape.lanes * shape.tokens)
-
-    def _screened(self, shape: Shape) -> bool:
-        """Whether the most likely tokens are drawn with the head's screen."""
-        tokens_alone = shape.step == "generate" and shape.top is None and shape.processor is None
-        return tokens_alone and shape.lanes in self.derived.screened
 
     def _whole_rows_step(self, shape: Shape | CopyShape) -> tuple[Callable[..., Any], LaneContract]:
         if isinstance(shape, CopyShape):
             return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
         if shape.step == "generate":
-            screened = self._screened(shape)
+            screened = shape.top is None and shape.processor is None and shape.lanes in self.int8_head_lanes
             step = generate_step(self._structure, shape.top, shape.processor, shape.guesses, screened)
             return step, GENERATE_CONTRACT
         if shape.step == "verify":
@@ -220,29 +199,18 @@ class Programs:
         return step if mesh is None else sharded(step, args, contract, mesh), args, contract
 
     def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
-        fuse = self._fuse(shape)
-        try:
-            return self._compile_in_one_way(shape, args)
-        except AuditError as error:
-            if not fuse:
-                raise
-            _log.warning("the step %s is compiled anew without products that are fused: %s", _in_words(shape), error)
-            self._not_fused.add(shape)
-            return self._compile_in_one_way(shape, args)
-
-    def _compile_in_one_way(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
         step, args, contract = self._whole_step(shape, args)
         try:
-            compiled = compile_step(
-                step,
-                args,
-                contract,
-                passes=PASSES,
-                certify=self.certify,
-                certificates=self._directory,
-                may_copy=MAY_COPY,
-                compiler_options=self.options(shape),
-            )
+            with kept_in(self.cache):
+                compiled = compile_step(
+                    step,
+                    args,
+                    contract,
+                    passes=PASSES,
+                    certify=self.certify,
+                    certificates=self._directory,
+                    may_copy=MAY_COPY,
+                )
         except (IsolationError, AuditError, HloError) as error:
             error.add_note(
                 f"The step is {_in_words(shape)}; it was not run. For experiments, hybridlm.load(..., certify='warn') "

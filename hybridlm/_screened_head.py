@@ -18,7 +18,6 @@ from jaxtyping import Bool, Float32, Int8, Int32, UInt32
 
 from hybridlm._rotation import rotated, rotation_error
 from hybridlm._sampling import BESIDE_GREEDY, GREEDY, Sampling, first_highest
-from models.linear import numbers_of_words
 from models.own_array import own_array
 
 MOST_LANES = 8
@@ -40,7 +39,7 @@ class Screen(NamedTuple):
     """A head's own numbers and its narrow copy.
 
     Attributes:
-        words: the bytes of the head, two bfloat16 numbers of a row in each word (see `words_of`).
+        words: the bytes of the head, two bfloat16 numbers of a row in each word (see `packed_u32`).
         codes: its rows as integers.
         scale: what an integer of each row stands for.
         radius: how far a token's logit by the copy can be from its own, for an input of norm 1 that is not rounded.
@@ -59,6 +58,13 @@ def can_screen(head: Array | jax.ShapeDtypeStruct) -> bool:
     """Whether a head has the dtype and the dimensions for it."""
     vocab, hidden = head.shape
     return head.dtype == jnp.bfloat16 and vocab % math.lcm(GROUP, COLUMNS) == 0 and hidden % 2 == 0
+
+
+def unpack_u32(words: UInt32[Array, "*shape"]) -> tuple[Float32[Array, "*shape"], Float32[Array, "*shape"]]:
+    """Return the bfloat16 numbers in the low and in the high halves of packed words."""
+    # XLA would not know the distance of a shift in its fusion, and branch on whether it is one of 32 bits.
+    low = lax.bitcast_convert_type(words.astype(jnp.uint16), jnp.bfloat16).astype(jnp.float32)
+    return low, lax.bitcast_convert_type(words & jnp.uint32(0xFFFF0000), jnp.float32)
 
 
 def copy_bytes(head: Array) -> int:
@@ -83,7 +89,7 @@ def _narrow_copy(
     rest = math.sqrt(hidden) * 2.0**-21 + (hidden + 64) * 2.0**-23 + rotation_error(hidden)
 
     def block(part: Array) -> tuple[Array, Array, Array, Array]:
-        numbers = rotated(jnp.stack(numbers_of_words(part), axis=2).reshape((rows, hidden)))
+        numbers = rotated(jnp.stack(unpack_u32(part), axis=2).reshape((rows, hidden)))
         scale = jnp.max(jnp.abs(numbers), axis=1) / LEVELS
         steps = numbers / jnp.where(scale > 0, scale, 1.0)[:, None]
         codes = jnp.round(steps)
@@ -202,7 +208,7 @@ def _search(
         return asked & ~found.wrong & (found.looked < len(bounds)) & (found.bounds[found.next] >= found.highest)
 
     def look(found: _Search) -> _Search:
-        low, high = numbers_of_words(lax.dynamic_slice_in_dim(head, found.next * GROUP, GROUP))
+        low, high = unpack_u32(lax.dynamic_slice_in_dim(head, found.next * GROUP, GROUP))
         logits = jnp.sum(low * even + high * odd, axis=1)
         highest, token = jnp.max(logits), found.next * GROUP + lax.argmax(logits, 0, jnp.int32)
         better = (highest > found.highest) | ((highest == found.highest) & (token < found.token))

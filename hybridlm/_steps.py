@@ -101,9 +101,13 @@ class Structure:
     tree: Any
     arrays: Rows
 
-    def rebuild(self, params: tuple[Array, ...]) -> Decoder:
-        """The model with these parameters, inside a trace."""
-        return nnx.merge(self.graph, jax.tree.unflatten(self.tree, params))
+    def rebuild(self, params: tuple[Any, ...]) -> Decoder:
+        """The model with these parameters, inside a trace; what lies behind them is left out.
+
+        Args:
+            params: arrays, or a `LinearWeight` in the place of one.
+        """
+        return nnx.merge(self.graph, jax.tree.unflatten(self.tree, params[: self.tree.num_leaves]))
 
 
 def flatten(model: Decoder) -> tuple[Structure, tuple[Any, ...]]:
@@ -134,13 +138,13 @@ def generate_step(
         processor: changes the logits of each lane before the draw.
         guesses: how many tokens the model's own head guesses behind the one that is drawn; `kv_blocks` then has room
             for as many positions more.
-        screened: tokens alone, without a processor; the most likely ones are found with the head's screen, and `params`
-            is a pair of the parameters and that.
+        screened: tokens alone, without a processor; the most likely ones are found with the head's screen, which is
+            the last of `params`.
     """
     assert not screened or (top is None and processor is None), "a screen finds tokens, no log-probabilities"
 
     def step(
-        params: Any,
+        params: tuple[Any, ...],
         rows: Rows,
         tokens: Int32[Array, "lane token"],
         lengths: Int32[Array, "lane"],
@@ -149,7 +153,7 @@ def generate_step(
         sampling: Sampling,
         drawing: Int32[Array, ""],
     ) -> tuple[Drawn, Rows]:
-        params, screen = params if screened else (params, None)
+        screen = params[-1] if screened else None
         model = structure.rebuild(params)
         tokens = jnp.where(tokens == CARRIED, rows.token, tokens)
         hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks)
@@ -246,7 +250,7 @@ def score_step(structure: Structure, top: int) -> Step:
     """
 
     def step(
-        params: tuple[Array, ...],
+        params: tuple[Any, ...],
         rows: Rows,
         tokens: Int32[Array, "lane token"],
         lengths: Int32[Array, "lane"],

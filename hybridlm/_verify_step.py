@@ -6,6 +6,8 @@ if it is the token that was drawn in its place, and every draft before it was: s
 without drafts. Rows are written once, with the tokens that are accepted.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -40,7 +42,7 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
     """
 
     def step(
-        params: tuple[Array, ...],
+        params: tuple[Any, ...],
         rows: Rows,
         tokens: Int32[Array, "lane token"],
         lengths: Int32[Array, "lane"],

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from ir_passes.audit_collectives import CompiledCollective, collectives
-from ir_passes.audit_fusions import misread_operands
 from ir_passes.audit_memory import misplaced, overlaps, scratch_lower_bound
 from ir_passes.audit_pools import PoolCopy, copy_findings, io_aliases, pool_copies, second_pools
 from ir_passes.collectives import Collective, Scheduled
@@ -42,9 +41,6 @@ STATEMENTS = {
         FindingKind.MISPLACED,
     },
     "no operation overwrites what it still reads": {FindingKind.READ_AFTER_WRITE},
-    "products that a library computes read nothing in their fusions that it is known to read wrongly": {
-        FindingKind.FUSED_OPERAND
-    },
     "devices exchange what the program says, and nothing else but along declared axes: the same operations between the "
     "same devices with as many elements, each operand of those that XLA has combined by itself": {
         FindingKind.COLLECTIVE
@@ -161,7 +157,6 @@ def audit_executable(
         *overlaps(executable, live),
         *misplaced(executable, live),
         *_hazards(executable, live),
-        *misread_operands(executable.module),
         *undeclared,
         *_scratch(executable, live, lower, temp_ratio),
     ]

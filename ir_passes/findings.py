@@ -17,7 +17,6 @@ class FindingKind(StrEnum):
     OVERLAP = "live values overlap"
     MISPLACED = "value not where it has to be"
     READ_AFTER_WRITE = "in-place operation reads what it has overwritten"
-    FUSED_OPERAND = "product that a library may compute wrongly"
     COLLECTIVE = "undeclared collective"
     SCRATCH = "scratch far above the lower bound"
 

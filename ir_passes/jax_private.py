@@ -5,6 +5,7 @@ The intermediate representation has its own adapter, `ir_passes.ir`, on public m
 
 import importlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -50,6 +51,11 @@ def _backend_of(lowered: jax.stages.Lowered) -> Any:
 def device_list(devices: Sequence[Any]) -> Any:
     """Devices as a client wants them to load an executable; public functions load what pickle has written alone."""
     return importlib.import_module("jaxlib._jax").DeviceList(tuple(devices))
+
+
+def compilation_cache_dir(path: str) -> AbstractContextManager[Any]:
+    """Set `jax_compilation_cache_dir` for one thread, as long as the context lasts; public functions set it for all."""
+    return importlib.import_module("jax._src.config").compilation_cache_dir(path)
 
 
 def coordination() -> Any:

@@ -12,6 +12,7 @@ from jax import Array, lax
 from jaxtyping import Float, Float32, Int32
 
 from models.full_precision import full_einsum
+from models.platform import platform
 from models.varying import varying_like
 
 GATHER_ROWS = 32
@@ -38,14 +39,14 @@ def expert_dot(x: Rows, weight: Experts, expert: Assignment, absent: bool = Fals
     if not absent:
         return _product(x, weight, expert)
     here = expert < weight.shape[0]
-    if jax.default_backend() == "cpu":
+    if platform() == "cpu":
         # the ragged form multiplies only rows of its groups; for the others it makes no difference what is left out
         expert = jnp.where(here, expert, 0)
     return jnp.where(here[:, None], _product(x, weight, expert), 0.0)
 
 
 def _product(x: Rows, weight: Experts, expert: Assignment) -> Result:
-    if jax.default_backend() != "cpu":
+    if platform() != "cpu":
         return ragged_form(x, weight, expert)
     if x.shape[0] <= GATHER_ROWS:
         return gather_form(x, weight, expert)

@@ -18,7 +18,7 @@ from text_checkpoint import END, SETTINGS, write_text_checkpoint
 from typer.testing import CliRunner, Result
 
 import hybridlm
-from hybridlm import _cli_batch, _cli_demo, _cli_eval, _cli_generate, _cli_score, demo
+from hybridlm import _cli_batch, _cli_bench, _cli_demo, _cli_eval, _cli_generate, _cli_score, _cli_verify, demo
 from hybridlm._cli import app
 from hybridlm._programs import Shape
 from hybridlm._session import Event
@@ -164,9 +164,35 @@ def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.Monke
     if command[0] == "generate":
         options += " --speculate ngram --draft-tokens 3 --prefix-cache 512MB"
         expected |= {"speculate": "ngram", "draft_tokens": 3, "prefix_cache": "512MB"}
-    expected["mesh"] = hybridlm.mesh(data=2)
-    message = refused(*command, "-m", "M", *options.split(), "--mesh", "data=2")
+    expected |= {"mesh": hybridlm.mesh(data=2), "tune": True}
+    message = refused(*command, "-m", "M", *options.split(), "--mesh", "data=2", "--tune")
     assert message == f"error: M {expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        (("generate", "A"), _cli_generate),
+        (("score", "in.jsonl", "out.jsonl"), _cli_score),
+        (("batch", "-i", "in.jsonl", "-o", "out.jsonl"), _cli_batch),
+        (("verify",), _cli_verify),
+        (("bench", "--lanes", "1"), _cli_bench),
+    ],
+    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+)
+def test_tuning_is_asked_for(command: tuple[str, ...], module: Any, monkeypatch: pytest.MonkeyPatch):
+    def load(model: str, **settings: Any) -> hybridlm.LM:
+        raise ValueError(f"tune is {settings['tune']}")
+
+    monkeypatch.setattr(module, "load", load)
+    monkeypatch.setattr(_cli_bench, "measure_limits", lambda: None)
+    assert refused(*command, "-m", "M") == "error: tune is False\n"
+    assert refused(*command, "-m", "M", "--tune") == "error: tune is True\n"
+
+
+def test_what_compiles_nothing_is_not_tuned():
+    message = refused("verify", "--abstract", "--config", "config.json", "--tune")
+    assert message.startswith("error: --tune: variants are measured for compiled steps")
 
 
 def test_chat(lm: hybridlm.LM):
@@ -434,8 +460,9 @@ def test_eval_asks_for_a_place_to_write_before_it_loads(tmp_path: Path, monkeypa
         assert fault in refused("eval", "-m", "no-such-model", "-t", "any", "-o", output)
 
 
-def test_eval_keeps_an_older_file_where_the_new_one_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Without lm_eval: only what is done with its results."""
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What lm_eval returns, which is not there: only what is done with its results."""
     results = {"results": {"any": {f"metric {i}": float(i) for i in range(300)}}}
     for name, attributes in {
         "lm_eval.evaluator": {"simple_evaluate": lambda **settings: results},
@@ -447,6 +474,20 @@ def test_eval_keeps_an_older_file_where_the_new_one_does_not_fit(tmp_path: Path,
         vars(module).update(attributes)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr("hybridlm._errors.find_spec", lambda name: name)
+    return results
+
+
+def test_eval_is_tuned_where_that_is_asked_for(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    asked: list[bool] = []
+    monkeypatch.setattr(_cli_eval, "load", lambda *args, tune, **settings: asked.append(tune))
+    for options in ((), ("--tune",)):
+        assert printed("eval", "-m", "tiny", "-t", "any", *options) == "|table|\n"
+    assert asked == [False, True]
+
+
+def test_eval_keeps_an_older_file_where_the_new_one_does_not_fit(
+    tmp_path: Path, results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(_cli_eval, "load", lambda *args, **settings: None)
     output = tmp_path / "out.json"
     output.write_text("older")

@@ -9,9 +9,12 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from safetensors.numpy import load_file, save_file
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
+from hybridlm._compilation_cache import kept_in
 from hybridlm._progress import load_progress
 from hybridlm.checkpoint import CheckpointError
 
@@ -274,56 +278,98 @@ def test_progress_where_there_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 CHILD = """
-import json, os, sys
+import json, sys
 import jax, jax.numpy as jnp
 import hybridlm
+from hybridlm._programs import CopyShape
 
-for cache in json.loads(sys.argv[2]):
-    jax.jit(lambda x: x * 3 + len(str(cache)))(jnp.ones(3))
+found = []
+jax.monitoring.register_event_listener(lambda event, **_: found.append(event) if "cache_hits" in event else None)
+for count, cache in enumerate(json.loads(sys.argv[2])):
     lm = hybridlm.load(sys.argv[1], lanes=1, context=16, compilation_cache=cache)
-    print(jax.config.jax_compilation_cache_dir)
-    # To the cache this is as good as a step, and it is compiled in no time.
-    jax.jit(lambda x: x * 2 + len(str(cache)))(jnp.ones(4))
+    lm._engine.program(CopyShape(1, 1))  # the cheapest of the steps
+
+    def of_the_user(x):
+        return x * 2 + count
+
+    jax.jit(of_the_user)(jnp.ones(4))
+    print(jax.config.jax_compilation_cache_dir, len(found))
 """
 
 
 def child(home: pathlib.Path, *caches: str | bool | None, **variables: str) -> list[str]:
-    """Loads in a process of its own, with each of `caches` in turn; returns JAX's directory after each."""
+    """Loads in a process of its own, with each of `caches` in turn, and compiles a step and a function of the user.
+
+    Returns JAX's directory after each, and how many programs were found in a cache by then.
+    """
     variables = {"XDG_CACHE_HOME": str(home / "xdg"), "HOME": str(home), "JAX_PLATFORMS": "cpu"} | variables
     variables |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONPATH": str(ROOT)}
     kept = {key: value for key, value in os.environ.items() if key not in ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS")}
     command = [sys.executable, "-W", "error", "-c", CHILD, str(SMALL), json.dumps(caches)]
     result = subprocess.run(command, env=kept | variables, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    return result.stdout.split()
+    return result.stdout.splitlines()
 
 
-def compiled(directory: pathlib.Path) -> list[pathlib.Path]:
-    return list(directory.glob("**/*-cache"))
+def compiled(directory: pathlib.Path) -> set[str]:
+    """Names of the programs that a cache holds."""
+    return {path.name.partition("-")[0] for path in directory.glob("**/*-cache")}
 
 
 @pytest.mark.slow
-def test_default_and_given_compilation_caches(tmp_path: pathlib.Path) -> None:
-    """One process that changes its mind: what is compiled after a load goes where that load says."""
+def test_steps_are_kept_where_a_load_says_and_jax_has_the_setting_that_it_had(tmp_path: pathlib.Path) -> None:
+    """One process that changes its mind; what the user compiles is kept nowhere. The next process finds the steps."""
     default, first, second = tmp_path / "xdg" / "hybridlm" / "xla", tmp_path / "first", tmp_path / "second"
-    used = child(tmp_path, False, None, str(first), str(second))
-    assert used == ["None", str(default), str(first), str(second)]
-    assert compiled(default) and compiled(first) and compiled(second)
+    caches = False, None, str(first), str(second)
+    assert child(tmp_path, *caches) == ["None 0"] * 4
+    assert compiled(default) == compiled(first) == compiled(second) == {"jit_copy_row"}
+    assert child(tmp_path, *caches) == ["None 0", "None 1", "None 2", "None 3"]
 
 
 @pytest.mark.long
 def test_without_a_compilation_cache_nothing_is_written(tmp_path: pathlib.Path) -> None:
-    assert child(tmp_path, False) == ["None"]
+    assert child(tmp_path, False) == ["None 0"]
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.long
 def test_a_compilation_cache_that_jax_was_given_is_respected(tmp_path: pathlib.Path) -> None:
-    mine = tmp_path / "mine"
-    assert child(tmp_path, None, False, JAX_COMPILATION_CACHE_DIR=str(mine)) == [str(mine)] * 2
-    assert compiled(mine) and not (tmp_path / "xdg").exists()
+    """What the user compiles is kept there as before, after a load that names another one too."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    assert child(tmp_path, str(other), None, JAX_COMPILATION_CACHE_DIR=str(mine)) == [f"{mine} 0"] * 2
+    assert compiled(mine) >= {"jit_copy_row", "jit_of_the_user"} and not (tmp_path / "xdg").exists()
+    assert compiled(other) == {"jit_copy_row"}
 
 
 @pytest.mark.long
 def test_the_default_cache_is_in_the_home_directory(tmp_path: pathlib.Path) -> None:
-    assert child(tmp_path, None, XDG_CACHE_HOME="") == [str(tmp_path / ".cache" / "hybridlm" / "xla")]
+    assert child(tmp_path, None, XDG_CACHE_HOME="") == ["None 0"]
+    assert compiled(tmp_path / ".cache" / "hybridlm" / "xla") == {"jit_copy_row"}
+
+
+def setting() -> str | None:
+    """JAX's setting as this thread has it."""
+    return jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # made when JAX is imported
+
+
+def test_compilations_for_one_folder_run_together_and_those_for_another_wait() -> None:
+    """JAX has one cache at a time; its setting is that of the thread that compiles."""
+    before = setting()
+    inside, leave, order = threading.Event(), threading.Event(), list[str | None]()
+
+    def compile_for(folder: str) -> None:
+        with kept_in(folder):
+            order.append(setting())
+            inside.set()
+            leave.wait(10)
+
+    with ThreadPoolExecutor(3) as pool:
+        one = pool.submit(compile_for, "/one")
+        assert inside.wait(10) and setting() == before
+        with kept_in("/one"):
+            other = pool.submit(compile_for, "/other")
+            assert order == ["/one"]
+        leave.set()
+        one.result(10)
+        other.result(10)
+    assert order == ["/one", "/other"] and setting() == before

@@ -1,4 +1,4 @@
-"""What identifies the machine that forms of products are measured on."""
+"""What identifies the machine that variants of products are measured on."""
 
 import builtins
 import io

@@ -19,7 +19,7 @@ from hybridlm._screened_head import (
     highest_possible,
     most_likely_screened,
 )
-from hybridlm._words import words_of
+from hybridlm.cpu_tuning.packed_u32 import packed_u32
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ search = jax.jit(most_likely_screened)
 
 
 def screen_of(head: np.ndarray) -> Screen:
-    words = words_of(jnp.asarray(head, jnp.bfloat16))
+    words = packed_u32(jnp.asarray(head, jnp.bfloat16))
     assert words is not None
     return _screened_head.screen_of(words)
 

@@ -16,8 +16,6 @@ from ir_passes.hlo import read
 from ir_passes.program import Executable
 
 SLOTS, LANES, LAYERS, ROW = 9, 4, 3, (4, 16)
-FUSED: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
-"""Makes a library of XLA:CPU take in what is around its products."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from audited_steps import (
-    FUSED,
     LANES,
     ONE,
     STACKED,
@@ -136,15 +135,6 @@ def returned_on_another_split() -> None:
     compile_step(step, args, ROWS, axes=("data",))
 
 
-def misread_operand() -> None:
-    """A sum spelled as a product with ones, compiled so that XLA's library takes in what is around its products."""
-
-    def step(state, x):
-        return state + x, x @ jnp.ones((16, 2))
-
-    compile_step(step, (jnp.ones((64, 16)), jnp.ones((64, 16))), ROWS, compiler_options=FUSED)
-
-
 def _audit(id: str, source: str, description: str, base: str, attempt: Callable[[], Any], *kinds: Found) -> Mutant:
     return Mutant(id, source, description, base, Tier.AUDIT, None, frozenset(kinds), attempt=attempt, error=AuditError)
 
@@ -245,13 +235,5 @@ MUTANTS = (
         "row pool",
         returned_on_another_split,
         Found.NOT_IN_PLACE,
-    ),
-    _audit(
-        "operand-misread",
-        "XLA",
-        "a library reads beside the right operand of a product, which is broadcast inside its fusion",
-        "row pool",
-        misread_operand,
-        Found.FUSED_OPERAND,
     ),
 )

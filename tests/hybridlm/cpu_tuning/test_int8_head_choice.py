@@ -1,4 +1,4 @@
-"""Where the most likely tokens are found by a narrow copy of the head, and that these steps are as the others."""
+"""Where the most likely tokens are found with an int8 head, and that these steps are as the others."""
 
 import logging
 from pathlib import Path
@@ -12,18 +12,18 @@ from perturbation import influence
 from random_checkpoint import write_random_checkpoint
 
 import hybridlm
-from hybridlm import _load, _screen_choice, _screened_head
+from hybridlm import _load, _screened_head
 from hybridlm._batch import sampling_arrays
-from hybridlm._form_store import FormStore
 from hybridlm._machine import Machine
-from hybridlm._product_times import forms_of
 from hybridlm._programs import Shape
 from hybridlm._sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED
-from hybridlm._screen_choice import Screened, chosen_screen
 from hybridlm._screened_head import copy_bytes, screen_of
 from hybridlm._sequence import Request, ResolvedParams, Sequence
-from hybridlm._words import words_of
-from models.linear import SCREENED, Form, Product
+from hybridlm.cpu_tuning import int8_head_choice, tuning
+from hybridlm.cpu_tuning.int8_head_choice import Int8Head, chosen_int8_head
+from hybridlm.cpu_tuning.packed_u32 import packed_u32
+from hybridlm.cpu_tuning.store import TimeStore
+from hybridlm.cpu_tuning.variants import Product
 
 pytestmark = pytest.mark.slow
 
@@ -36,44 +36,47 @@ SETTINGS: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "chunk": CHUNK, 
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[Any, float]:
     """What searching takes, by lanes, in place of the clock; all logits took 1 s for 1, 2, 4, 8 and 16 lanes."""
     found = dict.fromkeys((1, 2, 4, 8, 16), 0.5)
-    monkeypatch.setattr(_screen_choice, "LARGE", 1)
-    monkeypatch.setattr(_screen_choice, "_seconds", lambda lanes, screen: found[lanes])
+    monkeypatch.setattr(int8_head_choice, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(int8_head_choice, "_seconds", lambda lanes, screen: found[lanes])
     for lanes in found:
         keep(tmp_path, Product.of(lanes, HEAD), 1.0)
     return found
 
 
 def keep(directory: Path, product: Product, seconds: float) -> None:
-    forms: list[Form] = list(forms_of(product))
-    FormStore(directory, Machine.here()).keep(product, dict.fromkeys(forms, seconds))
+    times(directory).keep(product, dict.fromkeys(product.variants, seconds))
+
+
+def times(directory: Path) -> TimeStore:
+    return TimeStore(directory, Machine.here())
 
 
 def test_it_is_made_for_a_quarter_and_used_where_it_is_faster(tmp_path: Path, clock: dict[Any, float]) -> None:
     clock |= {1: 0.96, 2: 0.81, 4: 0.79, 8: 0.94}
-    found = chosen_screen(HEAD, [1, 2, 4, 8, 16, 32], tmp_path, None, progress=False)
+    found = chosen_int8_head(HEAD, [1, 2, 4, 8, 16, 32], times(tmp_path), None, progress=False)
     assert found is not None and found.lanes == {2, 4, 8}
     assert found.bytes == copy_bytes(HEAD) == 64 * (16 + 12)
     expected = screen_of(words(HEAD))
     for one, other in zip(found.screen, expected, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert chosen_screen(HEAD, [1, 2, 8], tmp_path, None) is None
+    assert chosen_int8_head(HEAD, [1, 2, 8], times(tmp_path), None) is None
 
 
 def words(head: jax.Array) -> jax.Array:
-    found = words_of(head)
+    found = packed_u32(head)
     assert found is not None
     return found
 
 
 def test_what_was_measured_is_kept(tmp_path: Path, clock: dict[Any, float], capsys: pytest.CaptureFixture[str]) -> None:
-    assert chosen_screen(HEAD, [1, 2], tmp_path, None, progress=True) is not None
+    assert chosen_int8_head(HEAD, [1, 2], times(tmp_path), None, progress=True) is not None
     assert "measuring the head" in capsys.readouterr().err
     clock |= {1: 2.0, 2: 2.0}
-    found = chosen_screen(HEAD, [1, 2, 4], tmp_path, None, progress=True)
+    found = chosen_int8_head(HEAD, [1, 2, 4], times(tmp_path), None, progress=True)
     assert found is not None and found.lanes == {1, 2, 4}
     assert "4 lanes" in capsys.readouterr().err
     keep(tmp_path, Product(1, 64, 16, "int8"), 0.99)
-    found = chosen_screen(HEAD, [1, 2, 4], tmp_path, None)
+    found = chosen_int8_head(HEAD, [1, 2, 4], times(tmp_path), None)
     assert found is not None and found.lanes == {2, 4}
 
 
@@ -81,24 +84,24 @@ def test_there_is_none_without_room_or_for_other_heads(
     tmp_path: Path, clock: dict[Any, float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "hybridlm")
-    assert chosen_screen(HEAD, [1], tmp_path, copy_bytes(HEAD) - 1) is None
+    assert chosen_int8_head(HEAD, [1], times(tmp_path), copy_bytes(HEAD) - 1) is None
     assert f"its {copy_bytes(HEAD)} bytes are more than the {copy_bytes(HEAD) - 1} left" in caplog.text
-    assert chosen_screen(HEAD, [1], tmp_path, copy_bytes(HEAD)) is not None
-    assert chosen_screen(HEAD.at[3, 3].set(jnp.inf), [1], tmp_path, None) is None
+    assert chosen_int8_head(HEAD, [1], times(tmp_path), copy_bytes(HEAD)) is not None
+    assert chosen_int8_head(HEAD.at[3, 3].set(jnp.inf), [1], times(tmp_path), None) is None
     assert "not finite" in caplog.text
     for other in (HEAD.astype("float32"), HEAD.astype("float16"), HEAD[:63], HEAD[:, :15]):
-        assert chosen_screen(other, [1], tmp_path, None) is None
+        assert chosen_int8_head(other, [1], times(tmp_path), None) is None
     # its own product has not been measured: nothing says that it is slower
-    assert chosen_screen(HEAD[:32], [1, 2], tmp_path, None) is None
-    monkeypatch.setattr(_screen_choice, "LARGE", HEAD.size + 1)
-    assert chosen_screen(HEAD, [1], tmp_path, None) is None
-    monkeypatch.setattr(_screen_choice, "LARGE", 1)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert chosen_screen(HEAD, [1], tmp_path, None) is None
+    assert chosen_int8_head(HEAD[:32], [1, 2], times(tmp_path), None) is None
+    monkeypatch.setattr(int8_head_choice, "MIN_ELEMENTS", HEAD.size + 1)
+    assert chosen_int8_head(HEAD, [1], times(tmp_path), None) is None
+    monkeypatch.setattr(int8_head_choice, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(int8_head_choice, "packed_u32", lambda head: None)
+    assert chosen_int8_head(HEAD, [1], times(tmp_path), None) is None
 
 
 def test_search_is_measured_by_itself() -> None:
-    assert 0 < _screen_choice._seconds(2, screen_of(words(HEAD))) < 10
+    assert 0 < int8_head_choice._seconds(2, screen_of(words(HEAD))) < 10
 
 
 @pytest.fixture
@@ -108,12 +111,12 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[hybridlm.LM, 
     plain = hybridlm.load(directory, **SETTINGS)
     monkeypatch.setattr(_screened_head, "GROUP", 4)
 
-    def screen(head: jax.Array, lanes: set[int], *_: Any) -> Screened:
+    def int8_head(head: jax.Array, lanes: set[int], *_: Any) -> Int8Head:
         assert lanes in ({1, 2, 4}, {2, 4})
-        return Screened(screen_of(words(head)), frozenset(lanes - {2}))
+        return Int8Head(screen_of(words(head)), frozenset(lanes - {2}))
 
-    monkeypatch.setattr(_load, "chosen_screen", screen)
-    return plain, hybridlm.load(directory, **SETTINGS)
+    monkeypatch.setattr(tuning, "chosen_int8_head", int8_head)
+    return plain, hybridlm.load(directory, tune=True, **SETTINGS)
 
 
 def run_together(lm: hybridlm.LM, prompts: list[list[int]], settings: dict[str, Any]) -> list[list[int]]:
@@ -168,10 +171,10 @@ def test_steps_are_certified_and_only_those_that_draw_tokens_alone_are_screened(
 @pytest.mark.long
 def test_sanitizer_follows_the_search(pair: tuple[hybridlm.LM, hybridlm.LM]) -> None:
     plain, screened = pair
-    sanitized = hybridlm.load(screened.path, sanitize=True, **SETTINGS)
+    sanitized = hybridlm.load(screened.path, sanitize=True, tune=True, **SETTINGS)
     settings: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
     prompts = [[5, 9, 3], [7, 7, 8], [4], [6, 1]]
-    assert sanitized.engine.programs.derived.screened == {4}
+    assert sanitized.engine.programs.int8_head_lanes == {4}
     expected, found = ([one.token_ids for one in lm.generate(prompts, **settings)] for lm in (plain, sanitized))
     assert found == expected
 
@@ -182,15 +185,15 @@ def test_copy_leaves_as_much_as_rows_take_twice(
     """Where less is left steps are compiled at once, and a model could be refused for what it can do without."""
     rooms: list[int | None] = []
 
-    def chosen(head: jax.Array, lanes: set[int], directory: Path, room: int | None, progress: bool | None) -> None:
+    def chosen(head: jax.Array, lanes: set[int], store: TimeStore, room: int | None, progress: bool | None) -> None:
         rooms.append(room)
 
-    monkeypatch.setattr(_load, "chosen_screen", chosen)
+    monkeypatch.setattr(tuning, "chosen_int8_head", chosen)
     engine = pair[1].engine
     rows = (engine.lanes + engine.staging) * engine.row_bytes_on_a_device
     for left in (None, 10 * rows):
         monkeypatch.setattr(_load, "available_memory", lambda placement, left=left: left)
-        hybridlm.load(pair[1].path, **SETTINGS)
+        hybridlm.load(pair[1].path, tune=True, **SETTINGS)
     assert rooms[0] is None and rooms[1] == pytest.approx(8 * rows, rel=1e-3)
 
 
@@ -237,7 +240,3 @@ def test_host_says_whether_a_greedy_lane_is_beside_sampled_ones() -> None:
     ]
     for lanes, expected in together:
         assert int(sampling_arrays(lanes)[1]) == expected
-
-
-def test_times_of_the_search_are_of_one_form() -> None:
-    assert forms_of(Product(4, 64, 16, "int8")) == (SCREENED,)

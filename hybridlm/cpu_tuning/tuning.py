@@ -1,0 +1,88 @@
+"""Tuning of a loaded model: measure, choose, and put what was chosen among its parameters."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from hybridlm._machine import Machine
+from hybridlm.cpu_tuning.derived_params import TunedWeight, tuned_weight
+from hybridlm.cpu_tuning.int8_head_choice import chosen_int8_head
+from hybridlm.cpu_tuning.products import chosen_variants, in_words, large_products
+from hybridlm.cpu_tuning.store import TimeStore
+from models.platform import platform
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A model's parameters as tuned steps are given them.
+
+    Attributes:
+        params: arrays, and weights that know the variants of their products; behind them the int8 head, if there is
+            one.
+        int8_head_lanes: numbers of lanes whose most likely tokens are drawn with it.
+        int8_head_bytes: what it holds besides the head.
+        choices: which variants differ from the default, in words.
+    """
+
+    params: tuple[Any, ...]
+    int8_head_lanes: frozenset[int]
+    int8_head_bytes: int
+    choices: str
+
+    @property
+    def weights(self) -> tuple[TunedWeight, ...]:
+        """The weights with variants."""
+        return tuple(one for one in self.params if isinstance(one, TunedWeight))
+
+
+def check_tune(folder: Path | None, mesh: object | None) -> None:
+    """Refuse what cannot be tuned.
+
+    Args:
+        folder: where times are kept; None where there is none.
+        mesh: of `load`.
+
+    Raises:
+        ValueError: with everything that is in the way.
+    """
+    faults: list[str] = []
+    if platform() != "cpu":
+        faults.append(f"it measures variants for CPUs, and steps run on {platform()}")
+    if mesh is not None:
+        faults.append("processes and devices of a mesh would measure different things, and mesh is not None")
+    if folder is None:
+        faults.append("what it measures is kept beside compiled steps, and compilation_cache names no local folder")
+    if faults:
+        raise ValueError(f"tune: expected False, got True: {'; '.join(faults)}")
+
+
+def tune(
+    params: tuple[jax.Array, ...],
+    head: jax.Array | None,
+    rows: Collection[int],
+    lanes: Collection[int],
+    folder: Path,
+    room: int | None,
+    progress: bool | None = None,
+) -> Tuned:
+    """Choose the fastest variants for a model on this machine; what no earlier process has measured is measured.
+
+    Args:
+        params: of the model, flat.
+        head: of the vocabulary; None where no int8 head may stand for it.
+        rows: row counts of the products of its steps.
+        lanes: numbers of lanes of the steps that draw tokens alone.
+        folder: where the times are kept.
+        room: bytes that the int8 head may take; None for any number.
+        progress: show a bar if anything is measured; None shows one where standard error is a terminal.
+    """
+    store = TimeStore(folder, Machine.here())
+    variants = chosen_variants(large_products(params, rows), store, progress)
+    tuned = tuple(tuned_weight(one, variants) for one in params)
+    chosen = None if head is None else chosen_int8_head(head, lanes, store, room, progress)
+    if chosen is None:
+        return Tuned(tuned, frozenset(), 0, in_words(variants))
+    return Tuned((*tuned, chosen.screen), chosen.lanes, chosen.bytes, in_words(variants))

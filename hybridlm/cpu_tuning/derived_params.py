@@ -1,4 +1,4 @@
-"""What tuning makes of parameters: weights that know the variants of their products."""
+"""Parameters as tuned steps are given them: weights that know the variants of their products."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

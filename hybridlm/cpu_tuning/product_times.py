@@ -1,4 +1,4 @@
-"""How long a matrix product takes in each of its variants."""
+"""Times of a matrix product in each of its variants."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""The variants of a matrix product that can be chosen, and which of them are possible for a product."""
+"""Variants of a matrix product that can be chosen, and those that are possible for a product."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -45,6 +45,7 @@ _log = logging.getLogger("hybridlm")
 
 def load(
     path_or_hub_id: str | os.PathLike[str],
+    *,
     lanes: int = 8,
     context: int | None = None,
     dtype: str | None = None,

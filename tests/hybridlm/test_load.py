@@ -287,7 +287,7 @@ found = []
 jax.monitoring.register_event_listener(lambda event, **_: found.append(event) if "cache_hits" in event else None)
 for count, cache in enumerate(json.loads(sys.argv[2])):
     lm = hybridlm.load(sys.argv[1], lanes=1, context=16, compilation_cache=cache)
-    lm._engine.program(CopyShape(1, 1))  # the cheapest of the steps
+    lm.engine.program(CopyShape(1, 1))  # the cheapest of the steps
 
     def of_the_user(x):
         return x * 2 + count

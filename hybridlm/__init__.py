@@ -9,26 +9,25 @@ require_siblings()
 import ir_passes as compiler
 import models
 from hybridlm import demo
-from hybridlm._choice import Choice
-from hybridlm._errors import MissingExtra, NumericalError
-from hybridlm._forward import ForwardOutput, SequenceState
-from hybridlm._lm import LM
-from hybridlm._load import load
-from hybridlm._memory import InsufficientMemory
-from hybridlm._mesh import mesh
-from hybridlm._prefix import Prefix
-from hybridlm._results import Completion, Score
-from hybridlm._rows import RowsLost
-from hybridlm._sampling_params import SamplingParams
-from hybridlm._session import Event, Session
-from hybridlm._snapshot import Snapshot, SnapshotError
-from hybridlm._tables import to_table
 from hybridlm.checkpoint import CheckpointError
+from hybridlm.devices.mesh import mesh
+from hybridlm.engine.memory import InsufficientMemory
+from hybridlm.engine.prefix import Prefix
+from hybridlm.errors import MissingExtra, NumericalError
+from hybridlm.forward import ForwardOutput, SequenceState
+from hybridlm.lm import LM
+from hybridlm.loading import load
+from hybridlm.requests.results import Completion, Score
+from hybridlm.requests.sampling_params import SamplingParams
+from hybridlm.rows.pool import RowsLost
+from hybridlm.rows.snapshot import Snapshot, SnapshotError
+from hybridlm.scoring.choice import Choice
+from hybridlm.session import Event, Session
+from hybridlm.tables import to_table
+from hybridlm.version import __version__
 from models import ConfigError, UnsupportedModel
 
 DISTRIBUTION = "hybridlm"
-
-__version__ = "0.1.0"
 
 __all__ = [
     "DISTRIBUTION",

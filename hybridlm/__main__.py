@@ -1,5 +1,5 @@
 """`python -m hybridlm` is the console script."""
 
-from hybridlm._cli import main
+from hybridlm.cli.main import main
 
 main()

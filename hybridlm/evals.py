@@ -17,14 +17,14 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from hybridlm._eval_settings import generation_settings
-from hybridlm._lm import LM
-from hybridlm._load import load
-from hybridlm._pairs import encode_text
-from hybridlm._perplexity import prefix_token, rolling_windows
-from hybridlm._progress import request_progress
-from hybridlm._scoring import checked
-from hybridlm._tokenizer import Tokenizer
+from hybridlm.eval_settings import generation_settings
+from hybridlm.lm import LM
+from hybridlm.loading import load
+from hybridlm.progress import request_progress
+from hybridlm.scoring.pairs import encode_text
+from hybridlm.scoring.perplexity import prefix_token, rolling_windows
+from hybridlm.scoring.scorer import checked
+from hybridlm.text.tokenizer import Tokenizer
 
 MAX_GEN_TOKS = 256
 """Tokens that a task gets which does not say how many: that of lm_eval's own models."""

@@ -14,7 +14,7 @@ import os
 import warnings
 from typing import Any
 
-from hybridlm._errors import require_extra
+from hybridlm.errors import require_extra
 
 require_extra("hybridlm.ray", "ray", "ray")
 
@@ -22,9 +22,9 @@ import pyarrow as pa
 import ray
 from ray.data import ActorPoolStrategy, Dataset
 
-from hybridlm._load import load
-from hybridlm._score_rows import score_rows
-from hybridlm._score_table import COLUMNS, columns_of, read_rows, schema_of_scores, table_of_scores
+from hybridlm.loading import load
+from hybridlm.score_files.arrow import COLUMNS, columns_of, read_rows, schema_of_scores, table_of_scores
+from hybridlm.score_files.score_rows import score_rows
 
 BATCH_ROWS = 1024
 

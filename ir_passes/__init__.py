@@ -1,32 +1,42 @@
 """Contracts, scratch plans and audits of multi-sequence steps. Knows JAX functions, not language models."""
 
-from ir_passes.agreement import devices_agree
-from ir_passes.arena import plan, scratch_sizes
-from ir_passes.arena_plan import Plan, PlanError
-from ir_passes.arena_verifier import verify
-from ir_passes.audit import AuditReport, audit
-from ir_passes.certificate import Certificate
-from ir_passes.collectives import Collective
-from ir_passes.compile_step import CompiledStep, compile_step
-from ir_passes.contract import Bound, BoundContract, ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
-from ir_passes.declared import declassify, rowwise
-from ir_passes.exported import Exported, ExportError, load_exported
-from ir_passes.findings import AuditError, Finding, FindingKind
-from ir_passes.hlo import HloError
-from ir_passes.labels import name_dims
-from ir_passes.lane_proof import Proof, prove_isolation
-from ir_passes.liveness import Liveness, liveness
-from ir_passes.measured_dependence import Dependence, measured_dependence
-from ir_passes.pass_pipeline import DEFAULT_PASSES, Graph, Pass, PassPipeline
-from ir_passes.planned_step import PlannedStep, plan_step
-from ir_passes.proving import CertificationWarning
-from ir_passes.record import RecordError
-from ir_passes.row_ledger import Expected, Label, LedgerError, RowLedger, Turn
-from ir_passes.sanitizer import SanitizedStep, UntrackedError, sanitize
-from ir_passes.sanitizer_verdict import SanitizerError, Verdict
-from ir_passes.slot_owner import Slot, SlotError, SlotOwner, SlotsExhausted
-from ir_passes.unaccepted import Unaccepted, unaccepted_reach
-from ir_passes.violations import IsolationError, Violation, ViolationKind
+from ir_passes.compile.certificate import Certificate
+from ir_passes.compile.compile_step import CompiledStep, compile_step
+from ir_passes.compile.exported import Exported, ExportError, load_exported
+from ir_passes.compile.planned_step import PlannedStep, plan_step
+from ir_passes.compile.proving import CertificationWarning
+from ir_passes.contract.contract import (
+    Bound,
+    BoundContract,
+    ContractError,
+    Lane,
+    LaneContract,
+    Opaque,
+    Pool,
+    Shared,
+    SlotMap,
+)
+from ir_passes.contract.declared import declassify, rowwise
+from ir_passes.host.row_ledger import Expected, Label, LedgerError, RowLedger, Turn
+from ir_passes.host.slot_owner import Slot, SlotError, SlotOwner, SlotsExhausted
+from ir_passes.jaxpr.collectives import Collective
+from ir_passes.jaxpr.record import RecordError
+from ir_passes.measure.dependence import Dependence, measured_dependence
+from ir_passes.measure.unaccepted import Unaccepted, unaccepted_reach
+from ir_passes.proof.agreement import devices_agree
+from ir_passes.proof.dim_labels import name_dims
+from ir_passes.proof.lane_proof import Proof, prove_isolation
+from ir_passes.proof.violations import IsolationError, Violation, ViolationKind
+from ir_passes.rewrites.pipeline import DEFAULT_PASSES, Graph, Pass, PassPipeline
+from ir_passes.sanitizer.sanitize import SanitizedStep, UntrackedError, sanitize
+from ir_passes.sanitizer.verdict import SanitizerError, Verdict
+from ir_passes.scratch.liveness import Liveness, liveness
+from ir_passes.scratch.plan import Plan, PlanError
+from ir_passes.scratch.planner import plan, scratch_sizes
+from ir_passes.scratch.verifier import verify
+from ir_passes.xla_audit.audit import AuditReport, audit
+from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind
+from ir_passes.xla_audit.hlo import HloError
 
 DISTRIBUTION = "hybridlm"
 

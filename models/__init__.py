@@ -1,15 +1,15 @@
 """Model families as flax modules over shared layers; state as explicit pytrees."""
 
-from models.config import ConfigError
-from models.cut import Cut, Part
-from models.decoder import Decoder, DecoderConfig
-from models.devices import Devices
-from models.family import Family
-from models.mtp import MtpDecoder
-from models.registry import FAMILIES, UnsupportedModel, family_of
-from models.share import ShareError
-from models.state import KV_BLOCK, kv_blocks
-from models.weights import Source, Weight
+from models.config.reader import ConfigError
+from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.mtp import MtpDecoder
+from models.families.family import Family
+from models.families.registry import FAMILIES, UnsupportedModel, family_of
+from models.sharding.cut import Cut, Part
+from models.sharding.devices import Devices
+from models.sharding.share import ShareError
+from models.state.state import KV_BLOCK, kv_blocks
+from models.weights.sources import Source, Weight
 
 DISTRIBUTION = "hybridlm"
 

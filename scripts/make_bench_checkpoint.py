@@ -20,7 +20,7 @@ from bench_models import BENCH_MODELS
 from safetensors.numpy import save_file
 
 from hybridlm import demo, models
-from hybridlm._with_head import with_head
+from hybridlm.checkpoint.model import with_head
 
 OUTPUTS = ("out_proj", "o_proj", "down_proj", "w2")
 """Matrices that write to the residual stream."""

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from bench_models import BENCH_MODELS, COMMON
 
 from hybridlm import compiler, models
-from hybridlm._engine import Engine
-from hybridlm._programs import MAY_COPY, PASSES, Programs, Shape
-from hybridlm._steps import flatten
+from hybridlm.engine.engine import Engine
+from hybridlm.programs.programs import MAY_COPY, PASSES, Programs
+from hybridlm.programs.shapes import Shape
+from hybridlm.steps.structure import flatten
 
 CONFIGS = BENCH_MODELS | {
     "48 layers": COMMON

@@ -1,6 +1,7 @@
 """The shape of the repository: who imports whom, how long a file may be, where packages may be."""
 
 import ast
+import graphlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,8 +63,8 @@ def test_direction(folder: str):
     ("folder", "source"),
     [
         ("models", "import hybridlm"),
-        ("models", "from ir_passes.contract import Lane"),
-        ("ir_passes", "def f():\n    import models.rope"),
+        ("models", "from ir_passes.contract.contract import Lane"),
+        ("ir_passes", "def f():\n    import models.layers.rope"),
         ("ir_passes", "import importlib\nimportlib.import_module('hybridlm')"),
         ("scripts", "from models import family_of"),
     ],
@@ -75,7 +76,7 @@ def test_direction_sees(folder: str, source: str):
 PRIVATE = re.compile(r"\bjax\._src\b|\bjaxlib\._|[\"']_executable\b|\b_kept_var_idx\b")
 INTERNAL = re.compile(r"\bjax\.(extend|interpreters|core)\b|from jax import (extend|interpreters|core)\b")
 ADAPTERS = {
-    "hybridlm models ir_passes scripts": (("ir_passes/jax_private.py",), ("ir_passes/ir.py",)),
+    "hybridlm models ir_passes scripts": (("ir_passes/jaxpr/jax_private.py",), ("ir_passes/jaxpr/ir.py",)),
     "tests": (
         ("tests/reference/hlo_text.py", "tests/reference/installed_primitives.py"),
         ("tests/reference/installed_primitives.py",),
@@ -93,12 +94,16 @@ def test_what_jax_keeps_to_itself_is_used_in_one_place(folders: str):
 
 
 def test_no_file_is_too_long():
-    lengths = {
-        path: len(path.read_text().splitlines()) for name in sorted(OURS) for path in (ROOT / name).rglob("*.py")
-    }
-    assert lengths, "no files found"
-    long = [f"{path.relative_to(ROOT)}: {lines} lines" for path, lines in lengths.items() if lines > LONGEST]
-    assert not long, f"at most {LONGEST} lines, one concept per file:\n" + "\n".join(long)
+    files = [path for name in sorted(OURS) for path in (ROOT / name).rglob("*.py")]
+    assert files, "no files found"
+    long = []
+    for path in files:
+        lines = len((text := path.read_text()).splitlines())
+        if lines > LONGEST and "More than 300 lines: " not in (ast.get_docstring(ast.parse(text)) or ""):
+            long.append(f"{path.relative_to(ROOT)}: {lines} lines")
+    assert not long, (
+        f"at most {LONGEST} lines, or 'More than 300 lines: <why>' in the module's docstring:\n" + "\n".join(long)
+    )
 
 
 def test_tests_are_no_packages_and_their_names_are_unique():
@@ -107,3 +112,130 @@ def test_tests_are_no_packages_and_their_names_are_unique():
     assert not [str(path) for path in tests.rglob("__init__.py")]
     names = [path.name for path in tests.rglob("test_*.py")]
     assert not sorted({name for name in names if names.count(name) > 1})
+
+
+LAYERS = {
+    "hybridlm": """
+        __main__
+        cli
+        bench demo evals ray
+        loading
+        lm
+        forward openai_batch tables
+        score_files scoring session
+        engine
+        cpu_tuning multiprocess prefix_cache programs requests rows
+        checkpoint devices files steps text
+        drafting sampling
+        _siblings errors eval_settings progress version
+    """,
+    "models": """
+        families
+        config weights
+        decoder mixers
+        layers
+        ops
+        state
+        platform sharding
+    """,
+    "ir_passes": """
+        compile
+        report rewrites sanitizer
+        host measure proof scratch xla_audit
+        contract
+        jaxpr
+    """,
+}
+"""Package -> its folders and files, top first. Each may import from the lines below and, without a circle, its own."""
+
+Edge = tuple[str, str, str]
+"""A module, one that it imports, and the place of the import."""
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def edges(package: str, annotations: bool) -> list[Edge]:
+    """Imports between modules of a package; with or without those that are there for the type checker alone."""
+    files = {name_of(path): path for path in sorted((ROOT / package).rglob("*.py"))}
+    found = []
+    for name, path in files.items():
+        tree = ast.parse(path.read_text())
+        branches = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
+        checked = [node for node in branches if "TYPE_CHECKING" in ast.unparse(node.test)]
+        unused = {id(node) for branch in checked for node in ast.walk(branch)}
+        for node in ast.walk(tree):
+            if not annotations and id(node) in unused:
+                continue
+            given: list[str] = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                full = {f"{node.module}.{alias.name}" for alias in node.names}
+                given = sorted(full & files.keys()) or [node.module]
+                given += [node.module] if not full <= files.keys() and node.module not in given else []
+            elif isinstance(node, ast.Import):
+                given = [alias.name for alias in node.names]
+            for other in given:
+                if other in files and other != name:
+                    found.append((name, other, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"))
+    return found
+
+
+def part_of(module: str) -> str:
+    """The folder below the package that a module is in, or the module where it is in none; "" for the package."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def upward(package: str, found: list[Edge]) -> list[str]:
+    """Imports from a line of LAYERS above, and of modules that have no line."""
+    lines = [line.split() for line in LAYERS[package].strip().splitlines()]
+    level = {name: number for number, names in enumerate(reversed(lines)) for name in names} | {"": len(lines)}
+    faults = []
+    for module, other, where in found:
+        one, two = part_of(module), part_of(other)
+        if missing := {one, two} - level.keys():
+            faults.append(f"{where}: {', '.join(sorted(missing))} has no line in LAYERS")
+        elif level[two] > level[one]:
+            faults.append(f"{where}: {module} must not import {other}, which is above it")
+    return faults
+
+
+def circle(pairs: set[tuple[str, str]]) -> list[str]:
+    """One circle of imports, in its order; empty where there is none."""
+    graph: dict[str, set[str]] = {}
+    for one, two in pairs:
+        graph.setdefault(one, set()).add(two)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_imports_run_down(package: str):
+    found = edges(package, annotations=True)
+    assert len(found) > 50
+    assert not (faults := upward(package, found)), "\n".join(faults)
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_every_line_exists(package: str):
+    present = {part_of(name_of(path)) for path in (ROOT / package).rglob("*.py")} - {""}
+    assert sorted(LAYERS[package].split()) == sorted(present)
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_no_circle_of_files_or_folders(package: str):
+    # A type checker reads circles of files as easily as trees; what is executed has none.
+    assert not circle({(one, two) for one, two, _ in edges(package, annotations=False)})
+    folders = {(part_of(one), part_of(two)) for one, two, _ in edges(package, annotations=True)}
+    assert not circle({(one, two) for one, two in folders if one != two})
+
+
+def test_upward_imports_and_circles_are_seen():
+    assert upward("models", [("models.state.state", "models.families.qwen", "here")])
+    assert upward("models", [("models.state.state", "models", "here")])
+    assert upward("models", [("models.families.qwen", "models.elsewhere", "here")])
+    assert not upward("models", [("models.families.qwen", "models.state.state", "here")])
+    assert circle({("a", "b"), ("b", "c"), ("c", "a")}) and not circle({("a", "b"), ("a", "c"), ("b", "c")})

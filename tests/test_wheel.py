@@ -37,7 +37,7 @@ def test_wheel_holds_every_file_of_the_three_packages_and_nothing_else(wheel: zi
 
 def test_wheel_metadata(wheel: zipfile.ZipFile):
     (folder,) = {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
-    assert "hybridlm = hybridlm._cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
+    assert "hybridlm = hybridlm.cli.main:main" in wheel.read(f"{folder}/entry_points.txt").decode()
     metadata = wheel.read(f"{folder}/METADATA").decode()
     for line in ("Name: hybridlm", "Requires-Python: >=3.11", "License-Expression: Apache-2.0"):
         assert line in metadata.splitlines()

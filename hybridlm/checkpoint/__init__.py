@@ -1,10 +1,11 @@
-"""Checkpoints: find the directory, check everything about it, read parameters one at a time."""
+"""Checkpoints: find the directory, check everything about it, read parameters one at a time, write saved models.
+
+Imports `files` and `errors`. Begin with `opened`, which is given a directory; `model` says which family it holds.
+"""
 
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
-from hybridlm.checkpoint.errors import CheckpointError
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
 from hybridlm.checkpoint.hub import resolve
-from hybridlm.checkpoint.loaded import LoadedWeights, LoadReport, ParameterPath, Progress, dotted
 from hybridlm.checkpoint.opened import (
     Checkpoint,
     fingerprint_of,
@@ -14,10 +15,12 @@ from hybridlm.checkpoint.opened import (
     open_checkpoint,
     stored_dtype,
 )
-from hybridlm.checkpoint.safetensors_file import SafetensorsFile
-from hybridlm.checkpoint.saved import SavedDirectory
+from hybridlm.checkpoint.report import LoadedWeights, LoadReport, ParameterPath, Progress, dotted
+from hybridlm.checkpoint.safetensors import SafetensorsFile
+from hybridlm.checkpoint.saved_index import SavedDirectory
 from hybridlm.checkpoint.shards import Shards
 from hybridlm.checkpoint.weights import load_weights
+from hybridlm.errors import CheckpointError
 
 __all__ = [
     "Checkpoint",

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hybridlm.checkpoint.errors import CheckpointError
-from hybridlm.checkpoint.safetensors_file import SafetensorsFile, TensorInfo
-from hybridlm.checkpoint.strict_json import MEGABYTE, read_object, unique_keys
+from hybridlm.checkpoint.safetensors import SafetensorsFile, TensorInfo
+from hybridlm.errors import CheckpointError
+from hybridlm.files.strict_json import MEGABYTE, read_object, unique_keys
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

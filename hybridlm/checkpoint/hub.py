@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from hybridlm.checkpoint.errors import CheckpointError
+from hybridlm.errors import CheckpointError
 
 # What a checkpoint needs to be loaded; never pickles, never other frameworks' weights.
 FILES = [

@@ -10,9 +10,9 @@ from typing import Any
 
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
-from hybridlm.checkpoint.loaded import LoadedWeights, ParameterPath, Progress
-from hybridlm.checkpoint.saved import SavedDirectory, is_saved, open_saved
-from hybridlm.checkpoint.saved_weights import head_parameters, load_saved_weights
+from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress
+from hybridlm.checkpoint.saved_index import SavedDirectory, is_saved, open_saved
+from hybridlm.checkpoint.saved_read import head_parameters, load_saved_weights
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards
 from hybridlm.checkpoint.weights import load_weights
 from models import Family

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from models.cut import Cut
-from models.weights import Weight, Window
+from models.sharding.cut import Cut
+from models.weights.sources import Weight, Window
 
 
 class Shards(NamedTuple):

@@ -6,14 +6,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridlm.checkpoint.check import Choice, check
-from hybridlm.checkpoint.converting import aligned_empty, convert
+from hybridlm.checkpoint.cast import aligned_empty, convert
 from hybridlm.checkpoint.directory import CheckpointDirectory
-from hybridlm.checkpoint.loaded import LoadedWeights, ParameterPath, Progress, Read, gather, kept_dtypes
-from hybridlm.checkpoint.safetensors_file import READABLE
+from hybridlm.checkpoint.header_check import Choice, check
+from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress, Read, gather, kept_dtypes
+from hybridlm.checkpoint.safetensors import READABLE
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
 from models import Family
-from models.weights import Window
+from models.weights.sources import Window
 
 
 def load_weights(

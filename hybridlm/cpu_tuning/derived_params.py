@@ -10,8 +10,8 @@ from jaxtyping import Float, Float32, Int, UInt32
 
 from hybridlm.cpu_tuning.packed_u32 import packed_u32
 from hybridlm.cpu_tuning.variants import PACKED, Product, Variant, multiply, multiply_words
-from models.linear import LinearWeight, dot
-from models.lookup import embedding_rows
+from models.layers.embedding import embedding_rows
+from models.ops.linear import LinearWeight, dot
 
 
 @jax.tree_util.register_dataclass

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hybridlm._progress import counting_progress
-from hybridlm._screened_head import MOST_LANES, Screen, can_screen, copy_bytes, most_likely_screened, screen_of
 from hybridlm.cpu_tuning.packed_u32 import packed_u32
 from hybridlm.cpu_tuning.product_times import ROUNDS
 from hybridlm.cpu_tuning.products import MIN_ELEMENTS, MIN_GAIN
 from hybridlm.cpu_tuning.store import TimeStore
 from hybridlm.cpu_tuning.variants import INT8_HEAD, Product
+from hybridlm.progress import counting_progress
+from hybridlm.sampling.int8_head import MOST_LANES, Screen, can_screen, copy_bytes, most_likely_screened, screen_of
 
 MIN_GAIN_FOR_COPY = 1.25
 """Minimum speed-up for one number of lanes: the copy takes half of what the head takes. Where there is a copy, MIN_GAIN

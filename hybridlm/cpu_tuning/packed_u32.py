@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float, Float32, UInt32
 
-from hybridlm._screened_head import unpack_u32
-from models.own_array import turned
-from models.varying import varying_like
+from hybridlm.sampling.int8_head import unpack_u32
+from models.ops.layout import turned
+from models.sharding.varying import varying_like
 
 VECTOR = 8
 """Partial sums of even inputs, and as many of odd ones, in each group of terms."""

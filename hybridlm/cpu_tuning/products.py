@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 
-from hybridlm._machine import cores
-from hybridlm._progress import counting_progress
 from hybridlm.cpu_tuning.product_times import compiled_variants, seconds_of
 from hybridlm.cpu_tuning.store import TimeStore
 from hybridlm.cpu_tuning.variants import MAX_TUNED_ROWS, Product, Variant
+from hybridlm.devices.machine import cores
+from hybridlm.progress import counting_progress
 
 MIN_ELEMENTS = 1 << 17
 """Elements of a weight from which on the variant of its product is worth measuring."""

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridlm._machine import Machine
-from hybridlm._replacing import replacing
 from hybridlm.cpu_tuning.variants import PACKED, Product, Variant
-from ir_passes.fingerprint import fingerprint
-from ir_passes.record import MOST_CHARACTERS, RecordError, from_json, to_json
+from hybridlm.devices.machine import Machine
+from hybridlm.files.atomic import replacing
+from ir_passes.jaxpr.fingerprint import fingerprint
+from ir_passes.jaxpr.record import MOST_CHARACTERS, RecordError, from_json, to_json
 
 VERSION = 7
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 
-from hybridlm._machine import Machine
 from hybridlm.cpu_tuning.derived_params import TunedWeight, tuned_weight
 from hybridlm.cpu_tuning.int8_head_choice import chosen_int8_head
 from hybridlm.cpu_tuning.products import chosen_variants, in_words, large_products
 from hybridlm.cpu_tuning.store import TimeStore
+from hybridlm.devices.machine import Machine
 from models.platform import platform
 
 

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 if TYPE_CHECKING:
-    from hybridlm._lm import LM
-    from hybridlm._steps import Rows
+    from hybridlm.lm import LM
+    from hybridlm.steps.structure import Rows
 
 RECURRENT = "recurrent"
 """Name of the recurrent state's array among the arrays of a layer's state."""

@@ -1,8 +1,11 @@
-"""The passes, one per module, in the order in which they help each other."""
+"""Rewrites of a step's jaxpr, one pass per module, in the order in which they help each other.
 
-from ir_passes.graph import Pass
+Imports `contract`, `jaxpr` and `scratch`. Begin with `graph`, what a pass is given and returns, and `pipeline`.
+"""
+
 from ir_passes.rewrites.carry_pools import CarryPools
 from ir_passes.rewrites.drop_dead import DropDead
+from ir_passes.rewrites.graph import Pass
 from ir_passes.rewrites.guard_indices import GuardIndices
 from ir_passes.rewrites.hoist_reads import HoistReads
 from ir_passes.rewrites.rebatch import Rebatch

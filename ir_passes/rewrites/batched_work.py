@@ -8,7 +8,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from ir_passes import ir
+from ir_passes.jaxpr import ir
 from ir_passes.rewrites.lane_labels import LaneLabels
 from ir_passes.rewrites.pool_access import READS, Box
 from ir_passes.rewrites.row_access import Start, indexed_dims, read_rows, row_index

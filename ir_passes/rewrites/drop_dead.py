@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ir_passes import ir
-from ir_passes.graph import Graph, Say, quiet
-from ir_passes.liveness import bytes_of
+from ir_passes.jaxpr import ir
+from ir_passes.rewrites.graph import Graph, Say, quiet
+from ir_passes.scratch.liveness import bytes_of
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from ir_passes import ir
-from ir_passes.contract import BoundContract, Pool
-from ir_passes.graph import Graph, Say, quiet
+from ir_passes.contract.contract import BoundContract, Pool
+from ir_passes.jaxpr import ir
+from ir_passes.rewrites.graph import Graph, Say, quiet
 from ir_passes.rewrites.negative_wrap import NegativeWrap
 from ir_passes.rewrites.nested import Body, bodies, carried, with_bodies
 from ir_passes.rewrites.pool_access import WRITES, window_of

@@ -9,8 +9,8 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from ir_passes import ir
-from ir_passes.graph import Graph, Say, quiet
+from ir_passes.jaxpr import ir
+from ir_passes.rewrites.graph import Graph, Say, quiet
 from ir_passes.rewrites.pool_access import READS, Box, PoolAccesses, apart, pool_names
 from ir_passes.rewrites.row_access import read_rows
 from ir_passes.rewrites.schedule import schedule

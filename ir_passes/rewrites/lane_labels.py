@@ -10,9 +10,9 @@ equation that mixes their results.
 
 from dataclasses import dataclass, field
 
-from ir_passes import ir
-from ir_passes.graph import Graph
-from ir_passes.owners import OneLane, Rows
+from ir_passes.jaxpr import ir
+from ir_passes.proof.owners import OneLane, Rows
+from ir_passes.rewrites.graph import Graph
 from ir_passes.rewrites.pool_access import READS, WRITES, Box, PoolAccesses
 from ir_passes.rewrites.slot_entries import Entry, shape
 

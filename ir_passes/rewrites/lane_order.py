@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from ir_passes import ir
-from ir_passes.declared import CROSSING, declaration_of
+from ir_passes.contract.declared import CROSSING, declaration_of
+from ir_passes.jaxpr import ir
 from ir_passes.rewrites.batched_work import first_version
 from ir_passes.rewrites.lane_labels import LaneLabels
 from ir_passes.rewrites.pool_access import WRITES

@@ -1,6 +1,6 @@
 """Take off indices what JAX adds to them so that -1 means the last row."""
 
-from ir_passes import ir
+from ir_passes.jaxpr import ir
 from ir_passes.rewrites.slot_entries import Constant, IndexFacts, shape
 
 # What keeps all components of an array of row numbers.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ir_passes import ir
+from ir_passes.jaxpr import ir
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ dimension, known as a constant or as an entry of a slot map where the equations 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ir_passes import ir
-from ir_passes.contract import Pool, SlotMap
-from ir_passes.graph import Graph
+from ir_passes.contract.contract import Pool, SlotMap
+from ir_passes.jaxpr import ir
+from ir_passes.rewrites.graph import Graph
 from ir_passes.rewrites.slot_entries import Constant, Entry, Fact, IndexFacts, facts_of, shape
 
 READS = frozenset({"slice", "dynamic_slice", "gather"})

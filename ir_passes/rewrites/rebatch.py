@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from jax import lax
 from jax import numpy as jnp
 
-from ir_passes import ir
-from ir_passes.graph import Graph, Say, quiet
+from ir_passes.jaxpr import ir
 from ir_passes.rewrites.batched_work import BatchedWork, Join, first_version
+from ir_passes.rewrites.graph import Graph, Say, quiet
 from ir_passes.rewrites.lane_labels import NAMING, LaneLabels
 from ir_passes.rewrites.lane_order import check_batchable, written_pools
 from ir_passes.rewrites.pool_access import PoolAccesses, pool_names

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes import ir
-from ir_passes.dtypes import to_numpy
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.rewrites.lane_labels import LaneLabels
 from ir_passes.rewrites.pool_access import WRITES, Box
 from ir_passes.rewrites.slot_entries import Constant, Entry

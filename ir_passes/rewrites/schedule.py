@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Sequence
 
-from ir_passes import ir
+from ir_passes.jaxpr import ir
 from ir_passes.rewrites.pool_access import WRITES
 
 

@@ -3,13 +3,13 @@
 import math
 from dataclasses import dataclass
 
-from ir_passes import ir
-from ir_passes.contract import BoundContract, SlotMap
-from ir_passes.graph import Graph
-from ir_passes.lane_proof import walk
-from ir_passes.owners import OneLane
-from ir_passes.prover import Prover
-from ir_passes.values import Columns, Slot, Value
+from ir_passes.contract.contract import BoundContract, SlotMap
+from ir_passes.jaxpr import ir
+from ir_passes.proof.lane_proof import walk
+from ir_passes.proof.owners import OneLane
+from ir_passes.proof.prover import Prover
+from ir_passes.proof.values import Columns, Slot, Value
+from ir_passes.rewrites.graph import Graph
 
 
 @dataclass(frozen=True)

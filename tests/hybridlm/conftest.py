@@ -6,7 +6,7 @@ import pytest
 from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
-from hybridlm._engine import Engine
+from hybridlm.engine.engine import Engine
 
 Engine.checked = True  # every row has one holder, after every step of every test
 

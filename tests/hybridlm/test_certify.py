@@ -9,9 +9,10 @@ import pytest
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
-from hybridlm import _programs
-from hybridlm._programs import Shape
-from hybridlm._steps import Step, generate_step
+from hybridlm.programs import programs
+from hybridlm.programs.shapes import Shape
+from hybridlm.steps.generate import generate_step
+from hybridlm.steps.structure import Step
 from ir_passes import CertificationWarning, IsolationError
 
 PROMPTS = [[5, 9, 3], [7, 11, 2, 8]]
@@ -52,7 +53,7 @@ def test_certificates_of_the_steps_that_ran(directory: Path) -> None:
 
 
 def test_leaking_step_is_refused_at_first_use(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_programs, "generate_step", leaking_step)
+    monkeypatch.setattr(programs, "generate_step", leaking_step)
     lm = hybridlm.load(directory, **SETTINGS)
     with pytest.raises(IsolationError) as raised:
         lm.generate(PROMPTS, max_tokens=2)
@@ -62,7 +63,7 @@ def test_leaking_step_is_refused_at_first_use(directory: Path, monkeypatch: pyte
 
 
 def test_leaking_step_warns(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_programs, "generate_step", leaking_step)
+    monkeypatch.setattr(programs, "generate_step", leaking_step)
     lm = hybridlm.load(directory, certify="warn", **SETTINGS)
     with pytest.warns(CertificationWarning) as warned:
         lm.generate(PROMPTS, max_tokens=1)
@@ -72,7 +73,7 @@ def test_leaking_step_warns(directory: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_leaking_step_runs_unseen(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_programs, "generate_step", leaking_step)
+    monkeypatch.setattr(programs, "generate_step", leaking_step)
     lm = hybridlm.load(directory, certify="off", **SETTINGS)
     lm.generate(PROMPTS, max_tokens=1)
     (certificate,) = lm.certificates.values()

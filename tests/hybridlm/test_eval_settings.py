@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hybridlm._eval_settings import generation_settings
+from hybridlm.eval_settings import generation_settings
 
 END = 2
 

@@ -15,9 +15,9 @@ from random_checkpoint import FAMILIES
 from tiny_variants import variant
 
 import hybridlm
-from hybridlm._abstract import abstract_engine
-from hybridlm._programs import CopyShape, Shape
-from ir_passes.collectives import bytes_sent
+from hybridlm.engine.abstract import abstract_engine
+from hybridlm.programs.shapes import CopyShape, Shape
+from ir_passes.jaxpr.collectives import bytes_sent
 from models import family_of
 
 LANES, TOKENS = 8, 5

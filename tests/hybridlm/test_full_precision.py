@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import pytest
 
 import hybridlm
-from hybridlm._abstract import abstract_engine
-from hybridlm._engine import Engine
-from hybridlm._programs import Shape
-from ir_passes import ir
-from models.expert_dot import block_form, gather_form, ragged_form
-from models.linear import linear
+from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.engine import Engine
+from hybridlm.programs.shapes import Shape
+from ir_passes.jaxpr import ir
+from models.ops.expert_dot import block_form, gather_form, ragged_form
+from models.ops.linear import linear
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SHORT = "next_old_fields"

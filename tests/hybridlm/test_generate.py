@@ -10,7 +10,7 @@ from comparison import padded
 from text_checkpoint import SETTINGS
 
 import hybridlm
-from hybridlm._programs import CopyShape, Shape, lane_rung
+from hybridlm.programs.shapes import CopyShape, Shape, lane_rung
 
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___", "Where is the kite?", "!"]
 FREE = {"max_tokens": 9, "ignore_eos": True}

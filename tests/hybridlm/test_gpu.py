@@ -11,7 +11,7 @@ from reused_rows import check_reused_rows
 
 import hybridlm
 from hybridlm import demo
-from models.expert_dot import block_form, expert_dot, gather_form
+from models.ops.expert_dot import block_form, expert_dot, gather_form
 
 pytestmark = pytest.mark.gpu
 

@@ -18,9 +18,9 @@ from text_checkpoint import write_text_checkpoint
 from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
-from hybridlm._programs import Shape
-from hybridlm._sampling import FILTERED, Sampling
-from hybridlm._steps import Step
+from hybridlm.programs.shapes import Shape
+from hybridlm.sampling.sampling import FILTERED, Sampling
+from hybridlm.steps.structure import Step
 from ir_passes import LaneContract
 
 GOLDEN = Path(__file__).parents[1] / "golden"

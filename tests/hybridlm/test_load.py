@@ -22,9 +22,9 @@ from safetensors.numpy import load_file, save_file
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
-from hybridlm._compilation_cache import kept_in
-from hybridlm._progress import load_progress
 from hybridlm.checkpoint import CheckpointError
+from hybridlm.programs.compilation_cache import kept_in
+from hybridlm.progress import load_progress
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 SMALL = GOLDEN / "sparse_base"
@@ -88,7 +88,7 @@ def test_arguments_by_position() -> None:
     documented = {"lanes": 8, "context": None, "dtype": None, "certify": "error", "compilation_cache": None}
     assert {name: one.default for name, one in list(parameters.items())[1:6]} == documented
     assert list(parameters)[1:6] == list(documented)
-    lm = hybridlm.load(SMALL, 2, 16, "float32", "off", False)
+    lm = hybridlm.load(SMALL, lanes=2, context=16, dtype="float32", certify="off", compilation_cache=False)
     assert (lm.engine.lanes, lm.context, lm.params["embed_tokens"].dtype) == (2, 16, jnp.float32)
     assert lm.engine.programs.certify == "off"
 
@@ -281,7 +281,7 @@ CHILD = """
 import json, sys
 import jax, jax.numpy as jnp
 import hybridlm
-from hybridlm._programs import CopyShape
+from hybridlm.programs.shapes import CopyShape
 
 found = []
 jax.monitoring.register_event_listener(lambda event, **_: found.append(event) if "cache_hits" in event else None)

@@ -15,8 +15,8 @@ from near_ties import check_same_draws
 from random_checkpoint import FAMILIES, MESHES, write_random_checkpoint
 
 import hybridlm
-from hybridlm import _scheduler
-from hybridlm._programs import CopyShape, Shape
+from hybridlm.engine import scheduler
+from hybridlm.programs.shapes import CopyShape, Shape
 
 PROMPTS = [
     [5, 6, 7],
@@ -169,7 +169,7 @@ def test_prefixes_drafts_and_caches(tmp_path: Path, axes: tuple[int, int, int]) 
 def test_rows_move_to_smaller_pools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, axes: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr(_scheduler, "SHRINK_TOKENS", 4)
+    monkeypatch.setattr(scheduler, "SHRINK_TOKENS", 4)
     directory = write_random_checkpoint("sparse_base", tmp_path)
     one = hybridlm.load(directory, lanes=16, certify="off", **SETTINGS)
     over = hybridlm.load(directory, lanes=16, mesh=hybridlm.mesh(*axes), **SETTINGS)

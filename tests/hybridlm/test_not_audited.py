@@ -12,7 +12,7 @@ from without_assignment import erase, hide_assignments
 
 import hybridlm
 from hybridlm import demo
-from hybridlm._cli import app
+from hybridlm.cli.main import app
 from ir_passes import Certificate
 
 STORIES = [demo.story(demo.UNSEEN.start + i).prompt for i in range(3)]

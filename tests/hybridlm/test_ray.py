@@ -25,7 +25,7 @@ ROWS: list[dict[str, Any]] = [{"id": f"row {i}", "text": "Ada has the kite. And 
 
 def test_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "hybridlm.ray", raising=False)
-    monkeypatch.setattr("hybridlm._errors.find_spec", lambda name: None)
+    monkeypatch.setattr("hybridlm.errors.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r'hybridlm\.ray: needs ray.*pip install "hybridlm\[ray\]"'):
         import hybridlm.ray  # noqa: F401  (it asks for the extra)
 

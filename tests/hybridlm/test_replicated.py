@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec as P
 from random_checkpoint import FAMILIES, write_random_checkpoint
 
 import hybridlm
-from hybridlm._programs import Shape
-from hybridlm._sharded_step import sharded
+from hybridlm.devices.sharded_step import sharded
+from hybridlm.programs.shapes import Shape
 from ir_passes import Lane, LaneContract, Pool
-from ir_passes.entries import ENTRIES
+from ir_passes.contract.entries import ENTRIES
 
 DEVICES, EACH = 8, 2
 LANES = DEVICES * EACH

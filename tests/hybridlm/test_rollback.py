@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from replayed import Replayed, Run, Scripted
 
 import hybridlm
-from hybridlm._cache_budget import cache_budget
-from hybridlm._prefix_cache import PrefixCache
-from hybridlm._speculation import Speculation
+from hybridlm.engine.speculation import Speculation
+from hybridlm.prefix_cache.budget import cache_budget
+from hybridlm.prefix_cache.cache import PrefixCache
 
 MOST = 24
 STEM = np.random.default_rng(5).integers(3, 90, 12).tolist()

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import hybridlm
-from hybridlm import _scheduler
-from hybridlm._programs import CopyShape
-from hybridlm._rows import copy_contract, copy_row
+from hybridlm.engine import scheduler
+from hybridlm.programs.shapes import CopyShape
+from hybridlm.rows.pool import copy_contract, copy_row
 from ir_passes import SlotError, prove_isolation
 
 SETTINGS: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
@@ -87,7 +87,7 @@ def test_cancel(text_lm: hybridlm.LM, after: int) -> None:
 
 def test_rows_move_when_the_pool_grows_and_shrinks(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """One lane, then three, then one again: nothing is lost on the way."""
-    monkeypatch.setattr(_scheduler, "SHRINK_TOKENS", 5)
+    monkeypatch.setattr(scheduler, "SHRINK_TOKENS", 5)
     settings: dict[str, Any] = {"ignore_eos": True, "max_tokens": 40}
     (want,) = text_lm.generate("first", **settings)
     sizes = []

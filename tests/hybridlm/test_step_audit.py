@@ -7,9 +7,9 @@ from tiny_variants import OTHER_GOLDENS
 from xla_temporaries import temporaries
 
 import hybridlm
-from hybridlm._programs import Shape
-from ir_passes.hlo import read
-from ir_passes.packing import ALIGNMENT, height, live_bytes, pack
+from hybridlm.programs.shapes import Shape
+from ir_passes.scratch.packing import ALIGNMENT, height, live_bytes, pack
+from ir_passes.xla_audit.hlo import read
 
 LANES = 4
 

@@ -73,6 +73,6 @@ def test_what_is_no_list_of_results(monkeypatch: pytest.MonkeyPatch):
         to_table([*SCORES, "x"])  # type: ignore[list-item]  # wrong on purpose
     with pytest.raises(TypeError, match="one of Score, Completion, Choice, got int"):
         to_table([1])  # type: ignore[list-item]  # wrong on purpose
-    monkeypatch.setattr("hybridlm._errors.find_spec", lambda name: None)
+    monkeypatch.setattr("hybridlm.errors.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"to_table: needs pyarrow"):
         to_table(SCORES)

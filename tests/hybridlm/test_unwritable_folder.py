@@ -9,10 +9,10 @@ import pytest
 from toy_scorer import NO_MODEL, TOY, write_lines
 
 import hybridlm
-from hybridlm._batch_file import batch_file
-from hybridlm._replacing import replaceable
-from hybridlm._score_file import score_file
-from hybridlm._snapshot import StateKind, nothing_consumed
+from hybridlm.files.atomic import replaceable
+from hybridlm.openai_batch.batch_file import batch_file
+from hybridlm.rows.snapshot import StateKind, nothing_consumed
+from hybridlm.score_files.score_file import score_file
 
 
 @pytest.fixture

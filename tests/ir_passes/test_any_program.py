@@ -13,15 +13,15 @@ from jax import lax
 from jax.scipy import linalg, signal, special
 
 from ir_passes import ContractError, IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, ViolationKind
-from ir_passes.clock import Clock
-from ir_passes.collectives import schedule_of
-from ir_passes.fingerprint import fingerprint
-from ir_passes.lane_proof import prove_isolation
-from ir_passes.pass_pipeline import DEFAULT_PASSES
-from ir_passes.planned_step import plan_graph, trace
-from ir_passes.proving import prove
-from ir_passes.rules import control
-from ir_passes.sanitizer import UntrackedError, sanitize
+from ir_passes.compile.planned_step import plan_graph, trace
+from ir_passes.compile.proving import prove
+from ir_passes.jaxpr.collectives import schedule_of
+from ir_passes.jaxpr.fingerprint import fingerprint
+from ir_passes.jaxpr.timing import Clock
+from ir_passes.proof.lane_proof import prove_isolation
+from ir_passes.proof.rules import control
+from ir_passes.rewrites.pipeline import DEFAULT_PASSES
+from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
 
 ALL = {**STEPS, **{name: around(jnp.sin) for name, around in AROUND.items()}}
 SEEDS, MORE = range(200), range(200, 3000)

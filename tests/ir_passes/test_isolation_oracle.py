@@ -11,7 +11,7 @@ from zoo.catalogue import PROGRAMS
 from zoo.program import SLOTS, Program
 from zoo.real_models import program, shapes
 
-from ir_passes import ir
+from ir_passes.jaxpr import ir
 
 BASE = PROGRAMS["null rows written back"]
 IDLE = PROGRAMS["idle rows written back"]

@@ -11,11 +11,11 @@ from filled import filled
 from flax import nnx
 from float64_reference import gated_attention, gated_delta_net
 
-from models.attention import AttentionConfig, QkNorm
-from models.gated_delta_net import GatedDeltaNetConfig
-from models.rope import Rope
-from models.shapes import LaneInfo
-from models.state import kv_blocks
+from models.layers.rope import Rope
+from models.mixers.attention import AttentionConfig, QkNorm
+from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.state.shapes import LaneInfo
+from models.state.state import kv_blocks
 
 HIDDEN = 24
 # Tokens per step -> tokens of each lane: more than a block of the cache and two chunks of the recurrence, but for steps

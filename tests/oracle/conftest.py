@@ -11,7 +11,7 @@ import pytest
 from tiny_variants import GREEDY_TOKENS, VARIANTS, Variant, ragged_prompts
 
 import hybridlm
-from hybridlm._engine import Engine
+from hybridlm.engine.engine import Engine
 
 Engine.checked = True  # as in tests/hybridlm
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import hybridlm
-from hybridlm._bench_ours import WARM_UP as OUR_WARM_UP
-from hybridlm._bench_ours import Ours
-from hybridlm._bench_transformers import WARM_UP, Transformers
+from hybridlm.bench.engine_side import WARM_UP as OUR_WARM_UP
+from hybridlm.bench.engine_side import Ours
+from hybridlm.bench.transformers_side import WARM_UP, Transformers
 
 pytestmark = [pytest.mark.oracle, pytest.mark.long]
 

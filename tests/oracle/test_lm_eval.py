@@ -12,8 +12,8 @@ from text_checkpoint import SETTINGS, write_text_checkpoint
 from typer.testing import CliRunner
 
 import hybridlm
-from hybridlm._cli import app
-from hybridlm._pairs import encode_pair
+from hybridlm.cli.main import app
+from hybridlm.scoring.pairs import encode_pair
 
 # Long because lm_eval and what it needs take half a minute to install (.ci/long does). What these packages warn of when
 # they are imported is theirs (2026-11-22).
@@ -142,10 +142,10 @@ def test_pairs_are_cut_as_lm_eval_cuts_them(checkpoint: Path, lm: hybridlm.LM):
 
 
 def test_command(checkpoint: Path, tasks: Path, tmp_path: Path, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    from hybridlm import _cli_eval
+    from hybridlm.cli import eval as cli_eval
     from hybridlm.evals import HybridLM
 
-    monkeypatch.setattr(_cli_eval, "load", lambda *args, **settings: lm)
+    monkeypatch.setattr(cli_eval, "load", lambda *args, **settings: lm)
     arguments = ["eval", "-m", "tiny", "-t", "kites,pages", "--include-path", str(tasks), "--limit", "2"]
     result = CliRunner().invoke(app, [*arguments, "-o", str(tmp_path / "out.json"), "--samples"])
     assert result.exit_code == 0, result.output

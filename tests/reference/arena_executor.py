@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ir_passes import ir
-from ir_passes.arena_plan import Placement, Plan
-from ir_passes.dtypes import is_key, key_implementation
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.dtypes import is_key, key_implementation
+from ir_passes.scratch.plan import Placement, Plan
 
 POISON = 0xFF  # NaN in every floating point format, -1 in every signed integer
 

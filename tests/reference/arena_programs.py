@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ir_passes import arena, ir
-from ir_passes.arena import plan_liveness
-from ir_passes.arena_plan import Plan
-from ir_passes.liveness import Liveness, liveness
-from ir_passes.packing import Buffer, aligned, pack
+from ir_passes.jaxpr import ir
+from ir_passes.scratch import planner
+from ir_passes.scratch.liveness import Liveness, liveness
+from ir_passes.scratch.packing import Buffer, aligned, pack
+from ir_passes.scratch.plan import Plan
+from ir_passes.scratch.planner import plan_liveness
 
 ROWS, K, V, D, CONTEXT, LAYERS = 6, 4, 8, 4, 6, 3
 
@@ -160,7 +161,7 @@ def mutant_plan(mutant: str, name: str, lanes: int, monkeypatch: Any) -> Plan:
     program = PROGRAMS[name]
     live = liveness(program.fn, program.args(lanes))
     if mutant == "touching ends":
-        monkeypatch.setattr(arena, "pack", touching)
+        monkeypatch.setattr(planner, "pack", touching)
     elif mutant == "forgotten view":
         live = forgets_views(live)
     elif mutant == "forgotten pool read":

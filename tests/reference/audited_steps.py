@@ -10,10 +10,10 @@ from as_for_users import compiled
 from jax import lax
 
 from ir_passes import Lane, LaneContract, Pool, SlotMap
-from ir_passes.audit import AuditReport, audit_executable
-from ir_passes.contract import BoundContract
-from ir_passes.hlo import read
-from ir_passes.program import Executable
+from ir_passes.contract.contract import BoundContract
+from ir_passes.xla_audit.audit import AuditReport, audit_executable
+from ir_passes.xla_audit.hlo import read
+from ir_passes.xla_audit.program import Executable
 
 SLOTS, LANES, LAYERS, ROW = 9, 4, 3, (4, 16)
 

@@ -15,7 +15,8 @@ import numpy as np
 from instances.catalogue import MISFITS, instance
 from zoo.program import Program
 
-from ir_passes import Lane, LaneContract, Shared, ir
+from ir_passes import Lane, LaneContract, Shared
+from ir_passes.jaxpr import ir
 
 LANES, HEADS = 3, 2
 """Of derived programs; instances have 2 to 4 lanes."""

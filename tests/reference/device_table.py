@@ -15,15 +15,15 @@ from exchanged import Devices, by_hand, counted, in_bytes, without_sources
 from flax import nnx
 from published import PUBLISHED
 
-from hybridlm._abstract import abstract_engine, cuts_of
-from hybridlm._mesh import EXPERT, abstract_mesh, mesh
-from hybridlm._placement import Placement
-from hybridlm._programs import Shape
+from hybridlm.devices.mesh import EXPERT, abstract_mesh, mesh
+from hybridlm.devices.placement import Placement
+from hybridlm.engine.abstract import abstract_engine, cuts_of
+from hybridlm.programs.shapes import Shape
 from ir_passes import Collective
 from models import DecoderConfig, Family, ShareError, family_of
 from models import Devices as Share
-from models.moe import MoeConfig
-from models.state import state_size
+from models.layers.moe import MoeConfig
+from models.state.state import state_size
 
 CONTEXT, LANES, PROMPTS, CHUNK = 4096, 64, 8, 256
 NUMBERS = (2, 4, 8, 16)

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from ir_passes import Collective
 from models import DecoderConfig
-from models.attention import AttentionConfig
-from models.decoder import BranchConfig, PostNorm
-from models.mamba2 import Mamba2Config
-from models.moe import MoeConfig
-from models.parallel import ParallelConfig
+from models.decoder.decoder import BranchConfig, PostNorm
+from models.decoder.parallel import ParallelConfig
+from models.layers.moe import MoeConfig
+from models.mixers.attention import AttentionConfig
+from models.mixers.mamba2 import Mamba2Config
 
 Exchanged = Counter[tuple[str, int]]
 """Bytes of all operands of one device, by the operation in XLA's words and the number of devices that take part."""

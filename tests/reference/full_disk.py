@@ -19,9 +19,9 @@ from unittest.mock import patch
 import typer
 from toy_scorer import CONTEXT, NO_MODEL, TOY, write_lines
 
-from hybridlm._batch_file import batch_file
-from hybridlm._cli_options import reported
-from hybridlm._score_file import score_file
+from hybridlm.cli.options import reported
+from hybridlm.openai_batch.batch_file import batch_file
+from hybridlm.score_files.score_file import score_file
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 LINES = [{"id": i, "text": "a" * (i % CONTEXT + 1), "note": "x" * 700} for i in range(60)]

@@ -13,10 +13,11 @@ from jaxpr_mutation import Subject
 from predicted_owners import Prediction, Reality, differing, predictions, used_once
 from xla_equations import apply
 
-from ir_passes import Lane, SlotMap, ir
-from ir_passes.owners import Common, OneLane, PoolRows, Rows
-from ir_passes.values import Iota, Kept, Slot, Value
-from ir_passes.views import View
+from ir_passes import Lane, SlotMap
+from ir_passes.jaxpr import ir
+from ir_passes.proof.owners import Common, OneLane, PoolRows, Rows
+from ir_passes.proof.values import Iota, Kept, Slot, Value
+from ir_passes.proof.views import View
 
 Checked = dict[str, int]
 

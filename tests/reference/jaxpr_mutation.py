@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec as P
 from numpy_interpreter import Value, apply, literal
 from zoo.program import Program
 
-from ir_passes import ir
-from ir_passes.normal_form import flatten
+from ir_passes.contract.normal_form import flatten
+from ir_passes.jaxpr import ir
 
 MODES = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 

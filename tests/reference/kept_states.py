@@ -3,7 +3,7 @@
 import numpy as np
 
 import hybridlm
-from hybridlm._snapshot_file import _arrays
+from hybridlm.engine.snapshot_file import _arrays
 
 
 def assert_kept_agrees(cold: hybridlm.LM, warm: hybridlm.LM, prompt: list[int], tolerance: float) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 from toy_scorer import TOY, write_lines
 
-from hybridlm import _score_parts
-from hybridlm._score_file import score_file
+from hybridlm.score_files import parts
+from hybridlm.score_files.score_file import score_file
 
 LINES = [{"id": i, "text": str(i)} if i % 5 else {"id": i, "text": "too long for it"} for i in range(5)]
 
@@ -37,7 +37,7 @@ def kill_at(moment: int) -> list[int]:
 
         return watched
 
-    write = _score_parts._write
+    write = parts._write
 
     def torn_write(path: pathlib.Path, content: bytes, mode: str = "wb") -> None:
         if passed[0] == moment:
@@ -47,7 +47,7 @@ def kill_at(moment: int) -> list[int]:
         write(path, content, mode)
         reached()
 
-    _score_parts._write = torn_write
+    parts._write = torn_write
     # What a killed process has written is in the system's hands, so that nothing has to reach the disk here.
     os.fsync = around(lambda descriptor: None)
     os.replace = around(os.replace)

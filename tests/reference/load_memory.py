@@ -20,12 +20,12 @@ import ml_dtypes
 import numpy as np
 
 import hybridlm
-from hybridlm._placement import Placement
 from hybridlm.checkpoint import CheckpointDirectory, load_weights, open_directory
+from hybridlm.devices.placement import Placement
 from models import Cut, Family, Source, Weight, family_of
-from models.cut import Part, experts, rows
-from models.weights import rows as rows_of
-from models.weights import stacked
+from models.sharding.cut import Part, experts, rows
+from models.weights.sources import rows as rows_of
+from models.weights.sources import stacked
 
 ROWS, COLUMNS, LAYERS = 2048, 4096, 8
 EXPERTS, EXPERT_ROWS = 64, 128
@@ -142,13 +142,13 @@ def main(case: str, folder: Path, stored: str, wanted: str, *more: str) -> None:
         write(folder, MODEL, family.weights(family.read_config(MODEL)), stored)
 
         def load() -> list[jax.Array]:
-            lm = hybridlm.load(folder, 1, 8, wanted, compilation_cache=False, chunk=4)
+            lm = hybridlm.load(folder, lanes=1, context=8, dtype=wanted, compilation_cache=False, chunk=4)
             return list(lm.params.values())
 
         # What the first model of a process needs besides: modules, traces.
         small = MODEL | {"moe_intermediate_size": 8, "vocab_size": 64}
         write(folder / "small", small, family.weights(family.read_config(small)), stored)
-        hybridlm.load(folder / "small", 1, 8, wanted, compilation_cache=False, chunk=4)
+        hybridlm.load(folder / "small", lanes=1, context=8, dtype=wanted, compilation_cache=False, chunk=4)
     else:
         write(folder, {}, toy_weights(None), stored)
         shards = {}

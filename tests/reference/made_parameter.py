@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from models.weights import Source
+from models.weights.sources import Source
 
 
 def made(source: Source, shape: tuple[int, ...], tensors: Mapping[str, np.ndarray]) -> np.ndarray:

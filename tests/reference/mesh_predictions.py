@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 from jaxpr_mutation import Subject
 from predicted_owners import Reality, differing, places_of, predictions
 
-from ir_passes import ir
-from ir_passes.owners import Common, OneLane, Order, PoolRows, Rows, Symbol
-from ir_passes.values import Ahead, Slot, Value
+from ir_passes.jaxpr import ir
+from ir_passes.proof.owners import Common, OneLane, Order, PoolRows, Rows, Symbol
+from ir_passes.proof.values import Ahead, Slot, Value
 
 
 def inside(eqn: ir.JaxprEqn) -> tuple[list[Any], Callable[..., list[Any]]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy_indexing import COMBINE, dynamic_slice, dynamic_update_slice, gather, scatter
 
-from ir_passes import ir
+from ir_passes.jaxpr import ir
 
 Value = np.ndarray
 Params = dict[str, Any]

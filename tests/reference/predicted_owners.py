@@ -8,11 +8,12 @@ import numpy as np
 from isolation_oracle import mapped, maps
 from jaxpr_mutation import Subject
 
-from ir_passes import SlotMap, ir
-from ir_passes.lane_proof import walk
-from ir_passes.owners import Backwards, Common, OneLane, Order, PoolRows, Rows, Symbol
-from ir_passes.prover import Prover
-from ir_passes.values import Columns, Counts, Iota, OneHot, Permuted, Slot, Spread, Value
+from ir_passes import SlotMap
+from ir_passes.jaxpr import ir
+from ir_passes.proof.lane_proof import walk
+from ir_passes.proof.owners import Backwards, Common, OneLane, Order, PoolRows, Rows, Symbol
+from ir_passes.proof.prover import Prover
+from ir_passes.proof.values import Columns, Counts, Iota, OneHot, Permuted, Slot, Spread, Value
 
 
 class Prediction(NamedTuple):

@@ -8,10 +8,11 @@ import jax
 import numpy as np
 
 import hybridlm
-from hybridlm._batch import Batch, Feed, sampling_arrays
-from hybridlm._programs import Shape
-from hybridlm._rows import RowPool
-from hybridlm._sequence import Sequence as Alive
+from hybridlm.programs.shapes import Shape
+from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sequence import Sequence as Alive
+from hybridlm.rows.pool import RowPool
+from hybridlm.steps.operands import Batch, Feed
 
 
 class Text(NamedTuple):

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 import hybridlm
-from hybridlm._rows import RowPool
-from hybridlm._steps import Rows
+from hybridlm.rows.pool import RowPool
+from hybridlm.steps.structure import Rows
 
 
 def check_reused_rows(lm: hybridlm.LM) -> None:

@@ -6,12 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from ir_passes import BoundContract, Lane, LaneContract, Pool, SlotMap, ir
-from ir_passes.audit import audit
-from ir_passes.graph import Graph, Pass
-from ir_passes.lane_proof import prove_jaxpr
-from ir_passes.normal_form import flatten
-from ir_passes.violations import IsolationError
+from ir_passes import BoundContract, Lane, LaneContract, Pool, SlotMap
+from ir_passes.contract.normal_form import flatten
+from ir_passes.jaxpr import ir
+from ir_passes.proof.lane_proof import prove_jaxpr
+from ir_passes.proof.violations import IsolationError
+from ir_passes.rewrites.graph import Graph, Pass
+from ir_passes.xla_audit.audit import audit
 
 RUNS = 6
 

@@ -17,13 +17,14 @@ import numpy as np
 from jax import lax
 
 import hybridlm
-from hybridlm import _processes
-from hybridlm._batch import Batch
-from hybridlm._crew import Crew
-from hybridlm._engine import Engine
-from hybridlm._joining import join
-from hybridlm._key_values import KeyValues
-from hybridlm._programs import Programs, Shape
+from hybridlm.engine.engine import Engine
+from hybridlm.multiprocess import environment
+from hybridlm.multiprocess.crew import Crew
+from hybridlm.multiprocess.joining import join
+from hybridlm.multiprocess.key_values import KeyValues
+from hybridlm.programs.programs import Programs
+from hybridlm.programs.shapes import Shape
+from hybridlm.steps.operands import Batch
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 12], [3] * 11, [10, 11], [20] * 17, [6], [8, 9] * 9, [5, 6, 7, 8], [4]]
 SETTINGS: dict[str, Any] = {"lanes": 8, "context": 200, "dtype": "float32", "chunk": 5}
@@ -172,9 +173,9 @@ def main() -> None:
         if lm.follow():
             return
         found = work(lm, fault)
-    except (_processes.ProcessLost, _processes.Disagreement) as error:
+    except (environment.ProcessLost, environment.Disagreement) as error:
         print(f"error: process {jax.process_index()}: {error}", file=sys.stderr)
-        _processes.leave()
+        environment.leave()
         raise
     (Path(sys.argv[1]) / "found.json").write_text(json.dumps(found))
 

@@ -11,13 +11,13 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hybridlm._save import saved_pieces
-from hybridlm.checkpoint.saved import open_saved
-from hybridlm.checkpoint.saved_weights import _Reading
-from hybridlm.checkpoint.saving import Described, save_checkpoint
+from hybridlm.checkpoint.pieces import saved_pieces
+from hybridlm.checkpoint.saved_index import open_saved
+from hybridlm.checkpoint.saved_read import _Reading
+from hybridlm.checkpoint.saved_write import Described, save_checkpoint
 from hybridlm.checkpoint.shards import Shards
 from models import Cut, Part
-from models.weights import Window
+from models.weights.sources import Window
 
 PARTS = (Part(16, 8), Part(8, 2, repeats=True), Part(4, 1, repeats=True))
 CUT = Cut(0, "model", PARTS)

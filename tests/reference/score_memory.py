@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import hybridlm
-from hybridlm._score_file import score_file
-from hybridlm._score_rows import Scorer
+from hybridlm.score_files.score_file import score_file
+from hybridlm.score_files.score_rows import Scorer
 
 TOKENS = 16
 ROWS = 200_000

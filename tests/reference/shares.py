@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from tiny_variants import variant
 
 from models import Cut, Decoder, DecoderConfig, Devices, Family, MtpDecoder, family_of
-from models.cut import Part
+from models.sharding.cut import Part
 
 LANES, CONTEXT, BLOCKS = 4, 300, 3
 PREFILL, VERIFIED = 9, 3

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from hybridlm._launch import Failed, _free_port, launch
-from hybridlm._processes import ADDRESS, COUNT, NUMBER
+from hybridlm.multiprocess.environment import ADDRESS, COUNT, NUMBER
+from hybridlm.multiprocess.launch import Failed, _free_port, launch
 
 directory, fault, count, timeout, faulty, how = sys.argv[1:]
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"

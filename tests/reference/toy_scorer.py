@@ -9,9 +9,9 @@ from typing import Any, cast
 import numpy as np
 
 import hybridlm
-from hybridlm._batch_file import BatchModel
-from hybridlm._inputs import Inputs
-from hybridlm._score_rows import Scorer
+from hybridlm.engine.inputs import Inputs
+from hybridlm.openai_batch.batch_file import BatchModel
+from hybridlm.score_files.score_rows import Scorer
 
 CONTEXT = 8
 

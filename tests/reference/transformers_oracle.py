@@ -13,7 +13,7 @@ import transformers
 from comparison import Greedy
 from transformers.modeling_layers import MtpModel
 
-from hybridlm._bench_transformers import cache_argument
+from hybridlm.bench.transformers_side import cache_argument
 
 
 @dataclasses.dataclass

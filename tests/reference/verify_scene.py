@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import hybridlm
-from hybridlm._batch import Batch, Feed, sampling_arrays
-from hybridlm._programs import Shape
-from hybridlm._sequence import Request, ResolvedParams
-from hybridlm._sequence import Sequence as Alive
-from hybridlm._steps import Rows
+from hybridlm.programs.shapes import Shape
+from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sequence import Request, ResolvedParams
+from hybridlm.requests.sequence import Sequence as Alive
+from hybridlm.steps.operands import Batch, Feed
+from hybridlm.steps.structure import Rows
 
 LANES, TOKENS, CONTEXT, CHUNK = 6, 5, 140, 7
 SIZES: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "float32", "chunk": CHUNK}

@@ -9,10 +9,10 @@ import numpy as np
 from comparison import padded
 from flax import nnx
 
-from hybridlm._load import assemble
 from hybridlm.checkpoint import load_weights, open_directory
+from hybridlm.engine.arguments import assemble
 from models import family_of, kv_blocks
-from models.mtp import MtpDecoder
+from models.decoder.mtp import MtpDecoder
 
 
 def load_with_head(directory: pathlib.Path) -> MtpDecoder:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pytest
 
-from ir_passes import buffer_assignment
+from ir_passes.compile import buffer_assignment
 
 SIZES = ("temp", "argument", "output", "alias")
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy_interpreter import NotInNumpy, Observe, Value
 from numpy_interpreter import apply as apply_in_numpy
 
-from ir_passes import ir
+from ir_passes.jaxpr import ir
 
 
 def _is_key(aval: Any) -> bool:

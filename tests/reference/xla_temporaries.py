@@ -1,9 +1,9 @@
 """The scratch of a compiled program, as buffers for a planner: in the intervals that XLA's own schedule gives them."""
 
-from ir_passes.audit_memory import scratch_intervals
-from ir_passes.live_values import live_values
-from ir_passes.packing import Buffer
-from ir_passes.program import Executable
+from ir_passes.scratch.packing import Buffer
+from ir_passes.xla_audit.live_values import live_values
+from ir_passes.xla_audit.memory import scratch_intervals
+from ir_passes.xla_audit.program import Executable
 
 
 def temporaries(executable: Executable) -> tuple[list[Buffer], int]:

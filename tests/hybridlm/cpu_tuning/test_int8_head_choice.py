@@ -12,18 +12,19 @@ from perturbation import influence
 from random_checkpoint import write_random_checkpoint
 
 import hybridlm
-from hybridlm import _load, _screened_head
-from hybridlm._batch import sampling_arrays
-from hybridlm._machine import Machine
-from hybridlm._programs import Shape
-from hybridlm._sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED
-from hybridlm._screened_head import copy_bytes, screen_of
-from hybridlm._sequence import Request, ResolvedParams, Sequence
+from hybridlm import loading
 from hybridlm.cpu_tuning import int8_head_choice, tuning
 from hybridlm.cpu_tuning.int8_head_choice import Int8Head, chosen_int8_head
 from hybridlm.cpu_tuning.packed_u32 import packed_u32
 from hybridlm.cpu_tuning.store import TimeStore
 from hybridlm.cpu_tuning.variants import Product
+from hybridlm.devices.machine import Machine
+from hybridlm.programs.shapes import Shape
+from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sequence import Request, ResolvedParams, Sequence
+from hybridlm.sampling import int8_head as sampling_int8_head
+from hybridlm.sampling.int8_head import copy_bytes, screen_of
+from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +110,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[hybridlm.LM, 
     """One checkpoint without a screen, and with one for all numbers of lanes but 2; groups of four tokens."""
     directory = write_random_checkpoint("next_base", tmp_path / "checkpoint")
     plain = hybridlm.load(directory, **SETTINGS)
-    monkeypatch.setattr(_screened_head, "GROUP", 4)
+    monkeypatch.setattr(sampling_int8_head, "GROUP", 4)
 
     def int8_head(head: jax.Array, lanes: set[int], *_: Any) -> Int8Head:
         assert lanes in ({1, 2, 4}, {2, 4})
@@ -192,7 +193,7 @@ def test_copy_leaves_as_much_as_rows_take_twice(
     engine = pair[1].engine
     rows = (engine.lanes + engine.staging) * engine.row_bytes_on_a_device
     for left in (None, 10 * rows):
-        monkeypatch.setattr(_load, "available_memory", lambda placement, left=left: left)
+        monkeypatch.setattr(loading, "available_memory", lambda placement, left=left: left)
         hybridlm.load(pair[1].path, tune=True, **SETTINGS)
     assert rooms[0] is None and rooms[1] == pytest.approx(8 * rows, rel=1e-3)
 

@@ -8,11 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from hybridlm._machine import Machine
 from hybridlm.cpu_tuning import products, store
 from hybridlm.cpu_tuning.products import chosen_variants, fastest, in_words, large_products
 from hybridlm.cpu_tuning.store import TimeStore
 from hybridlm.cpu_tuning.variants import PACKED, Product, Variant
+from hybridlm.devices.machine import Machine
 
 PRODUCT = Product(4, 24, 16, "bfloat16")
 WEIGHTS = [jnp.ones((24, 16), jnp.bfloat16)]

@@ -11,12 +11,12 @@ from random_checkpoint import write_random_checkpoint
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
-from hybridlm._programs import Shape
 from hybridlm.cpu_tuning import check_tune, products, variants
 from hybridlm.cpu_tuning.derived_params import TunedWeight, tuned_weight
 from hybridlm.cpu_tuning.variants import PACKED, Product, Variant
-from models.linear import linear
-from models.lookup import embedding_rows
+from hybridlm.programs.shapes import Shape
+from models.layers.embedding import embedding_rows
+from models.ops.linear import linear
 
 PROMPTS = [[5, 9, 3], [7, 7], [4, 8, 2, 6, 1]]
 SETTINGS: dict[str, Any] = {"lanes": 4, "context": 32, "dtype": "bfloat16", "chunk": 4}

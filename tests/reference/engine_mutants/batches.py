@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
-from hybridlm import _decoding, _scheduler
-from hybridlm._batch import sampling_arrays
-from hybridlm._decoding import Decoding
-from hybridlm._engine import Engine
-from hybridlm._rows import RowPool
-from hybridlm._scheduler import Scheduler
-from hybridlm._sequence import Sequence
+from hybridlm.engine import decoding, scheduler
+from hybridlm.engine.decoding import Decoding
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.scheduler import Scheduler
+from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sequence import Sequence
+from hybridlm.rows.pool import RowPool
 
 
 def settings_in_order_of_joining(patch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def settings_in_order_of_joining(patch: pytest.MonkeyPatch) -> None:
         first = [one for one in lanes if one is not None]
         return sampling_arrays([*first, *[None] * (len(lanes) - len(first))])
 
-    for module in (_scheduler, _decoding):
+    for module in (scheduler, decoding):
         patch.setattr(module, "sampling_arrays", sampling)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
-from hybridlm import _scheduler
-from hybridlm._batch import Batch, Feed
-from hybridlm._sequence import Sequence
+from hybridlm.engine import scheduler
+from hybridlm.requests.sequence import Sequence
+from hybridlm.steps.operands import Batch, Feed
 
 
 def lengths(patch: pytest.MonkeyPatch, change) -> None:
@@ -31,7 +31,7 @@ def whole_chunk_not_written(patch: pytest.MonkeyPatch) -> None:
 
 
 def every_chunk_begins(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_scheduler, "Feed", lambda tokens, position: Feed(tokens, 0))
+    patch.setattr(scheduler, "Feed", lambda tokens, position: Feed(tokens, 0))
 
 
 def last_token_left_out(patch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 from engine_mutants.traffic import REQUESTS, Alone
 
-from hybridlm._decoding import Decoding, Flight
-from hybridlm._engine import Engine
-from hybridlm._rows import RowPool
-from hybridlm._session import Session
-from hybridlm._speculation import Speculation
+from hybridlm.engine.decoding import Decoding, Flight
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.speculation import Speculation
+from hybridlm.rows.pool import RowPool
+from hybridlm.session import Session
 
 
 class PartlyRight:

@@ -5,10 +5,10 @@ import itertools
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
-from hybridlm import _scheduler
-from hybridlm._batch import Feed
-from hybridlm._scheduler import Scheduler
-from hybridlm._sequence import Sequence
+from hybridlm.engine import scheduler
+from hybridlm.engine.scheduler import Scheduler
+from hybridlm.requests.sequence import Sequence
+from hybridlm.steps.operands import Feed
 from ir_passes import Slot, SlotOwner
 
 
@@ -47,7 +47,7 @@ def one_token_prompt_goes_on(patch: pytest.MonkeyPatch) -> None:
     def feed(tokens: tuple[int, ...], position: int) -> Feed:
         return Feed(tokens, 1 if len(tokens) == 1 and position == 0 else position)
 
-    patch.setattr(_scheduler, "Feed", feed)
+    patch.setattr(scheduler, "Feed", feed)
 
 
 def begins_again_on_its_state(patch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def begins_again_on_its_state(patch: pytest.MonkeyPatch) -> None:
         return Feed(tokens, next(reversed(again.values())) if again and position == 0 else position)
 
     patch.setattr(Scheduler, "_prefill", prefill)
-    patch.setattr(_scheduler, "Feed", feed)
+    patch.setattr(scheduler, "Feed", feed)
 
 
 MUTANTS = (

@@ -8,7 +8,7 @@ from engine_mutants.reports import REPORTS, Report
 from engine_mutants.rollback_reports import MIXED_BATCHES, ROLLBACK
 
 KNOWN = {report.id: report for report in (*PREFIXES, *MIXED_BATCHES, *ROLLBACK, *REPORTS)}
-SHARES = "tests/models/test_shares.py"
+SHARES = "tests/models/sharding/test_shares.py"
 
 
 def _with(id: str, *compiler: str) -> Report:

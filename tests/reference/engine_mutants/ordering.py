@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
-from hybridlm._decoding import Flight
-from hybridlm._engine import Engine
-from hybridlm._rows import RowPool
-from hybridlm._session import Session
+from hybridlm.engine.decoding import Flight
+from hybridlm.engine.engine import Engine
+from hybridlm.rows.pool import RowPool
+from hybridlm.session import Session
 
 
 def taken(patch: pytest.MonkeyPatch, change) -> None:

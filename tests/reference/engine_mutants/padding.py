@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
-from hybridlm._engine import Engine
-from hybridlm._programs import CopyShape, Shape
-from hybridlm._rows import RowPool
-from hybridlm._scheduler import Scheduler
-from hybridlm._sequence import Sequence
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.scheduler import Scheduler
+from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.requests.sequence import Sequence
+from hybridlm.rows.pool import RowPool
 from ir_passes import Slot
 
 Maps = tuple[np.ndarray, np.ndarray]

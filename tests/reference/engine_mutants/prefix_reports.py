@@ -2,7 +2,7 @@
 
 from engine_mutants.reports import EVERY_BOUNDARY, REPORTS, SCHEDULES, Report
 
-CACHE = "tests/hybridlm/test_prefix_cache.py"
+CACHE = "tests/hybridlm/prefix_cache/test_prefix_cache.py"
 REFUSED = f"{CACHE}::test_states_of_another_position_tokens_or_model_are_refused"
 SAME_GRID = f"{CACHE}::test_the_same_grid_gives_the_same_bits"
 TOGETHER = f"{CACHE}::test_prompts_of_one_call_that_begin_alike_share_it"

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
-from hybridlm._engine import Engine
-from hybridlm._kept_arrays import KeptArrays
-from hybridlm._kept_memory import KeptMemory
-from hybridlm._prefix_cache import PrefixCache
-from hybridlm._row_moves import RowMoves
-from hybridlm._rows import RowPool
-from hybridlm._scheduler import Scheduler
-from hybridlm._sequence import Sequence
-from hybridlm._snapshot import Snapshot
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.scheduler import Scheduler
+from hybridlm.prefix_cache.cache import PrefixCache
+from hybridlm.prefix_cache.memory import KeptMemory
+from hybridlm.prefix_cache.moves import RowMoves
+from hybridlm.requests.sequence import Sequence
+from hybridlm.rows.kept import KeptArrays
+from hybridlm.rows.pool import RowPool
+from hybridlm.rows.snapshot import Snapshot
 from ir_passes import SlotOwner
 
 

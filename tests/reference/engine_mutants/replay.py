@@ -15,13 +15,13 @@ from engine_mutants.mutant import Finder
 from jax import Array, lax
 from verify_scene import Scene, Steps, states
 
-from hybridlm import _verify_step
-from hybridlm._programs import Shape
-from hybridlm._steps import Structure
-from hybridlm._verify_step import accept, verify_step
+from hybridlm.programs.shapes import Shape
+from hybridlm.steps import verify
+from hybridlm.steps.structure import Structure
+from hybridlm.steps.verify import accept, verify_step
 from ir_passes import prove_isolation
-from ir_passes.violations import IsolationError
-from ir_passes.violations import ViolationKind as Kind
+from ir_passes.proof.violations import IsolationError
+from ir_passes.proof.violations import ViolationKind as Kind
 from models import Decoder
 
 
@@ -112,7 +112,7 @@ def _put_in(
     patch: pytest.MonkeyPatch, mutants: Sequence[StepMutant], which: Array, tell: Callable[[Array], Told]
 ) -> None:
     """Put the faults in until the step has been traced."""
-    commit, draw_tokens = Decoder.commit, _verify_step.draw_tokens
+    commit, draw_tokens = Decoder.commit, verify.draw_tokens
 
     def is_true(name: str) -> Array:
         return jnp.array([getattr(one, name) for one in mutants])[which]
@@ -149,9 +149,9 @@ def _put_in(
         same = jnp.broadcast_to(first, (first.shape[0], tell(behind).most)).reshape(-1)
         return draw_tokens(logits, last, jnp.where(is_true("same_key"), same, behind), *rest)
 
-    patch.setattr(_verify_step, "accept", wrong_accept)
+    patch.setattr(verify, "accept", wrong_accept)
     patch.setattr(Decoder, "commit", wrong_commit)
-    patch.setattr(_verify_step, "draw_tokens", wrong_keys)
+    patch.setattr(verify, "draw_tokens", wrong_keys)
 
 
 RIGHT = StepMutant("", "", "nothing")
@@ -211,7 +211,7 @@ def refused(steps: Steps, mutant: StepMutant) -> set[Kind]:
     step = mutated(steps.lm.engine.programs._structure, [mutant])
     args = steps.lm.engine.example_arguments(shape)
     try:
-        prove_isolation(lambda *operands: step(jnp.int32(0), *operands), args, _verify_step.VERIFY_CONTRACT)
+        prove_isolation(lambda *operands: step(jnp.int32(0), *operands), args, verify.VERIFY_CONTRACT)
     except IsolationError as error:
         return {violation.kind for violation in error.violations}
     return set()

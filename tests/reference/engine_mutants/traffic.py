@@ -15,12 +15,12 @@ import pytest
 from engine_mutants.mutant import Finder
 
 import hybridlm
-from hybridlm._cache_budget import CacheBudget
-from hybridlm._drafters import Drafter
-from hybridlm._placement import Placement
-from hybridlm._prefix_cache import PrefixCache
-from hybridlm._radix_tree import TreeError
-from hybridlm._speculation import Speculation
+from hybridlm.devices.placement import Placement
+from hybridlm.drafting.drafters import Drafter
+from hybridlm.engine.speculation import Speculation
+from hybridlm.prefix_cache.budget import CacheBudget
+from hybridlm.prefix_cache.cache import PrefixCache
+from hybridlm.prefix_cache.radix_tree import TreeError
 from ir_passes import LedgerError, SanitizerError, SlotError
 
 MOST_STEPS = 150

@@ -8,8 +8,8 @@ from engine_mutants.replay import StepMutant, Told
 from jax import Array
 from jax.tree_util import keystr, tree_map_with_path
 
-from hybridlm._verify_step import accept
-from ir_passes.violations import ViolationKind as Kind
+from hybridlm.steps.verify import accept
+from ir_passes.proof.violations import ViolationKind as Kind
 
 CONV_STATE = 3
 """Inputs of the convolution that are kept."""

@@ -31,11 +31,11 @@ from zoo.sharded import mesh as sharded_mesh
 from zoo.sharded_rows import SPLIT
 
 from ir_passes import Lane, LaneContract, Pool, Shared, compile_step
-from ir_passes.audit import audit, audit_executable
-from ir_passes.findings import AuditError
-from ir_passes.findings import FindingKind as Found
-from ir_passes.live_values import live_values
-from ir_passes.program import Buffers, Executable, Index, Slice
+from ir_passes.xla_audit.audit import audit, audit_executable
+from ir_passes.xla_audit.findings import AuditError
+from ir_passes.xla_audit.findings import FindingKind as Found
+from ir_passes.xla_audit.live_values import live_values
+from ir_passes.xla_audit.program import Buffers, Executable, Index, Slice
 
 ARGS = (pool(), slots(), x())
 ROWS = LaneContract(inputs=(Pool("p"), Lane()), outputs=(Pool("p"), Lane()))

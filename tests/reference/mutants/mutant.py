@@ -8,8 +8,8 @@ from typing import Any
 from zoo.catalogue import PROGRAMS
 from zoo.program import Program
 
-from ir_passes.findings import FindingKind
-from ir_passes.violations import ViolationKind as Kind
+from ir_passes.proof.violations import ViolationKind as Kind
+from ir_passes.xla_audit.findings import FindingKind
 
 
 class Tier(StrEnum):

@@ -12,9 +12,9 @@ from zoo import gated_delta
 from zoo.catalogue import PROGRAMS
 from zoo.program import LANES, Program
 
-from ir_passes.row_ledger import LedgerError, RowLedger, Turn
-from ir_passes.sanitizer import SanitizedStep, sanitize
-from ir_passes.sanitizer_verdict import SanitizerError
+from ir_passes.host.row_ledger import LedgerError, RowLedger, Turn
+from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
+from ir_passes.sanitizer.verdict import SanitizerError
 
 DECODE = PROGRAMS["gated delta, fresh lanes from zero"]
 

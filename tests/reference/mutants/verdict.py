@@ -4,9 +4,9 @@ from typing import Any
 
 from mutants.mutant import Evidence, Mutant, Tier
 
-from ir_passes.findings import AuditError
-from ir_passes.lane_proof import prove_isolation
-from ir_passes.violations import IsolationError
+from ir_passes.proof.lane_proof import prove_isolation
+from ir_passes.proof.violations import IsolationError
+from ir_passes.xla_audit.findings import AuditError
 
 
 class Survived(AssertionError):

@@ -9,15 +9,16 @@ import numpy as np
 from certificate_table import GOLDEN, NAMES
 from zoo.program import LANES, Program
 
-from hybridlm._all_steps import all_shapes
-from hybridlm._engine import Engine
-from hybridlm._open_model import read_model
-from hybridlm._programs import AnyShape, Programs, Shape
-from hybridlm._sampling import FILTERED, Sampling
-from hybridlm._steps import flatten
 from hybridlm.checkpoint.directory import read_config
+from hybridlm.checkpoint.model import read_model
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.warmup import all_shapes
+from hybridlm.programs.programs import Programs
+from hybridlm.programs.shapes import AnyShape, Shape
+from hybridlm.sampling.sampling import FILTERED, Sampling
+from hybridlm.steps.structure import flatten
 from ir_passes import Shared, SlotMap
-from ir_passes.contract import ENTRIES, Bound, Pool
+from ir_passes.contract.contract import ENTRIES, Bound, Pool
 from models import kv_blocks
 
 HEAD = " with head"

@@ -1,0 +1,106 @@
+"""This engine under the clock: its compiled steps one after the other, and the whole of `generate` around them."""
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridlm.bench.sides import random_tokens
+from hybridlm.lm import LM
+from hybridlm.programs.shapes import Shape
+from hybridlm.requests.sampling_operands import sampling_arrays
+from ir_passes import CompiledStep
+from models import kv_blocks
+
+WARM_UP = 5
+
+
+class Ours:
+    """`lanes` sequences with prompts of `prompt` tokens; the next token is the most likely one.
+
+    A step's time is that of the program, and of bringing its tokens to the host and back, as the engine does.
+
+    Attributes:
+        name: "hybridlm".
+        program: the step of one token.
+        reading, scoring: those that read a chunk of each prompt, and that score one of each text.
+        rows: what the sequences own; consumed by each step.
+        position: how many tokens each sequence has.
+    """
+
+    name = "hybridlm"
+
+    def __init__(self, lm: LM, lanes: int, prompt: int):
+        self._lm, self._engine, self.lanes = lm, lm.engine, lanes
+        self.program = self._engine.program(Shape("generate", lanes, 1))
+        self.reading = self._engine.program(Shape("generate", lanes, self._engine.chunk))
+        self._sampling = sampling_arrays([None] * lanes)
+        self._tokens = random_tokens(lanes, prompt, lm.config.vocab_size)
+        self._start()
+        self.decode(WARM_UP)
+
+    def _start(self) -> None:
+        self.rows = self._engine.new_rows(self.lanes)
+        self.position = 0
+        self.last = self._read(self._tokens)
+
+    def _read(self, tokens: np.ndarray) -> np.ndarray:
+        chunk = self._engine.chunk
+        drawn: Any = None
+        for start in range(0, tokens.shape[1], chunk):
+            part = tokens[:, start : start + chunk]
+            padded = np.pad(part, [(0, 0), (0, chunk - part.shape[1])])
+            drawn = self._run(self.reading, padded, part.shape[1], *self._sampling)
+        return jax.device_get(drawn.token)
+
+    def _run(self, program: CompiledStep, tokens: np.ndarray, length: int, *operands: Any) -> Any:
+        lengths = np.full(self.lanes, length, np.int32)
+        positions = np.full(self.lanes, self.position, np.int32)
+        self.position += length
+        blocks = np.int32(kv_blocks(self.position))
+        out, self.rows = program(self._engine.params, self.rows, tokens, lengths, positions, blocks, *operands)
+        return out
+
+    def decode(self, steps: int) -> list[float]:
+        if self.position + steps > self._engine.context:
+            self._start()
+        seconds = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            self.last = jax.device_get(self._run(self.program, self.last[:, None], 1, *self._sampling).token)
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def prefill(self, tokens: int) -> float:
+        self.position = 0
+        prompts = random_tokens(self.lanes, tokens, self._lm.config.vocab_size)
+        start = time.perf_counter()
+        self.last = self._read(prompts)
+        return time.perf_counter() - start
+
+    @property
+    def scoring(self) -> CompiledStep:
+        return self._engine.program(Shape("score", self.lanes, self._engine.chunk, 0))
+
+    def score(self, tokens: int) -> float:
+        """Seconds to score new texts of `tokens` tokens: a log-probability for each of them."""
+        chunk, program = self._engine.chunk, self.scoring
+        texts = random_tokens(self.lanes, -(-tokens // chunk) * chunk + 1, self._lm.config.vocab_size)
+        self.position = 0
+        start = time.perf_counter()
+        for first in range(0, tokens, chunk):
+            targets = texts[:, first + 1 : first + 1 + chunk]
+            part = min(chunk, tokens - first)
+            jax.device_get(self._run(program, texts[:, first : first + chunk], part, targets))
+        return time.perf_counter() - start
+
+    def engine_steps(self, steps: int) -> list[float]:
+        """Seconds between the last tokens of successive steps of `generate`: program and host together."""
+        prompts = self._tokens[:, : max(1, self._engine.context - steps - 1)].tolist()
+        ends = []
+        for i, _ in enumerate(self._lm.stream(prompts, max_tokens=steps + 1, ignore_eos=True)):
+            if i % self.lanes == self.lanes - 1:
+                ends.append(time.perf_counter())
+        return [after - before for before, after in pairwise(ends)]

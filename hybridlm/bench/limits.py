@@ -1,0 +1,74 @@
+"""What the machine can do at most, measured when a benchmark runs: reading memory and multiplying matrices."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from hybridlm.devices.machine import cores
+from models.platform import platform
+
+SQUARE = 2048
+REPEATS = 7
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The best of several measurements.
+
+    Attributes:
+        read_bytes: bytes read from memory in a second.
+        float32_flops, bfloat16_flops: operations in a second of a square matrix product; float32 results.
+    """
+
+    read_bytes: float
+    float32_flops: float
+    bfloat16_flops: float
+
+
+def measure_limits(read: int = 1 << 30, square: int = SQUARE) -> Limits:
+    """Measure the default device.
+
+    Args:
+        read: bytes to read.
+        square: rows and columns of the matrices.
+    """
+    return Limits(_read(read), _multiply(jnp.float32, square), _multiply(jnp.bfloat16, square))
+
+
+def best_seconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """Shortest time of `run`, which has been called once before."""
+    run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _read(size: int) -> float:
+    count = size // 4
+    if platform() != "cpu":
+        array = jnp.ones((count,), jnp.float32)
+        total = jax.jit(jnp.sum)
+        return count * 4 / best_seconds(lambda: total(array).block_until_ready())
+    # XLA:CPU adds up an array far slower than memory can be read; a maximum in NumPy, on all cores, is as fast.
+    threads = cores()
+    parts = [np.arange(count // threads, dtype=np.float32) for _ in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        seconds = best_seconds(lambda: list(pool.map(np.max, parts)))
+    return sum(part.nbytes for part in parts) / seconds
+
+
+def _multiply(dtype: Any, square: int) -> float:
+    keys = jax.random.split(jax.random.key(0), 2)
+    a, b = (jax.random.normal(key, (square, square)).astype(dtype) for key in keys)
+    product = jax.jit(lambda a, b: lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32))
+    return 2 * square**3 / best_seconds(lambda: product(a, b).block_until_ready())

@@ -1,0 +1,51 @@
+"""llama.cpp under the clock: its own batched benchmark, one process for each measurement, on a converted checkpoint."""
+
+import subprocess
+from pathlib import Path
+
+from hybridlm.devices.machine import cores
+
+
+class LlamaCppError(RuntimeError):
+    """The benchmark of llama.cpp failed or printed no table."""
+
+
+class LlamaCpp:
+    """`lanes` sequences with prompts of `prompt` tokens. It draws no tokens: it decodes any.
+
+    Args:
+        program: path of `llama-batched-bench`.
+        gguf: the checkpoint, converted.
+        lanes, prompt: as above.
+    """
+
+    def __init__(self, program: Path, gguf: Path, lanes: int, prompt: int):
+        self.name = f"llama.cpp {gguf.stem.rpartition('-')[2]}"
+        self._program, self._gguf, self._lanes, self._prompt = program, gguf, lanes, prompt
+
+    def decode(self, steps: int) -> list[float]:
+        return [self._table(self._prompt, steps)["T_TG"] / steps]
+
+    def prefill(self, tokens: int) -> float:
+        return self._table(tokens, 1)["T_PP"]
+
+    def _table(self, prompt: int, steps: int) -> dict[str, float]:
+        size = self._lanes * (prompt + steps)
+        numbers = {"-c": size, "-b": 2048, "-npp": prompt, "-ntg": steps, "-npl": self._lanes, "-t": cores()}
+        command = [str(self._program), "-m", str(self._gguf)]
+        command += [str(part) for pair in numbers.items() for part in pair]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        rows = parse_table(done.stdout)
+        if done.returncode or not rows:
+            raise LlamaCppError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-2000:]}")
+        return rows[0]
+
+
+def parse_table(text: str) -> list[dict[str, float]]:
+    """Rows of the table that the benchmark prints, by its headings ("T_TG s" is "T_TG")."""
+    lines = [line.strip().strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in cells] for cells in lines]
+    if len(rows) < 3:
+        return []
+    headings = [heading.split()[0] for heading in rows[0]]
+    return [dict(zip(headings, map(float, row), strict=True)) for row in rows[2:]]

@@ -1,0 +1,91 @@
+"""Where the time of a step goes: the profiler's operations, by the part of the model that they were made for."""
+
+import gzip
+import json
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ir_passes import CompiledStep
+from models.ops.linear import PROJECTION
+
+OTHER, HOST = "other", "host"
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%(\S+) = .*?(?:calls=%([\w.\-]+).*?)?$")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.\-]+) .*\{$")
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+
+
+def part_of(op_name: str) -> str | None:
+    """The part of a model in a JAX operation's name, "jit(step)/GatedDeltaNet/mul": the first scope.
+
+    Products with weights are a part of their own, "GatedDeltaNet projection".
+    """
+    scopes = [piece for piece in op_name.split("/")[:-1] if piece.isidentifier()]
+    if not scopes or not (scopes[0][0].isupper() or scopes[0] in ("head", "draw")):
+        return None
+    return f"{scopes[0]} {PROJECTION}" if PROJECTION in scopes else scopes[0]
+
+
+def parts_of_instructions(hlo: str) -> dict[str, str]:
+    """Instruction -> part, for those that have one; a fusion without a name of its own has that of what it computes."""
+    parts: dict[str, str] = {}
+    calls: dict[str, str] = {}
+    inside: dict[str, str] = {}
+    computation = ""
+    for line in hlo.splitlines():
+        if found := _COMPUTATION.match(line):
+            computation = found[1]
+        elif found := _INSTRUCTION.match(line):
+            name = _OP_NAME.search(line)
+            part = part_of(name[1]) if name else None
+            if part is not None:
+                parts[found[1]] = part
+                inside.setdefault(computation, part)
+            elif found[2]:
+                calls[found[1]] = found[2]
+    return parts | {name: inside[called] for name, called in calls.items() if called in inside}
+
+
+def self_times(events: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Microseconds of each operation without those that run inside it on the same thread."""
+    total: dict[str, float] = defaultdict(float)
+    threads: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X" and "hlo_op" in (event.get("args") or {}):
+            threads[event["pid"], event["tid"]].append(event)
+    for thread in threads.values():
+        around: list[dict[str, Any]] = []
+        for event in sorted(thread, key=lambda event: (event["ts"], -event["dur"])):
+            while around and around[-1]["ts"] + around[-1]["dur"] <= event["ts"]:
+                around.pop()
+            if around:
+                total[around[-1]["args"]["hlo_op"]] -= event["dur"]
+            total[event["args"]["hlo_op"]] += event["dur"]
+            around.append(event)
+    return dict(total)
+
+
+def profile(program: CompiledStep, run: Callable[[], float], times: int) -> dict[str, float]:
+    """Milliseconds of each part; "host" is what no operation accounts for.
+
+    Args:
+        program: what runs.
+        run: runs it, and returns how many seconds that took.
+        times: what the milliseconds are divided by.
+    """
+    parts = parts_of_instructions(program.compiled.as_text() or "")
+    with tempfile.TemporaryDirectory() as directory:
+        with jax.profiler.trace(directory):
+            wall = run()
+        files = sorted(Path(directory).rglob("*.trace.json.gz"))
+        events = json.loads(gzip.decompress(files[0].read_bytes()))["traceEvents"]
+    found: dict[str, float] = defaultdict(float)
+    for name, microseconds in self_times(events).items():
+        found[parts.get(name, OTHER)] += microseconds / 1e3 / times
+    ordered = dict(sorted(found.items(), key=lambda item: -item[1]))
+    return ordered | {HOST: max(0.0, wall * 1e3 / times - sum(found.values()))}

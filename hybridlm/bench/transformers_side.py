@@ -1,0 +1,72 @@
+"""Hugging Face transformers under the clock, in this process and on the same checkpoint (extra `bench`)."""
+
+import inspect
+import time
+from pathlib import Path
+from typing import Any
+
+from hybridlm.bench.sides import random_tokens
+from hybridlm.devices.machine import cores
+
+WARM_UP = 3
+
+
+def cache_argument(model: Any) -> str:
+    """What a model of transformers calls the cache that it is given and returns: `cache`, before 5.24 by its layers."""
+    taken = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "cache_params") if name in taken), "past_key_values")
+
+
+class Transformers:
+    """`lanes` sequences with prompts of `prompt` tokens, decoded with a cache; the next token is the most likely one.
+
+    Args:
+        checkpoint: directory.
+        dtype: "bfloat16" or "float32".
+        lanes, prompt: as above.
+        context: most tokens of a sequence.
+    """
+
+    def __init__(self, checkpoint: Path, dtype: str, lanes: int, prompt: int, context: int):
+        import torch
+        import transformers
+
+        self.name = f"transformers {dtype}"
+        self._torch: Any = torch
+        torch.set_num_threads(cores())
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
+        self._model = model.eval()
+        self._cache_name = cache_argument(model)
+        self._context, self._lanes = context, lanes
+        self._vocab = model.config.get_text_config().vocab_size
+        self._prompts = torch.from_numpy(random_tokens(lanes, prompt, self._vocab).astype("int64"))
+        self._start()
+        self.decode(WARM_UP)
+
+    def _start(self) -> None:
+        self._position = self._prompts.shape[1]
+        self._forward(self._prompts, None)
+
+    def _forward(self, ids: Any, cache: Any) -> None:
+        with self._torch.inference_mode():
+            out = self._model(ids, use_cache=True, logits_to_keep=1, **{self._cache_name: cache})
+            self._cache, self._last = out[self._cache_name], out.logits[:, -1].argmax(-1, keepdim=True)
+
+    def decode(self, steps: int) -> list[float]:
+        if self._position + steps > self._context:
+            self._start()
+        seconds = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            self._forward(self._last, self._cache)
+            seconds.append(time.perf_counter() - start)
+        self._position += steps
+        return seconds
+
+    def prefill(self, tokens: int) -> float:
+        prompts = self._torch.from_numpy(random_tokens(self._lanes, tokens, self._vocab).astype("int64"))
+        start = time.perf_counter()
+        self._forward(prompts, None)
+        seconds = time.perf_counter() - start
+        self._position = tokens
+        return seconds

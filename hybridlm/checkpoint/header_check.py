@@ -1,0 +1,139 @@
+"""Compares the headers of a checkpoint with what a family needs, before anything is read."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hybridlm.checkpoint.directory import CheckpointDirectory
+from hybridlm.checkpoint.safetensors import READABLE, unreadable
+from hybridlm.errors import CheckpointError
+from models import Family, Source, Weight
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The source that the checkpoint has for one parameter.
+
+    Attributes:
+        weight: the parameter.
+        source: one of its options.
+        names: canonical name -> name in the checkpoint, of the tensors of the source.
+    """
+
+    weight: Weight
+    source: Source
+    names: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be read.
+
+    Attributes:
+        choices: one per parameter, in the family's order.
+        skipped: pattern of the family -> how many tensors it leaves unread.
+    """
+
+    choices: tuple[Choice, ...]
+    skipped: Mapping[str, int]
+
+
+def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> Plan:
+    """Chooses a source for each parameter, from headers alone.
+
+    Where a checkpoint has all tensors of several options the first one whose shapes fit counts, and what others name
+    besides is unexpected.
+
+    Raises:
+        CheckpointError: every missing, unexpected, mis-shaped, ambiguous or unreadable tensor, with what was expected
+            and what was found. Of several options, "missing" speaks of the one that lacks the smallest part.
+    """
+    weights = family.weights(config)
+    wanted = {name for weight in weights for source in weight.options for name in source.shapes}
+    faults = _quantised(checkpoint)
+    skipped: Counter[str] = Counter()
+    present: dict[str, str] = {}
+    for raw in checkpoint.files:
+        name = family.canonical(raw)
+        pattern = next((p for p in family.skipped if re.fullmatch(p, raw) or re.fullmatch(p, name)), None)
+        if pattern is not None and name not in wanted:
+            skipped[pattern] += 1
+        elif name in present:
+            faults.append(f"ambiguous {name}: found both {present[name]} and {raw}")
+        else:
+            present[name] = raw
+    choices = tuple(_choose(checkpoint, weight, present) for weight in weights)
+    read = {name: shape for choice in choices for name, shape in choice.source.shapes.items()}
+    several = {name: choice.weight for choice in choices if len(choice.weight.options) > 1 for name in choice.names}
+    for name, shape in read.items():
+        if name in present:
+            faults.extend(_misfit(checkpoint, name, present[name], shape))
+        else:
+            faults.append(_missing(checkpoint, family, name, shape, several.get(name), present))
+    for name, raw in present.items():
+        if name not in read:
+            info = checkpoint.info(raw)
+            other = " beside another layout of the same parameter" if name in wanted else ""
+            faults.append(
+                f"unexpected {raw}: found {info.dtype} {info.shape}{other}, family {family.name} reads no such tensor"
+            )
+    if faults:
+        raise CheckpointError(
+            checkpoint.path, faults, f"(The configuration in config.json was read as family {family.name}.)"
+        )
+    return Plan(choices, dict(skipped))
+
+
+def _choose(checkpoint: CheckpointDirectory, weight: Weight, present: Mapping[str, str]) -> Choice:
+    def lacking(source: Source) -> tuple[float, int]:
+        """How much of it is missing; of options with the same names, how much of it has another shape."""
+        found = {name: checkpoint.info(present[name]).shape for name in source.shapes if name in present}
+        other = sum(tuple(source.shapes[name]) != tuple(shape) for name, shape in found.items())
+        return 1 - len(found) / len(source.shapes), other
+
+    source = min(weight.options, key=lacking)
+    return Choice(weight, source, {name: present.get(name, name) for name in source.shapes})
+
+
+def _missing(
+    checkpoint: CheckpointDirectory,
+    family: Family,
+    name: str,
+    shape: tuple[int, ...],
+    weight: Weight | None,
+    present: Mapping[str, str],
+) -> str:
+    message = f"missing {name}: expected shape {shape}, found no tensor of that name"
+    file = next((file for raw, file in checkpoint.unindexed.items() if family.canonical(raw) == name), None)
+    if file is not None:
+        message += f" in the index (but in {file.path.name})"
+    if weight is not None and not any(other in present for source in weight.options for other in source.shapes):
+        others = [next(iter(source.shapes)) for source in weight.options if name not in source.shapes]
+        message += f" (nor the other layout, {', '.join(others)})"
+    return message
+
+
+def _misfit(checkpoint: CheckpointDirectory, name: str, raw: str, shape: tuple[int, ...]) -> list[str]:
+    info = checkpoint.info(raw)
+    faults: list[str] = []
+    if info.shape != tuple(shape):
+        faults.append(f"mis-shaped {raw}: expected {tuple(shape)}, found {info.shape}")
+    if info.dtype not in READABLE:
+        faults.append(f"unreadable {raw}: {unreadable(info.dtype)}")
+    return faults
+
+
+def _quantised(checkpoint: CheckpointDirectory) -> list[str]:
+    config = checkpoint.config
+    nested = config.get("text_config")
+    settings = config.get("quantization_config") or (isinstance(nested, dict) and nested.get("quantization_config"))
+    if settings:
+        method = settings.get("quant_method", settings.get("quant_algo")) if isinstance(settings, dict) else settings
+        found = f"quantization_config with method {method!r} in config.json"
+    elif (checkpoint.path / "hf_quant_config.json").exists():
+        found = "hf_quant_config.json"
+    else:
+        return []
+    return [f"quantised checkpoint: found {found}; quantised weights are not supported, use the release in bfloat16"]

@@ -1,0 +1,119 @@
+"""Which model a checkpoint directory holds, or everything that is wrong with its files.
+
+Models that are read with their multi-token-prediction head, and why one cannot be.
+"""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from hybridlm.checkpoint import Checkpoint, CheckpointError, has_head, head_tensors, open_checkpoint
+from hybridlm.checkpoint.directory import read_config
+from models import FAMILIES, ConfigError, DecoderConfig, Family, family_of
+
+
+def open_model(path: Path, head: bool = False) -> tuple[Checkpoint, Family, DecoderConfig]:
+    """Opens a checkpoint and reads which model it is of; no tensor is read.
+
+    Args:
+        path: the directory.
+        head: with the multi-token-prediction head.
+
+    Raises:
+        CheckpointError: faults of the files, with those of config.json where there are some of both; or no head.
+        ConfigError, UnsupportedModel: every fault of config.json.
+        ValueError: the family has no head that is implemented.
+    """
+    try:
+        directory = open_checkpoint(path)
+    except CheckpointError as error:
+        faults = _config_faults(path, head)
+        if not faults:
+            raise
+        where = "" if error.where == str(path) else f"{error.where}: "
+        raise CheckpointError(path, [*(where + fault for fault in error.faults), *faults], error.advice) from error
+    family, config = _read(directory.config, head)
+    _warn_of_unused(path, family, config)
+    if head:
+        require_head(directory)
+    return directory, family, config
+
+
+def read_model(path: Path, fields: dict[str, Any], head: bool = False) -> tuple[Family, DecoderConfig]:
+    """The family of a config.json and what it reads from it; warns of fields that are not used.
+
+    Args:
+        path: where it comes from, for the warning.
+        fields: the whole of it.
+        head: with the multi-token-prediction head.
+
+    Raises:
+        ConfigError, UnsupportedModel: every fault is named.
+        ValueError: the family has no head that is implemented.
+    """
+    family, config = _read(fields, head)
+    _warn_of_unused(path, family, config)
+    return family, config
+
+
+def _read(fields: dict[str, Any], head: bool) -> tuple[Family, DecoderConfig]:
+    family = with_head(family_of(fields)) if head else family_of(fields)
+    return family, family.read_config(fields)
+
+
+def _warn_of_unused(path: Path, family: Family, config: DecoderConfig) -> None:
+    if config.unknown_keys:
+        warnings.warn(
+            f"{path}: config.json has fields that {family.name} does not know and that are not used: "
+            + ", ".join(config.unknown_keys),
+            stacklevel=4,
+        )
+
+
+def _config_faults(path: Path, head: bool) -> list[str]:
+    """What is wrong with the fields of config.json; nothing where the file itself cannot be read."""
+    try:
+        _read(read_config(path / "config.json"), head)
+    except CheckpointError:
+        return []
+    except ConfigError as error:
+        return [f"config.json: {fault}" for fault in error.faults]
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+INSTEAD = "speculate='ngram' needs no head."
+
+
+def with_head(family: Family) -> Family:
+    """The family with the head of its checkpoints.
+
+    Raises:
+        ValueError: none is implemented.
+    """
+    if family.with_head is None:
+        known = ", ".join(dict.fromkeys(one.name for one in FAMILIES if one.with_head is not None))
+        raise ValueError(
+            f"speculate: 'mtp' needs a multi-token-prediction head, and none is implemented for family {family.name} "
+            f"(for {known} it is). {INSTEAD}"
+        )
+    return family.with_head
+
+
+def require_head(directory: Checkpoint) -> None:
+    """Check that a checkpoint has a head.
+
+    Raises:
+        CheckpointError: it has none of them.
+    """
+    family = family_of(directory.config)
+    with_head(family)
+    if not has_head(directory, family):
+        names = ", ".join(sorted(head_tensors(family)))
+        raise CheckpointError(
+            directory.path,
+            f"speculate='mtp' needs the multi-token-prediction head, and no tensor is named {names}",
+            "Some copies of a model leave it out; the original has it. A model is saved with its head where it was "
+            f"loaded with it. {INSTEAD}",
+        )

@@ -1,0 +1,127 @@
+"""Parameters that have been read, and what there is to say of the reading, whatever the kind of checkpoint."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from hybridlm.checkpoint.saved_index import DTYPES
+from models import Weight
+
+Progress = Callable[[int, int, str], None]
+ParameterPath = tuple[str | int, ...]
+
+
+def dotted(path: ParameterPath) -> str:
+    """The name of a parameter."""
+    return ".".join(map(str, path))
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What loading did that somebody may want to know.
+
+    Attributes:
+        path: the checkpoint directory.
+        parameters: how many numbers the parameters have.
+        bytes: how many bytes they have as they are kept.
+        skipped: pattern of the family -> how many tensors it left unread.
+        converted: dtype in the file -> how many parameters were converted from it, without those that are float32 in
+            any case.
+        notes: of the directory (tensors outside the index, ...).
+    """
+
+    path: Path
+    parameters: int
+    bytes: int
+    skipped: Mapping[str, int]
+    converted: Mapping[str, int]
+    notes: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """One sentence per line: what was left unread and what else is odd; empty where there is nothing to say."""
+        lines = [f"{self.path}: {note}" for note in self.notes]
+        if self.skipped:
+            patterns = ", ".join(f"{count} of {pattern}" for pattern, count in self.skipped.items())
+            lines.append(f"{self.path}: {sum(self.skipped.values())} tensors are not used by this model: {patterns}")
+        return lines
+
+    def conversions(self, kept: str) -> list[str]:
+        """One sentence per dtype of the file that parameters were converted from, for who did not ask for `kept`."""
+        return [
+            f"{self.path}: {count} of the parameters are stored as {stored} and kept as {kept}, as most are stored; "
+            f'dtype="float32" keeps every bit'
+            for stored, count in self.converted.items()
+        ]
+
+
+class LoadedWeights(NamedTuple):
+    """Parameters by their path in the nnx module, and what there is to report."""
+
+    arrays: dict[ParameterPath, jax.Array]
+    report: LoadReport
+
+
+class Read(NamedTuple):
+    """One parameter that has been read.
+
+    Attributes:
+        array: as it is kept.
+        converted_from: the files' names of the dtypes that it was converted from.
+    """
+
+    array: jax.Array
+    converted_from: Iterable[str]
+
+
+def kept_dtypes(weights: Iterable[Weight], dtype: str) -> list[np.dtype]:
+    """The dtypes that parameters are kept in.
+
+    Raises:
+        ValueError: an unknown `dtype`.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    return [DTYPES["float32" if weight.float32 else dtype] for weight in weights]
+
+
+def gather(
+    path: Path,
+    weights: Sequence[Weight],
+    kept: Sequence[np.dtype],
+    read: Iterable[Read],
+    progress: Progress | None,
+    skipped: Mapping[str, int] = MappingProxyType({}),
+    notes: tuple[str, ...] = (),
+) -> LoadedWeights:
+    """Takes parameters as they are read, and says how far it is.
+
+    Args:
+        path: of the checkpoint.
+        weights: which parameters, in the order in which they come.
+        kept: their dtypes.
+        read: the parameters.
+        progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
+        skipped, notes: for the report.
+    """
+    sizes = [math.prod(weight.shape) for weight in weights]
+    total = sum(size * kind.itemsize for size, kind in zip(sizes, kept, strict=True))
+    arrays: dict[ParameterPath, jax.Array] = {}
+    converted, done = Counter[str](), 0
+    if progress is not None:
+        progress(0, total, "")
+    for weight, size, kind, one in zip(weights, sizes, kept, read, strict=True):
+        assert weight.path not in arrays, f"the parameter {dotted(weight.path)} is described twice"
+        arrays[weight.path] = one.array
+        if not weight.float32:
+            converted.update(one.converted_from)
+        done += size * kind.itemsize
+        if progress is not None:
+            progress(done, total, dotted(weight.path))
+    return LoadedWeights(arrays, LoadReport(path, sum(sizes), total, skipped, converted, notes))

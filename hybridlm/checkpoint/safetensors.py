@@ -1,0 +1,278 @@
+"""Reads one safetensors file: a length, a JSON header, and the bytes of the tensors without gaps.
+
+Format: https://huggingface.co/docs/safetensors. A reader of our own, because the library gives NumPy no view of the
+mapped file and cannot name all that is wrong with a header.
+
+Writes a safetensors file array by array, so that its bytes exist once.
+"""
+
+import json
+import math
+import mmap
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from hybridlm.errors import CheckpointError
+from hybridlm.files.strict_json import unique_keys
+
+MAX_HEADER_BYTES = 100_000_000
+# NumPy's limit; it also bounds the work on a hostile header.
+MAX_RANK = 64
+
+DTYPE_BITS: Mapping[str, int] = MappingProxyType(
+    {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+    | dict.fromkeys(
+        ("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
+        8,
+    )
+    | dict.fromkeys(("U16", "I16", "F16", "BF16"), 16)
+    | dict.fromkeys(("U32", "I32", "F32"), 32)
+    | dict.fromkeys(("U64", "I64", "F64", "C64"), 64)
+)
+READABLE: Mapping[str, np.dtype] = MappingProxyType(
+    {"BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+)
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One entry of a header.
+
+    Attributes:
+        dtype: the format's name of the element type ("BF16", "F8_E4M3", ...).
+        shape: its dimensions.
+        begin, end: its bytes, counted from the end of the header.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class SafetensorsFile:
+    """One safetensors file, its header checked and its data mapped read-only.
+
+    Arrays from `read` are views of the mapped file: they change, or end the process, if somebody rewrites the file
+    in place. Whoever keeps an array copies it.
+
+    Attributes:
+        path: the file.
+        tensors: name -> TensorInfo, in the order of the data.
+        metadata: the free-form `__metadata__` strings.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises CheckpointError with every fault of the header."""
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise CheckpointError(self.path, "expected a safetensors file, found no regular file")
+        with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            header = _read_header(self.path, file.read(8), file.read, size)
+            self._data_start = 8 + len(header)
+            self.tensors, self.metadata = _parse_header(self.path, header, size - self._data_start)
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def read(self, name: str) -> np.ndarray:
+        """A read-only view of one tensor, bfloat16, float16 or float32.
+
+        Raises:
+            KeyError: no tensor of that name.
+            CheckpointError: a dtype that is not read, or a file that has shrunk since it was opened.
+        """
+        info = self.tensors[name]
+        if info.dtype not in READABLE:
+            raise CheckpointError(self.path, f"{name}: {unreadable(info.dtype)}")
+        self._require_whole(name)
+        count = math.prod(info.shape)
+        # frombuffer refuses an empty view at the end of its buffer.
+        if count == 0:
+            return np.empty(info.shape, READABLE[info.dtype])
+        offset = self._data_start + info.begin
+        return np.frombuffer(self._map, READABLE[info.dtype], count, offset).reshape(info.shape)
+
+    def read_bytes(self, name: str, start: int, length: int) -> bytes:
+        """A copy of some bytes of one tensor, of any dtype: at most `length` from its byte `start` on.
+
+        Raises:
+            KeyError: no tensor of that name.
+            CheckpointError: the file has shrunk since it was opened.
+        """
+        info = self.tensors[name]
+        self._require_whole(name)
+        begin = self._data_start + info.begin + start
+        return self._map[begin : min(begin + length, self._data_start + info.end)]
+
+    def _require_whole(self, name: str) -> None:
+        found = self._map.size()
+        if found < self._data_start + self.tensors[name].end:
+            raise CheckpointError(
+                self.path, f"{name}: the file ends at byte {found}; it was longer when it was opened. Load again."
+            )
+
+    def holds(self, array: np.ndarray) -> bool:
+        """Whether an array shares memory with the mapped file (a copy of its bytes does not)."""
+        return np.may_share_memory(array, np.frombuffer(self._map, np.uint8))
+
+    def release(self, name: str) -> None:
+        """Tells the system that the pages of a tensor are not needed soon; reading them again still works."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        info = self.tensors[name]
+        start = -(-(self._data_start + info.begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = self._data_start + info.end - start
+        if length > 0:
+            self._map.madvise(mmap.MADV_DONTNEED, start, length)
+
+
+def unreadable(dtype: str) -> str:
+    """Why tensors of a dtype that the format knows are not read."""
+    message = f"dtype {dtype} is not read, expected one of {', '.join(READABLE)}"
+    if DTYPE_BITS[dtype] <= 8 or dtype in ("I32", "U32"):
+        message += " (quantised checkpoints are not supported: use the release in bfloat16)"
+    return message
+
+
+def _read_header(path: Path, prefix: bytes, read: Any, size: int) -> bytes:
+    if len(prefix) < 8:
+        raise CheckpointError(path, f"truncated: a safetensors file has at least 8 bytes, found {size}")
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(path, f"header length {length} is above the limit of {MAX_HEADER_BYTES} bytes")
+    if length > size - 8:
+        raise CheckpointError(path, f"truncated: a header of {length} bytes, found {size - 8} bytes after its length")
+    return read(length)
+
+
+def _no_constants(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _parse_header(path: Path, header: bytes, available: int) -> tuple[Mapping[str, TensorInfo], Mapping[str, str]]:
+    if not header.startswith(b"{"):
+        raise CheckpointError(
+            path, f"not a safetensors file: expected a header that begins with '{{', got {header[:8]!r}"
+        )
+    try:
+        entries = json.loads(header.decode(), object_pairs_hook=unique_keys, parse_constant=_no_constants)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(path, f"the header cannot be read as JSON: {error}") from error
+    faults: list[str] = []
+    metadata = entries.pop("__metadata__", None)
+    # The library writes null where a caller gives no metadata.
+    metadata = {} if metadata is None else metadata
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        faults.append(f"__metadata__: expected an object of strings, found {_short(metadata)}")
+        metadata = {}
+    tensors: dict[str, TensorInfo] = {}
+    for name, entry in entries.items():
+        info = _parse_entry(name, entry, faults)
+        if info is not None:
+            tensors[name] = info
+    ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)))
+    # A hole where an entry could not be read would be that same fault a second time.
+    if len(tensors) == len(entries):
+        _check_layout(ordered, available, faults)
+    if faults:
+        raise CheckpointError(path, faults)
+    return MappingProxyType(ordered), MappingProxyType(metadata)
+
+
+def _parse_entry(name: str, entry: Any, faults: list[str]) -> TensorInfo | None:
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        faults.append(f"{name!r}: the name is not valid Unicode")
+        return None
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        faults.append(f"{name}: expected the keys dtype, shape and data_offsets, found {_short(entry)}")
+        return None
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        faults.append(f"{name}: unknown dtype {_short(dtype)}, expected one of {', '.join(DTYPE_BITS)}")
+        return None
+    if not _sizes(shape) or len(shape) > MAX_RANK:
+        faults.append(f"{name}: expected a shape of at most {MAX_RANK} sizes, found {_short(shape)}")
+        return None
+    if not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        faults.append(f"{name}: expected data_offsets [begin, end] with begin <= end, found {_short(offsets)}")
+        return None
+    begin, end = offsets
+    bits = math.prod(shape) * DTYPE_BITS[dtype]
+    if bits != (end - begin) * 8:
+        needed = f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits, not a whole number of bytes,"
+        faults.append(f"{name}: {dtype}{_short(shape)} needs {needed} but data_offsets {offsets} hold {end - begin}")
+        return None
+    return TensorInfo(dtype, tuple(shape), begin, end)
+
+
+def _check_layout(ordered: Mapping[str, TensorInfo], available: int, faults: list[str]) -> None:
+    """Tensors must cover the data exactly: no hole, no overlap, nothing behind the last."""
+    position, before = 0, "the header"
+    for name, info in ordered.items():
+        if info.end > available:
+            faults.append(f"{name}: truncated: its data ends at byte {info.end}, the file's at {available}")
+        if info.begin < position:
+            faults.append(f"{name}: overlaps {before}: begins at byte {info.begin}, which ends at {position}")
+        elif info.begin > position:
+            faults.append(f"{name}: a hole of {info.begin - position} bytes between it and {before}")
+        if info.end >= position:
+            position, before = info.end, name
+    if position < available:
+        faults.append(f"{available - position} bytes behind the last tensor: expected {position} bytes of data")
+
+
+def _sizes(value: Any) -> bool:
+    # type() and not isinstance: JSON true is an int in Python.
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+NAMES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int32": "I32"}
+"""The format's name of a dtype."""
+
+
+class Entry(NamedTuple):
+    """An array that will be written."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def write_safetensors(
+    file: BinaryIO, entries: Iterable[Entry], arrays: Iterable[np.ndarray], metadata: Mapping[str, str]
+) -> None:
+    """Write a header and the arrays behind it.
+
+    Args:
+        file: written from where it is.
+        entries: what the arrays are, in order; dtypes are those of `NAMES`.
+        arrays: one for each entry.
+        metadata: free-form strings.
+
+    Raises:
+        ValueError: an array is not what its entry says.
+    """
+    entries, end = list(entries), 0
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    for entry in entries:
+        begin, end = end, end + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize
+        header[entry.name] = {"dtype": NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for entry, array in zip(entries, arrays, strict=True):
+        if (array.shape, array.dtype.name) != (entry.shape, entry.dtype):
+            raise ValueError(f"{entry}: got {array.dtype.name}{list(array.shape)}")
+        file.write(array.tobytes())

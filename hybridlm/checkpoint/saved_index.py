@@ -1,0 +1,178 @@
+"""A checkpoint that `LM.save` wrote, opened: what its index says, compared with the files that are there.
+
+    config.json, tokenizer.json, ...   as in the checkpoint that was loaded
+    weights/                           an Orbax checkpoint: an uncompressed array of Zarr 2 for each parameter, or part
+    hybridlm.json                      the index: where each run of numbers lies, in which file
+
+Every file below `weights` that holds numbers is a tile of a parameter: its bytes as they are in memory. They are read
+here and not by Orbax, which takes longer, and longer to import, than reading them takes.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from hybridlm.checkpoint.directory import read_config
+from hybridlm.errors import CheckpointError
+from hybridlm.files.strict_json import MEGABYTE, read_object
+
+INDEX, WEIGHTS = "hybridlm.json", "weights"
+FORMAT = 1
+"""Version of the index; another one is refused."""
+AGAIN = "Save it again from the original checkpoint."
+MAX_INDEX_BYTES = 256 * MEGABYTE
+
+DTYPES: Mapping[str, np.dtype] = {
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype("<f2"),
+    "float32": np.dtype("<f4"),
+}
+
+
+class Tile(NamedTuple):
+    """A rectangle of a parameter, in a file of its own, row by row.
+
+    Attributes:
+        file: below the checkpoint's directory.
+        at: where it begins in the parameter.
+        shape: its sizes.
+        checksum: of its bytes.
+    """
+
+    file: str
+    at: tuple[int, ...]
+    shape: tuple[int, ...]
+    checksum: int
+
+
+@dataclass(frozen=True)
+class SavedParameter:
+    """A parameter of the whole model.
+
+    Attributes:
+        dtype: of its numbers.
+        shape: its sizes.
+        tiles: they cover it.
+    """
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True)
+class SavedDirectory:
+    """An opened checkpoint of ours. No parameter has been read.
+
+    Attributes:
+        path: the directory.
+        config: config.json.
+        family: the model family that it was saved of.
+        dtype: of the matrices.
+        fingerprint: of the checkpoint that was loaded and saved.
+        parameters: by dotted name.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    family: str
+    dtype: str
+    fingerprint: str
+    parameters: Mapping[str, SavedParameter]
+
+
+def checksum(content: np.ndarray) -> int:
+    """The sum of all 64-bit words of a contiguous array's bytes, modulo 2**64; zeros are thought behind them.
+
+    It finds what a damaged disk or a cut file does, at the speed of memory; it is no seal.
+    """
+    raw = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
+    whole = len(raw) // 8 * 8
+    rest = int.from_bytes(raw[whole:].tobytes(), "little")
+    return (int(np.add.reduce(raw[:whole].view(np.uint64), dtype=np.uint64)) + rest) % 2**64
+
+
+def is_saved(directory: Path) -> bool:
+    """Whether `LM.save` wrote it."""
+    return (directory / INDEX).exists()
+
+
+def open_saved(directory: Path) -> SavedDirectory:
+    """Opens a checkpoint that `LM.save` wrote; looks at the sizes of all its files, and at the small ones' content.
+
+    Raises:
+        CheckpointError: another format version, or an index that cannot be read; or every file that is missing, of
+            another size, or not what was saved.
+    """
+    index = read_object(directory / INDEX, MAX_INDEX_BYTES)
+    if index.get("format") != FORMAT:
+        raise CheckpointError(
+            directory / INDEX,
+            f"expected format {FORMAT}, found {index.get('format')!r} (written by hybridlm {index.get('hybridlm')!r})",
+            "Load it with the version that wrote it, or save the original checkpoint anew.",
+        )
+    named = index.pop("sha256", None)
+    if named != digest(dump_index(index)):
+        raise CheckpointError(directory / INDEX, "is not what was saved, by its checksum", AGAIN)
+    try:
+        parameters = {name: _parameter(fields) for name, fields in index["parameters"].items()}
+        files, family, dtype, fingerprint = (index[name] for name in ("files", "family", "dtype", "fingerprint"))
+        if dtype not in DTYPES or "config.json" not in dict(files):
+            raise ValueError(f"dtype {dtype!r}, files {', '.join(files)}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        fault = f"is not what LM.save writes: {type(error).__name__}: {error}"
+        raise CheckpointError(directory / INDEX, fault) from error
+    faults = [fault for name, digest in files.items() if (fault := _small_fault(directory, name, digest))]
+    faults += [fault for one in parameters.values() for tile in one.tiles if (fault := _fault(directory, one, tile))]
+    if faults:
+        raise CheckpointError(directory, faults, AGAIN)
+    config = read_config(directory / "config.json")
+    return SavedDirectory(directory, config, family, dtype, fingerprint, parameters)
+
+
+def dump_index(index: Mapping[str, Any]) -> bytes:
+    """The text of an index, of which its SHA-256 is taken before that is put into it."""
+    return json.dumps(index).encode("ascii")
+
+
+def digest(content: bytes) -> str:
+    """Names the content of a small file."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def _parameter(fields: Mapping[str, Any]) -> SavedParameter:
+    tiles = tuple(Tile(one["file"], tuple(one["at"]), tuple(one["shape"]), one["checksum"]) for one in fields["tiles"])
+    shape = tuple(fields["shape"])
+    for tile in tiles:
+        if ".." in PurePosixPath(tile.file).parts or not tile.file.startswith(f"{WEIGHTS}/"):
+            raise ValueError(f"{tile.file!r} is not below {WEIGHTS}")
+        ends = [at + size for at, size in zip(tile.at, tile.shape, strict=True)]
+        if any(at < 0 or end > size for at, end, size in zip(tile.at, ends, shape, strict=True)):
+            raise ValueError(f"{tile.file}: {tile.shape} at {tile.at} is not within {shape}")
+    if sum(math.prod(tile.shape) for tile in tiles) != math.prod(shape):
+        raise ValueError(f"tiles do not cover {shape}")
+    return SavedParameter(DTYPES[fields["dtype"]], shape, tiles)
+
+
+def _small_fault(directory: Path, name: str, expected: str) -> str | None:
+    path = directory / PurePosixPath(name).name
+    if not path.is_file():
+        return f"missing {name}"
+    return None if digest(path.read_bytes()) == expected else f"{name}: is not what was saved"
+
+
+def _fault(directory: Path, parameter: SavedParameter, tile: Tile) -> str | None:
+    expected = math.prod(tile.shape) * parameter.dtype.itemsize
+    try:
+        found = os.stat(directory / tile.file).st_size
+    except FileNotFoundError:
+        return f"missing {tile.file}"
+    return None if found == expected else f"{tile.file}: expected {expected} bytes, found {found}"

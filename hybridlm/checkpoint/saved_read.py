@@ -1,0 +1,156 @@
+"""Reads the parameters of a checkpoint that `LM.save` wrote: each device's part of them, several files at a time."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridlm.checkpoint.cast import aligned_empty, converted
+from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress, Read, dotted, gather, kept_dtypes
+from hybridlm.checkpoint.saved_index import AGAIN, SavedDirectory, Tile, checksum
+from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
+from hybridlm.errors import CheckpointError
+from models import Family, Weight
+from models.weights.sources import Window
+
+READERS = 4
+"""Files that are read at the same time."""
+
+
+def load_saved_weights(
+    saved: SavedDirectory,
+    family: Family,
+    config: Any,
+    dtype: str,
+    progress: Progress | None = None,
+    shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
+) -> LoadedWeights:
+    """Reads every parameter of a model.
+
+    Beside the arrays that are kept, a few parameters are in memory at a time. The arrays share no memory with the
+    files. A tile that is read whole is compared with its checksum.
+
+    Args:
+        saved: an opened directory.
+        family: says which parameters there are.
+        config: what `family.read_config` made of `saved.config`.
+        dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are float32 whatever it says.
+        progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
+        shards: how parameters lie over devices; those that are not named are whole on JAX's default device.
+
+    Raises:
+        CheckpointError: every parameter that is missing, unexpected or of another shape; or a tile that is not what was
+            saved, or values that `dtype` cannot hold.
+        ValueError: an unknown `dtype`.
+    """
+    weights = family.weights(config)
+    kept = kept_dtypes(weights, dtype)
+    _require_parameters(saved, family, weights)
+
+    def read(weight: Weight, kind: np.dtype) -> Read:
+        name, own = dotted(weight.path), shards_of(weight, shards)
+        reading, stored = _Reading(saved, name), saved.parameters[name].dtype
+        array = jax.block_until_ready(own.build(lambda windows, shape: reading.part(windows, shape, kind)))
+        reading.verify()
+        return Read(array, [] if stored == kind else [stored.name])
+
+    with ThreadPoolExecutor(READERS) as readers:
+        return gather(saved.path, weights, kept, readers.map(read, weights, kept), progress)
+
+
+def _require_parameters(saved: SavedDirectory, family: Family, weights: Iterable[Weight]) -> None:
+    faults = []
+    if saved.family != family.name:
+        faults.append(f"expected the family {family.name}, as config.json says, found one saved of {saved.family}")
+    expected = {dotted(weight.path): tuple(weight.shape) for weight in weights}
+    for name, shape in expected.items():
+        if name not in saved.parameters:
+            faults.append(f"missing {name}: expected shape {shape}, found no parameter of that name")
+        elif saved.parameters[name].shape != shape:
+            faults.append(f"mis-shaped {name}: expected {shape}, found {saved.parameters[name].shape}")
+    allowed = expected.keys() | head_parameters(saved, family)
+    faults += [f"unexpected {name}" for name in saved.parameters if name not in allowed]
+    if faults:
+        raise CheckpointError(saved.path, faults, AGAIN)
+
+
+def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
+    """Those of the parameters there that only a model with its multi-token-prediction head has."""
+    if family.with_head is None:
+        return set()
+    bare, whole = (
+        {dotted(weight.path) for weight in one.weights(one.read_config(saved.config))}
+        for one in (family, family.with_head)
+    )
+    return (whole - bare) & saved.parameters.keys()
+
+
+class _Reading:
+    """One parameter while the parts of this process are read."""
+
+    def __init__(self, saved: SavedDirectory, name: str):
+        self._saved, self._name, self._parameter = saved, name, saved.parameters[name]
+        self._read = Counter[Tile]()
+        self._verified: set[Tile] = set()
+
+    def part(self, windows: Iterable[tuple[Window, Window]], shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+        """An array of some pieces of the parameter.
+
+        Args:
+            windows: where each piece lies in the parameter, and where in the result.
+            shape, kind: of the result.
+        """
+        stored = self._parameter.dtype
+        result = aligned_empty(shape, stored)
+        for source, target in windows:
+            begin = [one.indices(size)[0] for one, size in zip(source, self._parameter.shape, strict=True)]
+            piece = result[(*target, ...)]
+            for tile in self._parameter.tiles:
+                self._copy(tile, begin, piece)
+        return result if kind == stored else converted(result, kind, self._saved.path, [self._name])
+
+    def _copy(self, tile: Tile, begin: list[int], piece: np.ndarray) -> None:
+        """Read what a tile has of a piece that begins there in the parameter."""
+        low = [max(a, b) for a, b in zip(tile.at, begin, strict=True)]
+        ends = ((a + m, b + n) for a, m, b, n in zip(tile.at, tile.shape, begin, piece.shape, strict=True))
+        high = [min(pair) for pair in ends]
+        if any(a >= b for a, b in zip(low, high, strict=True)):
+            return
+        target = piece[tuple(slice(a - b, c - b) for a, b, c in zip(low, begin, high, strict=True))]
+        self._read[tile] += target.size
+        if target.shape == tile.shape and target.flags.c_contiguous:
+            self._fill(tile, target)
+        else:
+            inside = tuple(slice(a - b, c - b) for a, b, c in zip(low, tile.at, high, strict=True))
+            target[...] = self._mapped(tile)[inside]
+
+    def _fill(self, tile: Tile, target: np.ndarray) -> None:
+        rest = target.reshape(-1).view(np.uint8).data
+        with (self._saved.path / tile.file).open("rb", buffering=0) as file:
+            while len(rest) and (count := file.readinto(rest)):
+                rest = rest[count:]
+        if len(rest):
+            raise CheckpointError(self._saved.path / tile.file, "has become shorter while it was read")
+        self._compare(tile, target)
+
+    def _mapped(self, tile: Tile) -> np.ndarray:
+        return np.memmap(self._saved.path / tile.file, self._parameter.dtype, "r", shape=tile.shape)
+
+    def verify(self) -> None:
+        """Compare the tiles that were read piece by piece, but whole, with their checksums."""
+        for tile, count in self._read.items():
+            if tile not in self._verified and count >= math.prod(tile.shape):
+                self._compare(tile, self._mapped(tile))
+
+    def _compare(self, tile: Tile, content: np.ndarray) -> None:
+        if checksum(content) != tile.checksum:
+            raise CheckpointError(
+                self._saved.path / tile.file,
+                f"is not what was saved, by its checksum (a part of {self._name})",
+                AGAIN,
+            )
+        self._verified.add(tile)

@@ -1,0 +1,183 @@
+"""Writes a model as a checkpoint of ours: an Orbax checkpoint of its parameters, an index, and the small files."""
+
+import json
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from hybridlm.checkpoint.hub import FILES
+from hybridlm.checkpoint.saved_index import DTYPES, FORMAT, INDEX, WEIGHTS, checksum, digest, dump_index
+from hybridlm.errors import CheckpointError
+from hybridlm.files.atomic import sync
+
+SMALL_FILES = tuple(name for name in FILES if "safetensors" not in name)
+
+
+class Piece(NamedTuple):
+    """A part of a parameter that is saved as an array of its own.
+
+    Attributes:
+        at: where it begins in the parameter.
+        array: its numbers.
+    """
+
+    at: tuple[int, ...]
+    array: jax.Array | np.ndarray
+
+
+class Described(NamedTuple):
+    """What the index says of the model.
+
+    Attributes:
+        hybridlm: its version.
+        family: of the model.
+        dtype: of the matrices.
+        fingerprint: of the checkpoint that was loaded.
+    """
+
+    hybridlm: str
+    family: str
+    dtype: str
+    fingerprint: str
+
+
+def save_checkpoint(
+    target: Path, source: Path, model: Described, parameters: Mapping[str, tuple[tuple[int, ...], Sequence[Piece]]]
+) -> None:
+    """Write a checkpoint beside its place, and give it its name when everything is on the disk.
+
+    Args:
+        target: a directory that is not there yet.
+        source: the directory of the checkpoint that was loaded, for its small files.
+        model: what it is.
+        parameters: of each its shape, and pieces that cover it.
+
+    Raises:
+        FileExistsError: there is something at `target`.
+        OSError: it cannot be written; nothing is left of it.
+    """
+    names = {name: _piece_names(name, len(pieces)) for name, (_, pieces) in parameters.items()}
+    arrays = {
+        each: piece.array
+        for name, (_, pieces) in parameters.items()
+        for each, piece in zip(names[name], pieces, strict=True)
+    }
+    with _new_directory(target) as directory:
+        _write_arrays(directory / WEIGHTS, arrays)
+        if jax.process_index() == 0:
+            fields: dict[str, Any] = {"format": FORMAT, **model._asdict()}
+            fields["files"] = _copy_small_files(source, directory)
+            fields["parameters"] = {
+                name: {
+                    "dtype": str(np.dtype(pieces[0].array.dtype)),
+                    "shape": list(shape),
+                    "tiles": [
+                        tile
+                        for each, piece in zip(names[name], pieces, strict=True)
+                        for tile in _tiles(directory, each, piece.at)
+                    ],
+                }
+                for name, (shape, pieces) in parameters.items()
+            }
+            (directory / INDEX).write_bytes(dump_index({**fields, "sha256": digest(dump_index(fields))}))
+
+
+def _piece_names(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name}.{number}" for number in range(count)]
+
+
+def _copy_small_files(source: Path, directory: Path) -> dict[str, str]:
+    """What is there of them, and what names its content."""
+    files = {}
+    for name in SMALL_FILES:
+        if (source / name).is_file():
+            content = (source / name).read_bytes()
+            (directory / name).write_bytes(content)
+            files[name] = digest(content)
+    return files
+
+
+@contextmanager
+def _new_directory(target: Path) -> Iterator[Path]:
+    """A directory beside the target that takes its name at the end, with all that is in it, or is gone.
+
+    Of several processes the first one makes, renames and removes it; all of them leave when it has its name.
+    """
+    token = np.frombuffer(secrets.token_bytes(4), np.uint8)
+    if jax.process_count() > 1:
+        token = np.asarray(multihost_utils.broadcast_one_to_all(token))
+    partial = target.with_name(f".{target.name}.{token.tobytes().hex()}.partial")
+    first = jax.process_index() == 0
+    try:
+        if first:
+            partial.mkdir()
+        _wait_for_all(f"{partial} is there")
+        yield partial
+        if first:
+            for folder, _, names in os.walk(partial):
+                for name in (*names, "."):
+                    sync(Path(folder) / name)
+            os.rename(partial, target)
+            sync(target.parent)
+        _wait_for_all(f"{target} is there")
+    except BaseException:
+        if first:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _wait_for_all(what: str) -> None:
+    """Go on when all processes are here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
+
+
+def _write_arrays(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> None:
+    # Here and not above: importing it takes as long as everything else that scoring a short file needs.
+    import orbax.checkpoint as ocp
+
+    # A file for each array of one device, without compression: it can be read where it is needed, and as it is.
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False, use_compression=False)
+    with _only_errors(logging.getLogger("absl")), ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
+
+
+@contextmanager
+def _only_errors(logger: logging.Logger) -> Iterator[None]:
+    """Orbax warns of what was asked of it: that there is no OCDBT."""
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _tiles(directory: Path, name: str, at: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+    """The tiles of an array that has been written."""
+    folder = directory / WEIGHTS / name
+    layout = json.loads((folder / ".zarray").read_text())
+    shape, chunks = layout["shape"], layout["chunks"]
+    plain = (layout["compressor"], layout["filters"], layout["order"]) == (None, None, "C")
+    if not plain or any(size % chunk for size, chunk in zip(shape, chunks, strict=True)):
+        raise CheckpointError(folder, f"expected uncompressed chunks that divide the array, Orbax has written {layout}")
+    dtype = DTYPES.get(layout["dtype"]) or np.dtype(layout["dtype"])
+    for number in np.ndindex(*(size // chunk for size, chunk in zip(shape, chunks, strict=True))):
+        file = folder / (".".join(map(str, number)) or "0")
+        begin = [a + i * chunk for a, i, chunk in zip(at, number, chunks, strict=True)]
+        content = np.memmap(file, dtype, "r")
+        yield {
+            "file": file.relative_to(directory).as_posix(),
+            "at": begin,
+            "shape": chunks,
+            "checksum": checksum(content),
+        }

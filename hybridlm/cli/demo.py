@@ -1,0 +1,110 @@
+"""`hybridlm demo`: the embedded model answers eight stories in one batch, and each of them alone."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import jax
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from hybridlm import demo as embedded
+from hybridlm.cli.options import Debug, console_for_table, reported
+from hybridlm.lm import LM
+from hybridlm.loading import load
+from hybridlm.requests.results import Completion
+
+STORIES = 8
+RIGHT = 7
+"""So many right answers at least; the model knows at least 97 of 100 (README)."""
+MAX_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the model said, and the seconds that it took without compilation."""
+
+    completions: list[Completion]
+    seconds: float
+
+    def speed(self, name: str) -> str:
+        prompt = sum(len(completion.prompt_token_ids) for completion in self.completions)
+        drawn = sum(len(completion.token_ids) for completion in self.completions)
+        return (
+            f"{name}: {prompt} tokens read, {drawn} generated in {self.seconds:.2f} s "
+            f"({(prompt + drawn) / self.seconds:,.0f} tokens/s, {drawn / self.seconds:,.0f} of them generated)"
+        )
+
+
+def demo(
+    seed: Annotated[int, typer.Option(min=0, max=10**8, help="Other stories, which training never used either.")] = 0,
+    debug: Debug = False,
+) -> None:
+    """Answer eight stories in one batch, and each of them alone; they have to be equal.
+
+    Each question can be answered from its own story only: a sequence that leaked into another one would show up as a
+    wrong name. Needs no network. The exit status is 1 if an answer in the batch differs from the one alone, or if fewer
+    than seven are right.
+    """
+    with reported(debug):
+        stories = [embedded.story(embedded.UNSEEN[seed * STORIES + i]) for i in range(STORIES)]
+        lm = load(embedded.path(), lanes=STORIES)
+        console = console_for_table()
+        console.print(Text(f"{lm!r} on {jax.devices()[0].device_kind}, jax {jax.__version__}"))
+        console.print(Text(f"\nThe first of {STORIES} stories:\n{stories[0].prompt}\n"))
+        batch = _answer_together(lm, stories)
+        alone = _answer_alone(lm, stories)
+        console.print(_table(stories, batch, alone))
+        different = sum(not _equal(*pair) for pair in zip(batch.completions, alone.completions, strict=True))
+        rights = []
+        for name, answers in (("in one batch", batch), ("one by one", alone)):
+            rights.append(sum(_is_right(*pair) for pair in zip(stories, answers.completions, strict=True)))
+            console.print(Text(f"{answers.speed(name)}; {rights[-1]} of {STORIES} right"))
+        if different:
+            typer.echo(f"error: {different} of {STORIES} answers differ between the batch and alone", err=True)
+            raise typer.Exit(1)
+        console.print(Text(f"all {STORIES} answers are equal, token by token"))
+        if min(rights) < RIGHT:
+            expected = f"expected at least {RIGHT}: on this machine the model does not compute what it has learned"
+            typer.echo(f"error: {min(rights)} of {STORIES} answers are right, {expected}", err=True)
+            raise typer.Exit(1)
+
+
+def _answer_together(lm: LM, stories: Sequence[embedded.Story]) -> Answers:
+    prompts = [story.prompt for story in stories]
+    lm.generate(prompts, max_tokens=MAX_TOKENS)  # compiles
+    start = time.perf_counter()
+    completions = lm.generate(prompts, max_tokens=MAX_TOKENS)
+    return Answers(completions, time.perf_counter() - start)
+
+
+def _answer_alone(lm: LM, stories: Sequence[embedded.Story]) -> Answers:
+    lm.generate([stories[0].prompt], max_tokens=MAX_TOKENS)  # compiles
+    start = time.perf_counter()
+    completions = [lm.generate([story.prompt], max_tokens=MAX_TOKENS)[0] for story in stories]
+    return Answers(completions, time.perf_counter() - start)
+
+
+def _table(stories: Sequence[embedded.Story], batch: Answers, alone: Answers) -> Table:
+    table = Table()
+    for heading in ("question", "answer in the batch", "answer alone", "", "equal"):
+        table.add_column(heading, overflow="fold")
+    for story, together, single in zip(stories, batch.completions, alone.completions, strict=True):
+        right = Text("right", "green") if _is_right(story, together) else Text(f"wrong: {story.answer}", "red")
+        equal = Text("yes", "green") if _equal(together, single) else Text("NO", "bold red")
+        table.add_row(Text(story.question), Text(_said(together)), Text(_said(single)), right, equal)
+    return table
+
+
+def _said(completion: Completion) -> str:
+    return (completion.text or "").strip()
+
+
+def _is_right(story: embedded.Story, completion: Completion) -> bool:
+    return story.answered_by(completion.text or "")
+
+
+def _equal(one: Completion, other: Completion) -> bool:
+    return one.token_ids == other.token_ids

@@ -1,0 +1,70 @@
+"""`hybridlm eval`: tasks of lm_eval (extra `eval`)."""
+
+# lm_eval is an extra: where it is not installed, its types are not known.
+# pyright: reportMissingImports=false
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, Tune, reported
+from hybridlm.errors import require_extra
+from hybridlm.files.atomic import replaceable, replacing
+from hybridlm.loading import load
+
+
+def evaluate(
+    model: Model,
+    tasks: Annotated[list[str], typer.Option("--tasks", "-t", help="Names, with commas between them; repeatable.")],
+    include_path: Annotated[Path | None, typer.Option(help="A folder with tasks of your own.")] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option(min=0, help="Examples before each question.", show_default="the task's")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many documents of each task: for trying.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the checkpoint's chat template.")] = False,
+    system: Annotated[str | None, typer.Option(help="What the system says in a chat.")] = None,
+    seed: Annotated[int, typer.Option(help="Of tasks that sample.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write results, settings and versions as JSON.")
+    ] = None,
+    samples: Annotated[bool, typer.Option("--samples", help="With --output: every document and answer, too.")] = False,
+    lanes: Lanes = 8,
+    context: Context = None,
+    dtype: Dtype = None,
+    chunk: Chunk = None,
+    tune: Tune = False,
+    debug: Debug = False,
+) -> None:
+    """Evaluate a model on tasks of lm_eval, the Language Model Evaluation Harness."""
+    if samples and output is None:
+        raise typer.BadParameter("needs --output", param_hint="--samples")
+    with reported(debug):
+        require_extra("eval", "lm_eval", "eval")
+        if output is not None:
+            replaceable(output)  # an evaluation takes hours
+        from lm_eval.evaluator import simple_evaluate
+        from lm_eval.tasks import TaskManager
+        from lm_eval.utils import handle_non_serializable, make_table
+
+        from hybridlm.evals import HybridLM
+
+        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune)
+        results = simple_evaluate(
+            model=HybridLM(lm, seed=seed),
+            tasks=[name.strip() for names in tasks for name in names.split(",") if name.strip()],
+            num_fewshot=num_fewshot,
+            limit=limit,
+            apply_chat_template=chat,
+            system_instruction=system,
+            log_samples=samples,
+            task_manager=TaskManager(include_path=None if include_path is None else str(include_path)),
+        )
+        assert results is not None  # None is what processes of other ranks get
+        typer.echo(make_table(results))
+        if results.get("groups"):
+            typer.echo(make_table(results, "groups"))
+        if output is not None:
+            with replacing(output) as file:
+                json.dump(results, file, indent=1, default=handle_non_serializable)

@@ -1,0 +1,219 @@
+"""`hybridlm generate`: continue prompts from the command line, a file or standard input."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, cast
+
+import typer
+
+from hybridlm.cli.options import (
+    Chunk,
+    Context,
+    Debug,
+    Drafting,
+    DraftTokens,
+    Dtype,
+    Lanes,
+    Model,
+    OnMesh,
+    Tune,
+    reported,
+)
+from hybridlm.devices.mesh import read_mesh
+from hybridlm.drafting.drafters import DRAFT_TOKENS
+from hybridlm.files.json_lines import Id, dump, finite, numbered_lines, parse_object, read_id, read_item
+from hybridlm.lm import LM
+from hybridlm.loading import load
+from hybridlm.requests.results import Completion
+from hybridlm.session import Event
+
+
+class Prompt(NamedTuple):
+    """A text or token ids, and what names it in the output."""
+
+    id: Id
+    item: str | list[Any]
+
+
+def generate(
+    model: Model,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help="Without any, lines of --file or of standard input."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help='A prompt per line; in a .jsonl file an object with "prompt", "text" or "token_ids".'),
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's message: apply the template.")] = False,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens drawn for a prompt.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw from the k most likely tokens; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the smallest set of this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Draw from tokens at least this likely, relative to the first.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same tokens.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="A string that ends a completion; repeatable.")] = None,
+    stop_id: Annotated[list[int] | None, typer.Option(help="A token id that ends a completion; repeatable.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end tokens.")] = False,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: log-probabilities, and of this many most likely tokens.")
+    ] = None,
+    n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="A JSON object per completion.")] = False,
+    lanes: Lanes = 8,
+    context: Context = None,
+    dtype: Dtype = None,
+    chunk: Chunk = None,
+    speculate: Drafting = None,
+    draft_tokens: DraftTokens = DRAFT_TOKENS,
+    prefix_cache: Annotated[
+        str | None, typer.Option(help='Keep states of prompts for those that begin alike, in so many bytes: "512MB".')
+    ] = None,
+    mesh: OnMesh = None,
+    tune: Tune = False,
+    debug: Debug = False,
+) -> None:
+    """Continue prompts. A single one is printed as it is generated, several in the order of the input.
+
+    A checkpoint without a tokenizer takes token ids from a .jsonl file and prints token ids.
+    """
+    if logprobs is not None and not json:
+        raise typer.BadParameter("is printed with --json only", param_hint="--logprobs")
+    with reported(debug):
+        given = _read_prompts(prompts or [], file)
+        lm = load(
+            model,
+            lanes=lanes,
+            context=context,
+            dtype=dtype,
+            chunk=chunk,
+            speculate=cast(Any, speculate),
+            draft_tokens=draft_tokens,
+            prefix_cache=prefix_cache,
+            mesh=read_mesh(mesh),
+            tune=tune,
+        )
+        if lm.follow():
+            return
+        items = [_chat_ids(lm, prompt.item) if chat else prompt.item for prompt in given]
+        events = lm.stream(
+            items,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            stop=[*(stop or ()), *(stop_id or ())],
+            ignore_eos=ignore_eos,
+            logprobs=logprobs,
+            n=n,
+        )
+        if json:
+            for index, completion in _in_order(events):
+                _write(dump(_row(given, n, index, completion)) + "\n")
+        elif len(given) * n == 1:
+            _stream(events, lm.tokenizer is not None)
+        else:
+            for index, completion in _in_order(events):
+                name = f"prompt {index // n + 1}" + (f", completion {index % n + 1}" if n > 1 else "")
+                _write(f"==> {name} <==\n{_shown(completion)}\n")
+
+
+def _read_prompts(arguments: list[str], file: Path | None) -> list[Prompt]:
+    if arguments and file is not None:
+        raise typer.BadParameter("give prompts as arguments or in a file, not both", param_hint="--file")
+    if arguments:
+        return [Prompt(None, argument) for argument in arguments]
+    if file is not None:
+        with file.open("rb") as source:
+            return _read_lines(source, str(file), file.suffix.lower() == ".jsonl")
+    if sys.stdin.isatty():
+        raise typer.BadParameter("give prompts as arguments, with --file or on standard input", param_hint="PROMPT")
+    return _read_lines(sys.stdin.buffer, "standard input", False)
+
+
+def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[Prompt]:
+    prompts, faults = [], []
+    for number, line in numbered_lines(source):
+        try:
+            prompts.append(_read_json(line) if jsonl else _read_text(line))
+        except ValueError as error:
+            faults.append(f"  line {number}: {error}")
+    if faults:
+        raise ValueError("\n".join([f"{name}: {len(faults)} bad lines", *faults]))
+    if not prompts:
+        raise ValueError(f"{name}: has no prompts")
+    return prompts
+
+
+def _read_json(line: bytes) -> Prompt:
+    value = parse_object(line)
+    return Prompt(read_id(value), read_item(value, ("prompt", "text"))[1])
+
+
+def _read_text(line: bytes) -> Prompt:
+    if not line:
+        raise ValueError("expected a prompt, the line is blank")
+    return Prompt(None, line.decode())
+
+
+def _chat_ids(lm: LM, message: str | list[Any]) -> list[int]:
+    if lm.tokenizer is None:
+        raise ValueError("--chat: the checkpoint has no tokenizer.json")
+    if not isinstance(message, str):
+        raise ValueError("--chat: expected messages as text, got token ids")
+    return lm.tokenizer.encode_chat([{"role": "user", "content": message}])
+
+
+def _in_order(events: Iterator[Event]) -> Iterator[tuple[int, Completion]]:
+    """Completions in the order of the requests, each as soon as those before it are there."""
+    ready: dict[int, Completion] = {}
+    following = 0
+    for event in events:
+        if event.completion is not None:
+            ready[event.index] = event.completion
+        while following in ready:
+            yield following, ready.pop(following)
+            following += 1
+
+
+def _stream(events: Iterator[Event], text: bool) -> None:
+    """Print text, or token ids where there is none, as it is generated; what an interruption leaves is a whole line."""
+    separator = ""
+    try:
+        for event in events:
+            if text:
+                _write(event.text)
+            elif event.token is not None:
+                _write(f"{separator}{event.token}")
+                separator = " "
+    finally:
+        _write("\n")
+
+
+def _shown(completion: Completion) -> str:
+    return " ".join(map(str, completion.token_ids)) if completion.text is None else completion.text
+
+
+def _row(given: list[Prompt], n: int, index: int, completion: Completion) -> dict[str, Any]:
+    tops = completion.top_logprobs
+    return {
+        "prompt": index // n,
+        "completion": index % n,
+        "id": given[index // n].id,
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "token_ids": completion.token_ids,
+        "prompt_token_ids": completion.prompt_token_ids,
+        "logprobs": None if completion.logprobs is None else [finite(value) for value in completion.logprobs],
+        "top_logprobs": None
+        if tops is None
+        else [[{"token_id": token, "logprob": finite(value)} for token, value in top.items()] for top in tops],
+    }
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

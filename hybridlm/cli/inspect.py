@@ -1,0 +1,88 @@
+"""`hybridlm inspect`: one step of a model in words, or as a page."""
+
+import warnings
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import typer
+
+from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
+from hybridlm.engine.engine import Engine
+from hybridlm.files.atomic import replaceable, replacing
+from hybridlm.loading import load
+from hybridlm.programs.shapes import Shape
+from hybridlm.steps.operands import Batch, Feed
+from ir_passes import CertificationWarning, measured_dependence
+from ir_passes.compile.inspect_page import inspect_page
+
+
+class Which(StrEnum):
+    """A step of the largest number of lanes."""
+
+    DECODE = "decode"
+    PROMPT = "prompt"
+    SCORE = "score"
+
+
+def inspect(
+    model: Model,
+    html: Annotated[Path | None, typer.Option(help="Write one page without anything from outside.")] = None,
+    step: Annotated[
+        Which, typer.Option(help="One token at a time, prompts in chunks, or scoring in chunks.")
+    ] = Which.DECODE,
+    lanes: Lanes = 8,
+    context: Context = None,
+    dtype: Dtype = None,
+    chunk: Chunk = None,
+    measure: Annotated[
+        bool, typer.Option(help="For the page: run the step once for each lane, changed, and see who else changes.")
+    ] = True,
+    debug: Debug = False,
+) -> None:
+    """Show what is proved and audited of one step, its scratch by lane, its pools and their copies.
+
+    A step with faults is shown too, with the faults. In words the state of one sequence comes first, as a formula for
+    every array that a layer keeps.
+    """
+    with reported(debug):
+        if html is not None:
+            replaceable(html)
+        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, certify="warn")
+        engine = lm.engine
+        shape = _shape(engine, step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CertificationWarning)
+            compiled = engine.program(shape)
+        if html is None:
+            typer.echo("\n".join((*lm.model.state_size(lm._cache_dtype).lines, "", str(shape), compiled.report())))
+            return
+        title = f"{lm.config.family}, {shape}"
+        measured = measured_dependence(compiled, _filled(engine, shape), compiled.bound) if measure else None
+        with replacing(html) as file:
+            file.buffer.write(inspect_page(title, compiled, measured=measured).encode())
+        typer.echo(f"{html}: {title}, {compiled.certificate.state}")
+
+
+def _shape(engine: Engine, which: Which) -> Shape:
+    if which is Which.SCORE:
+        return Shape("score", engine.staging, engine.chunk, 0)
+    if which is Which.PROMPT:
+        return Shape("generate", engine.staging, engine.chunk)
+    return Shape("generate", engine.lanes, 1)
+
+
+def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
+    """Arguments of a step whose lanes all go on from rows of their own; a chunk has one token less than it might."""
+    params, rows, _, _, _, _, *rest = engine.example_arguments(shape)
+    rng = np.random.default_rng(0)
+
+    def filled(row: jax.ShapeDtypeStruct) -> jax.Array:
+        floating = jnp.issubdtype(row.dtype, jnp.floating)
+        return jnp.asarray(rng.normal(size=row.shape) if floating else np.zeros(row.shape), row.dtype)
+
+    feed = Feed((1,) * max(1, shape.tokens - 1), 1)
+    return params, jax.tree.map(filled, rows), *Batch.of([feed] * shape.lanes, shape.tokens), *rest

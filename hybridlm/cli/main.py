@@ -1,0 +1,49 @@
+"""The command line: `hybridlm demo | generate | score | batch | eval | verify | inspect | bench | launch`."""
+
+from typing import Annotated
+
+import typer
+
+from hybridlm.cli.batch import batch
+from hybridlm.cli.bench import bench
+from hybridlm.cli.demo import demo
+from hybridlm.cli.eval import evaluate
+from hybridlm.cli.generate import generate
+from hybridlm.cli.inspect import inspect
+from hybridlm.cli.launch import launch
+from hybridlm.cli.score import score
+from hybridlm.cli.verify import verify
+from hybridlm.version import __version__
+
+# Plain texts: they read the same in a log, and brackets in a message are no markup.
+app = typer.Typer(name="hybridlm", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command()(demo)
+app.command()(generate)
+app.command()(score)
+app.command()(batch)
+app.command("eval")(evaluate)
+app.command()(verify)
+app.command()(inspect)
+app.command()(bench)
+app.command()(launch)
+
+
+def _print_version(asked: bool) -> bool:
+    if asked:
+        typer.echo(f"hybridlm {__version__}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def hybridlm(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Hybrid language models in JAX: many sequences in one step."""
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="hybridlm")

@@ -1,0 +1,109 @@
+"""What the commands share: options of `load`, and errors as one message instead of a traceback."""
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import jax
+import typer
+from rich.console import Console
+
+from hybridlm.errors import MissingExtra, NumericalError
+from hybridlm.multiprocess.environment import LOST, Disagreement, ProcessLost
+from ir_passes import AuditError
+
+EXPECTED = (
+    ValueError,
+    TypeError,
+    OSError,
+    MissingExtra,
+    NumericalError,
+    AuditError,
+    jax.errors.JaxRuntimeError,
+    ProcessLost,
+    Disagreement,
+)
+"""What wrong input, a full disk or device, or a program that fails its audit raises. Anything else is a bug of ours and
+keeps its traceback."""
+
+Model = Annotated[str, typer.Option("--model", "-m", help="Checkpoint directory, or the id of a model on the Hub.")]
+Lanes = Annotated[int, typer.Option(help="Most sequences computed at the same time.")]
+Context = Annotated[
+    int | None, typer.Option(help="Most tokens of a sequence.", show_default="4096, or the model's if less")
+]
+Dtype = Annotated[
+    str | None, typer.Option(help="bfloat16, float16 or float32.", show_default="the checkpoint's", metavar="NAME")
+]
+Chunk = Annotated[
+    int | None, typer.Option(help="Tokens of a text that one step consumes.", show_default="128, or the context")
+]
+Drafting = Annotated[
+    str | None,
+    typer.Option(
+        "--speculate",
+        help='"ngram" drafts what followed the last tokens before, "mtp" asks the model\'s own head.',
+        metavar="NAME",
+    ),
+]
+DraftTokens = Annotated[int, typer.Option("--draft-tokens", help="Most drafts of a sequence in a step.")]
+OnMesh = Annotated[
+    str | None,
+    typer.Option(
+        "--mesh", help="Run on a mesh of devices: data=2,model=2,expert=1 (docs/devices.md).", metavar="SIZES"
+    ),
+]
+Tune = Annotated[
+    bool,
+    typer.Option("--tune", help="On a CPU: use the fastest variants of matrix products, measured at the first load."),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@contextmanager
+def reported(debug: bool) -> Iterator[None]:
+    """Turn what a command raises into a message on standard error and an exit status.
+
+    1 for errors, 70 where other processes are at fault, 130 after Ctrl-C, 141 when the reader of standard output has
+    gone (as a shell reports both signals).
+    """
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            yield
+            sys.stdout.flush()
+        except KeyboardInterrupt as interrupt:
+            for note in _notes(interrupt):
+                typer.echo(note, err=True)
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            # What is still buffered would fail once more when the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
+        except EXPECTED as error:
+            if debug:
+                raise
+            typer.echo(f"error: {'; '.join([_message(error), *_notes(error)])}", err=True)
+            raise typer.Exit(LOST if isinstance(error, ProcessLost | Disagreement) else 1) from None
+
+
+def console_for_table() -> Console:
+    """A console as wide as the terminal; in a file or a pipe as wide as a table needs."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{os.fspath(error.filename)}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def _notes(error: BaseException) -> list[str]:
+    """What was added to an error where it passed; JAX's notes have several lines, on tracebacks that are not shown."""
+    return [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
+
+
+def _show_warning(message: Warning | str, *rest: Any) -> None:
+    typer.echo(f"warning: {message}", err=True)

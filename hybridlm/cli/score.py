@@ -1,0 +1,71 @@
+"""`hybridlm score`: log-probabilities of every row of a file."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, reported
+from hybridlm.devices.mesh import read_mesh
+from hybridlm.loading import load
+from hybridlm.score_files.score_file import WINDOW
+
+
+def score(
+    model: Model,
+    input: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INPUT", help='.jsonl or .parquet: {"id", "text"} or {"id", "token_ids"} in every line or row.'
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUTPUT",
+            help=".jsonl or .parquet, in the order of the input: id, token_ids, logprobs (null first), sum_logprob, "
+            "perplexity.",
+        ),
+    ],
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be scored.")] = False,
+    window: Annotated[int, typer.Option(help="Most rows scored together and kept as a part.")] = WINDOW,
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Only share I of N, from 0/N; to OUTPUT with the share in its name."),
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Delete the parts of a run that was interrupted, and begin again.")
+    ] = False,
+    lanes: Lanes = 8,
+    context: Context = None,
+    dtype: Dtype = None,
+    chunk: Chunk = None,
+    mesh: OnMesh = None,
+    tune: Tune = False,
+    debug: Debug = False,
+) -> None:
+    """Log-probability of every token of every text of a file.
+
+    Interrupted and run again it continues: finished rows lie in OUTPUT.parts until all are done. A row that cannot be
+    scored has its id and "error" instead.
+    """
+    with reported(debug):
+        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh), tune=tune)
+        if lm.follow():
+            return
+        start = time.perf_counter()
+        report = lm.score_file(input, output, strict=strict, window=window, shard=shard, restart=restart)
+        seconds = time.perf_counter() - start
+        kept = f"; {report.kept:,} rows were there from before" if report.kept else ""
+        saved = lm.stats["prefix_tokens_saved"]
+        shared = f"; {saved:,} tokens were not computed again, for texts begin alike" if saved else ""
+        typer.echo(
+            f"{report.output}: {report.texts:,} texts of {report.tokens:,} tokens in {seconds:.1f} s{kept}{shared} "
+            f"(compilation included)",
+            err=True,
+        )
+        if report.errors:
+            typer.echo(
+                f"{report.output}: {report.errors:,} rows have an error instead (--strict stops at one)", err=True
+            )

@@ -1,0 +1,167 @@
+"""`hybridlm verify`: prove and audit every step of a model."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hybridlm.cli.options import Context, Debug, Dtype, OnMesh, Tune, console_for_table, reported
+from hybridlm.cli.verify_table import Cells, Compiled, Planned, Verified
+from hybridlm.devices.mesh import abstract_mesh, read_mesh, read_sizes
+from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.warmup import all_shapes
+from hybridlm.loading import load
+from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
+from ir_passes import AuditError, IsolationError
+
+LANES = 8
+
+
+def verify(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Checkpoint directory, or the id of a model on the Hub.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="With --abstract: a config.json; no weights are needed.")] = None,
+    abstract: Annotated[
+        bool,
+        typer.Option(
+            "--abstract",
+            help="Prove and plan the steps of --config with weights that are shapes alone: no memory, nothing is "
+            "compiled or audited. Only the steps of all lanes, and 8 prompts at a time.",
+        ),
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Only the steps of all lanes, not those that few sequences run in.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show the equations around each fault, with what the proof knows of them.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write each certificate as JSON into this directory.")] = None,
+    lanes: Annotated[
+        int | None,
+        typer.Option(help="Most sequences computed at the same time.", show_default="8, or 64 with --abstract"),
+    ] = None,
+    context: Context = None,
+    dtype: Dtype = None,
+    chunk: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a text that one step consumes.", show_default="128, or 256 with --abstract, or the context"
+        ),
+    ] = None,
+    mesh: OnMesh = None,
+    tune: Tune = False,
+    debug: Debug = False,
+) -> None:
+    """Prove that no lane of any step reaches another, and audit what XLA makes of it.
+
+    Where a backend of XLA does not say where it places values, a step is proved and "not audited", which is no failure.
+    A row per step: generation while prompts are consumed, generation of one token at a time, verification of drafts,
+    and scoring. The exit status is 1 if one of them fails. "copies" are pool-sized ones, "checks" the time of proof,
+    rewrites and audit as a part of XLA's, in seconds. "plan" is the scratch that the step needs by our own plan, "state
+    of a row" what one sequence keeps. On a mesh all numbers are of one device, and "exchanges" counts the collectives
+    of a step; with --abstract the devices need not be there.
+    """
+    with reported(debug):
+        engine, verified = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh, tune)
+        console = console_for_table()
+        table, faults = Table(title=verified.title, title_justify="left", title_style=""), list[str]()
+        for heading in ("step", "lanes", "tokens", *verified.headings):
+            table.add_column(heading, justify="left" if heading == "step" else "right")
+        for shape in all_shapes(engine, full or abstract, drafts=True):
+            with console.status(f"{shape}"):
+                cells, fault = _checked(verified, shape, explain)
+            table.add_row(*_place(shape), *cells)
+            faults += fault
+        console.print(table)
+        _print_statements(console, verified.found)
+        _print_exchanges(console, verified)
+        if faults:
+            for fault in faults:
+                typer.echo(f"\n{fault}", err=True)
+            typer.echo(f"\nerror: {len(faults)} of {table.row_count} steps failed", err=True)
+            raise typer.Exit(1)
+        console.print(Text(f"all {table.row_count} steps are {verified.summary}"))
+
+
+def _subject(
+    model: str | None,
+    config: Path | None,
+    abstract: bool,
+    out: Path | None,
+    lanes: int | None,
+    context: int | None,
+    dtype: str | None,
+    chunk: int | None,
+    mesh: str | None,
+    tune: bool,
+) -> tuple[Engine, Verified]:
+    """What is verified, and how; raises ValueError for options that contradict each other."""
+    if model is not None and config is not None:
+        raise ValueError("--model and --config: expected one of them, got both")
+    if not abstract:
+        if config is not None:
+            raise ValueError("--config: a config.json without its weights can only be verified with --abstract")
+        if model is None:
+            raise ValueError("expected --model, or --config with --abstract, got neither")
+        most = LANES if lanes is None else lanes
+        lm = load(model, lanes=most, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh), tune=tune)
+        return lm.engine, Compiled(lm.engine, out)
+    if config is None:
+        got = "--model" if model is not None else "neither"
+        raise ValueError(f"--abstract: expected --config, the path of a config.json, got {got}")
+    if tune:
+        raise ValueError("--tune: variants are measured for compiled steps, and --abstract compiles none")
+    if out is not None:
+        raise ValueError("--out: a certificate is of a compiled step, and --abstract compiles none")
+    devices = None if mesh is None else abstract_mesh(**read_sizes(mesh))
+    engine = abstract_engine(config, lanes, context, dtype, chunk, devices)
+    return engine, Planned(engine)
+
+
+def _checked(verified: Verified, shape: AnyShape, explain: bool) -> tuple[Cells, list[str]]:
+    """The cells of a step, and its fault if it has one."""
+    no, yes = Text("NO", "bold red"), Text("yes", "green")
+    try:
+        return verified.cells(shape), []
+    except IsolationError as error:
+        return ("", no), [error.explain() if explain else _described(error)]
+    except AuditError as error:
+        return ("", yes, no), [_described(error)]
+
+
+def _place(shape: AnyShape) -> tuple[str, str, str]:
+    if isinstance(shape, CopyShape):
+        return f"copy from {shape.source}", str(shape.target), ""
+    if isinstance(shape, Shape):
+        return shape.step, str(shape.lanes), str(shape.tokens)
+    return f"{'keep' if shape.kept else 'restore'} a {shape.part}", str(shape.pool), ""
+
+
+def _print_statements(console: Console, found: Iterable[Any]) -> None:
+    """What is known of the steps, each statement once."""
+    every = list(found)
+    for heading in ("proved", "audited", "not_audited", "assumed", "not_covered"):
+        said = (getattr(one, heading, None) or () for one in every)
+        lines = dict.fromkeys(line for one in said for line in ((one,) if isinstance(one, str) else one))
+        if lines:
+            console.print(Text(f"\n{heading.replace('_', ' ')}:"))
+        for line in lines:
+            console.print(Text(f"  {line}"))
+
+
+def _print_exchanges(console: Console, verified: Verified) -> None:
+    """What devices exchange in each step, alike ones in one line."""
+    for name, lines in verified.exchanged.items():
+        console.print(Text(f"\nexchanged by {name}:"))
+        for line in lines or ("nothing",):
+            console.print(Text(f"  {line}"))
+
+
+def _described(error: Exception) -> str:
+    return "\n".join((str(error), *getattr(error, "__notes__", ())))

@@ -1,0 +1,105 @@
+"""Meshes of devices: which axes there are, what each of them splits, and which meshes a model can be loaded on."""
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from models.sharding.devices import EXPERT, MODEL
+
+DATA = "data"
+AXES = (DATA, MODEL, EXPERT)
+"""What is split over each: lanes with their rows; heads, columns and the vocabulary; experts."""
+MORE_CPUS = (
+    "On CPUs as many virtual devices as you like: set XLA_FLAGS=--xla_force_host_platform_device_count=8 before jax is "
+    'imported, or call jax.config.update("jax_num_cpu_devices", 8) before it is used.'
+)
+
+
+def mesh(data: int = 1, model: int = 1, expert: int = 1) -> Mesh:
+    """A mesh over the first `data * model * expert` devices, for `load(mesh=)`; docs/devices.md says which to choose.
+
+    Args:
+        data: devices over which lanes and their rows are split; they exchange nothing while they generate or score.
+        model: devices over which heads, columns of matrices and the vocabulary are split.
+        expert: devices over which experts are split.
+
+    Raises:
+        ValueError: a size is not a whole number of at least 1, or there are fewer devices.
+    """
+    sizes = _checked(data, model, expert)
+    count, devices = data * model * expert, jax.devices()
+    if count > len(devices):
+        asked = " * ".join(f"{name}={size}" for name, size in sizes.items())
+        more = f" {MORE_CPUS}" if devices[0].platform == "cpu" else ""
+        raise ValueError(
+            f"mesh: {asked} = {count} devices, and there are {len(devices)} ({devices[0].platform}).{more}"
+        )
+    return jax.make_mesh(tuple(sizes.values()), AXES, (AxisType.Auto,) * len(AXES), devices=devices[:count])
+
+
+def abstract_mesh(data: int = 1, model: int = 1, expert: int = 1) -> AbstractMesh:
+    """A mesh of devices that need not be there, for steps that are proved and planned and never run.
+
+    Raises:
+        ValueError: a size is not a whole number of at least 1.
+    """
+    sizes = _checked(data, model, expert)
+    return AbstractMesh(tuple(sizes.values()), AXES, (AxisType.Auto,) * len(AXES))
+
+
+def _checked(data: int, model: int, expert: int) -> dict[str, int]:
+    sizes: dict[str, int] = dict(zip(AXES, (data, model, expert), strict=True))
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"mesh: {name}: expected a whole number of at least 1, got {size!r}")
+    return sizes
+
+
+def with_all_axes(given: Mesh) -> Mesh:
+    """A user's mesh with all our axes in our order, those that it does not have of size 1.
+
+    Raises:
+        TypeError: it is no mesh of devices.
+        ValueError: it has other axes.
+    """
+    if not isinstance(given, Mesh):
+        raise TypeError(f"mesh: expected hybridlm.mesh(...) or a jax.sharding.Mesh, got {given!r}")
+    others = [str(name) for name in given.axis_names if name not in AXES]
+    if others:
+        raise ValueError(
+            f"mesh: the axes {', '.join(others)} mean nothing here; expected some of {', '.join(AXES)}, as "
+            "hybridlm.mesh(data=2, model=2) has them"
+        )
+    order = [given.axis_names.index(name) for name in AXES if name in given.axis_names]
+    sizes = [given.shape.get(name, 1) for name in AXES]
+    return Mesh(np.transpose(given.devices, order).reshape(sizes), AXES, (AxisType.Auto,) * len(AXES))
+
+
+def read_sizes(text: str) -> dict[str, int]:
+    """The axes that a command line names and their sizes: "data=2,model=2".
+
+    Raises:
+        ValueError: it names none.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = (word.strip() for word in part.partition("="))
+        if name not in AXES or name in sizes or not size.isdecimal():
+            raise ValueError(
+                f"--mesh: expected sizes of some of {', '.join(AXES)}, each once, like data=2,model=2; got {text!r}"
+            )
+        sizes[name] = int(size)
+    return sizes
+
+
+def read_mesh(text: str | None) -> Mesh | None:
+    """The mesh that a command line names; None where it names none.
+
+    Of several processes it is over all their devices then: each by itself would do all there is to do.
+
+    Raises:
+        ValueError: it names none, or there are fewer devices.
+    """
+    if text is None:
+        return mesh(data=jax.device_count()) if jax.process_count() > 1 else None
+    return mesh(**read_sizes(text))

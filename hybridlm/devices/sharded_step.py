@@ -1,0 +1,49 @@
+"""A step over the devices of a mesh: each device runs it on its own part of every array."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from hybridlm.devices.mesh import DATA
+from ir_passes import Lane, LaneContract, Pool, Shared
+from ir_passes.contract.entries import ENTRIES
+
+
+def sharded(
+    step: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, mesh: Mesh | AbstractMesh
+) -> Callable[..., Any]:
+    """`step` as a function of whole arrays, which lie over a mesh.
+
+    What the step says of lanes and rows it says of those of one device. JAX checks (`check_vma`) that what every device
+    is to have alike does not depend on the device.
+
+    Args:
+        step: positional arguments in, a tuple out.
+        args: example arguments; the sharding of each array says which part of it a device has.
+        contract: of the whole step. A pool leaves the step as it went in; lanes are split in their order.
+        mesh: the devices.
+    """
+    given = jax.tree.map(lambda one: one.sharding.spec, args)
+    entries = [(_pool(entry), specs) for entry, specs in zip(contract.inputs, given, strict=True)]
+    pools = {pool.group: specs for pool, specs in entries if pool is not None}
+    lanes = PartitionSpec(DATA) if mesh.shape[DATA] > 1 else PartitionSpec()
+
+    def leaving(entry: Any) -> Any:
+        pool = _pool(entry)
+        if pool is not None:
+            return pools[pool.group]
+        return lanes if isinstance(entry, Lane) else PartitionSpec()
+
+    def ends(node: Any) -> bool:
+        return isinstance(node, Lane | Shared) or _pool(node) is not None
+
+    results = tuple(jax.tree.map(leaving, entry, is_leaf=ends) for entry in contract.outputs)
+    return jax.shard_map(step, mesh=mesh, in_specs=given, out_specs=results, check_vma=True)
+
+
+def _pool(entry: Any) -> Pool | None:
+    """The first pool of an argument or a result that consists of pools, which are all of one group."""
+    leaves = jax.tree.leaves(entry, is_leaf=lambda node: isinstance(node, ENTRIES))
+    return leaves[0] if leaves and all(isinstance(leaf, Pool) for leaf in leaves) else None

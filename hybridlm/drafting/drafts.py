@@ -1,0 +1,44 @@
+"""Drafts of one sequence, and how far they are trusted."""
+
+from collections.abc import Sequence
+
+from hybridlm.drafting.acceptance import Acceptance
+from hybridlm.drafting.drafters import Drafter, HeadDrafter, checked_proposal
+
+
+class Drafting:
+    """The drafts of one sequence.
+
+    Args:
+        drafter: guesses.
+        prompt: its tokens.
+        rate: how often its first guesses are expected to be right.
+
+    Attributes:
+        acceptance: how often the guesses are right.
+    """
+
+    def __init__(self, drafter: Drafter, prompt: Sequence[int], rate: float):
+        self._drafter = drafter
+        self._prompt = len(prompt)
+        self._tokens = list(prompt)
+        self._last: tuple[int, int, tuple[int, ...]] = (0, 0, ())
+        self.acceptance = Acceptance(rate)
+
+    def hear(self, generated: int, guesses: Sequence[int]) -> None:
+        """The model's own head has guessed what follows so many generated tokens."""
+        if isinstance(self._drafter, HeadDrafter):
+            self._drafter.hear(self._prompt + generated, guesses)
+            self._last = (0, 0, ())
+
+    def propose(self, generated: Sequence[int], most: int, vocab_size: int) -> tuple[int, ...]:
+        """Guesses behind the tokens that were generated so far.
+
+        Raises:
+            TypeError, ValueError: the drafter's answer is none (see `checked_proposal`).
+        """
+        self._tokens += generated[len(self._tokens) - self._prompt :]
+        if self._last[:2] != (len(self._tokens), most):
+            found = checked_proposal(self._drafter, self._tokens, most, vocab_size) if most > 0 else ()
+            self._last = len(self._tokens), most, found
+        return self._last[2]

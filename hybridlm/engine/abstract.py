@@ -1,0 +1,80 @@
+"""A model from its config.json alone: every weight is a shape and a dtype, and none of it is in memory."""
+
+from functools import lru_cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
+
+from hybridlm.checkpoint import ParameterPath
+from hybridlm.checkpoint.directory import read_config
+from hybridlm.checkpoint.model import read_model
+from hybridlm.devices.placement import Placement, check_lanes
+from hybridlm.engine.arguments import assemble, check_arguments, dtype_of_caches
+from hybridlm.engine.engine import Engine
+from hybridlm.programs.programs import Programs
+from hybridlm.steps.structure import flatten
+from models import DecoderConfig, Family
+from models.sharding.cut import Cut
+from models.sharding.devices import ALONE
+
+LANES, STAGING, CHUNK = 64, 8, 256
+"""Sizes at which a large model is served: sequences that decode, prompts read at the same time, tokens of each."""
+
+
+@lru_cache(maxsize=1)
+def cuts_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[Cut, ...]]:
+    """How the parameters of a whole model are cut; kept, for one model is often looked at on several meshes."""
+    return family.abstract(config).cuts()
+
+
+def abstract_engine(
+    path: Path,
+    lanes: int | None = None,
+    context: int | None = None,
+    dtype: str | None = None,
+    chunk: int | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
+    head: bool = False,
+) -> Engine:
+    """An engine whose steps can be proved and planned, and not run.
+
+    Args:
+        path: a config.json as Hugging Face writes it.
+        lanes: most sequences that decode at the same time; None for 64, of which 8 read prompts.
+        context: most tokens of a sequence; None for min(4096, the model's max_position_embeddings).
+        dtype: of the matrices; None for what the file says.
+        chunk: tokens of a prompt consumed by one step; None for 256, or the context if that is less.
+        mesh: devices that share the model, of `hybridlm.devices.mesh`; they need not be there.
+        head: with the multi-token-prediction head of its checkpoints, which drafts as for `speculate="mtp"`.
+
+    Raises:
+        CheckpointError, ConfigError, UnsupportedModel: the file cannot be used; every fault is named.
+        ValueError: arguments are wrong; every one is named. The model cannot be split over so many devices, or has no
+            head that is implemented.
+    """
+    family, config = read_model(path, read_config(path), head)
+    lanes, dtype = LANES if lanes is None else lanes, config.dtype if dtype is None else dtype
+    context, chunk = check_arguments(config, lanes, context, chunk, dtype, "error", None, CHUNK)
+    placement = Placement(mesh)
+    check_lanes(lanes, placement.data)
+    model, found = family.abstract(config.share(placement.devices)), family.weights(config)
+    shards = placement.shards(found, {} if placement.devices == ALONE else cuts_of(family, config))
+    weights = {
+        weight.path: jax.ShapeDtypeStruct(
+            shards[weight.path].global_shape,
+            jnp.dtype("float32" if weight.float32 else dtype),
+            sharding=shards[weight.path].sharding,
+        )
+        for weight in found
+    }
+    model, _ = assemble(model, weights)
+    structure, params = flatten(model)
+    caches, programs = dtype_of_caches(dtype), Programs(structure, placement=placement)
+    # Without weights there is no fingerprint, and no state that would need one.
+    speculate = "mtp" if head else None
+    return Engine(
+        model, params, programs, lanes, context, chunk, caches, "", dtype, staging=STAGING, speculate=speculate,
+        placement=placement,
+    )  # fmt: skip

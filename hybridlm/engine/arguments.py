@@ -1,0 +1,92 @@
+"""Arguments of an engine: which are accepted, their defaults, and the programs made of them."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hybridlm.drafting.drafters import Speculate, drafters
+from hybridlm.programs.programs import CERTIFY
+from models import Decoder, DecoderConfig
+from models.platform import platform
+
+DTYPES = ("bfloat16", "float16", "float32")
+DEFAULT_CONTEXT = 4096
+DEFAULT_CHUNK = 128
+
+
+def dtype_of_caches(dtype: str) -> Any:
+    """The dtype of convolution and key/value state of a model whose matrices have this one."""
+    # On a CPU scattering into a narrow cache converts all of it to float32 and back in every step.
+    return jnp.dtype("float32" if platform() == "cpu" else dtype)
+
+
+def check_arguments(
+    config: DecoderConfig,
+    lanes: int,
+    context: int | None,
+    chunk: int | None,
+    dtype: str | None,
+    certify: str,
+    cache: Any,
+    default_chunk: int = DEFAULT_CHUNK,
+) -> tuple[int, int]:
+    """The context and the chunk; raises ValueError with everything that is wrong."""
+    faults = []
+
+    def whole(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            faults.append(f"{name}: expected a whole number of at least 1, got {value!r}")
+            return 1
+        return value
+
+    most = config.max_position_embeddings
+    whole("lanes", lanes)
+    before = len(faults)
+    context = min(DEFAULT_CONTEXT, most) if context is None else whole("context", context)
+    if context > most:
+        faults.append(f"context: {context} is more than the model's max_position_embeddings ({most})")
+    context_is_good = len(faults) == before
+    chunk = min(default_chunk, context) if chunk is None else whole("chunk", chunk)
+    if context_is_good and chunk > context:
+        faults.append(f"chunk: {chunk} is more than the context ({context})")
+    if dtype is not None and dtype not in DTYPES:
+        faults.append(f"dtype: expected one of {', '.join(DTYPES)} or None, got {dtype!r}")
+    if certify not in CERTIFY:
+        faults.append(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
+    if cache is not None and cache is not False and (not isinstance(cache, str | os.PathLike) or cache == ""):
+        faults.append(f"compilation_cache: expected a directory, None for the default one or False, got {cache!r}")
+    if faults:
+        raise ValueError("; ".join(faults))
+    return context, chunk
+
+
+def check_drafting(speculate: Speculate, draft_tokens: int, context: int) -> None:
+    """Refuse what cannot be drafted.
+
+    Raises:
+        TypeError: `speculate` is no drafter.
+        ValueError: it names none that is known, or drafts do not fit the context.
+    """
+    drafters(speculate)
+    if isinstance(draft_tokens, bool) or not isinstance(draft_tokens, int) or not 1 <= draft_tokens < context:
+        raise ValueError(
+            f"draft_tokens: expected a whole number of at least 1 and less than the context ({context}), got "
+            f"{draft_tokens!r}"
+        )
+
+
+def assemble(
+    abstract: Decoder, arrays: Mapping[tuple[str | int, ...], jax.Array | jax.ShapeDtypeStruct]
+) -> tuple[Decoder, list[str]]:
+    """The module with its parameters, or with their types, and their dotted names in the order of the flat tuple."""
+    graph, state = nnx.split(abstract)
+    flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(state))
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value") for path in paths]
+    # Merging a nested state would keep its arrays in a cycle of references after the model is gone.
+    whole = nnx.statelib.FlatState([(path, one.replace(arrays[path])) for path, one in flat], sort=True)
+    return nnx.merge(graph, whole), names

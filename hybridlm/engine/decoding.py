@@ -1,0 +1,160 @@
+"""The steps of sequences that decode: one token of each, or drafts that are verified.
+
+Steps that draw one token are dispatched without waiting for the tokens of the one before: what a lane drew last lies in
+its row. Drafts are guessed from those tokens, so a step that verifies waits for them.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hybridlm.drafting.step_times import Timing
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.speculation import Speculation
+from hybridlm.programs.shapes import Shape
+from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sequence import Sequence
+from hybridlm.rows.pool import RowPool
+from hybridlm.sampling.sampling import LogitsProcessor
+from hybridlm.steps.generate import CARRIED, Drawn
+from hybridlm.steps.operands import Batch, Feed, blocks_for
+
+
+class Flight(NamedTuple):
+    """A step that was dispatched.
+
+    Attributes:
+        drawn: its outputs, which may not have been computed yet.
+        draws: the sequences that drew a token in it, with their lanes.
+        accepted: of a step that verifies, how many of each lane's tokens were accepted; None of one that draws.
+        timing: measures it; None for one that is not measured.
+    """
+
+    drawn: Drawn
+    draws: list[tuple[Sequence, int]]
+    accepted: jax.Array | None = None
+    timing: Timing | None = None
+
+
+class Decoding:
+    """Dispatches the steps of a decode pool.
+
+    Args:
+        engine: runs them.
+        processor: changes the logits of each lane before the draw.
+        speculation: what is drafted; None for nothing.
+    """
+
+    def __init__(self, engine: Engine, processor: LogitsProcessor | None, speculation: Speculation | None):
+        self._engine, self._processor, self._speculation = engine, processor, speculation
+        self._drafted: list[int] = []
+        self._steady: tuple[list[Sequence | None], Shape, np.ndarray, tuple[Any, ...]] | None = None
+
+    def begin(self, sequence: Sequence) -> None:
+        """A sequence joins the queue."""
+        if self._speculation is not None:
+            sequence.drafting = self._speculation.begin(sequence.request.prompt)
+
+    def needs_tokens(self, sequences: list[Sequence]) -> bool:
+        """Whether their next step can be decided only when all that they have drawn has been read."""
+        return self._speculation is not None and self._speculation.looks(sequences, self._engine.context)
+
+    def step(self, pool: RowPool, lanes: list[Sequence | None], top: int | None) -> Flight:
+        """Dispatch the next step.
+
+        Args:
+            pool: the rows.
+            lanes: who has each of them.
+            top: log-probabilities to report.
+        """
+        speculation = self._speculation
+        if speculation is not None:
+            if self.needs_tokens([sequence for sequence in lanes if sequence is not None]):
+                drafts = speculation.drafts(lanes, self._engine.context)
+                if drafts is not None:
+                    return self._verify(speculation, pool, lanes, drafts, top)
+            else:
+                speculation.rest()
+        return self._draw(pool, lanes, top, 0 if speculation is None else speculation.guesses(lanes, verifying=False))
+
+    def settle(self, pool: RowPool, flight: Flight, accepted: np.ndarray) -> None:
+        """It is known how many tokens of each lane a step that verified has accepted, int32 [N]."""
+        engine, speculation = self._engine, self._speculation
+        assert speculation is not None
+        pool.advance(accepted)
+        for sequence, lane in flight.draws:
+            if sequence.slot is None:
+                continue  # it has left while the step was on its way
+            count, drafted = int(accepted[lane]), self._drafted[lane]
+            sequence.consumed += count
+            if drafted:
+                engine.stats["drafted_tokens"] += drafted
+                engine.stats["accepted_tokens"] += count - 1
+                engine.stats["speculation_pauses"] += speculation.learn(sequence, pool.size, drafted, count - 1)
+
+    def _draw(self, pool: RowPool, lanes: list[Sequence | None], top: int | None, guesses: int) -> Flight:
+        """One token of each, and so many guesses behind it."""
+        engine = self._engine
+        shape = Shape("generate", pool.size, 1, top, self._processor, guesses)
+        if self._steady is None or self._steady[:2] != (lanes, shape):
+            tokens = np.full((pool.size, 1), CARRIED, np.int32)
+            active = np.array([sequence is not None for sequence in lanes], np.int32)
+            placed = engine.placement.ahead((tokens, active, *sampling_arrays(lanes)))
+            self._steady = lanes, shape, active, placed
+        counts, (tokens, active, *sampling) = self._steady[2:]
+        positions = np.array([0 if sequence is None else sequence.consumed for sequence in lanes], np.int32)
+        batch = Batch(tokens, active, positions, self._blocks(int(positions.max()) + 1, guesses))
+        timing = self._time(shape)
+        drawn = engine.run(shape, pool, batch, *sampling, owners=lanes, counts=counts)
+        if timing is not None:
+            timing.dispatched(drawn.token)
+        draws = _taking_part(lanes)
+        for sequence, _ in draws:
+            sequence.consumed += 1
+        return Flight(drawn, draws, timing=timing)
+
+    def _verify(
+        self,
+        speculation: Speculation,
+        pool: RowPool,
+        lanes: list[Sequence | None],
+        drafts: list[tuple[int, ...]],
+        top: int | None,
+    ) -> Flight:
+        """What the sequences drew last and their drafts behind it, as far as these turn out to be right."""
+        engine, tokens = self._engine, speculation.tokens + 1
+        feeds = [
+            None if s is None else Feed((CARRIED, *draft), s.consumed) for s, draft in zip(lanes, drafts, strict=True)
+        ]
+        guesses = speculation.guesses(lanes, verifying=True)
+        shape = Shape("verify", pool.size, tokens, top, self._processor, guesses)
+        batch = Batch.of(feeds, tokens)
+        end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
+        batch = batch._replace(kv_blocks=self._blocks(end, guesses))
+        self._drafted = [len(draft) for draft in drafts]
+        operands = (np.array(self._drafted, np.int32), *sampling_arrays(lanes))
+        timing = self._time(shape)
+        accepted, drawn = engine.run(shape, pool, batch, *operands, owners=lanes, counts=None)
+        engine.stats["verify_steps"] += 1
+        if timing is not None:
+            timing.dispatched(drawn.token)
+        return Flight(drawn, _taking_part(lanes), accepted, timing)
+
+    def _blocks(self, end: int, guesses: int) -> np.ndarray:
+        """`kv_blocks` of a step whose lanes end at this position, and that guesses so many tokens behind it.
+
+        Guesses past the context are of no use to anybody.
+        """
+        return blocks_for(min(end + guesses, self._engine.context))
+
+    def _time(self, shape: Shape) -> Timing | None:
+        """Begin to measure a step that is run next, where drafts depend on it; its compilation does not count."""
+        if self._speculation is None or self._engine.sanitizer is not None:
+            return None
+        self._engine.program(shape)
+        return self._speculation.times.begin((shape.step, shape.lanes, shape.guesses))
+
+
+def _taking_part(lanes: list[Sequence | None]) -> list[tuple[Sequence, int]]:
+    return [(sequence, lane) for lane, sequence in enumerate(lanes) if sequence is not None]

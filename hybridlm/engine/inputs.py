@@ -1,0 +1,111 @@
+"""What users pass to a model, checked against it: prompts, texts and settings become requests and token ids."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hybridlm.engine.prefix import Prefix
+from hybridlm.requests.sampling_params import SamplingParams
+from hybridlm.requests.sequence import Request, ResolvedParams
+from hybridlm.requests.validation import MOST_LOGPROBS, check_length, resolve, to_items, to_token_ids
+from hybridlm.rows.snapshot import Snapshot
+from hybridlm.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The limits of one model.
+
+    Attributes:
+        tokenizer: None where only token ids can be taken.
+        vocab_size: token ids are below it.
+        context: most tokens of a sequence.
+        eos_token_ids: tokens that end a completion.
+        require: checks that a state can be continued by the model; raises SnapshotError.
+    """
+
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    context: int
+    eos_token_ids: tuple[int, ...]
+    require: Callable[[Snapshot], None]
+
+    @property
+    def most_logprobs(self) -> int:
+        """How many of the most likely tokens of a position can be asked for."""
+        return min(self.vocab_size, MOST_LOGPROBS)
+
+    def encode(self, item: Any, where: str) -> tuple[int, ...]:
+        """Token ids of one item, which fit the context; raises TypeError or ValueError that names it."""
+        ids = to_token_ids(item, where, self.tokenizer, self.vocab_size)
+        check_length(ids, where, self.context)
+        return ids
+
+    def encode_all(self, items: Any, what: str, of_any_length: bool = False) -> list[tuple[int, ...]]:
+        """Token ids of every item of a list, which fit the context unless they may be `of_any_length`; raises alike."""
+        named = [(item, f"{what}[{i}]") for i, item in enumerate(to_items(items, what))]
+        if of_any_length:
+            return [to_token_ids(item, where, self.tokenizer, self.vocab_size) for item, where in named]
+        return [self.encode(item, where) for item, where in named]
+
+    def after(self, prefix: Any, item: Any, where: str) -> tuple[int, ...]:
+        """Token ids of a prefix and of one item behind it, which fit the context together; the item may be empty.
+
+        Text is encoded apart from the prefix and without the tokenizer's special tokens.
+
+        Raises:
+            TypeError, ValueError: the item is wrong, or no prefix of this model.
+        """
+        self.require_prefix(prefix)
+        ids = (*prefix.token_ids, *to_token_ids(item, where, self.tokenizer, self.vocab_size, continues=True))
+        check_length(ids, f"{where}, with its prefix of {len(prefix)},", self.context)
+        return ids
+
+    def continuations(self, prefix: Any, items: Any, what: str) -> list[tuple[int, ...]]:
+        """Token ids of a prefix and of each item of a list behind it, of which none is empty; raises as `after`."""
+        self.require_prefix(prefix)
+        found = [self.after(prefix, item, f"{what}[{i}]") for i, item in enumerate(to_items(items, what))]
+        for i, ids in enumerate(found):
+            if len(ids) == len(prefix):
+                raise ValueError(f"{what}[{i}]: is empty; at least one token is needed behind the prefix")
+        return found
+
+    def require_prefix(self, prefix: Any) -> None:
+        """Check that it can be continued by the model.
+
+        Raises:
+            TypeError: it is no prefix.
+            SnapshotError: another model made it.
+        """
+        if not isinstance(prefix, Prefix):
+            raise TypeError(f"prefix: expected what lm.prefix or lm.load_prefix returns, got {type(prefix)}")
+        self.require(prefix.snapshot)
+
+    def requests(self, prompts: Any, n: int, params: SamplingParams, prefix: Prefix | None = None) -> list[Request]:
+        """`n` requests for each prompt; raises TypeError or ValueError that names the prompt or the setting."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"n: expected a whole number of at least 1, got {n!r}")
+        resolved = self._resolve(params)
+        requests = []
+        for i, item in enumerate(to_items(prompts, "prompts")):
+            tokens, start = self._prompt(item, f"prompts[{i}]", prefix)
+            requests += [Request(i * n + j, tokens, resolved, start=start) for j in range(n)]
+        return requests
+
+    def _prompt(self, item: Any, where: str, prefix: Prefix | None) -> tuple[tuple[int, ...], Snapshot | None]:
+        if prefix is None:
+            return self.encode(item, where), None
+        return self.after(prefix, item, where), prefix.snapshot
+
+    def request(
+        self, index: int, prompt: Any, params: SamplingParams, priority: int = 0, prefix: Prefix | None = None
+    ) -> Request:
+        """One request with a number and a priority; raises as `requests`."""
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise TypeError(f"priority: expected a whole number, got {priority!r}")
+        resolved = self._resolve(params)
+        tokens, start = self._prompt(prompt, f"request {index}", prefix)
+        return Request(index, tokens, resolved, priority, start=start)
+
+    def _resolve(self, params: SamplingParams) -> ResolvedParams:
+        return resolve(params, end_token_ids=self.eos_token_ids, tokenizer=self.tokenizer, vocab_size=self.vocab_size)

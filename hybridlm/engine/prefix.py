@@ -1,0 +1,81 @@
+"""A prompt that is read once and continued many times."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.snapshot_file import save_snapshot
+from hybridlm.errors import NumericalError
+from hybridlm.programs.shapes import Shape
+from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.rows.snapshot import Snapshot, nothing_consumed
+from hybridlm.steps.operands import Batch, Feed
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """The beginning of prompts or texts, computed once; `LM.prefix` makes it.
+
+    Its state is the one before the last token: that token is consumed again with each continuation, because what
+    follows it is predicted by the step that consumes it.
+
+    Attributes:
+        token_ids: its tokens, at least one.
+        snapshot: the state after all of them but the last.
+    """
+
+    token_ids: tuple[int, ...]
+    snapshot: Snapshot
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __repr__(self) -> str:
+        return f"Prefix({len(self)} tokens, {self.nbytes / 1e6:.1f} MB)"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a safetensors file, for `LM.load_prefix`: its tokens, its label, and the state.
+
+        Keys and values are written for the positions that it has.
+
+        Raises:
+            OSError, ValueError: the file cannot be written; an older one is as it was.
+        """
+        save_snapshot(Path(path), self.token_ids, self.snapshot)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its state on the device; they are free again when the prefix is."""
+        return self.snapshot.nbytes
+
+
+def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
+    """Consume all tokens but the last in a row of their own, a chunk in each step.
+
+    Raises:
+        NumericalError: the logits behind them are not numbers.
+        IsolationError, AuditError, HloError: the step is refused.
+    """
+    consumed = tokens[:-1]
+    if not consumed:
+        return Prefix(tokens, nothing_consumed(engine.kind))
+    pool = engine.new_row()
+    slot = pool.acquire()
+    lane = pool.lanes([slot])[0]
+    shape = Shape("generate", pool.size, engine.chunk)
+    owners = [slot if row == lane else None for row in range(pool.size)]
+    token = np.zeros(0)
+    for start in range(0, len(consumed), engine.chunk):
+        part = Feed(consumed[start : start + engine.chunk], start)
+        batch = Batch.of([None if owner is None else part for owner in owners], engine.chunk)
+        sampling = sampling_arrays([None] * pool.size)
+        token = engine.run(shape, pool, batch, *sampling, owners=owners, counts=np.asarray(batch.lengths)).token
+        engine.stats["prompt_tokens"] += len(part.tokens)
+    snapshot = engine.moves.take(pool, slot, consumed, owner=slot)
+    engine.forget(slot)
+    if engine.calls.read(token)[lane] >= engine.vocab_size:
+        raise NumericalError("prefix", len(consumed))
+    return Prefix(tokens, snapshot)

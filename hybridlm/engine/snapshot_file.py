@@ -1,0 +1,182 @@
+"""A snapshot in a safetensors file: the tokens of its sequence, its label, and the arrays.
+
+Keys and values are written for the positions that the state has seen; all other arrays are written whole. The
+metadata hold `format`, `label` and `token_ids` (JSON) and `sha256`, a hash of these and of the arrays. It finds a file
+that was damaged or changed by mistake; whoever means harm can write a new one.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridlm.checkpoint import CheckpointError, SafetensorsFile
+from hybridlm.checkpoint.safetensors import NAMES, Entry, write_safetensors
+from hybridlm.engine.engine import Engine
+from hybridlm.files.atomic import replacing
+from hybridlm.files.strict_json import unique_keys
+from hybridlm.rows.snapshot import (
+    ArrayLayout,
+    Snapshot,
+    SnapshotError,
+    SnapshotLabel,
+    StateKind,
+    nothing_consumed,
+    token_hash,
+)
+
+FORMAT = "hybridlm snapshot 2"
+"""Version 1 held recurrent states as [key, value]: where both have one size, its shapes say no different."""
+
+
+def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> None:
+    """Write the state after all tokens but the last; the file appears when all of it has been written.
+
+    Raises:
+        SnapshotError: the state has not seen these tokens.
+        OSError, ValueError: the file cannot be written.
+    """
+    snapshot.require_tokens(tokens)
+    label, arrays = snapshot.label, _arrays(snapshot)
+    described = {**_described(label.kind, label.position, label.tokens), "epoch": label.epoch}
+    metadata = {"format": FORMAT, "label": json.dumps(described), "token_ids": json.dumps(tokens)}
+    entries = _entries(label.kind.layout, label.position)
+    metadata["sha256"] = _hash(metadata, iter(arrays))
+    with replacing(path) as file:
+        write_safetensors(file.buffer, entries, iter(arrays), metadata)
+
+
+def load_snapshot(
+    engine: Engine, path: Path, to_tokens: Callable[[Any, str], tuple[int, ...]]
+) -> tuple[tuple[int, ...], Snapshot]:
+    """Read what `save_snapshot` wrote: the tokens, and the state after all of them but the last.
+
+    Args:
+        engine: of the model that will continue it.
+        path: the file.
+        to_tokens: checks token ids.
+
+    Raises:
+        SnapshotError: no such file, damaged, or of another model; says what was expected and found.
+        TypeError, ValueError: token ids that the model does not have, or more than its context holds.
+    """
+    engine.placement.require_one_process("load_prefix")
+    try:
+        file = SafetensorsFile(path)
+    except CheckpointError as error:
+        raise SnapshotError(f"no saved state can be read: {error}") from error
+    if set(file.metadata) != {"format", "label", "token_ids", "sha256"} or file.metadata["format"] != FORMAT:
+        raise SnapshotError(
+            f"{path}: expected a state saved as {FORMAT!r}, found the metadata {sorted(file.metadata)} and the format "
+            f"{file.metadata.get('format')!r}; compute it again"
+        )
+    label, ids = (_json(path, name, file.metadata[name]) for name in ("label", "token_ids"))
+    tokens = to_tokens(ids, f"{path}: token_ids")
+    position = len(tokens) - 1
+    _require_label(path, label, engine, tokens[:position])
+    arrays = _read(path, file, engine.kind.layout, position)
+    if _hash(file.metadata, iter(arrays)) != file.metadata["sha256"]:
+        raise SnapshotError(f"{path}: its content is not what was saved (SHA-256); compute it again")
+    if not position:
+        return tokens, nothing_consumed(engine.kind)
+    return tokens, engine.moves.filled(arrays, SnapshotLabel(engine.kind, position, label["tokens"], label["epoch"]))
+
+
+def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
+    """A label as JSON has it, but for the epoch, which the reader cannot know."""
+    return {
+        "model": kind.model,
+        "dtype": kind.dtype,
+        "context": kind.context,
+        "layout": [_layout(one) for one in kind.layout],
+        "position": position,
+        "tokens": tokens,
+    }
+
+
+def _layout(one: ArrayLayout) -> list[Any]:
+    """An array as JSON has it; what is in the order of the model is written as if there were no other order."""
+    return [one.path, list(one.shape), one.dtype, one.positions] + ([one.devices] if one.devices > 1 else [])
+
+
+def _cut(layout: ArrayLayout, position: int) -> tuple[int, ...]:
+    """The shape of an array in the file."""
+    return tuple(position if axis == layout.positions else size for axis, size in enumerate(layout.shape))
+
+
+def _entries(layout: tuple[ArrayLayout, ...], position: int) -> list[Entry]:
+    return [Entry(one.path, _cut(one, position), one.dtype) for one in layout] if position else []
+
+
+def _arrays(snapshot: Snapshot) -> list[np.ndarray]:
+    """The arrays of a state as they are written, in the order of the layout."""
+    if snapshot.state is None:
+        return []
+    state = iter(jax.device_get(snapshot.state.arrays))
+    spans = [(jax.device_get(kept.arrays), first, first + count) for kept, first, count in snapshot.spans]
+    found, grown = [], 0
+    for one in snapshot.label.kind.layout:
+        if one.positions is None:
+            found.append(next(state)[0])
+        else:
+            whole = np.concatenate([arrays[grown][0, first:end] for arrays, first, end in spans])
+            found.append(np.ascontiguousarray(np.moveaxis(whole, 0, one.positions)))
+            grown += 1
+    return found
+
+
+def _hash(metadata: Mapping[str, str], arrays: Iterator[np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps([metadata[name] for name in ("format", "label", "token_ids")]).encode())
+    for array in arrays:
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _json(path: Path, name: str, text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(f"{path}: {name} cannot be read as JSON: {error}") from error
+
+
+def _require_label(path: Path, label: Any, engine: Engine, consumed: tuple[int, ...]) -> None:
+    """Check every field of a label against the model and the tokens."""
+    expected = _described(engine.kind, len(consumed), token_hash(consumed))
+    if not isinstance(label, dict) or set(label) != {*expected, "epoch"}:
+        raise SnapshotError(
+            f"{path}: label: expected an object of {', '.join(expected)} and epoch, found {label!r:.200}"
+        )
+    faults = [
+        f"{name}: expected {value!r:.200}, found {label[name]!r:.200}"
+        for name, value in expected.items()
+        if type(label[name]) is not type(value) or label[name] != value
+    ]
+    if type(label["epoch"]) is not int or not 0 <= label["epoch"] < 2**63:
+        faults.append(f"epoch: expected a whole number of at least 0, found {label['epoch']!r:.200}")
+    if faults:
+        raise SnapshotError(
+            f"{path}: the state is not one of this model after these tokens: {'; '.join(faults)}; compute it again"
+        )
+
+
+def _bytes(file: SafetensorsFile, name: str) -> bytes:
+    info = file.tensors[name]
+    return file.read_bytes(name, 0, info.end - info.begin)
+
+
+def _read(path: Path, file: SafetensorsFile, layout: tuple[ArrayLayout, ...], position: int) -> list[np.ndarray]:
+    """The arrays of the file, in the order of the layout."""
+    entries = _entries(layout, position)
+    expected = {entry.name: (NAMES[entry.dtype], entry.shape) for entry in entries}
+    found = {name: (info.dtype, info.shape) for name, info in file.tensors.items()}
+    if expected != found:
+        wrong = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+        raise SnapshotError(
+            f"{path}: arrays {wrong[:5]}: expected {[expected.get(name) for name in wrong[:5]]}, found "
+            f"{[found.get(name) for name in wrong[:5]]}"
+        )
+    return [np.frombuffer(_bytes(file, entry.name), entry.dtype).reshape(entry.shape) for entry in entries]

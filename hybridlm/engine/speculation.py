@@ -1,0 +1,144 @@
+"""Whether the next step of the decode pool verifies drafts, and which.
+
+Drafts never change what is drawn; the only question is time. A step that verifies takes longer than one that draws a
+token of each lane, and gives more tokens if drafts are right. Both are measured: the times of the steps as they run,
+and how often each sequence's drafts were right.
+"""
+
+from collections.abc import Callable, Sequence
+
+from hybridlm.drafting.acceptance import Trust
+from hybridlm.drafting.drafters import Drafter, HeadDrafter
+from hybridlm.drafting.drafts import Drafting
+from hybridlm.drafting.step_times import StepTimes
+from hybridlm.requests.sequence import Sequence as Alive
+
+GAIN = 1.02
+"""Tokens per second that drafts must promise over no drafts."""
+AGAIN, RARELY = 8, 512
+"""Steps without a look at drafts after they did not pay for all lanes together: twice as many each time in a row."""
+MEASURED_AGAIN = 64
+"""After so many steps without a look, drafts that do not pay are verified once, for their time may be another now."""
+
+
+class Speculation:
+    """What a run drafts.
+
+    Args:
+        drafters: makes the drafter of a sequence.
+        tokens: most drafts of a lane in a step (K).
+        times: of the steps, kept from run to run.
+        trust: in the drafts of new sequences, the same.
+        vocab_size: token ids are below it.
+
+    Attributes:
+        always: verify whatever is proposed, for tests.
+    """
+
+    always = False
+
+    def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, trust: Trust, vocab_size: int):
+        self._drafters, self.tokens, self.times, self._vocab_size = drafters, tokens, times, vocab_size
+        self._trust = trust
+        self._wait, self._refused = 0, AGAIN
+        self._head, self._guessed = drafters is HeadDrafter, False
+
+    def begin(self, prompt: Sequence[int]) -> Drafting:
+        """For a sequence that joins."""
+        return Drafting(self._drafters(), prompt, self._trust.begin())
+
+    def looks(self, sequences: Sequence[Alive], context: int) -> bool:
+        """Whether the next step needs to know what the one before has drawn.
+
+        Waiting for that costs time. It is worth it where there are drafts behind the tokens that have been read, be
+        they one short: where text repeats itself, there are. A head's guesses come with what that step has drawn.
+        """
+        if self._head:
+            return self._guessed
+        return not self._wait and any(self._propose(sequence, context) for sequence in sequences)
+
+    def rest(self) -> None:
+        """A step has passed without a look at drafts."""
+        self._wait = max(0, self._wait - 1)
+
+    def drafts(self, lanes: Sequence[Alive | None], context: int) -> list[tuple[int, ...]] | None:
+        """The drafts of every lane; None where the next step had better have none.
+
+        Everything that the lanes have drawn must have been read.
+
+        Raises:
+            TypeError, ValueError: a drafter's answer is none.
+        """
+        proposed = [() if s is None else self._propose(s, context) for s in lanes]
+        if not any(proposed):
+            return None
+        if self.always:
+            return proposed
+        if not self.times.known(self.steps(len(lanes))[0]):
+            return None
+        if self._wait:  # a head has guessed although it does not pay, for the time to be measured
+            return proposed
+        return proposed if self._worth_it(lanes, proposed) else None
+
+    def guesses(self, lanes: Sequence[Alive | None], verifying: bool) -> int:
+        """How many tokens the model's own head guesses in the next step, for the one behind it to verify.
+
+        Args:
+            lanes: the sequences.
+            verifying: whether the next step verifies drafts. One that draws guesses where that promises to pay.
+        """
+        if not self._head:
+            return 0
+        self._guessed = not self._wait and (verifying or self._asks(lanes))
+        return self.tokens if verifying or self._guessed else 0
+
+    def _asks(self, lanes: Sequence[Alive | None]) -> bool:
+        """Whether a step had better guess, none of whose lanes has drafts."""
+        asking = [s is not None and s.drafting is not None and s.drafting.acceptance.drafts(s.drawn) for s in lanes]
+        if self.always or not any(asking):
+            return self.always
+        return self.times.known(self.steps(len(lanes))[0]) and self._worth_it(
+            lanes, [(0,) * self.tokens if one else () for one in asking]
+        )
+
+    def _worth_it(self, lanes: Sequence[Alive | None], drafts: list[tuple[int, ...]]) -> bool:
+        """Whether drafts are to be verified: they pay, or it has to be measured whether they do."""
+        if not self.times.known(self.steps(len(lanes))[1]) or self._pays(lanes, drafts, self.cost(len(lanes))):
+            self._refused = AGAIN
+            return True
+        self._wait, self._refused = self._refused, min(2 * self._refused, RARELY)
+        return self._wait > MEASURED_AGAIN
+
+    def steps(self, lanes: int) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
+        """Kinds of the two steps of a pool, by which their times are kept: what they do, lanes, guesses."""
+        return ("generate", lanes, 0), ("verify", lanes, self.tokens if self._head else 0)
+
+    def cost(self, lanes: int) -> float:
+        """Time of a step that verifies, in those of one that draws; both have been measured."""
+        plain, verify = self.steps(lanes)
+        return self.times.least(verify) / self.times.least(plain)
+
+    def learn(self, sequence: Alive, lanes: int, drafted: int, accepted: int) -> bool:
+        """Of a sequence's drafts the first `accepted` were right; returns whether it stops drafting for a while."""
+        assert sequence.drafting is not None
+        acceptance = sequence.drafting.acceptance
+        acceptance.learn(drafted, accepted)
+        self._trust.learn(drafted, accepted)
+        _, verify = self.steps(lanes)
+        if self.always or not self.times.known(verify) or 1 + acceptance.expected(self.tokens) > self.cost(lanes):
+            return False
+        acceptance.pause(sequence.drawn)
+        return True
+
+    def _propose(self, sequence: Alive, context: int) -> tuple[int, ...]:
+        drafting = sequence.drafting
+        if drafting is None or not drafting.acceptance.drafts(sequence.drawn):
+            return ()
+        return drafting.propose(sequence.generated, min(self.tokens, sequence.left(context) - 1), self._vocab_size)
+
+    def _pays(self, lanes: Sequence[Alive | None], proposed: list[tuple[int, ...]], cost: float) -> bool:
+        alive = [(s, drafts) for s, drafts in zip(lanes, proposed, strict=True) if s is not None]
+        expected = sum(
+            1 + (s.drafting.acceptance.expected(len(drafts)) if s.drafting is not None else 0) for s, drafts in alive
+        )
+        return expected > GAIN * cost * len(alive)

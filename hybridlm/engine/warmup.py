@@ -1,0 +1,80 @@
+"""Compiling every step of a model ahead of its first use.
+
+Every step that an engine runs.
+"""
+
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from hybridlm.devices.machine import cores
+from hybridlm.engine.engine import Engine
+from hybridlm.multiprocess.records import Operation
+from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
+from hybridlm.progress import counting_progress
+
+COMPILE_SECONDS = 120.0
+"""Budget of one step, from tracing to its certificate; what takes longer is named in a warning."""
+
+
+def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[str, float]:
+    """See `LM.warmup`."""
+    if engine.calls.crew is not None:
+        engine.calls.crew.tell(Operation("warm up", (int(every_bucket),)))
+    shapes = all_shapes(engine, only_full=not every_bucket)
+    seconds: dict[str, float] = {}
+
+    def compiled(shape: AnyShape) -> tuple[str, float]:
+        start = time.perf_counter()
+        engine.program(shape)
+        return str(shape), time.perf_counter() - start
+
+    with counting_progress(progress, "compiling", len(shapes)) as done, ThreadPoolExecutor(cores()) as pool:
+        # The steps of the model take the longest; the moves of rows fill the gaps.
+        waiting = [pool.submit(compiled, shape) for shape in shapes]
+        try:
+            for one in as_completed(waiting):
+                name, took = one.result()
+                seconds[name] = took
+                done(len(seconds), name)
+        finally:
+            for one in waiting:
+                one.cancel()
+    slow = [f"{name}: {took:.0f} s" for name, took in seconds.items() if took > COMPILE_SECONDS]
+    if slow:
+        warnings.warn(
+            f"steps that took longer than {COMPILE_SECONDS:.0f} s to compile: {', '.join(slow)}; a compilation cache "
+            "(see hybridlm.load) keeps them between processes",
+            stacklevel=3,
+        )
+    return {str(shape): seconds[str(shape)] for shape in shapes}
+
+
+def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) -> list[AnyShape]:
+    """Steps that consume prompts, that draw one token of each lane, that verify drafts, that score, and that move rows.
+
+    Rows are copied between pools, and states are moved out of a pool to be kept, and back into one.
+
+    Requests with log-probabilities or a logits processor of the user's have steps of their own, compiled on first use.
+
+    Args:
+        only_full: for the largest number of lanes alone, and states that are kept only with a prefix cache.
+        drafts: those that verify drafts too, where the engine does not draft of itself.
+    """
+    staging, decode = ([most] if only_full else engine.rungs(most) for most in (engine.staging, engine.lanes))
+    shapes: list[AnyShape] = []
+    shapes += [Shape("generate", lanes, engine.chunk) for lanes in staging]
+    shapes += [Shape("generate", lanes, 1) for lanes in decode]
+    if drafts or engine.speculate is not None:
+        shapes += [Shape("generate", lanes, 1, guesses=engine.guesses) for lanes in decode]
+        shapes += [Shape("verify", lanes, engine.draft_tokens + 1, guesses=engine.guesses) for lanes in decode]
+    shapes += [Shape("score", lanes, engine.chunk, 0) for lanes in staging]
+    shapes += [CopyShape(source, target) for source in staging for target in decode]
+    if not only_full:
+        shapes += [CopyShape(source, target) for source in decode for target in decode if source != target]
+    if not only_full or engine.prefix_cache is not None:
+        shapes += [shape for pool in staging for shape in engine.moves.shapes(pool)]
+    if engine.prefix_cache is not None:
+        # What an answer ends with is kept from where it was decoded.
+        shapes += [shape for pool in decode for shape in engine.moves.shapes(pool) if shape.kept]
+    return list(dict.fromkeys(shapes))

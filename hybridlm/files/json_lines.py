@@ -1,0 +1,117 @@
+"""Texts as lines of JSON: what users send is read strictly, what is written every JSON reader takes."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from hybridlm.files.strict_json import unique_keys
+
+Id = str | int | None
+
+WINDOW_BYTES = 16_000_000
+"""Most bytes of a window of lines, but for one longer line: they are held in memory together."""
+
+
+def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers, from 1, without line ends. Blank lines at the end of the file are not lines."""
+    blank = 0
+    for number, line in enumerate(file, 1):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if not line.strip():
+            blank = blank or number
+            continue
+        if blank:
+            yield from ((skipped, b"") for skipped in range(blank, number))
+            blank = 0
+        yield number, line.rstrip(b"\r\n")
+
+
+def windows(lines: Iterable[tuple[int, bytes]], most: int) -> Iterator[list[tuple[int, bytes]]]:
+    """Numbered lines, so many at a time, or fewer where they are long: a file is never in memory as a whole."""
+    window, size = [], 0
+    for number, line in lines:
+        window.append((number, line))
+        size += len(line)
+        if len(window) >= most or size >= WINDOW_BYTES:
+            yield window
+            window, size = [], 0
+    if window:
+        yield window
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
+    """The JSON object on a line.
+
+    Raises:
+        ValueError: blank, not UTF-8, not JSON (NaN and Infinity are not), a key that is there twice, or no object.
+    """
+    if not line.strip():
+        raise ValueError("expected a JSON object, the line is blank")
+    try:
+        value = json.loads(line.decode(), object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected UTF-8: {error}") from error
+    except json.JSONDecodeError as error:
+        # Its own text speaks of "line 1", which is not the line of the file.
+        raise ValueError(f"expected a JSON object, but {error.msg} at column {error.colno}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected a JSON object, but it cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_id(value: dict[str, Any]) -> Id:
+    """What names the line in the output; None where there is no "id".
+
+    Raises:
+        ValueError: neither a string nor a whole number.
+    """
+    found = value.get("id")
+    if found is not None and (isinstance(found, bool) or not isinstance(found, str | int)):
+        raise ValueError(f"id: expected a string or a whole number, got {found!r}")
+    return found
+
+
+def read_item(value: dict[str, Any], text_keys: Sequence[str]) -> tuple[str, str | list[Any]]:
+    """The one key that holds the text or the token ids, and what it holds.
+
+    Args:
+        value: the object; other keys are the user's own.
+        text_keys: names under which a text may stand; token ids stand under "token_ids".
+
+    Raises:
+        ValueError: none of the keys or several of them, or a value of another type.
+    """
+    keys = (*text_keys, "token_ids")
+    present = [key for key in keys if key in value]
+    if len(present) != 1:
+        raise ValueError(f"expected exactly one of {', '.join(keys)}, got {', '.join(present) or 'none of them'}")
+    key, item = present[0], value[present[0]]
+    kind, name = (list, "a list of token ids") if key == "token_ids" else (str, "a string")
+    if not isinstance(item, kind):
+        raise ValueError(f"{key}: expected {name}, got {type(item).__name__}")
+    return key, item
+
+
+def finite(value: float) -> float | None:
+    """The number, or None (null) where JSON has no way to write it."""
+    return float(value) if math.isfinite(value) else None
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
+
+def dump(value: Any) -> str:
+    """One line, ASCII, so that neither a lone surrogate nor the locale of a terminal can break it.
+
+    Raises:
+        ValueError: a number that is not finite; put it through `finite`.
+    """
+    return _ENCODER.encode(value)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

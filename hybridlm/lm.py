@@ -1,0 +1,529 @@
+"""The model as users hold it: generate, chat, score, perplexity, forward.
+
+More than 300 lines: it is what users read, in one place.
+
+More than 300 lines: the public methods of one class, and most lines are their docstrings.
+"""
+
+import atexit
+import os
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import jax
+import numpy as np
+
+from hybridlm.checkpoint import CheckpointError, dotted, fingerprint_of, open_checkpoint
+from hybridlm.checkpoint.pieces import saved_pieces
+from hybridlm.checkpoint.saved_write import Described, save_checkpoint
+from hybridlm.devices.machine import Machine
+from hybridlm.drafting.drafters import AsLoaded, Speculate
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.follower import follow
+from hybridlm.engine.inputs import Inputs
+from hybridlm.engine.prefix import Prefix, compute_prefix
+from hybridlm.engine.snapshot_file import load_snapshot
+from hybridlm.engine.warmup import warm_up
+from hybridlm.files.atomic import new_path
+from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
+from hybridlm.openai_batch.batch_file import BatchFileReport, BatchModel, batch_file
+from hybridlm.progress import request_progress
+from hybridlm.requests.results import Completion, Score
+from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
+from hybridlm.requests.sequence import Request
+from hybridlm.sampling.sampling import LogitsProcessor
+from hybridlm.score_files.score_file import WINDOW, ScoreFileReport, score_file
+from hybridlm.score_files.score_rows import Scorer
+from hybridlm.scoring.choice import Choice, choose
+from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
+from hybridlm.scoring.scorer import checked, scores
+from hybridlm.session import Event, Session
+from hybridlm.steps.structure import Structure
+from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.version import __version__
+from ir_passes import Certificate
+from models import Decoder, DecoderConfig, family_of
+
+
+class LM:
+    """A loaded model; `hybridlm.load` makes it.
+
+    Attributes:
+        path: the checkpoint's directory.
+        model: the flax nnx module that holds the parameters; over a mesh its sizes are those of one device.
+        config: what was read from config.json.
+        tokenizer: None where the checkpoint has none; token ids always work.
+        params: parameters by dotted name, as `forward` takes them for differentiation.
+        context: most tokens of a sequence, prompt and continuation together.
+        fingerprint: names the checkpoint's weights and configuration, the same wherever it lies (SHA-256 of
+            config.json, of the tensors' names, dtypes and shapes, and of samples of their content).
+        eos_token_ids: tokens that end a completion.
+        engine: what runs the steps: lanes, chunk, programs, pools.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        config: DecoderConfig,
+        structure: Structure,
+        params: dict[str, jax.Array],
+        engine: Engine,
+        tokenizer: Tokenizer | None,
+        eos_token_ids: tuple[int, ...],
+        cache_dtype: Any,
+        path: Path,
+        fingerprint: str,
+    ):
+        self.path, self.fingerprint = path, fingerprint
+        self.model, self.config = model, config
+        self.params, self.tokenizer = params, tokenizer
+        self.context = engine.context
+        self.eos_token_ids = eos_token_ids
+        self._structure, self.engine, self._cache_dtype = structure, engine, cache_dtype
+
+    def __repr__(self) -> str:
+        c = self.config
+        size = sum(array.size for array in self.params.values())
+        return (
+            f"LM({c.family}, {size / 1e6:.1f}M parameters, {c.num_layers} layers, "
+            f"lanes={self.engine.lanes}, context={self.context})"
+        )
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Counters since the model was loaded.
+
+        Steps, copies of rows, tokens of prompts and texts that were consumed, those that prefixes and common parts
+        saved, tokens that were generated, and compiled programs; see docs/speculation.md and docs/prefix-cache.md.
+        """
+        cache = self.engine.prefix_cache
+        kept = {} if cache is None else cache.stats
+        counted = self.engine.stats
+        rate = counted["generated_tokens"] / counted["draws"] if counted["draws"] else 0.0
+        return {**counted, **kept, "tokens_per_step": rate, "compiled": len(self.engine.programs.shapes)}
+
+    @property
+    def certificates(self) -> dict[str, Certificate]:
+        """Of every compiled step, by step, lanes and tokens: "generate 8x1"."""
+        return self.engine.programs.certificates
+
+    @takes_settings
+    def generate(
+        self,
+        prompts: str | Sequence[str | Sequence[int]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        logits_processor: LogitsProcessor | None = None,
+        progress: bool | None = None,
+        prefix: Prefix | None = None,
+        speculate: Speculate | AsLoaded = "as loaded",
+        **settings: Unpack[Settings],
+    ) -> list[Completion]:
+        """Continue prompts; any number, of any lengths, queued over the lanes.
+
+        Args:
+            prompts: a list whose items are strings or lists of token ids; a bare string is one prompt.
+            sampling_params: how tokens are sampled and when completions end.
+            n: completions per prompt; request i * n + j is the j-th completion of prompt i.
+            logits_processor: `f(logits float32[vocab], last_token int32, position int32) -> float32[vocab]`, a jittable
+                function of one lane; it changes what is drawn, not the reported log-probabilities. Pass the same
+                function object again to reuse its compiled step.
+            progress: show a bar of completed prompts; None shows one for more prompts than lanes where standard error
+                is a terminal.
+            prefix: every prompt continues it, and may be empty (see `prefix`).
+            speculate: who drafts tokens ahead, as for `load`, which has said it "as loaded". It changes the time that
+                tokens take, and which of them are sampled only where float32 rounds to a tie.
+            **settings: fields of `SamplingParams`; they override those of `sampling_params`.
+
+        Returns:
+            Completions in the order of the prompts, the n of one prompt next to each other.
+
+        Raises:
+            TypeError, ValueError: a prompt or a setting is wrong; the message names it. Nothing has been computed.
+            NumericalError: a step computed logits that are not numbers.
+        """
+        requests = self._inputs.requests(prompts, n, with_settings(sampling_params, settings), prefix)
+        finished: dict[int, Completion] = {}
+        with request_progress(progress, len(requests), self.engine.lanes) as completed:
+            for event in self._run(requests, self.session(logits_processor=logits_processor, speculate=speculate)):
+                if event.completion is not None:
+                    finished[event.index] = event.completion
+                    completed(len(finished))
+        return [finished[index] for index in sorted(finished)]
+
+    @takes_settings
+    def stream(
+        self,
+        prompts: str | Sequence[str | Sequence[int]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        logits_processor: LogitsProcessor | None = None,
+        prefix: Prefix | None = None,
+        speculate: Speculate | AsLoaded = "as loaded",
+        **settings: Unpack[Settings],
+    ) -> Generator[Event, None, None]:
+        """The tokens of `generate` as they are drawn, by all requests in turn.
+
+        Everything is checked before this returns; the first step runs when the first event is asked for. Whoever stops
+        early closes the iterator or lets go of it: its sequences end, as they do after an exception in the loop.
+
+        Args:
+            prompts, sampling_params, n, logits_processor, prefix, speculate: as `generate` takes them.
+            **settings: fields of `SamplingParams`.
+
+        Raises:
+            TypeError, ValueError: a prompt or a setting is wrong; the message names it. Nothing has been computed.
+        """
+        requests = self._inputs.requests(prompts, n, with_settings(sampling_params, settings), prefix)
+        return self._run(requests, self.session(logits_processor=logits_processor, speculate=speculate))
+
+    def _run(self, requests: list[Request], session: Session) -> Generator[Event, None, None]:
+        with session:
+            for request in requests:
+                session.add(request)
+            while session.busy:
+                yield from session.step()
+
+    def prefix(self, tokens: str | Sequence[int]) -> Prefix:
+        """Compute the state of the beginning of prompts or texts once, for `generate`, `stream`, `score` and `submit`.
+
+        `lm.generate(prompts, prefix=p)` is `lm.generate` of the joined prompts without computing the prefix again, for
+        a prefix of any length: the same numbers as far as float32 rounds; bit for bit where its length is one more than
+        a multiple of `chunk` and `generate` has one prompt. It keeps a state (`nbytes`) on the device.
+
+        Args:
+            tokens: a string, encoded as a prompt is, or a list of token ids. Text that continues it is encoded by
+                itself, which may give other tokens than the joined text would.
+
+        Raises:
+            TypeError, ValueError: neither, empty, or longer than the context.
+            NumericalError: a step computed logits that are not numbers.
+        """
+        return compute_prefix(self.engine, self._inputs.encode(tokens, "prefix"))
+
+    def load_prefix(self, path: str | os.PathLike[str]) -> Prefix:
+        """Read a prefix that `Prefix.save` wrote, of the same checkpoint, dtype and context.
+
+        Raises:
+            SnapshotError: no such file, damaged, or of another model; the message says what was expected and found.
+        """
+        return Prefix(*load_snapshot(self.engine, Path(path), self._inputs.encode))
+
+    def session(
+        self, *, logits_processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded"
+    ) -> Session:
+        """A run of the engine to drive by hand: submit and cancel requests at any time, step by step.
+
+        Args:
+            logits_processor: of all its requests; see `generate`.
+            speculate: the same.
+
+        Raises:
+            TypeError, ValueError: `speculate` names no drafter and is none.
+        """
+        speculation = self.engine.speculation(speculate)
+        return Session(self.engine, self.tokenizer, self._inputs.request, logits_processor, speculation)
+
+    def warmup(self, *, every_bucket: bool = False, progress: bool | None = None) -> dict[str, float]:
+        """Compile the steps of generation and scoring now, in threads, instead of on first use.
+
+        Args:
+            every_bucket: also for fewer sequences than lanes (1, 2, 4, ...).
+            progress: show a bar; None shows one where standard error is a terminal.
+
+        Returns:
+            Seconds by step. One that takes longer than two minutes is also named in a warning.
+        """
+        return warm_up(self.engine, every_bucket, progress)
+
+    @takes_settings
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        logits_processor: LogitsProcessor | None = None,
+        speculate: Speculate | AsLoaded = "as loaded",
+        **settings: Unpack[Settings],
+    ) -> Completion:
+        """Answer a conversation: the checkpoint's chat template, then `generate`.
+
+        Args:
+            messages: `{"role": ..., "content": ...}` in order.
+            sampling_params, logits_processor, speculate: as `generate` takes them.
+            **settings: fields of `SamplingParams`.
+
+        Raises:
+            ValueError: the checkpoint has no tokenizer or no chat template.
+        """
+        if self.tokenizer is None:
+            raise ValueError("chat: the checkpoint has no tokenizer.json; apply a template yourself and use generate")
+        prompt = self.tokenizer.encode_chat(messages)
+        options: dict[str, Any] = {"logits_processor": logits_processor, "speculate": speculate}
+        return self.generate([prompt], sampling_params, **options, **settings)[0]
+
+    def batch_file(self, input: str | os.PathLike[str], output: str | os.PathLike[str]) -> BatchFileReport:
+        """Answer a file of OpenAI Batch lines, however long; a progress bar where standard error is a terminal.
+
+        Args:
+            input: a line is `{"custom_id", "method": "POST", "url", "body"}`; the url is /v1/completions or
+                /v1/chat/completions, the body what `vllm run-batch` takes (docs/batch.md). Blank lines are skipped.
+            output: a line per line, in order: id, custom_id, response (status_code, request_id, body) and error, which
+                is null where the line was answered. What is not supported is an error on its line. The file appears,
+                or replaces an older one, when everything has been written.
+
+        Raises:
+            ValueError: no line at all, or output is the input or no regular file.
+            OSError: a file cannot be read or written.
+        """
+        model = BatchModel(self._inputs, self.session, self._scores, self.path.name)
+        return batch_file(model, input, output, window=64 * self.engine.lanes)
+
+    def forward(
+        self,
+        tokens: Any,
+        *,
+        return_states: bool = False,
+        state: SequenceState | None = None,
+        params: Mapping[str, jax.Array] | None = None,
+    ) -> ForwardOutput:
+        """Logits of every position, hidden states of every layer and, if asked for, the state after the last token.
+
+        Differentiable: `jax.grad(lambda p: loss(lm.forward(tokens, params=p).logits))(lm.params)`. For research; large
+        inputs hold all logits at once.
+
+        Args:
+            tokens: token ids, [T] or [N, T] of equal lengths.
+            return_states: also return the state, which `state` of a later call continues from.
+            state: start from here instead of from the beginning.
+            params: use these instead of `lm.params`.
+
+        Raises:
+            TypeError, ValueError: tokens are not ids of the vocabulary, do not fit the context or the state.
+        """
+        flat = in_order(self.params if params is None else params, tuple(self.params))
+        return forward(self.engine, self._structure, flat, np.asarray(tokens), state, return_states)
+
+    def score(
+        self, texts: str | Sequence[str | Sequence[int]], *, top_logprobs: int = 0, prefix: Prefix | None = None
+    ) -> list[Score]:
+        """Log-probability of every token of every text: a float32 log-softmax over the whole vocabulary.
+
+        What texts have in common at their beginning is computed once, as far as it is whole chunks, which changes no
+        bit of a score.
+
+        Args:
+            texts: a list whose items are strings or lists of token ids; a bare string is one text.
+            top_logprobs: report this many most likely tokens at each position.
+            prefix: every text continues it (see `prefix`); the scores are those of the texts' own tokens, the first
+                included.
+
+        Returns:
+            One score per text, in order.
+
+        Raises:
+            TypeError, ValueError: a text is wrong (the message names it); nothing has been computed.
+            NumericalError: a step computed log-probabilities that are not numbers.
+        """
+        most = self._inputs.most_logprobs
+        if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
+            raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
+        if prefix is None:
+            found = self._scores(self._inputs.encode_all(texts, "texts"), top_logprobs)
+        else:
+            ids = self._inputs.continuations(prefix, texts, "texts")
+            found = scores(self.engine, ids, top_logprobs, prefix)
+        return [replace(one, tokenizer=self.tokenizer) for one in checked(found)]
+
+    def score_file(
+        self,
+        input: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        *,
+        strict: bool = False,
+        window: int = WINDOW,
+        shard: str | None = None,
+        restart: bool = False,
+        progress: bool | None = None,
+    ) -> ScoreFileReport:
+        """Score a file of texts, however long, `.jsonl` or `.parquet` by the ending of each name.
+
+        Killed at any moment and called again with the same arguments it continues; until all is done the rows lie in
+        parts, in the folder `OUTPUT.parts`. docs/scoring.md has the formats and the guarantees.
+
+        Args:
+            input: lines `{"id": ..., "text": ...}` or `{"id": ..., "token_ids": [...]}`, or columns of these names; ids
+                may be absent.
+            output: a row per row of the input, in order: id, token_ids, logprobs (the first is null), sum_logprob,
+                perplexity; or id and error where a row cannot be scored. It appears, or replaces an older file, when
+                everything has been scored.
+            strict: raise at the first row that cannot be scored.
+            window: most rows that are scored together and kept as a part; fewer where they are long.
+            shard: "i/n", from "0/n" to "n-1/n": only this share of the windows, to an output with the shard in its
+                name.
+            restart: delete the parts that an earlier run has left, and begin again.
+            progress: show a bar; None shows one where standard error is a terminal.
+
+        Raises:
+            ValueError: a row that cannot be scored if `strict`; the input holds no rows or is not what its name says;
+                the output is the input or no regular file; its parts are another process's, or were made from another
+                input, by another model or with other settings.
+            MissingExtra: Parquet without pyarrow.
+            OSError: a file cannot be read or written; parts that were written stay.
+        """
+        return score_file(self._scorer, input, output, strict, window, shard, restart, progress)
+
+    def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
+        """Which option continues the context best.
+
+        Texts are cut as lm_eval cuts them: white space at the end of the context is moved to the option, both are
+        tokenized together, and the option is what follows as many tokens as the context has alone. An empty context is
+        the model's first token, or its end token where it has none. A space between the two has to be written.
+
+        Args:
+            context: a text, or token ids.
+            options: texts, or lists of token ids, as the context is.
+
+        Returns:
+            Log-probabilities of every option, with the index of the best one by their sum (`best`), or by their mean
+            over tokens or bytes (`ranking`).
+
+        Raises:
+            TypeError, ValueError: the context or an option is wrong; the message names it.
+            NumericalError: a step computed log-probabilities that are not numbers.
+        """
+        return choose(
+            context, options, self._inputs, lambda: prefix_token(self.tokenizer, self.eos_token_ids), self._scores
+        )
+
+    def perplexity(
+        self,
+        texts: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Sequence[int]],
+        *,
+        convention: str = "rolling",
+        window: int | None = None,
+        stride: int | None = None,
+    ) -> float:
+        """Perplexity of a corpus: exp of the mean negative log-probability over all tokens that count, of all texts.
+
+        Conventions differ in which tokens count and what stands before them; a figure without its convention and window
+        says nothing. A corpus that is cut into texts has other figures than the same corpus as one text.
+
+        * "rolling": each text, after the model's first token (or end token where it has none), is cut into windows,
+          each of which predicts as many tokens as fit behind the last token of the window before (the last one, with
+          fewer left, is filled up with the text before them). Every token counts. These are the log-likelihoods of
+          lm_eval's `loglikelihood_rolling` with a `max_length` of the window less one.
+        * "strided": windows begin `stride` tokens apart, and of each those tokens count that the one before did not
+          hold: the sliding window of transformers' documentation, with every token of the same weight. The first token
+          of a text does not count. Half a window of stride gives every later token half a window of context at least.
+        * "llama.cpp": windows side by side, of each the second half counts (from token `window // 2 + 1` on), and where
+          the tokenizer puts a first token before texts, it stands in the place of each window's first token. What does
+          not fill a window is left out. This is `llama-perplexity` with a `--ctx-size` of the window.
+
+        Args:
+            texts: a list whose items are strings, lists of token ids, or paths of text files (UTF-8), each one text; a
+                bare string or path is one text. Paths are `pathlib.Path` or the like: a string is a text.
+            convention: one of those above.
+            window: most tokens that are seen together, at least 2; None for the context.
+            stride: of "strided"; None for half a window.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong, or no token counts.
+            NumericalError: a step computed log-probabilities that are not numbers.
+        """
+        cut = windows_of(convention, self.context, window, stride, self.tokenizer, self.eos_token_ids)
+        ids = self._inputs.encode_all(read_files(texts), "texts", of_any_length=True)
+        if not ids:
+            raise ValueError("texts: is empty; at least one text is needed")
+        windows = ((i, part) for i, text in enumerate(ids) for part in cut(text))
+        return corpus_perplexity(windows, self._scores, most=64 * self.engine.lanes)
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write the model as it is in memory, so that `hybridlm.load(directory)` opens it, faster than the original.
+
+        The directory holds the weights in the layout and the dtype in which they are used (an Orbax checkpoint of plain
+        arrays), config.json, generation_config.json, the tokenizer's files and the chat template as they were, and an
+        index: arrays and JSON only. What is loaded from it gives the same bits, on any mesh. Of several processes all
+        call this, with a directory that all of them see. See docs/saving.md.
+
+        Args:
+            directory: where it will be; nothing may be there.
+
+        Raises:
+            FileExistsError: something is there.
+            ValueError: there are several processes, and no mesh.
+            CheckpointError: the checkpoint that was loaded is not there any more, or has changed.
+            OSError: it cannot be written; nothing is left of it.
+        """
+        if jax.process_count() > 1 and self.engine.placement.mesh is None:
+            raise ValueError("save: each process has a model of its own; load it over a mesh of all their devices")
+        target = new_path(Path(directory))
+        source = open_checkpoint(self.path)
+        dtype = self.engine.kind.dtype
+        if fingerprint_of(source, dtype) != self.fingerprint:
+            raise CheckpointError(self.path, "has changed since it was loaded; config.json and tokenizer are its")
+        whole = family_of(source.config).abstract(self.config)
+        cuts = {dotted(path): each for path, each in whole.cuts().items()}
+        parameters = {name: saved_pieces(array, cuts.get(name, ())) for name, array in self.params.items()}
+        model = Described(__version__, self.config.family, dtype, self.fingerprint)
+        save_checkpoint(target, self.path, model, parameters)
+
+    def follow(self) -> bool:
+        """Where the mesh has devices of several processes: take part in what process 0 runs, until it has ended.
+
+        Call it in every process once the model is loaded. In process 0, and without such a mesh, it returns False at
+        once; in the others True, when nothing is left to do::
+
+            lm = hybridlm.load("DIRECTORY", mesh=hybridlm.mesh(data=len(jax.devices())))
+            if not lm.follow():
+                print(lm.generate(prompts))
+
+        A process that cannot go on, because another has ended, does not answer or was told something else, says why
+        and ends (status 70); in process 0 an error is raised, unless it waits for a process that does not answer.
+        """
+        crew = self.engine.calls.crew
+        if crew is None:
+            return False
+        if crew.leads:
+            atexit.register(crew.end)
+            return False
+        follow(self.engine, crew)
+        return True
+
+    @property
+    def _inputs(self) -> Inputs:
+        require = self.engine.moves.require
+        return Inputs(self.tokenizer, self.config.vocab_size, self.context, self.eos_token_ids, require)
+
+    @property
+    def _scorer(self) -> Scorer:
+        return Scorer(self._inputs.encode, self._scores, self._origin())
+
+    def _scores(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
+        return scores(self.engine, ids, top)
+
+    def _origin(self) -> dict[str, str | int]:
+        """What scores depend on besides the texts, down to the last bit."""
+        machine, mesh, engine = Machine.here(), self.engine.placement.mesh, self.engine
+        as_given = engine.sanitizer is not None or engine.programs.certify == "off"
+        return {
+            "model": self.fingerprint,
+            "tokenizer": "none" if self.tokenizer is None else self.tokenizer.fingerprint,
+            "dtypes": ", ".join(sorted({str(array.dtype) for array in self.params.values()})),
+            "lanes": engine.lanes,
+            "context": self.context,
+            "chunk": engine.chunk,
+            "mesh": "none" if mesh is None else ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
+            # A step that is certified has been rewritten before.
+            "steps": "as they are" if as_given else "certified",
+            "products": "default" if engine.tuned is None else engine.tuned.choices,
+            "hybridlm": __version__,
+            "jax": jax.__version__,
+            "device": machine.device,
+            # They decide which code XLA makes of the steps.
+            "XLA_FLAGS": machine.flags or "none",
+        }

@@ -1,0 +1,192 @@
+"""From a checkpoint directory or a hub id to a model that runs."""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import jax
+from jax.sharding import Mesh
+
+from hybridlm.checkpoint import Checkpoint, fingerprint_of, load_parameters, resolve, stored_dtype
+from hybridlm.checkpoint.model import open_model
+from hybridlm.cpu_tuning import check_tune
+from hybridlm.cpu_tuning import tune as tune_products
+from hybridlm.devices.placement import ONE_DEVICE, place
+from hybridlm.drafting.drafters import DRAFT_TOKENS, Speculate
+from hybridlm.engine.arguments import assemble, check_arguments, check_drafting, dtype_of_caches
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.memory import Demand, admit_model, admit_steps, available_memory, weight_bytes
+from hybridlm.engine.warmup import all_shapes
+from hybridlm.files.strict_json import read_object
+from hybridlm.lm import LM
+from hybridlm.multiprocess.crew import Crew
+from hybridlm.prefix_cache.budget import cache_budget
+from hybridlm.programs.compilation_cache import cache_of
+from hybridlm.programs.programs import Certify, Programs
+from hybridlm.programs.sanitized import Sanitizer
+from hybridlm.programs.shapes import Shape
+from hybridlm.progress import load_progress
+from hybridlm.steps.structure import flatten
+from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.version import __version__
+from models import DecoderConfig
+from models.sharding.devices import ALONE
+
+_log = logging.getLogger("hybridlm")
+
+
+def load(
+    path_or_hub_id: str | os.PathLike[str],
+    *,
+    lanes: int = 8,
+    context: int | None = None,
+    dtype: str | None = None,
+    certify: Certify = "error",
+    compilation_cache: str | os.PathLike[str] | Literal[False] | None = None,
+    chunk: int | None = None,
+    progress: bool | None = None,
+    sanitize: bool = False,
+    speculate: Speculate = None,
+    draft_tokens: int = DRAFT_TOKENS,
+    prefix_cache: str | int | Mapping[str, str | int] | None = None,
+    mesh: Mesh | None = None,
+    tune: bool = False,
+) -> LM:
+    """Load a checkpoint.
+
+    Args:
+        path_or_hub_id: a directory with config.json and safetensors weights as Hugging Face writes it, or as `LM.save`
+            does, or the id of a model on the hub (kept in huggingface_hub's cache; HF_HUB_OFFLINE is respected).
+        lanes: most sequences that are computed at the same time.
+        context: most tokens of a sequence; None for min(4096, the model's max_position_embeddings).
+        dtype: "bfloat16", "float16" or "float32" for the matrices; None for the one that they are stored in, whatever
+            config.json says: that of most bytes, and a warning names how many have another. "float32" computes every
+            product in full float32, on devices too that would use TF32 by default.
+        certify: "error": a step that is not proved to keep its lanes apart, or whose compiled program fails its audit,
+            raises IsolationError or AuditError when it is first needed, and is never run; "warn" warns and runs it;
+            "off" runs every step as it is. Where a backend of XLA does not say where it places values there is no
+            audit: the step runs, and its certificate says why (`not_audited`).
+        compilation_cache: where compiled steps are kept between processes; None for a folder in the user's cache
+            directory (unless JAX has been given one), False for JAX's own setting, which is nowhere by default. Unless
+            it is False, certificates are kept beside them, and what is proved once is not proved again.
+        chunk: tokens of a prompt consumed by one step; None for 128, or the context if that is less.
+        progress: show a progress bar; None shows one where standard error is a terminal.
+        sanitize: for debugging: move a label (whose state, at which position, of which step) beside every row and check
+            it wherever a step computes with the row. A row that is not the lane's own raises SanitizerError. Steps are
+            proved, but neither audited nor run ahead, and are several times slower.
+        speculate: who drafts tokens ahead of what is drawn, which a step then verifies all at once: "ngram" takes what
+            followed the last few tokens where they stood before; "mtp" asks the multi-token-prediction head of the
+            checkpoint (Qwen3-Next, Qwen3.5), which is not read otherwise; an object of your own with
+            `propose(token_ids, k) -> list[int]`; None for nobody. The tokens that are drawn stay the same, and whether
+            drafts are worth their time is measured. See docs/speculation.md.
+        draft_tokens: most drafts of a sequence in a step.
+        prefix_cache: memory for the states of prompts that were read, "512MB" or a number of bytes: a prompt goes on
+            from the deepest state that its first tokens lead to. That much on the device and as much in host memory,
+            where the states go that were not used the longest; {"device": size, "host": size} says both. None keeps
+            nothing. See docs/prefix-cache.md.
+        mesh: run on these devices, `hybridlm.mesh(data=2, model=2)` or a mesh of your own with some of the axes "data",
+            "model" and "expert"; None for JAX's default device. See docs/devices.md.
+        tune: on a CPU, compute each large matrix product in the variant that is the fastest on this machine. The first
+            load of a model of such shapes measures them for some seconds, and says so; the times are kept beside
+            compiled steps. Where it is faster for few sequences, their most likely tokens are found with a copy of the
+            vocabulary head in int8, which takes half as much memory as the head. See docs/performance.md.
+
+    Raises:
+        CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named: first those
+            of config.json, of the index and of all headers, and where there is none those of all tensors.
+        ValueError: arguments are wrong; every one is named.
+        InsufficientMemory: weights, rows and the steps' scratch are more than the memory that is available.
+    """
+    directory, family, config = open_model(resolve(path_or_hub_id), head=speculate == "mtp")
+    context, chunk = check_arguments(config, lanes, context, chunk, dtype, certify, compilation_cache)
+    check_drafting(speculate, draft_tokens, context)
+    placement = ONE_DEVICE if mesh is None else place(mesh, lanes, sanitize)
+    budget = None if prefix_cache is None else cache_budget(prefix_cache, placement.several_processes)
+    asked, dtype = dtype, stored_dtype(directory) if dtype is None else dtype
+    cache = cache_of(compilation_cache)
+    folder = None if cache.folder is None else cache.folder / "products"
+    if tune:
+        check_tune(folder, mesh)
+    crew = Crew(placement) if placement.several_processes else None
+    cache_dtype = dtype_of_caches(dtype)
+    abstract, weights = family.abstract(config.share(placement.devices)), family.weights(config)
+    cuts = {} if placement.devices == ALONE else family.abstract(config).cuts()
+    shards = placement.shards(weights, cuts)
+    size = weight_bytes(weights, dtype, shards, placement)
+    demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)
+    with load_progress(progress) as report_progress:
+        arrays, report = load_parameters(directory, family, config, dtype, report_progress, shards)
+    for line in report.lines() + ([] if asked is not None else report.conversions(dtype)):
+        _log.warning(line)
+    model, names = assemble(abstract, arrays)
+    structure, params = flatten(model)
+    certificates = None if cache.folder is None else cache.folder / "certificates"
+    programs = Programs(structure, certify, certificates, placement, cache.setting)
+    fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
+    if crew is not None:
+        crew.agree_on(
+            "settings",
+            {
+                "checkpoint": fingerprint,
+                "lanes": lanes,
+                "context": context,
+                "chunk": chunk,
+                "dtype": dtype,
+                "mesh": placement.mesh,
+                "speculate": speculate,
+                "draft_tokens": draft_tokens,
+                "prefix_cache": budget,
+                "jax": jax.__version__,
+                "hybridlm": __version__,
+            },
+        )
+    engine = Engine(
+        model,
+        params,
+        programs,
+        lanes,
+        context,
+        chunk,
+        cache_dtype,
+        fingerprint,
+        dtype,
+        sanitizer,
+        speculate=speculate,
+        draft_tokens=draft_tokens,
+        prefix_cache=budget,
+        placement=placement,
+        crew=crew,
+    )
+    if tune and folder is not None:
+        shapes = [shape for shape in all_shapes(engine) if isinstance(shape, Shape)]
+        # A multiplier that is not positive turns the order of the logits round.
+        head = model.head[...] if model.config.logits_multiplier > 0 else None
+        rows = {shape.lanes * shape.tokens for shape in shapes}
+        drawing = {shape.lanes for shape in shapes if shape.step == "generate"}
+        tuned = tune_products(params, head, rows, drawing, folder, _room(engine, demand), progress)
+        engine.set_tuned(tuned)
+        demand = replace(demand, weights=demand.weights + tuned.int8_head_bytes)
+    admit_steps(engine, demand)
+    named = dict(zip(names, params, strict=True))
+    tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
+    return LM(model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint)
+
+
+def _room(engine: Engine, demand: Demand) -> int | None:
+    """Bytes that are left for a copy of the head: no model is refused for it, as `admit_steps` wants as much again."""
+    left = available_memory(engine.placement)
+    return None if left is None else left - 2 * (demand.rows + demand.kept)
+
+
+def _end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]:
+    """End tokens of config.json and of generation_config.json."""
+    ids = list(config.eos_token_ids)
+    path = directory.path / "generation_config.json"
+    if path.exists():
+        more = read_object(path, 1 << 20).get("eos_token_id")
+        ids += more if isinstance(more, list) else [] if more is None else [more]
+    if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
+        raise ValueError(f"{path}: eos_token_id: expected a token id or a list of them, found {ids!r}")
+    return tuple(dict.fromkeys(ids))

@@ -1,0 +1,130 @@
+"""Starting processes on this machine that run one command together, and ending all with the first that fails."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import IO
+
+from hybridlm.multiprocess.environment import ADDRESS, COUNT, LOST, NUMBER
+
+_LOOK = 0.1
+
+
+class Failed(RuntimeError):
+    """A process has failed; all others were ended.
+
+    Attributes:
+        status: exit status for the whole, as a shell counts it.
+    """
+
+    def __init__(self, message: str, status: int):
+        super().__init__(message)
+        self.status = status
+
+
+def launch(command: Sequence[str], count: int, timeout: float) -> None:
+    """Run a command as so many processes of this machine.
+
+    What process 0 prints comes out as it is; of the others all comes out on standard error, each line with "[1] " or so
+    before it. SIGINT and SIGTERM are handed on to all.
+
+    Args:
+        command: run by each, with environment variables that say which it is.
+        count: of processes.
+        timeout: seconds within which all others have ended after one has failed, or process 0 has come to its end.
+
+    Raises:
+        Failed: one has failed; names it.
+    """
+    address = f"127.0.0.1:{_free_port()}"
+    processes: list[subprocess.Popen[bytes]] = []
+    pumps: list[threading.Thread] = []
+    received: list[int] = []
+
+    def hand_on(number: int, frame: object) -> None:
+        received.append(number)
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for i in range(count):
+            variables = {**os.environ, ADDRESS: address, COUNT: str(count), NUMBER: str(i)}
+            pipe = None if i == 0 else subprocess.PIPE
+            given = None if i == 0 else subprocess.DEVNULL
+            # A group of its own: Ctrl-C in a terminal comes by way of this process, once.
+            process = subprocess.Popen(
+                command, env=variables, stdin=given, stdout=pipe, stderr=subprocess.STDOUT if pipe else None,
+                process_group=0,
+            )  # fmt: skip
+            processes.append(process)
+            if process.stdout is not None:
+                pumps.append(threading.Thread(target=_prefixed, args=(i, process.stdout), daemon=True))
+                pumps[-1].start()
+        _wait(processes, timeout, received)
+    finally:
+        for process in processes:
+            process.kill()  # those that were stopped, too
+            process.wait()
+        for pump in pumps:
+            pump.join(timeout=1)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], timeout: float, received: list[int]) -> None:
+    """Wait for all of them, or for the first that fails and then a while for the others to say why they end.
+
+    They notice after half of the timeout that one is gone. Where one of them has noticed, the others have as well.
+    """
+    end, failed = None, None
+    while any(process.poll() is None for process in processes):
+        if end is None and processes[0].poll() is not None:
+            end = time.monotonic() + timeout / 2
+        for i, process in enumerate(processes):
+            # Who ends because another one has, says so by its status.
+            if process.poll() and (failed is None or failed[1] == LOST != process.returncode):
+                if failed is None:
+                    end = time.monotonic() + timeout * (0.35 if process.returncode == LOST else 0.75)
+                failed = i, process.returncode
+        if end is not None and time.monotonic() > end:
+            break
+        time.sleep(_LOOK)
+    found = [(i, status) for i, process in enumerate(processes) if (status := process.poll())]
+    found = [one for one in found if one[1] != LOST] or found
+    left = [str(i) for i, process in enumerate(processes) if process.poll() is None]
+    if received:
+        raise Failed(f"ended by {signal.Signals(received[0]).name}", 128 + received[0])
+    if left and found and all(status == LOST for _, status in found):
+        raise Failed(f"process {', '.join(left)} did not answer and was killed; the others ended because of it", LOST)
+    if found:
+        i, status = failed if failed is not None and failed[1] != LOST else found[0]
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        others = f"; {', '.join(left)} did not answer and were killed" if left else ""
+        raise Failed(f"process {i} (pid {processes[i].pid}) {how}, and with it all others{others}", _as_shell(status))
+    if left:
+        raise Failed(f"process 0 has ended, and {', '.join(left)} did not within {timeout / 2:g} s: killed", 1)
+
+
+def _as_shell(status: int) -> int:
+    """An exit status as a shell counts it: 128 and the signal."""
+    return 128 - status if status < 0 else status
+
+
+def _prefixed(number: int, source: IO[bytes]) -> None:
+    with source:
+        for line in source:
+            sys.stderr.write(f"[{number}] {line.decode(errors='replace')}")
+            sys.stderr.flush()
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]

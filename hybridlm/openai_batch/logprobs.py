@@ -1,0 +1,83 @@
+"""Log-probabilities of tokens in the two shapes of OpenAI's API."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hybridlm.files.json_lines import finite
+from hybridlm.text.stream_decoder import REPLACEMENT
+from hybridlm.text.tokenizer import Tokenizer
+
+
+class TokenLogprobs:
+    """The tokens of one choice, its echoed prompt included.
+
+    A token is called by its own text, which for a byte-level vocabulary is what it adds to the text; a part of a
+    character reads U+FFFD.
+
+    Args:
+        tokenizer: None where tokens have no text.
+        names_are_ids: call tokens "token_id:N".
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, names_are_ids: bool):
+        self._tokenizer = None if names_are_ids else tokenizer
+        self._rows: list[tuple[int, float | None, Mapping[int, float], int]] = []
+
+    def add(
+        self, token_ids: Sequence[int], logprobs: Sequence[float | None], tops: Sequence[Mapping[int, float]] | None,
+        offsets: Sequence[int],
+    ) -> None:  # fmt: skip
+        """Tokens that follow.
+
+        Args:
+            token_ids: the tokens.
+            logprobs: of each; None for a token that nothing predicts.
+            tops: the most likely tokens at each position, best first; None for none.
+            offsets: where in the choice's text each begins.
+        """
+        most_likely = [{}] * len(token_ids) if tops is None else tops
+        self._rows += zip(token_ids, logprobs, most_likely, offsets, strict=True)
+
+    def of_completions(self) -> dict[str, Any]:
+        """For /v1/completions: a token is always among the most likely ones of its position, as OpenAI has it."""
+        return {
+            "tokens": [self._name(token) for token, _, _, _ in self._rows],
+            "token_logprobs": [_number(logprob) for _, logprob, _, _ in self._rows],
+            "top_logprobs": [
+                None if logprob is None else self._by_name({**top, token: logprob})
+                for token, logprob, top, _ in self._rows
+            ],
+            "text_offset": [offset for _, _, _, offset in self._rows],
+        }
+
+    def of_chat(self) -> dict[str, Any]:
+        """For /v1/chat/completions."""
+        return {
+            "content": [
+                self._entry(token, logprob) | {"top_logprobs": [self._entry(*other) for other in top.items()]}
+                for token, logprob, top, _ in self._rows
+            ]
+        }
+
+    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
+        name = self._name(token)
+        # A part of a character has no text whose bytes could be told, a token without a tokenizer has no bytes.
+        told = self._tokenizer is not None and REPLACEMENT not in name
+        return {"token": name, "logprob": _number(logprob), "bytes": list(name.encode()) if told else None}
+
+    def _by_name(self, top: Mapping[int, float]) -> dict[str, float | None]:
+        """Of two tokens with the same text the less likely one is called by its number, so that none is lost."""
+        named: dict[str, float | None] = {}
+        for token, logprob in top.items():
+            name = self._name(token)
+            named[f"token_id:{token}" if name in named else name] = finite(logprob)
+        return named
+
+    def _name(self, token: int) -> str:
+        if self._tokenizer is None:
+            return f"token_id:{token}"
+        return self._tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _number(logprob: float | None) -> float | None:
+    return None if logprob is None else finite(logprob)

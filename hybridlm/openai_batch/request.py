@@ -1,0 +1,194 @@
+"""A line of an OpenAI Batch file as a request to the model.
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once", "max_tokens": 8}}
+
+Bodies are those of `vllm run-batch` for the two endpoints below. What is not supported is an error, never ignored.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hybridlm.engine.inputs import Inputs
+from hybridlm.openai_batch.fields import (
+    ANYTHING,
+    BOOLEAN,
+    LIST,
+    NUMBER,
+    OBJECT,
+    STRING,
+    STRINGS,
+    TOKEN_IDS,
+    Fields,
+    whole,
+)
+from hybridlm.requests.sampling_params import SamplingParams
+from hybridlm.requests.sequence import Request
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS_MAX_TOKENS = 16
+"""OpenAI's default; a chat goes on to the end of the context."""
+MOST_CHOICES = 1024
+NEUTRAL: Mapping[str, Any] = {
+    "stream": False, "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "logit_bias": {},
+    "response_format": {"type": "text"},
+}  # fmt: skip
+"""Fields that clients send although they ask for nothing."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids that fit the context, and the text that they came from, where it was text."""
+
+    token_ids: tuple[int, ...]
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class OpenAIRequest:
+    """What one line asks for.
+
+    Attributes:
+        custom_id: names the line in the output.
+        chat: whether the endpoint is that of chats.
+        model, user: as they came, unchecked; None where absent.
+        prompts: each is continued; one for a chat.
+        requests: of the engine, numbered from 0: the choices of the first prompt, then those of the second.
+            None is drawn where the prompt is only echoed.
+        echo: the prompt stands before each continuation.
+        top: log-probabilities of the tokens and of this many most likely ones; None for none.
+        token_ids: report token ids.
+        names_are_ids: tokens are called "token_id:N" instead of by their text.
+    """
+
+    custom_id: str
+    chat: bool
+    model: Any
+    user: Any
+    prompts: list[Prompt]
+    requests: list[Request]
+    echo: bool
+    top: int | None
+    token_ids: bool
+    names_are_ids: bool
+
+    @property
+    def scored(self) -> bool:
+        """Whether log-probabilities of the prompt are asked for."""
+        return self.echo and self.top is not None
+
+
+def read_request(value: Mapping[str, Any], inputs: Inputs) -> OpenAIRequest:
+    """Check what a line says.
+
+    Args:
+        value: the line.
+        inputs: the limits of the model.
+
+    Raises:
+        TypeError, ValueError: it cannot be done; all faults of the line or of its body at once.
+    """
+    line = Fields(value)
+    custom_id, method, url = line.need("custom_id", STRING), line.need("method", STRING), line.need("url", STRING)
+    body = line.need("body", OBJECT)
+    if method is not None and method != "POST":
+        line.fault(f"method: expected POST, got {method!r}")
+    if url is not None and url not in (COMPLETIONS, CHAT):
+        line.fault(f"url: expected {COMPLETIONS} or {CHAT}, got {url!r}")
+    line.finish({})
+    return _read_body(custom_id, url == CHAT, Fields(body), inputs)
+
+
+def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> OpenAIRequest:
+    model, user = body.take("model", ANYTHING), body.take("user", ANYTHING)
+    said = body.need("messages", LIST) if chat else body.need("prompt", ANYTHING)
+    variables = body.take("chat_template_kwargs", OBJECT, {}) if chat else {}
+    echo = body.take("echo", BOOLEAN, False) if not chat else False
+    top = _take_logprobs(body, chat, inputs.most_logprobs)
+    n = body.take("n", whole(1, MOST_CHOICES), 1)
+    max_tokens = _take_max_tokens(body, chat, inputs.context)
+    sampling = _take_sampling(body, custom_id)
+    token_ids = body.take("return_token_ids", BOOLEAN, inputs.tokenizer is None)
+    names_are_ids = body.take("return_tokens_as_token_ids", BOOLEAN, inputs.tokenizer is None)
+    if not names_are_ids and inputs.tokenizer is None:
+        body.fault("return_tokens_as_token_ids: the checkpoint has no tokenizer.json, tokens have no other names")
+    if max_tokens == 0 and not echo:
+        body.fault("max_tokens: 0 only makes sense with echo")
+    body.finish(NEUTRAL)
+    prompts = _chat_prompt(said, variables, inputs) if chat else _prompts(said, inputs)
+    params = replace(sampling, max_tokens=max(max_tokens, 1), logprobs=top)
+    requests = inputs.requests([list(prompt.token_ids) for prompt in prompts], n, params)
+    if max_tokens == 0:
+        requests = []
+        if n != 1:
+            raise ValueError("n: expected 1 where nothing but the prompt is asked for (max_tokens is 0)")
+    return OpenAIRequest(custom_id, chat, model, user, prompts, requests, echo, top, token_ids, names_are_ids)
+
+
+def _take_logprobs(body: Fields, chat: bool, most: int) -> int | None:
+    if not chat:
+        return body.take("logprobs", whole(0, most))
+    wanted = body.take("logprobs", BOOLEAN, False)
+    top = body.take("top_logprobs", whole(0, most))
+    if top is not None and not wanted:
+        body.fault("top_logprobs: needs logprobs: true")
+    return (top or 0) if wanted else None
+
+
+def _take_max_tokens(body: Fields, chat: bool, context: int) -> int:
+    kind = whole(1 if chat else 0, 2**31 - 1)
+    given = [body.take(name, kind) for name in (["max_completion_tokens"] if chat else []) + ["max_tokens"]]
+    found = [number for number in given if number is not None]
+    if len(set(found)) > 1:
+        body.fault(f"max_completion_tokens: is {found[0]}, max_tokens is {found[1]}; give one of them")
+    return found[0] if found else context if chat else COMPLETIONS_MAX_TOKENS
+
+
+def _take_sampling(body: Fields, custom_id: str) -> SamplingParams:
+    stop = body.take("stop", STRINGS, [])
+    # Without a seed OpenAI draws anything: here lines differ, each draws the same every time and wherever it stands.
+    seed = int.from_bytes(hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+    return SamplingParams(
+        temperature=body.take("temperature", NUMBER, 1.0),
+        top_p=body.take("top_p", NUMBER, 1.0),
+        # vLLM's -1 means all.
+        top_k=max(body.take("top_k", whole(-1, 2**31 - 1), 0), 0),
+        min_p=body.take("min_p", NUMBER, 0.0),
+        seed=body.take("seed", whole(0, 2**64 - 1), seed),
+        stop=[*([stop] if isinstance(stop, str) else stop), *body.take("stop_token_ids", TOKEN_IDS, [])],
+        ignore_eos=body.take("ignore_eos", BOOLEAN, False),
+    )
+
+
+def _prompts(said: Any, inputs: Inputs) -> list[Prompt]:
+    """A text, token ids, or a list of either."""
+    items = said if isinstance(said, list) and not all(isinstance(item, int) for item in said) else [said]
+    if said == [] or not (
+        all(isinstance(item, str) for item in items) or all(isinstance(item, list) for item in items)
+    ):
+        raise ValueError("prompt: expected a string, a list of strings, a list of token ids or a list of such lists")
+    return [
+        Prompt(
+            inputs.encode(item, f"prompt[{i}]" if items is said else "prompt"), item if isinstance(item, str) else None
+        )
+        for i, item in enumerate(items)
+    ]
+
+
+def _chat_prompt(messages: list[Any], variables: dict[str, Any], inputs: Inputs) -> list[Prompt]:
+    if inputs.tokenizer is None:
+        raise ValueError(f"messages: the checkpoint has no tokenizer.json; send token ids to {COMPLETIONS}")
+    plain = [_flat(i, message) for i, message in enumerate(messages)]
+    return [Prompt(inputs.encode(inputs.tokenizer.encode_chat(plain, **variables), "messages"))]
+
+
+def _flat(index: int, message: Any) -> Any:
+    """A message whose content is text: parts of text become lines, as in vLLM."""
+    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
+        return message
+    parts = message["content"]
+    for i, part in enumerate(parts):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f'messages[{index}].content[{i}]: expected {{"type": "text", "text": ...}}, got {part!r}')
+    return message | {"content": "\n".join(part["text"] for part in parts)}

@@ -1,0 +1,100 @@
+"""What the model answered, as the bodies of OpenAI's API."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hybridlm.openai_batch.logprobs import TokenLogprobs
+from hybridlm.openai_batch.request import OpenAIRequest, Prompt
+from hybridlm.requests.results import Completion, Score
+from hybridlm.text.tokenizer import Tokenizer
+
+
+def response_body(
+    request: OpenAIRequest,
+    completions: Sequence[Completion],
+    scores: Sequence[Score],
+    tokenizer: Tokenizer | None,
+    model: str,
+    created: int,
+) -> dict[str, Any]:
+    """The body of a response.
+
+    Args:
+        request: what was asked for.
+        completions: of its requests, in order.
+        scores: of its prompts, in order; empty where their log-probabilities were not asked for.
+        tokenizer: None where tokens have no text; `text` is null then.
+        model: a name for requests without one.
+        created: seconds since 1970.
+    """
+    choices = []
+    for i, prompt in enumerate(request.prompts):
+        each = len(request.requests) // len(request.prompts)
+        # Without any the prompt alone is the choice.
+        drawn: Sequence[Completion | None] = completions[i * each : (i + 1) * each] or [None]
+        for completion in drawn:
+            score = scores[i] if scores else None
+            choices.append({"index": len(choices), **_choice(request, prompt, score, completion, tokenizer)})
+    prompt_tokens = sum(len(prompt.token_ids) for prompt in request.prompts)
+    drawn_tokens = sum(len(completion.token_ids) for completion in completions)
+    usage = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": drawn_tokens,
+        "total_tokens": prompt_tokens + drawn_tokens,
+    }
+    body = {
+        "object": "chat.completion" if request.chat else "text_completion",
+        "created": created,
+        "model": model if request.model is None else request.model,
+        "choices": choices,
+        "usage": usage,
+    }
+    return body if request.user is None else {**body, "user": request.user}
+
+
+def _choice(
+    request: OpenAIRequest,
+    prompt: Prompt,
+    score: Score | None,
+    completion: Completion | None,
+    tokenizer: Tokenizer | None,
+) -> dict[str, Any]:
+    echoed, text = "", None
+    if tokenizer is not None:
+        echoed = _written(prompt, tokenizer) if request.echo else ""
+        text = echoed + ("" if completion is None else completion.text or "")
+    said = {"message": {"role": "assistant", "content": text}} if request.chat else {"text": text}
+    choice: dict[str, Any] = {**said, "logprobs": None}
+    choice["finish_reason"] = "length" if completion is None else completion.finish_reason
+    if request.top is not None:
+        tokens = TokenLogprobs(tokenizer, request.names_are_ids)
+        end = len(text or "")
+        if score is not None:
+            values = [None, *score.logprobs[1:].tolist()]
+            tokens.add(
+                score.token_ids, values, score.top_logprobs, _offsets(score.token_ids, 0, len(echoed), tokenizer)
+            )
+        if completion is not None:
+            drawn, values = completion.token_ids, completion.logprobs or []
+            tokens.add(drawn, values, completion.top_logprobs, _offsets(drawn, len(echoed), end, tokenizer))
+        choice["logprobs"] = tokens.of_chat() if request.chat else tokens.of_completions()
+    if request.token_ids:
+        choice["token_ids"] = [] if completion is None else completion.token_ids
+        choice["prompt_token_ids"] = list(prompt.token_ids)
+    return choice
+
+
+def _written(prompt: Prompt, tokenizer: Tokenizer) -> str:
+    """The text of a prompt: what the user wrote, where it was text."""
+    return tokenizer.decode(prompt.token_ids, skip_special_tokens=False) if prompt.text is None else prompt.text
+
+
+def _offsets(token_ids: Sequence[int], start: int, end: int, tokenizer: Tokenizer | None) -> list[int]:
+    """Where each token begins in the text of its choice; a token of what a stop string cut off begins at its end."""
+    if tokenizer is None:
+        return [0] * len(token_ids)
+    stream, place, offsets = tokenizer.stream(), start, []
+    for token in token_ids:
+        offsets.append(min(place, end))
+        place += len(stream.push(token))
+    return offsets

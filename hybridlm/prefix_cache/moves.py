@@ -1,0 +1,290 @@
+"""States taken out of the rows of a pool to be kept, and put back into others, by certified steps."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridlm.devices.placement import Placement
+from hybridlm.programs.calls import Calls
+from hybridlm.programs.operations import part_operation
+from hybridlm.programs.sanitized import Sanitizer
+from hybridlm.rows.arrays import maker_of_zeros
+from hybridlm.rows.kept import KeptArrays, Piece
+from hybridlm.rows.parts import Part, PartShape
+from hybridlm.rows.pool import RowPool
+from hybridlm.rows.snapshot import Snapshot, SnapshotLabel, StateKind, label_of, nothing_consumed
+from hybridlm.steps.structure import Rows
+from ir_passes import Label, Slot
+from models import KV_BLOCK
+
+
+class RowMoves:
+    """Moves states between rows and where they are kept.
+
+    Args:
+        calls: runs the compiled steps.
+        sanitizer: follows whose state each row holds; None runs the compiled steps as they are.
+        kind: of the states.
+        rows: (count) -> so many rows, by their types alone.
+        placement: the devices.
+        stats: counters; `row_copies` and `prefix_tokens_saved` are counted here.
+        head: whether the model has a multi-token-prediction head. Its keys and values of a token are those of a pair
+            with the token behind it, which is another one, or none yet, where two sequences part.
+
+    Attributes:
+        kind: of the states.
+        grows: whether a row has arrays that grow with its tokens.
+        state_bytes, span_bytes: of what is kept of the arrays of fixed size, and of `KV_BLOCK` positions of the others.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        sanitizer: Sanitizer | None,
+        kind: StateKind,
+        rows: Callable[[int], Rows],
+        placement: Placement,
+        stats: dict[str, int],
+        head: bool = False,
+    ):
+        self._calls, self._sanitizer, self._rows, self._placement = calls, sanitizer, rows, placement
+        # The sanitizer tells the rows of a pool from its other axes by their number.
+        self._fewest = 1 if sanitizer is None else 2
+        self.kind, self._stats = kind, stats
+        self._overlap = 1 if head else 0  # positions that a span repeats of the one before it
+        layout = kind.layout
+        self._places: dict[Part, list[int]] = {
+            "state": [i for i, one in enumerate(layout) if one.positions is None],
+            "span": [i for i, one in enumerate(layout) if one.positions is not None],
+        }
+        self._axes = tuple(one.positions for one in layout if one.positions is not None)
+        self._kept = {part: self._types(part) for part in self._places}
+        self._empty = {part: maker_of_zeros(kept) for part, kept in self._kept.items()}
+        self.grows = bool(self._axes)
+        self.state_bytes, self.span_bytes = (
+            sum(leaf.size * leaf.dtype.itemsize for leaf in self._kept[part]) for part in ("state", "span")
+        )
+
+    def shapes(self, pool: int) -> list[PartShape]:
+        """The steps between a pool of so many rows and what is kept."""
+        parts: list[Part] = ["state", "span"] if self.grows else ["state"]
+        return [self._shape(part, kept, pool) for part in parts for kept in (True, False)]
+
+    def bytes_of(self, position: int, known: int) -> int:
+        """Bytes of the state after so many tokens, beside what is kept already of the first of them."""
+        new = position - known + min(known, self._overlap) if self.grows and known < position else 0
+        return self.state_bytes + -(-new // KV_BLOCK) * self.span_bytes
+
+    def example_arguments(self, shape: PartShape) -> tuple[Any, ...]:
+        """Arguments like those that a program is called with, arrays by their types alone."""
+        pool = self._part(jax.tree.leaves(self._rows(shape.pool)), shape.part)
+        kept = self._kept[shape.part]
+        count = 2 if shape.part == "state" else 4 if shape.kept else 5
+        scalars = self._placement.examples([np.zeros(1, np.int32)] * count, whole=True)
+        return (kept, pool, *scalars) if shape.kept else (pool, kept, *scalars)
+
+    def take(
+        self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any, known: Sequence[Piece[KeptArrays]] = ()
+    ) -> Snapshot:
+        """Copy the state of a row as the steps that were dispatched leave it.
+
+        Args:
+            pool, slot: the row.
+            tokens: all that it has consumed.
+            owner: what owns it.
+            known: what is kept already of its first positions.
+
+        Raises:
+            SnapshotError: it has consumed another number of tokens.
+        """
+        label = label_of(self.kind, pool, slot, tokens)
+        if not tokens:
+            return nothing_consumed(self.kind)
+        mark = None if self._sanitizer is None else self._sanitizer.mark(owner)
+        spans, at = list(known), sum(piece.count for piece in known)
+        # With a head a span that goes on from another one begins with the last position of that one, as it is now.
+        lead = min(at, self._overlap) if self.grows and at < label.position else 0
+        for first in range(at - lead, label.position if self.grows else 0, KV_BLOCK):
+            count, before = min(KV_BLOCK, label.position - first), lead if first < at else 0
+            kept = self._keep("span", pool, slot, (first, count), first, mark)
+            spans.append(Piece(kept, before, count - before))
+        self._stats["row_copies"] += 1
+        return Snapshot(label, self._keep("state", pool, slot, (), label.position, mark), tuple(spans), mark)
+
+    def require(self, snapshot: Snapshot) -> None:
+        """Check that a snapshot can be continued here; raises SnapshotError."""
+        snapshot.require(self.kind)
+
+    def restore(self, snapshot: Snapshot, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> int:
+        """Let a row that was just acquired go on from a snapshot.
+
+        Args:
+            snapshot: the state.
+            pool, slot: the row.
+            tokens: those of the sequence, of which it has seen the first.
+            owner: what will own the row.
+
+        Returns:
+            How many tokens of the sequence have been consumed.
+
+        Raises:
+            SnapshotError: it was made by another model, or from other tokens.
+        """
+        self.require(snapshot)
+        snapshot.require_tokens(tokens)
+        position = 0
+        if snapshot.state is not None:
+            self._restore(snapshot.state, "state", pool, slot, ())
+            self._stats["row_copies"] += 1
+        for kept, first, count in snapshot.spans:
+            lead = min(first, self._overlap)
+            operands = (first - lead, count + lead, position - lead)
+            self._restore(kept, "span", pool, slot, operands, snapshot.mark)
+            position += count
+        pool.moved(slot, snapshot.label.position)
+        if self._sanitizer is not None and snapshot.mark is not None:
+            self._sanitizer.adopt(owner, snapshot.mark)
+        self._stats["prefix_tokens_saved"] += snapshot.label.position
+        return snapshot.label.position
+
+    def filled(self, arrays: Sequence[np.ndarray], label: SnapshotLabel) -> Snapshot:
+        """A state that no row of these pools had.
+
+        Args:
+            arrays: in the order of the layout, those that grow with as many positions as the label says.
+            label: whose state it is.
+        """
+        mark = None if self._sanitizer is None else self._sanitizer.stamp(label.position)
+        state = self._from_host("state", [arrays[i] for i in self._places["state"]], label.position, mark)
+        grown = [np.moveaxis(arrays[i], axis, 0) for i, axis in zip(self._places["span"], self._axes, strict=True)]
+        spans = []
+        for first in range(0, label.position if self.grows else 0, KV_BLOCK):
+            count = min(KV_BLOCK, label.position - first)
+            parts = [array[first : first + count] for array in grown]
+            padded = [np.concatenate((one, np.zeros((KV_BLOCK - count, *one.shape[1:]), one.dtype))) for one in parts]
+            spans.append(Piece(self._from_host("span", padded, first, mark), 0, count))
+        return Snapshot(label, state, tuple(spans), mark)
+
+    def _from_host(self, part: Part, arrays: list[np.ndarray], position: int, mark: Label | None) -> KeptArrays:
+        rows = tuple(np.broadcast_to(array, (self._fewest, *array.shape)).copy() for array in arrays)
+        kept = KeptArrays(self._on_device(part, rows), position, mark)
+        if self._sanitizer is not None and mark is not None:
+            self._sanitizer.label(kept, self._fewest, mark)
+        return kept
+
+    def _types(self, part: Part) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """What is kept of a part, by its types: its own rows, the same on all devices along the data; positions first.
+
+        The other dimensions lie as in a pool.
+        """
+        arrays = self._part(jax.tree.leaves(self._rows(self._placement.data)), part)
+        axes = [None] * len(arrays) if part == "state" else self._axes
+        return tuple(self._kept_type(one, axis) for one, axis in zip(arrays, axes, strict=True))
+
+    def _kept_type(self, one: jax.ShapeDtypeStruct, positions: int | None) -> jax.ShapeDtypeStruct:
+        _, *shape = one.shape
+        _, *split = self._placement.dimensions(one)
+        if positions is not None:
+            shape = [KV_BLOCK, *shape[:positions], *shape[positions + 1 :]]
+            split = [None, *split[:positions], *split[positions + 1 :]]
+        sharding = self._placement.over(None, *split)
+        return jax.ShapeDtypeStruct((self._fewest, *shape), one.dtype, sharding=sharding)
+
+    def _on_device(self, part: Part, arrays: tuple[jax.Array | np.ndarray, ...]) -> tuple[jax.Array, ...]:
+        """Kept arrays where they belong; those that are there already stay."""
+        return jax.device_put(arrays, tuple(one.sharding for one in self._kept[part]))
+
+    def _part(self, leaves: list[Any], part: Part) -> tuple[Any, ...]:
+        return tuple(leaves[i] for i in self._places[part])
+
+    def _shape(self, part: Part, kept: bool, pool: int) -> PartShape:
+        return PartShape(part, kept, pool, self._fewest, self._axes if part == "span" else ())
+
+    def _keep(
+        self, part: Part, pool: RowPool, slot: Slot, operands: tuple[int, ...], position: int, mark: Label | None
+    ) -> KeptArrays:
+        maps = (pool.owner.bind([slot], 1), *_scalars(*operands))
+        if self._sanitizer is None:
+            return self.keep(part, pool, maps, position)
+        shape, places = self._shape(part, True, pool.size), self._places[part]
+        sanitized = self._sanitizer.program(shape, *shape.step(), self.example_arguments)
+        kept = KeptArrays((), position, mark)
+        kept.arrays = self._sanitizer.keep(sanitized, self._keeping(part, pool, maps), kept, pool, places)
+        return kept
+
+    def keep(
+        self, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...], position: int, number: int | None = None
+    ) -> KeptArrays:
+        """Dispatch the step that moves a part of a row out of a pool.
+
+        Args:
+            part, pool: which part of a row of which pool.
+            maps: int32 [1] each: the row, and what else the step takes.
+            position: see `KeptArrays`.
+            number: what other processes know the result by; None where this one decides.
+        """
+        kept, crew = KeptArrays((), position, None), self._calls.crew
+        if crew is not None:
+            number = crew.named(kept, number)
+            crew.tell(*part_operation(number, part, True, crew.number(pool), pool.size, position, maps))
+        shape = self._shape(part, True, pool.size)
+        (kept.arrays,) = self._calls(shape, self.example_arguments, *self._keeping(part, pool, maps))
+        return kept
+
+    def _keeping(self, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
+        """The arguments of the step that moves a part out of a pool."""
+        row, *operands = maps
+        placed = self._placement.put_whole((row, *_scalars(0), *operands))
+        return (self._empty[part](), self._part(jax.tree.leaves(pool.look()), part), *placed)
+
+    def _restore(
+        self,
+        kept: KeptArrays,
+        part: Part,
+        pool: RowPool,
+        slot: Slot,
+        operands: tuple[int, ...],
+        mark: Label | None = None,
+    ) -> None:
+        maps = (pool.owner.bind([slot], 1), *_scalars(*operands))
+        if self._sanitizer is None:
+            self.put_back(kept, part, pool, maps)
+            return
+        shape, places = self._shape(part, False, pool.size), self._places[part]
+        sanitized = self._sanitizer.program(shape, *shape.step(), self.example_arguments)
+        self._sanitizer.ghosts(pool)
+        leaves, tree = jax.tree.flatten(pool.take())
+        args = self._restoring(part, leaves, kept, maps)
+        self._replace(pool, part, leaves, tree, self._sanitizer.restore(sanitized, args, kept, pool, places, mark))
+
+    def put_back(self, kept: KeptArrays, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...]) -> None:
+        """Dispatch the step that moves what is kept back into a row; arguments as for `keep`."""
+        crew = self._calls.crew
+        if crew is not None:
+            numbers = crew.number(kept), crew.number(pool)
+            crew.tell(*part_operation(numbers[0], part, False, numbers[1], pool.size, kept.position, maps))
+        leaves, tree = jax.tree.flatten(pool.take())
+        shape = self._shape(part, False, pool.size)
+        (new,) = self._calls(shape, self.example_arguments, *self._restoring(part, leaves, kept, maps))
+        self._replace(pool, part, leaves, tree, new)
+
+    def _restoring(
+        self, part: Part, leaves: list[Any], kept: KeptArrays, maps: tuple[np.ndarray, ...]
+    ) -> tuple[Any, ...]:
+        """The arguments of the step that moves a part back into a pool of these arrays."""
+        row, *operands = maps
+        arrays = self._on_device(part, kept.arrays)
+        return (self._part(leaves, part), arrays, *self._placement.put_whole((*_scalars(0), row, *operands)))
+
+    def _replace(self, pool: RowPool, part: Part, leaves: list[Any], tree: Any, new: Sequence[Any]) -> None:
+        """Give a pool its arrays again, those of a part in a new version."""
+        for i, array in zip(self._places[part], new, strict=True):
+            leaves[i] = array
+        pool.put(jax.tree.unflatten(tree, leaves))
+
+
+def _scalars(*values: int) -> tuple[np.ndarray, ...]:
+    """int32 [1] each."""
+    return tuple(np.array([value], np.int32) for value in values)

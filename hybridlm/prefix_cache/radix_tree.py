@@ -1,0 +1,261 @@
+"""A radix tree over token ids: what was kept of sequences that begin alike, by the tokens that they begin with.
+
+What has something of every token lies on the edges, in pieces of buffers; what has one size whatever came before lies
+at the nodes. The tree knows nothing of either but who refers to what: an edge that is cut shares its buffers, nothing
+is copied and nothing is there twice.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from hybridlm.rows.kept import B, Piece
+
+S = TypeVar("S")
+"""What a node keeps."""
+
+
+class TreeError(ValueError):
+    """Something that would break the tree, or has broken it; the message lists every fault."""
+
+
+class Node(Generic[S, B]):
+    """The end of an edge.
+
+    Attributes:
+        tokens: of its edge, at least one but for the root.
+        pieces: what is kept of these tokens, in their order.
+        parent: None for the root.
+        position: tokens from the root to here.
+        children: by the first token of their edges.
+        state: what is kept of all tokens up to here; None where nothing is.
+    """
+
+    __slots__ = ("__weakref__", "_parent", "children", "pieces", "position", "state", "tokens")
+
+    def __init__(self, tokens: tuple[int, ...], pieces: tuple[Piece[B], ...], parent: "Node[S, B] | None"):
+        self.tokens, self.pieces, self.parent = tokens, pieces, parent
+        self.position: int = len(tokens) + (0 if parent is None else parent.position)
+        self.children: dict[int, Node[S, B]] = {}
+        self.state: S | None = None
+
+    @property
+    def parent(self) -> "Node[S, B] | None":
+        return None if self._parent is None else self._parent()
+
+    @parent.setter
+    def parent(self, parent: "Node[S, B] | None") -> None:
+        # Weak, so that a tree goes with its root.
+        self._parent = None if parent is None else weakref.ref(parent)
+
+    @property
+    def path(self) -> list["Node[S, B]"]:
+        """The nodes from the root, which is left out, to this one."""
+        found, node = [], self
+        while node.parent is not None:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
+
+    @property
+    def all_pieces(self) -> tuple[Piece[B], ...]:
+        """What is kept of every token from the first one to here."""
+        return tuple(piece for node in self.path for piece in node.pieces)
+
+
+class Match(NamedTuple, Generic[S, B]):
+    """How far the tree knows tokens.
+
+    Attributes:
+        length: how many of them.
+        node: the deepest node that they reach.
+        into: the child on whose edge they end or leave the tree; None where they do so at the node.
+    """
+
+    length: int
+    node: Node[S, B]
+    into: Node[S, B] | None
+
+
+class RadixTree(Generic[S, B]):
+    """States by the tokens before them.
+
+    Every node but the root has a state or two children: an edge leads to a state.
+
+    Args:
+        grows: whether anything is kept of every token; if not, edges have no pieces.
+
+    Attributes:
+        root: the node of no tokens, which never has a state.
+    """
+
+    def __init__(self, grows: bool = True):
+        self.root: Node[S, B] = Node((), (), None)
+        self._grows = grows
+        self._uses = Counter[B]()
+
+    def match(self, tokens: Sequence[int]) -> Match[S, B]:
+        """How far the tree knows these tokens."""
+        tokens, node = tuple(tokens), self.root
+        while node.position < len(tokens):
+            child = node.children.get(tokens[node.position])
+            if child is None:
+                break
+            common = common_length(child.tokens, tokens[node.position : child.position])
+            if common < len(child.tokens):
+                return Match(node.position + common, node, child)
+            node = child
+        return Match(node.position, node, None)
+
+    def deepest(self, tokens: Sequence[int], most: int) -> Node[S, B] | None:
+        """The deepest node with a state that these tokens reach, after at most so many of them."""
+        for node in reversed(self.match(tokens).node.path):
+            if node.state is not None and node.position <= most:
+                return node
+        return None
+
+    def known(self, tokens: Sequence[int]) -> tuple[Piece[B], ...]:
+        """What is kept of the first of these tokens, as many as the tree knows."""
+        match = self.match(tokens)
+        behind = () if match.into is None else cut(match.into.pieces, match.length - match.node.position)[0]
+        return match.node.all_pieces + behind
+
+    def insert(self, tokens: Sequence[int], state: S, pieces: Sequence[Piece[B]]) -> Node[S, B]:
+        """Keep a state after these tokens.
+
+        Args:
+            tokens: at least one.
+            state: its node has none yet.
+            pieces: what is kept of the tokens that the tree does not know, all of them.
+
+        Raises:
+            TreeError: there is a state, no token, or not as many tokens in the pieces; nothing has changed.
+        """
+        tokens, match = tuple(tokens), self.match(tokens)
+        count, missing = sum(piece.count for piece in pieces), len(tokens) - match.length
+        if not tokens:
+            raise TreeError("a state after no tokens is not kept: sequences begin with it")
+        if match.into is None and not missing and match.node.state is not None:
+            raise TreeError(f"there is a state after these {len(tokens)} tokens; remove it first")
+        if count != (missing if self._grows else 0):
+            raise TreeError(
+                f"the tree knows {match.length} of {len(tokens)} tokens: expected pieces of "
+                f"{missing if self._grows else 0}, got pieces of {count}"
+            )
+        node = match.node if match.into is None else self._split(match.into, match.length - match.node.position)
+        if missing:
+            self._uses.update(piece.buffer for piece in pieces)
+            child = Node(tokens[match.length :], tuple(pieces), node)
+            node.children[child.tokens[0]] = node = child
+        node.state = state
+        return node
+
+    def remove(self, node: Node[S, B]) -> list[B]:
+        """Let go of the state of a node, and of the edges that lead to no other state; returns the buffers of these.
+
+        Raises:
+            TreeError: it has no state, or is no node of this tree any more.
+        """
+        if node.state is None:
+            raise TreeError(f"a node at position {node.position} has no state that could be removed")
+        node.state = None
+        freed: list[B] = []
+        while node.parent is not None and node.state is None and len(node.children) < 2:
+            parent = node.parent
+            if node.children:
+                (child,) = node.children.values()
+                self._join(node, child)
+                break
+            del parent.children[node.tokens[0]]
+            for piece in node.pieces:
+                freed += self._unused(piece.buffer)
+            node = parent
+        return freed
+
+    def nodes(self) -> Iterator[Node[S, B]]:
+        """All nodes but the root."""
+        waiting = list(self.root.children.values())
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += node.children.values()
+
+    def buffers(self) -> set[B]:
+        """All that edges refer to."""
+        return set(self._uses)
+
+    def check_integrity(self) -> None:
+        """Every edge has tokens and the pieces of these, every node leads to a state, buffers are counted as used.
+
+        Raises:
+            TreeError: with everything that is wrong.
+        """
+        faults, uses = [], Counter[B]()
+        for node in self.nodes():
+            where, parent = f"node at position {node.position}", node.parent
+            assert parent is not None
+            if not node.tokens or node.position != parent.position + len(node.tokens):
+                faults.append(f"{where}: {len(node.tokens)} tokens behind position {parent.position}")
+            elif parent.children.get(node.tokens[0]) is not node:
+                faults.append(f"{where}: its parent does not know it")
+            if sum(piece.count for piece in node.pieces) != (len(node.tokens) if self._grows else 0):
+                faults.append(f"{where}: pieces {node.pieces} of {len(node.tokens)} tokens")
+            if node.state is None and len(node.children) < 2:
+                faults.append(f"{where}: no state and {len(node.children)} children")
+            uses.update(piece.buffer for piece in node.pieces)
+        if uses != self._uses:
+            faults.append(f"buffers are counted {self._uses}, used {uses}")
+        if faults:
+            raise TreeError("; ".join(faults))
+
+    def _split(self, node: Node[S, B], count: int) -> Node[S, B]:
+        """Put a node on an edge, behind its first `count` tokens; returns it."""
+        parent, (first, rest) = node.parent, cut(node.pieces, count)
+        assert parent is not None
+        middle: Node[S, B] = Node(node.tokens[:count], first, parent)
+        parent.children[middle.tokens[0]] = middle
+        self._uses.update(piece.buffer for piece in (*first, *rest))
+        self._uses.subtract(piece.buffer for piece in node.pieces)
+        node.tokens, node.pieces, node.parent = node.tokens[count:], rest, middle
+        middle.children[node.tokens[0]] = node
+        return middle
+
+    def _join(self, node: Node[S, B], child: Node[S, B]) -> None:
+        """Take a node between two edges out; what was cut becomes whole again."""
+        parent, pieces = node.parent, [*node.pieces]
+        assert parent is not None
+        for piece in child.pieces:
+            if pieces and pieces[-1].buffer is piece.buffer and pieces[-1].first + pieces[-1].count == piece.first:
+                pieces[-1] = pieces[-1]._replace(count=pieces[-1].count + piece.count)
+                self._uses[piece.buffer] -= 1
+            else:
+                pieces.append(piece)
+        child.tokens, child.pieces, child.parent = node.tokens + child.tokens, tuple(pieces), parent
+        parent.children[child.tokens[0]] = child
+
+    def _unused(self, buffer: B) -> list[B]:
+        """One piece less refers to a buffer: it, if that was the last one."""
+        self._uses[buffer] -= 1
+        if self._uses[buffer]:
+            return []
+        del self._uses[buffer]
+        return [buffer]
+
+
+def cut(pieces: Sequence[Piece[B]], count: int) -> tuple[tuple[Piece[B], ...], tuple[Piece[B], ...]]:
+    """The pieces of the first `count` tokens, and those of the others; of no pieces none."""
+    first, rest = [], []
+    for piece in pieces:
+        inside = min(max(count, 0), piece.count)
+        first += [piece._replace(count=inside)] if inside else []
+        rest += [Piece(piece.buffer, piece.first + inside, piece.count - inside)] if inside < piece.count else []
+        count -= inside
+    return tuple(first), tuple(rest)
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    if one == other:
+        return len(one)
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,0 +1,35 @@
+"""Arguments like those that a step is called with, to prove and compile it for: its rows by their types alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hybridlm.devices.placement import Placement
+from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.steps.operands import Batch
+from hybridlm.steps.structure import Rows
+
+
+def example_arguments(
+    shape: Shape | CopyShape, params: tuple[Any, ...], rows: Callable[[int], Rows], placement: Placement
+) -> tuple[Any, ...]:
+    """Of one shape.
+
+    Args:
+        shape: which step.
+        params: of the model, which may be abstract.
+        rows: (count) -> so many rows, by their types alone.
+        placement: the devices.
+    """
+    if isinstance(shape, CopyShape):
+        maps = placement.examples([np.zeros(1, np.int32)] * 2, whole=True)
+        return (rows(shape.target), rows(shape.source), *maps)
+    operands: list[Any] = [*Batch.of([None] * shape.lanes, shape.tokens)]
+    if shape.step == "score":
+        operands.append(np.zeros((shape.lanes, shape.tokens), np.int32))
+    else:
+        operands += [np.zeros(shape.lanes, np.int32)] if shape.step == "verify" else []
+        operands += sampling_arrays([None] * shape.lanes)
+    return (params, rows(shape.lanes), *placement.examples(operands))

@@ -1,0 +1,195 @@
+"""Steps with a ghost beside every array of their rows (`load(sanitize=True)`): whose state does a lane really find?
+
+The proof says what a step does with the rows that it is given; the sanitizer sees whether these are the rows of the
+sequences that the scheduler means: after every step it compares the labels that moved with the rows to those that the
+host's own bookkeeping expects. It waits for each step.
+"""
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridlm.rows.kept import KeptArrays
+from hybridlm.rows.pool import RowPool
+from hybridlm.steps.operands import Batch
+from hybridlm.steps.structure import Rows
+from ir_passes import Label, LaneContract, RowLedger, SanitizedStep, Turn, prove_isolation, sanitize
+
+Ghosts = tuple[jax.Array, ...]
+Sanitized = tuple[SanitizedStep, Callable[..., Any]]
+"""A step with its checks, and what runs it: (arguments, ghosts, expected) -> (outputs, rows, ghosts, verdict)."""
+
+
+class Sanitizer:
+    """Proves, compiles and runs sanitized steps.
+
+    Attributes:
+        steps: how many were checked.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._ledger = RowLedger()
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._next = itertools.count(1)
+        self._ghosts: weakref.WeakKeyDictionary[RowPool | KeptArrays, Ghosts] = weakref.WeakKeyDictionary()
+        self._programs: dict[Any, Sanitized] = {}
+
+    def run(
+        self,
+        program: Sanitized,
+        pool: RowPool,
+        params: tuple[jax.Array, ...],
+        batch: Batch,
+        operands: tuple[Any, ...],
+        owners: Sequence[Any],
+        counts: np.ndarray | None,
+    ) -> tuple[Any, Rows]:
+        """Run a step on the rows of a pool; arguments as for `Engine.run`.
+
+        Raises:
+            SanitizerError: a lane found rows that are not its own, or not where it left them.
+        """
+        step, call = program
+        positions, most = np.asarray(batch.positions), np.asarray(batch.lengths) if counts is None else counts
+        turns = [
+            None if owner is None else Turn(self._number(owner), int(positions[lane]), int(most[lane]))
+            for lane, owner in enumerate(owners)
+        ]
+        expected = self._ledger.expect(turns)
+        ghosts = self.ghosts(pool)
+        outputs, rows, ghosts, verdict = call((params, pool.take(), *batch, *operands), ghosts, expected)
+        self._ghosts[pool] = ghosts
+        step.require(verdict, expected)
+        self.steps += 1
+        if counts is None:
+            self._shorten(pool, owners, most - np.asarray(outputs[0]))
+        return outputs, rows
+
+    def _shorten(self, pool: RowPool, owners: Sequence[Any], fewer: np.ndarray) -> None:
+        """A step has consumed fewer tokens of each lane than it was given: what it left is labelled accordingly."""
+        ghosts = [np.array(ghost) for ghost in self._ghosts[pool]]
+        for lane, owner in enumerate(owners):
+            if owner is not None and fewer[lane]:
+                number = self._number(owner)
+                left = self._ledger.label(number)
+                label = left._replace(position=left.position - int(fewer[lane]))
+                self._ledger.adopt(number, label)
+                for ghost in ghosts:
+                    ghost[(ghost == left).all(axis=1)] = label
+        self._ghosts[pool] = tuple(jax.numpy.array(ghost) for ghost in ghosts)
+
+    def copy(self, program: Sanitized, target: RowPool, source: RowPool, maps: tuple[Any, Any]) -> Rows:
+        """Run the copy of a row, with its labels."""
+        into, out_of = self.ghosts(target), self.ghosts(source)
+        rows, self._ghosts[target] = self._move(program, (target.take(), source.look(), *maps), into, out_of)
+        return rows
+
+    def keep(
+        self, program: Sanitized, args: tuple[Any, ...], kept: KeptArrays, pool: RowPool, places: list[int]
+    ) -> tuple[jax.Array, ...]:
+        """Run the move of a part of a row to where it is kept, with its labels; `places`: its arrays among the pool's.
+
+        Returns:
+            The arrays that are kept.
+        """
+        ghosts = self.ghosts(pool)
+        fresh = tuple(jax.numpy.zeros((len(array), 4), jax.numpy.int32) for array in args[0])
+        arrays, self._ghosts[kept] = self._move(program, args, fresh, tuple(ghosts[i] for i in places))
+        return arrays
+
+    def restore(
+        self,
+        program: Sanitized,
+        args: tuple[Any, ...],
+        kept: KeptArrays,
+        pool: RowPool,
+        places: list[int],
+        mark: Label | None = None,
+    ) -> tuple[jax.Array, ...]:
+        """Run the move of what is kept into a row, with its labels; returns the pool's arrays at these places.
+
+        With a mark, what still says what it said when it was kept says that from now on: of states that begin alike,
+        the later ones go on from keys and values that the first has left.
+        """
+        ghosts, source = list(self._ghosts[pool]), [np.asarray(ghost) for ghost in self._ghosts[kept]]
+        if mark is not None:
+            said, says = np.array(kept.mark, np.int32), np.array(mark, np.int32)
+            source = [np.where((rows == said).all(axis=1, keepdims=True), says, rows) for rows in source]
+        into, out_of = tuple(ghosts[i] for i in places), tuple(map(jax.numpy.asarray, source))
+        arrays, moved = self._move(program, args, into, out_of)
+        for i, ghost in zip(places, moved, strict=True):
+            ghosts[i] = ghost
+        self._ghosts[pool] = tuple(ghosts)
+        return arrays
+
+    def _move(self, program: Sanitized, args: tuple[Any, ...], into: Ghosts, out_of: Ghosts) -> tuple[Any, Ghosts]:
+        """Run a step of one lane that computes nothing: what it returns of the target, and the target's ghosts."""
+        step, call = program
+        expected = self._ledger.expect([None])
+        arrays, ghosts, verdict = call(args, (*into, *out_of), expected)
+        step.require(verdict, expected)
+        return arrays, ghosts[: len(into)]
+
+    def program(
+        self, shape: Any, step: Callable[..., Any], contract: LaneContract, arguments: Callable[[Any], tuple[Any, ...]]
+    ) -> Sanitized:
+        """A step, proved and with its ghosts; compiled when it is first called.
+
+        Raises:
+            IsolationError: it is not proved.
+        """
+        if shape not in self._programs:
+            args = arguments(shape)
+            prove_isolation(step, args, contract)
+            paths = [one.path for one in contract.bind(step, args).inputs]
+            # What these hold when a sequence begins is masked: in caches by position, of a recurrent matrix what is
+            # read. A lane that finds a row of another's all the same finds its convolution too, which is not.
+            masked = [path for path in paths if ".layers" in path and path.endswith((".key", ".value", ".recurrent"))]
+            masked += [path for path in paths if path.endswith(".token")]
+            safe = sanitize(step, args, contract, masked=masked)
+
+            def call(args: tuple[Any, ...], ghosts: Ghosts, expected: Any) -> Any:
+                return safe.step(*args, ghosts=ghosts, expected=expected)
+
+            self._programs[shape] = safe, jax.jit(call)
+        return self._programs[shape]
+
+    def forget(self, owner: Any) -> None:
+        """A sequence or text gives up its rows."""
+        number = self._numbers.pop(owner, None)
+        if number is not None:
+            self._ledger.forget(number)
+
+    def mark(self, owner: Any) -> Label:
+        """What the rows of a sequence say now, for a snapshot of them."""
+        return self._ledger.label(self._number(owner))
+
+    def adopt(self, owner: Any, mark: Label) -> None:
+        """The rows of a sequence are now a copy of a snapshot."""
+        self._ledger.adopt(self._number(owner), mark)
+
+    def stamp(self, position: int) -> Label:
+        """The label of a state that no step has left: nobody else's, after so many tokens, before the next step."""
+        return Label(next(self._next), position, epoch=self._ledger.epoch)
+
+    def label(self, kept: KeptArrays, rows: int, mark: Label) -> None:
+        """All rows that are kept say this."""
+        ghost = np.tile(np.array(mark, np.int32), (rows, 1))
+        self._ghosts[kept] = tuple(jax.numpy.array(ghost) for _ in kept.arrays)
+
+    def _number(self, owner: Any) -> int:
+        if owner not in self._numbers:
+            self._numbers[owner] = next(self._next)
+        return self._numbers[owner]
+
+    def ghosts(self, pool: RowPool) -> Ghosts:
+        """The ghosts of a pool: rows that nobody has written yet are fresh."""
+        if pool not in self._ghosts:
+            leaves = jax.tree.leaves(pool.look())
+            self._ghosts[pool] = tuple(jax.numpy.zeros((pool.size, 4), jax.numpy.int32) for _ in leaves)
+        return self._ghosts[pool]

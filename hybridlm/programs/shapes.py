@@ -1,0 +1,55 @@
+"""Shapes of compiled programs: the key under which each is kept."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from hybridlm.rows.parts import PartShape
+from hybridlm.sampling.sampling import LogitsProcessor
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a program is compiled for.
+
+    Attributes:
+        step: "generate", "verify" or "score".
+        lanes, tokens: N and T.
+        top: log-probabilities reported (None: none at all).
+        processor: the logits processor, None for none.
+        guesses: tokens that the model's own head guesses behind the one drawn.
+    """
+
+    step: Literal["generate", "verify", "score"]
+    lanes: int
+    tokens: int
+    top: int | None = None
+    processor: LogitsProcessor | None = None
+    guesses: int = 0
+
+    def __str__(self) -> str:
+        top = "" if not self.top and (self.top is None or self.step == "score") else f" top={self.top}"
+        name = getattr(self.processor, "__qualname__", type(self.processor).__name__)
+        guesses = f" guesses={self.guesses}" if self.guesses else ""
+        name = f" processor={name}" if self.processor else ""
+        return f"{self.step} {self.lanes}x{self.tokens}{top}{guesses}{name}"
+
+
+@dataclass(frozen=True)
+class CopyShape:
+    """The copy of a row between pools of so many rows: what its program is compiled for."""
+
+    source: int
+    target: int
+
+    def __str__(self) -> str:
+        return f"copy {self.source} to {self.target}"
+
+
+AnyShape = Shape | CopyShape | PartShape
+S = TypeVar("S", Shape, CopyShape, PartShape, AnyShape)
+"""One of the kinds of shapes, or any."""
+
+
+def lane_rung(count: int, lanes: int) -> int:
+    """The compiled number of lanes for `count` sequences: the next power of two, at most `lanes`."""
+    return min(1 << max(count - 1, 0).bit_length(), lanes)

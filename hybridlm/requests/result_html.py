@@ -1,0 +1,76 @@
+"""Results as notebooks show them: the tokens in a strip, coloured by how unlikely each was."""
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from hybridlm.text.tokenizer import Tokenizer
+
+MOST_TOKENS = 2000
+"""Of a longer text only so many tokens are drawn: a notebook keeps every output."""
+UNLIKELIEST = 12.0
+"""Natural logarithm below which every token has the darkest colour: a chance of 6 in a million."""
+
+
+def strip(
+    token_ids: Sequence[int], logprobs: Sequence[float], greedy: Sequence[bool] | None, tokenizer: Tokenizer | None
+) -> str:
+    """Tokens in a row as HTML: the redder, the less likely; underlined where another token was likelier.
+
+    Args:
+        token_ids: the tokens, shown as text where there is a tokenizer, otherwise as numbers.
+        logprobs: natural log-probability of each; nan for a token that nothing predicts.
+        greedy: whether each is the most likely one; None where that is not known.
+        tokenizer: of the model.
+    """
+    drawn = token_ids[:MOST_TOKENS]
+    cells = list(_cells(drawn, _shown(drawn, tokenizer), logprobs, greedy))
+    left_out = len(token_ids) - len(cells)
+    more = f"<p>{left_out:,} more tokens are left out.</p>" if left_out else ""
+    key = "".join(f'<span style="{_cell_style(value)}">{value:g}</span>' for value in (0.0, -1.0, -3.0, -6.0, -12.0))
+    underlined = "" if greedy is None else "; underlined: another token was likelier"
+    style = "font:12px ui-monospace,monospace;line-height:1.9;white-space:pre-wrap"
+    return (
+        f'<div style="{style}">{"".join(cells)}</div>{more}'
+        f'<div style="font-size:11px;margin-top:.4em">log-probability: {key}{underlined}</div>'
+    )
+
+
+def table(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and values, both plain text."""
+    cells = "".join(
+        f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(value)}</td></tr>'
+        for name, value in rows
+    )
+    return f"<table>{cells}</table>"
+
+
+def preformatted(text: str) -> str:
+    """A text as it is, line ends included."""
+    return f'<pre style="white-space:pre-wrap">{escape(text)}</pre>'
+
+
+def _shown(token_ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
+    """The text of each token by itself: an arrow for an end of line, and U+FFFD for a part of a character."""
+    if tokenizer is None:
+        return [str(int(token)) for token in token_ids]
+    texts = (tokenizer.decode([token], skip_special_tokens=False) for token in token_ids)
+    return [escape(text).replace("\n", "&crarr;") for text in texts]
+
+
+def _cells(
+    token_ids: Sequence[int], shown: Sequence[str], logprobs: Sequence[float], greedy: Sequence[bool] | None
+) -> Iterator[str]:
+    for place, (token, text, logprob) in enumerate(zip(token_ids, shown, logprobs, strict=False)):
+        unlikely = greedy is not None and not greedy[place] and not math.isnan(logprob)
+        style = _cell_style(logprob) + (";text-decoration:underline" if unlikely else "")
+        said = "nothing predicts it" if math.isnan(logprob) else f"{logprob:.3f}"
+        yield f'<span style="{style}" title="token {place}: id {int(token)}, {said}">{text}</span>'
+
+
+def _cell_style(logprob: float) -> str:
+    shade = 0.0 if math.isnan(logprob) else min(max(-logprob, 0.0) / UNLIKELIEST, 1.0)
+    border = "1px dashed" if math.isnan(logprob) else "1px solid"
+    return (
+        f"background:rgba(217,48,37,{0.75 * shade:.3f});border:{border} rgba(128,128,128,.4);padding:0 .25em;margin:1px"
+    )

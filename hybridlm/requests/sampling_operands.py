@@ -1,0 +1,35 @@
+"""Sampling settings of sequences as operands of a step."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridlm.requests.sequence import ResolvedParams
+from hybridlm.requests.sequence import Sequence as Alive
+from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling
+
+
+def sampling_arrays(lanes: Sequence[Alive | None]) -> tuple[Sampling, np.ndarray]:
+    """The sampling settings of every lane, and how the lanes draw (int32 [], see `draw`)."""
+    idle = ResolvedParams()
+    params = [idle if sequence is None else sequence.request.params for sequence in lanes]
+    index = [0 if sequence is None else sequence.request.key_index for sequence in lanes]
+    sampling = Sampling(
+        np.array([p.temperature for p in params], np.float32),
+        np.array([p.top_k for p in params], np.int32),
+        np.array([p.top_p for p in params], np.float32),
+        np.array([p.min_p for p in params], np.float32),
+        np.array([[p.seed >> 32, p.seed & 0xFFFFFFFF] for p in params], np.uint32),
+        np.array(index, np.uint32),
+    )
+    drawing = max(map(_drawing, params))
+    if drawing != GREEDY and any(one is not None and one.request.params.temperature == 0 for one in lanes):
+        drawing += BESIDE_GREEDY
+    return sampling, np.array(drawing, np.int32)
+
+
+def _drawing(params: ResolvedParams) -> int:
+    """What one lane asks of `draw`."""
+    if params.temperature == 0:
+        return GREEDY
+    return FILTERED if params.top_k > 0 or params.top_p < 1 or params.min_p > 0 else SAMPLED

@@ -1,0 +1,101 @@
+"""A sequence while it is alive: its tokens, how far steps have been dispatched for it, and what ended it."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from hybridlm.rows.snapshot import Snapshot
+from ir_passes import Slot
+
+if TYPE_CHECKING:
+    from hybridlm.drafting.drafts import Drafting
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True)
+class ResolvedParams:
+    """`SamplingParams` that were checked against a model: stop strings and the ids that end a completion apart."""
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to be continued.
+
+    Attributes:
+        index: number of the request in its call.
+        prompt: token ids, at least one.
+        params: how to draw.
+        priority: of those that wait, the highest goes first.
+        draw_index: part of the key of its draws; None for the index.
+        start: the state after the first tokens of the prompt, where it is known.
+    """
+
+    index: int
+    prompt: tuple[int, ...]
+    params: ResolvedParams
+    priority: int = 0
+    draw_index: int | None = None
+    start: Snapshot | None = None
+
+    @property
+    def key_index(self) -> int:
+        """The number in the key of its draws."""
+        return self.index if self.draw_index is None else self.draw_index
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request that has joined, and what it has generated so far.
+
+    Steps run one ahead of what is read back, so two counts differ: what the dispatched steps consume and draw, and what
+    has been read.
+
+    Attributes:
+        request: what was asked for.
+        consumed: tokens that its state has seen once the dispatched steps have run.
+        slot: its row; None while it waits and after its last step was dispatched.
+        generated: tokens drawn and read back.
+        logprobs, top_logprobs: of these tokens, where asked for.
+        finish_reason: why it ended; None while it is alive.
+        drafting: its drafts; None for a sequence without.
+        stops: after which tokens of its prompt a step ends in any case, because its state is kept.
+    """
+
+    request: Request
+    consumed: int = 0
+    slot: Slot | None = None
+    generated: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    drafting: "Drafting | None" = None
+    stops: tuple[int, ...] = ()
+
+    def next_part(self, chunk: int) -> tuple[int, ...]:
+        """What the next step consumes of the prompt: a chunk, or what is left of it before the next stop."""
+        end = min([self.consumed + chunk, *(stop for stop in self.stops if stop > self.consumed)])
+        return self.request.prompt[self.consumed : end]
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether some of the prompt has not been consumed yet."""
+        return self.consumed < len(self.request.prompt)
+
+    @property
+    def drawn(self) -> int:
+        """Tokens that the dispatched steps draw."""
+        return max(0, self.consumed - len(self.request.prompt) + 1)
+
+    def left(self, context: int) -> int:
+        """Most tokens that it may still draw, by its limit and by the room in the context."""
+        return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.drawn

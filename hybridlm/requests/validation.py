@@ -1,0 +1,160 @@
+"""Checking what users pass in: every fault names the item and says what was expected."""
+
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridlm.requests.sampling_params import SamplingParams
+from hybridlm.requests.sequence import ResolvedParams
+from hybridlm.text.tokenizer import Tokenizer
+
+MOST_LOGPROBS = 1000
+"""Of the most likely tokens of a position, as many as can be asked for in any vocabulary."""
+
+
+def to_items(items: Any, what: str) -> list[Any]:
+    """A list of texts or token-id lists from what the user passed; a bare string is one item.
+
+    Raises:
+        TypeError: not a list, or a bare list of token ids, which could as well mean many items.
+    """
+    if isinstance(items, str):
+        return [items]
+    if not isinstance(items, list | tuple):
+        raise TypeError(f"{what}: expected a list whose items are strings or lists of token ids, got {type(items)}")
+    if items and all(_is_whole(item) for item in items):
+        raise TypeError(f"{what}: got a bare list of token ids; put it in a list: [[{items[0]}, ...]]")
+    return list(items)
+
+
+def to_token_ids(
+    item: Any, where: str, tokenizer: Tokenizer | None, vocab_size: int, continues: bool = False
+) -> tuple[int, ...]:
+    """The token ids of one item.
+
+    Args:
+        item: a string or a list of token ids.
+        where: what to call it.
+        tokenizer: None where only token ids can be taken.
+        vocab_size: token ids are below it.
+        continues: it stands behind other tokens: it may be empty, and text gets no special tokens.
+
+    Raises:
+        TypeError: neither a string nor a list of token ids.
+        ValueError: empty, a string without a tokenizer, or an id outside the vocabulary.
+    """
+    if isinstance(item, str):
+        if tokenizer is None:
+            raise ValueError(f"{where}: got text, but the checkpoint has no tokenizer.json; pass a list of token ids")
+        ids = tokenizer.encode(item, add_special_tokens=not continues)
+    elif isinstance(item, list | tuple) or (isinstance(item, np.ndarray) and item.ndim):
+        wrong = [(i, token) for i, token in enumerate(item) if not _is_whole(token)]
+        if wrong:
+            i, token = wrong[0]
+            raise TypeError(f"{where}: expected token ids, got {token!r} at index {i}")
+        ids = [operator.index(token) for token in item]
+    else:
+        raise TypeError(f"{where}: expected a string or a list of token ids, got {type(item)}")
+    if not ids and not continues:
+        raise ValueError(f"{where}: is empty; at least one token is needed")
+    for i, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"{where}: token id {token} at index {i} is outside the vocabulary [0, {vocab_size})")
+    return tuple(ids)
+
+
+def check_length(ids: Sequence[int], where: str, context: int) -> None:
+    """Refuse what the context cannot hold.
+
+    Raises:
+        ValueError: more tokens than the context; nothing is cut off.
+    """
+    if len(ids) > context:
+        raise ValueError(
+            f"{where}: has {len(ids)} tokens, the context holds {context}; shorten it or load with a larger context"
+        )
+
+
+def resolve(
+    params: SamplingParams, *, end_token_ids: Sequence[int], tokenizer: Tokenizer | None, vocab_size: int
+) -> ResolvedParams:
+    """Check sampling parameters against a model.
+
+    Args:
+        params: as the user gave them.
+        end_token_ids: the model's own.
+        tokenizer: None where only token ids can be taken.
+        vocab_size: token ids are below it.
+
+    Raises:
+        ValueError: all settings that are wrong.
+    """
+    faults = []
+
+    def need(name: str, good: Callable[[Any], bool], expected: str) -> None:
+        value = getattr(params, name)
+        if not good(value):
+            faults.append(f"{name}: expected {expected}, got {value!r}")
+
+    most = min(vocab_size, MOST_LOGPROBS)
+    need("max_tokens", lambda x: _is_whole(x) and x >= 1, "a whole number of at least 1")
+    need("temperature", lambda x: _is_number(x) and x >= 0, "a number of at least 0 (0 is greedy)")
+    need("top_k", lambda x: _is_whole(x) and 0 <= x < 2**31, "a whole number of at least 0 (0 keeps all)")
+    need("top_p", lambda x: _is_number(x) and 0 < x <= 1, "a number in (0, 1]")
+    need("min_p", lambda x: _is_number(x) and 0 <= x <= 1, "a number in [0, 1]")
+    need("seed", lambda x: _is_whole(x) and 0 <= x < 2**64, "a whole number in [0, 2**64)")
+    need("ignore_eos", lambda x: isinstance(x, bool | np.bool_), "True or False")
+    need("logprobs", lambda x: x is None or (_is_whole(x) and 0 <= x <= most), f"0..{most} or None")
+    need("stop", _is_stop_list, "a string, a token id, or a list of them")
+    strings: list[str] = []
+    ids = [] if params.ignore_eos else list(end_token_ids)
+    for item in _stops(params.stop):
+        if not isinstance(item, str):
+            if _is_whole(item) and 0 <= item < vocab_size:
+                ids.append(item)
+            else:
+                faults.append(f"stop: expected strings or token ids below {vocab_size}, got {item!r}")
+        elif item == "":
+            faults.append("stop: expected strings that are not empty, got ''")
+        elif tokenizer is None:
+            faults.append(f"stop: expected token ids, because the checkpoint has no tokenizer.json, got {item!r}")
+        else:
+            strings.append(item)
+    if faults:
+        raise ValueError("; ".join(faults))
+    return ResolvedParams(
+        int(params.max_tokens),
+        float(params.temperature),
+        int(params.top_k),
+        float(params.top_p),
+        float(params.min_p),
+        int(params.seed),
+        frozenset(int(token) for token in ids),
+        tuple(strings),
+        None if params.logprobs is None else int(params.logprobs),
+    )
+
+
+def _is_stop_list(stop: Any) -> bool:
+    return stop is None or isinstance(stop, str | list | tuple) or _is_whole(stop)
+
+
+def _stops(stop: Any) -> list[Any]:
+    """What ends a completion, as a list; nothing where it is no list, string or id."""
+    if isinstance(stop, list | tuple):
+        return list(stop)
+    return [stop] if stop is not None and _is_stop_list(stop) else []
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, np.integer | np.floating):
+        value = value.item()
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return plain and -sys.float_info.max <= value <= sys.float_info.max
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,0 +1,65 @@
+"""The arrays that rows of a model consist of, by their types and where they lie, and as zeros."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from hybridlm.devices.mesh import DATA, MODEL
+from hybridlm.devices.placement import Placement
+from hybridlm.steps.structure import Rows
+from models import Decoder
+from models.state.state import StateArray
+
+
+class RowArrays:
+    """Makes rows.
+
+    Args:
+        model: what one device holds of the model.
+        dtype: of convolution and key/value state.
+        placement: the devices; rows are split over the axis of the data.
+    """
+
+    def __init__(self, model: Decoder, dtype: DTypeLike, placement: Placement):
+        self._model, self._dtype, self._placement = model, dtype, placement
+
+    def abstract(self, count: int, context: int) -> Rows:
+        """So many rows of at most so many tokens, by their types alone."""
+        layers = jax.eval_shape(lambda: self._model.init_state(count, context, self._dtype))
+        # What cannot be split is whole on every device.
+        lanes = DATA if count % self._placement.data == 0 else None
+        layers = jax.tree.map(partial(self._over_devices, lanes), layers, self._model.state_arrays())
+        over = self._placement.over(lanes)
+        token: Any = jax.ShapeDtypeStruct((count, 1), jnp.int32, sharding=over)
+        return Rows(layers, token)
+
+    def _over_devices(self, lanes: str | None, one: jax.ShapeDtypeStruct, array: StateArray) -> jax.ShapeDtypeStruct:
+        """An array as one device has it, over the devices: parts of one dimension follow one another."""
+        shape, split = list(one.shape), [lanes, *[None] * (len(one.shape) - 1)]
+        if array.cut is not None:
+            shape[array.cut.dim] *= self._placement.size(MODEL)
+            split[array.cut.dim] = MODEL
+        return jax.ShapeDtypeStruct(tuple(shape), one.dtype, sharding=self._placement.over(*split))
+
+    def zeros(self, count: int, context: int) -> Rows:
+        """So many rows of zero state."""
+        return zeros(self.abstract(count, context))
+
+
+def zeros(types: Any) -> Any:
+    """Zeros of these types, each where its type says."""
+    return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype, device=one.sharding), types)
+
+
+def maker_of_zeros(types: tuple[jax.ShapeDtypeStruct, ...]) -> Callable[[], tuple[jax.Array, ...]]:
+    """What makes such zeros in one call."""
+
+    # Inside of a jitted function the place that jnp.zeros is given has no effect.
+    def made() -> tuple[jax.Array, ...]:
+        return tuple(jnp.zeros(one.shape, one.dtype) for one in types)
+
+    return jax.jit(made, out_shardings=tuple(one.sharding for one in types))

@@ -1,0 +1,62 @@
+"""Arrays of a state that outlive its row: where they are, and who uses them."""
+
+from collections.abc import Hashable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from ir_passes import Label
+
+
+class KeptArrays:
+    """The arrays of fixed size at one position, or what the growing arrays have of `KV_BLOCK` positions.
+
+    They never change. They may be moved between the device and the host, all of them together.
+
+    Attributes:
+        arrays: in the order of the layout.
+        position: of a state, how many tokens it has seen; of a span, the position of its first place.
+        mark: what the sanitizer says of the row that they were taken from; None without one.
+        pins: how often they are in use; while they are, they stay where they are.
+    """
+
+    __slots__ = ("__weakref__", "_places", "arrays", "mark", "pins", "position")
+
+    def __init__(self, arrays: tuple[jax.Array | np.ndarray, ...], position: int, mark: Label | None):
+        self.arrays, self.position, self.mark, self.pins = arrays, position, mark, 0
+        self._places: tuple[Any, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"KeptArrays({self.nbytes:,} B at position {self.position}, on the {'device' if self.here else 'host'})"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def to_host(self) -> None:
+        """Move them off the device."""
+        self._places = tuple(array.sharding for array in self.arrays if isinstance(array, jax.Array))
+        self.arrays = tuple(jax.device_get(self.arrays))
+
+    def to_device(self) -> None:
+        """Move them back to where they were."""
+        self.arrays = tuple(jax.device_put(self.arrays, self._places))
+
+    @property
+    def here(self) -> bool:
+        """Whether they are on the device."""
+        return all(isinstance(array, jax.Array) for array in self.arrays)
+
+
+B = TypeVar("B", bound=Hashable)
+"""What an edge keeps pieces of; compared by identity."""
+
+
+class Piece(NamedTuple, Generic[B]):
+    """A part of a buffer: what it has of `count` tokens in a row, the first of them at `first`."""
+
+    buffer: B
+    first: int
+    count: int

@@ -1,0 +1,127 @@
+"""Rows of a pool: who holds them, and the copy of a row from one pool to another.
+
+A sequence is prefilled in a row of the staging pool and continues in a row of a decode pool; pools have as many rows as
+their steps have lanes. The copy is a step of its own, one lane wide: it reads one row by a read map and writes one row
+by a write map, in all arrays of the group.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridlm.rows.split import WHOLE, SplitRows
+from hybridlm.steps.structure import Rows
+from ir_passes import LaneContract, Pool, Slot, SlotError, SlotMap, SlotOwner
+
+
+class RowsLost(RuntimeError):
+    """The arrays of a pool went into a step that did not come back."""
+
+
+class RowPool:
+    """The rows of one pool.
+
+    Attributes:
+        size: rows, and lanes of the steps that run on them.
+        owner: who holds each row.
+        settled: whether it is known how many tokens each row has consumed.
+    """
+
+    def __init__(self, rows: Rows):
+        self.size = int(rows.token.shape[0])
+        self._rows: Rows | None = rows
+        self.vacate()
+
+    def vacate(self) -> None:
+        """Nobody holds a row any more; what rows contain stays, and means nothing."""
+        self.owner = SlotOwner(self.size, "state", null=False)
+        self._consumed = np.zeros(self.size, np.int64)
+        self.settled = True
+
+    def acquire(self) -> Slot:
+        """A row that nobody holds, which has consumed nothing; raises `SlotsExhausted` if all are held."""
+        slot = self.owner.acquire()
+        self.moved(slot, 0)
+        return slot
+
+    def consumed(self, slot: Slot) -> int:
+        """Tokens that a row has consumed since it was acquired, by the steps that were dispatched.
+
+        Raises:
+            SlotError: a step was dispatched that decides itself how many, and has not been read.
+        """
+        if not self.settled:
+            raise SlotError("how many tokens the rows have consumed is not known before their last step has been read")
+        return int(self._consumed[self.lanes([slot])[0]])
+
+    def advance(self, counts: np.ndarray | None) -> None:
+        """A step has been dispatched in which each row consumes so many tokens, int [size]; None: that will be told."""
+        self.settled = counts is not None
+        if counts is not None:
+            self._consumed += counts
+
+    def moved(self, slot: Slot, consumed: int) -> None:
+        """A row has become the copy of one that has consumed so many tokens."""
+        self._consumed[self.lanes([slot])[0]] = consumed
+
+    def take(self) -> Rows:
+        """The arrays, for a step that consumes them; until `put` the pool has none.
+
+        Raises:
+            RowsLost: they were taken and not put back: a step was interrupted.
+        """
+        rows, self._rows = self._rows, None
+        if rows is None:
+            raise RowsLost("a step was interrupted while it had the rows of its sequences; begin these again")
+        return rows
+
+    def put(self, rows: Rows) -> None:
+        """The arrays that a step returned."""
+        self._rows = rows
+
+    def look(self) -> Rows:
+        """The arrays, for a step that only reads them. Raises as `take`."""
+        rows = self.take()
+        self._rows = rows
+        return rows
+
+    @property
+    def whole(self) -> bool:
+        """Whether the arrays are here."""
+        return self._rows is not None
+
+    def lanes(self, slots: list[Slot]) -> list[int]:
+        """The rows of distinct live slots; raises `SlotError` if they are not."""
+        return self.owner.bind(slots, len(slots)).tolist()
+
+
+def copy_row(source: SplitRows = WHOLE, target: SplitRows = WHOLE) -> Callable[..., tuple[Any]]:
+    """`step(target, source, read, write) -> (target,)`: row `read[0]` becomes row `write[0]`, in every array.
+
+    The step's source and target are pytrees of the same structure, `read` and `write` int32 [1].
+
+    Args:
+        source, target: over which axis of a mesh the rows of each are split.
+    """
+
+    def copy_row(into: Any, out_of: Any, read: jax.Array, write: jax.Array) -> tuple[Any]:
+        def copy(into: jax.Array, out_of: jax.Array) -> jax.Array:
+            row = source.take(out_of, read)
+            return into.at[target.mine(write, into)].set(
+                row, mode="drop", unique_indices=True, wrap_negative_indices=False
+            )
+
+        return (jax.tree.map(copy, into, out_of),)
+
+    return copy_row
+
+
+def copy_contract(source: int, target: int) -> LaneContract:
+    """Of `copy_row` between pools of so many rows."""
+    maps: tuple[Any, ...] = (
+        SlotMap("source", source, "read", null=False),
+        SlotMap("target", target, "write", null=False),
+    )
+    return LaneContract(inputs=(Pool("target"), Pool("source"), *maps), outputs=(Pool("target"),))

@@ -1,0 +1,217 @@
+"""The state of one sequence at one position, kept as a value: its part of every array, and a label that says whose.
+
+A recurrent state cannot be cut back and does not show what it has seen: a wrong one is as plausible as the right one.
+Therefore a snapshot is published only with the position that its row has reached, and is restored only where model,
+dtype, context, layout and tokens are those that it was made for.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybridlm.devices.mesh import MODEL
+from hybridlm.devices.placement import Placement
+from hybridlm.rows.kept import KeptArrays, Piece
+from hybridlm.rows.pool import RowPool
+from ir_passes import Label, Slot
+
+
+class SnapshotError(ValueError):
+    """A state that is not what its label or its user says; the message lists every difference."""
+
+
+class ArrayLayout(NamedTuple):
+    """One array of the rows of a sequence.
+
+    Attributes:
+        path: where it is in the rows: "layers[0][0].conv".
+        shape: of one row, without the row axis.
+        dtype: of its elements.
+        positions: the axis of `shape` that counts positions of the sequence; None for a state of fixed size.
+        devices: whose parts of the array follow one another in it; 1 where it is in the order of the model.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    positions: int | None
+    devices: int = 1
+
+    def __str__(self) -> str:
+        parts = f" in {self.devices} parts" if self.devices > 1 else ""
+        return f"{self.path} {self.dtype}{list(self.shape)}{parts}"
+
+
+@dataclass(frozen=True)
+class StateKind:
+    """What a state must have in common with a model to mean anything to it.
+
+    Attributes:
+        model: fingerprint of the checkpoint (`LM.fingerprint`).
+        dtype: of the matrices that computed it.
+        context: most tokens of a sequence.
+        layout: every array of a row.
+    """
+
+    model: str
+    dtype: str
+    context: int
+    layout: tuple[ArrayLayout, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a state on the device."""
+        return sum(math.prod(one.shape) * jnp.dtype(one.dtype).itemsize for one in self.layout)
+
+    def differences(self, found: "StateKind") -> list[str]:
+        """What is wrong with a state of the kind `found` for a model that expects this kind."""
+        faults = [
+            f"{what}: expected {expected}, got {got}"
+            for what, expected, got in (
+                ("model", self.model, found.model),
+                ("dtype", self.dtype, found.dtype),
+                ("context", self.context, found.context),
+            )
+            if expected != got
+        ]
+        if self.layout != found.layout:
+            ours, others = set(map(str, self.layout)), set(map(str, found.layout))
+            missing, extra = sorted(ours - others)[:3], sorted(others - ours)[:3]
+            faults.append(f"layout: expected {missing or 'the same arrays in another order'}, got {extra}")
+        return faults
+
+
+@dataclass(frozen=True)
+class SnapshotLabel:
+    """Whose state a snapshot is.
+
+    Attributes:
+        kind: the model and the layout.
+        position: tokens that the state has seen.
+        tokens: hash of these tokens (`token_hash`).
+        epoch: which tenancy of its row made it; 0 where nothing was consumed. It says where the state comes from, for
+            whoever looks for a fault, and is compared with nothing: a state is a copy of its row, which may have had
+            other tenants since, and what it may continue is a matter of the rest.
+    """
+
+    kind: StateKind
+    position: int
+    tokens: str
+    epoch: int
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The state after the first `label.position` tokens of a sequence; it never changes.
+
+    Attributes:
+        label: whose state it is.
+        state: the arrays of fixed size; None at position 0, where a sequence begins from zero state.
+        spans: the others, position by position; none where there are no others.
+        mark: what the sanitizer says of the row; None without one.
+    """
+
+    label: SnapshotLabel
+    state: KeptArrays | None
+    spans: tuple[Piece[KeptArrays], ...] = ()
+    mark: Label | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        kept = {piece.buffer for piece in self.spans} | ({self.state} if self.state is not None else set())
+        return sum(one.nbytes for one in kept)
+
+    def require(self, kind: StateKind) -> None:
+        """Check that it was made by a model of this kind, and is at the position that it says, in all its parts.
+
+        Raises:
+            SnapshotError: it is not; lists what was expected and what was found.
+        """
+        faults = kind.differences(self.label.kind)
+        position, reached = self.label.position, 0
+        for kept, first, count in self.spans:
+            if kept.position + first != reached:
+                faults.append(f"keys and values: expected those of position {reached}, got {kept.position + first}")
+            reached += count
+        grows = any(one.positions is not None for one in kind.layout)
+        if reached != (position if grows else 0):
+            faults.append(f"keys and values: expected those of {position} positions, got {reached}")
+        if (0 if self.state is None else self.state.position) != position:
+            faults.append(f"state: expected the one at position {position}, got {self.state}")
+        if faults:
+            raise SnapshotError(
+                f"a state of another model or position cannot be continued: {'; '.join(faults)}; compute it again with "
+                "this model"
+            )
+
+    def require_tokens(self, tokens: Sequence[int]) -> None:
+        """Check that a sequence begins with the tokens that it has seen.
+
+        Raises:
+            SnapshotError: it does not, or it has no token left that the state has not seen.
+        """
+        position = self.label.position
+        if len(tokens) <= position:
+            raise SnapshotError(
+                f"a state at position {position} continues sequences of more tokens, got one of {len(tokens)}"
+            )
+        found = token_hash(tokens[:position])
+        if found != self.label.tokens:
+            raise SnapshotError(
+                f"a state at position {position} was made from other tokens than the sequence begins with: expected "
+                f"the hash {self.label.tokens}, got {found}"
+            )
+
+
+def layout_of(row: Any, longer: Any, placement: Placement) -> tuple[ArrayLayout, ...]:
+    """Every array of a pool's rows.
+
+    Args:
+        row: the arrays, by their types alone.
+        longer: those for a longer context: what is longer there has an axis of positions.
+        placement: the devices.
+    """
+    layout = []
+    for (path, leaf), other in zip(jax.tree_util.tree_leaves_with_path(row), jax.tree.leaves(longer), strict=True):
+        grown = [axis for axis, (a, b) in enumerate(zip(leaf.shape[1:], other.shape[1:], strict=True)) if a != b]
+        name = jax.tree_util.keystr(path).lstrip(".")
+        devices = placement.size(MODEL) if MODEL in placement.dimensions(leaf) else 1
+        layout.append(ArrayLayout(name, leaf.shape[1:], leaf.dtype.name, grown[0] if grown else None, devices))
+    return tuple(layout)
+
+
+def token_hash(tokens: Sequence[int]) -> str:
+    """SHA-256 of token ids, in hexadecimal."""
+    return hashlib.sha256(np.asarray(tokens, "<i8").tobytes()).hexdigest()
+
+
+def label_of(kind: StateKind, pool: RowPool, slot: Slot, tokens: Sequence[int]) -> SnapshotLabel:
+    """The label under which the state of a row may be published.
+
+    Args:
+        kind: of the model that computed it.
+        pool, slot: the row.
+        tokens: what it is said to have consumed.
+
+    Raises:
+        SnapshotError: the row has consumed another number of tokens.
+    """
+    consumed = pool.consumed(slot)
+    if consumed != len(tokens):
+        raise SnapshotError(
+            f"a snapshot after {len(tokens)} tokens cannot be taken of {slot!r}: the row has consumed {consumed} since "
+            "it was acquired"
+        )
+    return SnapshotLabel(kind, consumed, token_hash(tokens), slot.epoch)
+
+
+def nothing_consumed(kind: StateKind) -> Snapshot:
+    """The state before the first token: no arrays."""
+    return Snapshot(SnapshotLabel(kind, 0, token_hash(()), 0), None)

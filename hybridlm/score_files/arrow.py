@@ -1,0 +1,137 @@
+"""Texts and scores as columns of Arrow: what Parquet files and datasets of Ray have in common. Needs pyarrow."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hybridlm.files.json_lines import Id
+from hybridlm.requests.results import known
+from hybridlm.score_files.rows import InputRow, OutputRow
+
+_TEXTS = ("text", "token_ids")
+COLUMNS = ("id", *_TEXTS)
+"""What is read of a table."""
+
+
+def columns_of(schema: pa.Schema) -> list[str]:
+    """The columns that are read: "text" (strings) or "token_ids" (lists of whole numbers), or both, and maybe "id".
+
+    Raises:
+        ValueError: they are missing, there several times, or of other types.
+    """
+    twice = sorted({name for name in COLUMNS if schema.names.count(name) > 1})
+    if twice:
+        raise ValueError(f"column {twice[0]}: is there {schema.names.count(twice[0])} times")
+    columns = [name for name in COLUMNS if name in schema.names]
+    if not set(columns) & set(_TEXTS):
+        found = ", ".join(schema.names) or "none"
+        raise ValueError(f"expected a column {' or '.join(_TEXTS)}, found {found}")
+    faults = [fault for name in columns if (fault := _type_fault(name, schema.field(name).type))]
+    if faults:
+        raise ValueError("; ".join(faults))
+    return columns
+
+
+def _type_fault(name: str, type: pa.DataType) -> str | None:
+    value = type.value_type if pa.types.is_dictionary(type) else type
+    string = any(is_(value) for is_ in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+    if name == "id":
+        good, expected = string or pa.types.is_integer(value), "strings or whole numbers"
+    elif name == "text":
+        good, expected = string, "strings"
+    else:
+        lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        good = any(is_(type) for is_ in lists) and pa.types.is_integer(type.value_type)
+        expected = "lists of whole numbers"
+    # A column that only holds nulls has no type: every row is then without it.
+    return None if good or pa.types.is_null(type) else f"column {name}: expected {expected}, found {type}"
+
+
+def read_rows(batch: pa.RecordBatch | pa.Table, first: int, skipped: int = 0) -> Iterator[InputRow]:
+    """The rows of a batch; one whose text is missing or not UTF-8 has a fault.
+
+    Args:
+        batch: with columns that `columns_of` accepts.
+        first: number of its first row.
+        skipped: rows of the batch that are left out at its beginning.
+    """
+    columns = (_values(batch, name, skipped) for name in COLUMNS)
+    for number, (id, text, token_ids) in enumerate(zip(*columns, strict=True), first + skipped):
+        yield _row(number, id, text, token_ids)
+
+
+def _row(number: int, id: Any, text: Any, token_ids: list[Any] | None) -> InputRow:
+    for name, value in (("id", id), ("text", text)):
+        if isinstance(value, UnicodeDecodeError):
+            return InputRow(number, None if value is id else id, "", None, 0, f"{name}: expected UTF-8: {value}")
+    if token_ids is None and text is not None:
+        return InputRow(number, id, "text", text, len(text))
+    if text is None and token_ids is not None:
+        return InputRow(number, id, "token_ids", token_ids, 4 * len(token_ids))
+    found = "none of them" if text is None else ", ".join(_TEXTS)
+    return InputRow(number, id, "", None, 0, f"expected exactly one of {', '.join(_TEXTS)}, got {found}")
+
+
+def _values(batch: pa.RecordBatch | pa.Table, name: str, skipped: int) -> list[Any]:
+    """A column without its first rows, nulls where there is no such column; what is not UTF-8 is the error."""
+    if name not in batch.schema.names:
+        return [None] * (batch.num_rows - skipped)
+    column = batch.column(name).slice(skipped)
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        return [_value(one) for one in column]
+
+
+def _value(one: pa.Scalar) -> Any:
+    try:
+        return one.as_py()
+    except UnicodeDecodeError as error:
+        return error
+
+
+def schema_of_scores(whole_numbers: bool) -> pa.Schema:
+    """Columns of scores, by whether ids are whole numbers."""
+    return pa.schema(
+        {
+            "id": pa.int64() if whole_numbers else pa.string(),
+            "token_ids": pa.list_(pa.int32()),
+            "logprobs": pa.list_(pa.float32()),
+            "sum_logprob": pa.float64(),
+            "perplexity": pa.float64(),
+            "error": pa.string(),
+        }
+    )
+
+
+def table_of_scores(rows: Sequence[OutputRow], schema: pa.Schema) -> pa.Table:
+    """A table of such columns; what a row does not have is null.
+
+    Raises:
+        OverflowError: an id has more than 64 bits.
+    """
+    scores = [row.score for row in rows]
+    ids: list[Id] = [row.id for row in rows]
+    columns = {
+        "id": ids,
+        "token_ids": [None if one is None else one.token_ids for one in scores],
+        "sum_logprob": [None if one is None else one.sum_logprob for one in scores],
+        "perplexity": [None if one is None else known(one.perplexity) for one in scores],
+        # Messages may quote what no UTF-8 can hold.
+        "error": [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows],
+    }
+    arrays = [
+        _logprobs(rows) if field.name == "logprobs" else pa.array(columns[field.name], field.type) for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _logprobs(rows: Sequence[OutputRow]) -> pa.Array:
+    """The lists of all rows; what is not a number, as the first of each, is null."""
+    arrays = [np.zeros(0, np.float32) if row.score is None else row.score.logprobs for row in rows]
+    flat = np.concatenate(arrays)
+    offsets = np.cumsum([0, *(len(one) for one in arrays)], dtype=np.int32)
+    missing = np.array([row.score is None for row in rows])
+    return pa.ListArray.from_arrays(offsets, pa.array(flat, mask=np.isnan(flat)), mask=pa.array(missing))

@@ -1,0 +1,56 @@
+"""What a file of texts and a file of scores are to batch scoring, and which format the ending of a name stands for."""
+
+import stat
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from hybridlm.errors import require_extra
+from hybridlm.score_files.rows import IdKinds, Source, Target
+
+
+def format_of(path: Path) -> str:
+    """ ".jsonl" or ".parquet", by the ending of the name.
+
+    Raises:
+        ValueError: another ending.
+        MissingExtra: Parquet without pyarrow.
+    """
+    ending = path.suffix.lower()
+    if ending not in (".jsonl", ".parquet"):
+        raise ValueError(f"{path}: expected a name that ends in .jsonl or .parquet")
+    if ending == ".parquet":
+        require_extra(f"{path}: Parquet", "pyarrow", "data")
+    return ending
+
+
+def open_source(path: Path) -> Source:
+    """The rows of a file; raises as `format_of`, OSError, and ValueError for what cannot hold texts."""
+    ending = format_of(path)
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path}: expected a regular file: it is read twice, and once more to continue")
+    if ending == ".jsonl":
+        from hybridlm.score_files.jsonl import JsonLines
+
+        return JsonLines(path)
+    # pyarrow is an extra: nothing else may need it.
+    from hybridlm.score_files.parquet import ParquetRows
+
+    return ParquetRows(path)
+
+
+def target_for(path: Path) -> Callable[[IdKinds], Target]:
+    """What makes the format of an output, once the kinds of its ids are known; raises as `format_of`."""
+    if format_of(path) == ".jsonl":
+        from hybridlm.score_files.jsonl import JsonScores
+
+        return JsonScores
+    from hybridlm.score_files.parquet import ParquetScores
+
+    return ParquetScores
+
+
+def format_version(path: Path) -> str:
+    """The format of an output, and the version of what writes it where that decides its bytes."""
+    ending = format_of(path)
+    return ending if ending == ".jsonl" else f"{ending} by pyarrow {version('pyarrow')}"

@@ -1,0 +1,102 @@
+"""JSON lines for batch scoring: reading them from any line on, and writing scores as lines."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hybridlm.files.json_lines import Id, dump, finite, parse_object, read_id, read_item
+from hybridlm.requests.results import Score
+from hybridlm.score_files.rows import IdKinds, InputRow, Mark, OutputRow
+
+BLOCK_BYTES = 1 << 16
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class JsonLines:
+    """A file of JSON objects, one in a line; blank lines at its end are no lines.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+
+    unit = "line"
+
+    def __init__(self, path: Path):
+        self._path = path
+        with path.open("rb") as file:
+            self._end = _content_end(file)
+
+    def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
+        """Every line from `start` on; a line that cannot be read is a row with a fault."""
+        number, offset = start
+        with self._path.open("rb") as file:
+            file.seek(offset)
+            while offset < self._end:
+                line = file.readline()
+                if not line:
+                    raise ValueError(f"{self._path}: has become shorter while it was read, it ends at byte {offset}")
+                number, offset = number + 1, offset + len(line)
+                if number == 1:
+                    line = line.removeprefix(BYTE_ORDER_MARK)
+                yield _read(number, line.rstrip(b"\r\n")), Mark(number, offset)
+
+
+def _read(number: int, line: bytes) -> InputRow:
+    id = None
+    try:
+        value = parse_object(line)
+        id = read_id(value)
+        key, item = read_item(value, ("text",))
+        return InputRow(number, id, key, item, len(line))
+    except ValueError as error:
+        return InputRow(number, id, "", None, len(line), str(error))
+
+
+def _content_end(file: BinaryIO) -> int:
+    """Where the last byte that is no white space ends; 0 where there is nothing but a byte-order mark."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(0, end - BLOCK_BYTES)
+        file.seek(begin)
+        block = file.read(end - begin).rstrip()
+        if block:
+            return 0 if begin == 0 and block == BYTE_ORDER_MARK else begin + len(block)
+        end = begin
+    return 0
+
+
+class JsonScores:
+    """A line for every row: id, token_ids, logprobs, sum_logprob, perplexity; or id and error.
+
+    Args:
+        ids: lines can hold ids of all kinds.
+    """
+
+    def __init__(self, ids: IdKinds):
+        del ids
+
+    def part(self, rows: list[OutputRow]) -> bytes:
+        return "".join(dump(_object(row)) + "\n" for row in rows).encode("ascii")
+
+    def join(self, parts: Iterable[bytes], file: BinaryIO) -> None:
+        for part in parts:
+            file.write(part)
+
+
+def _object(row: OutputRow) -> dict[str, Any]:
+    return {"id": row.id, "error": row.error} if row.score is None else _scored(row.id, row.score)
+
+
+def _scored(id: Id, score: Score) -> dict[str, Any]:
+    total = finite(score.sum_logprob)
+    values: list[float] = score.logprobs.tolist()
+    # The sum is finite where all values are: it holds fewer of them than a float64 could overflow with.
+    logprobs = [None, *values[1:]] if total is not None else [finite(value) for value in values]
+    return {
+        "id": id,
+        "token_ids": score.token_ids,
+        "logprobs": logprobs,
+        "sum_logprob": total,
+        "perplexity": finite(score.perplexity),
+    }

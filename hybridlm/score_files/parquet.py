@@ -1,0 +1,119 @@
+"""Parquet for batch scoring: reading texts a batch of rows at a time, and writing scores. Needs pyarrow."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hybridlm.score_files.arrow import columns_of, read_rows, schema_of_scores, table_of_scores
+from hybridlm.score_files.rows import IdKinds, InputRow, Mark, OutputRow
+
+BATCH_ROWS = 1024
+GROUP_ROWS = 1 << 16
+GROUP_BYTES = 1 << 26
+"""Parts are gathered into a row group of the output until it has so many rows or bytes."""
+
+
+class ParquetRows:
+    """A Parquet file with a column "text" (strings) or "token_ids" (lists of whole numbers), or both, and maybe "id".
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: not a Parquet file, or its columns are missing or of other types.
+    """
+
+    unit = "row"
+
+    def __init__(self, path: Path):
+        self._path = path
+        path.open("rb").close()  # pyarrow's message for a file that is not there names no file
+        with self._open() as file:
+            schema = file.schema_arrow
+            self._groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        try:
+            self._columns = columns_of(schema)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
+        """Every row from `start` on; one whose text is missing or not UTF-8 has a fault."""
+        number, first = 0, 0
+        while first < len(self._groups) and number + self._groups[first] <= start.row:
+            number, first = number + self._groups[first], first + 1
+        for batch in self._batches(range(first, len(self._groups))):
+            skipped = min(max(0, start.row - number), batch.num_rows)
+            for row in read_rows(batch, number, skipped):
+                yield row, Mark(row.number + 1, 0)
+            number += batch.num_rows
+
+    def _open(self) -> pq.ParquetFile:
+        try:
+            # Without pre_buffer, and with a buffer, no more than the pages of a batch are held.
+            return pq.ParquetFile(self._path, pre_buffer=False, buffer_size=1 << 20)
+        except (pa.ArrowException, OSError) as error:
+            raise self._unreadable(error) from error
+
+    def _batches(self, groups: range) -> Iterator[pa.RecordBatch]:
+        with self._open() as file:
+            if list(self._groups) != [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]:
+                raise ValueError(f"{self._path}: has changed while it was read")
+            batches = file.iter_batches(BATCH_ROWS, row_groups=list(groups), columns=self._columns)
+            while True:
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+                except (pa.ArrowException, OSError) as error:
+                    raise self._unreadable(error) from error
+                yield batch
+
+    def _unreadable(self, error: Exception) -> ValueError:
+        return ValueError(f"{self._path}: expected a Parquet file, but it cannot be read: {error}")
+
+
+class ParquetScores:
+    """Columns id, token_ids, logprobs, sum_logprob, perplexity and error; what a row does not have is null.
+
+    Args:
+        ids: kinds of the ids.
+
+    Raises:
+        ValueError: ids that one column cannot hold.
+    """
+
+    def __init__(self, ids: IdKinds):
+        for kind in ("whole number beyond 64 bits", "string that UTF-8 cannot hold"):
+            if kind in ids:
+                raise ValueError(
+                    f"id of row or line {ids[kind]}: a {kind}, which Parquet has no column for; write .jsonl"
+                )
+        if len(ids) > 1:
+            where = " and ".join(f"a {kind} in row or line {number}" for kind, number in ids.items())
+            raise ValueError(f"ids: {where}, but a Parquet column holds one kind; write .jsonl")
+        self._schema = schema_of_scores("whole number" in ids)
+
+    def part(self, rows: list[OutputRow]) -> bytes:
+        sink = pa.BufferOutputStream()
+        pq.write_table(table_of_scores(rows, self._schema), sink)
+        return sink.getvalue().to_pybytes()
+
+    def join(self, parts: Iterable[bytes], file: BinaryIO) -> None:
+        with pq.ParquetWriter(file, self._schema) as writer:
+            gathered: list[pa.Table] = []
+            for part in parts:
+                gathered.append(pq.read_table(pa.BufferReader(part)))
+                if (
+                    sum(one.num_rows for one in gathered) >= GROUP_ROWS
+                    or sum(one.nbytes for one in gathered) >= GROUP_BYTES
+                ):
+                    _write_group(writer, gathered)
+                    gathered = []
+            if gathered:
+                _write_group(writer, gathered)
+
+
+def _write_group(writer: pq.ParquetWriter, tables: list[pa.Table]) -> None:
+    table = pa.concat_tables(tables).combine_chunks()
+    writer.write_table(table, row_group_size=table.num_rows)

@@ -1,0 +1,267 @@
+"""The folder beside an output that holds its parts while it is made, so that a run which was killed can continue.
+
+`OUTPUT.parts/` holds `lock`, `manifest.jsonl` and a file for every part. The first line of the manifest says what the
+parts were made from; every further line is written, and reaches the disk, after the part that it names: what the
+manifest does not name has not happened. Its last line says that the output has its name.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from hybridlm.files.atomic import naming, sync
+from hybridlm.files.json_lines import dump
+from hybridlm.score_files.rows import Target
+
+FORMAT = 1
+"""Version of the manifest; another one is refused."""
+
+Origin = Mapping[str, str | int]
+"""What the bytes of the output depend on, by name."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the manifest says of a part.
+
+    Attributes:
+        rows, tokens: rows in it, and tokens of those that were scored.
+        errors: rows that could not be scored.
+        error: what is wrong with the first of them.
+        bytes, sha256: of the file.
+    """
+
+    rows: int
+    tokens: int
+    errors: int
+    error: str | None
+    bytes: int
+    sha256: str
+
+
+class Parts:
+    """The parts of one output, while this process alone has them.
+
+    Args:
+        output: the file that they become.
+        folder: where they are.
+
+    Attributes:
+        done: parts that are finished, in order.
+        joined: the output has been made of them.
+    """
+
+    def __init__(self, output: Path, folder: Path):
+        self.output, self.folder = output, folder
+        self._manifest = folder / "manifest.jsonl"
+        self._ours = False
+        self.done: list[Part] = []
+        self.joined = False
+
+    def resume(self, origin: Origin, restart: bool) -> None:
+        """Take up what is there, or begin.
+
+        Args:
+            origin: what the parts are made from.
+            restart: begin in any case.
+
+        Raises:
+            ValueError: the parts were made from something else, or the folder is not such a folder.
+        """
+        if not self._manifest.exists():
+            strangers = sorted({path.name for path in self.folder.iterdir()} - {"lock"})
+            if strangers:
+                raise ValueError(
+                    f"{self.folder}: expected a manifest and parts, found {', '.join(strangers[:3])} and no manifest; "
+                    "rename or delete the folder, or give another output"
+                )
+        elif restart:
+            self.delete()
+        else:
+            self._read(origin)
+        self._ours = True
+        if not self._manifest.exists():
+            self._append({"format": FORMAT, "origin": dict(origin)})
+
+    def _read(self, origin: Origin) -> None:
+        lines = self._lines()
+        over = lines[-1].get("over") if lines else None
+        if over == "joined" and self.output.exists() and not self._differences(lines[0], origin):
+            self.joined = True
+        elif over or len(lines) < 2:
+            # It was killed while it deleted its parts, or before it had any.
+            self.delete()
+            return
+        elif differ := self._differences(lines[0], origin):
+            raise ValueError(
+                f"{self.folder}: holds parts of a run from something else ({'; '.join(differ)}). Run it as it was to "
+                f"continue; {_WAY_OUT}"
+            )
+        self.done = [Part(**line) for line in lines[1 : len(lines) - self.joined]]
+        for number, part in enumerate(self.done):
+            if not self.joined and _size(self._path(number)) != part.bytes:
+                raise self._damaged(number)
+
+    def _differences(self, head: Mapping[str, Any], origin: Origin) -> list[str]:
+        if head.get("format") != FORMAT:
+            return [f"format of the manifest: {head.get('format')!r} there, {FORMAT} now"]
+        found = head["origin"]
+        names = [*found, *(name for name in origin if name not in found)]
+        return [
+            f"{name}: {found.get(name)} there, {origin.get(name)} now"
+            for name in names
+            if found.get(name) != origin.get(name)
+        ]
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """The whole lines of the manifest; what was being written when the power failed is cut off."""
+        content = self._manifest.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) != len(content):
+            os.truncate(self._manifest, len(whole))
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError as error:
+            raise ValueError(f"{self._manifest}: cannot be read ({error}); {_WAY_OUT}") from error
+
+    def add(self, content: bytes, rows: int, tokens: int, errors: int, error: str | None) -> None:
+        """Write the next part. When this returns, no crash loses it; what fails before leaves the ones before it."""
+        part = Part(rows, tokens, errors, error, len(content), hashlib.sha256(content).hexdigest())
+        _write(self._path(len(self.done)), content)
+        self._append(asdict(part))
+        self.done.append(part)
+
+    def join(self, target: Target) -> None:
+        """Make the output of the parts; it appears, or replaces an older file, whole.
+
+        Raises:
+            ValueError: a part is not what was written.
+        """
+        whole = self.folder / "whole"
+        try:
+            with naming(whole), whole.open("wb") as file:
+                target.join(self._contents(), file)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            whole.unlink(missing_ok=True)  # what a full disk needs most is room
+            raise
+        os.replace(whole, self.output)
+        sync(self.output.parent)
+        self._append({"over": "joined"})
+        self.joined = True
+
+    def _contents(self) -> Iterator[bytes]:
+        for number, part in enumerate(self.done):
+            content = self._path(number).read_bytes()
+            if hashlib.sha256(content).hexdigest() != part.sha256:
+                raise self._damaged(number)
+            yield content
+
+    def _damaged(self, number: int) -> ValueError:
+        return ValueError(f"{self._path(number)}: is not what was written, by the manifest; {_WAY_OUT}")
+
+    def delete(self) -> None:
+        """Remove all parts. Killed meanwhile, the next run still knows that they are to go: the manifest goes last."""
+        files = sorted(self.folder.glob("part-*"))
+        if files and not self.joined:
+            self._append({"over": "deleted"})
+        for path in files:
+            path.unlink()
+        (self.folder / "whole").unlink(missing_ok=True)
+        self._manifest.unlink(missing_ok=True)
+        self.done = []
+
+    def leave(self) -> None:
+        """What is not needed any more goes."""
+        if self._ours and (self.joined or not self.done):
+            self.delete()
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"part-{number:06}{self.output.suffix}"
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        _write(self._manifest, dump(line).encode() + b"\n", "ab")
+
+
+_WAY_OUT = "--restart (restart=True) deletes these parts and begins again"
+
+
+@contextmanager
+def parts_of(output: Path) -> Iterator[Parts]:
+    """The folder of an output, made if it is not there, with its lock held.
+
+    Afterwards the folder is gone if the parts have been joined, or if there are none.
+
+    Args:
+        output: its parts are in a folder of its name and ".parts".
+
+    Raises:
+        ValueError: another process has the folder.
+        OSError: it cannot be made or written to.
+    """
+    folder = output.with_name(output.name + ".parts")
+    with _locked(folder) as lock:
+        parts = Parts(output, folder)
+        try:
+            yield parts
+        finally:
+            parts.leave()
+            lock.unlink(missing_ok=True)
+            with suppress(OSError):
+                # Not empty: parts are left, or another process has made its lock.
+                folder.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[Path]:
+    import fcntl  # Windows has none; only here would that matter
+
+    path = folder / "lock"
+    while True:
+        folder.mkdir(exist_ok=True)
+        try:
+            file = path.open("ab")
+        except FileNotFoundError:
+            continue  # the process that had the folder has just removed it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ValueError(
+                f"{folder}: another process is writing to it; wait for it, or give another output"
+            ) from None
+        except OSError:
+            file.close()
+            raise
+        if _is_open(path, file):
+            break
+        file.close()  # removed between opening and locking it
+    with file:
+        yield path
+
+
+def _is_open(path: Path, file: IO[bytes]) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    return False
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _write(path: Path, content: bytes, mode: str = "wb") -> None:
+    """Content and name have reached the disk when this returns."""
+    new = not path.exists()
+    with naming(path), path.open(mode) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    if new:
+        sync(path.parent)

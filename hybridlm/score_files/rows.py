@@ -1,0 +1,80 @@
+"""Rows of texts and of scores, and the protocols of files that hold them."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+from hybridlm.files.json_lines import Id
+from hybridlm.requests.results import Score
+
+
+class Mark(NamedTuple):
+    """A place between two rows of a file.
+
+    Attributes:
+        row: rows before it.
+        offset: bytes before it, where the format has lines.
+    """
+
+    row: int
+    offset: int
+
+
+START = Mark(0, 0)
+
+
+class InputRow(NamedTuple):
+    """A row of the input.
+
+    Attributes:
+        number: what it is called in messages: lines count from 1, rows of a table from 0.
+        id: None where it has none, or none that can be read.
+        key: the field that holds its text or token ids.
+        item: the text or the token ids, unchecked.
+        size: about how many bytes it takes, a function of its content.
+        fault: what is wrong with it; then it has no item.
+    """
+
+    number: int
+    id: Id
+    key: str
+    item: Any
+    size: int
+    fault: str | None = None
+
+
+class OutputRow(NamedTuple):
+    """A row of the output: its score, or what is wrong with it."""
+
+    id: Id
+    score: Score | None
+    error: str | None
+
+
+class Source(Protocol):
+    """A file of texts.
+
+    Attributes:
+        unit: what a row is called in messages: "line" or "row".
+    """
+
+    unit: str
+
+    def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
+        """The rows from a mark on, each with the mark behind it; in bounded memory."""
+        ...
+
+
+class Target(Protocol):
+    """A format of scores. What it writes is a function of the rows alone."""
+
+    def part(self, rows: list[OutputRow]) -> bytes:
+        """A part of the output, complete in itself."""
+        ...
+
+    def join(self, parts: Iterable[bytes], file: BinaryIO) -> None:
+        """Write the whole output; holds a few parts in memory."""
+        ...
+
+
+IdKinds = dict[str, int]
+"""Which kinds of ids a file has ("string", "whole number", ...), and the number of the first row that has it."""

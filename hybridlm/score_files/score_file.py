@@ -1,0 +1,149 @@
+"""Scoring a file of texts, window by window: rows in the order of the input, nothing lost by a kill, nothing twice."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from hybridlm.files.atomic import replaceable
+from hybridlm.progress import score_progress
+from hybridlm.score_files.formats import format_version, open_source, target_for
+from hybridlm.score_files.parts import Origin, Parts, parts_of
+from hybridlm.score_files.rows import InputRow, OutputRow, Source, Target
+from hybridlm.score_files.score_rows import Scorer, score_rows
+from hybridlm.score_files.survey import WINDOW_BYTES, Survey, Window, identity, survey, used_twice
+
+WINDOW = 4096
+"""Rows that are scored together, unless they are long."""
+
+
+@dataclass(frozen=True)
+class ScoreFileReport:
+    """What `LM.score_file` has done.
+
+    Attributes:
+        output: the file that was written; of a shard, it has the shard in its name.
+        texts: rows that were scored.
+        errors: rows that have an error instead.
+        tokens: tokens of the texts.
+        kept: rows of all these that an earlier run, which was interrupted, had done.
+    """
+
+    output: Path
+    texts: int
+    errors: int
+    tokens: int
+    kept: int
+
+
+def score_file(
+    scorer: Scorer,
+    input: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    strict: bool = False,
+    window: int = WINDOW,
+    shard: str | None = None,
+    restart: bool = False,
+    progress: bool | None = None,
+) -> ScoreFileReport:
+    """Score every row of a file; see `LM.score_file` for the other arguments.
+
+    Args:
+        scorer: scores the texts.
+        progress: None shows a bar where standard error is a terminal.
+    """
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise ValueError(f"window: expected a whole number of at least 1, got {window!r}")
+    texts, (index, count) = Path(input), _shard(shard)
+    path = _output(Path(output), texts, index, count)
+    make_target = target_for(path)
+    source = open_source(texts)
+    with parts_of(path) as parts, score_progress(progress) as bar:
+        before = identity(texts)
+        found = survey(texts, source, window, strict, bar.read)
+        target = make_target(found.ids)
+        parts.resume(_origin(scorer, path, found, window, shard), restart)
+        kept = sum(part.rows for part in parts.done)
+        if strict:
+            _refuse(texts, (part.error for part in parts.done))
+        mine = found.windows[len(found.windows) * index // count : len(found.windows) * (index + 1) // count]
+        try:
+            bar.begin(sum(one.rows for one in mine), kept)
+            for rows in _windows(source, mine[len(parts.done) :]):
+                scored = score_rows(scorer, _checked(source, found, rows), source.unit)
+                if strict:
+                    _refuse(texts, (row.error for row in scored))
+                _add(parts, target, scored)
+                bar.advance(len(rows), parts.done[-1].tokens)
+            if identity(texts) != before:
+                raise ValueError(
+                    f"{texts}: was changed while it was read; give it the content that it had, or --restart"
+                )
+            if not parts.joined:
+                parts.join(target)
+        except BaseException as error:
+            if parts.done and not parts.joined:
+                rows = sum(part.rows for part in parts.done)
+                error.add_note(f"{rows:,} rows are kept in {parts.folder}: the same command continues")
+            raise
+        return _report(path, parts, kept)
+
+
+def _shard(shard: str | None) -> tuple[int, int]:
+    """Which shard of how many; 0 of 1 without any."""
+    match = re.fullmatch(r"(\d+)/(\d+)", "0/1" if shard is None else shard)
+    if match is None or not int(match[1]) < int(match[2]):
+        raise ValueError(f"shard: expected i/n, of 0/n to n-1/n, got {shard!r}")
+    return int(match[1]), int(match[2])
+
+
+def _output(output: Path, input: Path, index: int, count: int) -> Path:
+    """Where the rows go; a shard has its number in the name, so that all can be given the same output."""
+    if count > 1:
+        output = output.with_name(f"{output.stem}-{index:05}-of-{count:05}{output.suffix}")
+    return replaceable(output, input)
+
+
+def _origin(scorer: Scorer, output: Path, found: Survey, window: int, shard: str | None) -> Origin:
+    """Everything that decides the bytes of the output."""
+    return {
+        "input": f"sha256 {found.sha256}",
+        **scorer.origin,
+        "window": f"{window} rows, {WINDOW_BYTES} bytes",
+        "shard": shard or "none",
+        "output": format_version(output),
+    }
+
+
+def _windows(source: Source, windows: Sequence[Window]) -> Iterator[list[InputRow]]:
+    """The rows of consecutive windows."""
+    rows = source.rows(windows[0].start) if windows else iter(())
+    for window in windows:
+        yield [row for row, _ in islice(rows, window.rows)]
+
+
+def _checked(source: Source, found: Survey, rows: list[InputRow]) -> list[InputRow]:
+    """The same rows; an id that an earlier row of the file has is a fault."""
+    faults = {
+        row.number: used_twice(source, found.repeated[row.number]) for row in rows if row.number in found.repeated
+    }
+    return [row._replace(fault=row.fault or faults.get(row.number)) for row in rows] if faults else rows
+
+
+def _refuse(input: Path, errors: Iterable[str | None]) -> None:
+    for error in errors:
+        if error is not None:
+            raise ValueError(f"{input}: {error}")
+
+
+def _add(parts: Parts, target: Target, rows: list[OutputRow]) -> None:
+    errors = [row.error for row in rows if row.error is not None]
+    tokens = sum(len(row.score.token_ids) for row in rows if row.score is not None)
+    parts.add(target.part(rows), len(rows), tokens, len(errors), errors[0] if errors else None)
+
+
+def _report(output: Path, parts: Parts, kept: int) -> ScoreFileReport:
+    rows, tokens, errors = (sum(getattr(part, name) for part in parts.done) for name in ("rows", "tokens", "errors"))
+    return ScoreFileReport(output, rows - errors, errors, tokens, kept)

@@ -1,0 +1,127 @@
+"""One pass over a file before anything of it is scored: its name, its rows, its windows, ids that are used twice."""
+
+import hashlib
+import os
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hybridlm.files.json_lines import Id
+from hybridlm.score_files.rows import START, IdKinds, Mark, Source
+
+WINDOW_BYTES = 1 << 20
+"""A window ends behind the row that brings it to so many bytes: what a kill may cost stays small."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows that are scored together.
+
+    Attributes:
+        start: where they begin.
+        rows: how many they are.
+    """
+
+    start: Mark
+    rows: int
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a file holds.
+
+    Attributes:
+        sha256: of all its bytes.
+        windows: in order; they cover all rows.
+        repeated: number of a row -> number of the first row that has the same id.
+        ids: kinds of the ids.
+    """
+
+    sha256: str
+    windows: list[Window]
+    repeated: dict[int, int]
+    ids: IdKinds
+
+
+def survey(path: Path, source: Source, window: int, strict: bool, report: Callable[[int], None]) -> Survey:
+    """Read a file once, and once more where hashes say that an id may be there twice.
+
+    Memory: 9 bytes for each id, some hundred for each window and for each id that is there twice.
+
+    Args:
+        path, source: the file.
+        window: most rows of a window.
+        strict: raise at the first row that cannot be scored for what it is.
+        report: takes the number of rows read so far, now and then.
+
+    Raises:
+        ValueError: no rows, a row with a fault if `strict`.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    windows, hashes, kinds = [], array("q"), IdKinds()
+    begin, count, size, mark = START, 0, 0, START
+    for row, mark in source.rows(START):
+        if row.fault is not None and strict:
+            raise ValueError(f"{path}: {source.unit} {row.number}: {row.fault}")
+        if row.id is not None:
+            hashes.append(hash(row.id))
+            kinds.setdefault(_kind(row.id), row.number)
+        count, size = count + 1, size + row.size
+        if count >= window or size >= WINDOW_BYTES:
+            windows.append(Window(begin, count))
+            begin, count, size = mark, 0, 0
+            report(mark.row)
+    if count:
+        windows.append(Window(begin, count))
+    if not windows:
+        raise ValueError(f"{path}: holds no rows; expected at least one")
+    repeated = _repeated(source, _twice(hashes))
+    if repeated and strict:
+        number, first = next(iter(repeated.items()))
+        raise ValueError(f"{path}: {source.unit} {number}: {used_twice(source, first)}")
+    return Survey(sha256, windows, repeated, kinds)
+
+
+def used_twice(source: Source, first: int) -> str:
+    """The fault of a row whose id is that of an earlier one."""
+    return f"id: is used twice, first in {source.unit} {first}; ids have to be distinct or absent"
+
+
+def _kind(id: Id) -> str:
+    if isinstance(id, str):
+        return "string" if id.isascii() or _encodable(id) else "string that UTF-8 cannot hold"
+    return "whole number" if -(2**63) <= (id or 0) < 2**63 else "whole number beyond 64 bits"
+
+
+def _encodable(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _twice(hashes: "array[int]") -> set[int]:
+    """Values that are there more than once."""
+    if len(hashes) < 2:
+        return set()
+    values = np.frombuffer(hashes, np.int64)
+    values.sort()  # in place: no second array of them
+    return set(values[1:][values[1:] == values[:-1]].tolist())
+
+
+def _repeated(source: Source, hashes: set[int]) -> dict[int, int]:
+    """Rows whose id, of one of these hashes, an earlier row has; looks at the ids themselves."""
+    first: dict[Id, int] = {}
+    repeated = {}
+    for row, _ in source.rows(START) if hashes else ():
+        if row.id is not None and hash(row.id) in hashes and first.setdefault(row.id, row.number) != row.number:
+            repeated[row.number] = first[row.id]
+    return repeated
+
+
+def identity(path: Path) -> tuple[int, ...]:
+    """What changes when a file is replaced or written to."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

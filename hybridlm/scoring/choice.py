@@ -1,0 +1,116 @@
+"""Which of several continuations of one context is the most likely."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from hybridlm.engine.inputs import Inputs
+from hybridlm.errors import NumericalError
+from hybridlm.requests.results import Score
+from hybridlm.scoring.pairs import encode_pair
+
+By = Literal["sum", "token", "byte"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Options that continue one context, and how likely each is.
+
+    Attributes:
+        options: as they were given.
+        token_ids: the tokens of each option behind the context.
+        logprobs: float32 [T] for each option: natural log-probability of each of its tokens given those before it.
+        greedy: for each option, whether every token of it is the most likely one.
+    """
+
+    options: list[Any]
+    token_ids: list[list[int]]
+    logprobs: list[np.ndarray]
+    greedy: list[bool]
+
+    @property
+    def sums(self) -> list[float]:
+        """Log-likelihood of each option, summed in float64."""
+        return [float(np.sum(one, dtype=np.float64)) for one in self.logprobs]
+
+    @property
+    def per_token(self) -> list[float]:
+        """Log-likelihood of each option over its number of tokens."""
+        return [total / len(ids) for total, ids in zip(self.sums, self.token_ids, strict=True)]
+
+    @property
+    def per_byte(self) -> list[float]:
+        """Log-likelihood of each option over the bytes of its text in UTF-8, as it was given.
+
+        Raises:
+            ValueError: options are token ids, which have no bytes.
+        """
+        if not all(isinstance(option, str) for option in self.options):
+            raise ValueError("per byte: the options are token ids, which have no bytes; take per_token or sums")
+        return [total / len(option.encode()) for total, option in zip(self.sums, self.options, strict=True)]
+
+    def ranking(self, by: By = "sum") -> list[int]:
+        """Indices of the options, the most likely first; of equal ones the first.
+
+        Args:
+            by: "sum" (lm_eval's acc), "token" or "byte" (its acc_bytes): see `sums`, `per_token`, `per_byte`.
+        """
+        measures = {"sum": lambda: self.sums, "token": lambda: self.per_token, "byte": lambda: self.per_byte}
+        if by not in measures:
+            raise ValueError(f"by: expected one of {', '.join(measures)}, got {by!r}")
+        values = measures[by]()
+        return sorted(range(len(values)), key=lambda i: -values[i])
+
+    @property
+    def best(self) -> int:
+        """Index of the most likely option, by the sum."""
+        return self.ranking()[0]
+
+
+def choose(
+    context: Any,
+    options: Any,
+    inputs: Inputs,
+    prefix: Callable[[], int],
+    score: Callable[[Sequence[tuple[int, ...]]], list[Score]],
+) -> Choice:
+    """Score every option behind the context; see `LM.choose`.
+
+    Args:
+        context, options: texts, or token ids.
+        inputs: the limits of the model.
+        prefix: gives the token that stands before a text.
+        score: scores of token ids.
+    """
+    if not isinstance(options, list | tuple) or not options:
+        raise TypeError(f"options: expected a list of at least one option, got {options!r}")
+    pairs = [_pair(context, option, f"options[{i}]", inputs, prefix) for i, option in enumerate(options)]
+    scores = score([before + after for before, after in pairs])
+    for i, one in enumerate(scores):
+        if one.first_nan is not None:
+            raise NumericalError(f"options[{i}]", one.first_nan)
+    counts = [len(after) for _, after in pairs]
+    return Choice(
+        options=list(options),
+        token_ids=[list(after) for _, after in pairs],
+        logprobs=[one.logprobs[-count:] for one, count in zip(scores, counts, strict=True)],
+        greedy=[bool(one.greedy[-count:].all()) for one, count in zip(scores, counts, strict=True)],
+    )
+
+
+def _pair(
+    context: Any, option: Any, where: str, inputs: Inputs, prefix: Callable[[], int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if isinstance(context, str) != isinstance(option, str):
+        raise TypeError(f"{where}: expected what the context is, text or token ids, got {type(option)}")
+    if isinstance(context, str):
+        if inputs.tokenizer is None:
+            raise ValueError("context: got text, but the checkpoint has no tokenizer.json; pass lists of token ids")
+        before, after = map(tuple, encode_pair(context, option, inputs.tokenizer, prefix()))
+        if not after:
+            raise ValueError(f"{where}: {option!r} adds no token to the context")
+    else:
+        before, after = inputs.encode(context, "context"), inputs.encode(option, where)
+    return before, inputs.encode(before + after, where)[len(before) :]

@@ -1,0 +1,181 @@
+"""Perplexity by named convention.
+
+Texts of a corpus: given as they are, or as paths of text files.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hybridlm.errors import NumericalError
+from hybridlm.requests.results import Score, perplexity
+from hybridlm.text.tokenizer import Tokenizer
+
+CONVENTIONS = ("rolling", "strided", "llama.cpp")
+
+
+class Window(NamedTuple):
+    """Part of a text, of which the last tokens, `predicted` of them, count."""
+
+    tokens: tuple[int, ...]
+    predicted: int
+
+
+def prefix_token(tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> int:
+    """What stands before a text: the tokenizer's first token, else its end token, else the model's first end token.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    named = [] if tokenizer is None else [tokenizer.bos_token_id, tokenizer.eos_token_id]
+    found = [token for token in (*named, *eos_token_ids) if token is not None]
+    if not found:
+        raise ValueError("the model names no first or end token that could stand before a text")
+    return found[0]
+
+
+def first_token(tokenizer: Tokenizer | None) -> int | None:
+    """The token that a tokenizer puts before every text; None where it puts none."""
+    if tokenizer is None or tokenizer.bos_token_id is None:
+        return None
+    return tokenizer.bos_token_id if tokenizer.encode("")[:1] == [tokenizer.bos_token_id] else None
+
+
+def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[Window]:
+    """Windows that predict every token of a text once: the `loglikelihood_rolling` of lm_eval.
+
+    A window predicts as many tokens as fit behind the last token of the window before. The last one has fewer left to
+    predict; it is filled up with the text before them.
+
+    Args:
+        tokens: the text.
+        prefix: stands before the first token.
+        size: most tokens that a window holds, at least 2; lm_eval's `max_length` is one less.
+    """
+    whole = (prefix, *tokens)
+    starts = range(0, len(tokens), size - 1)
+    ends = [min(start + size, len(whole)) for start in starts]
+    return [Window(whole[max(0, end - size) : end], end - start - 1) for start, end in zip(starts, ends, strict=True)]
+
+
+def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[Window]:
+    """Windows that begin `stride` tokens apart and count what the one before has not: transformers' documentation.
+
+    Nothing predicts the first token of a text, nor that of a window that begins where the one before has ended.
+
+    Args:
+        tokens: the text.
+        size: most tokens that a window holds, at least 2.
+        stride: 1 to `size`; the shorter, the more context each token has.
+    """
+    windows, done = [], 0
+    for start in range(0, len(tokens), stride):
+        end = min(start + size, len(tokens))
+        counted = min(end - done, end - start - 1)
+        if counted:
+            windows.append(Window(tuple(tokens[start:end]), counted))
+        done = end
+        if end == len(tokens):
+            break
+    return windows
+
+
+def second_half_windows(tokens: Sequence[int], size: int, first: int | None) -> list[Window]:
+    """Windows side by side, of each the second half counts: llama.cpp's `llama-perplexity`.
+
+    Args:
+        tokens: the text; what does not fill a window at its end is left out.
+        size: tokens of a window (its `--ctx-size`), at least 2. Token `size // 2 + 1` is the first that counts.
+        first: takes the place of the first token of each window, where the tokenizer puts such a token before texts.
+    """
+    windows = []
+    for start in range(0, len(tokens) - size + 1, size):
+        part = tuple(tokens[start : start + size])
+        windows.append(Window(part if first is None else (first, *part[1:]), size - size // 2 - 1))
+    return [window for window in windows if window.predicted]
+
+
+def windows_of(
+    convention: str,
+    context: int,
+    window: int | None,
+    stride: int | None,
+    tokenizer: Tokenizer | None,
+    eos_token_ids: Sequence[int],
+) -> Callable[[Sequence[int]], list[Window]]:
+    """What cuts a text into windows; arguments as for `LM.perplexity`.
+
+    Raises:
+        ValueError: unknown convention, windows that cannot be, or no token to stand before a text.
+    """
+    if convention not in CONVENTIONS:
+        raise ValueError(f"convention: expected one of {', '.join(CONVENTIONS)}, got {convention!r}")
+    size = context if window is None else window
+    if not 2 <= size <= context:
+        what = "needs a context of at least 2 tokens" if window is None else f"window: expected 2..{context}"
+        raise ValueError(f"perplexity: {what}, got {size}; load with a larger context")
+    if stride is not None and convention != "strided":
+        raise ValueError(f'stride: belongs to convention="strided", got {stride} with {convention!r}')
+    step = size // 2 if stride is None else stride
+    if not 1 <= step <= size:
+        raise ValueError(f"stride: expected 1..{size}, the window, got {step}")
+    if convention == "rolling":
+        prefix = prefix_token(tokenizer, eos_token_ids)
+        return lambda text: rolling_windows(text, prefix, size)
+    if convention == "strided":
+        return lambda text: strided_windows(text, size, step)
+    first = first_token(tokenizer)
+    return lambda text: second_half_windows(text, size, first)
+
+
+def corpus_perplexity(
+    windows: Iterable[tuple[int, Window]], score: Callable[[list[tuple[int, ...]]], list[Score]], most: int
+) -> float:
+    """exp of the mean negative log-probability over the tokens that count in any window, summed in float64.
+
+    Args:
+        windows: each with the number of its text.
+        score: scores windows.
+        most: windows that are scored together.
+
+    Raises:
+        ValueError: no token counts.
+        NumericalError: a window has log-probabilities that are not numbers.
+    """
+    left, total, count = iter(windows), 0.0, 0
+    while part := list(islice(left, most)):
+        for (text, window), one in zip(part, score([window.tokens for _, window in part]), strict=True):
+            if one.first_nan is not None:
+                raise NumericalError(f"texts[{text}], a window of {len(window.tokens)} tokens", one.first_nan)
+            total += float(np.sum(one.logprobs[-window.predicted :], dtype=np.float64))
+            count += window.predicted
+    if not count:
+        raise ValueError("perplexity: the texts are too short; no token of them counts")
+    return perplexity(total, count)
+
+
+def read_files(texts: Any) -> Any:
+    """The same texts with each path replaced by what the file holds; a bare path is one text.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is not UTF-8.
+    """
+    if isinstance(texts, os.PathLike):
+        return [_read(texts)]
+    if isinstance(texts, list | tuple):
+        return [_read(item) if isinstance(item, os.PathLike) else item for item in texts]
+    return texts
+
+
+def _read(path: os.PathLike[str]) -> str:
+    # Line ends are part of the text, as they stand.
+    data = Path(path).read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{os.fspath(path)}: expected a text file in UTF-8: {error}") from error

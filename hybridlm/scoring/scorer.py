@@ -1,0 +1,139 @@
+"""Scoring: log-probabilities of whole texts, a chunk of each at a time in the rows of the staging pool."""
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+
+import numpy as np
+
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.prefix import Prefix
+from hybridlm.errors import NumericalError
+from hybridlm.programs.shapes import Shape
+from hybridlm.requests.results import Score
+from hybridlm.rows.pool import RowPool
+from hybridlm.scoring.queue import ScoringQueue
+from hybridlm.scoring.text import Scoring
+from hybridlm.steps.operands import Batch
+from hybridlm.steps.score import Scored
+
+
+def scores(engine: Engine, texts: Sequence[tuple[int, ...]], top: int = 0, prefix: Prefix | None = None) -> list[Score]:
+    """Scores of all texts, in their order; log-probabilities may be NaN. Arguments as for `score`."""
+    found: dict[int, Score] = {}
+    for one in score(engine, texts, top, prefix):
+        assert one.index is not None
+        tops = one.top_logprobs if top else None
+        found[one.index] = Score(list(one.tokens[one.before :]), one.logprobs, one.greedy, tops, one.before)
+    return [found[index] for index in range(len(texts))]
+
+
+def checked(scores: list[Score]) -> list[Score]:
+    """The same scores.
+
+    Raises:
+        NumericalError: one holds a log-probability that is not a number.
+    """
+    for i, one in enumerate(scores):
+        if one.first_nan is not None:
+            raise NumericalError(f"texts[{i}]", one.first_nan)
+    return scores
+
+
+def score(
+    engine: Engine, texts: Sequence[tuple[int, ...]], top: int = 0, prefix: Prefix | None = None
+) -> Generator[Scoring, None, None]:
+    """Score every token of every text, longest first; yields each text when it is done.
+
+    What texts have in common at their beginning is scored once, as far as it is whole chunks: every number is the one
+    that the text has alone in steps of this shape.
+
+    Args:
+        engine: runs the steps.
+        texts: token ids, each at most as many as the context holds.
+        top: how many of the most likely tokens to report for each position.
+        prefix: what every text begins with.
+    """
+    predicted = [i for i, text in enumerate(texts) if len(text) > 1]
+    for i in set(range(len(texts))).difference(predicted):
+        yield Scoring(i, texts[i], prefix)  # a single token is predicted by nothing
+    if not predicted:
+        return
+    size = engine.rung(len(predicted), engine.staging)
+    waiting = ScoringQueue({i: texts[i] for i in predicted}, prefix, engine.chunk, _most_kept(engine, size))
+    if waiting.shares:
+        engine.give_up("decode")
+    pool = engine.borrow("staging", size)
+    try:
+        yield from _score(engine, pool, waiting, top)
+    finally:
+        engine.give_back("staging", pool)
+
+
+def _most_kept(engine: Engine, lanes: int) -> int:
+    """States of common parts to keep at a time: one for each lane, and one for a part within another.
+
+    No more than the rows in which a device decodes, whose room was counted when the model was loaded and is free while
+    texts are scored; two at least. What memory is free at the moment does not count: which texts share a step, and so
+    what a run does, is a function of the texts and the settings.
+    """
+    return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
+
+
+def _score(engine: Engine, pool: RowPool, waiting: ScoringQueue, top: int) -> Iterator[Scoring]:
+    shape = Shape("score", pool.size, engine.chunk, top)
+    lanes: list[Scoring | None] = [None] * pool.size
+    flights: deque[tuple[Scored, list[tuple[int, Scoring, int, int]]]] = deque()
+    while flights or waiting or any(lanes):
+        while pool.owner.free and (text := waiting.take()) is not None:
+            _join(engine, pool, lanes, text)
+            waiting.begun(text)
+        if any(lanes):
+            flights.append(_dispatch(engine, pool, shape, lanes, waiting))
+        if len(flights) > 1 or not any(lanes):
+            outputs, parts = flights.popleft()
+            scored = engine.calls.read(outputs)
+            for lane, text, first, count in parts:
+                text.take(scored, lane, first, count)
+                engine.stats["scored_tokens"] += count
+                if first + count == len(text.tokens):
+                    text.finish()
+                    if text.index is not None:
+                        yield text
+
+
+def _join(engine: Engine, pool: RowPool, lanes: list[Scoring | None], text: Scoring) -> None:
+    """Give a row to a text, with the state that it goes on from."""
+    text.slot = pool.acquire()
+    lanes[pool.lanes([text.slot])[0]] = text
+    if text.start is not None:
+        text.consumed = engine.moves.restore(text.start, pool, text.slot, text.tokens, owner=text)
+
+
+def _dispatch(
+    engine: Engine, pool: RowPool, shape: Shape, lanes: list[Scoring | None], waiting: ScoringQueue
+) -> tuple[Scored, list[tuple[int, Scoring, int, int]]]:
+    """One step: its outputs, and what of them belongs to which text: (lane, text, first token, number of tokens)."""
+    feeds = [None if text is None else text.feed(shape.tokens) for text in lanes]
+    targets = np.zeros((pool.size, shape.tokens), np.int32)
+    parts: list[tuple[int, Scoring, int, int]] = []
+    for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):
+        if text is not None and feed is not None:
+            count = len(feed.tokens)
+            targets[lane, :count] = text.tokens[feed.position + 1 : feed.position + 1 + count]
+            parts.append((lane, text, feed.position + 1, count))
+    batch = Batch.of(feeds, shape.tokens)
+    outputs = engine.run(shape, pool, batch, targets, owners=lanes, counts=np.asarray(batch.lengths))
+    for lane, text, _, count in parts:
+        text.consumed += count
+        if text.done and text.slot is not None:
+            lanes[lane] = None
+            if text.index is None:
+                known = () if text.start is None else text.start.spans
+                text.snapshot = engine.moves.take(pool, text.slot, text.tokens[:-1], owner=text, known=known)
+                # Restoring counts the part for each of its texts; once it has been computed.
+                engine.stats["prefix_tokens_saved"] -= text.consumed
+                waiting.consumed(text)
+            pool.owner.release(text.slot)
+            text.slot = None
+            engine.forget(text)
+    return outputs, parts

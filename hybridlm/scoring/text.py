@@ -1,0 +1,88 @@
+"""A text while it is scored: how far steps have been dispatched for it, and what they have said."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hybridlm.engine.prefix import Prefix
+from hybridlm.rows.snapshot import Snapshot
+from hybridlm.steps.operands import Feed
+from hybridlm.steps.score import Scored
+from ir_passes import Slot
+
+
+@dataclass(eq=False)
+class Scoring:
+    """A text, or a part that texts have in common, which owns a lane while it is scored.
+
+    Attributes:
+        index: number of the text in its call; None for a part.
+        tokens: its token ids, those of its prefix included; the last one is predicted and not consumed.
+        prefix: what it continues; the results are those of the tokens behind it.
+        parent: the part that it goes on from; it is scored before, and its results are those of the first tokens.
+        consumed: tokens that the lane's state has seen once the dispatched steps have run.
+        slot: its row while it has one.
+        snapshot: of a part, the state behind it, from when it has been consumed until nobody waits for it any more.
+        children: of a part, what goes on from it and has not begun.
+        logprobs: float32 [T]; nan for the first token of a text without a prefix.
+        greedy: bool [T], False for that token.
+        top_logprobs: per token, the most likely tokens and their log-probabilities; none for that token.
+    """
+
+    index: int | None
+    tokens: tuple[int, ...]
+    prefix: Prefix | None = None
+    parent: "Scoring | None" = None
+    consumed: int = 0
+    slot: Slot | None = None
+    snapshot: Snapshot | None = None
+    children: "list[Scoring]" = field(default_factory=list)
+    logprobs: np.ndarray = field(init=False)
+    greedy: np.ndarray = field(init=False)
+    top_logprobs: list[dict[int, float]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        count = len(self.tokens) - self.before
+        self.logprobs = np.full(count, np.nan, np.float32)
+        self.greedy = np.zeros(count, bool)
+        self.top_logprobs = [{} for _ in range(count)]
+
+    @property
+    def before(self) -> int:
+        """Tokens of the prefix."""
+        return 0 if self.prefix is None else len(self.prefix)
+
+    @property
+    def done(self) -> bool:
+        """Whether every token that predicts another one has been consumed."""
+        return self.consumed >= len(self.tokens) - 1
+
+    @property
+    def start(self) -> Snapshot | None:
+        """The state that it goes on from; None where it begins at the first token."""
+        if self.parent is not None:
+            return self.parent.snapshot
+        return None if self.prefix is None else self.prefix.snapshot
+
+    def feed(self, limit: int) -> Feed:
+        """The next tokens to consume; the last token of a text predicts nothing and is not consumed."""
+        return Feed(self.tokens[:-1][self.consumed : self.consumed + limit], self.consumed)
+
+    def take(self, scored: Scored, lane: int, first: int, count: int) -> None:
+        """Keep a step's results, NumPy arrays, for the `count` tokens from `first` on."""
+        first -= self.before
+        last = first + count
+        self.logprobs[first:last] = scored.logprob[lane, :count]
+        self.greedy[first:last] = scored.greedy[lane, :count]
+        if scored.top_tokens is not None and scored.top_logprobs is not None:
+            for i in range(count):
+                ids, values = scored.top_tokens[lane, i].tolist(), scored.top_logprobs[lane, i].tolist()
+                self.top_logprobs[first + i] = dict(zip(ids, values, strict=True))
+
+    def finish(self) -> None:
+        """Every step has been read: take the results of the first tokens from the part."""
+        if self.parent is not None:
+            count = len(self.parent.tokens) - self.before
+            self.logprobs[:count] = self.parent.logprobs
+            self.greedy[:count] = self.parent.greedy
+            self.top_logprobs[:count] = [dict(top) for top in self.parent.top_logprobs]

@@ -1,0 +1,166 @@
+"""The one step function, with its two heads, and the contract beside each.
+
+Both heads share everything up to the final residual stream; `lengths` says how many of the T tokens of a lane are
+real, and a lane of length 0 keeps its rows.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float32, Int32
+
+from hybridlm.sampling.int8_head import draw_screened
+from hybridlm.sampling.sampling import LogitsProcessor, Sampling, draw
+from hybridlm.sampling.vocab_parallel import Vocabulary
+from hybridlm.steps.mtp_drafts import Lanes, guess
+from hybridlm.steps.structure import STATE, Rows, Step, Structure
+from ir_passes import Lane, LaneContract, Shared, rowwise
+from models import Decoder
+from models.ops.expert_dot import expert_dot
+
+rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=({"absent": False}, {"absent": True}))
+CARRIED = -1
+"""In place of a token: the one that the lane drew last, which the host may not know yet."""
+
+
+class Drawn(NamedTuple):
+    """What a generating step says about each lane's next token; a verifying step, about the next of each token.
+
+    Attributes:
+        token: the token drawn.
+        logprob: its log-probability before temperature and processing; None where not asked for.
+        top_tokens, top_logprobs: the most likely tokens, best first; None where not asked for.
+        guesses: what the model's own head expects behind the lane's next token; None where not asked for.
+    """
+
+    token: Int32[Array, "*lane"]
+    logprob: Float32[Array, "*lane"] | None
+    top_tokens: Int32[Array, "*lane top"] | None
+    top_logprobs: Float32[Array, "*lane top"] | None
+    guesses: Int32[Array, "lane guess"] | None = None
+
+
+GENERATE_CONTRACT = LaneContract(
+    inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane(), Shared()),
+    outputs=(Lane(), STATE),
+)
+
+
+def generate_step(
+    structure: Structure,
+    top: int | None,
+    processor: LogitsProcessor | None,
+    guesses: int = 0,
+    screened: bool = False,
+) -> Step:
+    """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, drawing) -> (Drawn, rows)`.
+
+    A token that is `CARRIED` is the one that the lane drew in its last step.
+
+    Args:
+        structure: of the model.
+        top: None for tokens alone, otherwise with log-probabilities, of the token and of the `top` most likely ones.
+        processor: changes the logits of each lane before the draw.
+        guesses: how many tokens the model's own head guesses behind the one that is drawn; `kv_blocks` then has room
+            for as many positions more.
+        screened: tokens alone, without a processor; the most likely ones are found with the head's screen, which is
+            the last of `params`.
+    """
+    assert not screened or (top is None and processor is None), "a screen finds tokens, no log-probabilities"
+
+    def step(
+        params: tuple[Any, ...],
+        rows: Rows,
+        tokens: Int32[Array, "lane token"],
+        lengths: Int32[Array, "lane"],
+        positions: Int32[Array, "lane"],
+        kv_blocks: Int32[Array, ""],
+        sampling: Sampling,
+        drawing: Int32[Array, ""],
+    ) -> tuple[Drawn, Rows]:
+        screen = params[-1] if screened else None
+        model = structure.rebuild(params)
+        tokens = jnp.where(tokens == CARRIED, rows.token, tokens)
+        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks)
+        last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
+        hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0]
+        last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
+
+        def from_logits() -> Drawn:
+            logits = Vocabulary.of(model.config).whole(model.logits(hidden))
+            return draw_tokens(logits, last_token, positions + lengths, sampling, drawing, top, processor)
+
+        if screen is None:
+            drawn = from_logits()
+        else:
+            with jax.named_scope("head"):
+                token = draw_screened(hidden, lengths > 0, screen, sampling, drawing, lambda: from_logits().token)
+            drawn = Drawn(token, None, None, None)
+        lanes = Lanes(lengths, positions, kv_blocks, sampling, drawing)
+        return keep_drawn(model, Rows(layers, rows.token), drawn.token, drawn, lanes, guesses, processor)
+
+    return step
+
+
+def keep_drawn(
+    model: Decoder,
+    rows: Rows,
+    token: Int32[Array, "lane"],
+    drawn: Drawn,
+    lanes: Lanes,
+    guesses: int,
+    processor: LogitsProcessor | None,
+) -> tuple[Drawn, Rows]:
+    """Keep in each lane's row the token that it goes on with, and let the model's own head guess behind it.
+
+    Args:
+        model: with a head, where it guesses.
+        rows: the layers' new state, and the tokens before the step, which idle lanes keep.
+        token: what each lane goes on with.
+        drawn: all that the step has drawn.
+        lanes: where they stand after the step.
+        guesses, processor: as for `generate_step`.
+    """
+    layers = rows.layers
+    if guesses:
+        found, layers = guess(model, layers, token, lanes, guesses, processor)
+        drawn = drawn._replace(guesses=found)
+    return drawn, Rows(layers, jnp.where(lanes.consumed[:, None] > 0, token[:, None], rows.token))
+
+
+def draw_tokens(
+    logits: Float32[Array, "row vocab"],
+    last_token: Int32[Array, "row"] | None,
+    positions: Int32[Array, "row"],
+    sampling: Sampling,
+    drawing: Int32[Array, ""],
+    top: int | None,
+    processor: LogitsProcessor | None,
+) -> Drawn:
+    """The next token of each row of logits, and its log-probability where asked for.
+
+    Args:
+        logits: behind the last token of each row.
+        last_token: the token before the one to draw; None without a processor.
+        positions: of the tokens to draw.
+        sampling: settings of each row.
+        drawing: how rows draw, as for `draw`.
+        top, processor: as for `generate_step`.
+    """
+    logprob = top_tokens = top_logprobs = None
+    processed = logits
+    if processor is not None:
+        assert last_token is not None, "a processor is told what the lane has consumed"
+        processed = jax.vmap(processor)(logits, last_token, positions)
+    with jax.named_scope("draw"):
+        token = draw(processed, sampling, positions, drawing)
+    if top is not None:
+        total = Vocabulary(logits.shape[1]).log_total(logits)
+        inside = jnp.where(token < logits.shape[1], token, 0)
+        logprob = (jnp.take_along_axis(logits, inside[:, None], axis=1, mode="fill") - total)[:, 0]
+        if top > 0:
+            best, top_tokens = lax.top_k(logits, top)
+            top_logprobs = best - total
+    return Drawn(token, logprob, top_tokens, top_logprobs)

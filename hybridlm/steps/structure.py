@@ -1,0 +1,65 @@
+"""The structure of a step's model beside its arrays, and the rows that steps return."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Int32
+
+from ir_passes import Pool
+from models import Decoder
+from models.state.state import state_array
+
+STATE = Pool("state")
+
+
+class Rows(NamedTuple):
+    """Everything that sequences own on the device, a row each.
+
+    Attributes:
+        layers: state of the model's layers.
+        token: the token drawn last.
+    """
+
+    layers: tuple
+    token: Int32[Array, "row 1"]
+
+
+Step = Callable[..., tuple[Any, Rows]]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A model without its parameters: what a step needs beside the flat tuple of arrays.
+
+    Attributes:
+        graph, tree: how the arrays make up the model.
+        arrays: a `StateArray` in the place of each array of a row.
+    """
+
+    graph: nnx.GraphDef
+    tree: Any
+    arrays: Rows
+
+    def rebuild(self, params: tuple[Any, ...]) -> Decoder:
+        """The model with these parameters, inside a trace; what lies behind them is left out.
+
+        Args:
+            params: arrays, or a `LinearWeight` in the place of one.
+        """
+        return nnx.merge(self.graph, jax.tree.unflatten(self.tree, params[: self.tree.num_leaves]))
+
+
+def flatten(model: Decoder) -> tuple[Structure, tuple[Any, ...]]:
+    """A model as its structure and a flat tuple of arrays, which costs a step nothing per call.
+
+    Of an abstract model the tuple holds the arrays' shapes and dtypes.
+    """
+    graph, state = nnx.split(model)
+    leaves, tree = jax.tree.flatten(state)
+    arrays: Any = Rows(model.state_arrays(), state_array(jnp.int32, token=1))
+    return Structure(graph, tree, arrays), tuple(leaves)

@@ -1,0 +1,91 @@
+"""Results as Arrow tables (extra `data`), from where pandas, Parquet and everything else is one call away."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hybridlm.errors import require_extra
+from hybridlm.requests.results import Completion, Score, known
+from hybridlm.scoring.choice import Choice
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice]) -> "pyarrow.Table":
+    """A row for each result; `.to_pandas()` makes it a pandas frame.
+
+    Numbers that are not (the log-probability of a first token) are null.
+
+    Args:
+        results: what `generate` or `score` returned, or a list of what `choose` returned.
+
+    Returns:
+        For scores the columns token_ids, logprobs, greedy, sum_logprob and perplexity, as `score_file` names them; for
+        completions text, token_ids, finish_reason, prompt_token_ids and logprobs; both with top_logprobs where they
+        were asked for, a list of (token_id, logprob) for each token. For choices options, sums, per_token, greedy and
+        best.
+
+    Raises:
+        TypeError, ValueError: no results, or not of one kind.
+        MissingExtra: pyarrow is not installed.
+    """
+    require_extra("to_table", "pyarrow", "data")
+    import pyarrow as pa
+
+    if not isinstance(results, list | tuple) or not results:
+        raise ValueError(f"results: expected a list of at least one result, got {results!r}")
+    kind = type(results[0])
+    other = next((i for i, one in enumerate(results) if type(one) is not kind), None)
+    if kind not in _COLUMNS or other is not None:
+        names = ", ".join(one.__name__ for one in _COLUMNS)
+        found = kind.__name__ if other is None else f"{kind.__name__} and, at {other}, {type(results[other]).__name__}"
+        raise TypeError(f"results: expected a list of one of {names}, got {found}")
+    ids, floats = pa.list_(pa.int32()), pa.list_(pa.float32())
+    types = {
+        "token_ids": ids, "prompt_token_ids": ids, "logprobs": floats, "sum_logprob": pa.float64(),
+        "perplexity": pa.float64(), "text": pa.string(), "finish_reason": pa.string(), "greedy": pa.list_(pa.bool_()),
+        "top_logprobs": pa.list_(pa.list_(pa.struct([("token_id", pa.int32()), ("logprob", pa.float32())]))),
+        "sums": pa.list_(pa.float64()), "per_token": pa.list_(pa.float64()), "best": pa.int32(),
+    }  # fmt: skip
+    columns = {name: [read(one) for one in results] for name, read in _COLUMNS[kind].items()}
+    if all(value is None for value in columns.get("top_logprobs", [0])):
+        del columns["top_logprobs"]
+    return pa.table({name: pa.array(values, types.get(name)) for name, values in columns.items()})
+
+
+def _numbers(values: Any) -> list[float | None] | None:
+    return None if values is None else [known(float(value)) for value in values]
+
+
+def _tops(tops: Sequence[Mapping[int, float]] | None) -> list[list[dict[str, Any]]] | None:
+    if tops is None:
+        return None
+    return [[{"token_id": token, "logprob": logprob} for token, logprob in top.items()] for top in tops]
+
+
+_COLUMNS: dict[type, dict[str, Callable[[Any], Any]]] = {
+    Score: {
+        "token_ids": lambda one: one.token_ids,
+        "logprobs": lambda one: _numbers(one.logprobs),
+        "greedy": lambda one: one.greedy.tolist(),
+        "sum_logprob": lambda one: known(one.sum_logprob),
+        "perplexity": lambda one: known(one.perplexity),
+        "top_logprobs": lambda one: _tops(one.top_logprobs),
+    },
+    Completion: {
+        "text": lambda one: one.text,
+        "token_ids": lambda one: one.token_ids,
+        "finish_reason": lambda one: one.finish_reason,
+        "prompt_token_ids": lambda one: one.prompt_token_ids,
+        "logprobs": lambda one: _numbers(one.logprobs),
+        "top_logprobs": lambda one: _tops(one.top_logprobs),
+    },
+    Choice: {
+        "options": lambda one: one.options,
+        "sums": lambda one: _numbers(one.sums),
+        "per_token": lambda one: _numbers(one.per_token),
+        "greedy": lambda one: one.greedy,
+        "best": lambda one: one.best,
+    },
+}
+"""Columns of each kind of result."""

@@ -1,0 +1,52 @@
+"""The text of a sequence as it grows, and where a stop string ends it."""
+
+from collections.abc import Sequence
+
+from hybridlm.text.tokenizer import Tokenizer
+
+
+class GrowingText:
+    """Decodes one sequence and watches for stop strings.
+
+    Attributes:
+        text: everything decoded so far; cut before the stop string once one was found.
+        stopped: whether one was found.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]):
+        self._stream = tokenizer.stream()
+        self._stops = stop_strings
+        self._given = 0
+        self.text = ""
+        self.stopped = False
+
+    def push(self, token: int) -> None:
+        """Add one token."""
+        self._add(self._stream.push(token))
+
+    def finish(self) -> None:
+        """No more tokens will come: add what was held back."""
+        if not self.stopped:
+            self._add(self._stream.flush())
+
+    def _add(self, piece: str) -> None:
+        seen = len(self.text)
+        self.text += piece
+        found = [self.text.find(stop, max(0, seen - len(stop) + 1)) for stop in self._stops]
+        found = [place for place in found if place >= 0]
+        if found:
+            self.text = self.text[: min(found)]
+            self.stopped = True
+
+    def take(self, final: bool = False) -> str:
+        """Text not given out before; what may turn out to begin a stop string is held back until it is decided."""
+        end = len(self.text)
+        if not final and not self.stopped:
+            end -= max((self._overlap(stop) for stop in self._stops), default=0)
+        piece = self.text[self._given : end]
+        self._given = max(self._given, end)
+        return piece
+
+    def _overlap(self, stop: str) -> int:
+        longest = min(len(stop) - 1, len(self.text))
+        return next((size for size in range(longest, 0, -1) if self.text.endswith(stop[:size])), 0)

@@ -1,0 +1,261 @@
+"""The tokenizer of a checkpoint: tokenizer.json by the `tokenizers` library, chat template by jinja2. Optional."""
+
+import hashlib
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from hybridlm.errors import CheckpointError
+from hybridlm.files.strict_json import MEGABYTE, read_object
+from hybridlm.text.chat_template import ChatTemplate, ChatTemplateError
+from hybridlm.text.stream_decoder import StreamDecoder
+
+__all__ = ["ChatTemplate", "ChatTemplateError", "StreamDecoder", "Tokenizer"]
+
+MAX_TOKENIZER_BYTES = 200 * MEGABYTE
+MAX_CONFIG_BYTES = 16 * MEGABYTE
+MAX_TEMPLATE_BYTES = 4 * MEGABYTE
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_OTHER_FORMATS = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tekken.json")
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Attributes:
+        special_tokens: "bos_token", "eos_token", ... -> the token, where tokenizer_config.json names one.
+        chat_templates: name -> source; the usual one is "default".
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        """Raises ValueError where bos_token or eos_token is not in the vocabulary."""
+        # A file saved during training may ask for both: text would be cut or filled up without a word.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.special_tokens = dict(special_tokens or {})
+        self.chat_templates = dict(chat_templates or {})
+        self._compiled: dict[str, ChatTemplate] = {}
+        for role in ("bos_token", "eos_token"):
+            token = self.special_tokens.get(role)
+            if token is not None and backend.token_to_id(token) is None:
+                raise ValueError(f"{role}: expected a token of the vocabulary, found {token!r}")
+
+    @staticmethod
+    def from_dir(path: str | os.PathLike[str]) -> "Tokenizer | None":
+        """The tokenizer of a checkpoint directory; None where there is none (token ids always work).
+
+        Reads tokenizer.json, tokenizer_config.json (added and special tokens, chat template) and chat_template.jinja.
+        Warns where a tokenizer is there in another format only.
+
+        Raises:
+            CheckpointError: a file that is too long or cannot be read.
+        """
+        directory = Path(path)
+        if not (directory / "tokenizer.json").exists():
+            others = [name for name in _OTHER_FORMATS if (directory / name).exists()]
+            if others:
+                warnings.warn(
+                    f"{directory}: found {', '.join(others)} but no tokenizer.json, the only format that is read: "
+                    "prompts have to be token ids (transformers can write one: save_pretrained of a fast tokenizer)",
+                    stacklevel=2,
+                )
+            return None
+        config: dict[str, Any] = {}
+        if (directory / "tokenizer_config.json").exists():
+            config = read_object(directory / "tokenizer_config.json", MAX_CONFIG_BYTES)
+        text = _read_text(directory / "tokenizer.json", MAX_TOKENIZER_BYTES)
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:
+            # The library raises bare Exception for everything that it does not understand.
+            raise CheckpointError(directory / "tokenizer.json", f"cannot be read: {error}") from error
+        try:
+            special = _special_tokens(config)
+            _add_tokens(backend, config, special)
+            return Tokenizer(backend, special, _chat_templates(directory, config))
+        except CheckpointError:
+            raise
+        except ValueError as error:
+            raise CheckpointError(directory / "tokenizer_config.json", str(error)) from error
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest token id, added tokens included; a model's vocabulary is often padded beyond it."""
+        return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @property
+    def fingerprint(self) -> str:
+        """A SHA-256, in hexadecimal, of everything that decides which token ids a text has."""
+        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._id_of("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._id_of("eos_token")
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of one token of the vocabulary, None if there is no such token."""
+        return self._backend.token_to_id(token)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; special tokens written in the text become their ids.
+
+        Args:
+            text: any length; never cut.
+            add_special_tokens: also what tokenizer.json puts around every text (for example a first token). False for
+                the text of a chat template, which has them already.
+
+        Raises:
+            ValueError: text with lone surrogates, which is not Unicode text.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text is not valid Unicode: {error}") from error
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids. Ids beyond the vocabulary (a model's padding) have no text, as in transformers.
+
+        Raises:
+            ValueError: a negative id, or one that is no 32-bit number.
+        """
+        ids = [int(token) for token in ids]
+        bad = [token for token in ids if not 0 <= token < 2**32]
+        if bad:
+            raise ValueError(f"token ids: expected 0 <= id < 2**32, got {bad[:5]}")
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def stream(self, skip_special_tokens: bool = True) -> StreamDecoder:
+        """A decoder for one sequence that grows token by token."""
+        return StreamDecoder(lambda ids: self.decode(ids, skip_special_tokens))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """Token ids of a conversation in its template, which writes the special tokens; as `apply_chat_template`."""
+        return self.encode(self.apply_chat_template(messages, **variables), add_special_tokens=False)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The text of a conversation; encode it with `add_special_tokens=False`.
+
+        Args:
+            messages: {"role": ..., "content": ...} in order.
+            add_generation_prompt: end with what introduces the assistant's answer.
+            template: the name of one of `chat_templates`; otherwise "tool_use" where tools are given and there is such
+                a template, else "default".
+            tools: JSON schemas of functions.
+            variables: what else the template understands (`enable_thinking=False`, ...).
+
+        Raises:
+            ChatTemplateError: no template, or it cannot be used with these messages.
+        """
+        name = self._template_name(template, tools)
+        if name not in self._compiled:
+            self._compiled[name] = ChatTemplate(self.chat_templates[name])
+        variables = {"documents": None, **self.special_tokens, **variables}
+        return self._compiled[name].render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
+        )
+
+    def _template_name(self, template: str | None, tools: Any) -> str:
+        names = sorted(self.chat_templates)
+        if not names:
+            raise ChatTemplateError(
+                "this checkpoint has no chat template (chat_template.jinja, or chat_template in "
+                "tokenizer_config.json): write the prompt yourself and use generate"
+            )
+        if template is None:
+            template = "tool_use" if tools is not None and "tool_use" in names else "default"
+        if template not in names:
+            raise ChatTemplateError(f"no chat template named {template!r}, expected template=one of {', '.join(names)}")
+        return template
+
+    def _id_of(self, role: str) -> int | None:
+        token = self.special_tokens.get(role)
+        return None if token is None else self._backend.token_to_id(token)
+
+
+def _read_text(path: Path, limit: int) -> str:
+    with path.open("rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise CheckpointError(path, f"expected at most {limit:,} bytes, found {path.stat().st_size:,}")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(path, f"expected UTF-8: {error}") from error
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    special: dict[str, str] = {}
+    for role in SPECIAL_TOKENS:
+        token = config.get(role)
+        # Either the token itself or how an AddedToken is written.
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            special[role] = token
+        elif token is not None:
+            raise ValueError(f"{role}: expected a token, found {token!r}")
+    return special
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """Tokens that tokenizer_config.json has and tokenizer.json lacks, at the ids that the former gives them."""
+    known = backend.get_added_tokens_decoder()
+    declared = config.get("added_tokens_decoder") or {}
+    if not isinstance(declared, dict) or not all(str(key).isdecimal() for key in declared):
+        raise ValueError("added_tokens_decoder: expected an object of token id -> token")
+    for key in sorted(declared, key=int):
+        entry = declared[key]
+        content = entry.get("content") if isinstance(entry, dict) else None
+        if not isinstance(content, str):
+            raise ValueError(f"added_tokens_decoder[{key}]: expected a token with content, found {entry!r}")
+        if int(key) not in known:
+            flags = {flag: bool(entry.get(flag, False)) for flag in ("lstrip", "rstrip", "single_word", "special")}
+            normalized = bool(entry.get("normalized", not flags["special"]))
+            backend.add_tokens([tokenizers.AddedToken(content, normalized=normalized, **flags)])
+        if backend.token_to_id(content) != int(key):
+            raise ValueError(
+                f"added_tokens_decoder[{key}]: expected {content!r} at that id, found {backend.token_to_id(content)}"
+            )
+    # What has a role is special even where a file forgets to say so: it is skipped when text is decoded.
+    added = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    present = [token for token in special.values() if token not in added and backend.token_to_id(token) is not None]
+    backend.add_special_tokens(list(dict.fromkeys(present)))
+
+
+def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    if (directory / "chat_template.jinja").exists():
+        return {"default": _read_text(directory / "chat_template.jinja", MAX_TEMPLATE_BYTES)}
+    found = config.get("chat_template")
+    if found is None:
+        return {}
+    entries = [{"name": "default", "template": found}] if isinstance(found, str) else found
+    valid = isinstance(entries, list) and all(
+        isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
+        for entry in entries
+    )
+    if not valid:
+        raise ValueError("chat_template: expected a string, or a list of objects with name and template")
+    return {entry["name"]: entry["template"] for entry in entries}

@@ -1,0 +1,141 @@
+"""How a flat program is called with the arguments of the function it was traced from, its pools donated.
+
+JAX gives a donated array to the first output of its shape and dtype, so outputs are reordered where a pool would not
+meet its own successor. The caller sees the function's own arguments and results, and pays nothing for it unless
+outputs are reordered or one argument holds both pools that are donated and arrays that are not.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from ir_passes.contract.contract import BoundContract
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.mesh import result_shardings
+
+Tree = Any
+
+
+@dataclass(frozen=True)
+class Calling:
+    """The calling convention of one step.
+
+    Attributes:
+        name: of the program, in HLO and profiles.
+        arguments, results: pytree structures of the function.
+        donated: flattened arguments whose bytes their successors take.
+        order: position in the program's results of each result of the compiled program.
+        argnums: arguments to donate; None where an argument would have to be donated in part.
+    """
+
+    name: str
+    arguments: Tree
+    results: Tree
+    donated: tuple[int, ...]
+    order: tuple[int, ...]
+    argnums: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, fn: Callable[..., Any], args: tuple[Any, ...], bound: BoundContract) -> "Calling":
+        """The convention of `fn(*args)` with a contract bound to it."""
+        donated = tuple(sorted(bound.successors))
+        results = jax.tree.structure(jax.eval_shape(fn, *args))
+        name = getattr(fn, "__name__", type(fn).__name__)
+        return cls(name, jax.tree.structure(args), results, donated, output_order(bound), _argnums(args, set(donated)))
+
+    def lower(self, program: ir.ClosedJaxpr, args: tuple[Any, ...]) -> jax.stages.Lowered:
+        """Lower a program over the flattened arguments, with its pools donated.
+
+        Args:
+            args: as the function takes them; shardings are taken from them.
+        """
+        return self.jit(program).lower(*self._given(args))
+
+    def jit(self, program: ir.ClosedJaxpr) -> Any:
+        """The program as a jitted function, of the arguments if whole arguments are donated, else of their leaves."""
+        run = ir.as_function(program)
+
+        def whole(*args: Any) -> Any:
+            return self._arranged(run(*jax.tree.leaves(args)))
+
+        def leaves(*args: Any) -> Any:
+            return self._arranged(run(*args))
+
+        fn, donated = (leaves, self.donated) if self.argnums is None else (whole, self.argnums)
+        fn.__name__ = fn.__qualname__ = self.name
+        places = result_shardings(program)
+        if None in places:
+            return jax.jit(fn, donate_argnums=donated)
+        # Of a result whose place is left open JAX leaves it to XLA whose bytes it takes, and XLA looks at sizes alone.
+        return jax.jit(fn, donate_argnums=donated, out_shardings=self._arranged(places))
+
+    def entry(self, compiled: jax.stages.Compiled) -> Callable[..., Any]:
+        """What to call with the function's arguments."""
+        call = compiled if self.argnums is not None else lambda *args: compiled(*self._given(args))
+        return call if self.in_order else lambda *args: self._restored(call(*args))
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the compiled program's results are the function's, in its order."""
+        return self.order == tuple(range(len(self.order)))
+
+    def compiled_bound(self, bound: BoundContract) -> BoundContract:
+        """The contract over the compiled program's results, in its order."""
+        successors = {donor: self.order.index(output) for donor, output in bound.successors.items()}
+        return replace(bound, outputs=tuple(bound.outputs[i] for i in self.order), successors=successors)
+
+    def _given(self, args: tuple[Any, ...]) -> Sequence[Any]:
+        """The arguments as the compiled program takes them."""
+        if self.argnums is not None:
+            return args
+        leaves, structure = jax.tree.flatten(args)
+        if structure != self.arguments:
+            raise TypeError(f"{self.name} was compiled for arguments {self.arguments}, got {structure}")
+        return leaves
+
+    def _arranged(self, outputs: Sequence[Any]) -> Any:
+        """What the compiled program returns: the function's results, or a flat tuple of them in another order."""
+        if self.in_order:
+            return jax.tree.unflatten(self.results, outputs)
+        return tuple(outputs[i] for i in self.order)
+
+    def _restored(self, leaves: Sequence[Any]) -> Any:
+        """The function's results from those of the compiled program."""
+        outputs: list[Any] = [None] * len(leaves)
+        for place, leaf in zip(self.order, leaves, strict=True):
+            outputs[place] = leaf
+        return jax.tree.unflatten(self.results, outputs)
+
+
+def output_order(bound: BoundContract) -> tuple[int, ...]:
+    """The order of results in which JAX pairs each donated pool with its own successor."""
+    donors: dict[Any, deque[int]] = {}
+    for donor in sorted(bound.successors):
+        donors.setdefault(_kind(bound.inputs[donor]), deque()).append(bound.successors[donor])
+    given = {i: donors[_kind(one)].popleft() for i, one in enumerate(bound.outputs) if donors.get(_kind(one))}
+    places = range(len(bound.outputs))
+    if all(given.get(i, i) == i for i in places) and len(given) == len(bound.successors):
+        return tuple(places)
+    first = [bound.successors[donor] for donor in sorted(bound.successors)]
+    return (*first, *(i for i in places if i not in set(first)))
+
+
+def _kind(one: Any) -> tuple[Any, ...]:
+    return one.shape, one.dtype
+
+
+def _argnums(args: tuple[Any, ...], donated: set[int]) -> tuple[int, ...] | None:
+    found: list[int] = []
+    at = 0
+    for number, arg in enumerate(args):
+        size = jax.tree.structure(arg).num_leaves
+        mine = sum(i in donated for i in range(at, at + size))
+        at += size
+        if 0 < mine < size:
+            return None
+        if mine:
+            found.append(number)
+    return tuple(found)

@@ -1,0 +1,250 @@
+"""The certificate of one compiled step: what was proved, audited, assumed and not looked at, and of which program.
+
+A certificate holds for one executable: it names the traced program, the program that was compiled after the rewrites
+and the HLO that XLA made of it, by hashes that are the same in every process.
+"""
+
+from dataclasses import dataclass, field
+
+from ir_passes.jaxpr import record
+from ir_passes.jaxpr.collectives import Collective, Exchanging
+from ir_passes.report import html
+
+FORMAT = 4
+NOT_COVERED = (
+    "the machine code below XLA's scheduled HLO, drivers and hardware",
+    "bitwise equality between different compiled shapes, numbers of lanes or devices",
+    "what the caller does with slot maps, lengths and pools between two calls",
+)
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What made the executable.
+
+    Attributes:
+        platform, device: as "cpu" and the kind of the device.
+        compiler: hash of this package's sources: rules of the proof, rewrites, audit.
+        flags: settings that change what XLA makes, as "name=value".
+    """
+
+    jax: str
+    jaxlib: str
+    python: str
+    platform: str
+    device: str
+    compiler: str
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """sha256 of each form of the step.
+
+    Attributes:
+        traced: the jaxpr of the function.
+        compiled: the jaxpr after the rewrites, which was lowered.
+        contract: the contract bound to the arguments.
+        hlo: the scheduled HLO; None where it was not read.
+        schedule: the collectives in their order: processes that run the step together must have the same.
+    """
+
+    traced: str
+    compiled: str
+    contract: str
+    hlo: str | None
+    schedule: str
+
+
+@dataclass(frozen=True)
+class PassEffect:
+    """What one rewrite did."""
+
+    name: str
+    changed: bool
+    summary: str
+
+
+@dataclass(frozen=True)
+class PoolVerdict:
+    """One pool of the arguments.
+
+    Attributes:
+        path: of the argument.
+        successor: path of the output that is written into its bytes; None for a pool that is only read.
+        bytes: of the whole pool.
+        faults: findings of the audit that name it.
+        copies: copies of an array of its type in one call.
+    """
+
+    path: str
+    successor: str | None
+    bytes: int
+    faults: int
+    copies: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes.
+
+    Attributes:
+        temp, temp_lower_bound: scratch that XLA allocates, most live at once in its schedule.
+        arguments, outputs, aliased: of the executable; aliased are outputs in the bytes of arguments.
+        copied: pool bytes that one call copies, each copy counted once; allowed copies are listed in `copies`.
+    """
+
+    temp: int
+    temp_lower_bound: int | None
+    arguments: int
+    outputs: int
+    aliased: int
+    copied: int
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """How long each part took; a proof that was found in the store took none."""
+
+    trace: float
+    prove: float
+    rewrite: float
+    lower: float
+    compile: float
+    audit: float
+
+    @property
+    def checking(self) -> float:
+        """Proofs, rewrites and audit as a part of XLA's compilation."""
+        return (self.prove + self.rewrite + self.audit) / self.compile if self.compile else 0.0
+
+
+@dataclass(frozen=True)
+class Certificate(Exchanging):
+    """What is known of one executable. Two are equal if they say the same; how long it took is not compared.
+
+    Attributes:
+        format: of this record.
+        step: name of the function.
+        certify: "error", "warn" or "off".
+        lanes: N.
+        equations: of the compiled jaxpr, of one device.
+        versions, fingerprints: of what made it, and of what was made.
+        contract: the entries, arrays of one argument and entry in one line.
+        proved: statements that hold of the compiled jaxpr.
+        audited: statements that hold of XLA's schedule and buffer assignment.
+        not_audited: why there was no audit; None if there was one.
+        assumed: what both take for granted: declared operations, declassified values, slot maps.
+        not_covered: what nobody looked at.
+        faults: what the proof and the audit refuse; empty unless `certify` is "warn".
+        notes: remarks of the proof.
+        passes: the rewrites in order.
+        copies: pool-sized copies, with the line that made them.
+        neighbours: what lies beside the results of custom calls, whose bodies nobody looked at.
+        pools: every pool among the arguments.
+        collectives: what devices exchange, in the order of the compiled program; of the traced one if `audited` is
+            empty. None on one device.
+        memory: bytes of the step's scratch and arguments, on one device.
+        seconds: of each phase, when the executable was made.
+        reused: the proof was taken from the store.
+    """
+
+    format: int
+    step: str
+    certify: str
+    lanes: int
+    equations: int
+    versions: Versions
+    fingerprints: Fingerprints
+    contract: tuple[str, ...]
+    proved: tuple[str, ...]
+    audited: tuple[str, ...]
+    not_audited: str | None
+    assumed: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    faults: tuple[str, ...]
+    notes: tuple[str, ...]
+    passes: tuple[PassEffect, ...]
+    copies: tuple[str, ...]
+    neighbours: tuple[str, ...]
+    pools: tuple[PoolVerdict, ...]
+    collectives: tuple[Collective, ...]
+    memory: Memory
+    seconds: Seconds = field(compare=False)
+    reused: bool = field(compare=False)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the step was proved and audited and nothing was found."""
+        return bool(self.is_proof and self.audited)
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether the step was proved and nothing was found; its program may not have been audited."""
+        return bool(self.proved and not self.faults)
+
+    @property
+    def state(self) -> str:
+        """In a few words."""
+        if self.is_proof and self.not_audited:
+            return "proved, NOT AUDITED"
+        return "certified" if self.holds else "NOT CERTIFIED"
+
+    def to_json(self) -> str:
+        """As JSON text, which `from_json` reads."""
+        return record.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Certificate":
+        """The certificate that a text holds.
+
+        Raises:
+            RecordError: the text is not one of this format, to the last field.
+        """
+        return record.from_json(cls, text, format=FORMAT)
+
+    def report(self) -> str:
+        """In words, for people."""
+        versions, memory, seconds = self.versions, self.memory, self.seconds
+        lines = [
+            f"{self.step}: {self.state}, {self.lanes} lanes, {self.equations} equations",
+            f"  jax {versions.jax}, jaxlib {versions.jaxlib}, Python {versions.python}, "
+            f"{versions.platform} ({versions.device})",
+            f"  traced {self.fingerprints.traced[:16]}, compiled {self.fingerprints.compiled[:16]}, "
+            f"hlo {(self.fingerprints.hlo or 'not read')[:16]}",
+        ]
+        for heading, statements in self._sections():
+            lines += [f"  {heading}:", *(f"    {one}" for one in statements)] if statements else []
+        bound = "" if memory.temp_lower_bound is None else f", of which {memory.temp_lower_bound} live at once"
+        lines += [
+            f"  scratch: {memory.temp} bytes by XLA{bound}",
+            f"  proof {seconds.prove:.3f} s, rewrites {seconds.rewrite:.3f} s, audit {seconds.audit:.3f} s: "
+            f"{seconds.checking:.0%} of XLA's {seconds.compile:.3f} s",
+        ]
+        return "\n".join(lines)
+
+    def _sections(self) -> list[tuple[str, tuple[str, ...]]]:
+        return [
+            ("contract", self.contract),
+            ("proved", self.proved),
+            ("audited", self.audited),
+            ("not audited", () if self.not_audited is None else (self.not_audited,)),
+            ("assumed", self.assumed),
+            ("not covered", self.not_covered),
+            ("faults", self.faults),
+            ("notes", self.notes),
+            ("rewrites", tuple(f"{one.name}: {one.summary}" for one in self.passes)),
+            ("pool-sized copies", self.copies),
+            ("beside the results of custom calls", self.neighbours),
+            (f"collectives, in the order of {self.fingerprints.schedule[:16]}", self.exchanged),
+        ]
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: what is proved and audited in front, the rest behind its heading."""
+        versions = self.versions
+        remark = (
+            f"{self.lanes} lanes, {self.equations:,} equations; jax {versions.jax} on {versions.platform} "
+            f"({versions.device})"
+        )
+        head = html.headed(self.step, self.holds, self.state, remark)
+        return head + html.lists(self._sections(), opened=("proved", "audited", "not audited", "faults"))

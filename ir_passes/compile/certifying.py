@@ -1,0 +1,145 @@
+"""Writing a certificate: from what the phases of a compilation found out to its statements."""
+
+import re
+from typing import Any
+
+import jax
+
+from ir_passes.compile.certificate import (
+    FORMAT,
+    NOT_COVERED,
+    Certificate,
+    Fingerprints,
+    Memory,
+    PassEffect,
+    PoolVerdict,
+    Seconds,
+)
+from ir_passes.compile.certificate_store import Key
+from ir_passes.compile.proving import Proved
+from ir_passes.contract.contract import Bound, BoundContract, Lane, Pool
+from ir_passes.jaxpr.collectives import Scheduled, schedule_hash
+from ir_passes.jaxpr.fingerprint import fingerprint
+from ir_passes.jaxpr.mesh import of_one_device
+from ir_passes.xla_audit.audit import AuditReport
+
+
+def make_certificate(
+    step: str,
+    certify: str,
+    key: Key,
+    proved: Proved,
+    audit_faults: tuple[str, ...],
+    scheduled: tuple[Scheduled, ...],
+    compiled: jax.stages.Compiled,
+    report: AuditReport | None,
+    not_audited: str | None,
+    bound: BoundContract,
+    seconds: dict[str, float],
+) -> Certificate:
+    """The certificate of one executable.
+
+    Args:
+        proved: the graph that was compiled with its proof or an earlier certificate, rewrites and faults.
+        scheduled: the collectives of the program, for a step that was not audited.
+        not_audited: why it was not.
+    """
+    schedule = report.schedule if report else tuple(one.collective for one in scheduled)
+    known = proved.reused or proved.proof
+    not_covered = NOT_COVERED + (() if report is None else report.uncovered)
+    if any(isinstance(one.entry, Lane) and one.entry.role == "accepted" for one in bound.outputs):
+        not_covered = ("that rows depend on accepted tokens alone: measured by unaccepted_reach", *not_covered)
+    if known is None:
+        not_covered = ("isolation of the lanes: it was not proved", *not_covered)
+    if report is None:
+        not_covered = ("what XLA made of the step: it was not audited", *not_covered)
+    return Certificate(
+        FORMAT,
+        step,
+        certify,
+        bound.lanes,
+        len(of_one_device(proved.graph.program).jaxpr.eqns),
+        key.versions,
+        Fingerprints(
+            key.traced,
+            fingerprint(proved.graph.program),
+            key.contract,
+            report and report.fingerprint,
+            schedule_hash(schedule),
+        ),
+        contract_lines(bound),
+        known.proved if known else (),
+        report.audited if report else (),
+        not_audited,
+        known.assumed if known else (),
+        not_covered,
+        proved.faults + audit_faults,
+        known.notes if known else (),
+        tuple(PassEffect(one.name, one.changed, one.summary) for one in proved.passes),
+        tuple(map(str, report.copies)) if report else (),
+        tuple(map(str, report.neighbours)) if report else (),
+        pool_verdicts(bound, report),
+        schedule,
+        memory_of(compiled, report),
+        Seconds(**seconds),
+        proved.reused is not None,
+    )
+
+
+def contract_lines(bound: BoundContract) -> tuple[str, ...]:
+    """One line for all arrays of one argument or output that have the same entry."""
+    groups: dict[tuple[str, str], list[Bound]] = {}
+    for one in (*bound.inputs, *bound.outputs):
+        side, number = one.path.split(" ", 1)
+        argument = re.match(r"\d+", number)
+        groups.setdefault((f"{side} {argument.group() if argument else number}", str(one.entry)), []).append(one)
+    return tuple(
+        f"{where}: {entry}, "
+        + (
+            f"{one[0].dtype}{list(one[0].shape)}"
+            if len(one) == 1
+            else f"{len(one)} arrays, {sum(map(_bytes, one))} bytes"
+        )
+        for (where, entry), one in groups.items()
+    )
+
+
+def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[PoolVerdict, ...]:
+    """What was found about each pool of the arguments."""
+    found = [] if report is None else [path for one in report.findings for path in one.pools]
+    copies = [] if report is None else [path for one in report.copies for path in one.pools]
+    return tuple(
+        PoolVerdict(
+            one.path,
+            bound.outputs[bound.successors[i]].path if i in bound.successors else None,
+            _bytes(one),
+            found.count(one.path),
+            copies.count(one.path),
+        )
+        for i, one in enumerate(bound.inputs)
+        if isinstance(one.entry, Pool)
+    )
+
+
+def memory_of(compiled: jax.stages.Compiled, report: AuditReport | None) -> Memory:
+    """Bytes of XLA's executable."""
+    analysis: Any = compiled.memory_analysis()
+
+    def read(name: str) -> int:
+        return int(getattr(analysis, f"{name}_size_in_bytes", 0))
+
+    return Memory(
+        read("temp"),
+        None if report is None else report.temp_lower_bound,
+        read("argument"),
+        read("output"),
+        read("alias"),
+        0 if report is None else sum(one.bytes for one in report.copies),
+    )
+
+
+def _bytes(one: Bound) -> int:
+    count = one.dtype.itemsize
+    for size in one.shape:
+        count *= size
+    return count

@@ -1,0 +1,242 @@
+"""From a step function to an executable with its certificate: trace, prove, rewrite, lower, compile, audit."""
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from ir_passes.compile.buffer_assignment import CompiledProgram, compile_with_assignment
+from ir_passes.compile.calling import Calling
+from ir_passes.compile.certificate import Certificate
+from ir_passes.compile.certificate_store import CertificateStore, Key
+from ir_passes.compile.certifying import make_certificate
+from ir_passes.compile.exported import Exported, export
+from ir_passes.compile.planned_step import plan_graph, trace
+from ir_passes.compile.proving import Certify, Proved, prove, warn
+from ir_passes.compile.versions import current_versions
+from ir_passes.contract.contract import BoundContract, LaneContract
+from ir_passes.contract.declared import declarations
+from ir_passes.contract.opaque_names import bodies
+from ir_passes.jaxpr.collectives import schedule_of
+from ir_passes.jaxpr.fingerprint import fingerprint
+from ir_passes.jaxpr.mesh import device_of, mesh_of
+from ir_passes.jaxpr.timing import Clock, paused
+from ir_passes.proof.ownership import ownership
+from ir_passes.report.html import table
+from ir_passes.report.svg import arena_map, key, live_ranges
+from ir_passes.rewrites.graph import Graph, Pass
+from ir_passes.rewrites.pipeline import DEFAULT_PASSES
+from ir_passes.scratch.plan import Plan
+from ir_passes.xla_audit.audit import AuditReport, audit
+from ir_passes.xla_audit.findings import AuditError, Finding
+from ir_passes.xla_audit.first_run import FirstRun
+from ir_passes.xla_audit.hlo import HloError
+
+CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
+MOST_BARS = 60
+"""Live ranges in a notebook's picture: those of the largest values."""
+
+
+def compile_step(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    contract: LaneContract,
+    *,
+    passes: tuple[Pass, ...] = DEFAULT_PASSES,
+    certify: Certify = "error",
+    certificates: str | os.PathLike[str] | None = None,
+    may_copy: Sequence[str] = (),
+    temp_ratio: float = 1.5,
+    axes: Sequence[str] = (),
+    compiler_options: dict[str, Any] | None = None,
+) -> "CompiledStep":
+    """Compile a step that is proved to keep its lanes apart and whose program XLA laid out as the contract says.
+
+    Args:
+        fn: the step: positional arguments in, a tuple out.
+        args: example arguments, arrays or `jax.ShapeDtypeStruct`; nothing runs and nothing is donated.
+        contract: whose each argument and result is.
+        passes: rewrites, each followed by a new proof.
+        certify: "error" raises on a fault; "warn" warns of each one and goes on, without the rewrites if the proof
+            fails; "off" neither proves, rewrites nor audits. Where a backend of XLA does not say where it places
+            values, a step is proved and not audited, and runs: its certificate says so (`not_audited`).
+        certificates: a directory; a proof that an earlier certificate in it holds is not made again. What the audit
+            reads is kept there too, where a program that comes out of JAX's compilation cache does not have it.
+        may_copy: patterns (as in fnmatch) of paths of pools that may be copied whole, as "*.conv": a shift of a row
+            needs bytes beside its own. Copies are listed in the certificate.
+        temp_ratio: scratch allowed, as a multiple of what is live at once.
+        axes: the axes of the mesh (of the step's `shard_map`, or else of its arguments) along which XLA may add
+            collectives of its own, to a step that leaves it to XLA who computes what. Those that the program says
+            itself need no leave.
+        compiler_options: for XLA.
+
+    Returns:
+        The step; calling it consumes its pools that have successors, and nothing else.
+
+    Raises:
+        ContractError: the contract does not fit the function.
+        IsolationError: the step is not proved; carries the user's source lines.
+        AuditError: XLA's program does not do what the contract says.
+        HloError: this version of JAX or XLA does not give out what the audit reads.
+        ValueError: `certify` is none of the three.
+    """
+    if certify not in CERTIFY:
+        raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
+    clock = Clock()
+    graph = trace(fn, args, contract, clock)
+    bound = graph.bound
+    calling = Calling.of(fn, args, bound)
+    versions = current_versions(compiler_options, device_of(args))
+    called = bodies(graph.program.jaxpr, bound.opaque)
+    prints = fingerprint(graph.program), fingerprint(bound)
+    key = Key(*prints, fingerprint((passes, declarations(), called)), versions)
+    store = None if certificates is None else CertificateStore(Path(certificates))
+    kept = None if store is None or certify == "off" else clock.time("prove", store.find, key)
+    proved = prove(graph, passes, certify, kept, clock)
+    scheduled = clock.time("audit", schedule_of, proved.graph.program)
+    lowered = clock.time("lower", calling.lower, proved.graph.program, args)
+    if certify == "off":
+        compiled = clock.time("compile", lowered.compile, compiler_options=compiler_options)
+        program = CompiledProgram(compiled, absent="certify is 'off'")
+    else:
+        program = clock.time("compile", compile_with_assignment, lowered, compiler_options, versions, store)
+    report, audit_faults, not_audited = None, (), program.absent
+    if not_audited is None:
+        report, audit_faults, not_audited = clock.time(
+            "audit",
+            lambda: _audit(
+                program,
+                calling.compiled_bound(bound),
+                certify,
+                mesh=mesh_of(proved.graph.program, args),
+                axes=axes,
+                scheduled=scheduled,
+                may_copy=may_copy,
+                temp_ratio=temp_ratio,
+            ),
+        )
+    certificate = make_certificate(
+        calling.name,
+        certify,
+        key,
+        proved,
+        audit_faults,
+        scheduled,
+        program.compiled,
+        report,
+        not_audited,
+        bound,
+        clock.seconds,
+    )
+    if store is not None and kept is None and certificate.is_proof:
+        _keep(store, key, certificate)
+    return CompiledStep(proved, calling, program.compiled, bound, certificate, report, certify)
+
+
+def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
+    try:
+        store.keep(key, certificate)
+    except OSError as error:
+        warnings.warn(f"the certificate of {certificate.step} was not kept: {error}", stacklevel=3)
+
+
+def _audit(
+    program: CompiledProgram, bound: BoundContract, certify: Certify, **options: Any
+) -> tuple[AuditReport | None, tuple[str, ...], str | None]:
+    """The report; the faults, where they only warn; and why there is no report, if there is none."""
+    try:
+        with paused():
+            report = audit(program.compiled, bound, dump=program.dump, **options)
+        if certify == "error":
+            return report.require(), (), None
+        faults, why = tuple(map(str, report.findings)), None
+    except HloError as error:
+        if certify == "error":
+            raise
+        report, faults, why = None, (f"the program was not audited: {error}",), str(error)
+    warn(faults)
+    return report, faults, why
+
+
+class CompiledStep:
+    """A compiled step; call it as the function it was made from. Its pools that have successors are consumed.
+
+    Attributes:
+        certificate: what is known of it.
+        jaxpr: the program that was compiled, after the rewrites.
+        compiled: XLA's.
+        bound: the contract, leaf by leaf.
+        audit: what the audit found; None where there was none.
+        passes: what each rewrite did.
+    """
+
+    def __init__(
+        self,
+        proved: Proved,
+        calling: Calling,
+        compiled: jax.stages.Compiled,
+        bound: BoundContract,
+        certificate: Certificate,
+        report: AuditReport | None,
+        certify: Certify,
+    ):
+        self.certificate = certificate
+        self.jaxpr = proved.graph.program
+        self.compiled = compiled
+        self.bound = bound
+        self.audit = report
+        self.passes = proved.passes
+        self._calling = calling
+        self._run = self._entry = calling.entry(compiled)
+        if certify != "off" and bound.successors:
+            self._run = FirstRun(self._entry, bound, self._ran)
+        self._certify = certify
+
+    def __call__(self, *args: Any) -> Any:
+        return self._run(*args)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The arena of its scratch before XLA fuses anything: planned and verified when it is first asked for."""
+        return plan_graph(Graph(self.jaxpr, self.bound))
+
+    def __repr__(self) -> str:
+        return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {self.certificate.state})"
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: the certificate, the pools, and the scratch in figures and pictures."""
+        memory, owners = self.certificate.memory, ownership(self.jaxpr, self.bound)
+        pools = [(one.path, one.successor or "only read", one.bytes, one.copies) for one in self.certificate.pools]
+        scratch = [
+            ("planned for the program", self.plan.size),
+            ("of which live at once", self.plan.lower_bound),
+            ("if nothing were shared", self.plan.naive),
+            ("allocated by XLA", memory.temp),
+        ]
+        return (
+            self.certificate._repr_html_()
+            + table(("pool", "written in place as", "bytes", "copies of its type"), pools)
+            + table(("scratch", "bytes"), scratch)
+            + key(self.bound.lanes)
+            + live_ranges(self.plan, owners, MOST_BARS)[0]
+            + arena_map(self.plan, owners)
+        )
+
+    def _ran(self, findings: tuple[Finding, ...]) -> None:
+        """The first call is over and the pools were looked at; from now on nothing stands before XLA's program."""
+        self._run = self._entry
+        if findings and self._certify == "error":
+            raise AuditError(findings)
+        warn([str(finding) for finding in findings])
+
+    def report(self) -> str:
+        """Certificate and plan in words."""
+        return f"{self.certificate.report()}\n{self.plan.report(10)}"
+
+    def export(self, form: Literal["stablehlo", "executable"] = "stablehlo") -> Exported:
+        """The step and its certificate in a form that outlives the process; see `Exported`."""
+        return export(self._calling, self.jaxpr, self.compiled, self.bound, self.certificate, form)

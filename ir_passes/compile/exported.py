@@ -1,0 +1,208 @@
+"""A compiled step outside its process: portable StableHLO or XLA's executable, in one file with its certificate.
+
+The file is a zip archive of JSON and bytes; nothing in it is pickled. StableHLO is for other compilers and later
+versions. An executable is machine code: load only what you trust as much as a program; it runs on the versions and the
+device of its certificate alone.
+"""
+
+import hashlib
+import os
+import zipfile
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax import export as jax_export
+
+from ir_passes.compile import runtime
+from ir_passes.compile.calling import Calling
+from ir_passes.compile.certificate import Certificate
+from ir_passes.compile.versions import current_versions
+from ir_passes.contract.contract import BoundContract
+from ir_passes.jaxpr import ir, record
+from ir_passes.jaxpr.dtypes import named
+from ir_passes.xla_audit.hlo import argument_shardings, kept_arguments
+
+Form = Literal["stablehlo", "executable"]
+FORMS: tuple[Form, ...] = ("stablehlo", "executable")
+MEMBERS = ("certificate.json", "signature.json", "program")
+MOST_BYTES = 4 << 30
+UNCHECKED = (jax_export.DisabledSafetyCheck.custom_call("LayoutConstraint"),)
+"""JAX exports custom calls only of targets that it promises to keep. This one is a wish about the order of an array's
+bytes, which every backend of XLA knows and which changes no value."""
+
+
+class ExportError(ValueError):
+    """A step cannot be exported, or a file holds no step that runs here; says why."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a program's flat list of arguments or results.
+
+    Attributes:
+        path: in the function's arguments or results.
+        entry: its contract entry, as text.
+        donated: its bytes are taken; a result of the same place in the list of pools is written there.
+    """
+
+    path: str
+    entry: str
+    dtype: str
+    shape: tuple[int, ...]
+    donated: bool
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What goes into an exported program and what comes out, in order.
+
+    Attributes:
+        form: "stablehlo" or "executable".
+        devices: that it runs on; StableHLO says itself which parts of its arrays each of them has.
+        kept: the arguments that the program reads, which are the executable's parameters.
+        sha256: of the program's bytes.
+    """
+
+    form: str
+    devices: int
+    arguments: tuple[Leaf, ...]
+    results: tuple[Leaf, ...]
+    kept: tuple[int, ...]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A program with its signature and certificate.
+
+    Attributes:
+        program: StableHLO as a portable artifact of MLIR bytecode, or XLA's serialized executable.
+        text: the program in words, where it is StableHLO.
+    """
+
+    certificate: Certificate
+    signature: Signature
+    program: bytes
+    text: str | None = None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one file, which `load_exported` reads."""
+        contents = (self.certificate.to_json().encode(), record.to_json(self.signature).encode(), self.program)
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in zip(MEMBERS, contents, strict=True):
+                archive.writestr(name, content)
+
+    def load(self) -> "LoadedStep":
+        """The executable on this process's first device.
+
+        Raises:
+            ExportError: it is not an executable, or was made for other versions or another device.
+        """
+        if self.signature.form != "executable":
+            raise ExportError(f"only an executable is loaded, this is {self.signature.form}")
+        here, there = current_versions(None), self.certificate.versions
+        for what in ("jax", "jaxlib", "platform", "device"):
+            if getattr(here, what) != getattr(there, what):
+                raise ExportError(
+                    f"the executable was made for {what} {getattr(there, what)}, here is {getattr(here, what)}; "
+                    "compile the step here"
+                )
+        loaded = runtime.load(self.program)
+        if runtime.hlo_fingerprint(loaded) != self.certificate.fingerprints.hlo:
+            raise ExportError("the executable's HLO is not the one that the certificate names")
+        return LoadedStep(loaded, self)
+
+
+class LoadedStep:
+    """A loaded executable; takes and returns flat lists of arrays in the order of its signature, and consumes pools.
+
+    Attributes:
+        exported: where it came from, with signature and certificate.
+    """
+
+    def __init__(self, loaded: Any, exported: Exported):
+        self._loaded, self.exported = loaded, exported
+
+    def __call__(self, *leaves: Any) -> list[jax.Array]:
+        expected = self.exported.signature.arguments
+        if len(leaves) != len(expected):
+            raise TypeError(f"expected {len(expected)} arrays, got {len(leaves)}")
+        for leaf, one in zip(leaves, expected, strict=True):
+            shape, dtype = np.shape(leaf), str(getattr(leaf, "dtype", type(leaf).__name__))
+            if (shape, dtype) != (one.shape, one.dtype):
+                raise TypeError(f"{one.path}: expected {one.dtype}{one.shape}, got {dtype}{shape}")
+        results = runtime.execute(self._loaded, [leaves[i] for i in self.exported.signature.kept])
+        declared = self.exported.signature.results
+        return [named(words, leaf.dtype) for words, leaf in zip(results, declared, strict=True)]
+
+
+def export(
+    calling: Calling,
+    program: ir.ClosedJaxpr,
+    compiled: jax.stages.Compiled,
+    bound: BoundContract,
+    certificate: Certificate,
+    form: Form,
+) -> Exported:
+    """Export a compiled step.
+
+    Raises:
+        ExportError: unknown form, or the executable of a step over several devices.
+    """
+    if form not in FORMS:
+        raise ExportError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
+    devices = runtime.device_count(compiled)
+    if devices != 1 and form == "executable":
+        raise ExportError(f"an executable over {devices} devices cannot be exported; export it as stablehlo")
+    text, kept = None, tuple(range(len(bound.inputs)))
+    if form == "executable":
+        content, kept = runtime.save(compiled), kept_arguments(compiled)
+    else:
+        places = argument_shardings(compiled) if devices != 1 else [None] * len(bound.inputs)
+        types: list[Any] = [
+            jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place)
+            for one, place in zip(bound.inputs, places, strict=True)
+        ]
+        args = types if calling.argnums is None else jax.tree.unflatten(calling.arguments, types)
+        lowered = jax_export.export(calling.jit(program), disabled_checks=UNCHECKED)(*args)
+        content, text = lowered.mlir_module_serialized, lowered.mlir_module()
+    signature = Signature(
+        form,
+        devices,
+        tuple(_leaf(one, i in bound.successors) for i, one in enumerate(bound.inputs)),
+        tuple(_leaf(bound.outputs[i], False) for i in calling.order),
+        kept,
+        hashlib.sha256(content).hexdigest(),
+    )
+    return Exported(certificate, signature, content, text)
+
+
+def load_exported(path: str | os.PathLike[str]) -> Exported:
+    """What `Exported.save` wrote.
+
+    Raises:
+        ExportError: the file holds something else, or its program is not the one that was exported.
+        RecordError: its certificate or signature is not one.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos = {info.filename: info for info in archive.infolist()}
+            if sorted(infos) != sorted(MEMBERS) or len(archive.infolist()) != len(MEMBERS):
+                raise ExportError(f"{os.fspath(path)}: expected {', '.join(MEMBERS)}, found {', '.join(sorted(infos))}")
+            most = {name: record.MOST_CHARACTERS for name in MEMBERS} | {"program": MOST_BYTES}
+            for name, info in infos.items():
+                if info.file_size > most[name]:
+                    raise ExportError(f"{os.fspath(path)}: {name} has {info.file_size} bytes, more than {most[name]}")
+            certificate, signature, program = (archive.read(name) for name in MEMBERS)
+    except zipfile.BadZipFile as error:
+        raise ExportError(f"{os.fspath(path)}: {error}") from error
+    exported = Exported(Certificate.from_json(certificate), record.from_json(Signature, signature), program)
+    if hashlib.sha256(program).hexdigest() != exported.signature.sha256:
+        raise ExportError(f"{os.fspath(path)}: the program is not the one that was exported: its sha256 differs")
+    return exported
+
+
+def _leaf(bound: Any, donated: bool) -> Leaf:
+    return Leaf(bound.path, str(bound.entry), str(bound.dtype), bound.shape, donated)

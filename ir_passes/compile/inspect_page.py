@@ -1,0 +1,132 @@
+"""One self-contained page about a compiled step: what is certified, its scratch by lane, its pools, its copies."""
+
+from collections.abc import Iterable
+from html import escape
+
+from ir_passes.compile.certificate import Certificate
+from ir_passes.compile.compile_step import CompiledStep
+from ir_passes.measure.dependence import Dependence
+from ir_passes.proof.ownership import ownership
+from ir_passes.report.html import table
+from ir_passes.report.svg import arena_map, key, live_ranges
+
+MOST_BARS = 150
+STYLE = """
+body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1180px;padding:0 1em;color:#202124;background:#fff}
+h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:collapse;margin:.6em 0}
+td,th{border:1px solid #dadce0;padding:.2em .6em;text-align:left;vertical-align:top}
+code,td.number{font-family:ui-monospace,monospace}td.number{text-align:right}
+.yes{color:#137333;font-weight:600}.no{color:#c5221f;font-weight:600}
+.matrix td{width:2.4em;text-align:center;padding:.15em}.matrix small{display:block}
+.own{background:#e6f4ea}.apart{color:#9aa0a6}.open{background:#fce8e6}
+"""
+
+
+def inspect_page(
+    title: str, step: CompiledStep, before: CompiledStep | None = None, measured: Dependence | None = None
+) -> str:
+    """The page as HTML without anything from outside.
+
+    Args:
+        title: its heading.
+        step: the step.
+        before: the same step without the rewrites, to compare the copies with; None if they did no more than to drop
+            dead equations.
+        measured: what was seen when one lane after the other was changed, to stand beside what is proved.
+    """
+    certificate = step.certificate
+    owners, plan, seconds = ownership(step.jaxpr, step.bound), step.plan, certificate.seconds
+    bars, left_out = live_ranges(plan, owners, MOST_BARS)
+    state = f'<span class="{"yes" if certificate.holds else "no"}">{escape(certificate.state)}</span>'
+    sections = [
+        f"<h1>{escape(title)}: {state}</h1>",
+        f"<p>{certificate.lanes} lanes, {certificate.equations} equations; jax {escape(certificate.versions.jax)} on "
+        f"{escape(certificate.versions.platform)} ({escape(certificate.versions.device)}). "
+        f"Proof {seconds.prove:.3f} s, rewrites {seconds.rewrite:.3f} s, audit {seconds.audit:.3f} s: "
+        f"{seconds.checking:.0%} of XLA's {seconds.compile:.3f} s.</p>",
+        *_statements(certificate),
+        "<h2>Which lane may reach which</h2>",
+        _matrix(certificate, measured),
+        "<h2>Pools</h2>",
+        table(
+            ("pool", "written in place as", "bytes", "faults", "copies of its type"),
+            ((one.path, one.successor or "only read", one.bytes, one.faults, one.copies) for one in certificate.pools),
+        ),
+        "<h2>Rewrites</h2>",
+        table(("pass", "changed", "what it did"), ((one.name, one.changed, one.summary) for one in certificate.passes)),
+        "<h2>Pool-sized copies in one call</h2>",
+        _copies("before the rewrites", certificate if before is None else before.certificate),
+        _copies("after", certificate),
+        *_collectives(certificate),
+        "<h2>Scratch: when each value is live</h2>",
+        key(certificate.lanes),
+        f"<p>Equations to the right. {_left_out(left_out)}</p>",
+        bars,
+        "<h2>The arena</h2>",
+        f"<p>{plan.size:,} bytes planned, {plan.lower_bound:,} live at once, {plan.naive:,} if nothing were shared. "
+        f"XLA allocates {certificate.memory.temp:,} for the fused program. Bytes upwards, equations to the right.</p>",
+        arena_map(plan, owners),
+        "<h2>Certificate</h2>",
+        f"<details><summary>as JSON</summary><pre>{escape(certificate.to_json())}</pre></details>",
+    ]
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(sections) + "\n</body></html>\n"
+
+
+def _statements(certificate: Certificate) -> Iterable[str]:
+    for heading, lines in (
+        ("Faults", certificate.faults),
+        ("Proved of the program", certificate.proved),
+        ("Audited in XLA's schedule and buffer assignment", certificate.audited),
+        ("Not audited", () if certificate.not_audited is None else (certificate.not_audited,)),
+        ("Assumed", certificate.assumed),
+        ("Not covered", certificate.not_covered),
+        ("Notes", certificate.notes),
+        ("Contract", certificate.contract),
+    ):
+        if lines:
+            yield f"<h2>{heading}</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+
+
+def _matrix(certificate: Certificate, measured: Dependence | None) -> str:
+    """Rows are the results and pool rows of a lane, columns what they may depend on, and what they were seen to."""
+    lanes, proved = range(certificate.lanes), bool(certificate.proved)
+
+    def cell(i: int, j: int) -> str:
+        said = "own" if i == j else "apart" if proved else "open"
+        if measured is None:
+            return f'<td class="{said}">{said}</td>'
+        seen = measured.changed[i][j]
+        colour = "open" if seen and i != j else said
+        return f'<td class="{colour}">{said}<small>{"changed" if seen else "same"}</small></td>'
+
+    head = "".join(f"<th>{lane}</th>" for lane in lanes)
+    rows = "".join(
+        f"<tr><th>lane {i}</th>" + "".join(cell(i, j) for j in lanes) + '<td class="own">yes</td></tr>' for i in lanes
+    )
+    said = "apart: proved not to depend on it" if proved else "open: not proved"
+    if measured is not None:
+        said += "; below it whether a bit of it changed when all inputs and rows of the other were changed, in one run"
+    return (
+        f"<p>A row is what comes out for a lane, a column the lane whose inputs and pool rows go in; {said}.</p>"
+        f'<table class="matrix"><tr><th></th>{head}<th>shared</th></tr>{rows}</table>'
+    )
+
+
+def _copies(heading: str, certificate: Certificate) -> str:
+    lines = "".join(f"<li>{escape(line)}</li>" for line in certificate.copies)
+    count = len(certificate.copies)
+    return f"<p>{heading}: {count} ({certificate.memory.copied:,} bytes)</p>" + (f"<ul>{lines}</ul>" if lines else "")
+
+
+def _collectives(certificate: Certificate) -> Iterable[str]:
+    if certificate.collectives:
+        moved = sum(one.bytes * (one.times or 1) for one in certificate.collectives)
+        remark = f"{len(certificate.collectives)} in one call, {moved:,} bytes of each device's operands"
+        yield "<h2>What devices exchange</h2>"
+        yield f"<p>{remark}; their order is <code>{certificate.fingerprints.schedule[:16]}</code>.</p>"
+        yield f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in certificate.exchanged)}</ul>"
+
+
+def _left_out(count: int) -> str:
+    return f"{count} smaller values are left out of this picture; the arena below has all of them." if count else ""

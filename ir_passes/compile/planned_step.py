@@ -1,0 +1,91 @@
+"""A step without its executable: traced, proved, rewritten, proved again, and its scratch planned."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ir_passes.compile.certificate import NOT_COVERED
+from ir_passes.compile.proving import prove
+from ir_passes.contract.contract import BoundContract, LaneContract
+from ir_passes.contract.normal_form import flatten
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.collectives import Collective, Exchanging, schedule_of
+from ir_passes.jaxpr.mesh import of_one_device
+from ir_passes.jaxpr.timing import Clock, paused
+from ir_passes.rewrites.graph import Graph, Pass
+from ir_passes.rewrites.pipeline import DEFAULT_PASSES
+from ir_passes.scratch.liveness import liveness_of
+from ir_passes.scratch.plan import Plan
+from ir_passes.scratch.planner import declared_scratch, plan_liveness
+from ir_passes.scratch.verifier import verify
+
+
+@dataclass(frozen=True)
+class PlannedStep(Exchanging):
+    """What is known of a step before XLA has seen it.
+
+    Attributes:
+        bound: the contract, leaf by leaf.
+        equations: of the program after the rewrites, of one device.
+        proved, assumed: statements of the proof.
+        not_covered: what nobody looked at.
+        collectives: what devices exchange, in the order of the program.
+        plan: the arena of its scratch.
+        seconds: of each phase.
+    """
+
+    bound: BoundContract
+    equations: int
+    proved: tuple[str, ...]
+    assumed: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    collectives: tuple[Collective, ...]
+    plan: Plan
+    seconds: dict[str, float]
+
+
+def plan_step(
+    fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, *, passes: tuple[Pass, ...] = DEFAULT_PASSES
+) -> PlannedStep:
+    """Prove a step as `compile_step` does and plan its scratch; nothing is lowered or compiled.
+
+    Args:
+        fn: the step: positional arguments in, a tuple out.
+        args: example arguments, arrays or `jax.ShapeDtypeStruct`.
+        contract: whose each argument and result is.
+        passes: rewrites, each followed by a new proof.
+
+    Raises:
+        ContractError: the contract does not fit the function.
+        IsolationError: the step is not proved; carries the user's source lines.
+    """
+    clock = Clock()
+    proved = prove(trace(fn, args, contract, clock), passes, "error", None, clock)
+    assert proved.proof is not None
+    plan = clock.time("plan", plan_graph, proved.graph)
+    return PlannedStep(
+        proved.graph.bound,
+        len(of_one_device(proved.graph.program).jaxpr.eqns),
+        proved.proof.proved,
+        proved.proof.assumed,
+        ("what XLA makes of the step: it was not compiled", *NOT_COVERED),
+        tuple(one.collective for one in schedule_of(proved.graph.program)),
+        plan,
+        clock.seconds,
+    )
+
+
+def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, clock: Clock) -> Graph:
+    """The program of a step, calls replaced by their bodies, with its contract bound to it."""
+    bound = clock.time("trace", contract.bind, fn, args)
+    return Graph(clock.time("trace", lambda: flatten(ir.trace(fn, *args))), bound)
+
+
+def plan_graph(graph: Graph) -> Plan:
+    """The arena of a step's scratch on one device, verified."""
+    lanes = graph.bound.lanes
+    scratch = declared_scratch(graph.bound.opaque, lanes)
+    with paused():
+        plan = plan_liveness(liveness_of(of_one_device(graph.program)), lanes=lanes, opaque_scratch=scratch)
+        verify(plan.jaxpr, plan, opaque_scratch=scratch)
+    return plan

@@ -1,0 +1,91 @@
+"""The part of a compilation before XLA: a graph is proved, rewritten, and proved again after every rewrite."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ir_passes.compile.certificate import Certificate
+from ir_passes.jaxpr.fingerprint import fingerprint
+from ir_passes.jaxpr.timing import Clock, paused
+from ir_passes.proof import lane_proof
+from ir_passes.proof.lane_proof import Proof
+from ir_passes.proof.violations import IsolationError
+from ir_passes.rewrites.graph import Graph, Pass
+from ir_passes.rewrites.pipeline import PassPipeline, PassReport
+
+Certify = Literal["error", "warn", "off"]
+
+
+class CertificationWarning(UserWarning):
+    """A fault of a step that runs all the same, because it was compiled with `certify="warn"`."""
+
+
+@dataclass(frozen=True)
+class Proved:
+    """A graph and what is known of it.
+
+    Attributes:
+        graph: to compile.
+        proof: of `graph`; None where there is none.
+        reused: an earlier certificate of the same program, instead of a proof.
+        passes: what each rewrite did.
+        faults: why there is no proof, or no rewrite.
+    """
+
+    graph: Graph
+    proof: Proof | None = None
+    reused: Certificate | None = None
+    passes: tuple[PassReport, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+def prove(graph: Graph, passes: tuple[Pass, ...], certify: Certify, kept: Certificate | None, clock: Clock) -> Proved:
+    """Prove a graph and rewrite it.
+
+    Args:
+        graph: as it was traced.
+        passes: the rewrites.
+        certify: "off" leaves the graph alone; "warn" warns of what could not be proved, and then rewrites nothing.
+        kept: a certificate of this graph, contract and compiler. Where the rewrites lead to the program that it names,
+            that program was proved.
+        clock: gets the seconds of "prove" and "rewrite".
+
+    Raises:
+        IsolationError: if `certify` is "error" and the graph, or one that a rewrite returned, is not proved.
+    """
+    if certify == "off":
+        return Proved(graph)
+    with paused():
+        return _prove(graph, passes, certify, kept, clock)
+
+
+def _prove(graph: Graph, passes: tuple[Pass, ...], certify: Certify, kept: Certificate | None, clock: Clock) -> Proved:
+    if kept is not None:
+        rewritten = clock.time("rewrite", PassPipeline(passes).run, graph)
+        if clock.time("prove", fingerprint, rewritten.graph.program) == kept.fingerprints.compiled:
+            return Proved(rewritten.graph, reused=kept, passes=rewritten.reports)
+    proofs: list[Proof] = []
+
+    def check(one: Graph) -> None:
+        proofs.append(clock.time("prove", lane_proof.prove_jaxpr, one.program, one.bound))
+
+    try:
+        rewritten = clock.time("rewrite", PassPipeline(passes, check).run, graph)
+    except IsolationError as error:
+        if certify == "error":
+            raise
+        faults = tuple(f"{violation}{_notes(error)}" for violation in error.violations)
+        warn(faults)
+        return Proved(graph, proofs[0] if proofs else None, faults=faults)
+    return Proved(rewritten.graph, proofs[-1], passes=rewritten.reports)
+
+
+def warn(faults: Sequence[str]) -> None:
+    """One warning for each fault."""
+    for fault in faults:
+        warnings.warn(fault, CertificationWarning, stacklevel=4)
+
+
+def _notes(error: Exception) -> str:
+    return "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))

@@ -1,0 +1,50 @@
+"""XLA's executables as bytes and back, without pickle."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from ir_passes.jaxpr import jax_private
+from ir_passes.jaxpr.dtypes import dtype_of, is_key
+from ir_passes.xla_audit.hlo import fingerprint
+
+
+def device_count(compiled: jax.stages.Compiled) -> int:
+    """Devices that a program runs on."""
+    executable: Any = compiled.runtime_executable()
+    return len(executable.local_devices())
+
+
+def save(compiled: jax.stages.Compiled) -> bytes:
+    """The executable as XLA serializes it."""
+    executable: Any = compiled.runtime_executable()
+    return bytes(executable.client.serialize_executable(executable))
+
+
+def load(data: bytes) -> Any:
+    """The executable of `save`, on the first device."""
+    device = jax.devices()[0]
+    return device.client.deserialize_executable(data, executable_devices=jax_private.device_list([device]))
+
+
+def hlo_fingerprint(loaded: Any) -> str:
+    """The hash of a loaded executable's HLO that certificates name."""
+    return fingerprint(loaded.hlo_modules()[0])
+
+
+def execute(loaded: Any, operands: Sequence[Any]) -> list[jax.Array]:
+    """Run a loaded executable on its parameters; those that are donated are consumed.
+
+    Args:
+        loaded: the executable.
+        operands: arrays; keys are given as their words.
+
+    Returns:
+        Its results, keys as their words.
+    """
+    device = jax.devices()[0]
+    words = [jax.random.key_data(one) if is_key(dtype_of(one)) else one for one in operands]
+    arrays = [jax.device_put(one, device) for one in words]
+    results = loaded.execute_sharded(arrays).disassemble_into_single_device_arrays()
+    return [shards[0] for shards in results]

@@ -1,0 +1,48 @@
+"""What takes part in making an executable: versions, settings, device and this package's own sources."""
+
+import hashlib
+import os
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+from jaxlib import version as jaxlib_version
+
+from ir_passes.compile.certificate import Versions
+
+SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
+ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+def current_versions(compiler_options: dict[str, Any] | None = None, device: Any = None) -> Versions:
+    """Of this process and a device.
+
+    Args:
+        compiler_options: as they are given to XLA.
+        device: None for this process's first.
+    """
+    device = jax.devices()[0] if device is None else device
+    flags = {name: getattr(jax.config, name, None) for name in SETTINGS}
+    flags |= {name: os.environ.get(name) for name in ENVIRONMENT} | (compiler_options or {})
+    return Versions(
+        jax.__version__,
+        jaxlib_version.__version__,
+        platform.python_version(),
+        device.platform,
+        device.device_kind,
+        sources_hash(),
+        tuple(f"{name}={value}" for name, value in flags.items() if value is not None),
+    )
+
+
+@cache
+def sources_hash() -> str:
+    """sha256 of this package's sources: a proof by other rules is no proof."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

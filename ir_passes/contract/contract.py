@@ -1,0 +1,220 @@
+"""The contract of a step: which of its inputs and outputs are shared, per lane, or pools of per-sequence rows.
+
+A step computes N lanes at once. Its contract says, for every array that goes in and comes out, whose it is. `bind`
+checks that a contract fits a function and its arguments and lays it out leaf by leaf; what the contract promises is
+for others to prove or to test.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from ir_passes.contract.entries import ENTRIES, ContractError, Entry, Lane, Opaque, Pool, Shared, SlotMap, check_role
+from ir_passes.contract.opaque import check_opaque
+from ir_passes.contract.opaque_names import check_names
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.dtypes import DType, dtype_of
+
+__all__ = [
+    "ENTRIES",
+    "Bound",
+    "BoundContract",
+    "ContractError",
+    "Entry",
+    "Lane",
+    "LaneContract",
+    "Opaque",
+    "Pool",
+    "Shared",
+    "SlotMap",
+]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One array of a step with its entry.
+
+    Attributes:
+        path: where it stands, as "argument 1[0].conv" or "output 0".
+        entry: its contract entry.
+        shape, dtype: of the array.
+    """
+
+    path: str
+    entry: Entry
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class BoundContract:
+    """A contract laid out over the flattened arguments and results of one function.
+
+    Attributes:
+        lanes: N.
+        inputs, outputs: every array in flattening order.
+        successors: index of an input pool -> index of the output that succeeds it.
+        opaque: declared operations by name.
+    """
+
+    lanes: int
+    inputs: tuple[Bound, ...]
+    outputs: tuple[Bound, ...]
+    successors: dict[int, int]
+    opaque: Mapping[str, Opaque] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LaneContract:
+    """Entries for the positional arguments of a step and for its results.
+
+    Attributes:
+        inputs: one entry, or a pytree of entries, for each argument.
+        outputs: the same for each element of the returned tuple.
+        opaque: declarations of custom calls, kernels and callbacks, by the name of their function or target, or the
+            format of a print. Where that is not one thing: "name at file:line" of the function's definition,
+            "target(name=value)" with the attributes of a custom call, "format at file:line" of the print.
+    """
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    opaque: Mapping[str, Opaque] = field(default_factory=dict)
+
+    def bind(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> BoundContract:
+        """Lay the contract out over `fn(*args)`, which is traced for its result shapes and not run.
+
+        Args:
+            fn: the step.
+            args: example arguments, arrays or `jax.ShapeDtypeStruct`.
+
+        Raises:
+            ContractError: an entry is missing or does not fit; the message names the pytree path.
+        """
+        for name, declaration in self.opaque.items():
+            check_opaque(name, declaration)
+        check_names(self.opaque, lambda: ir.trace(fn, *args))
+        inputs = _bind_side("argument", self.inputs, tuple(args))
+        results = jax.eval_shape(fn, *args)
+        if not isinstance(results, tuple):
+            raise ContractError(f"the step must return a tuple with one item per output entry, not {type(results)}")
+        outputs = _bind_side("output", self.outputs, results)
+        lanes = _count_lanes(inputs, outputs)
+        _check_roles(inputs, outputs, lanes)
+        mapped = _check_slot_maps(inputs, outputs, lanes)
+        for bound in (*inputs, *outputs):
+            _check_pool(bound, lanes, mapped)
+        return BoundContract(lanes, inputs, outputs, _pair_pools(inputs, outputs), self.opaque)
+
+
+def _bind_side(side: str, entries: tuple[Any, ...], values: tuple[Any, ...]) -> tuple[Bound, ...]:
+    if len(entries) != len(values):
+        raise ContractError(f"the contract has {len(entries)} {side} entries, the step has {len(values)} {side}s")
+    return tuple(
+        bound
+        for i, (entry, value) in enumerate(zip(entries, values, strict=True))
+        for bound in _bind(f"{side} {i}", entry, value)
+    )
+
+
+def _bind(where: str, entry: Any, value: Any) -> Iterator[Bound]:
+    def is_entry(node: Any) -> bool:
+        return isinstance(node, ENTRIES)
+
+    leaves = jax.tree_util.tree_leaves_with_path(value)
+    try:
+        spread = jax.tree.leaves(jax.tree.broadcast(entry, value, is_leaf=is_entry), is_leaf=is_entry)
+    except ValueError as error:
+        raise ContractError(f"{where}: the entries' pytree does not fit the value's: {error}") from error
+    for (path, leaf), leaf_entry in zip(leaves, spread, strict=True):
+        name = where + jax.tree_util.keystr(path)
+        if not is_entry(leaf_entry):
+            raise ContractError(f"{name}: expected one of Shared, Lane, Pool, SlotMap, got {leaf_entry!r}")
+        shape = np.shape(leaf)
+        dtype = dtype_of(leaf)
+        if isinstance(leaf_entry, Lane | Pool) and not 0 <= leaf_entry.axis < len(shape):
+            raise ContractError(f"{name}: {leaf_entry} needs axis {leaf_entry.axis}, the array has shape {shape}")
+        check_role(name, leaf_entry)
+        yield Bound(name, leaf_entry, shape, dtype)
+
+
+def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
+    sizes = {
+        bound.path: bound.shape[bound.entry.axis] for bound in (*inputs, *outputs) if isinstance(bound.entry, Lane)
+    }
+    sizes |= {bound.path: bound.shape[0] for bound in inputs if isinstance(bound.entry, SlotMap) and bound.shape}
+    if not sizes:
+        raise ContractError("nothing says how many lanes the step has: declare at least one Lane or SlotMap")
+    if len(set(sizes.values())) > 1:
+        found = ", ".join(f"{path}: {size}" for path, size in sizes.items())
+        raise ContractError(f"lane axes have different lengths: {found}")
+    return next(iter(sizes.values()))
+
+
+def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> None:
+    for bound in outputs:
+        if isinstance(bound.entry, Lane) and bound.entry.role == "length":
+            message = "lengths are an input, never an output; what a step counts itself is Lane(role='accepted')"
+            raise ContractError(f"{bound.path}: {message}")
+    for bound in (*inputs, *outputs):
+        needs_int = isinstance(bound.entry, SlotMap) or (isinstance(bound.entry, Lane) and bound.entry.role)
+        if needs_int and (bound.shape != (lanes,) or bound.dtype != np.int32):
+            raise ContractError(f"{bound.path}: {bound.entry} needs int32[{lanes}], got {bound.dtype}{bound.shape}")
+
+
+def _check_slot_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:
+    groups = {bound.entry.group for bound in (*inputs, *outputs) if isinstance(bound.entry, Pool)}
+    mapped: set[str] = set()
+    for bound in outputs:
+        if isinstance(bound.entry, SlotMap):
+            raise ContractError(f"{bound.path}: a slot map is an input, never an output")
+    for bound in inputs:
+        if isinstance(bound.entry, SlotMap):
+            if bound.entry.size < 1:
+                raise ContractError(f"{bound.path}: size must be at least 1, got {bound.entry.size}")
+            for name in bound.entry.names:
+                if name not in groups:
+                    known = ", ".join(sorted(groups)) or "none"
+                    raise ContractError(f"{bound.path}: no pool belongs to group {name!r}; groups: {known}")
+                mapped.add(name)
+    return mapped
+
+
+def _check_pool(bound: Bound, lanes: int, mapped: set[str]) -> None:
+    pool = bound.entry
+    if not isinstance(pool, Pool):
+        return
+    if pool.dims is not None and len(pool.dims) != len(bound.shape):
+        raise ContractError(f"{bound.path}: {len(pool.dims)} dims {pool.dims} for an array of shape {bound.shape}")
+    if pool.group not in mapped and bound.shape[pool.axis] != lanes:
+        raise ContractError(
+            f"{bound.path}: group {pool.group!r} has no SlotMap, so it needs one row per lane along axis {pool.axis}: "
+            f"expected {lanes}, got shape {bound.shape}; add a SlotMap or use a pool of {lanes} rows"
+        )
+
+
+def _pair_pools(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> dict[int, int]:
+    def by_group(side: tuple[Bound, ...]) -> dict[str, list[int]]:
+        groups: dict[str, list[int]] = {}
+        for i, bound in enumerate(side):
+            if isinstance(bound.entry, Pool):
+                groups.setdefault(bound.entry.group, []).append(i)
+        return groups
+
+    before, after = by_group(inputs), by_group(outputs)
+    pairs: dict[int, int] = {}
+    for group, indices in after.items():
+        donors = before.get(group, [])
+        if len(indices) > len(donors):
+            raise ContractError(f"group {group!r} has {len(indices)} output pools but only {len(donors)} input pools")
+        for donor, successor in zip(donors, indices, strict=False):
+            old, new = inputs[donor], outputs[successor]
+            if (old.shape, old.dtype, old.entry) != (new.shape, new.dtype, new.entry):
+                raise ContractError(
+                    f"{new.path} succeeds {old.path} but differs: expected {old.dtype}{old.shape} {old.entry}, "
+                    f"got {new.dtype}{new.shape} {new.entry}"
+                )
+            pairs[donor] = successor
+    return pairs

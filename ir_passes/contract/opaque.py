@@ -1,0 +1,101 @@
+"""Declarations of custom calls, kernels and callbacks: whether they fit together, and what belongs to what in them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ir_passes.contract.entries import ENTRIES, ContractError, Lane, Opaque, Pool, SlotMap, check_role
+
+Shape = tuple[int, ...]
+
+
+def check_opaque(name: str, declaration: Any) -> None:
+    """Raise ContractError, saying where, unless a declaration says something that an operation can do.
+
+    Args:
+        name: of the operation.
+        declaration: what the contract has for it.
+    """
+    where = f"opaque {name!r}"
+    if not isinstance(declaration, Opaque):
+        raise ContractError(f"{where}: expected Opaque(inputs, outputs), got {declaration!r}")
+    for side, entries in (("operand", declaration.inputs), ("result", declaration.outputs)):
+        for k, entry in enumerate(entries):
+            _check_entry(f"{where}, {side} {k}", entry, side)
+    groups = {entry.group for entry in declaration.inputs if isinstance(entry, Pool)}
+    for k, entry in enumerate(declaration.inputs):
+        if isinstance(entry, SlotMap) and not set(entry.names) <= groups:
+            missing = ", ".join(repr(group) for group in entry.names if group not in groups)
+            raise ContractError(f"{where}, operand {k}: no operand is a pool of group {missing}")
+    for k, entry in enumerate(declaration.outputs):
+        if not isinstance(entry, Pool):
+            continue
+        before = donors(declaration).get(k)
+        if before is None or declaration.inputs[before] != entry:
+            found = "there is none" if before is None else f"operand {before} is {declaration.inputs[before]}"
+            raise ContractError(f"{where}, result {k}: {entry} needs a pool to succeed among the operands, {found}")
+        maps = [one for _, one in maps_of(declaration, entry.group)]
+        if maps and len([one for one in maps if one.role != "read"]) != 1:
+            roles = ", ".join(repr(one.role) for one in maps)
+            message = f"{entry} needs one slot map that says which rows are written, got maps with the roles {roles}"
+            raise ContractError(f"{where}, result {k}: {message}")
+    _check_aliases(where, declaration)
+    if declaration.scratch_bytes is not None and not callable(declaration.scratch_bytes):
+        message = f"scratch_bytes is a function of the number of lanes, got {declaration.scratch_bytes!r}"
+        raise ContractError(f"{where}: {message}")
+
+
+def _check_entry(where: str, entry: Any, side: str) -> None:
+    if not isinstance(entry, ENTRIES):
+        raise ContractError(f"{where}: expected one of Shared, Lane, Pool, SlotMap, got {entry!r}")
+    check_role(where, entry)
+    if isinstance(entry, Lane | Pool) and entry.axis < 0:
+        raise ContractError(f"{where}: axes count from 0, got {entry}")
+    if isinstance(entry, Lane) and entry.role is not None and (side == "result" or entry.role != "length"):
+        raise ContractError(f"{where}: the one role that a lane can have here is 'length' of an operand, got {entry}")
+    if isinstance(entry, SlotMap) and side == "result":
+        raise ContractError(f"{where}: a slot map is an operand, never a result")
+
+
+def _check_aliases(where: str, declaration: Opaque) -> None:
+    counts = len(declaration.inputs), len(declaration.outputs)
+    for before, after in declaration.aliases.items():
+        if not (0 <= before < counts[0] and 0 <= after < counts[1]):
+            message = f"aliases {before}: {after} for {counts[0]} operands and {counts[1]} results"
+            raise ContractError(f"{where}: {message}")
+
+
+def donors(declaration: Opaque) -> dict[int, int]:
+    """Index of each pool among the results -> of the operand that it succeeds."""
+    waiting: dict[str, list[int]] = {}
+    for k, entry in enumerate(declaration.inputs):
+        if isinstance(entry, Pool):
+            waiting.setdefault(entry.group, []).append(k)
+    pools = [(k, waiting.get(entry.group)) for k, entry in enumerate(declaration.outputs) if isinstance(entry, Pool)]
+    return {k: before.pop(0) for k, before in pools if before}
+
+
+def fits(declaration: Opaque, operands: Sequence[Shape], results: Sequence[Shape]) -> bool:
+    """Whether a call has as many operands and results as are declared, with a name for each dimension of a pool."""
+    sides = (declaration.inputs, operands), (declaration.outputs, results)
+    return all(
+        len(entries) == len(shapes)
+        and all(
+            not isinstance(entry, Pool) or entry.dims is None or len(entry.dims) == len(shape)
+            for entry, shape in zip(entries, shapes, strict=True)
+        )
+        for entries, shapes in sides
+    )
+
+
+def lengths_of(declaration: Opaque) -> Iterator[int]:
+    """Indices of the operands that say which lanes are idle."""
+    for k, entry in enumerate(declaration.inputs):
+        if isinstance(entry, Lane) and entry.role == "length":
+            yield k
+
+
+def maps_of(declaration: Opaque, group: str) -> Iterator[tuple[int, SlotMap]]:
+    """The slot maps of a group, each with its index among the operands."""
+    for k, entry in enumerate(declaration.inputs):
+        if isinstance(entry, SlotMap) and group in entry.names:
+            yield k, entry

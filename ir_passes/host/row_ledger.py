@@ -1,0 +1,150 @@
+"""What the rows of every sequence must say: the host's side of the sanitizer.
+
+A row's label is (owner, position, layout, epoch): whose state it holds, after how many tokens, in which layout, and
+which step wrote it. The ledger follows the labels from the host's bookkeeping alone and never looks at a pool, so that
+a row that was moved, lost, shared or left over disagrees with it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from jax import Array
+
+from ir_passes.host.slot_owner import frozen_copy
+
+
+class Owner(IntEnum):
+    """Owners that are no sequence; those of sequences are positive.
+
+    Attributes:
+        FRESH: zero state, nobody's. A new ghost pool is all zeros, as a new pool is.
+        COMPUTED: no row of a pool but something computed; never in a ghost pool.
+        OUTSIDE: read past the end of the pool.
+        MIXED: parts of one row that are not the same sequence's, or written by no one lane.
+        ANY: in an expectation, no expectation.
+        NOBODY: written for an idle lane.
+    """
+
+    FRESH = 0
+    COMPUTED = -1
+    OUTSIDE = -2
+    MIXED = -3
+    ANY = -4
+    NOBODY = -5
+
+
+class Label(NamedTuple):
+    """Whose state a row holds, after how many tokens, in which layout, written by which step."""
+
+    owner: int
+    position: int = 0
+    layout: int = 0
+    epoch: int = 0
+
+    def __str__(self) -> str:
+        special = {int(owner): owner.name.lower() for owner in Owner}
+        owner = special.get(self.owner, str(self.owner))
+        return f"owner {owner}, position {self.position}, layout {self.layout}, epoch {self.epoch}"
+
+
+class Expected(NamedTuple):
+    """The labels of one step, lane by lane.
+
+    Attributes:
+        found: int32 [N, 4], what a lane must find in the rows that it reads.
+        left: int32 [N, 4], what the rows that it computes are stamped with.
+    """
+
+    found: np.ndarray | Array
+    left: np.ndarray | Array
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one lane does in a step.
+
+    Attributes:
+        owner: number of the sequence, positive, never used again for another one.
+        position: tokens that its state has seen before the step; a sequence at 0 begins from zero state.
+        length: real tokens of the step; 0 keeps the rows.
+        layout: number of the layout in which the step reads and writes the rows.
+    """
+
+    owner: int
+    position: int
+    length: int
+    layout: int = 0
+
+
+class LedgerError(ValueError):
+    """The host contradicts itself about its sequences; the message lists every lane."""
+
+
+class RowLedger:
+    """Labels of all sequences that have a row, and the number of the step."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self._labels: dict[int, Label] = {}
+
+    def expect(self, turns: Sequence[Turn | None]) -> Expected:
+        """The expectations of the next step, for lanes in this order; None is a lane that nobody has.
+
+        A lane of length 0 may find anything, because nothing it computes is kept: its rows must be moved as they are.
+
+        Raises:
+            LedgerError: an owner is not positive or has two lanes, or continues without a label.
+        """
+        faults, seen = [], dict[int, int]()
+        for lane, turn in enumerate(turns):
+            if turn is None:
+                continue
+            if turn.owner <= 0:
+                faults.append(f"lane {lane}: expected a positive owner, got {turn.owner}")
+            if seen.setdefault(turn.owner, lane) != lane:
+                faults.append(f"lanes {seen[turn.owner]} and {lane} both belong to owner {turn.owner}")
+            if turn.length > 0 and turn.position > 0 and turn.owner not in self._labels:
+                faults.append(
+                    f"lane {lane}: owner {turn.owner} continues at position {turn.position} but was never at 0; "
+                    "adopt the label of the snapshot or parent that its rows were copied from"
+                )
+        if faults:
+            raise LedgerError("; ".join(faults))
+        self.epoch += 1
+        pairs = [self._expect(turn) for turn in turns]
+        found, left = (np.array([pair[side] for pair in pairs], np.int32).reshape(len(turns), 4) for side in (0, 1))
+        return Expected(frozen_copy(found), frozen_copy(left))
+
+    def _expect(self, turn: Turn | None) -> tuple[Label, Label]:
+        idle, nobody = Label(Owner.ANY), Label(Owner.NOBODY, epoch=self.epoch)
+        if turn is None:
+            return idle, nobody
+        before = self._labels.get(turn.owner, nobody)
+        if turn.length == 0:
+            return idle, before
+        after = Label(turn.owner, turn.position + turn.length, turn.layout, self.epoch)
+        self._labels[turn.owner] = after
+        if turn.position == 0:
+            return Label(Owner.FRESH), after
+        return Label(before.owner, turn.position, turn.layout, before.epoch), after
+
+    def label(self, owner: int) -> Label:
+        """What the rows of a sequence say now, for a snapshot or a fork of it.
+
+        Raises:
+            LedgerError: the owner has none.
+        """
+        if owner not in self._labels:
+            raise LedgerError(f"owner {owner} has no label; it has taken no step, or was forgotten")
+        return self._labels[owner]
+
+    def adopt(self, owner: int, label: Label) -> None:
+        """The rows of a sequence are now a copy of others, with their label."""
+        self._labels[owner] = label
+
+    def forget(self, owner: int) -> None:
+        """The sequence gives up its rows."""
+        self._labels.pop(owner, None)

@@ -1,0 +1,216 @@
+"""The host's owner of the rows of a pool: every row belongs to one holder at a time, and every step gets fresh arrays.
+
+`contract.SlotMap` declares what a step may assume of its row numbers: in range, active entries distinct, idle lanes on
+row 0 where that is the null row. `SlotOwner` is what makes it true. A row is held by a `Slot`, which is owned linearly:
+after `release` or `move` the old token raises wherever it is shown, so a row cannot be freed twice, used after it was
+freed or written by two lanes. Row numbers leave this module only inside arrays that nothing can write to any more.
+"""
+
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Literal, NoReturn
+
+import numpy as np
+
+from ir_passes.contract.contract import SlotMap
+
+NULL = 0
+"""The row of idle lanes; never handed out."""
+
+
+def frozen_copy(array: np.ndarray) -> np.ndarray:
+    """The same numbers over immutable bytes of their own; such an array can never be made writable."""
+    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+
+
+class SlotError(ValueError):
+    """Row numbers that would break the contract of a step; the message lists every fault."""
+
+
+class SlotsExhausted(SlotError):
+    """Every row is held."""
+
+
+class Slot:
+    """The right to one row. Made by `SlotOwner.acquire`; compares by identity, cannot be copied or pickled."""
+
+    __slots__ = ("__weakref__", "_generation", "_owner", "_row")
+
+    def __init__(self, owner: "SlotOwner", row: int, generation: int):
+        self._owner, self._row, self._generation = owner, row, generation
+
+    def __repr__(self) -> str:
+        return f"row {self._row} (tenant {self._generation}) of {self._owner.name!r}"
+
+    @property
+    def epoch(self) -> int:
+        """Which tenancy of its row this is, counted from 1."""
+        return self._generation
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError(f"{self!r} has one holder and cannot be copied; use SlotOwner.move to hand it on")
+
+    def __deepcopy__(self, memo: dict) -> NoReturn:
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        self.__copy__()
+
+
+class SlotOwner:
+    """Hands out the rows of a pool but the null row, the one that has been free the longest first.
+
+    All methods may be called from several threads; each of them happens at once as seen from the others. What a thread
+    does between two calls is its own business: an array of `bind` is valid until one of its slots is released.
+
+    Args:
+        size: rows of the pool, row 0 included (`SlotMap.size`).
+        name: of the groups of pools, for messages.
+        null: row 0 is the null row and never handed out (`SlotMap.null`).
+    """
+
+    def __init__(self, size: int, name: str = "slots", null: bool = True):
+        least = 2 if null else 1
+        if size < least:
+            why = ": row 0 is never handed out" if null else ""
+            raise SlotError(f"slots of {name!r}: expected a size of at least {least}, got {size}{why}")
+        self.size, self.name, self.null = size, name, null
+        self._lock = threading.Lock()
+        self._free = deque(range(int(null), size))
+        self._held: dict[int, weakref.ref[Slot]] = {}
+        self._tenants = [0] * size
+
+    @classmethod
+    def of(cls, slot_map: SlotMap) -> "SlotOwner":
+        """The owner of the rows that a contract's slot map declares."""
+        return cls(slot_map.size, ", ".join(slot_map.names), slot_map.null)
+
+    @property
+    def free(self) -> int:
+        """How many rows can be acquired."""
+        with self._lock:
+            return len(self._free)
+
+    def acquire(self) -> Slot:
+        """A row that nobody holds. What the previous tenant left in it is still there: begin from zero state.
+
+        Raises:
+            SlotsExhausted: all rows are held; the message says how many, and how many tokens were lost unreleased.
+        """
+        with self._lock:
+            if not self._free:
+                lost = self._lost()
+                raise SlotsExhausted(
+                    f"slots of {self.name!r}: all {self.size - self.null} rows are held ({len(lost)} of them by tokens "
+                    f"that were dropped without release{f': rows {lost}' if lost else ''}); release a slot or make "
+                    "the pool larger"
+                )
+            return self._issue(self._free.popleft())
+
+    def release(self, slot: Slot) -> None:
+        """Give a row back.
+
+        Raises:
+            SlotError: the slot was released or moved before, or belongs to another owner.
+        """
+        with self._lock:
+            self._raise(f"release of {slot!r}", self._faults("slot", slot))
+            del self._held[slot._row]
+            self._free.append(slot._row)
+
+    def move(self, slot: Slot) -> Slot:
+        """Hand a row on with what is in it: a new slot for the same row, the old one is dead.
+
+        Raises:
+            SlotError: the slot was released or moved before, or belongs to another owner.
+        """
+        with self._lock:
+            self._raise(f"move of {slot!r}", self._faults("slot", slot))
+            return self._issue(slot._row)
+
+    def bind(
+        self, slots: Sequence[Slot | None], lanes: int, role: Literal["both", "read", "write"] = "both"
+    ) -> np.ndarray:
+        """The row numbers of a step, int32 [lanes]; 0 for the lanes that are None.
+
+        The array is new and its bytes are immutable: not even `setflags` makes it writable, so a step that still runs
+        never sees another step's rows (jax may read a host array after the call that was given it has returned).
+
+        Args:
+            slots: one for each lane, None for an idle one where there is a null row.
+            lanes: lanes of the step.
+            role: as in `SlotMap`. Slots are distinct unless the role is "read", where forks may repeat them.
+
+        Raises:
+            SlotError: wrong number of lanes, duplicate, released, moved or foreign slots; all of them in one message.
+        """
+        with self._lock:
+            faults = []
+            if len(slots) != lanes:
+                faults.append(f"expected one slot or None for each of {lanes} lanes, got {len(slots)}")
+            for lane, slot in enumerate(slots):
+                if slot is not None:
+                    faults += self._faults(f"lane {lane}", slot)
+                elif not self.null:
+                    faults.append(f"lane {lane}: expected a slot, got None; this pool has no null row for idle lanes")
+            if role != "read":
+                counts = Counter(id(slot) for slot in slots if slot is not None)
+                for slot in {id(slot): slot for slot in slots if slot is not None and counts[id(slot)] > 1}.values():
+                    where = [lane for lane, other in enumerate(slots) if other is slot]
+                    faults.append(
+                        f"lanes {where} share {slot!r}: expected distinct slots, the last lane would overwrite the "
+                        'others; acquire one for each lane, or bind with role="read" for rows that are only read'
+                    )
+            self._raise(f"bind of {lanes} lanes, role {role!r}", faults)
+            rows = [NULL if slot is None else slot._row for slot in slots]
+        return frozen_copy(np.array(rows, np.int32))
+
+    def check_integrity(self) -> None:
+        """Every row is the null row (where there is one), free or held, and exactly one of them.
+
+        Raises:
+            SlotError: a row is in two states or in none, or a token was dropped without release; with all terms.
+        """
+        with self._lock:
+            free, held, lost = list(self._free), list(self._held), self._lost()
+            nulls = [NULL] if self.null else []
+            counts = Counter([*nulls, *free, *held])
+            wrong = {row: counts[row] for row in {*range(self.size), *counts} if counts[row] != 1 or row >= self.size}
+            faults = []
+            found = len(nulls) + len(free) + len(held)
+            if wrong or found != self.size:
+                faults.append(
+                    f"expected null + free + held = size, each row once; got {len(nulls)} + {len(free)} + {len(held)} "
+                    f"= {found} of {self.size}; rows by times found: {wrong}; free {free}, held {sorted(held)}"
+                )
+            if lost:
+                faults.append(f"rows {lost} are held by tokens that no longer exist; release a slot before dropping it")
+            self._raise("integrity", faults)
+
+    def _issue(self, row: int) -> Slot:
+        self._tenants[row] += 1
+        slot = Slot(self, row, self._tenants[row])
+        self._held[row] = weakref.ref(slot)
+        return slot
+
+    def _lost(self) -> list[int]:
+        return sorted(row for row, held in self._held.items() if held() is None)
+
+    def _faults(self, where: str, slot: Slot) -> list[str]:
+        if not isinstance(slot, Slot):
+            return [f"{where}: expected a slot of {self.name!r} or None, got {slot!r}; rows are not given by number"]
+        if slot._owner is not self:
+            return [f"{where}: {slot!r} belongs to another owner; expected a slot of {self.name!r} ({self.size} rows)"]
+        held = self._held.get(slot._row)
+        if held is not None and held() is slot:
+            return []
+        now = "free" if held is None else f"held by tenant {self._tenants[slot._row]}"
+        return [
+            f"{where}: {slot!r} was released or moved, its row is now {now}; use the slot that acquire or move gave"
+        ]
+
+    def _raise(self, what: str, faults: list[str]) -> None:
+        if faults:
+            raise SlotError(f"slots of {self.name!r}, {what}: " + "; ".join(faults))

@@ -1,0 +1,97 @@
+"""A hash of a traced program, or of a contract, that is the same in every process and does not know source lines.
+
+What a callback computes is not in it: only the names that the program calls it by.
+"""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import jax
+import numpy as np
+
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.dtypes import to_numpy
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+def fingerprint(value: Any) -> str:
+    """sha256 of a jaxpr, or of dataclasses, containers and arrays, by content.
+
+    Args:
+        value: two that are equal up to the names of variables, addresses of objects and source lines have one hash.
+    """
+    return _Writer().digest(value)
+
+
+class _Writer:
+    def __init__(self) -> None:
+        # A body that occurs often is hashed once; it is kept so that its id stays its own.
+        self._bodies: dict[int, tuple[ir.Jaxpr, str]] = {}
+        self._types: dict[Any, str] = {}
+
+    def digest(self, value: Any) -> str:
+        return hashlib.sha256(self._text(value).encode()).hexdigest()
+
+    def _text(self, value: Any) -> str:
+        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+            return repr(value)
+        if isinstance(value, ir.ClosedJaxpr):
+            return f"closed({self._body(value.jaxpr)},{self._text(tuple(value.consts))})"
+        if isinstance(value, ir.Jaxpr):
+            return self._body(value)
+        if isinstance(value, tuple | list):
+            return f"{type(value).__name__}({','.join(map(self._text, value))})"
+        if isinstance(value, Mapping):
+            return f"map({','.join(sorted(f'{self._text(key)}:{self._text(one)}' for key, one in value.items()))})"
+        if isinstance(value, set | frozenset):
+            return f"set({','.join(sorted(map(self._text, value)))})"
+        if isinstance(value, np.ndarray | np.generic | jax.Array):
+            array = to_numpy(value)
+            return f"array({value.dtype},{array.shape},{hashlib.sha256(array.tobytes()).hexdigest()})"
+        if isinstance(value, Enum):
+            return str(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+            return f"{type(value).__name__}({','.join(f'{name}={self._text(one)}' for name, one in fields)})"
+        name = getattr(value, "__qualname__", None) if callable(value) else None
+        return f"{getattr(value, '__module__', '')}.{name}" if name else _ADDRESS.sub("", repr(value))
+
+    def _body(self, jaxpr: ir.Jaxpr) -> str:
+        known = self._bodies.get(id(jaxpr))
+        if known is None:
+            known = self._bodies[id(jaxpr)] = jaxpr, self._hash(jaxpr)
+        return known[1]
+
+    def _hash(self, jaxpr: ir.Jaxpr) -> str:
+        numbers: dict[Any, int] = {}
+        lines: list[str] = []
+
+        def define(variables: Any) -> str:
+            for variable in variables:
+                numbers[variable] = len(numbers)
+            return ",".join(self._type(variable.aval) for variable in variables)
+
+        def read(atom: Any) -> str:
+            if isinstance(atom, ir.Literal):
+                return f"{self._type(atom.aval)}={self._text(atom.val)}"
+            return str(numbers[atom])
+
+        lines.append(f"{define(jaxpr.constvars)};{define(jaxpr.invars)}")
+        for eqn in jaxpr.eqns:
+            operands = ",".join(map(read, eqn.invars))
+            params = ",".join(f"{name}={self._text(eqn.params[name])}" for name in sorted(eqn.params))
+            lines.append(f"{define(eqn.outvars)}={eqn.primitive.name}({operands})[{params}]")
+        lines.append(",".join(map(read, jaxpr.outvars)))
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def _type(self, aval: Any) -> str:
+        text = self._types.get(aval)
+        if text is None:
+            weak = "~" if getattr(aval, "weak_type", False) else ""
+            text = self._types[aval] = _ADDRESS.sub("", f"{aval}{weak}")
+        return text

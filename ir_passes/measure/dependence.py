@@ -1,0 +1,102 @@
+"""Which lanes a step was seen to let into which others: everything of one lane is changed, and bits are compared.
+
+The proof says what no run can change; this says what some runs have changed. What differs between lanes that are said
+to be apart is a fault of the proof or of what computes the step, and what does not differ shows nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from ir_passes.contract.contract import Bound, BoundContract, Lane, Pool, SlotMap
+from ir_passes.jaxpr.dtypes import dtype_of, is_key, to_numpy
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """What was seen.
+
+    Attributes:
+        changed: [lane out][lane in], whether a result or a row of the first has changed with the second.
+    """
+
+    changed: tuple[tuple[bool, ...], ...]
+
+    @property
+    def crossings(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of different lanes of which the first has changed with the second."""
+        return tuple((i, j) for i, row in enumerate(self.changed) for j, seen in enumerate(row) if seen and i != j)
+
+
+def measured_dependence(
+    run: Callable[..., Any], args: tuple[Any, ...], bound: BoundContract, seed: int = 0
+) -> Dependence:
+    """Run a step once as it is and once for each lane with other inputs and other rows of that lane.
+
+    Numbers get noise, integers and the words of keys one more than they were; lengths and row numbers stay as they are.
+
+    Args:
+        run: the step, which may consume its pools.
+        args: its arguments, arrays; no lane's length is zero, and integers can be one more.
+        bound: its contract.
+        seed: of the noise.
+    """
+    leaves, tree = jax.tree.flatten(args)
+
+    def results(lane: int | None) -> list[np.ndarray]:
+        rng = np.random.default_rng((seed, lane or 0))
+        # what is donated is a copy of its own in each run
+        given = [
+            _other(one, leaf, None if lane is None else row_of_lane(bound, leaves, one, lane, "write"), rng)
+            for one, leaf in zip(bound.inputs, leaves, strict=True)
+        ]
+        return [to_numpy(leaf) for leaf in jax.tree.leaves(run(*jax.tree.unflatten(tree, given)))]
+
+    def parts(found: list[np.ndarray], lane: int) -> list[bytes]:
+        entries = [(one.entry, array) for one, array in zip(bound.outputs, found, strict=True)]
+        return [
+            np.take(array, row_of_lane(bound, leaves, one, lane, "read"), axis=entry.axis).tobytes()
+            for one, (entry, array) in zip(bound.outputs, entries, strict=True)
+            if isinstance(entry, Lane | Pool)
+        ]
+
+    lanes = range(bound.lanes)
+    before = results(None)
+    was = [parts(before, lane) for lane in lanes]
+    seen = []
+    for changed in lanes:
+        after = results(changed)
+        seen.append([parts(after, lane) != was[lane] for lane in lanes])
+    return Dependence(tuple(tuple(seen[j][i] for j in lanes) for i in lanes))
+
+
+def row_of_lane(bound: BoundContract, leaves: list[Any], one: Bound, lane: int, not_role: str) -> int:
+    """Where a lane is along the axis of its array: its row by the slot map, if that has not this role."""
+    for at, leaf in zip(bound.inputs, leaves, strict=True):
+        if not isinstance(one.entry, Pool) or not isinstance(at.entry, SlotMap):
+            continue
+        if one.entry.group in at.entry.names and at.entry.role != not_role:
+            return int(np.asarray(leaf)[lane])
+    return lane
+
+
+def _other(one: Bound, leaf: Any, place: int | None, rng: np.random.Generator) -> Any:
+    """An argument with other numbers at one place, or as it is where its lane has none."""
+    entry = one.entry
+    if isinstance(entry, Lane) and entry.role == "length" or not isinstance(entry, Lane | Pool):
+        return leaf
+    array = np.array(to_numpy(leaf))
+    if place is not None:
+        rows = np.moveaxis(array, entry.axis, 0)
+        if jax.numpy.issubdtype(array.dtype, np.floating):
+            rows[place] = rows[place] + rng.standard_normal(rows.shape[1:]).astype(array.dtype)
+        elif array.dtype == np.bool_:
+            rows[place] = ~rows[place]
+        else:
+            rows[place] = rows[place] + 1
+    if is_key(dtype_of(leaf)):
+        return jax.random.wrap_key_data(jax.numpy.array(array), impl=jax.random.key_impl(leaf))
+    return jax.numpy.array(array)

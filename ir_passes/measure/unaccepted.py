@@ -1,0 +1,133 @@
+"""Whether tokens that a verification step has not accepted reach the rows it writes: measured, by changing them.
+
+The proof shows that counts of accepted tokens are counts and that idle lanes keep their rows. That only accepted tokens
+enter a row is a claim about places within a lane, which the proof does not follow; a run with other tokens behind the
+accepted ones shows where it does not hold, and no run shows that it always does.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from ir_passes.contract.contract import BoundContract, ContractError, Lane, LaneContract, Pool
+from ir_passes.jaxpr.dtypes import dtype_of, is_key, to_numpy
+from ir_passes.measure.dependence import row_of_lane
+
+
+@dataclass(frozen=True)
+class Unaccepted:
+    """What was seen.
+
+    Attributes:
+        reached: one line for each array of each lane that unaccepted tokens have changed; empty for a right step.
+        compared: how often the rows of a lane were compared: nothing was looked at where it is 0.
+    """
+
+    reached: tuple[str, ...]
+    compared: int
+
+
+def unaccepted_reach(
+    step: Callable[..., tuple[Any, ...]],
+    args: tuple[Any, ...],
+    contract: LaneContract,
+    tokens: Mapping[str, int],
+    by_position: Callable[[str], bool] | None = None,
+    rounds: int = 8,
+    seed: int = 0,
+) -> Unaccepted:
+    """Change what stands behind the accepted tokens of every lane, and compare the rows that come out bit for bit.
+
+    Tokens behind the first one that was not accepted may change nothing, the count included. Another token in its own
+    place may be right by chance; lanes whose count has changed are then not compared.
+
+    Args:
+        step: a step, which is compiled; one output of its contract is `Lane(role="accepted")`.
+        args: arrays, with drafts of which some are wrong; what is put in a place stands somewhere else in its array.
+        contract: of the step.
+        tokens: path of every argument with an entry for each token, as "argument 2" -> its token axis.
+        by_position: whether the pool of this path, as "argument 1.layers[3].keys", is indexed by position, so that what
+            lies behind the accepted tokens is never read. None: those with a dimension that is labelled "position".
+        rounds: pairs of runs.
+        seed: of the choice.
+
+    Raises:
+        ContractError: the contract has no such output, or an argument of `tokens` is none of its lanes' arrays.
+    """
+    bound = contract.bind(step, args)
+    counts = [k for k, one in enumerate(bound.outputs) if isinstance(one.entry, Lane) and one.entry.role == "accepted"]
+    if len(counts) != 1:
+        raise ContractError(f"expected one output that is Lane(role='accepted'), the contract has {len(counts)}")
+    places = _places(bound, tokens)
+    pools = [k for k in bound.successors.values() if not (by_position or _labelled(bound))(bound.outputs[k].path)]
+    leaves, tree = jax.tree.flatten(args)
+    leaves = [leaf if is_key(dtype_of(leaf)) else np.asarray(leaf) for leaf in leaves]
+    jitted = jax.jit(step)
+
+    def run(changed: list[Any]) -> list[np.ndarray]:
+        return [to_numpy(leaf) for leaf in jax.tree.leaves(jitted(*jax.tree.unflatten(tree, changed)))]
+
+    before = run(leaves)
+    accepted = before[counts[0]]
+    rng = np.random.default_rng(seed)
+    reached: dict[str, None] = {}
+    compared = 0
+    for _ in range(rounds):
+        for behind in (0, 1):
+            changed, lanes = _changed(leaves, places, accepted + behind, rng)
+            after = run(changed)
+            same = after[counts[0]] == accepted
+            for lane in np.flatnonzero(lanes & ~same).tolist() if behind else ():
+                reached[
+                    f"lane {lane}: the count of accepted tokens is {accepted[lane]} or {after[counts[0]][lane]}"
+                ] = None
+            for lane in np.flatnonzero(lanes & same).tolist():
+                compared += 1
+                for k in pools:
+                    if _row(bound, leaves, k, before[k], lane) != _row(bound, leaves, k, after[k], lane):
+                        reached[f"lane {lane}: {bound.outputs[k].path}, {accepted[lane]} tokens accepted"] = None
+    return Unaccepted(tuple(reached), compared)
+
+
+def _places(bound: BoundContract, tokens: Mapping[str, int]) -> dict[int, tuple[int, int]]:
+    """Index of an argument -> its lane axis and its token axis."""
+    found = {one.path: (i, one.entry.axis) for i, one in enumerate(bound.inputs) if isinstance(one.entry, Lane)}
+    for path, axis in tokens.items():
+        if path not in found or not 0 <= axis < len(bound.inputs[found[path][0]].shape) or axis == found[path][1]:
+            known = ", ".join(found)
+            raise ContractError(
+                f"{path}: expected an array of the lanes with tokens along axis {axis}; there are {known}"
+            )
+    return {found[path][0]: (found[path][1], axis) for path, axis in tokens.items()}
+
+
+def _labelled(bound: BoundContract) -> Callable[[str], bool]:
+    entries = {one.path: one.entry for one in bound.outputs}
+    return lambda path: "position" in (getattr(entries[path], "dims", None) or ())
+
+
+def _changed(
+    leaves: list[Any], places: dict[int, tuple[int, int]], begin: np.ndarray, rng: np.random.Generator
+) -> tuple[list[Any], np.ndarray]:
+    """The arguments with other tokens from index `begin` of each lane on, and which lanes have any."""
+    new = list(leaves)
+    lanes = np.zeros(len(begin), bool)
+    for i, (lane_axis, token_axis) in places.items():
+        array = np.moveaxis(leaves[i], (lane_axis, token_axis), (0, 1))
+        count = array.shape[1]
+        lane, token = rng.integers(0, len(begin), (len(begin), count)), rng.integers(0, count, (len(begin), count))
+        behind = np.arange(count) >= begin[:, None]
+        mixed = np.where(behind.reshape(*behind.shape, *[1] * (array.ndim - 2)), array[lane, token], array)
+        lanes |= np.any(mixed != array, axis=tuple(range(1, array.ndim)))
+        new[i] = np.moveaxis(mixed, (0, 1), (lane_axis, token_axis))
+    return new, lanes
+
+
+def _row(bound: BoundContract, leaves: list[Any], output: int, array: np.ndarray, lane: int) -> bytes:
+    """The bytes of a lane's row in a returned pool."""
+    pool = bound.outputs[output]
+    assert isinstance(pool.entry, Pool)
+    return np.take(array, row_of_lane(bound, leaves, pool, lane, "read"), axis=pool.entry.axis).tobytes()

@@ -1,0 +1,51 @@
+"""The lanes and pools that a fault brings together, in words: by number and by path, as the contract has them."""
+
+from collections.abc import Iterable, Sequence
+
+from ir_passes.contract.contract import BoundContract
+from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows
+
+
+def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]) -> tuple[str, ...]:
+    """Whose lanes and which pools some arrays hold, each once: lanes first, as "lanes 0 to 3", then paths of pools.
+
+    Args:
+        bound: the contract.
+        parts: owner and shape of each array; nothing comes of those that are shared.
+    """
+    numbers: dict[tuple[str, ...], set[int]] = {}
+    picked: dict[str, None] = {}
+    pools: dict[str, None] = {}
+    for owner, shape in parts:
+        match owner:
+            case Common():
+                continue
+            case Rows(axis, inner, start, _, split):
+                numbers.setdefault(split, set()).update(range(start, start + -(-shape[axis] // inner)))
+            case OneLane(int(lane), split):
+                numbers.setdefault(split, set()).add(lane)
+            case OneLane(_, split):
+                picked["the lane of a loop index" + _devices(split)] = None
+            case PoolRows(leaf):
+                pools[bound.inputs[leaf].path] = None
+            case Mixed(cause):
+                picked.update(dict.fromkeys(cause.concerned))
+    lanes = [_lanes(sorted(some)) + _devices(split) for split, some in numbers.items() if some]
+    return tuple(dict.fromkeys([*lanes, *picked, *pools]))
+
+
+def _lanes(numbers: list[int]) -> str:
+    """Sorted numbers as "lane 2", "lanes 0 to 3" or "lanes 0, 2 and 5 to 7"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    *parts, final = [str(first) if first == last else f"{first} to {last}" for first, last in runs]
+    listed = f"{', '.join(parts)} and {final}" if parts else final
+    return f"{'lane' if len(numbers) == 1 else 'lanes'} {listed}"
+
+
+def _devices(split: tuple[str, ...]) -> str:
+    return f" of each device along {', '.join(split)}" if split else ""

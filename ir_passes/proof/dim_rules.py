@@ -1,0 +1,218 @@
+"""Which dimensions of operands and results run together, for each operation that says so.
+
+An operation without a rule here ties nothing: a dimension that nothing ties is then reported where it is written to a
+labelled pool.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ir_passes.jaxpr.mesh import array_axes_of
+from ir_passes.proof.dim_classes import Dimension, fresh, met, reshape, same, tie, unify
+from ir_passes.proof.rules.registry import ELEMENTWISE, IDENTITIES, SUMS
+
+Dims = tuple[Dimension, ...]
+Rule = Callable[..., list[Dims]]
+DIMENSION_RULES: dict[str, Rule] = {}
+IGNORED: dict[str, frozenset[str]] = {}
+"""Parameters that a rule need not read: they decide whose elements are whose, not which dimensions run together."""
+_LENGTHS = """
+dtype fill_value index_dtype indices_are_sorted is_stable limit_indices mode name new_dtype new_sizes num_keys out_dtype
+reps repeats shape sizes slice_sizes start_indices strides update_consts update_jaxpr
+"""
+"""Of those, what says how many elements there are or what they hold: dimensions keep their names with their lengths."""
+
+
+def _rule(*names: str, ignores: str = "") -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        DIMENSION_RULES.update(dict.fromkeys(names, function))
+        IGNORED.update(dict.fromkeys(names, frozenset((_LENGTHS + ignores).split())))
+        return function
+
+    return register
+
+
+@_rule(*ELEMENTWISE, "reduce_precision")
+def _elementwise(eqn: Any, *operands: Dims) -> list[Dims]:
+    shape = eqn.outvars[0].aval.shape
+    result = []
+    for axis, size in enumerate(shape):
+        # A scalar, and an axis of length 1, meet all that the other operands have along it.
+        varying = [dims[axis] for dims in operands if dims and dims[axis].size == size and not dims[axis].repeated]
+        for other in varying[1:]:
+            unify(varying[0], other)
+        result.append(varying[0] if varying else Dimension(size, repeated=True))
+    return [tuple(result) for _ in eqn.outvars]
+
+
+@_rule(*IDENTITIES)
+def _identity(eqn: Any, *operands: Dims) -> list[Dims]:
+    return list(operands)
+
+
+@_rule("bitcast_convert_type")
+def _bits(eqn: Any, x: Dims) -> list[Dims]:
+    """Of numbers of another length an array has one dimension more or less, the last."""
+    shape = eqn.outvars[0].aval.shape
+    return [(*x, Dimension(shape[-1])) if len(shape) > len(x) else x[: len(shape)]]
+
+
+@_rule("select_n")
+def _select(eqn: Any, which: Dims, *cases: Dims) -> list[Dims]:
+    """Its cases stand in each other's place; what chooses between them runs along with them."""
+    result = [met(*dims) for dims in zip(*cases, strict=True)]
+    for axis, mask in enumerate(which):
+        if result[axis].repeated:
+            result[axis] = mask
+        elif all(same(case[axis], cases[0][axis]) or case[axis].repeated for case in cases):
+            tie(mask, result[axis])
+    return [tuple(result)]
+
+
+@_rule("rev", ignores="dimensions")
+def _same(eqn: Any, x: Dims) -> list[Dims]:
+    return [x]
+
+
+@_rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+def _running(eqn: Any, x: Dims) -> list[Dims]:
+    along = int(eqn.params["axis"])
+    return [tuple(_varying(dim) if axis == along else dim for axis, dim in enumerate(x))]
+
+
+@_rule("sort", ignores="dimension")
+def _sort(eqn: Any, *operands: Dims) -> list[Dims]:
+    return list(operands)
+
+
+@_rule("reshape", "squeeze", ignores="dimensions")
+def _reshape(eqn: Any, x: Dims) -> list[Dims]:
+    """Row-major: the normal form of a program has no reshape with `dimensions`."""
+    return [reshape(x, eqn.outvars[0].aval.shape)]
+
+
+@_rule("broadcast_in_dim")
+def _broadcast(eqn: Any, x: Dims, *_: Dims) -> list[Dims]:
+    result = list(fresh(eqn.outvars[0].aval.shape))
+    for dim, to in zip(x, map(int, eqn.params["broadcast_dimensions"]), strict=True):
+        if dim.size == result[to].size:
+            result[to] = dim
+    kept = set(map(int, eqn.params["broadcast_dimensions"]))
+    for axis, dim in enumerate(result):
+        if axis not in kept or all(dim is not old for old in x):
+            result[axis] = Dimension(dim.size, repeated=True)
+    return [tuple(result)]
+
+
+@_rule("transpose")
+def _transpose(eqn: Any, x: Dims) -> list[Dims]:
+    return [tuple(x[int(axis)] for axis in eqn.params["permutation"])]
+
+
+@_rule(*"reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split())
+def _reduce(eqn: Any, x: Dims) -> list[Dims]:
+    gone = {int(axis) for axis in eqn.params["axes"]}
+    return [tuple(dim for axis, dim in enumerate(x) if axis not in gone)]
+
+
+@_rule("dot_general")
+def _dot(eqn: Any, x: Dims, y: Dims) -> list[Dims]:
+    (x_contract, y_contract), (x_batch, y_batch) = eqn.params["dimension_numbers"]
+    for a, b in (*zip(x_contract, y_contract, strict=True), *zip(x_batch, y_batch, strict=True)):
+        tie(x[a], y[b])
+    free = [dim for d, dim in enumerate(x) if d not in x_contract and d not in x_batch]
+    free += [dim for d, dim in enumerate(y) if d not in y_contract and d not in y_batch]
+    return [(*(y[b] if x[a].repeated else x[a] for a, b in zip(x_batch, y_batch, strict=True)), *free)]
+
+
+@_rule("slice", "dynamic_slice", "split", "tile", ignores="axis")
+def _partial(eqn: Any, x: Dims, *starts: Dims) -> list[Dims]:
+    """Dimensions that keep their length keep their meaning."""
+    return [
+        tuple(
+            old if old.size == new else Dimension(new, repeated=old.repeated)
+            for old, new in zip(x, var.aval.shape, strict=True)
+        )
+        for var in eqn.outvars
+    ]
+
+
+@_rule("pad")
+def _pad(eqn: Any, x: Dims, _: Dims) -> list[Dims]:
+    sizes = eqn.outvars[0].aval.shape
+    edges = eqn.params["padding_config"]
+    return [tuple(old if not any(edge) else Dimension(new) for old, new, edge in zip(x, sizes, edges, strict=True))]
+
+
+@_rule("concatenate")
+def _concatenate(eqn: Any, *parts: Dims) -> list[Dims]:
+    along = int(eqn.params["dimension"])
+    size = eqn.outvars[0].aval.shape[along]
+    result = [Dimension(size) if axis == along else met(*dims) for axis, dims in enumerate(zip(*parts, strict=True))]
+    return [tuple(result)]
+
+
+@_rule("stack")
+def _stack(eqn: Any, *parts: Dims) -> list[Dims]:
+    axis = int(eqn.params["axis"])
+    result = [met(*dims) for dims in zip(*parts, strict=True)]
+    return [(*result[:axis], Dimension(len(parts)), *result[axis:])]
+
+
+@_rule(*SUMS, "pmax", "pmin")
+def _reduced_over_devices(eqn: Any, *operands: Dims) -> list[Dims]:
+    gone = array_axes_of(eqn)
+    return [tuple(dim for axis, dim in enumerate(x) if axis not in gone) for x in operands]
+
+
+@_rule("gather")
+def _gather(eqn: Any, x: Dims, indices: Dims) -> list[Dims]:
+    n = eqn.params["dimension_numbers"]
+    result = list(fresh(eqn.outvars[0].aval.shape))
+    offset = [int(d) for d in n.offset_dims]
+    hidden = {*map(int, n.collapsed_slice_dims), *map(int, n.operand_batching_dims)}
+    for old, new in zip((d for d in range(len(x)) if d not in hidden), offset, strict=True):
+        if x[old].size == result[new].size:
+            result[new] = x[old]
+    batch = [d for d in range(len(result)) if d not in offset]
+    paired = {int(i): x[int(d)] for d, i in zip(n.operand_batching_dims, n.start_indices_batching_dims, strict=True)}
+    for axis, new in enumerate(batch):
+        other = paired.get(axis, indices[axis])
+        tie(other, indices[axis])
+        result[new] = other if indices[axis].repeated else indices[axis]
+    return [tuple(result)]
+
+
+def window_of_scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> dict[int, Dimension]:
+    """The dimensions of the updates that stand for whole dimensions of the operand."""
+    n = eqn.params["dimension_numbers"]
+    hidden = {*map(int, n.inserted_window_dims), *map(int, n.operand_batching_dims)}
+    window = zip((d for d in range(len(x)) if d not in hidden), map(int, n.update_window_dims), strict=True)
+    found = {old: updates[new] for old, new in window if x[old].size == updates[new].size}
+    for old, axis in zip(n.operand_batching_dims, n.scatter_indices_batching_dims, strict=True):
+        tie(x[int(old)], indices[int(axis)])
+    return found
+
+
+def _put(x: Dims, window: dict[int, Dimension]) -> list[Dims]:
+    """An array into a part of which another one is put; along the other axes the part begins anywhere."""
+    return [tuple(met(dim, window[axis]) if axis in window else _varying(dim) for axis, dim in enumerate(x))]
+
+
+@_rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")
+def _scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> list[Dims]:
+    return _put(x, window_of_scatter(eqn, x, indices, updates))
+
+
+@_rule("dynamic_update_slice")
+def _update(eqn: Any, x: Dims, new: Dims, *starts: Dims) -> list[Dims]:
+    return _put(x, window_of_update(x, new))
+
+
+def window_of_update(x: Dims, new: Dims) -> dict[int, Dimension]:
+    """The dimensions of what is put into an array by a slice that stand for whole dimensions of it."""
+    return {axis: dim for axis, (old, dim) in enumerate(zip(x, new, strict=True)) if old.size == dim.size}
+
+
+def _varying(dim: Dimension) -> Dimension:
+    return Dimension(dim.size) if dim.repeated else dim

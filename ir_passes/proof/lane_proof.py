@@ -1,0 +1,199 @@
+"""The proof that no lane of a step can reach another's state or results."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes.contract.normal_form import flatten
+from ir_passes.jaxpr import ir
+from ir_passes.proof.dim_labels import label_violations
+from ir_passes.proof.output_claims import ACCEPTED, AGREEMENT, IDLE, accepted, changed_rows, outputs, repeated
+from ir_passes.proof.owners import COMMON, OneLane, Owner, PoolRows, Rows
+from ir_passes.proof.prover import Prover
+from ir_passes.proof.rules import opaque_calls
+from ir_passes.proof.rules.all import RULES
+from ir_passes.proof.values import Kept, Slot, Value
+from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind
+
+CLAIMS = (
+    "non-interference: row i of every output and the rows of lane i depend on lane i and shared inputs only",
+    "frame: rows outside the slot map are unchanged",
+    "linear use: every version of a pool has one successor and is not read after it",
+    "coupling: pools of one group are written at the same rows",
+    "bounds: row indices are in bounds, or guarded by dropping",
+    "constants: no row or pool is baked into the program",
+)
+LABELS = "labels: what is written to a labelled pool has its dimensions in the pool's order"
+MOST = int(np.iinfo(np.int32).max)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was proved of one program.
+
+    Attributes:
+        lanes: N.
+        equations: of the program, calls replaced by their bodies.
+        proved: the claims, in words.
+        assumed: what was declared, not proved.
+        notes: what the user should know and is no fault.
+        seconds: time the proof took.
+    """
+
+    lanes: int
+    equations: int
+    proved: tuple[str, ...]
+    assumed: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+
+def prove_isolation(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract) -> Proof:
+    """Prove that the lanes of a step cannot reach each other.
+
+    Args:
+        fn: the step; it is traced, not run.
+        args: example arguments, arrays or `jax.ShapeDtypeStruct`.
+        contract: of the step.
+
+    Raises:
+        ContractError: the contract does not fit the function.
+        IsolationError: something is not proved; it carries every violation with the user's line.
+    """
+    bound = contract.bind(fn, args)
+    return prove_jaxpr(ir.trace(fn, *args), bound)
+
+
+def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
+    """Prove a traced program; arguments and errors as for `prove_isolation`."""
+    start = time.perf_counter()
+    flat = flatten(program)
+    prover = Prover(bound)
+    results = walk(prover, flat)
+    violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]
+    violations += [*_coupling(prover), *label_violations(bound, flat, prover.known)]
+    proved = CLAIMS
+    if any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
+        proved = (*proved, LABELS)
+    if any(isinstance(one.entry, Lane) and one.entry.role == "length" for one in bound.inputs):
+        idle = Prover(bound, idle=True)
+        still = walk(idle, flat)
+        violations += changed_rows(idle, flat, results, still)
+        violations += accepted(idle, flat, still, (0, 0), "is not shown to be 0 for a lane of length 0")
+        proved = (*proved, IDLE)
+    for comparison in {id(one): one for one in prover.comparisons}.values():
+        disagreeing = Prover(bound, disagreeing=comparison)
+        violations += changed_rows(disagreeing, flat, results, walk(disagreeing, flat))
+        violations += repeated(prover, flat, comparison)
+        proved = (*proved, AGREEMENT) if AGREEMENT not in proved else proved
+    if any(isinstance(one.entry, Lane) and one.entry.role == "accepted" for one in bound.outputs):
+        violations += accepted(prover, flat, results, (0, MOST), "is not shown to be 0 or more")
+        proved = (*proved, ACCEPTED)
+    if violations:
+        raise IsolationError(tuple(dict.fromkeys(violations)))
+    prover.notes.update(_unnamed(bound))
+    assumed = [*prover.assumed, *opaque_calls.assumed(prover.declared, bound.opaque), *_assumed(bound)]
+    seconds = time.perf_counter() - start
+    return Proof(
+        bound.lanes, len(flat.jaxpr.eqns), proved, tuple(sorted(assumed)), tuple(sorted(prover.notes)), seconds
+    )
+
+
+def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
+    """The abstract results of a flat program."""
+    assert RULES
+    prover.reorders = any(eqn.primitive.name == "sort" for eqn in ir.all_eqns(flat.jaxpr))
+    inputs = [_input(prover, leaf, one) for leaf, one in enumerate(prover.bound.inputs)]
+    return prover.run(flat.jaxpr, [prover.constant(const) for const in flat.consts], inputs)
+
+
+def _input(prover: Prover, leaf: int, one: Bound) -> Value:
+    """What the contract says of an argument."""
+    number, lanes = prover.fresh(), prover.bound.lanes
+    match one.entry:
+        case Shared():
+            return Value(COMMON, number)
+        case Lane(axis, role):
+            bounds = (0, 0) if role == "length" and prover.idle else None
+            return Value(_lanes(axis, lanes), number, bounds)
+        case SlotMap(_, size):
+            return Value(_lanes(0, lanes), number, (0, size - 1), Slot(leaf))
+        case Pool(group, axis):
+            kept = Kept(leaf) if prover.idle or prover.disagreeing is not None else None
+            owner: Owner = PoolRows(leaf, group, axis) if group in prover.mapped else _lanes(axis, lanes)
+            return Value(owner, number, kept=kept, version=prover.versions.first(leaf))
+
+
+def _lanes(axis: int, lanes: int) -> Owner:
+    return OneLane(0) if lanes == 1 else Rows(axis)
+
+
+def _coupling(prover: Prover) -> list[Violation]:
+    """Pools of one group are written at the same rows, in the same order."""
+    found = []
+    groups: dict[str, list[int]] = {}
+    for leaf in prover.bound.successors:
+        entry = prover.bound.inputs[leaf].entry
+        if isinstance(entry, Pool) and entry.group in prover.mapped:
+            groups.setdefault(entry.group, []).append(leaf)
+    for leaves in groups.values():
+        written = {leaf: _coordinates(prover, leaf) for leaf in leaves}
+        first = leaves[0]
+        for leaf in leaves[1:]:
+            if written[leaf] != written[first]:
+                site = next((r.site for r in prover.accesses if r.write and r.leaf in (leaf, first)), None)
+                paths = prover.bound.inputs[first].path, prover.bound.inputs[leaf].path
+                message = f"{paths[0]} and {paths[1]} belong to one group and are written at different rows"
+                remedy = "write all pools of a group by the same index, the same number of times"
+                kind = ViolationKind.COUPLING
+                fault = (
+                    site.violation(kind, message, remedy)
+                    if site is not None
+                    else Violation(kind, "", "unknown", message, remedy)
+                )
+                found.append(replace(fault, concerned=paths))
+    return found
+
+
+def _coordinates(prover: Prover, leaf: int) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(r.coordinate for r in prover.accesses if r.write and r.leaf == leaf))
+
+
+def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
+    """Arrays of the program that look like pools."""
+    pools = {(b.shape, b.dtype): b.path for b in prover.bound.inputs if isinstance(b.entry, Pool)}
+    found = []
+    for var in flat.jaxpr.constvars:
+        path = pools.get((ir.shape_of(var), ir.dtype_of(var)))
+        if path is None:
+            continue
+        users = [i for i, eqn in enumerate(flat.jaxpr.eqns) if var in eqn.invars]
+        at = users[0] if users else len(flat.jaxpr.eqns)
+        source = ir.source_of(flat.jaxpr.eqns[at]) if users else "unknown"
+        name = flat.jaxpr.eqns[at].primitive.name if users else ""
+        message = f"a constant of the program has the shape and dtype of {path}: a pool was captured when it was traced"
+        place = Place(flat.jaxpr, at, prover.known[flat.jaxpr])
+        remedy = "make it an argument of the step"
+        found.append(Violation(ViolationKind.CONSTANT, name, source, message, remedy, (path,), place))
+    return found
+
+
+def _unnamed(bound: BoundContract) -> list[str]:
+    """What is not proved of pools that the contract has no names for."""
+    paths = [one.path for one in bound.inputs if isinstance(one.entry, Pool) and one.entry.dims is None]
+    if not paths:
+        return []
+    what = "that each dimension is written with what belongs there, and that no position is a constant of the program"
+    return [f"not proved of pools without dims ({', '.join(paths)}): {what}"]
+
+
+def _assumed(bound: BoundContract) -> list[str]:
+    return [
+        f"{one.path}: entries in [0, {one.entry.size}), {'active ones' if one.entry.null else 'all of them'} distinct"
+        for one in bound.inputs
+        if isinstance(one.entry, SlotMap)
+    ]

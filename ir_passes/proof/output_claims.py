@@ -1,0 +1,154 @@
+"""Claims about what a step returns: outputs, and rows under an assumption, that are not shown to be as they must."""
+
+from ir_passes.contract.contract import Bound, Lane, Pool, Shared
+from ir_passes.jaxpr import ir
+from ir_passes.proof.concerned import concerned
+from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows, describe
+from ir_passes.proof.prover import Prover
+from ir_passes.proof.values import Kept, Range, Value
+from ir_passes.proof.violations import Place, Violation, ViolationKind
+
+IDLE = "idle: a lane whose length is 0 keeps its rows"
+ACCEPTED = "accepted: a count of accepted tokens is never negative, and 0 for a lane whose length is 0"
+AGREEMENT = "agreement: where devices were given different operands that the step compares, no row changes"
+
+
+def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value]) -> list[Violation]:
+    """Outputs that hold something else than the contract says.
+
+    Args:
+        prover: after its walk.
+        flat: the program.
+        results: of the walk.
+    """
+    donors = {after: before for before, after in prover.bound.successors.items()}
+    found = []
+    for k, (one, value) in enumerate(zip(prover.bound.outputs, results, strict=True)):
+        if isinstance(value.owner, Mixed):
+            found.append(value.owner.cause)
+            continue
+        fault = _output_fault(prover, one, value, donors.get(k))
+        if fault is not None:
+            kind, message, remedy = fault
+            about = concerned(prover.bound, [(value.owner, one.shape)])
+            if k in donors:
+                about = tuple(dict.fromkeys((*about, prover.bound.inputs[donors[k]].path)))
+            found.append(_at_output(prover, flat, k, kind, f"{one.path} {message}", remedy, about))
+    return found
+
+
+def _at_output(
+    prover: Prover,
+    flat: ir.ClosedJaxpr,
+    k: int,
+    kind: ViolationKind,
+    message: str,
+    remedy: str,
+    about: tuple[str, ...],
+) -> Violation:
+    var, known = flat.jaxpr.outvars[k], prover.known[flat.jaxpr]
+    for index, eqn in enumerate(flat.jaxpr.eqns):
+        if var in eqn.outvars:
+            place = Place(flat.jaxpr, index, known)
+            return Violation(kind, eqn.primitive.name, ir.source_of(eqn), message, remedy, about, place)
+    return Violation(kind, "", "unknown", message, remedy, about, Place(flat.jaxpr, len(flat.jaxpr.eqns), known))
+
+
+def _output_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
+    owner, lanes = value.owner, prover.bound.lanes
+    match one.entry:
+        case Shared():
+            if not isinstance(owner, Common):
+                kind = ViolationKind.CROSS_LANE
+                return kind, f"is declared Shared, but holds {describe(owner)}", "declare it Lane"
+        case Lane(axis):
+            if not _fits_lanes(owner, axis, one.shape[axis], lanes):
+                remedy = f"put the lanes in order along axis {axis}"
+                return ViolationKind.CROSS_LANE, f"is declared Lane(axis={axis}), but holds {describe(owner)}", remedy
+        case Pool(group, axis) if group not in prover.mapped:
+            if not _fits_lanes(owner, axis, one.shape[axis], lanes):
+                remedy = f"put row i of the pool's successor at index i of axis {axis}"
+                return ViolationKind.WRONG_ROW, f"has one row per lane, but holds {describe(owner)}", remedy
+            if value.version in prover.versions.consumed:
+                return ViolationKind.STALE, "is a version that was written to later", "return the last version"
+        case Pool():
+            return _pool_fault(prover, one, value, donor)
+    return None
+
+
+def _fits_lanes(owner: Owner, axis: int, length: int, lanes: int) -> bool:
+    if isinstance(owner, Common):
+        return True
+    if isinstance(owner, OneLane):
+        return lanes == 1 and owner.lane == 0
+    return owner == Rows(axis) and length == lanes
+
+
+def _pool_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
+    owner = value.owner
+    assert isinstance(one.entry, Pool)
+    if not isinstance(owner, PoolRows) or owner.axis != one.entry.axis or owner.view:
+        remedy = "return the pool with rows written by the slot map"
+        return ViolationKind.FRAME, f"is no version of its pool, but {describe(owner)}", remedy
+    if owner.leaf != donor:
+        there = prover.bound.inputs[owner.leaf].path
+        return ViolationKind.WRONG_ROW, f"is a version of {there}, not of its own pool", "return pools in their order"
+    if owner.unframed is not None:
+        why = f"may differ in rows that no lane owns: {owner.unframed.message} at {owner.unframed.source}"
+        return ViolationKind.FRAME, why, owner.unframed.remedy
+    if value.version in prover.versions.consumed:
+        return ViolationKind.STALE, "is a version that was written to later", "return the last version"
+    return None
+
+
+def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, busy: list[Value], still: list[Value]) -> list[Violation]:
+    """Pools whose rows are not shown to come out as they went in.
+
+    Args:
+        prover: of a second walk, under the assumption that a lane's length is 0, or that devices disagree.
+        flat: the program.
+        busy, still: the results of the first walk and of the second.
+    """
+    found = []
+    for before, after in prover.bound.successors.items():
+        value = still[after]
+        if isinstance(busy[after].owner, Mixed) or value.kept == Kept(before):
+            continue
+        path = prover.bound.inputs[before].path
+        if prover.disagreeing is not None:
+            kind = ViolationKind.AGREEMENT
+            message = f"{path}: rows are not shown to stay as they are where devices disagree"
+            remedy = "where(devices_agree(..), length, 0) for the lengths, or a row past the end for the slots"
+        else:
+            kind = ViolationKind.IDLE
+            message = f"{path}: the row of a lane of length 0 is not shown to stay as it is"
+            remedy = "end with where(length > 0, new, old), or write at a position past the end with mode='drop'"
+        found.append(_at_output(prover, flat, after, kind, message, remedy, (path,)))
+    return found
+
+
+def repeated(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> list[Violation]:
+    """Whether a comparison of devices' operands is met more than once: no walk can say that one time alone it fails."""
+    if sum(one is comparison for one in prover.comparisons) == 1:
+        return []
+    message = "devices are compared in a loop, or in a function that is called more than once"
+    remedy = "call devices_agree once for all operands, outside of loops"
+    place = Place(flat.jaxpr, len(flat.jaxpr.eqns), prover.known[flat.jaxpr])
+    about = tuple(prover.bound.inputs[before].path for before in prover.bound.successors)
+    kind = ViolationKind.AGREEMENT
+    return [Violation(kind, comparison.primitive.name, ir.source_of(comparison), message, remedy, about, place)]
+
+
+def accepted(
+    prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], bounds: Range, why_not: str
+) -> list[Violation]:
+    """Counts of accepted tokens lie within bounds."""
+    found = []
+    for k, (one, value) in enumerate(zip(prover.bound.outputs, results, strict=True)):
+        if not isinstance(one.entry, Lane) or one.entry.role != "accepted" or isinstance(value.owner, Mixed):
+            continue
+        if value.range is None or value.range[0] < bounds[0] or bounds[1] < value.range[1]:
+            remedy = "end with where(length > 0, count, 0), and clip the count to 0 and the number of tokens"
+            message, about = f"{one.path} {why_not}", concerned(prover.bound, [(value.owner, one.shape)])
+            found.append(_at_output(prover, flat, k, ViolationKind.ACCEPTED, message, remedy, about))
+    return found

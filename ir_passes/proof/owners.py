@@ -1,0 +1,150 @@
+"""Whose the elements of an array are."""
+
+from dataclasses import dataclass, replace
+
+from ir_passes.proof.views import View
+from ir_passes.proof.violations import Violation
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Every element depends on shared inputs only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """The lane that a shared run-time index picks: the same wherever the same index is used.
+
+    Attributes:
+        number: value number of the index.
+        size: length of the axis that is indexed.
+    """
+
+    number: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class OneLane:
+    """Every element depends on one lane, and on shared inputs.
+
+    Attributes:
+        lane: its number, or the symbol of a shared run-time index.
+        split: mesh axes over which lanes are split; `lane` then counts the lanes of one device.
+        held: mesh axes along which one device has the elements, and every other one zeros in their place.
+    """
+
+    lane: int | Symbol
+    split: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A permutation of the rows of an axis, or its inverse.
+
+    Attributes:
+        number: value number of the sort that made it.
+        inverse: whether the inverse is meant.
+    """
+
+    number: int
+    inverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Backwards:
+    """The last row first; its own inverse. On a mesh, of each device's rows.
+
+    Attributes:
+        rows: how many there are; some may have been taken since.
+    """
+
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Elements at index r of `axis` depend on lane `start + order(r) // inner`, and on shared inputs.
+
+    Attributes:
+        inner: rows per lane.
+        start: the lane of row 0.
+        order: a permutation of the rows, None for the identity.
+        split, held: as of `OneLane`.
+    """
+
+    axis: int
+    inner: int = 1
+    start: int = 0
+    order: Order | Backwards | None = None
+    split: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRows:
+    """A version of a pool, or a view of it: row s of `axis` belongs to whoever owns slot s.
+
+    Attributes:
+        leaf: index of the pool among the step's flattened inputs.
+        group: its group.
+        view: how the array was taken from the pool's.
+        writers: the slot maps, by index among the inputs, by which rows of it have been written.
+        unframed: the operation that may have changed rows outside the slot map, None if there is none.
+        split: mesh axes over which rows are split, in order; `axis` then counts the rows of one device.
+    """
+
+    leaf: int
+    group: str
+    axis: int
+    view: View = ()
+    writers: frozenset[int] = frozenset()
+    unframed: Violation | None = None
+    split: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Elements may depend on several lanes.
+
+    Attributes:
+        cause: the operation that mixed them.
+    """
+
+    cause: Violation
+
+
+Owner = Common | OneLane | Rows | PoolRows | Mixed
+COMMON = Common()
+
+
+def describe(owner: Owner) -> str:
+    """An owner in words."""
+    match owner:
+        case Common():
+            return "shared"
+        case OneLane(lane):
+            return f"lane {lane}" if isinstance(lane, int) else "the lane of a loop index"
+        case Rows(axis, inner, start, order):
+            rows = "lanes" if inner == 1 else f"lanes x {inner}"
+            origin = f" from lane {start}" if start else ""
+            placed = {Order: ", permuted", Backwards: ", the last first"}.get(type(order), "")
+            return f"{rows} along axis {axis}{origin}{placed}"
+        case PoolRows(_, group, axis):
+            return f"pool {group!r}, rows along axis {axis}"
+        case Mixed(cause):
+            return f"several lanes ({cause.primitive} at {cause.source})"
+
+
+_ALONG_AN_AXIS = (Rows, PoolRows)
+
+
+def axis_of(owner: Owner) -> int | None:
+    """The axis along which an owner changes, None where it is the same everywhere."""
+    return owner.axis if isinstance(owner, _ALONG_AN_AXIS) else None
+
+
+def moved(owner: Owner, axis: int) -> Owner:
+    """The same owner along another axis."""
+    return replace(owner, axis=axis) if isinstance(owner, _ALONG_AN_AXIS) and owner.axis != axis else owner

@@ -1,0 +1,268 @@
+"""One form for gather, scatter and dynamic slices: which operand dimension is indexed by what, and where it lands."""
+
+import math
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jax.lax import GatherScatterMode
+
+from ir_passes.jaxpr import ir
+from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows, Symbol, axis_of, moved
+from ir_passes.proof.site import Site
+from ir_passes.proof.uniformity import constant
+from ir_passes.proof.values import Columns, Constant, Iota, Slot, Value
+from ir_passes.proof.views import View, block, entered, left, reshaped
+from ir_passes.proof.violations import ViolationKind
+
+Shape = tuple[int, ...]
+MODES = (GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS)
+"""Ways to treat indices out of bounds whose meaning is documented."""
+_FILLED = ("filled out of bounds",)
+
+
+@dataclass(frozen=True)
+class Access:
+    """How elements of an operand meet elements of a window array, the result of a read or the updates of a write.
+
+    Attributes:
+        full: shape of the operand.
+        sizes: of the window along each operand dimension.
+        columns: operand dimension -> the index along it.
+        window: operand dimension -> dimension of the window array, for those that keep one.
+        paired: operand dimension -> dimension of the window array that runs along with it.
+        index_axes: dimension of the window array for each axis of the indices.
+        drops: an index out of bounds reads a fill value or is not written; otherwise it is clamped.
+        index_shape: shape of the indices, those of one place along the last axis.
+        window_shape: shape of the window array.
+    """
+
+    full: Shape
+    sizes: Shape
+    columns: dict[int, Value]
+    window: dict[int, int]
+    paired: dict[int, int]
+    index_axes: tuple[int, ...]
+    drops: bool
+    index_shape: Shape
+    window_shape: Shape
+
+    @property
+    def scalar(self) -> bool:
+        """Whether there is one index only."""
+        return all(size == 1 for size in self.index_shape[:-1])
+
+    def index_owner(self, dim: int) -> Owner:
+        """Whose the index along an operand dimension is, in dimensions of the window array."""
+        owner = self.columns[dim].owner
+        axis = axis_of(owner)
+        return owner if axis is None else moved(owner, self.index_axes[axis])
+
+    def owners(self, site: Site, without: int | None = None) -> Owner:
+        """Whose the indices are, all but one."""
+        return site.join(*(self.index_owner(dim) for dim in self.columns if dim != without))
+
+    def tells_places(self, owner: Owner, without: int | None = None) -> bool:
+        """Whether a shared index differs between rows whose order depends on all lanes."""
+        if not isinstance(owner, Rows) or owner.order is None:
+            return False
+        return any(
+            isinstance(value.owner, Common) and not self.scalar and not constant(value, self.index_shape)
+            for dim, value in self.columns.items()
+            if dim != without
+        )
+
+    def whole(self, dim: int) -> bool:
+        """Whether the window covers a dimension from end to end."""
+        return dim in self.window and self.sizes[dim] == self.full[dim]
+
+    def step(self, dim: int) -> tuple:
+        """This access as a step of a view whose index along `dim` is another matter."""
+        others = tuple((d, value.number) for d, value in sorted(self.columns.items()) if d != dim)
+        along = tuple(sorted(self.window.items())), tuple(sorted(self.paired.items()))
+        return ("rows", dim, self.full, self.sizes, along, self.index_axes, others)
+
+    def taken(self, view: View, dim: int) -> View:
+        """The path after this read of a view whose index along `dim` is another matter."""
+        fills = self.drops and not all(self.inside(other) for other in self.columns if other != dim)
+        if self.is_block:
+            view = reshaped(block(view, dim, self.full, self.sizes, self._places(dim)), self.sizes, self.window_shape)
+        else:
+            view = entered(view, self.step(dim))
+        return entered(view, _FILLED) if fills else view
+
+    @property
+    def is_block(self) -> bool:
+        """Whether the window is one block of the operand, its axes in their order."""
+        axes = [self.window[dim] for dim in sorted(self.window)]
+        return not self.paired and self.scalar and axes == sorted(axes)
+
+    def _places(self, but: int) -> Iterator[tuple[int, Hashable]]:
+        """Where a block begins, by constants or value numbers, along each axis where that is not the only place."""
+        for dim, value in self.columns.items():
+            at = constant_of(value)
+            if dim != but and not (at == 0 and self.sizes[dim] == self.full[dim]):
+                yield dim, ("value", value.number) if at is None else at
+
+    def put(self, view: View, dim: int) -> View | None:
+        """The path after this write puts back what was taken; None where it was taken elsewhere.
+
+        What was read out of bounds holds a fill value, which only a write that drops it leaves out.
+        """
+        if self.drops and view and view[-1] == _FILLED:
+            view = view[:-1]
+        if self.is_block:
+            (step,) = block((), dim, self.full, self.sizes, self._places(dim))
+            return left(reshaped(view, self.window_shape, self.sizes), step)
+        return left(view, self.step(dim))
+
+    def inside(self, dim: int) -> bool:
+        """Whether the index along a dimension is in bounds by its range."""
+        bounds = self.columns[dim].range
+        return bounds is not None and 0 <= bounds[0] and bounds[1] <= self.full[dim] - self.sizes[dim]
+
+    def all_inside(self) -> bool:
+        """Whether every index is in bounds."""
+        return all(self.inside(dim) for dim in self.columns)
+
+    def all_outside(self) -> bool:
+        """Whether some index is out of bounds whatever it is, so that nothing is read or written."""
+        return self.drops and any(
+            value.range is not None and (value.range[0] > self.full[d] - self.sizes[d] or value.range[1] < 0)
+            for d, value in self.columns.items()
+        )
+
+
+def constant_of(value: Value) -> int | None:
+    """The number that an index is in every run; None where it varies."""
+    if isinstance(value.owner, Common) and value.range is not None and value.range[0] == value.range[1]:
+        return value.range[0]
+    return None
+
+
+def lane_at(access: Access, dim: int, rows: Rows) -> OneLane | None:
+    """The lane whose row one shared index picks."""
+    index = access.columns[dim]
+    if rows.order is not None or not isinstance(index.owner, Common):
+        return None
+    constant = constant_of(index)
+    if constant is not None:
+        return OneLane(rows.start + constant // rows.inner, rows.split) if access.inside(dim) else None
+    if access.scalar and rows.inner == 1 and rows.start == 0:
+        return OneLane(Symbol(index.number, access.full[dim]), rows.split)
+    return None
+
+
+def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Value]:
+    """The indices along each dimension; `last` is the axis along which they lie beside each other."""
+    if axis_of(indices.owner) == last:
+        mixed = site.mixed("one place is picked by indices of different lanes", "let each lane index its own elements")
+        indices = indices.but(owner=mixed, fact=None)
+    if isinstance(indices.fact, Iota) and indices.fact.axis == last:
+        indices = indices.but(fact=None)
+    if isinstance(indices.fact, Columns) and len(indices.fact.values) == count:
+        return list(indices.fact.values)
+    if count == 1:
+        return [indices]
+    fact = indices.fact if isinstance(indices.fact, Slot | Constant) else None
+    numbers = [site.prover.number(("column", indices.number, k)) for k in range(count)]
+    return [indices.but(number=number, fact=fact) for number in numbers]
+
+
+def of_gather(site: Site, indices: Value) -> Access:
+    """The access of a gather."""
+    full, index_shape = site.shapes[0], site.shapes[1]
+    n = site.params["dimension_numbers"]
+    offset = tuple(map(int, n.offset_dims))
+    batch = [d for d in range(len(site.shape)) if d not in offset]
+    hidden = {*map(int, n.collapsed_slice_dims), *map(int, n.operand_batching_dims)}
+    kept = [d for d in range(len(full)) if d not in hidden]
+    return _indexed(
+        site, indices, full, tuple(map(int, site.params["slice_sizes"])), dict(zip(kept, offset, strict=True)),
+        tuple(map(int, n.start_index_map)), n.operand_batching_dims, n.start_indices_batching_dims, batch, index_shape,
+        site.shape,
+    )  # fmt: skip
+
+
+def of_scatter(site: Site, indices: Value) -> Access:
+    """The access of a scatter; the window array is its updates."""
+    full, index_shape, update_shape = site.shapes[:3]
+    n = site.params["dimension_numbers"]
+    offset = tuple(map(int, n.update_window_dims))
+    batch = [d for d in range(len(update_shape)) if d not in offset]
+    inserted = set(map(int, n.inserted_window_dims))
+    hidden = {*inserted, *map(int, n.operand_batching_dims)}
+    kept = [d for d in range(len(full)) if d not in hidden]
+    window = dict(zip(kept, offset, strict=True))
+    sizes = tuple(update_shape[window[d]] if d in window else 1 for d in range(len(full)))
+    return _indexed(
+        site, indices, full, sizes, window, tuple(map(int, n.scatter_dims_to_operand_dims)),
+        n.operand_batching_dims, n.scatter_indices_batching_dims, batch, index_shape, update_shape,
+    )  # fmt: skip
+
+
+def _indexed(
+    site: Site, indices: Value, full: Shape, sizes: Shape, window: dict[int, int], indexed: Shape,
+    operand_batching: Any, index_batching: Any, batch: list[int], index_shape: Shape, window_shape: Shape,
+) -> Access:  # fmt: skip
+    columns = dict(zip(indexed, _split_columns(site, indices, len(indexed), len(index_shape) - 1), strict=True))
+    paired = {int(d): batch[int(i)] for d, i in zip(operand_batching, index_batching, strict=True)}
+    drops = site.params["mode"] == GatherScatterMode.FILL_OR_DROP
+    return Access(full, sizes, columns, window, paired, tuple(batch), drops, index_shape, window_shape)
+
+
+def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
+    """The access of a dynamic slice or update: one index, every dimension kept, clamped."""
+    full = site.shapes[0]
+    same = {d: d for d in range(len(full))}
+    columns = {d: value for d, value in enumerate(starts) if sizes[d] != full[d]}
+    return Access(full, sizes, columns, same, {}, (), False, (len(columns),), sizes)
+
+
+def check_position(site: Site, operand: Value, access: Access) -> None:
+    """A position of a labelled pool is an operand, never a constant."""
+    leaf = site.prover.versions.leaf_of.get(operand.version) if operand.version is not None else None
+    if leaf is None:
+        return
+    bound = site.prover.bound.inputs[leaf]
+    dims = getattr(bound.entry, "dims", None)
+    if dims is None or bound.shape != access.full or "position" not in dims:
+        return
+    column = access.columns.get(dims.index("position"))
+    if column is not None and constant_of(column) is not None:
+        site.report(
+            ViolationKind.CONSTANT,
+            f"position {constant_of(column)} of {bound.path} is a constant of the program",
+            "make positions operands of the step",
+        )
+
+
+def unsorted(site: Site, access: Access) -> Mixed | None:
+    """What comes of indices of lanes that are said to be sorted, which XLA may rely on; None where they are not.
+
+    Of indices that are not sorted the result is the implementation's own, for all places together.
+    """
+    if not site.params.get("indices_are_sorted"):
+        return None
+    n = site.params["dimension_numbers"]
+    batching = n.start_indices_batching_dims if site.name == "gather" else n.scatter_indices_batching_dims
+    together = math.prod(size for axis, size in enumerate(access.index_shape[:-1]) if axis not in batching)
+    varying = [value.fact for value in access.columns.values() if constant_of(value) is None]
+    counting = varying[0] if len(varying) == 1 else None
+    if together <= 1 or not varying or (isinstance(counting, Iota) and access.index_shape[counting.axis] == together):
+        return None
+    if all(isinstance(value.owner, Common) for value in access.columns.values()):
+        source = ir.source_of(site.eqn)
+        site.prover.assumed.add(f"shared indices of {site.name!r} at {source} are sorted: indices_are_sorted=True")
+        return None
+    message = "indices of lanes are said to be sorted, and nothing shows that they are"
+    return site.mixed(message, "leave indices_are_sorted out")
+
+
+def bounds_note(site: Site, operand: Value, access: Access, dim: int) -> None:
+    """An unbounded index along another axis of a pool stays inside its row."""
+    if not isinstance(operand.owner, PoolRows) and operand.version is None:
+        return
+    for other in access.columns:
+        if other != dim and not access.inside(other):
+            site.prover.notes.add(f"{site.name!r} may index a pool out of bounds along axis {other}, inside its row")

@@ -1,0 +1,35 @@
+"""Every rule; importing this module fills the table."""
+
+from ir_passes.proof.rules import (
+    calls,
+    control,
+    elementwise,
+    exchanges,
+    indexing,
+    meshes,
+    opaque_calls,
+    parts,
+    products,
+    randomness,
+    reductions,
+    registry,
+    shapes,
+)
+
+RULES = registry.RULES
+
+__all__ = [
+    "RULES",
+    "calls",
+    "control",
+    "elementwise",
+    "exchanges",
+    "indexing",
+    "meshes",
+    "opaque_calls",
+    "parts",
+    "products",
+    "randomness",
+    "reductions",
+    "shapes",
+]

@@ -1,0 +1,81 @@
+"""Calls of functions: by their bodies, or by the declaration that they work row by row."""
+
+from ir_passes.contract.contract import Lane, Shared
+from ir_passes.contract.declared import RowWise, declaration_of, other_body
+from ir_passes.jaxpr import ir
+from ir_passes.proof.owners import Owner, Rows, axis_of, moved
+from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.site import Site
+from ir_passes.proof.uniformity import REMEDY, disordered, tells_places
+from ir_passes.proof.values import Value
+from ir_passes.proof.violations import ViolationKind
+
+_AROUND_THE_BODY = """
+bwd compiler_options_kvs ctx_mesh differentiated donated_invars fwd_jaxpr_thunk in_layouts in_shardings in_tree inline
+jvp_jaxpr_fun keep_unused name num_consts out_layouts out_shardings out_tree out_trees policy prevent_cse rule
+symbolic_zeros
+"""
+"""Parameters of a call beside its body: of its compilation, its derivatives and its batching."""
+
+
+@rule(*ir.CALLS, reads=" ".join(ir.CALLS.values()), ignores=_AROUND_THE_BODY)
+def call(site: Site, *operands: Value) -> list[Value]:
+    """A function declared row-wise by its declaration, every other one by its body."""
+    declaration = declaration_of(site.eqn)
+    if declaration is None:
+        body = ir.body_of(site.eqn)
+        assert body is not None
+        return site.prover.run(body.jaxpr, [site.prover.constant(c) for c in body.consts], list(operands))
+    site.prover.assumed.add(f"row-wise: {declaration.name}")
+    return _row_wise(site, declaration, operands)
+
+
+def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> list[Value]:
+    problem = _misfit(site, declaration)
+    if problem is not None:
+        owner = site.mixed(
+            f"{declaration.name} is declared row-wise, and {problem[0]}", problem[1], ViolationKind.OPAQUE
+        )
+        return [Value(owner) for _ in site.eqn.outvars]
+    rows = [
+        _as_rows(site, value.owner, entry, declaration.name)
+        for value, entry in zip(operands, declaration.inputs, strict=True)
+    ]
+    owner = site.join(*rows)
+    if disordered(owner):
+        sides = zip(operands, site.shapes, declaration.inputs, strict=True)
+        if any(isinstance(e, Lane) and tells_places(value, shape, e.axis) for value, shape, e in sides):
+            owner = site.mixed("rows in an order that depends on all lanes meet a shared array of rows", REMEDY)
+    return [
+        Value(moved(owner, entry.axis) if isinstance(entry, Lane) and axis_of(owner) is not None else owner)
+        for entry in declaration.outputs
+    ]
+
+
+def _misfit(site: Site, declaration: RowWise) -> tuple[str, str] | None:
+    """How a call differs from what is declared of the function, and what to do; None where it does not."""
+    results = ir.shapes(site.eqn.outvars)
+    if len(site.shapes) != len(declaration.inputs) or len(results) != len(declaration.outputs):
+        declared = f"with {len(declaration.inputs)} arguments and {len(declaration.outputs)} results"
+        return f"has {declared}; this call has {len(site.shapes)} and {len(results)}", "correct its declaration"
+    entries = zip((*declaration.inputs, *declaration.outputs), (*site.shapes, *results), strict=True)
+    lengths = {shape[e.axis : e.axis + 1] for e, shape in entries if isinstance(e, Lane)}
+    if len(lengths) > 1:
+        found = ", ".join(str(*one) if one else "none" for one in sorted(lengths))
+        return f"its arguments and results have different numbers of rows in this call: {found}", "correct it"
+    other = other_body(site.eqn, site.prover.invariance)
+    if other is not None:
+        remedy = "declare this function too, or give each function a name and a line of its own"
+        return f"this call names a function of the same name, file and line, {other}", remedy
+    return None
+
+
+def _as_rows(site: Site, owner: Owner, entry: Lane | Shared, name: str) -> Owner:
+    axis = axis_of(owner)
+    if axis is None:
+        return owner
+    if isinstance(entry, Lane) and axis == entry.axis and isinstance(owner, Rows):
+        return moved(owner, 0)
+    what = f"rows along axis {entry.axis}" if isinstance(entry, Lane) else "shared"
+    message = f"an argument of {name} is declared as {what}, and holds different lanes along axis {axis}"
+    return site.mixed(message, "put lanes where the declaration expects rows")

@@ -1,0 +1,283 @@
+"""Loops and branches."""
+
+from dataclasses import replace
+from typing import Any
+
+from ir_passes.jaxpr import ir
+from ir_passes.proof.owners import Common, Mixed, OneLane, Order, Owner, PoolRows, Rows, Symbol, axis_of, moved
+from ir_passes.proof.rules.intervals import dtype_range, hull
+from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.site import Site
+from ir_passes.proof.uniformity import REMEDY
+from ir_passes.proof.values import Constant, Kept, Slot, Value
+from ir_passes.proof.views import entered, left
+from ir_passes.proof.violations import ViolationKind
+
+_SHARED = "let the host compute one shared bound or flag for the step, and select per lane inside"
+ROUNDS = 12
+"""Iterations for each value that a loop carries, after which its facts must have settled: a round forgets facts."""
+
+
+def merge(site: Site, one: Value, other: Value) -> Value:
+    """What is known of a value that is one or the other."""
+    if one == other:
+        return one
+    owner = _merge_owners(site, one.owner, other.owner)
+    if isinstance(owner, Rows) and owner.order is not None and not _unordered(owner, one, other):
+        owner = site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
+    same_kept = one.kept == other.kept
+    version = one.version if one.version == other.version else None
+    if version is None and one.version is not None and other.version is not None:
+        leaves = {site.prover.versions.leaf_of[one.version], site.prover.versions.leaf_of[other.version]}
+        if len(leaves) == 1:
+            version = site.prover.versions.first(leaves.pop())
+    return Value(
+        owner,
+        one.number if one.number == other.number else site.prover.fresh(),
+        hull(one.range, other.range),
+        one.fact if one.fact == other.fact and not isinstance(one.fact, Constant) else None,
+        one.kept if same_kept else None,
+        version,
+        one.uniform & other.uniform,
+    )
+
+
+def _unordered(owner: Rows, *values: Value) -> bool:
+    """Whether the shared ones among some values do not differ along the axis of the rows."""
+    return all(not isinstance(value.owner, Common) or owner.axis in value.uniform for value in values)
+
+
+def _merge_owners(site: Site, one: Owner, other: Owner) -> Owner:
+    if isinstance(one, PoolRows) and isinstance(other, PoolRows) and one.view != other.view:
+        return site.mixed("a pool is replaced by another view of it", "keep pools as they are in loops and branches")
+    owner = site.join(one, other)
+    if isinstance(owner, PoolRows) and not (isinstance(one, PoolRows) and isinstance(other, PoolRows)):
+        return site.unframed(owner)
+    return owner
+
+
+def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]) -> list[Value]:
+    """Results of control flow that depends on a predicate."""
+    if isinstance(predicate, Common):
+        return values
+    if isinstance(predicate, OneLane):
+        # rows are written by lanes of the whole step; a lane of a device is another one on each of them
+        mine = all(record.lane == predicate.lane and not predicate.split for record in writes)
+        return [
+            value
+            if isinstance(value.owner, PoolRows) and value.owner.unframed is None and mine
+            else value.but(owner=site.join(value.owner, predicate), number=0)
+            for value in values
+        ]
+    message = "a branch or the length of a loop depends on several lanes, so that each of them can change all results"
+    owner = site.mixed(message, _SHARED, ViolationKind.CONTROL)
+    return [Value(owner) for _ in values]
+
+
+@rule("cond", reads="branches")
+def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
+    """Any of the branches, and what decides between them."""
+    prover = site.prover
+    branches = site.params["branches"]
+    if which.range is not None and which.range[0] == which.range[1]:
+        branches = [branches[min(max(which.range[0], 0), len(branches) - 1)]]
+    before, start = set(prover.versions.consumed), len(prover.accesses)
+    consumed, merged = set(before), None
+    for branch in branches:
+        prover.versions.consumed = set(before)
+        with prover.decided_by(site.eqn.invars[0]):
+            values = prover.run(branch.jaxpr, [prover.constant(c) for c in branch.consts], operands)
+        consumed |= prover.versions.consumed
+        merged = values if merged is None else [merge(site, a, b) for a, b in zip(merged, values, strict=True)]
+    prover.versions.consumed = consumed
+    writes = [record for record in prover.accesses[start:] if record.write]
+    return flowing(site, merged or [], which.owner, writes)
+
+
+@rule("while", reads="body_jaxpr body_nconsts cond_jaxpr cond_nconsts")
+def while_loop(site: Site, *operands: Value) -> list[Value]:
+    """Carries at their fixed point; the condition must be the same for all lanes."""
+    prover, params = site.prover, site.params
+    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+    of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
+    outer, inner = operands[:of_condition], operands[of_condition : of_condition + of_body]
+    start = len(prover.accesses)
+
+    def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
+        with prover.decided_by(condition.jaxpr.outvars[0]):
+            test = prover.run(condition.jaxpr, [prover.constant(c) for c in condition.consts], [*outer, *carry])
+            consts = [prover.constant(c) for c in body.consts]
+            return prover.run(body.jaxpr, consts, [*inner, *carry]), test
+
+    carry, test = _settled(site, list(operands[of_condition + of_body :]), once, {}, prover.fresh())
+    writes = [record for record in prover.accesses[start:] if record.write]
+    return flowing(site, carry, test[0].owner, writes)
+
+
+def _settled(
+    site: Site, carry: list[Value], once: Any, counters: dict[int, Any], mark: int
+) -> tuple[list[Value], list[Value]]:
+    """The values of a loop's carry that hold in every iteration, and what else the body gives.
+
+    Versions of pools advance with the iterations; they are the same chain as long as the body continues it.
+
+    Args:
+        mark: numbers from here on are of values inside the loop.
+    """
+    prover = site.prover
+    carry = [_entering(site, value, counters.get(k)) for k, value in enumerate(carry)]
+    for _ in range(ROUNDS * len(carry)):
+        with prover.trial():
+            after, _ = once([value.but(number=prover.fresh()) for value in carry])
+        again = [
+            _again(site, old, _outliving(site, new, mark), counters.get(k))
+            for k, (old, new) in enumerate(zip(carry, after, strict=True))
+        ]
+        if again == carry:
+            break
+        carry = again
+    else:
+        owner = site.mixed("what its body carries does not settle", _SHARED, ViolationKind.CONTROL)
+        carry = [Value(owner) for _ in carry]
+    after, rest = once([value.but(number=prover.fresh()) for value in carry])
+    results = []
+    for old, new in zip(carry, after, strict=True):
+        new = _outliving(site, new, mark)
+        stale = old.version is not None and new.version is None
+        results.append(merge(site, old, new).but(number=prover.fresh(), version=None if stale else new.version))
+    return results, rest
+
+
+def _entering(site: Site, value: Value, counter: Any) -> Value:
+    fact = value.fact if isinstance(value.fact, Slot) else None
+    bounds = counter if counter is not None else value.range
+    return value.but(number=0, fact=fact, range=bounds)
+
+
+def _again(site: Site, old: Value, new: Value, counter: Any) -> Value:
+    """What holds of a carry before and after an iteration; what changes a second time is forgotten."""
+    leaf_of, same_chain = site.prover.versions.leaf_of, False
+    if old.version is not None and new.version is not None:
+        same_chain = leaf_of[old.version] == leaf_of[new.version]
+    owner = old.owner if old.owner == new.owner else _merge_owners(site, old.owner, new.owner)
+    if isinstance(owner, Mixed) and isinstance(old.owner, Mixed):
+        owner = old.owner
+    bounds = old.range
+    if counter is None and bounds is not None and new.range != bounds:
+        bounds = bounds if new.range and bounds[0] <= new.range[0] and new.range[1] <= bounds[1] else None
+    kept = old.kept if old.kept == new.kept else None
+    fact = old.fact if old.fact == new.fact else None
+    if isinstance(owner, Rows) and owner.order is not None and not _unordered(owner, old, new):
+        owner = site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
+    version = old.version if same_chain or old.version == new.version else None
+    return Value(owner, 0, bounds, fact, kept, version, old.uniform & new.uniform)
+
+
+def _outliving(site: Site, value: Value, mark: int) -> Value:
+    """A value without what holds in one iteration only: the lane that the loop's index picks."""
+    owner = value.owner
+    if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol) and owner.lane.number >= mark:
+        owner = site.mixed(
+            "a loop over lanes carries values from one lane to the next",
+            "start every lane's iteration from shared values, or process the lanes as a batch",
+        )
+        return Value(owner, range=value.range)
+    if isinstance(owner, Rows) and isinstance(owner.order, Order) and owner.order.number >= mark:
+        return Value(site.mixed("rows leave a loop in an order known only inside it", "undo the order inside"))
+    return value
+
+
+def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> dict[int, tuple[int, int]]:
+    """Bounds of the carries that only count: every iteration adds the same constant."""
+    made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    found = {}
+    for k, value in enumerate(carry):
+        out, var = jaxpr.outvars[k], jaxpr.invars[num_consts + k]
+        if isinstance(out, ir.Literal) or value.range is None or length < 1:
+            continue
+        eqn = made_by.get(out)
+        if eqn is None or eqn.primitive.name != "add" or eqn.invars[0] is not var or out.aval.shape:
+            continue
+        by = eqn.invars[1]
+        if isinstance(by, ir.Literal):
+            total = int(by.val) * (length - 1)
+            bounds = (value.range[0] + min(total, 0), value.range[1] + max(total, 0))
+            limits = dtype_range(var.aval)
+            if limits and limits[0] <= bounds[0] and bounds[1] < limits[1]:
+                found[k] = bounds
+    return found
+
+
+@rule(
+    "scan",
+    reads="ft_in ft_out jaxpr length num_carry num_consts",
+    ignores="_split_transpose linear reverse unroll",
+)
+def scan(site: Site, *operands: Value) -> list[Value]:
+    """Carries at their fixed point, one index of `xs` and `ys` at a time."""
+    prover, params = site.prover, site.params
+    num_consts, num_carry = ir.scan_counts(site.eqn)
+    body, length = ir.closed(params["jaxpr"]), params["length"]
+    consts, xs = operands[:num_consts], operands[num_consts + num_carry :]
+    loop = prover.fresh()
+    shapes = site.shapes[num_consts + num_carry :]
+    taken = [_taken(site, value, shape, loop) for value, shape in zip(xs, shapes, strict=True)]
+    carry = list(operands[num_consts : num_consts + num_carry])
+
+    def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
+        inputs = [*consts, *carry, *(value.but(number=prover.fresh()) for value in taken)]
+        results = prover.run(body.jaxpr, [prover.constant(c) for c in body.consts], inputs)
+        return results[:num_carry], results[num_carry:]
+
+    counters = _counters(body.jaxpr, num_consts, carry, length)
+    carry, rest = _settled(site, carry, once, counters, loop)
+    sources = [value.owner for value in xs if isinstance(value.owner, Rows) and value.owner.axis == 0]
+    return [*carry, *(_stacked(site, value, loop, sources) for value in rest)]
+
+
+def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value:
+    """One index along axis 0."""
+    owner, step = value.owner, ("scan", loop)
+    axis = axis_of(owner)
+    if axis == 0:
+        if isinstance(owner, Rows) and owner.order is not None:
+            owner = site.mixed("a loop runs over rows in an order that depends on all lanes", REMEDY)
+        elif isinstance(owner, Rows):
+            layout = (owner.inner, owner.start, owner.order)
+            owner = OneLane(Symbol(site.prover.number(("scan", loop, layout)), shape[0]), owner.split)
+        else:
+            owner = site.mixed("a loop runs over the rows of a pool", "loop over lanes, and index rows by the slot map")
+    elif axis is not None:
+        owner = moved(owner, axis - 1)
+    if isinstance(owner, PoolRows):
+        owner = replace(owner, view=entered(owner.view, step))
+    kept = None if value.kept is None else Kept(value.kept.leaf, entered(value.kept.view, step))
+    fact = value.fact if isinstance(value.fact, Slot) else None
+    return Value(owner, 0, value.range, fact, kept, site.prover.versions.part_of(value.version))
+
+
+def _stacked(site: Site, value: Value, loop: int, sources: list[Rows]) -> Value:
+    """What each iteration gives, along a new axis 0."""
+    owner, step = value.owner, ("scan", loop)
+    if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
+        for rows in sources:
+            layout = (rows.inner, rows.start, rows.order)
+            if site.prover.number(("scan", loop, layout)) == owner.lane.number:
+                return Value(moved(rows, 0), range=value.range)
+    if isinstance(owner, PoolRows):
+        view = left(owner.view, step)
+        if view is None:
+            return Value(site.mixed("the versions of a pool are stacked", "carry the pool through the loop"))
+        owner = replace(owner, axis=owner.axis + 1, view=view)
+        kept = None
+        if value.kept is not None and left(value.kept.view, step) is not None:
+            kept = Kept(value.kept.leaf, left(value.kept.view, step) or ())
+        return Value(owner, kept=kept, version=site.prover.versions.put_together(value.version))
+    value = _outliving(site, value, loop)
+    owner, axis = value.owner, axis_of(value.owner)
+    if axis is not None:
+        owner = moved(owner, axis + 1)
+    kept = None
+    if value.kept is not None and left(value.kept.view, step) is not None:
+        kept = Kept(value.kept.leaf, left(value.kept.view, step) or ())
+    return Value(owner, range=value.range, kept=kept)

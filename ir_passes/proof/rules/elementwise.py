@@ -1,0 +1,269 @@
+"""Operations whose result at a place depends on their operands at the same place."""
+
+from dataclasses import replace
+from typing import Any
+
+from ir_passes.contract.contract import SlotMap
+from ir_passes.contract.declared import CROSSING
+from ir_passes.jaxpr.dtypes import is_integer, widens
+from ir_passes.proof.agreement import compares_devices
+from ir_passes.proof.dim_classes import NAMED
+from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
+from ir_passes.proof.rules.access import constant_of
+from ir_passes.proof.rules.intervals import FALSE, dtype_range, hull, interval
+from ir_passes.proof.rules.registry import ELEMENTWISE, IDENTITIES, rule
+from ir_passes.proof.rules.shapes import over
+from ir_passes.proof.site import Site
+from ir_passes.proof.values import (
+    Ahead,
+    Implies,
+    Iota,
+    Kept,
+    OneHot,
+    Permuted,
+    RemainderOf,
+    SignOf,
+    Slot,
+    Spread,
+    Value,
+)
+from ir_passes.proof.views import View, entered, left
+
+
+def _bounds(site: Site, operands: tuple[Value, ...]) -> Any:
+    avals = [atom.aval for atom in site.eqn.invars]
+    return interval(site.name, [value.range for value in operands], site.eqn.outvars[0].aval, avals)
+
+
+def _combined(site: Site, operands: tuple[Value, ...]) -> Owner:
+    pairs = zip(operands, site.shapes, strict=True)
+    return site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))
+
+
+@rule("bitcast_convert_type", reads="new_dtype")
+def reinterpret(site: Site, x: Value) -> list[Value]:
+    """The same bits; the last axis may come or go with the width of the dtype."""
+    owner = x.owner
+    if axis_of(owner) is not None and axis_of(owner) == len(site.shape) != len(site.shapes[0]):
+        owner = site.mixed("it joins the bits of different lanes", "make lanes another axis than the last")
+    return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
+
+
+_OWN_RULES = {"max", "min", "clamp", "mul", "sub", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}
+_PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype rounding_method y"
+"""Parameters of what is computed at each place."""
+
+
+@rule(*(set(ELEMENTWISE) - _OWN_RULES), ignores=_PLACE_BY_PLACE)
+def elementwise(site: Site, *operands: Value) -> list[Value]:
+    """The join of the owners."""
+    owner, bounds = _combined(site, operands), _bounds(site, operands)
+    return [Value(owner, range=bounds) for _ in site.eqn.outvars]
+
+
+@rule("regularized_incomplete_beta")
+def until_all_converge(site: Site, *operands: Value) -> list[Value]:
+    """Elementwise on paper; JAX computes it by one loop that goes on for all places until the last has converged."""
+    owner = _combined(site, operands)
+    if not isinstance(owner, Common | OneLane | Mixed):
+        remedy = "write the continued fraction with a fixed number of terms"
+        owner = site.mixed("how often its loop goes round depends on all lanes", remedy)
+    return [Value(owner)]
+
+
+@rule("max", "min", "clamp")
+def limit(site: Site, *operands: Value) -> list[Value]:
+    """The value itself where its bounds say that it is within the limits."""
+    bounds = _bounds(site, operands)
+    for value, atom in zip(operands, site.eqn.invars, strict=True):
+        known = value.range or dtype_range(atom.aval)
+        if known is None or tuple(atom.aval.shape) != site.shape:
+            continue
+        others = [other.range for other in operands if other is not value]
+        if None not in others and _within(site.name, known, others):
+            return [value]
+    return [Value(_combined(site, operands), range=bounds)]
+
+
+def _within(name: str, known: tuple[int, int], others: list[Any]) -> bool:
+    if name == "max":
+        return all(other[1] <= known[0] for other in others)
+    if name == "min":
+        return all(other[0] >= known[1] for other in others)
+    return len(others) == 2 and others[0][1] <= known[0] and known[1] <= others[1][0]
+
+
+@rule("mul", reads="out_dtype")
+def multiply(site: Site, x: Value, y: Value) -> list[Value]:
+    """A device's index times a constant counts the rows of the devices before it."""
+    result = Value(_combined(site, (x, y)), range=_bounds(site, (x, y)))
+    for device, by in ((x, y), (y, x)):
+        times = constant_of(by)
+        if isinstance(device.fact, Ahead) and times is not None and result.range is not None:
+            result = result.but(fact=Ahead(device.fact.over, device.fact.rows * times))
+    return [result]
+
+
+@rule("sub")
+def subtract(site: Site, x: Value, y: Value) -> list[Value]:
+    """A lane's row less the rows of the devices before this one: where it is among the rows of this device."""
+    bounds, fact = _bounds(site, (x, y)), None
+    if isinstance(x.fact, Slot) and x.fact.less is None and isinstance(y.fact, Ahead) and bounds is not None:
+        fact = replace(x.fact, less=y.fact)
+    return [Value(_combined(site, (x, y)), range=bounds, fact=fact)]
+
+
+@rule("div")
+def divide(site: Site, x: Value, y: Value) -> list[Value]:
+    """An index divided by a constant groups its rows."""
+    result = Value(_combined(site, (x, y)), range=_bounds(site, (x, y)))
+    by = constant_of(y) or 0
+    if by > 0 and x.range is not None and x.range[0] >= 0 and site.shapes[0] == site.shape:
+        if isinstance(x.fact, Iota):
+            result = result.but(fact=Iota(x.fact.axis, x.fact.div * by))
+        elif isinstance(x.fact, Permuted):
+            result = result.but(fact=Permuted(x.fact.order, x.fact.div * by))
+    return [result]
+
+
+@rule("rem")
+def remainder(site: Site, x: Value, y: Value) -> list[Value]:
+    """The value itself where it is below the divisor."""
+    bounds = _bounds(site, (x, y))
+    below = x.range is not None and y.range is not None and 0 <= x.range[0] and x.range[1] < y.range[0]
+    if below and site.shapes[0] == site.shape:
+        return [x]
+    return [Value(_combined(site, (x, y)), range=bounds, fact=RemainderOf(x.number))]
+
+
+@rule("sign")
+def sign(site: Site, x: Value) -> list[Value]:
+    """Remembers of what, for the rounding of integer divisions."""
+    fact = SignOf(x.number) if x.range is not None and x.range[0] >= 0 else None
+    return [Value(_combined(site, (x,)), range=_bounds(site, (x,)), fact=fact)]
+
+
+@rule("ne")
+def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
+    """Remembers what it says about zero."""
+    fact = None
+    if isinstance(x.fact, SignOf) and y.range == (1, 1):
+        fact = Implies(x.fact.number, zero=True)
+    elif isinstance(x.fact, RemainderOf) and y.range == (0, 0):
+        fact = Implies(x.fact.number, zero=False)
+    return [Value(_combined(site, (x, y)), range=_bounds(site, (x, y)), fact=fact)]
+
+
+@rule("eq")
+def equal(site: Site, x: Value, y: Value) -> list[Value]:
+    """Keys compared with all classes are their one-hot form."""
+    fact = None
+    shapes = site.shapes
+    for (keys, shape), (classes, full) in (((x, shapes[0]), (y, shapes[1])), ((y, shapes[1]), (x, shapes[0]))):
+        if isinstance(classes.fact, Iota) and classes.fact.div == 1 and keys.range is not None:
+            spread = _spread(keys, shape)
+            count = full[classes.fact.axis]
+            inside = 0 <= keys.range[0] and keys.range[1] < count
+            if spread is not None and spread.axis != classes.fact.axis and inside:
+                fact = OneHot(spread.number, spread.axis, classes.fact.axis)
+    return [Value(_combined(site, (x, y)), range=_bounds(site, (x, y)), fact=fact)]
+
+
+def _spread(value: Value, shape: tuple[int, ...]) -> Spread | None:
+    if isinstance(value.fact, Spread):
+        return value.fact
+    long = [axis for axis, size in enumerate(shape) if size != 1]
+    return Spread(value.number, long[0]) if len(long) == 1 else None
+
+
+@rule("and")
+def both(site: Site, x: Value, y: Value) -> list[Value]:
+    """False where one says zero and the other not zero of the same value."""
+    bounds = _bounds(site, (x, y))
+    if isinstance(x.fact, Implies) and isinstance(y.fact, Implies):
+        if x.fact.number == y.fact.number and x.fact.zero != y.fact.zero:
+            bounds = (0, 0)
+    return [Value(_combined(site, (x, y)), range=bounds)]
+
+
+@rule("convert_element_type", reads="new_dtype", ignores="weak_type sharding")
+def convert(site: Site, x: Value) -> list[Value]:
+    """The same integer in another integer dtype that holds it; a wider number and back is the same number."""
+    bounds = _bounds(site, (x,))
+    before, after = site.eqn.invars[0].aval.dtype, site.eqn.outvars[0].aval.dtype
+    owner = _combined(site, (x,)) if before != after else x.owner
+    integers = is_integer(before) and is_integer(after)
+    if before == after or (integers and bounds is not None):
+        return [x.but(range=bounds)]
+    fact = x.fact if isinstance(x.fact, OneHot) else None
+    if isinstance(owner, PoolRows):
+        owner = replace(owner, view=_converted(owner.view, before, after))
+    kept = None if x.kept is None else Kept(x.kept.leaf, _converted(x.kept.view, before, after))
+    return [Value(owner, 0, bounds, fact, kept)]
+
+
+def _converted(view: View, before: Any, after: Any) -> View:
+    """The path after a conversion, which one back undoes if the first has lost nothing."""
+    again = left(view, ("widened", after, before))
+    if again is not None:
+        return again
+    return entered(view, ("widened" if widens(before, after) else "narrowed", before, after))
+
+
+@rule(
+    *IDENTITIES,
+    reads="name",
+    ignores="axes concrete_mesh context_mesh copy_semantics devices dst_sharding layout sharding srcs "
+    "unconstrained_dims",
+)
+def identity(site: Site, *operands: Value) -> list[Value]:
+    """The operands themselves; a declassified one is everyone's."""
+    label = str(site.params.get("name", ""))
+    if site.name == "name" and label.startswith(CROSSING):
+        site.prover.assumed.add(f"declassified: {label.removeprefix(CROSSING)}")
+        if compares_devices(site.eqn):
+            site.prover.comparisons.append(site.eqn)
+        return [Value(COMMON, range=FALSE if site.eqn is site.prover.disagreeing else None)]
+    if site.name == "name" and label.startswith(NAMED):
+        names = ", ".join(name or "." for name in label.removeprefix(NAMED).split(","))
+        site.prover.assumed.add(f"dimensions named: {names}")
+    return list(operands)
+
+
+@rule("select_n")
+def select(site: Site, which: Value, *cases: Value) -> list[Value]:
+    """One case where the bounds of the predicate decide; otherwise any of them, and the predicate."""
+    if which.range is not None and which.range[0] == which.range[1] and 0 <= which.range[0] < len(cases):
+        return [cases[which.range[0]]]
+    if all(case.number == cases[0].number for case in cases):
+        return [cases[0].but(owner=site.join(which.owner, *(case.owner for case in cases)))]
+    owner = _combined(site, (which, *cases))
+    shared = isinstance(which.owner, Common) and site.shapes[0] == ()
+    versions = {case.version for case in cases}
+    if isinstance(owner, PoolRows):
+        views = {case.owner.view if isinstance(case.owner, PoolRows) else None for case in cases}
+        if not shared or len(views) > 1:
+            owner = site.unframed(owner)
+    bounds = cases[0].range
+    for case in cases[1:]:
+        bounds = hull(bounds, case.range)
+    kept = cases[0].kept if all(case.kept == cases[0].kept for case in cases) else None
+    return [Value(owner, 0, bounds, _guarded(site, which, cases), kept, versions.pop() if len(versions) == 1 else None)]
+
+
+def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> Slot | None:
+    """A slot or a row past every pool."""
+    slots = [case for case in cases if isinstance(case.fact, Slot)]
+    others = [case for case in cases if not isinstance(case.fact, Slot)]
+    if not slots or any(case.fact != slots[0].fact for case in slots):
+        return None
+    fact = slots[0].fact
+    assert isinstance(fact, Slot)
+    entry = site.prover.bound.inputs[fact.leaf].entry
+    assert isinstance(entry, SlotMap)
+    size = entry.size
+    past = all(case.range is not None and case.range[0] >= size and isinstance(case.owner, Common) for case in others)
+    if not past:
+        return None
+    picks = tuple(isinstance(case.fact, Slot) for case in cases)
+    return replace(fact, guard=site.prover.number(("guard", which.number, picks, fact.guard)))

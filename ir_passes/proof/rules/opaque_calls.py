@@ -1,0 +1,228 @@
+"""Calls whose inside is another language, by their declarations: kernels, callbacks and custom calls."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ir_passes.contract.contract import Lane, Opaque, Pool, Shared, SlotMap
+from ir_passes.contract.declared import opaque_of
+from ir_passes.contract.opaque import donors, fits, lengths_of, maps_of
+from ir_passes.contract.opaque_names import exact_name, same_body, short_name
+from ir_passes.jaxpr import ir
+from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, Rows, axis_of, describe, moved
+from ir_passes.proof.rules.pool_rows import map_fault, record
+from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.site import Site
+from ir_passes.proof.uniformity import REMEDY, disordered
+from ir_passes.proof.values import Slot, Value
+from ir_passes.proof.violations import ViolationKind
+
+
+@rule(*ir.OPAQUE, everything=True)
+def opaque(site: Site, *operands: Value) -> list[Value]:
+    """By its declaration in the contract, found by the name of its target."""
+    found = opaque_of(site.eqn, site.prover.bound.opaque)
+    if found is None:
+        exact, name = exact_name(site.eqn), short_name(site.eqn)
+        message = f"nothing is known of {exact or f'a {site.name} without a name'}"
+        remedy = (
+            f"declare it: LaneContract(..., opaque={{{name!r}: Opaque(inputs, outputs)}})"
+            if name
+            else "give it a name, as by pallas_call(..., name=...)"
+        )
+        site.report(ViolationKind.OPAQUE, message, remedy)
+        owner = site.mixed(message, remedy, ViolationKind.OPAQUE)
+        return [Value(owner) for _ in site.eqn.outvars]
+    _one_body(site, found[0])
+    return _Declared(site, *found, operands).results()
+
+
+def _one_body(site: Site, name: str) -> None:
+    """Report a call that runs another thing than the calls before it under the same name."""
+    calls = site.prover.declared.setdefault(name, [])
+    if any(site.eqn is one for one in calls):
+        return
+    others = [one for one in calls if not same_body(one, site.eqn)]
+    if not others:
+        calls.append(site.eqn)
+        return
+    called = (f"{exact_name(one)}, called at {ir.source_of(one)}" for one in (*others, site.eqn))
+    message = f"{name!r} is declared as one thing and names several: {'; '.join(dict.fromkeys(called))}"
+    exact = dict.fromkeys(exact_name(one) for one in others)
+    remedy = f"declare each by its exact name: {', '.join(map(repr, (*exact, exact_name(site.eqn))))}"
+    if exact_name(site.eqn) in exact:
+        remedy = "give each a name of its own, as by pallas_call(..., name=...) or by a function of another name"
+    site.report(ViolationKind.OPAQUE, message, remedy)
+
+
+def assumed(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[str]:
+    """What is believed of every call of a declared operation, with its line."""
+    for name, calls in declared.items():
+        keeps = ", which keeps the rows of lanes of length 0" if [*lengths_of(opaque[name])] else ""
+        lines = Counter(f"opaque: {exact_name(one)}, called at {ir.source_of(one)}" for one in calls)
+        for line, times in lines.items():
+            yield f"{line}{f' ({times} calls)' if times > 1 else ''}{keeps}"
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """One call of a declared operation."""
+
+    site: Site
+    name: str
+    entry: Opaque
+    operands: tuple[Value, ...]
+
+    def results(self) -> list[Value]:
+        """What the declaration says of the results, if the operands are as declared."""
+        lanes = self._lanes()
+        if isinstance(lanes, Mixed):
+            return [Value(lanes) for _ in self.site.eqn.outvars]
+        before = donors(self.entry)
+        results = []
+        for k, declared in enumerate(self.entry.outputs):
+            if isinstance(declared, Pool):
+                results.append(self._successor(self.operands[before[k]], lanes, declared))
+            elif isinstance(declared, Lane) and axis_of(lanes) is not None:
+                results.append(Value(moved(lanes, declared.axis)))
+            else:
+                results.append(Value(lanes if isinstance(declared, Lane) else COMMON))
+        return results
+
+    def _successor(self, pool: Value, lanes: Owner, declared: Pool) -> Value:
+        version = self.site.prover.versions.succeed(pool.version)
+        # Under the assumption that the lane is idle its length is known to be 0.
+        idle = any(self.operands[k].range == (0, 0) for k in lengths_of(self.entry))
+        kept = pool.kept if idle else None
+        if not isinstance(pool.owner, PoolRows):
+            return Value(moved(lanes, declared.axis), version=version, kept=kept)
+        facts = [self.operands[k].fact for k, one in maps_of(self.entry, declared.group) if one.role != "read"]
+        written = {fact.leaf for fact in facts if isinstance(fact, Slot)}
+        return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version, kept=kept)
+
+    def _lanes(self) -> Owner:
+        """Whose row 0, 1, .. is, of everything that has rows of lanes; mixed where the call is not as declared."""
+        site = self.site
+        for value in self.operands:
+            if isinstance(value.owner, Mixed):
+                return value.owner
+        problem = self._miscounted() or next(self._misfits(), None)
+        if problem is None:
+            lanes = site.join(*(moved(value.owner, 0) for value, _, _, _ in self._rows()))
+            if isinstance(lanes, Mixed):
+                return lanes
+            if disordered(lanes):
+                return site.mixed("rows in an order that depends on all lanes meet an opaque operation", REMEDY)
+            problem = self._unequal() if isinstance(lanes, Rows) else None
+            if problem is None:
+                return self._accessed(lanes)
+        message, remedy = f"{self.name}: {problem}", "correct its Opaque declaration or the call"
+        site.report(ViolationKind.OPAQUE, message, remedy)
+        return site.mixed(message, remedy, ViolationKind.OPAQUE)
+
+    def _rows(self) -> Iterator[tuple[Value, str, tuple[int, ...], int]]:
+        """Operands that have a row for each lane: with their names, shapes and the axis of the rows."""
+        for k, (value, declared) in enumerate(zip(self.operands, self.entry.inputs, strict=True)):
+            if isinstance(value.owner, PoolRows) or isinstance(declared, Shared):
+                continue
+            yield value, f"operand {k}", self.site.shapes[k], 0 if isinstance(declared, SlotMap) else declared.axis
+
+    def _unequal(self) -> str | None:
+        """How the numbers of rows differ between arrays that are declared to have a row for each lane."""
+        lengths = {name: shape[axis : axis + 1] for _, name, shape, axis in self._rows()}
+        for k, (var, declared) in enumerate(zip(self.site.eqn.outvars, self.entry.outputs, strict=True)):
+            if isinstance(declared, Lane):
+                lengths[f"result {k}"] = ir.shape_of(var)[declared.axis : declared.axis + 1]
+        if len(set(lengths.values())) == 1:
+            return None
+        found = ", ".join(f"{name} has {length[0] if length else 'none'}" for name, length in lengths.items())
+        return f"numbers of rows differ: {found}"
+
+    def _accessed(self, lanes: Owner) -> Owner:
+        """The same lanes, after a look at every pool that is read and written by a slot map."""
+        site, written = self.site, set(donors(self.entry).values())
+        for k, declared in enumerate(self.entry.inputs):
+            pool = self.operands[k].owner
+            if not isinstance(declared, Pool) or not isinstance(pool, PoolRows):
+                continue
+            for at, one in maps_of(self.entry, declared.group):
+                fact = self.operands[at].fact
+                assert isinstance(fact, Slot)
+                for write in (False, True):
+                    if one.role == ("read" if write else "write") or (write and k not in written):
+                        continue
+                    fault = map_fault(site, pool, fact, site.shapes[k], drops=False, write=write)
+                    if fault is not None:
+                        return fault
+                    record(site, pool, fact, self.operands[at].owner, site.shapes[at], write)
+            if k in written and isinstance(lanes, Rows | OneLane) and lanes.split:
+                along = ", ".join(lanes.split)
+                message = f"{self.name}: each device along {along} writes the rows of its own lanes to its own copy"
+                return site.mixed(message, "call it outside of the shard_map", ViolationKind.COLLECTIVE)
+        return lanes
+
+    def _miscounted(self) -> str | None:
+        """How the call has other operands, results or aliases than are declared."""
+        entry, eqn = self.entry, self.site.eqn
+        if not fits(entry, self.site.shapes, ir.shapes(eqn.outvars)):
+            called = f"{ir.types(eqn.invars)} and {ir.types(eqn.outvars)}"
+            return f"declared with operands {entry.inputs} and results {entry.outputs}, called with {called}"
+        aliases = ir.aliases_of(eqn)
+        if aliases != dict(entry.aliases):
+            return f"declared with aliases={dict(entry.aliases)}, called with {aliases}"
+        for k, before in donors(entry).items():
+            old, new = ir.types([eqn.invars[before], eqn.outvars[k]])
+            if old != new:
+                return f"result {k}, {new}, is declared the successor of operand {before}, {old}"
+        return None
+
+    def _misfits(self) -> Iterator[str]:
+        """Operands that are not what they are declared to be, each by itself."""
+        for k, (value, declared) in enumerate(zip(self.operands, self.entry.inputs, strict=True)):
+            problem = None
+            match declared:
+                case Shared():
+                    problem = None if isinstance(value.owner, Common) else "Shared, and differs between lanes"
+                case Lane(axis):
+                    if isinstance(value.owner, PoolRows) or axis_of(value.owner) not in (None, axis):
+                        problem = f"Lane(axis={axis}), and holds {describe(value.owner)}"
+                case Pool():
+                    problem = self._pool_misfit(value, declared)
+                case SlotMap():
+                    problem = self._map_misfit(value, declared, self.site.shapes[k])
+            if problem is not None:
+                yield f"operand {k} is declared {problem}"
+
+    def _pool_misfit(self, value: Value, declared: Pool) -> str | None:
+        owner, prover = value.owner, self.site.prover
+        leaf = prover.versions.leaf_of.get(value.version) if value.version is not None else None
+        entry = declared if leaf is None else prover.bound.inputs[leaf].entry
+        assert isinstance(entry, Pool)
+        group = entry.group
+        if group != declared.group:
+            return f"a pool of group {declared.group!r}, and is one of group {group!r}"
+        if not any(maps_of(self.entry, declared.group)):
+            mine = isinstance(owner, Rows) and replace(owner, start=0, split=()) == Rows(declared.axis)
+            if mine or isinstance(owner, OneLane):
+                return None
+            return f"a pool with one row for each lane along axis {declared.axis}, and holds {describe(owner)}"
+        if not isinstance(owner, PoolRows) or owner.axis != declared.axis:
+            return f"a pool with a slot map, rows along axis {declared.axis}, and holds {describe(owner)}"
+        if owner.split:
+            return f"a pool with all its rows, and they are split over devices along {', '.join(owner.split)}"
+        return None
+
+    def _map_misfit(self, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str | None:
+        if not isinstance(value.fact, Slot) or len(shape) > 1:
+            return "a slot map, and is not one"
+        if value.fact.guard is not None:
+            return "a slot map, and some entries may be replaced by a row past the end of the pool"
+        given = self.site.prover.bound.inputs[value.fact.leaf]
+        entry = given.entry
+        assert isinstance(entry, SlotMap)
+        if value.fact.less is not None:
+            return f"a slot map, and is {given.path} less the rows of other devices"
+        differs = entry.role not in (declared.role, "both")
+        if differs or (entry.size, entry.null) != (declared.size, declared.null):
+            return f"{declared}, and is {given.path}, {entry}"
+        return None

@@ -1,0 +1,186 @@
+"""Static parts of arrays, and arrays put together from parts."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows, axis_of, describe, moved
+from ir_passes.proof.rules.intervals import hull
+from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.site import Site
+from ir_passes.proof.values import Columns, Constant, Iota, Kept, Slot, Value
+from ir_passes.proof.views import View, block, entered
+
+
+def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, step: int = 1) -> Owner:
+    """Whose the rows [start, start + size * step) of an axis are, when `axis` is the one that holds lanes."""
+    if start == 0 and size == full and step == 1:
+        return owner
+    if isinstance(owner, Rows) and owner.order is None:
+        first, last = start // owner.inner, (start + (size - 1) * step) // owner.inner
+        if first == last:
+            return OneLane(owner.start + first, owner.split)
+        if step == 1 and start % owner.inner == 0:
+            return Rows(axis, owner.inner, owner.start + first, None, owner.split)
+    return site.mixed(
+        f"a part of axis {axis} is cut out, which holds {describe(owner)}",
+        "cut out whole lanes, or index rows by the slot map",
+    )
+
+
+def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Value:
+    full = site.shapes[0]
+    axis = axis_of(x.owner)
+    owner, kept = x.owner, x.kept
+    whole = tuple(sizes) == full and not any(starts)
+    if axis is not None:
+        owner = part(site, x.owner, axis, starts[axis], sizes[axis], full[axis], steps[axis])
+    if isinstance(owner, PoolRows) and not whole:
+        owner = replace(owner, view=_part(owner.view, owner.axis, full, starts, sizes, steps))
+    if kept is not None and not whole:
+        but = owner.axis if isinstance(owner, PoolRows) else -1
+        kept = Kept(kept.leaf, _part(kept.view, but, full, starts, sizes, steps))
+    fact = x.fact if isinstance(x.fact, Slot | Constant) else None
+    if isinstance(x.fact, Iota) and starts[x.fact.axis] == 0 and steps[x.fact.axis] == 1:
+        fact = x.fact
+    bounds = x.range
+    if isinstance(x.fact, Iota) and x.fact.div == 1 and sizes[x.fact.axis]:
+        at = x.fact.axis
+        bounds = (int(starts[at]), int(starts[at] + (sizes[at] - 1) * steps[at]))
+        fact = fact if isinstance(fact, Iota) else None
+    number = x.number if whole else 0
+    return Value(owner, number, bounds, fact, kept, x.version if whole else site.prover.versions.part_of(x.version))
+
+
+def _part(
+    view: View, rows: int, full: Sequence[int], starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]
+) -> View:
+    """The path after a static slice, as a read at constants has it where it has no steps."""
+    if any(step != 1 for step in steps):
+        return entered(view, ("slice", tuple(full), tuple(map(int, (*starts, *sizes, *steps)))))
+    begins = ((d, int(at)) for d, at in enumerate(starts) if sizes[d] != full[d])
+    return block(view, rows, tuple(map(int, full)), tuple(map(int, sizes)), begins)
+
+
+@rule("slice", reads="start_indices limit_indices strides")
+def cut(site: Site, x: Value) -> list[Value]:
+    """A static part."""
+    starts, limits = site.params["start_indices"], site.params["limit_indices"]
+    steps = site.params["strides"] or (1,) * len(starts)
+    if isinstance(x.fact, Columns) and limits[-1] - starts[-1] == 1:
+        rest = not any(starts[:-1]) and tuple(limits[:-1]) == site.shapes[0][:-1]
+        column = x.fact.values[starts[-1]]
+        if rest and len(x.fact.values) == site.shapes[0][-1] and not isinstance(column.owner, PoolRows):
+            return [column.but(kept=None)]  # of a column it is not known whether it had this axis when it was kept
+    return [_cut(site, x, starts, site.shape, steps)]
+
+
+@rule("split", reads="sizes axis")
+def split(site: Site, x: Value) -> list[Value]:
+    """Static parts, one after the other."""
+    axis, results, start = site.params["axis"], [], 0
+    full = site.shapes[0]
+    for size in map(int, site.params["sizes"]):
+        starts = [start if d == axis else 0 for d in range(len(full))]
+        sizes = [size if d == axis else n for d, n in enumerate(full)]
+        results.append(_cut(site, x, starts, sizes, (1,) * len(full)))
+        start += size
+    return results
+
+
+@rule("unstack", reads="axis")
+def unstack(site: Site, x: Value) -> list[Value]:
+    """Every index of an axis by itself."""
+    axis, full = int(site.params["axis"]), site.shapes[0]
+    results = []
+    for index in range(full[axis]):
+        starts = [index if d == axis else 0 for d in range(len(full))]
+        sizes = [1 if d == axis else n for d, n in enumerate(full)]
+        value = _cut(site, x, starts, sizes, (1,) * len(full))
+        owner = value.owner
+        if isinstance(owner, Rows) and owner.axis == axis:
+            owner = OneLane(owner.start, owner.split)
+        old = axis_of(owner)
+        owner = owner if old is None else moved(owner, old - (old > axis))
+        results.append(Value(owner, range=value.range, fact=value.fact if isinstance(value.fact, Slot) else None))
+    return results
+
+
+@rule("concatenate", reads="dimension")
+def concatenate(site: Site, *parts: Value) -> list[Value]:
+    """One after the other along an axis; lanes in order where it is theirs."""
+    axis = site.params["dimension"]
+    sizes = [shape[axis] for shape in site.shapes]
+    bounds = parts[0].range
+    for value in parts[1:]:
+        bounds = hull(bounds, value.range)
+    fact = None
+    if axis == len(site.shape) - 1 and all(size == 1 for size in sizes):
+        fact = Columns(parts)
+    return [Value(joined_along(site, axis, [p.owner for p in parts], sizes), 0, bounds, fact)]
+
+
+@rule("stack", reads="axis")
+def stack(site: Site, *parts: Value) -> list[Value]:
+    """One beside the other along a new axis."""
+    axis = int(site.params["axis"])
+    owners = []
+    for value in parts:
+        old = axis_of(value.owner)
+        owners.append(value.owner if old is None else moved(value.owner, old + (old >= axis)))
+    bounds = parts[0].range
+    for value in parts[1:]:
+        bounds = hull(bounds, value.range)
+    fact = Columns(parts) if axis == len(site.shape) - 1 else None
+    return [Value(joined_along(site, axis, owners, [1] * len(parts)), 0, bounds, fact)]
+
+
+def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -> Owner:
+    """Whose the parts of a concatenation along an axis are."""
+    along = [owner for owner in owners if axis_of(owner) == axis and not isinstance(owner, Mixed)]
+    lanes = {owner for owner in owners if isinstance(owner, OneLane)}
+    if not along and len(lanes) < 2:
+        return site.join(*owners)
+    laid = _laid_out(axis, owners, sizes)
+    if laid is not None:
+        return laid
+    mixed = [owner for owner in owners if isinstance(owner, Mixed)]
+    if mixed:
+        return mixed[0]
+    return site.mixed(
+        f"it puts parts that belong to different lanes together along axis {axis}, out of their order",
+        "put the lanes' parts together in the order of the lanes, equally long",
+    )
+
+
+def _laid_out(axis: int, owners: list[Owner], sizes: list[int]) -> Rows | None:
+    """Parts as consecutive lanes; shared parts may stand where whole lanes would."""
+    pieces = [(owner, size) for owner, size in zip(owners, sizes, strict=True) if size]
+    inner = {
+        owner.inner if isinstance(owner, Rows) else size
+        for owner, size in pieces
+        if isinstance(owner, Rows) or (isinstance(owner, OneLane) and isinstance(owner.lane, int))
+    }
+    splits = {owner.split for owner, _ in pieces if isinstance(owner, Rows | OneLane)}
+    if len(inner) != 1 or len(splits) != 1:
+        return None
+    (per_lane,) = inner
+    place, start = 0, None
+    for owner, size in pieces:
+        if isinstance(owner, Rows):
+            if owner.axis != axis or owner.order is not None or place % per_lane:
+                return None
+            first = owner.start - place // per_lane
+        elif isinstance(owner, OneLane) and isinstance(owner.lane, int):
+            if place % per_lane:
+                return None
+            first = owner.lane - place // per_lane
+        elif isinstance(owner, Common):
+            place += size
+            continue
+        else:
+            return None
+        if start is not None and first != start:
+            return None
+        start = first
+        place += size
+    return Rows(axis, per_lane, start or 0, None, splits.pop())

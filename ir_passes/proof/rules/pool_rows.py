@@ -1,0 +1,220 @@
+"""Reads and writes of pools by slot."""
+
+import math
+from dataclasses import replace
+
+from ir_passes.contract.contract import SlotMap
+from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows
+from ir_passes.proof.rules.access import Access, constant_of
+from ir_passes.proof.site import RowAccess, Site
+from ir_passes.proof.uniformity import REMEDY, tells_places
+from ir_passes.proof.values import Ahead, Constant, Iota, Kept, Slot, Value
+from ir_passes.proof.views import View, entered, left
+from ir_passes.proof.violations import ViolationKind
+
+_PLACES = "rows of a pool are used with what depends on their place in an order that depends on all lanes"
+_BY_SLOT = "index rows with the lane's entry in the slot map, unchanged"
+
+
+def read(site: Site, operand: Value, access: Access) -> Value:
+    """Rows of a pool."""
+    pool = operand.owner
+    assert isinstance(pool, PoolRows)
+    axis = pool.axis
+    if access.whole(axis):
+        part = replace(pool, axis=access.window[axis], view=access.taken(pool.view, axis))
+        kept = None if operand.kept is None else Kept(operand.kept.leaf, access.taken(operand.kept.view, axis))
+        version = site.prover.versions.part_of(operand.version)
+        return Value(site.join(part, access.owners(site)), kept=kept, version=version)
+    found = _row_owner(site, pool, access, write=False)
+    if isinstance(found, Mixed):
+        return Value(found)
+    kept = None
+    if operand.kept is not None:
+        by = access.columns[axis].fact
+        kept = Kept(operand.kept.leaf, entered(access.taken(operand.kept.view, axis), ("by slot", by)))
+    if access.tells_places(found, without=axis):
+        return Value(site.mixed(_PLACES, REMEDY))
+    owner = site.join(found, access.owners(site, without=axis))
+    if pool.split and isinstance(owner, Rows | OneLane):
+        return Value(replace(owner, held=pool.split))
+    return Value(owner, kept=kept)
+
+
+def write(site: Site, operand: Value, updates: Value, access: Access, replaces: bool) -> Value:
+    """A later version of a pool, with some rows changed.
+
+    Args:
+        replaces: whether the updates take the place of what was there; otherwise they are combined with it.
+    """
+    pool = operand.owner
+    assert isinstance(pool, PoolRows)
+    axis = pool.axis
+    if access.all_outside():
+        return operand.but(number=0, version=site.prover.versions.succeed(operand.version))
+    if access.whole(axis):
+        return _put_back(site, operand, updates, access)
+    found = _row_owner(site, pool, access, write=True)
+    if isinstance(found, Mixed):
+        return Value(found)
+    if isinstance(found, Rows | OneLane) and found.split:
+        message = (
+            f"each device along {', '.join(found.split)} writes the rows of its own lanes to its own copy of a pool"
+        )
+        remedy = "split lanes with a row pool, or write the pool outside of the shard_map"
+        return Value(site.mixed(message, remedy, ViolationKind.COLLECTIVE))
+    content = site.join(updates.owner, access.owners(site, without=axis))
+    if isinstance(content, Mixed):
+        return Value(content)
+    if not isinstance(content, Common) and content != found:
+        message = f"rows of pool {pool.group!r} are written with values of other lanes than the rows' owners"
+        return Value(site.mixed(message, "write to each row what its own lane computed", ViolationKind.WRONG_ROW))
+    at = found.axis if isinstance(found, Rows) and found.order is not None else None
+    if access.tells_places(found, without=axis) or (at is not None and tells_places(updates, site.shapes[-1], at)):
+        return Value(site.mixed(_PLACES, REMEDY))
+    index = access.columns[axis].fact
+    assert isinstance(index, Slot)
+    kept = operand.kept
+    if kept is not None:
+        again = updates.kept
+        same = replaces and again is not None and again.leaf == kept.leaf
+        if again is None or not same or _put_by_slot(again.view, access, axis, index) != kept.view:
+            kept = None
+    later = replace(pool, writers=pool.writers | {index.leaf})
+    return Value(later, kept=kept, version=site.prover.versions.succeed(operand.version))
+
+
+def _put_by_slot(view: View, access: Access, axis: int, slot: Slot) -> View | None:
+    """The path after rows are put back where they were read: by the same slot map, guarded as then or only now."""
+    for by in (slot, replace(slot, guard=None)):
+        rows = left(view, ("by slot", by))
+        if rows is not None:
+            return access.put(rows, axis)
+    return None
+
+
+def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Value:
+    """A part of every row, put back where it was taken."""
+    pool, part = operand.owner, updates.owner
+    assert isinstance(pool, PoolRows)
+    if not isinstance(part, PoolRows) or access.put(part.view, pool.axis) != pool.view or part.leaf != pool.leaf:
+        if isinstance(part, Mixed):
+            return Value(part)
+        message = f"every row of pool {pool.group!r} is written, those that no lane owns too"
+        remedy = "write rows by the slot map, or put a changed part back where it was taken"
+        return Value(site.mixed(message, remedy, ViolationKind.FRAME))
+    kept = operand.kept
+    if kept is not None:
+        again = updates.kept
+        if again is None or again.leaf != kept.leaf or access.put(again.view, pool.axis) != kept.view:
+            kept = None
+    owner = replace(pool, unframed=pool.unframed or part.unframed, writers=pool.writers | part.writers)
+    return Value(owner, kept=kept, version=site.prover.versions.succeed(operand.version))
+
+
+def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner:
+    """Whose the rows are, in dimensions of the window array."""
+    axis = pool.axis
+    path = site.prover.bound.inputs[pool.leaf].path
+    index = access.columns.get(axis)
+    if index is None or access.sizes[axis] != 1:
+        message = f"several rows of {path} are taken together, whoever owns them"
+        return site.mixed(message, _BY_SLOT, ViolationKind.WRONG_ROW)
+    constant = constant_of(index)
+    if constant is not None or isinstance(index.fact, Constant | Iota):
+        message = f"rows of {path} are picked by a constant of the program" + (
+            "" if constant is None else f", {constant}"
+        )
+        violation = site.violation(ViolationKind.CONSTANT, message, "make the row an operand: an entry of a slot map")
+        site.prover.violations.append(violation)
+        return Mixed(violation)
+    if not isinstance(index.fact, Slot):
+        message = f"rows of {path} are picked by an index that is not the lane's entry in its slot map"
+        return site.mixed(message, _BY_SLOT, ViolationKind.WRONG_ROW)
+    fault = map_fault(site, pool, index.fact, access.full, access.drops, write)
+    fault = fault or _device_fault(site, pool, index.fact, access)
+    if fault is not None:
+        return fault
+    owner = access.index_owner(axis)
+    record(site, pool, index.fact, owner, access.window_shape, write)
+    return owner
+
+
+def record(site: Site, pool: PoolRows, fact: Slot, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
+    """Note which rows of a pool are read or written, to be compared with those of its group.
+
+    Args:
+        fact: by which the rows are picked.
+        owner: of the entries.
+        shape: of what is read or written; along the owner's axis one row for each entry.
+    """
+    if isinstance(owner, Rows):
+        lanes = -(-shape[owner.axis] // owner.inner)
+        lane, whose = owner.order, (owner.start, lanes, owner.order)
+    else:
+        lane = whose = owner.lane if isinstance(owner, OneLane) else None
+    site.prover.accesses.append(RowAccess(pool.leaf, write, (replace(fact, less=None), whose), lane, site))
+
+
+def map_fault(site: Site, pool: PoolRows, fact: Slot, shape: tuple[int, ...], drops: bool, write: bool) -> Mixed | None:
+    """What is wrong with picking rows of a pool by an entry of a slot map.
+
+    Args:
+        shape: of the pool, as it lies on one device.
+        drops: whether a row past its end is left out.
+        write: whether rows are written; otherwise they are read.
+    """
+    path = site.prover.bound.inputs[pool.leaf].path
+    rows = shape[pool.axis] * site.prover.devices_along(pool.split)
+    slots, entry = site.prover.bound.inputs[fact.leaf].path, site.prover.bound.inputs[fact.leaf].entry
+    assert isinstance(entry, SlotMap)
+    if pool.group not in entry.names:
+        message = f"rows of {path} are picked by {slots}, which is the slot map of {', '.join(entry.names)}"
+        return site.mixed(message, f"use the slot map of group {pool.group!r}", ViolationKind.WRONG_ROW)
+    if entry.role == ("read" if write else "write"):
+        message = f"{path} is {'written' if write else 'read'} by {slots}, which is declared for the opposite"
+        return site.mixed(message, "use the map with the other role, or role='both'", ViolationKind.WRONG_ROW)
+    others = [site.prover.bound.inputs[leaf].path for leaf in sorted(pool.writers - {fact.leaf})]
+    if others:
+        message = f"{path} is {'written' if write else 'read'} by {slots} after rows of it were written by {others[0]}"
+        return site.mixed(message, "read all rows before any is written, and write by one slot map")
+    if rows < entry.size:
+        message = f"{slots} holds rows in [0, {entry.size}), {path} has {rows}"
+        site.report(ViolationKind.BOUNDS, message, "give the pool as many rows as the slot map has slots")
+    if fact.guard is not None and rows > entry.size:
+        message = f"rows of {path} are picked by {slots} or by a row past its last one, {entry.size - 1}"
+        remedy = f"declare the slot map with size={rows}, as many as the pool has rows, and guard with that row"
+        return site.mixed(f"{message}, which may be one that no lane owns", remedy, ViolationKind.WRONG_ROW)
+    if fact.guard is not None and not drops:
+        message = f"a row of {path} that may lie past its end is clamped to its last row"
+        site.report(ViolationKind.BOUNDS, message, "use mode='drop' for writes, mode='fill' for reads")
+    return None
+
+
+def _device_fault(site: Site, pool: PoolRows, fact: Slot, access: Access) -> Mixed | None:
+    """Rows of a pool that are split over devices are global row numbers less the rows of the devices before."""
+    path, rows = site.prover.bound.inputs[pool.leaf].path, access.full[pool.axis]
+    slots = site.prover.bound.inputs[fact.leaf].path
+    shift = None if fact.less is None else f"{fact.less.rows} * axis_index({fact.less.over!r})"
+    if not pool.split:
+        if shift is None:
+            return None
+        message = f"{path} has all its rows on every device, and is indexed by {slots} less {shift}"
+        return site.mixed(message, "index it by the entries as they are", ViolationKind.WRONG_ROW)
+    along = ", ".join(pool.split)
+    if len(pool.split) != 1 or fact.less != Ahead(pool.split[0], rows):
+        message = (
+            f"a device along {along} has {rows} rows of {path}, and indexes them by {slots} less {shift or 'nothing'}"
+        )
+        remedy = f"subtract the rows of the devices before it: {slots} - {rows} * axis_index({along!r})"
+        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
+    if not access.drops:
+        message = f"a row of {path} that another device along {along} has is clamped to one of this device"
+        return site.mixed(message, "use mode='drop' for writes, mode='fill' for reads", ViolationKind.BOUNDS)
+    filler = site.params.get("fill_value")
+    if site.name == "gather" and (filler is None or filler != 0 or math.copysign(1, filler) < 0):
+        message = (
+            f"a row of {path} that another device along {along} has is read as {'nan' if filler is None else filler}"
+        )
+        return site.mixed(message, f"use fill_value=0, and sum over {along}", ViolationKind.COLLECTIVE)
+    return None

@@ -1,0 +1,121 @@
+"""Contractions, convolutions and decompositions."""
+
+from ir_passes.proof.owners import Common, Mixed, OneLane, Order, Owner, Rows, axis_of, moved
+from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.site import Site
+from ir_passes.proof.uniformity import REMEDY, disordered, tells_places
+from ir_passes.proof.values import Counts, Value
+
+_FREE = "contract dimensions within a lane; keep lanes a batch dimension or a free one of one operand"
+
+
+_ROUNDING = "out_sharding precision preferred_element_type"
+
+
+@rule("dot_general", reads="dimension_numbers", ignores=_ROUNDING)
+def dot_general(site: Site, x: Value, y: Value) -> list[Value]:
+    """Lanes as a batch dimension of both, or as a free dimension of one."""
+    (x_contract, y_contract), (x_batch, y_batch) = site.params["dimension_numbers"]
+    return [Value(_contracted(site, x, y, (x_contract, y_contract), (x_batch, y_batch)))]
+
+
+def _contracted(site: Site, x: Value, y: Value, contract: tuple, batch: tuple) -> Owner:
+    ranks = [len(shape) for shape in site.shapes[:2]]
+    owners, free_before = [], len(batch[0])
+    for value, rank, summed, paired in zip((x, y), ranks, contract, batch, strict=True):
+        free = [d for d in range(rank) if d not in summed and d not in paired]
+        axis = axis_of(value.owner)
+        if axis is None:
+            owners.append(value.owner)
+        elif axis in paired:
+            owners.append(moved(value.owner, tuple(paired).index(axis)))
+        elif axis in free:
+            owners.append(moved(value.owner, free_before + free.index(axis)))
+        else:
+            owners.append(site.mixed(f"it sums over axis {axis}, which holds different lanes", _FREE))
+        free_before += len(free)
+    owner = site.join(*owners)
+    if isinstance(owner, Rows) and owner.order is not None and owner.axis < len(batch[0]):
+        sides = zip((x, y), site.shapes, batch, strict=True)
+        if any(tells_places(value, shape, paired[owner.axis]) for value, shape, paired in sides):
+            return site.mixed("rows in an order that depends on all lanes meet a matrix for each place", REMEDY)
+    return owner
+
+
+@rule("ragged_dot_general", reads="ragged_dot_dimension_numbers", ignores=_ROUNDING, accepts={"group_offset": (None,)})
+def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) -> list[Value]:
+    """Rows times the matrix of their group: row by row, if the rows were sorted by what the sizes count."""
+    numbers = site.params["ragged_dot_dimension_numbers"]
+    contract, batch = numbers.dot_dimension_numbers
+    ragged = tuple(numbers.lhs_ragged_dimensions)
+    axis = axis_of(x.owner)
+    if rest or batch[0] or ragged != (0,) or not isinstance(groups.owner, Common | OneLane) or axis not in (None, 0):
+        remedy = "use rows along axis 0, one shared matrix for each group"
+        return [Value(site.mixed("this form of ragged product has no rule", remedy))]
+    if axis == 0 and contract[0] and 0 in contract[0]:
+        return [Value(site.mixed("it sums over axis 0, which holds different lanes", _FREE))]
+    if isinstance(x.owner, Mixed):
+        return [Value(x.owner)]
+    if isinstance(sizes.owner, Common | OneLane) and not disordered(x.owner):
+        return [Value(site.join(x.owner, groups.owner, sizes.owner))]
+    owner = x.owner
+    sorted_by = None
+    if isinstance(owner, Rows) and isinstance(owner.order, Order):
+        sorted_by = site.prover.sort_keys.get(owner.order)
+    if isinstance(sizes.fact, Counts) and sorted_by is not None and sizes.fact.key == sorted_by:
+        return [Value(site.join(owner, groups.owner))]
+    return [
+        Value(
+            site.mixed(
+                "the rows lie in an order that depends on all lanes, and were not sorted by what the sizes count",
+                "count the very keys by which the rows were sorted",
+            )
+        )
+    ]
+
+
+@rule(
+    "conv_general_dilated",
+    reads="dimension_numbers batch_group_count",
+    ignores=f"{_ROUNDING} feature_group_count lhs_dilation padding rhs_dilation window_strides",
+)
+def convolution(site: Site, x: Value, kernel: Value) -> list[Value]:
+    """Lanes as the batch dimension of the input."""
+    numbers = site.params["dimension_numbers"]
+    axis, owner = axis_of(x.owner), x.owner
+    if axis is not None:
+        if axis == numbers.lhs_spec[0] and site.params["batch_group_count"] == 1:
+            owner = moved(owner, numbers.out_spec[0])
+        else:
+            owner = site.mixed("it convolves over the axis that holds lanes", "make lanes the batch dimension")
+    other = kernel.owner
+    if axis_of(other) is not None:
+        other = site.mixed("its kernel differs between lanes", "multiply and add within each lane")
+    return [Value(site.join(owner, other))]
+
+
+_OF_ONE_MATRIX = """
+algorithm compute_left_eigenvectors compute_right_eigenvectors compute_schur_vectors compute_uv conjugate_a
+enable_eigvec_derivs fft_type full_matrices implementation left_side lower permutation_size perturb_singular pivoting
+sort_eig_vals sort_eigenvalues subset_by_index symmetrize_input transpose_a unit_diagonal use_magma
+"""
+"""Parameters of what is done with each matrix of a batch."""
+
+
+@rule(
+    "cholesky", "eig", "eigh", "fft", "householder_product", "lu", "lu_pivots_to_permutation", "qr", "schur", "svd",
+    "triangular_solve", "tridiagonal", "tridiagonal_solve", reads="fft_lengths", ignores=_OF_ONE_MATRIX,
+    accepts={"select_callable": (None,)},
+)  # fmt: skip
+def batched_matrices(site: Site, *operands: Value) -> list[Value]:
+    """Lanes as a leading batch dimension."""
+    matrix_dims = {"fft": len(site.params.get("fft_lengths", ())), "lu_pivots_to_permutation": 1}.get(site.name, 2)
+    owners = []
+    for value, shape in zip(operands, site.shapes, strict=True):
+        axis = axis_of(value.owner)
+        if axis is not None and axis >= len(shape) - matrix_dims:
+            owners.append(site.mixed("lanes are rows or columns of one matrix", "give each lane its own matrix"))
+        else:
+            owners.append(value.owner)
+    owner = site.join(*owners)
+    return [Value(owner) for _ in site.eqn.outvars]

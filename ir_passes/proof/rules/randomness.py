@@ -1,0 +1,83 @@
+"""Random numbers: each key's are its owner's."""
+
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.dtypes import key_implementation
+from ir_passes.proof.owners import Owner, axis_of
+from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.rules.shapes import over
+from ir_passes.proof.site import Site
+from ir_passes.proof.uniformity import REMEDY, disordered
+from ir_passes.proof.values import Value
+
+_ONE_KEY = "one key is made of words of different lanes"
+_OWN_KEY = "give each lane all words of its key, along axes of their own"
+
+
+_BY_KEY = {
+    "threefry2x32": {"random_bits", "random_split", "random_seed", "random_fold_in", "random_gamma"},
+    "rbg": {"random_split", "random_seed", "random_fold_in"},
+    "unsafe_rbg": {"random_seed"},
+}
+"""Generator -> the operations in which each key of an array has what it has alone.
+
+XLA's own generator takes one key: JAX gives it the first of an array, and the others get what follows.
+"""
+
+
+@rule("random_unwrap", "random_clone")
+def same_keys(site: Site, key: Value) -> list[Value]:
+    """The same keys, or their words behind their axes."""
+    return [Value(key.owner)]
+
+
+@rule("random_bits", "random_split", "random_seed", reads="shape impl", ignores="bit_width")
+def from_keys(site: Site, key: Value) -> list[Value]:
+    """Keys keep their leading axes; what is made from one key stands behind them."""
+    return [Value(_by_key(site, key.owner))]
+
+
+@rule("random_wrap", reads="impl")
+def wrap(site: Site, words: Value) -> list[Value]:
+    """The last axes are the words of one key."""
+    return [Value(_of_one_key(site, words, len(site.shape)))]
+
+
+@rule("random_gamma", ignores="log_space")
+def gamma(site: Site, key: Value, shape: Value) -> list[Value]:
+    """A key for each place; one key for several places gives each of them other numbers."""
+    owner = _by_key(site, site.join(key.owner, shape.owner))
+    if disordered(owner):
+        owner = site.mixed("rows in an order that depends on all lanes get random numbers by their place", REMEDY)
+    return [Value(owner)]
+
+
+@rule("random_fold_in")
+def fold_in(site: Site, key: Value, data: Value) -> list[Value]:
+    """A key and a number of the same place."""
+    pairs = zip((key, data), site.shapes, strict=True)
+    return [Value(_by_key(site, site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))))]
+
+
+@rule("rng_bit_generator", reads="shape", ignores="algorithm dtype out_sharding")
+def generator(site: Site, key: Value) -> list[Value]:
+    """One key for the whole array."""
+    owner = _of_one_key(site, key, 0)
+    if len(site.shapes[0]) != 1:
+        owner = site.mixed("random bits are made from several keys at once", "map over the keys")
+    return [Value(owner), Value(owner)]
+
+
+def _by_key(site: Site, owner: Owner) -> Owner:
+    """The owner of what is made from keys, one by one."""
+    atom = site.eqn.outvars[0] if site.name == "random_seed" else site.eqn.invars[0]
+    generator = key_implementation(ir.dtype_of(atom))
+    if axis_of(owner) is None or site.name in _BY_KEY.get(generator, ()):
+        return owner
+    message = f"{generator} makes what all keys of an array get from the first of them"
+    return site.mixed(message, "use keys of threefry2x32, as by jax.random.key(seed, impl='threefry2x32')")
+
+
+def _of_one_key(site: Site, words: Value, leading: int) -> Owner:
+    """Whose keys are, of which the first axes of an array of words keep apart."""
+    axis = axis_of(words.owner)
+    return words.owner if axis is None or axis < leading else site.mixed(_ONE_KEY, _OWN_KEY)

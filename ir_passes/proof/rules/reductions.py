@@ -1,0 +1,170 @@
+"""Operations along axes: reductions, scans, sorts and searches."""
+
+import math
+
+from ir_passes.proof.owners import COMMON, Common, Order, Owner, Rows, axis_of, moved
+from ir_passes.proof.rules.intervals import fits
+from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.site import Site
+from ir_passes.proof.uniformity import REMEDY, tells_places
+from ir_passes.proof.values import Counts, Iota, OneHot, Permuted, Value
+
+_APART = "reduce over axes within a lane; what must be the same for all lanes is an operand that the host computes"
+
+
+_PICKS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or")
+
+
+def without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
+    """Whose the elements are after a reduction over some axes."""
+    axis = axis_of(owner)
+    if axis is None:
+        return owner
+    if axis in axes:
+        return site.mixed(f"it reduces over axis {axis}, which holds different lanes", _APART)
+    return moved(owner, axis - sum(other < axis for other in axes))
+
+
+@rule(
+    *"reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split(),
+    reads="axes index_dtype",
+    ignores="out_sharding",
+)
+def reduction(site: Site, x: Value) -> list[Value]:
+    """One value from all along some axes."""
+    axes = tuple(map(int, site.params["axes"]))
+    bounds = None
+    if site.name in _PICKS and math.prod(site.shapes[0]):
+        # bits of larger numbers make other numbers, and nothing at all is the least or the greatest of its dtype
+        ones = x.range is not None and 0 <= x.range[0] and x.range[1] <= 1
+        bounds = x.range if ones or site.name in ("reduce_max", "reduce_min") else None
+    elif site.name in ("argmax", "argmin"):
+        bounds = (0, site.shapes[0][axes[0]] - 1)
+    elif site.name == "reduce_sum" and x.range is not None:
+        count = math.prod(site.shapes[0][axis] for axis in axes)
+        bounds = (x.range[0] * count, x.range[1] * count)
+    fact = None
+    counts = site.name == "reduce_sum" and fits(site.eqn.outvars[0].aval, site.shapes[0][axes[0]] if axes else 1)
+    if counts and isinstance(x.fact, OneHot) and axes == (x.fact.rows,) and len(site.shape) == 1:
+        fact = Counts(site.prover.same_counts.get(x.fact.key, x.fact.key))
+    return [Value(without(site, x.owner, axes), range=bounds, fact=fact)]
+
+
+@rule("reduce", reads="dimensions", ignores="computation jaxpr")
+def general_reduction(site: Site, *operands: Value) -> list[Value]:
+    """A reduction by any function; half of the operands are initial values."""
+    axes = tuple(map(int, site.params["dimensions"]))
+    owner = site.join(*(without(site, value.owner, axes) if shape else value.owner
+                        for value, shape in zip(operands, site.shapes, strict=True)))  # fmt: skip
+    return [Value(owner) for _ in site.eqn.outvars]
+
+
+@rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", reads="axis", ignores="reverse")
+def running(site: Site, x: Value) -> list[Value]:
+    """A reduction of all before, along one axis."""
+    owner = x.owner
+    if axis_of(owner) == int(site.params["axis"]):
+        owner = site.mixed(f"it runs along axis {site.params['axis']}, which holds different lanes", _APART)
+    # of zeros and ones the product is one of them
+    within = site.name in ("cummax", "cummin") or (site.name == "cumprod" and x.range in ((0, 0), (0, 1), (1, 1)))
+    return [Value(owner, range=x.range if within else None)]
+
+
+@rule(
+    "top_k",
+    "approx_top_k",
+    reads="axis k reduction_dimension",
+    ignores="aggregate_to_topk is_max_k is_stable recall_target reduction_input_size_override",
+)
+def top_k(site: Site, x: Value) -> list[Value]:
+    """The greatest along one axis, and where they are."""
+    axis = int(site.params.get("axis", site.params.get("reduction_dimension", len(site.shape) - 1)))
+    axis %= len(site.shape)
+    owner = x.owner
+    if axis_of(owner) == axis:
+        owner = site.mixed(f"it compares along axis {axis}, which holds different lanes", _APART)
+    return [Value(owner, range=x.range), Value(owner, range=(0, site.shapes[0][axis] - 1))]
+
+
+@rule(
+    *"reduce_window_sum reduce_window_max reduce_window_min reduce_window select_and_scatter_add".split(),
+    reads="window_dimensions window_strides padding base_dilation window_dilation",
+    ignores="jaxpr select_prim",
+    accepts={"consts": ((),)},
+)
+def windows(site: Site, *operands: Value) -> list[Value]:
+    """Reductions of windows that are one long along the axis of the lanes."""
+    params = site.params
+    columns = [params["window_dimensions"], params["window_strides"], params["padding"]]
+    columns += [params[name] for name in ("base_dilation", "window_dilation") if name in params]
+    owners = []
+    for value in operands:
+        axis = axis_of(value.owner)
+        if axis is not None and any(column[axis] not in (1, (0, 0)) for column in columns):
+            owners.append(site.mixed(f"windows reach along axis {axis}, which holds different lanes", _APART))
+        else:
+            owners.append(value.owner)
+    return [Value(site.join(*owners)) for _ in site.eqn.outvars]
+
+
+@rule("sort", reads="dimension is_stable num_keys")
+def sort(site: Site, *operands: Value) -> list[Value]:
+    """Along an axis that lies within lanes: each by itself. Along the lanes' rows: a permutation of rows.
+
+    Which row comes where depends on every lane, but a row's content does not: rows sorted by one key are everybody's
+    rows in one common order, which its inverse undoes.
+    """
+    axis = int(site.params["dimension"])
+    if all(axis_of(value.owner) != axis and not _permutes(value) for value in operands):
+        owner = site.join(*(value.owner for value in operands))
+        if isinstance(owner, Rows) and owner.order is not None:
+            sides = zip(operands, site.shapes, strict=True)
+            if any(tells_places(value, shape, owner.axis) for value, shape in sides):
+                owner = site.mixed("rows in an order that depends on all lanes meet a shared array of rows", REMEDY)
+        return [Value(owner, range=value.range) for value in operands]
+    key = operands[0]
+    if len(site.shape) != 1 or site.params["num_keys"] != 1:
+        remedy = "sort one key and gather the rest by the order"
+        owner = site.mixed(f"it sorts along axis {axis}, which holds different lanes", remedy)
+        return [Value(owner, range=value.range) for value in operands]
+    if isinstance(key.fact, Permuted) and key.fact.div == 1:
+        order = Order(key.fact.order.number, not key.fact.order.inverse)
+    else:
+        # where keys are equal, an unstable sort may fall out otherwise each time
+        stable = site.params["is_stable"]
+        order = Order(site.prover.number(("order", key.number)) if stable else site.prover.fresh())
+        site.prover.sort_keys[order] = key.number
+        known = site.prover.own_orders.get(order.number, frozenset())
+        own = site.prover.varying(site.eqn.invars[0]) if stable else frozenset(site.prover.devices)
+        site.prover.own_orders[order.number] = known | own
+    results = [_sorted(site, value, order) for value in operands]
+    number = site.prover.fresh()
+    site.prover.same_counts[number] = key.number
+    return [results[0].but(number=number), *results[1:]]
+
+
+def _permutes(value: Value) -> bool:
+    return isinstance(value.fact, Permuted)
+
+
+def _sorted(site: Site, value: Value, order: Order) -> Value:
+    size = site.shape[0]
+    mixed = site.mixed("the order of the rows depends on all lanes", "undo the order with its inverse")
+    if isinstance(value.fact, Permuted):
+        undone = Order(value.fact.order.number, not value.fact.order.inverse) == order and value.fact.div == 1
+        return Value(COMMON, range=(0, size - 1), fact=Iota(0)) if undone else Value(mixed, range=value.range)
+    if isinstance(value.fact, Iota) and value.fact.axis == 0:
+        return Value(mixed, range=value.range, fact=Permuted(order, value.fact.div))
+    if isinstance(value.owner, Common):
+        return Value(mixed, range=value.range)
+    return Value(permuted(site, value.owner, order), range=value.range)
+
+
+def permuted(site: Site, owner: Owner, order: Order, div: int = 1) -> Owner:
+    """Whose the rows are after `rows[order // div]`."""
+    if isinstance(owner, Rows):
+        if owner.order is None:
+            return Rows(owner.axis, owner.inner * div, owner.start, order, owner.split)
+        if div == 1 and owner.order == Order(order.number, not order.inverse):
+            return Rows(owner.axis, owner.inner, owner.start, None, owner.split)
+    return site.mixed("rows are put in an order that depends on all lanes", "undo the order with its inverse")

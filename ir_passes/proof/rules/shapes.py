@@ -1,0 +1,217 @@
+"""Operations that move elements about without looking at them."""
+
+import math
+from dataclasses import replace
+
+from ir_passes.proof.owners import COMMON, Backwards, OneLane, Owner, PoolRows, Rows, axis_of, moved
+from ir_passes.proof.rules.intervals import hull
+from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.site import Site
+from ir_passes.proof.values import (
+    Ahead,
+    Constant,
+    Counts,
+    Fact,
+    Implies,
+    Iota,
+    Kept,
+    Permuted,
+    RemainderOf,
+    SignOf,
+    Slot,
+    Spread,
+    Value,
+)
+from ir_passes.proof.views import entered, reshaped, transposed
+
+Shape = tuple[int, ...]
+
+
+def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
+    """Whose the elements of an operand are after it has been stretched to the shape of the result."""
+    axis = axis_of(owner)
+    return owner if axis is None else stretched(owner, shape[axis], result[axis])
+
+
+def stretched(owner: Owner, before: int, after: int) -> Owner:
+    """Whose the elements are after the one index of an owner's axis has been repeated."""
+    if isinstance(owner, Rows) and before == 1 != after:
+        return OneLane(owner.start, owner.split, owner.held)
+    return owner
+
+
+def place_after_reshape(axis: int, before: Shape, after: Shape) -> tuple[int, int, int] | None:
+    """Where an axis is after a row-major reshape: (new axis, elements of the new axis per old index, and the reverse).
+
+    One of the two counts is 1. None where the axis does not survive as a prefix of a new axis or the other way round,
+    and for an array without elements.
+    """
+    if not math.prod(after):
+        return None
+    ahead = math.prod(before[:axis])
+    stride = math.prod(before[axis + 1 :])
+    lead = 1
+    for new, size in enumerate(after):
+        if lead == ahead and (size > 1 or before[axis] == 1):
+            new_stride = math.prod(after[new + 1 :])
+            if stride % new_stride == 0 and size * new_stride == before[axis] * stride:
+                return new, stride // new_stride, 1
+            if new_stride % stride == 0 and size * new_stride == before[axis] * stride:
+                return new, 1, new_stride // stride
+            return None
+        lead *= size
+    return None
+
+
+def reshape_owner(site: Site, owner: Owner, before: Shape, after: Shape) -> Owner:
+    """Whose elements are whose after a reshape."""
+    axis = axis_of(owner)
+    if axis is None:
+        return owner
+    found = place_after_reshape(axis, before, after)
+    if found is not None:
+        new, per_old, per_new = found
+        if per_old == per_new == 1:
+            return moved(owner, new)
+        if isinstance(owner, Rows) and owner.order is None:
+            if per_new == 1:
+                return replace(owner, axis=new, inner=owner.inner * per_old)
+            if owner.inner % per_new == 0:
+                return replace(owner, axis=new, inner=owner.inner // per_new)
+    return site.mixed(
+        f"reshaping {before} to {after} does not keep axis {axis}, which holds different lanes, as an axis",
+        "keep lanes on an axis of their own, or let them be the leading part of a merged axis",
+    )
+
+
+def _reshape_kept(kept: Kept | None, before: Shape, after: Shape) -> Kept | None:
+    return None if kept is None else Kept(kept.leaf, reshaped(kept.view, before, after))
+
+
+def _reshaped(site: Site, x: Value) -> Value:
+    before, after = site.shapes[0], site.shape
+    owner = reshape_owner(site, x.owner, before, after)
+    if isinstance(owner, PoolRows):
+        owner = replace(owner, view=reshaped(owner.view, before, after))
+    fact = x.fact if isinstance(x.fact, Slot | Ahead | Constant) else None
+    if isinstance(x.fact, Iota):
+        found = place_after_reshape(x.fact.axis, before, after)
+        fact = Iota(found[0], x.fact.div * found[1]) if found is not None and found[2] == 1 else None
+    elif fact is None and x.fact is not None and _same_but_ones(before, after):
+        fact = _fact_over_ones(x.fact, before, after)
+    return Value(owner, x.number, x.range, fact, _reshape_kept(x.kept, before, after), x.version)
+
+
+def _same_but_ones(before: Shape, after: Shape) -> bool:
+    return [size for size in before if size != 1] == [size for size in after if size != 1]
+
+
+def _fact_over_ones(fact: Fact, before: Shape, after: Shape) -> Fact | None:
+    if isinstance(fact, Permuted | Counts):
+        return fact if before[:1] == after[:1] else None
+    return fact if isinstance(fact, SignOf | RemainderOf | Implies) else None
+
+
+@rule("reshape", reads="new_sizes", ignores="sharding", accepts={"dimensions": (None,)})
+def reshape(site: Site, x: Value) -> list[Value]:
+    """Row-major: the normal form of a program has no reshape with `dimensions`."""
+    return [_reshaped(site, x)]
+
+
+@rule("squeeze", reads="dimensions")
+def squeeze(site: Site, x: Value) -> list[Value]:
+    """The same elements in the same order."""
+    return [_reshaped(site, x)]
+
+
+@rule("broadcast_in_dim", reads="shape broadcast_dimensions", ignores="sharding")
+def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
+    """Elements repeated along new or size-1 dimensions."""
+    before, after = site.shapes[0], site.shape
+    if math.prod(before) == math.prod(after):
+        return [_reshaped(site, x)]
+    dims = tuple(map(int, site.params["broadcast_dimensions"]))
+    axis = axis_of(x.owner)
+    owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), before[axis], after[dims[axis]])
+    if isinstance(owner, PoolRows):
+        owner = replace(owner, view=entered(owner.view, ("broadcast",)))
+    fact = x.fact if isinstance(x.fact, Slot | Ahead | Constant) else None
+    if isinstance(x.fact, Iota) and before[x.fact.axis] == after[dims[x.fact.axis]]:
+        fact = Iota(dims[x.fact.axis], x.fact.div)
+    long = [axis for axis, size in enumerate(before) if size != 1]
+    if fact is None and len(long) == 1:
+        fact = Spread(x.number, dims[long[0]])
+    return [Value(owner, 0, x.range, fact, None, x.version)]
+
+
+@rule("transpose", reads="permutation")
+def transpose(site: Site, x: Value) -> list[Value]:
+    """Axes in another order."""
+    permutation = tuple(map(int, site.params["permutation"]))
+    axis = axis_of(x.owner)
+    owner = x.owner if axis is None else moved(x.owner, permutation.index(axis))
+    if isinstance(owner, PoolRows):
+        owner = replace(owner, view=transposed(owner.view, permutation))
+    kept = None if x.kept is None else Kept(x.kept.leaf, transposed(x.kept.view, permutation))
+    fact = x.fact if isinstance(x.fact, Slot | Constant) else None
+    if isinstance(x.fact, Iota):
+        fact = Iota(permutation.index(x.fact.axis), x.fact.div)
+    return [Value(owner, 0, x.range, fact, kept, x.version)]
+
+
+@rule("rev", reads="dimensions")
+def reverse(site: Site, x: Value) -> list[Value]:
+    """The last first; lanes are in order again when they have been reversed twice."""
+    owner, axis = x.owner, axis_of(x.owner)
+    if axis is not None and axis in site.params["dimensions"]:
+        backwards = Backwards(site.shape[axis])
+        if isinstance(owner, Rows) and owner.order in (None, backwards):
+            owner = replace(owner, order=backwards if owner.order is None else None)
+        else:
+            owner = site.mixed("it reverses the axis that holds lanes", "reverse another axis")
+    elif isinstance(owner, PoolRows):
+        view = entered(owner.view, ("rev", site.params["dimensions"]))
+        owner = replace(owner, view=view)
+    return [Value(owner, range=x.range)]
+
+
+@rule("pad", reads="padding_config")
+def pad(site: Site, x: Value, filler: Value) -> list[Value]:
+    """More elements at the ends of axes."""
+    owner, axis = x.owner, axis_of(x.owner)
+    if axis is not None:
+        low, high, inside = map(int, site.params["padding_config"][axis])
+        if low or high or inside:
+            whole = isinstance(owner, Rows) and owner.order is None and inside == 0 and low % owner.inner == 0
+            if whole and low >= 0 and high >= 0:
+                assert isinstance(owner, Rows)
+                owner = Rows(axis, owner.inner, owner.start - low // owner.inner, None, owner.split)
+            else:
+                owner = site.mixed("it pads the axis that holds lanes", "pad another axis")
+    if isinstance(owner, PoolRows):
+        owner = replace(owner, view=entered(owner.view, ("pad",)))
+    return [Value(site.join(owner, filler.owner), range=hull(x.range, filler.range))]
+
+
+@rule("tile", reads="reps repeats")
+def tile(site: Site, x: Value) -> list[Value]:
+    """Repeated along axes."""
+    repeats = tuple(site.params.get("reps") or site.params["repeats"])
+    axis = axis_of(x.owner)
+    owner = x.owner
+    if axis is not None and repeats[axis] != 1:
+        owner = site.mixed("it repeats the axis that holds lanes", "repeat another axis")
+    return [Value(owner, range=x.range)]
+
+
+@rule("iota", reads="dtype shape dimension", ignores="sharding")
+def iota(site: Site, *_: Value) -> list[Value]:
+    """Counts up along an axis."""
+    axis = int(site.params["dimension"])
+    return [Value(COMMON, range=(0, max(0, site.shape[axis] - 1)), fact=Iota(axis))]
+
+
+@rule("empty", "empty2", "create_token", ignores="dtype memory_space out_sharding shape")
+def empty(site: Site, *_: Value) -> list[Value]:
+    """Nobody's."""
+    return [Value(COMMON) for _ in site.eqn.outvars]

@@ -1,0 +1,214 @@
+"""One equation under analysis: what a rule sees of it, and how it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ir_passes.contract.declared import declaration_of
+from ir_passes.jaxpr import ir
+from ir_passes.proof.concerned import concerned
+from ir_passes.proof.owners import COMMON, Common, Mixed, Owner, PoolRows, Rows, describe
+from ir_passes.proof.rules.intervals import fits
+from ir_passes.proof.rules.registry import ELEMENTWISE, INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
+from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
+from ir_passes.proof.values import Constant, Iota, Value
+from ir_passes.proof.violations import Place, Violation, ViolationKind
+
+if TYPE_CHECKING:
+    from ir_passes.proof.prover import Prover
+
+
+@dataclass(slots=True)
+class Site:
+    """One equation under analysis: what a rule sees besides its operands.
+
+    Attributes:
+        prover: the walk.
+        eqn: the equation.
+        jaxpr, index, env: the program it stands in, where, and the values before it.
+    """
+
+    prover: Prover
+    eqn: Any
+    jaxpr: Any
+    index: int
+    env: dict[Any, Value] = field(repr=False)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The equation's parameters."""
+        return self.eqn.params
+
+    @property
+    def name(self) -> str:
+        """Name of the primitive."""
+        return self.eqn.primitive.name
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the operands."""
+        return ir.shapes(self.eqn.invars)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the first result."""
+        return ir.shape_of(self.eqn.outvars[0])
+
+    def apply(self, operands: list[Value]) -> list[Value]:
+        """The results, by the operation's rule."""
+        for value in operands:
+            if value.version is not None and self.prover.versions.stale(value.version):
+                self.report(
+                    ViolationKind.STALE,
+                    f"{self.path(value)} is read after a later version of it was made",
+                    "use the version that the write returned, or read before the write",
+                )
+        results = self._before_sum(operands) or rule_of(self.eqn)(self, *operands)
+        return [self._completed(value, operands, k) for k, value in enumerate(results)]
+
+    def _before_sum(self, operands: list[Value]) -> list[Value]:
+        """What comes of a row that one device has and others do not, where it is used before it is summed over them."""
+        if not self.prover.devices:
+            return []
+        held = {axis for value in operands for axis in getattr(value.owner, "held", ())}
+        looked_into = self.name in ir.CALLS and declaration_of(self.eqn) is None
+        if not held or looked_into or self.name in SUMS or self.name in MOVES:
+            return []
+        along = ", ".join(sorted(held))
+        message = f"a row that one device along {along} has, and all others have as zeros, is used as it is"
+        mixed = self.mixed(message, f"sum what was read over {along} first, by lax.psum", ViolationKind.COLLECTIVE)
+        return [Value(mixed) for _ in self.eqn.outvars]
+
+    def _completed(self, value: Value, operands: list[Value], which: int) -> Value:
+        """A result with what is common to all rules: its number, and the limits of what it may claim."""
+        owner, bounds, uniform = value.owner, value.range, value.uniform
+        if isinstance(owner, Common):
+            if self.prover.reorders:
+                uniform = uniform or uniform_axes(self, operands)
+        elif isinstance(owner, PoolRows):
+            owner = self._framed(owner, operands)
+        elif reveals_order(self, owner, operands):
+            owner = self.mixed("a shared array tells rows where they lie in an order that depends on all lanes", REMEDY)
+        if isinstance(owner, Mixed) and self.prover.idle:
+            bounds = None  # it may be another lane's value, which is not idle
+        fact = value.fact or self._constant(operands)
+        if bounds is not None and not fits(self.eqn.outvars[which].aval, *bounds):
+            bounds = None  # the numbers wrap, or are rounded
+            fact = None if isinstance(fact, Iota) else fact
+        number = value.number or self._number(operands, which)
+        return Value(owner, number, bounds, fact, value.kept, value.version, uniform)
+
+    def _constant(self, operands: list[Value]) -> Constant | None:
+        """What is computed of constants place by place is one."""
+        if self.name not in ELEMENTWISE and self.name != "select_n":
+            return None
+        facts = [value.fact for value in operands if isinstance(value.fact, Constant)]
+        return Constant(any(fact.captured for fact in facts)) if len(facts) == len(operands) else None
+
+    def _number(self, operands: list[Value], which: int) -> int:
+        params = _frozen(self.eqn.params)
+        if params is None or self.eqn.effects:
+            return self.prover.fresh()
+        # equal integers of two dtypes have one number, and what is computed of them may differ
+        avals = tuple((ir.shape_of(atom), ir.dtype_of(atom)) for atom in self.eqn.invars)
+        return self.prover.number((self.name, params, tuple(v.number for v in operands), avals, which))
+
+    def _framed(self, owner: PoolRows, operands: list[Value]) -> PoolRows:
+        """A pool after an operation: unless that only moves its elements about, no row is what it was."""
+        if self.name in KEEPS_ROWS and (self.name not in INDEXED or isinstance(operands[0].owner, PoolRows)):
+            return owner
+        return self.unframed(owner)
+
+    def unframed(self, owner: PoolRows) -> PoolRows:
+        """A pool of which no row is what it was."""
+        violation = self.violation(
+            ViolationKind.FRAME,
+            f"{self.name!r} computes every row of pool {owner.group!r}, those that no lane owns too",
+            "gather the lanes' rows by the slot map, compute, and scatter them back",
+        )
+        return replace(owner, view=(), unframed=owner.unframed or violation)
+
+    def path(self, value: Value) -> str:
+        """The pool that a value is a version of, as the contract names it."""
+        leaf = self.prover.versions.leaf_of.get(value.version) if value.version is not None else None
+        return "a pool" if leaf is None else self.prover.bound.inputs[leaf].path
+
+    def violation(self, kind: ViolationKind, message: str, remedy: str) -> Violation:
+        """A violation at this equation: it concerns its operands' lanes and pools, or every lane if they are shared."""
+        place = Place(self.jaxpr, self.index, self.env)
+        parts = [(self.prover.read(self.env, atom).owner, getattr(atom.aval, "shape", ())) for atom in self.eqn.invars]
+        bound = self.prover.bound
+        about = concerned(bound, parts) or concerned(bound, [(Rows(0), (bound.lanes,))])
+        return Violation(kind, self.name, ir.source_of(self.eqn), message, remedy, about, place)
+
+    def report(self, kind: ViolationKind, message: str, remedy: str) -> None:
+        """Record a fault that is one wherever its result goes."""
+        self.prover.violations.append(self.violation(kind, message, remedy))
+
+    def mixed(self, message: str, remedy: str, kind: ViolationKind = ViolationKind.CROSS_LANE) -> Mixed:
+        """The owner of a result that several lanes reach; a fault if it reaches an output."""
+        return Mixed(self.violation(kind, message, remedy))
+
+    def join(self, *owners: Owner) -> Owner:
+        """Whose an element is that depends on one element, at the same place, of each of several arrays."""
+        joined: Owner = COMMON
+        for owner in owners:
+            if isinstance(owner, Common) or owner == joined:
+                continue
+            if isinstance(owner, Mixed):
+                return owner
+            if isinstance(joined, Common):
+                joined = owner
+            elif isinstance(joined, PoolRows) and isinstance(owner, PoolRows):
+                joined = self._join_pools(joined, owner)
+                if isinstance(joined, Mixed):
+                    return joined
+            else:
+                return self.mixed(
+                    f"it combines {describe(joined)} with {describe(owner)}",
+                    "combine only elements of the same lane; keep lanes on one axis, in one order",
+                )
+        return joined
+
+    def _join_pools(self, one: PoolRows, other: PoolRows) -> Owner:
+        if (one.group, one.axis, one.split) != (other.group, other.axis, other.split):
+            return self.mixed(
+                f"it combines {describe(one)} with {describe(other)}", "combine rows after gathering them by slot"
+            )
+        unframed = one.unframed or other.unframed
+        if unframed is None and (one.leaf, one.view) != (other.leaf, other.view):
+            message = f"rows of one pool of group {one.group!r} may be replaced by another's, those no lane owns too"
+            unframed = self.violation(ViolationKind.FRAME, message, "keep the pools of a group apart")
+        return replace(one, unframed=unframed, writers=one.writers | other.writers)
+
+
+@dataclass(frozen=True)
+class RowAccess:
+    """One access to the rows of a pool.
+
+    Attributes:
+        leaf: index of the pool among the step's flattened inputs.
+        write: whether it writes.
+        coordinate: what identifies the row: equal coordinates are the same rows.
+        lane: the lane of a single row, None for the rows of all lanes.
+        site: where.
+    """
+
+    leaf: int
+    write: bool
+    coordinate: Hashable
+    lane: Any
+    site: Site
+
+
+def _frozen(params: dict[str, Any]) -> Hashable:
+    if not params:
+        return ()
+    key = tuple(params.items())
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key

@@ -1,0 +1,164 @@
+"""What the lane proof knows of one array: whose its elements are, and a few facts about what they hold."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ir_passes.proof.owners import COMMON, Order, Owner, describe
+from ir_passes.proof.views import View
+
+Range = tuple[int, int]
+"""Least and greatest value of an integer or boolean array, both included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Iota:
+    """Element = index along `axis` // `div`."""
+
+    axis: int
+    div: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Element = how many rows the devices before this one along a mesh axis have, each of them `rows`."""
+
+    over: str
+    rows: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Elements of a lane are its entry in a slot map.
+
+    Attributes:
+        leaf: index of the slot map among the step's flattened inputs.
+        guard: value number of a choice between the entry and a row past every pool, None where there is none.
+        less: what has been subtracted from both, None where nothing has.
+    """
+
+    leaf: int
+    guard: int | None = None
+    less: Ahead | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Permuted:
+    """Element r along axis 0 = order(r) // `div`."""
+
+    order: Order
+    div: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Element e = how often e occurs in the array with value number `key`."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class OneHot:
+    """True where the index along axis `classes` is the entry, at the index along axis `rows`, of the array `key`."""
+
+    key: int
+    rows: int
+    classes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Element = entry, at the index along `axis`, of the one-dimensional array with this value number."""
+
+    number: int
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The last axis holds these values, one beside the other."""
+
+    values: "tuple[Value, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The array is a constant of the program.
+
+    Attributes:
+        captured: whether it comes of an array that was there when the program was traced, not of numbers alone.
+    """
+
+    captured: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SignOf:
+    """Sign of the value with this number, which is not negative."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemainderOf:
+    """Remainder in a division of the value with this number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Implies:
+    """Where true, the value with this number is zero (or is not)."""
+
+    number: int
+    zero: bool
+
+
+Fact = Iota | Ahead | Slot | Permuted | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The rows of an idle lane are what they are in an input pool.
+
+    Attributes:
+        leaf: index of the pool among the step's flattened inputs.
+        view: how the array was taken from the pool's.
+    """
+
+    leaf: int
+    view: View = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One array.
+
+    Attributes:
+        owner: whose the elements are.
+        number: equal numbers mean equal elements in row-major order; 0 where none is assigned yet.
+        range: bounds of an integer array.
+        fact: what else is known of the elements.
+        kept: holds under the assumption that the lane is idle.
+        version: of the pool that this is, or is a view of; None for everything else.
+        uniform: axes along which a shared array is known to be the same.
+    """
+
+    owner: Owner = COMMON
+    number: int = 0
+    range: Range | None = None
+    fact: Fact | None = None
+    kept: Kept | None = None
+    version: int | None = None
+    uniform: frozenset[int] = frozenset()
+
+    def but(self, **changes: Any) -> "Value":
+        """The same with other attributes."""
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        parts = [describe(self.owner)]
+        if self.range is not None:
+            parts.append(f"in [{self.range[0]}, {self.range[1]}]")
+        if self.fact is not None:
+            parts.append(str(self.fact) if not isinstance(self.fact, Columns) else "index columns")
+        return ", ".join(parts)

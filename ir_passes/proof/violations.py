@@ -1,0 +1,142 @@
+"""What a lane proof can find wrong with a step.
+
+The equations around a fault, with what the proof knew of every variable in them.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from ir_passes.jaxpr import ir
+
+
+class ViolationKind(StrEnum):
+    """The fault of a step; the list is closed."""
+
+    CROSS_LANE = "one lane reaches another"
+    WRONG_ROW = "a row that is not the lane's"
+    FRAME = "rows outside the slot map may change"
+    STALE = "a version of a pool is read after its successor was made"
+    LABEL = "a dimension carries another dimension's values"
+    COUPLING = "pools of one group move differently"
+    IDLE = "an idle lane's rows may change"
+    AGREEMENT = "rows may change though devices disagree"
+    ACCEPTED = "a count of accepted tokens may be wrong"
+    BOUNDS = "a row index may be out of bounds"
+    CONSTANT = "a row, position or pool is a constant"
+    CONTROL = "control flow depends on a lane"
+    COLLECTIVE = "a collective mixes lanes"
+    UNKNOWN = "an operation without a rule"
+    OPAQUE = "an operation that no declaration fits"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a program a violation lies, for explaining it.
+
+    Attributes:
+        jaxpr: the (nested) program.
+        index: of the equation in it; the number of equations where an output is concerned.
+        values: variable -> what the proof knew of it.
+    """
+
+    jaxpr: Any
+    index: int
+    values: Mapping[Any, Any]
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One fault.
+
+    Attributes:
+        primitive: the operation that makes it; "" for an output.
+        source: "file:line" of the user's code, or "unknown".
+        message: why, in one sentence.
+        remedy: what to do, in one sentence.
+        concerned: the lanes that meet in it, as "lanes 0 to 3", and the pools, as the contract names them.
+        place: for `IsolationError.explain`.
+    """
+
+    kind: ViolationKind
+    primitive: str
+    source: str
+    message: str
+    remedy: str
+    concerned: tuple[str, ...] = field(default=(), compare=False)
+    place: Place | None = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        operation = f"{self.primitive} at " if self.primitive else ""
+        about = f"\n  concerns {', '.join(self.concerned)}" if self.concerned else ""
+        return f"{self.kind}: {self.message}{about}\n  {operation}{self.source}\n  {self.remedy}"
+
+
+class IsolationError(ValueError):
+    """A step could not be proved to keep its lanes apart; carries every violation found.
+
+    Attributes:
+        violations: all of them, in program order.
+    """
+
+    def __init__(self, violations: tuple[Violation, ...]):
+        self.violations = violations
+        faults = "\n".join(map(str, violations))
+        super().__init__(f"the step was not proved to keep its lanes apart, {len(violations)} violation(s):\n{faults}")
+
+    def explain(self, around: int = 10) -> str:
+        """Every violation with the equations around it and what the proof knew of each variable.
+
+        Args:
+            around: equations to show on either side of the fault.
+        """
+        from ir_passes.proof.violations import explain
+
+        return "\n\n".join(explain(violation, around) for violation in self.violations)
+
+
+def explain(violation: Violation, around: int) -> str:
+    """A violation in context."""
+    place = violation.place
+    if place is None:
+        return str(violation)
+    names, told = _Names(), set[Any]()
+    lines = [str(violation), ""]
+
+    def tell(atoms: Iterable[Any]) -> None:
+        for var in ir.variables(list(atoms)):
+            if var not in told and var in place.values:
+                told.add(var)
+                lines.append(f"                 {names.of(var)}: {place.values[var]}")
+
+    eqns = place.jaxpr.eqns
+    first, last = max(0, place.index - around), min(len(eqns), place.index + around + 1)
+    for index in range(first, last):
+        eqn, mark = eqns[index], ">" if index == place.index else " "
+        lines.append(f"{mark} {index:5d}  {_equation(eqn, names)}")
+        tell([*eqn.invars, *eqn.outvars])
+    if place.index == len(eqns):
+        lines.append("> returned " + " ".join(names.of(atom) for atom in place.jaxpr.outvars))
+        tell(place.jaxpr.outvars)
+    return "\n".join(lines)
+
+
+class _Names:
+    """Short names of variables, in order of appearance."""
+
+    def __init__(self) -> None:
+        self._names: dict[Any, str] = {}
+
+    def of(self, atom: Any) -> str:
+        if isinstance(atom, ir.Literal):
+            return str(atom.val)
+        if isinstance(atom, ir.DropVar):
+            return "_"
+        return self._names.setdefault(atom, f"v{len(self._names)}")
+
+
+def _equation(eqn: Any, names: _Names) -> str:
+    results = " ".join(f"{names.of(var)}:{var.aval.str_short(short_dtypes=True)}" for var in eqn.outvars)
+    operands = " ".join(names.of(atom) for atom in eqn.invars)
+    return f"{results} = {eqn.primitive.name} {operands}  # {ir.source_of(eqn)}"

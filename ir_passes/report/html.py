@@ -1,0 +1,43 @@
+"""A table of plain cells as HTML, for pages and notebooks.
+
+A certificate as notebooks show it. Colours and fonts are the notebook's own; everything is escaped.
+"""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Numbers have thousands apart and the class "number", truths are yes and no, everything is escaped."""
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return f"<td>{'yes' if value else 'no'}</td>"
+    if isinstance(value, int):
+        return f'<td class="number">{value:,}</td>'
+    return f"<td>{escape(str(value))}</td>"
+
+
+def headed(title: str, holds: bool, state: str, remark: str) -> str:
+    """The first lines: what it is, and whether it is certified."""
+    colour = "#137333" if holds else "#c5221f"
+    return f'<p><b>{escape(title)}: <span style="color:{colour}">{escape(state)}</span></b><br>{escape(remark)}</p>'
+
+
+def lists(sections: Sequence[tuple[str, Sequence[str]]], opened: Sequence[str]) -> str:
+    """Statements under their headings, which open when they are clicked; without the empty ones.
+
+    Args:
+        sections: headings with their statements.
+        opened: headings that are open from the beginning.
+    """
+    return "".join(
+        f"<details{' open' if heading in opened else ''}><summary>{escape(heading)} ({len(lines)})</summary>"
+        f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul></details>"
+        for heading, lines in sections
+        if lines
+    )

@@ -1,0 +1,247 @@
+"""Runs a traced step with tags beside its values.
+
+Moves are repeated on the tags. Whatever computes with rows of a pool is a use: their labels are compared there, and
+the result is marked as computed for its lane. A write carries the label of rows that were only moved, and the lane's
+own stamp for everything computed. The values are evaluated by the equations as they are.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ir_passes.host.row_ledger import Owner
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.dtypes import to_numpy
+from ir_passes.sanitizer import loops, pools
+from ir_passes.sanitizer.moves import rows_axis
+from ir_passes.sanitizer.tags import (
+    MOVES,
+    UNKNOWN,
+    Ints,
+    Tags,
+    common,
+    common_along,
+    computed,
+    concatenate,
+    constant_row,
+    keeps_row_layout,
+    move,
+    nobody,
+    numpy_of,
+    range_of,
+    ranked,
+    zero,
+)
+from ir_passes.sanitizer.verdict import Judge
+
+# Entry i of the result depends on entry i of each operand; scalars go with every entry.
+ELEMENTWISE = frozenset(
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh "
+    "digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt "
+    "max min mul mulhi ne neg nextafter not or population_count pow rem round rsqrt select_n shift_left "
+    "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor".split()
+)
+ONE_ROW = "a pool of one row does not show which of its axes is that of the rows; give it two rows, or no slot map"
+_NOT_ENTERED = {
+    "shard_map": "takes a pool to several devices, each of which has labels of its own: gather the lanes' rows before "
+    "it and scatter them after it, or sanitize the step without the mesh",
+    **dict.fromkeys(
+        ir.OPAQUE,
+        "hands a pool to an operation that is not looked into: hand it the lanes' rows",
+    ),
+}
+CUMULATIVE = frozenset({"cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"})
+
+
+class Interpreter:
+    """One run over a step.
+
+    Args:
+        lanes: N.
+        judge: compares labels.
+
+    Attributes:
+        untracked: equations that use a pool in a way that cannot be followed, in the order they were met.
+    """
+
+    def __init__(self, lanes: int, judge: Judge):
+        self.lanes, self.judge = lanes, judge
+        self.untracked: dict[str, None] = {}
+
+    def run(
+        self, program: ir.ClosedJaxpr, values: Sequence[Any], tags: Sequence[Tags | None]
+    ) -> tuple[list[Any], list[Tags | None]]:
+        """The results of a program on these operands, with their tags."""
+        jaxpr = program.jaxpr
+        known: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
+        known |= dict(zip(jaxpr.invars, values, strict=True))
+        tagged: dict[Any, Tags | None] = dict(zip(jaxpr.invars, tags, strict=True))
+
+        def read(atom: ir.Atom) -> tuple[Any, Tags | None]:
+            if isinstance(atom, ir.Literal):
+                return atom.val, _literal(atom.val)
+            return known[atom], tagged.get(atom)
+
+        for eqn in jaxpr.eqns:
+            operands = [read(atom) for atom in eqn.invars]
+            outs, out_tags = self.equation(eqn, [value for value, _ in operands], [tag for _, tag in operands])
+            for var, value, tag in zip(eqn.outvars, outs, out_tags, strict=True):
+                if not isinstance(var, ir.DropVar):
+                    known[var], tagged[var] = value, tag
+        results = [read(atom) for atom in jaxpr.outvars]
+        return [value for value, _ in results], [tag for _, tag in results]
+
+    def equation(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> tuple[list[Any], list]:
+        """The results of one equation, one for each of its variables, with their tags."""
+        name = eqn.primitive.name
+        if (body := ir.body_of(eqn)) is not None:
+            # What jax's own functions expand to has no source; it is the caller's line that did it.
+            outer, self.judge.caller = self.judge.caller, self.judge.source_of(eqn)
+            results = self.run(body, values, tags)
+            self.judge.caller = outer
+            return results
+        if name in loops.RULES and any(tag is not None for tag in tags) and not _batched_loop(eqn):
+            return loops.RULES[name](self, eqn, values, tags)
+        out = iter(ir.eval_eqn(eqn, *values))
+        outs = [None if isinstance(var, ir.DropVar) else next(out) for var in eqn.outvars]
+        if all(tag is None for tag in tags):
+            return outs, [None] * len(outs)
+        return outs, self._tags(eqn, values, tags)
+
+    def _tags(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> list[Tags | None]:
+        name, first, rest = eqn.primitive.name, tags[0], tags[1:]
+        if name in MOVES and first is not None:
+            if first.pools and not keeps_row_layout(eqn, first):
+                first = self.use(eqn, first)
+            return list(move(eqn, first))
+        if name == "optimization_barrier":
+            return list(tags)
+        if name in ("concatenate", "stack"):
+            wholes = {tag is not None and tag.whole for tag in tags}
+            if wholes == {True, False}:
+                return self.lose(eqn, tags, "joins a pool with something that is none")
+            return [concatenate(eqn, tags)]
+        if name == "select_n" and len(tags) == 3 and any(tag is not None and tag.pools for tag in rest):
+            return [self._select(eqn, values, tags)]
+        if name in ("gather", "dynamic_slice") and first is not None and not any(tag and tag.pools for tag in rest):
+            return [pools.read(self, eqn, values, tags)]
+        if (name.startswith("scatter") or name == "dynamic_update_slice") and first is not None and first.whole:
+            return [pools.write(self, eqn, values, tags)]
+        if any(tag is not None and tag.whole for tag in tags):
+            return self.lose(eqn, tags, _NOT_ENTERED.get(name, "computes with a whole pool"))
+        return self._compute(eqn, values, tags)
+
+    def _compute(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> list[Tags | None]:
+        if not eqn.outvars:
+            return []
+        name, rank = eqn.primitive.name, len(ir.shape_of(eqn.outvars[0]))
+        if name in ELEMENTWISE:
+            aligned = [None if tag is None else ranked(tag, rank) for tag in tags]
+            # Whole numbers of several lanes meet when rows are sorted or counted; states never have a reason to.
+            return [self._join(eqn, aligned, apart=jnp.issubdtype(jnp.result_type(values[-1]), jnp.floating))]
+        if name == "dot_general":
+            summed = [self._contract(eqn, side, tag) for side, tag in enumerate(tags)]
+            return [self._join(eqn, [_dot_side(eqn, side, tag) for side, tag in enumerate(summed)], apart=False)]
+        used = [None if tag is None else self.use(eqn, tag) for tag in tags]
+        first = used[0]
+        axes = eqn.params.get("axes") if name.startswith(("reduce_", "arg")) else None
+        if name in CUMULATIVE and first is not None:
+            return [computed(common_along(first.lanes, (eqn.params["axis"],)), first.derived)]
+        if axes is not None and first is not None and len(used) == 1:
+            return [computed(common_along(first.lanes, axes).squeeze(tuple(axes)), first.derived)]
+        return [None] * len(eqn.outvars)
+
+    def use(self, where: ir.JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> Tags:
+        """Compare the labels of what is computed with; what comes of it."""
+        if tags.pending:
+            self.judge.compare(where, tags, reader, mask)
+        return computed(tags.lanes, tags.derived)
+
+    def _join(self, eqn: ir.JaxprEqn, aligned: list[Tags | None], apart: bool) -> Tags:
+        """What is computed from several values, entry by entry; `apart` if lanes must not meet in it."""
+        known = [tag for tag in aligned if tag is not None]
+        for tag in known:
+            others = [other.lanes for other in known if other is not tag]
+            self.use(eqn, tag, common(others) if others else None)
+        high, low = range_of(tag.lanes for tag in known)
+        derived = any(tag.derived for tag in known)
+        if apart and derived and not any(tag.pending for tag in known):
+            self.judge.compare_lanes(eqn, "mixes two lanes", high, low)
+        return computed(numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN)), derived)
+
+    def _contract(self, eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:
+        """Tags of an operand of a dot that are the same along what is summed over."""
+        axes = tuple(eqn.params["dimension_numbers"][0][side])
+        if tags is None or all(tags.shape[axis] == 1 for axis in axes):
+            return tags
+        return computed(common_along(self.use(eqn, tags).lanes, axes), tags.derived)
+
+    def _select(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
+        """A choice row by row moves rows; a choice within a row computes a new one from both."""
+        rank = len(ir.shape_of(eqn.outvars[0]))
+        chooser = None if tags[0] is None else ranked(tags[0], rank)
+        cases = [computed(nobody(rank)) if case is None else case for case in tags[1:]]
+        whole = all(case.whole for case in cases)
+        if not whole and any(case.whole for case in cases):
+            return self.lose(eqn, tags, "mixes a whole pool with something that is none")[0]
+        shape = np.broadcast_shapes(*[case.shape for case in cases])
+        predicate = jnp.reshape(values[0], (1,) * rank) if jnp.ndim(values[0]) == 0 else values[0]
+        inner = tuple(axis for axis in range(rank) if shape[axis] == 1)
+        every, some = jnp.all(predicate, axis=inner, keepdims=True), jnp.any(predicate, axis=inner, keepdims=True)
+        mixed = some & ~every
+        for case in cases:
+            self.use(eqn, case, mask=mixed)
+        high, low = range_of(case.lanes for case in cases)
+        agreed = common([high, low, *([] if chooser is None else [chooser.lanes])])
+        apart = (high != UNKNOWN) & (high != low)
+        lanes = agreed
+        if not isinstance(apart, np.ndarray) or apart.any():
+            chosen = jnp.where(every, cases[1].lanes, jnp.where(mixed, UNKNOWN, cases[0].lanes))
+            lanes = jnp.where(chosen == UNKNOWN, agreed, chosen)
+        both = constant_row(Owner.MIXED if whole else Owner.COMPUTED, rank)
+        keep, mix = every[..., None], mixed[..., None]
+        rows = jnp.where(keep, cases[1].some_rows, jnp.where(mix, both, cases[0].some_rows))
+        return Tags(lanes, rows, _pools(cases), whole, any(case.derived for case in cases))
+
+    def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], why: str) -> list[Tags | None]:
+        """Note that a pool cannot be followed through this equation."""
+        names = " and ".join(self.judge.paths[pool] for pool in _pools(tags))
+        one_row = any(tag is not None and tag.whole and rows_axis(tag) is None for tag in tags)
+        why = f"{why}: {ONE_ROW}" if one_row else why
+        self.untracked.setdefault(f"{names}: {eqn.primitive.name} at {self.judge.source_of(eqn)} {why}")
+        return [None] * len(eqn.outvars)
+
+
+def _batched_loop(eqn: ir.JaxprEqn) -> bool:
+    """Whether a loop ends for each entry of a batch by itself, as `jax.vmap` makes it; it is not looked into."""
+    return eqn.primitive.name == "while" and ir.shape_of(ir.closed(eqn.params["cond_jaxpr"]).jaxpr.outvars[0]) != ()
+
+
+def _literal(value: Any) -> Tags | None:
+    """Zero is the state of a sequence that begins."""
+    return zero(np.ndim(value)) if np.size(value) == 1 and not to_numpy(value).any() else None
+
+
+def _pools(tags: Sequence[Tags | None]) -> tuple[int, ...]:
+    return tuple(sorted({pool for tag in tags if tag is not None for pool in tag.pools}))
+
+
+def _dot_side(eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:
+    """Tags of one operand of a dot, laid out as the result: batch, free of the left, free of the right."""
+    if tags is None:
+        return None
+    contracting, batch = eqn.params["dimension_numbers"]
+    rank, batches = tags.lanes.ndim, len(batch[side])
+    free = [axis for axis in range(rank) if axis not in (*contracting[side], *batch[side])]
+    others = (1,) * (len(ir.shape_of(eqn.outvars[0])) - batches - len(free))
+
+    def lay_out(array: Ints) -> Ints:
+        array = array.transpose((*batch[side], *free, *contracting[side], rank))
+        sizes, columns = array.shape[: batches + len(free)], array.shape[-1]
+        return array.reshape(
+            (*sizes[:batches], *others, *sizes[batches:], columns) if side else (*sizes, *others, columns)
+        )
+
+    return tags.map(lay_out)

@@ -1,0 +1,166 @@
+"""Loops and branches under the sanitizer: the tags of a pool are one more carry, operand or result.
+
+Rows that a lane has read are looked at before they enter a loop. Of what a loop returns only pools keep their tags.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ir_passes.host.row_ledger import Owner
+from ir_passes.jaxpr import ir
+from ir_passes.sanitizer.tags import LABEL, Ints, Tags, computed, constant_row
+
+if TYPE_CHECKING:
+    from ir_passes.sanitizer.interpreter import Interpreter
+
+Tagged = list[Tags | None]
+
+
+def _enter(run: "Interpreter", eqn: ir.JaxprEqn, tags: Sequence[Tags | None]) -> Tagged:
+    return [tag if tag is None or tag.whole else run.use(eqn, tag) for tag in tags]
+
+
+def _pools_only(tags: Sequence[Tags | None]) -> Tagged:
+    return [tag if tag is not None and tag.whole else None for tag in tags]
+
+
+def _arrays(tags: Sequence[Tags | None]) -> list[Ints]:
+    return [tag.some_rows for tag in tags if tag is not None]
+
+
+def _with_arrays(tags: Sequence[Tags | None], arrays: Sequence[Ints]) -> Tagged:
+    rest = iter(arrays)
+    return [None if tag is None else tag.with_rows(next(rest)) for tag in tags]
+
+
+def _leave(run: "Interpreter", eqn: ir.JaxprEqn, outs: Sequence[Tags | None], pools: Sequence[Tags | None]) -> Tagged:
+    """Tags of a body's results where pools are expected at the places of `pools`."""
+    left: Tagged = []
+    for out, pool in zip(outs, pools, strict=True):
+        out = out if out is None or out.whole else run.use(eqn, out)
+        if pool is not None and (out is None or not out.whole or out.pools != pool.pools):
+            run.lose(eqn, [pool], "does not return the pool where it took it")
+            out = pool
+        if pool is None or out is None:
+            left.append(None)
+        else:
+            left.append(out.with_rows(jnp.broadcast_to(out.some_rows, pool.some_rows.shape)))
+    return left
+
+
+def scan(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
+    """A scan; pools may be carried, or stacked along another axis than the rows and scanned over."""
+    body = ir.closed(eqn.params["jaxpr"])
+    consts, carries = ir.scan_counts(eqn)
+    split = consts + carries
+    tags = _enter(run, eqn, tags)
+    shared, carried, xs_tags = tags[:consts], _pools_only(tags[consts:split]), tags[split:]
+    for tag in xs_tags:
+        if tag is not None and tag.whole and tag.shape[0] > 1:
+            run.lose(eqn, [tag], "scans over the rows of a pool")
+    # Lanes that differ from iteration to iteration are scanned over like their values.
+    moving = [None if tag is None or tag.shape[0] == 1 else jnp.asarray(tag.lanes) for tag in xs_tags]
+    results: Tagged = []
+
+    def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
+        state, arrays, run.judge.verdict = carry
+        xs, slices = x
+        lanes = iter(slices)
+        xs_in: Tagged = [
+            None
+            if tag is None
+            else tag.map(lambda array: array[0])
+            if still is None
+            else computed(next(lanes), tag.derived)
+            for tag, still in zip(xs_tags, moving, strict=True)
+        ]
+        inner = [*shared, *_with_arrays(carried, arrays), *xs_in]
+        outs, out_tags = run.run(body, [*values[:consts], *state, *xs], inner)
+        new = _leave(run, eqn, out_tags[:carries], carried)
+        results[:] = _pools_only(_enter(run, eqn, out_tags[carries:]))
+        return (
+            (tuple(outs[:carries]), tuple(_arrays(new)), run.judge.verdict),
+            (tuple(outs[carries:]), tuple(_arrays(results))),
+        )
+
+    init = (tuple(values[consts:split]), tuple(_arrays(carried)), run.judge.verdict)
+    xs = (tuple(values[split:]), tuple(array for array in moving if array is not None))
+    (state, arrays, verdict), (ys, stacked) = lax.scan(
+        step, init, xs, length=eqn.params["length"], reverse=eqn.params["reverse"]
+    )
+    run.judge.verdict = verdict
+    together = [_agreed(array) for array in stacked]
+    return [*state, *ys], [*_with_arrays(carried, arrays), *_with_arrays(_stacked(results), together)]
+
+
+def _stacked(tags: Sequence[Tags | None]) -> Tagged:
+    return [None if tag is None else replace(tag, lanes=tag.lanes[None]) for tag in tags]
+
+
+def _agreed(stacked: Array) -> Array:
+    """Rows of a stack of pools that must all have moved alike; rows that did not are mixed."""
+    same = jnp.all(stacked == stacked[:1], axis=(0, -1))[..., None]
+    labels = jnp.where(same, stacked[0, ..., LABEL:], constant_row(Owner.MIXED, stacked.ndim - 2)[..., LABEL:])
+    return jnp.concatenate([stacked[0, ..., :LABEL], labels], axis=-1)[None]
+
+
+def while_loop(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
+    """A while loop; pools may be carried."""
+    first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    test, body = ir.closed(eqn.params["cond_jaxpr"]), ir.closed(eqn.params["body_jaxpr"])
+    tags = _enter(run, eqn, tags)
+    shared, carried = tags[first : first + second], _pools_only(tags[first + second :])
+
+    def again(carry: tuple) -> Any:
+        operands = [*values[:first], *carry[0]]
+        return run.run(test, operands, [None] * len(operands))[0][0]
+
+    def step(carry: tuple) -> tuple:
+        state, arrays, run.judge.verdict = carry
+        inner = [*shared, *_with_arrays(carried, arrays)]
+        outs, out_tags = run.run(body, [*values[first : first + second], *state], inner)
+        new = _leave(run, eqn, out_tags, carried)
+        return tuple(outs), tuple(_arrays(new)), run.judge.verdict
+
+    init = (tuple(values[first + second :]), tuple(_arrays(carried)), run.judge.verdict)
+    state, arrays, run.judge.verdict = lax.while_loop(again, step, init)
+    return list(state), _with_arrays(carried, arrays)
+
+
+def cond(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
+    """A choice between branches; each must return the same pools at the same places."""
+    tags = _enter(run, eqn, tags)
+    before = run.judge.verdict
+    returned: list[Tagged] = []
+
+    def branch(program: ir.ClosedJaxpr, pools: Tagged | None) -> Callable[..., tuple]:
+        def chosen(*operands: Any) -> tuple:
+            run.judge.verdict = before
+            outs, out_tags = run.run(program, operands, tags[1:])
+            if pools is None:
+                returned.append(_pools_only(out_tags))
+                return ()
+            return tuple(outs), tuple(_arrays(_leave(run, eqn, out_tags, pools))), run.judge.verdict
+
+        return chosen
+
+    programs = [ir.closed(program) for program in eqn.params["branches"]]
+    for program in programs:
+        jax.eval_shape(branch(program, None), *values[1:])
+    shapes = {tag.pools[0]: tag for tag in tags if tag is not None and tag.whole}
+    pools: Tagged = []
+    for place in zip(*returned, strict=True):
+        given = next((tag for tag in place if tag is not None), None)
+        pools.append(None if given is None else shapes.get(given.pools[0]))
+    state, arrays, run.judge.verdict = lax.switch(
+        jnp.asarray(values[0], jnp.int32), [branch(program, pools) for program in programs], *values[1:]
+    )
+    return list(state), _with_arrays(pools, arrays)
+
+
+RULES = {"scan": scan, "while": while_loop, "cond": cond}

@@ -1,0 +1,160 @@
+"""Gathers, scatters and dynamic slices, repeated on tags with the very indices that the state is moved by.
+
+An axis along which the tags have length 1 is taken out of the indices: they are set to zero there. What remains, the
+row axis above all, is clamped, filled or dropped by the same mode as the state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ir_passes.host.row_ledger import Owner
+from ir_passes.jaxpr.ir import JaxprEqn, shape_of
+from ir_passes.sanitizer.tags import COLUMNS, LABEL, UNKNOWN, Ints, Tags, numpy_of
+
+
+@dataclass(frozen=True)
+class Window:
+    """How an equation addresses a value with tags.
+
+    Attributes:
+        column: which of the index components, or start operands, addresses the rows; None if none does.
+        batch: shape of the batch of indices.
+        window: axes of the rows read, or of the update, that are not of the batch.
+    """
+
+    column: int | None
+    batch: tuple[int, ...]
+    window: tuple[int, ...]
+
+    def spread(self, batch: Ints) -> Ints:
+        """An array over the batch as one over rows or update, with length 1 along the window."""
+        return numpy_of(batch).expand_dims(batch, self.window)
+
+
+def rows_axis(tags: Tags) -> int | None:
+    """The axis along which a pool's tags differ."""
+    return next((axis for axis, size in enumerate(tags.shape) if size > 1), None)
+
+
+def window_of(eqn: JaxprEqn, tags: Tags, indices: Array | None) -> Window:
+    """How this gather, scatter or dynamic slice addresses rows."""
+    axis = rows_axis(tags)
+    if indices is None:
+        return Window(axis, (), tuple(range(len(tags.shape))))
+    numbers: Any = eqn.params["dimension_numbers"]
+    if eqn.primitive.name == "gather":
+        named, window = numbers.start_index_map, numbers.offset_dims
+    else:
+        named, window = numbers.scatter_dims_to_operand_dims, numbers.update_window_dims
+    named = [int(place) for place in named]
+    column = named.index(axis) if axis in named else None
+    return Window(column, indices.shape[:-1], tuple(int(place) for place in window))
+
+
+def partial_rows(eqn: JaxprEqn, tags: Tags) -> bool:
+    """Whether a read takes some rows of a pool rather than all of them."""
+    axis = rows_axis(tags)
+    return axis is not None and eqn.params["slice_sizes"][axis] < tags.shape[axis]
+
+
+def gather(eqn: JaxprEqn, array: Ints, indices: Array) -> Ints:
+    """Tags of what a gather reads; lanes or rows, with columns."""
+    if set(array.shape[:-1]) <= {1} and array.shape[-1] == 1:
+        return array.reshape((1,) * (len(shape_of(eqn.outvars[0])) + 1))
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    rank = array.ndim - 1
+    batching, collapsed = _batching(array, numbers.operand_batching_dims, numbers.start_indices_batching_dims)
+    out_rank = len(shape_of(eqn.outvars[0]))
+    mirrored = lax.GatherDimensionNumbers(
+        offset_dims=(*(int(axis) for axis in numbers.offset_dims), out_rank),
+        collapsed_slice_dims=tuple(sorted({*(int(axis) for axis in numbers.collapsed_slice_dims), *collapsed})),
+        start_index_map=tuple(int(axis) for axis in numbers.start_index_map),
+        operand_batching_dims=tuple(batching),
+        start_indices_batching_dims=tuple(batching.values()),
+    )
+    sizes = tuple(1 if array.shape[axis] == 1 else int(sizes[axis]) for axis in range(rank))
+    return lax.gather(
+        jnp.asarray(array),
+        _zero_units(array, indices, mirrored.start_index_map),
+        mirrored,
+        slice_sizes=(*sizes, array.shape[-1]),
+        mode=eqn.params["mode"],
+        fill_value=int(Owner.OUTSIDE) if array.shape[-1] == COLUMNS else UNKNOWN,
+    )
+
+
+def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Ints, window: Window) -> Array:
+    """Rows of a pool after a scatter of these labels over it.
+
+    Several updates may go to one row, as the tokens of a sequence do in a cache. Where any of them is computed, the
+    row is: what is computed is written after what is moved.
+
+    Args:
+        eqn: the scatter.
+        array: rows of the pool.
+        indices: those of the state.
+        labels: of the update, [..., 4], with length 1 along axes where the pool's tags have it.
+        moved: whether each of them came with a row that was moved as it is; known if all of them are alike.
+        window: of this equation.
+    """
+    numbers = eqn.params["dimension_numbers"]
+    _, collapsed = _batching(array, numbers.operand_batching_dims, numbers.scatter_indices_batching_dims)
+    mirrored = lax.ScatterDimensionNumbers(
+        update_window_dims=(*window.window, labels.ndim - 1),
+        inserted_window_dims=tuple(sorted({*(int(axis) for axis in numbers.inserted_window_dims), *collapsed})),
+        scatter_dims_to_operand_dims=tuple(int(axis) for axis in numbers.scatter_dims_to_operand_dims),
+    )
+    indices = _zero_units(array, indices, mirrored.scatter_dims_to_operand_dims)
+    before = jnp.asarray(array)[..., LABEL:]
+    mode = eqn.params["mode"]
+    after = lax.scatter(before, indices, jnp.asarray(labels), mirrored, mode=mode)
+    if window.column is not None and not isinstance(moved, np.ndarray):
+        axis = mirrored.scatter_dims_to_operand_dims[window.column]
+        rows, column = array.shape[axis], indices[..., window.column]
+        if mode == lax.GatherScatterMode.CLIP:
+            column = jnp.clip(column, 0, rows - 1)
+        still = jnp.all(moved, axis=window.window) if window.window else moved
+        stamped = indices.at[..., window.column].set(jnp.where(still, rows, column))
+        after = lax.scatter(after, stamped, jnp.asarray(labels), mirrored, mode=lax.GatherScatterMode.FILL_OR_DROP)
+    return jnp.concatenate([array[..., :LABEL], after], axis=-1)
+
+
+def dynamic_slice(eqn: JaxprEqn, array: Ints, starts: list[Array]) -> Ints:
+    """Tags of what a dynamic slice reads; lanes or rows, with columns."""
+    if set(array.shape[:-1]) <= {1}:
+        return array
+    sizes = [1 if array.shape[axis] == 1 else size for axis, size in enumerate(eqn.params["slice_sizes"])]
+    return lax.dynamic_slice(jnp.asarray(array), _starts(array, starts), (*sizes, array.shape[-1]))
+
+
+def dynamic_update_slice(array: Ints, labels: Ints, starts: list[Array]) -> Array:
+    """Rows of a pool after a dynamic update slice."""
+    after = lax.dynamic_update_slice(jnp.asarray(array)[..., LABEL:], jnp.asarray(labels), _starts(array, starts))
+    return jnp.concatenate([array[..., :LABEL], after], axis=-1)
+
+
+def addressed(array: Ints, column: Array) -> Array:
+    """The rows with these numbers, those past either end taken from it; [..., 5]."""
+    return jnp.asarray(array).reshape((-1, COLUMNS)).at[column].get(mode="clip", wrap_negative_indices=False)
+
+
+def _batching(array: Ints, operand: Any, indices: Any) -> tuple[dict[int, int], set[int]]:
+    """Batching axes that the tags have, with those of the indices, and those that they have not."""
+    pairs = {int(axis): int(place) for axis, place in zip(operand, indices, strict=True)}
+    kept = {axis: place for axis, place in pairs.items() if array.shape[axis] > 1}
+    return kept, pairs.keys() - kept.keys()
+
+
+def _zero_units(array: Ints, indices: Array, named: Sequence[int]) -> Array:
+    factors = [0 if array.shape[axis] == 1 else 1 for axis in named]
+    return indices * jnp.array(factors, indices.dtype).reshape((1,) * (indices.ndim - 1) + (len(factors),))
+
+
+def _starts(array: Ints, starts: list[Array]) -> list[Array]:
+    zero = jnp.zeros((), starts[0].dtype) if starts else jnp.zeros((), jnp.int32)
+    return [zero if array.shape[axis] == 1 else start for axis, start in enumerate(starts)] + [zero]

@@ -1,0 +1,134 @@
+"""Reads and writes of pools under the sanitizer: which lane addresses which row, and what a written row says."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ir_passes.host.row_ledger import Owner
+from ir_passes.jaxpr import ir
+from ir_passes.sanitizer import moves
+from ir_passes.sanitizer.moves import Window, rows_axis, window_of
+from ir_passes.sanitizer.tags import LABEL, UNKNOWN, Ints, Tags, along, nobody, numpy_of, range_along, range_of
+
+if TYPE_CHECKING:
+    from ir_passes.sanitizer.interpreter import Interpreter
+
+
+def read(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
+    """A gather or dynamic slice. Some rows of a pool are for the lanes whose slots address them."""
+    first, rest = tags[0], tags[1:]
+    assert first is not None
+    sliced = eqn.primitive.name == "dynamic_slice"
+
+    def repeated(array: Ints) -> Ints:
+        if sliced:
+            return moves.dynamic_slice(eqn, array, values[1:])
+        return moves.gather(eqn, array, values[1])
+
+    taken = first.map(repeated)
+    if not first.whole or not moves.partial_rows(eqn, first):
+        return taken
+    window = window_of(eqn, first, None if sliced else values[1])
+    lanes = _addressing(run, window, rest, sliced)
+    if lanes is None:
+        return run.lose(eqn, [first], "reads rows whose numbers are no lane's slot")[0]
+    return Tags(window.spread(lanes), taken.rows, first.pools, derived=True)
+
+
+def write(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
+    """A scatter or dynamic update slice over a pool. A write of part of a row stamps the row."""
+    pool, rest = tags[0], tags[1:]
+    assert pool is not None
+    sliced = eqn.primitive.name == "dynamic_update_slice"
+    window = window_of(eqn, pool, None if sliced else values[1])
+    update = rest[0] if sliced else rest[1]
+    shape = _rows_of_update(eqn, pool, window, sliced)
+    everything = window.column is None or (sliced and shape[window.column] == pool.shape[window.column])
+    if everything and update is not None and update.whole:
+        holders = slots = nobody(len(shape))
+    else:
+        lanes = None if everything else _addressing(run, window, rest[1:] if sliced else rest[:1], sliced)
+        if lanes is None or window.column is None:
+            return run.lose(eqn, [pool], "writes rows whose numbers are no lane's slot")[0]
+        column = jnp.asarray(values[2 + window.column] if sliced else values[1][..., window.column], jnp.int32)
+        holders, slots = window.spread(lanes), window.spread(column)
+        if eqn.primitive.name not in ("scatter", "dynamic_update_slice"):
+            run.use(eqn, Tags(lanes, moves.addressed(pool.some_rows, column), pool.pools))
+            update = None if update is None else run.use(eqn, update)
+    labels, moved = settle(run, eqn, update, shape, holders, slots)
+    if sliced:
+        return pool.with_rows(moves.dynamic_update_slice(pool.some_rows, labels, values[2:]))
+    return pool.with_rows(moves.scatter(eqn, pool.some_rows, values[1], labels, moved, window))
+
+
+def settle(
+    run: "Interpreter",
+    where: ir.JaxprEqn | str,
+    tags: Tags | None,
+    shape: tuple[int, ...],
+    holders: Ints,
+    slots: Ints,
+) -> tuple[Ints, Ints]:
+    """Labels of what is written, [*shape, 4], and whether each is of a row that was moved as it is.
+
+    Args:
+        run: the interpreter.
+        where: the write.
+        tags: of what is written.
+        shape: 1 along every axis that belongs to one row.
+        holders: the lane whose rows are written, UNKNOWN where that is not known.
+        slots: their numbers.
+    """
+    holders = numpy_of(holders).broadcast_to(holders, shape)
+    if tags is None:
+        return run.judge.left(holders), np.zeros(shape, bool)
+    axes = tuple(axis for axis, size in enumerate(shape) if size == 1 < tags.shape[axis])
+    high, low = range_along(tags.lanes, axes)
+    lanes = numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN))
+    stamps = run.judge.left(numpy_of(lanes, holders).where(lanes == UNKNOWN, holders, lanes))
+    stamps = numpy_of(stamps).broadcast_to(stamps, (*shape, 4))
+    if tags.rows is None:
+        run.judge.compare_lanes(where, "writes a row of two lanes", high, low, slots)
+        run.judge.compare_lanes(where, "writes another lane's row", *range_of([lanes, holders]), slots)
+        return stamps, np.zeros(shape, bool)
+    labels = tags.rows[..., LABEL:]
+    label, least = labels.max(axis=axes, keepdims=True), labels.min(axis=axes, keepdims=True)
+    # One label may be written to many places.
+    moved = jnp.broadcast_to((label == least).all(axis=-1) & (label[..., 0] != Owner.COMPUTED), shape)
+    if tags.pending:
+        run.use(where, tags, mask=~moved)
+    high, low = jnp.where(moved, UNKNOWN, high), jnp.where(moved, UNKNOWN, low)
+    run.judge.compare_lanes(where, "writes a row of two lanes", high, low, slots)
+    both = range_of([jnp.where(moved, UNKNOWN, lanes), jnp.where(moved, UNKNOWN, holders)])
+    run.judge.compare_lanes(where, "writes another lane's row", *both, slots)
+    written = jnp.where(moved[..., None], label, stamps)
+    return jnp.broadcast_to(written, (*shape, 4)), moved
+
+
+def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Window, sliced: bool) -> tuple[int, ...]:
+    """Shape of an update, but 1 along the axes that belong to one row."""
+    shape = list(ir.shape_of(eqn.invars[1 if sliced else 2]))
+    places, without = iter(window.window), set[int]()
+    if not sliced:
+        numbers: Any = eqn.params["dimension_numbers"]
+        without = {int(axis) for axis in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)}
+    for axis in range(len(pool.shape)):
+        if axis not in without and (place := next(places)) is not None and axis != rows_axis(pool):
+            shape[place] = 1
+    return tuple(shape)
+
+
+def _addressing(run: "Interpreter", window: Window, tags: list[Tags | None], sliced: bool) -> Ints | None:
+    """The lane of each row number: of the slot map that it came from, or its place where there is one per lane."""
+    if window.column is None:
+        return None
+    tag = tags[window.column] if sliced else tags[0]
+    if tag is not None:
+        lanes = tag.lanes
+        if not sliced:
+            lanes = lanes[..., window.column if lanes.shape[-1] > 1 else 0]
+        return numpy_of(lanes).broadcast_to(lanes, window.batch)
+    if window.batch.count(run.lanes) == 1:
+        return along(run.lanes, window.batch.index(run.lanes), len(window.batch))
+    return np.zeros((), np.int32) if run.lanes == 1 and window.batch == () else None

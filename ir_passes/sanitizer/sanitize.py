@@ -1,0 +1,186 @@
+"""A step with a ghost beside every pool: who wrote each row, at which position, in which layout, in which step.
+
+The ghosts are moved by the very indices that move the state, and whatever is computed with is compared with what its
+lane must find. That shows what no proof of the step can: that the slot map, the positions and the snapshots which the
+host hands to it are those of the sequences that it means.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, Pool, SlotMap
+from ir_passes.contract.normal_form import row_major
+from ir_passes.host.row_ledger import Expected, Owner, RowLedger
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.dtypes import dtype_of
+from ir_passes.sanitizer.interpreter import ONE_ROW, Interpreter
+from ir_passes.sanitizer.moves import rows_axis
+from ir_passes.sanitizer.pools import settle
+from ir_passes.sanitizer.tags import LABEL, Tags, along, computed, constant_row, nobody, numbered
+from ir_passes.sanitizer.verdict import Check, Judge, Verdict, explain
+
+
+class UntrackedError(ValueError):
+    """A step that the sanitizer cannot follow; the message lists every equation concerned."""
+
+
+class SanitizedStep:
+    """A step that also checks whose rows it works with. Made by `sanitize`.
+
+    Attributes:
+        bound: the contract.
+        pools: index among the inputs of each pool, in the order of the ghosts.
+        checks: the places where labels are compared.
+    """
+
+    def __init__(self, program: ir.ClosedJaxpr, bound: BoundContract, tree: Any, masked: frozenset[int]):
+        self.bound, self.checks = bound, tuple[Check, ...]()
+        self.pools = tuple(i for i, entry in enumerate(bound.inputs) if isinstance(entry.entry, Pool))
+        self._program, self._tree, self._masked = program, tree, masked
+
+    @property
+    def ghost_bytes(self) -> int:
+        """Bytes of all ghosts: 16 for each row of each pool."""
+        return sum(16 * rows for rows in self._rows())
+
+    def ghosts(self) -> tuple[Array, ...]:
+        """Ghosts of pools that are all zeros, int32 [rows, 4] for each pool."""
+        return tuple(jnp.zeros((rows, 4), jnp.int32) for rows in self._rows())
+
+    def step(self, *args: Any, ghosts: tuple[Array, ...], expected: Expected) -> tuple[Any, ...]:
+        """The results of the step, then the new ghosts and a `Verdict`. Can be traced and compiled like the step.
+
+        Args:
+            args: of the step.
+            ghosts: one for each pool.
+            expected: what `RowLedger.expect` says of this step.
+
+        Raises:
+            ValueError: shapes or dtypes are not those that the step was sanitized for.
+        """
+        values = jax.tree.leaves(args)
+        self._check_shapes([*values, *ghosts, *expected])
+        expected = Expected(*(jnp.asarray(labels) for labels in expected))
+        judge = Judge(expected, {i: self.bound.inputs[i].path for i in self.pools}, self._masked)
+        run = Interpreter(self.bound.lanes, judge)
+        outs, new = self._run(run, values, ghosts)
+        if run.untracked:
+            lines = "; ".join(run.untracked)
+            raise UntrackedError(f"{lines}; address pools by gather, scatter or dynamic slices at lanes' slots")
+        self.checks = tuple(judge.checks)
+        return (*jax.tree.unflatten(self._tree, outs), new, judge.verdict)
+
+    def require(self, verdict: Verdict, expected: Expected) -> None:
+        """Wait for a step and raise what it found.
+
+        Raises:
+            SanitizerError: for every lane with a fault: the row, the check with its source, expected and found label.
+        """
+        if (error := explain(verdict, expected, self.checks)) is not None:
+            raise error
+
+    def _rows(self) -> list[int]:
+        return [_rows_of(self.bound.inputs[i]) for i in self.pools]
+
+    def _check_shapes(self, values: list[Any]) -> None:
+        int32, lanes = np.dtype(np.int32), self.bound.lanes
+        wanted = [(entry.path, entry.shape, entry.dtype) for entry in self.bound.inputs]
+        wanted += [(f"ghost {i}", (rows, 4), int32) for i, rows in enumerate(self._rows())]
+        wanted += [(f"expected {name}", (lanes, 4), int32) for name in Expected._fields]
+        if len(values) != len(wanted):
+            raise ValueError(f"expected {len(wanted)} arrays with ghosts and expectations, got {len(values)}")
+        faults = []
+        for (path, shape, dtype), value in zip(wanted, values, strict=True):
+            got = np.shape(value), dtype_of(value)
+            if got != (shape, dtype):
+                faults.append(f"{path}: expected {dtype}{list(shape)}, got {got[1]}{list(got[0])}")
+        if faults:
+            raise ValueError("; ".join(faults) + "; sanitize the step for these shapes")
+
+    def _run(self, run: Interpreter, values: list[Any], ghosts: tuple[Array, ...]) -> tuple[list[Any], tuple]:
+        mapped = {name for entry in self.bound.inputs if isinstance(entry.entry, SlotMap) for name in entry.entry.names}
+        by_pool = dict(zip(self.pools, ghosts, strict=True))
+        tags = [_input_tags(i, entry, mapped, by_pool.get(i)) for i, entry in enumerate(self.bound.inputs)]
+        outs, out_tags = run.run(self._program, values, tags)
+        sources = {output: source for source, output in self.bound.successors.items()}
+        for i, (entry, tag) in enumerate(zip(self.bound.outputs, out_tags, strict=True)):
+            if i in sources:
+                by_pool[sources[i]] = _output_ghost(run, entry, sources[i], mapped, tag)
+            elif tag is not None and tag.whole:
+                run.untracked.setdefault(f"{entry.path}: returns a whole pool that the contract does not name")
+            elif tag is not None and tag.pending:
+                axis = entry.entry.axis if isinstance(entry.entry, Lane) else None
+                reader = None if axis is None else along(run.lanes, axis, len(entry.shape))
+                run.use(entry.path, tag, reader)
+        return outs, tuple(by_pool[i] for i in self.pools)
+
+
+def sanitize(
+    fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, *, masked: Collection[str] = ()
+) -> SanitizedStep:
+    """Trace `fn(*args)` and put a ghost beside every pool of its contract.
+
+    Args:
+        fn: the step, as for `LaneContract.bind`.
+        args: example arguments, arrays or `jax.ShapeDtypeStruct`.
+        contract: of the step.
+        masked: paths of input pools, as "argument 1.key", whose stale contents the step masks by position (caches of
+            keys and values). A sequence that begins may find anything there; in other pools it must find zero state.
+
+    Raises:
+        ContractError: the contract does not fit.
+        UntrackedError: a pool is used in a way that cannot be followed.
+        ValueError: a name in `masked` is no pool.
+    """
+    bound = contract.bind(fn, args)
+    paths = {entry.path: i for i, entry in enumerate(bound.inputs) if isinstance(entry.entry, Pool)}
+    if unknown := sorted(set(masked) - set(paths)):
+        raise ValueError(f"masked: {unknown} are no pools of the step; pools: {sorted(paths)}")
+    tree = jax.tree.structure(jax.eval_shape(fn, *args))
+    step = SanitizedStep(row_major(ir.trace(fn, *args)), bound, tree, frozenset(paths[path] for path in masked))
+
+    def check(args: tuple, ghosts: tuple, expected: Expected) -> Any:
+        return step.step(*args, ghosts=ghosts, expected=expected)
+
+    jax.eval_shape(check, args, step.ghosts(), RowLedger().expect([None] * bound.lanes))
+    return step
+
+
+def _rows_of(bound: Bound) -> int:
+    assert isinstance(bound.entry, Pool)
+    return bound.shape[bound.entry.axis]
+
+
+def _input_tags(index: int, bound: Bound, mapped: set[str], ghost: Array | None) -> Tags | None:
+    entry, rank = bound.entry, len(bound.shape)
+    if isinstance(entry, Lane):
+        return computed(along(bound.shape[entry.axis], entry.axis, rank))
+    if isinstance(entry, SlotMap):
+        return computed(along(bound.shape[0], 0, 1))
+    if not isinstance(entry, Pool) or ghost is None:
+        return None
+    rows = bound.shape[entry.axis]
+    slots = along(rows, entry.axis, rank)
+    whole = entry.group in mapped
+    lanes = nobody(rank) if whole else slots
+    return Tags(lanes, numbered(slots, ghost.reshape((*slots.shape, 4))), (index,), whole, derived=True)
+
+
+def _output_ghost(run: Interpreter, bound: Bound, source: int, mapped: set[str], tag: Tags | None) -> Array:
+    entry = bound.entry
+    assert isinstance(entry, Pool)
+    rows, rank = bound.shape[entry.axis], len(bound.shape)
+    shape = tuple(rows if axis == entry.axis else 1 for axis in range(rank))
+    if entry.group not in mapped:
+        lanes = along(rows, entry.axis, rank)
+        return jnp.asarray(settle(run, bound.path, tag, shape, lanes, lanes)[0]).reshape((rows, 4))
+    if tag is None or not tag.whole or tag.pools != (source,) or rows_axis(tag) != entry.axis:
+        why = ONE_ROW if rows == 1 else f"is no chain of writes to {run.judge.paths[source]}"
+        run.untracked.setdefault(f"{bound.path}: {why}")
+        return jnp.broadcast_to(constant_row(Owner.MIXED, 1)[..., LABEL:], (rows, 4))
+    return jnp.asarray(tag.some_rows)[..., LABEL:].reshape((rows, 4))

@@ -1,0 +1,293 @@
+"""Tags: what the sanitizer knows, while a step runs, about whose rows a value holds and for which lane.
+
+The tags of a value are a lane for each entry, and for what came from a pool the row's number and label. They have the
+value's rank (and one axis more for the columns of a row) and along every axis they are as long as the value, or 1 where
+they are the same all along it. So they cost an entry for each row, and follow the value through reshapes, slices and
+joins by the same operation. Lanes that do not depend on what the step computes are numpy arrays and cost nothing.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ir_passes.host.row_ledger import Owner
+from ir_passes.jaxpr.ir import JaxprEqn, shape_of
+
+Ints = np.ndarray | Array
+"""int32, known while tracing or not."""
+SLOT, LABEL = 0, 1
+COLUMNS = 5
+"""Of a row: its number, owner, position, layout, epoch."""
+UNKNOWN = -1
+"""A lane or row number that is not known."""
+_MANY = np.int32(2**31 - 1)
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The tags of one value.
+
+    Attributes:
+        lanes: int32, of each entry, UNKNOWN where it belongs to none.
+        rows: int32 [..., 5], None for what is computed for its lane.
+        pools: the input pools whose rows it may hold, moved but not yet computed with; empty for everything else.
+        whole: it is a version of a pool, with all its rows, rather than rows that lanes have read.
+        derived: something of a pool is in it.
+    """
+
+    lanes: Ints
+    rows: Ints | None = None
+    pools: tuple[int, ...] = ()
+    whole: bool = False
+    derived: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of lanes and rows together."""
+        return self.lanes.shape if self.rows is None else np.broadcast_shapes(self.lanes.shape, self.rows.shape[:-1])
+
+    @property
+    def pending(self) -> bool:
+        """Whether it may hold rows of a pool whose labels nobody has looked at yet."""
+        return bool(self.pools) and not self.whole
+
+    @property
+    def some_rows(self) -> Ints:
+        """The rows; those of something computed if there are none."""
+        return constant_row(Owner.COMPUTED, self.lanes.ndim) if self.rows is None else self.rows
+
+    def map(self, operation: Callable[[Ints], Ints]) -> "Tags":
+        """The same kind of value after an operation that takes and returns an array with columns."""
+        rows = None if self.rows is None else operation(self.rows)
+        return replace(self, lanes=operation(self.lanes[..., None])[..., 0], rows=rows)
+
+    def with_rows(self, rows: Ints) -> "Tags":
+        """The same pool with other labels."""
+        return replace(self, rows=rows)
+
+
+def numpy_of(*arrays: Any) -> Any:
+    """numpy where all of these are known, otherwise jax.numpy."""
+    return np if all(isinstance(array, np.ndarray) for array in arrays) else jnp
+
+
+def along(size: int, axis: int, rank: int) -> np.ndarray:
+    """0 .. size-1 along one axis."""
+    return np.arange(size, dtype=np.int32).reshape(tuple(size if i == axis else 1 for i in range(rank)))
+
+
+def nobody(rank: int) -> np.ndarray:
+    """Lanes of a value that belongs to none."""
+    return np.full((1,) * rank, UNKNOWN, np.int32)
+
+
+def constant_row(owner: Owner, rank: int) -> np.ndarray:
+    """One row for a whole value, with this owner and no number."""
+    return np.array([UNKNOWN, owner, 0, 0, 0], np.int32).reshape((1,) * rank + (COLUMNS,))
+
+
+def numbered(slots: Ints, labels: Ints) -> Ints:
+    """Rows from their numbers and labels; shapes are broadcast."""
+    shape = np.broadcast_shapes(slots.shape, labels.shape[:-1])
+    numbers = jnp.broadcast_to(slots, shape)[..., None]
+    return jnp.concatenate([numbers, jnp.broadcast_to(labels, (*shape, 4))], axis=-1)
+
+
+def computed(lanes: Ints, derived: bool = False) -> Tags:
+    """Tags of something computed for these lanes."""
+    if isinstance(lanes, np.ndarray) and lanes.size:
+        for axis, size in enumerate(lanes.shape):
+            first = lanes[(slice(None),) * axis + (slice(0, 1),)]
+            if size > 1 and np.array_equal(lanes, np.broadcast_to(first, lanes.shape)):
+                lanes = first
+    return Tags(lanes, derived=derived)
+
+
+def zero(rank: int) -> Tags:
+    """Tags of zeros, the state of a sequence that begins."""
+    return Tags(nobody(rank), constant_row(Owner.FRESH, rank))
+
+
+def range_of(lanes: Iterable[Ints]) -> tuple[Ints, Ints]:
+    """Largest and smallest known lane of each entry, UNKNOWN and a large number where none is known."""
+    high: Ints | None = None
+    low: Ints | None = None
+    for array in lanes:
+        known = numpy_of(array).where(array == UNKNOWN, _MANY, array)
+        high = array if high is None else numpy_of(high, array).maximum(high, array)
+        low = known if low is None else numpy_of(low, known).minimum(low, known)
+    assert high is not None and low is not None
+    return high, low
+
+
+def common(lanes: Iterable[Ints]) -> Ints:
+    """The lane on which all agree that know one, UNKNOWN where two differ; shapes are broadcast."""
+    high, low = range_of(lanes)
+    return numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN))
+
+
+def range_along(lanes: Ints, axes: Sequence[int]) -> tuple[Ints, Ints]:
+    """`range_of` over axes of one array, which are kept with length 1."""
+    known = numpy_of(lanes).where(lanes == UNKNOWN, _MANY, lanes)
+    return lanes.max(axis=tuple(axes), keepdims=True), known.min(axis=tuple(axes), keepdims=True)
+
+
+def common_along(lanes: Ints, axes: Sequence[int]) -> Ints:
+    """`common` over axes of one array, which are kept with length 1."""
+    high, low = range_along(lanes, axes)
+    return numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN))
+
+
+def ranked(tags: Tags, rank: int) -> Tags:
+    """Tags of a scalar as tags of a value of this rank."""
+    if tags.lanes.ndim == rank:
+        return tags
+    return tags.map(lambda array: array.reshape((1,) * rank + array.shape[-1:]))
+
+
+def keeps_row_layout(eqn: JaxprEqn, tags: Tags) -> bool:
+    """Whether a move leaves the order of a row's own axes alone; another order is another layout."""
+    if eqn.primitive.name != "transpose" or tags.whole:
+        return True
+    shape = shape_of(eqn.invars[0])
+    inner = [axis for axis in eqn.params["permutation"] if tags.shape[axis] == 1 < shape[axis]]
+    return inner == sorted(inner)
+
+
+def move(eqn: JaxprEqn, tags: Tags) -> list[Tags]:
+    """Tags of the results of an equation that only moves its first operand."""
+    if eqn.primitive.name in ("split", "unstack"):
+        return _split(eqn, tags)
+    rule = _MOVES.get(eqn.primitive.name)
+    return [tags if rule is None else tags.map(lambda array: rule(eqn, array))]
+
+
+def _transpose(eqn: JaxprEqn, array: Ints) -> Ints:
+    return array.transpose((*eqn.params["permutation"], array.ndim - 1))
+
+
+def _broadcast_in_dim(eqn: JaxprEqn, array: Ints) -> Ints:
+    shape = [1] * len(eqn.params["shape"])
+    for axis, place in enumerate(eqn.params["broadcast_dimensions"]):
+        shape[place] = array.shape[axis]
+    return array.reshape((*shape, array.shape[-1]))
+
+
+def _squeeze(eqn: JaxprEqn, array: Ints) -> Ints:
+    return array.squeeze(tuple(eqn.params["dimensions"]))
+
+
+def _reshape(eqn: JaxprEqn, array: Ints) -> Ints:
+    old, new, columns = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), array.shape[-1]
+    spread, shape = list(array.shape[:-1]), []
+    if 0 in old:
+        return np.full((*(1,) * len(new), columns), UNKNOWN, np.int32)
+    i = j = 0
+    while i < len(old) or j < len(new):
+        i0, j0, before, after = i, j, 1, 1
+        if i < len(old):
+            before, i = old[i], i + 1
+        if j < len(new):
+            after, j = new[j], j + 1
+        while before != after:
+            if before < after:
+                before, i = before * old[i], i + 1
+            else:
+                after, j = after * new[j], j + 1
+        if set(array.shape[i0:i]) <= {1}:
+            shape += [1] * (j - j0)
+        else:
+            spread[i0:i] = old[i0:i]
+            shape += new[j0:j]
+    return numpy_of(array).broadcast_to(array, (*spread, columns)).reshape((*shape, columns))
+
+
+def _slice(eqn: JaxprEqn, array: Ints) -> Ints:
+    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+    strides = eqn.params["strides"] or [1] * len(starts)
+    cuts = [slice(*cut) for cut in zip(starts, limits, strides, strict=True)]
+    return array[tuple(slice(0, 1) if size == 1 else cut for size, cut in zip(array.shape, cuts, strict=False))]
+
+
+def _split(eqn: JaxprEqn, tags: Tags) -> list[Tags]:
+    axis, single = eqn.params["axis"], eqn.primitive.name == "unstack"
+    sizes = [1] * len(eqn.outvars) if single else eqn.params["sizes"]
+
+    def part(array: Ints, start: int, end: int) -> Ints:
+        array = array if array.shape[axis] == 1 else array[(slice(None),) * axis + (slice(start, end),)]
+        return array.squeeze(axis) if single else array
+
+    return [
+        tags.map(lambda array, start=end - size, end=end: part(array, start, end))
+        for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)
+    ]
+
+
+def _tile(eqn: JaxprEqn, array: Ints) -> Ints:
+    reps = [1 if size == 1 else rep for size, rep in zip(array.shape, eqn.params["reps"], strict=False)]
+    return numpy_of(array).tile(array, (*reps, 1))
+
+
+def _rev(eqn: JaxprEqn, array: Ints) -> Ints:
+    return array[tuple(slice(None, None, -1 if i in eqn.params["dimensions"] else 1) for i in range(array.ndim - 1))]
+
+
+_MOVES: dict[str, Callable[[JaxprEqn, Ints], Ints]] = {
+    "transpose": _transpose,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "squeeze": _squeeze,
+    "reshape": _reshape,
+    "slice": _slice,
+    "rev": _rev,
+    "tile": _tile,
+}
+# Moves of one operand. What the operand is stays what it is, its dtype aside.
+MOVES = {
+    *_MOVES,
+    "convert_element_type",
+    "copy",
+    "copy_p",
+    "device_put",
+    "name",
+    "pvary",
+    "reduce_precision",
+    "sharding_constraint",
+    "split",
+    "stop_gradient",
+    "unstack",
+}
+
+
+def concatenate(eqn: JaxprEqn, tags: Sequence[Tags | None]) -> Tags:
+    """Tags of a concatenation or stack: each operand's beside the others'.
+
+    Lanes that are not known while tracing, and alike all along the axis, keep one entry for all of it, so that joining
+    features costs nothing; but single rows that are stacked keep theirs.
+    """
+    stack, rank = eqn.primitive.name == "stack", len(shape_of(eqn.outvars[0]))
+    axis = eqn.params["axis" if stack else "dimension"]
+    known = [Tags(nobody(rank - stack)) if tag is None else tag for tag in tags]
+    if stack:
+        known = [tag.map(lambda array: numpy_of(array).expand_dims(array, axis)) for tag in known]
+    sizes = [1 if stack else shape_of(atom)[axis] for atom in eqn.invars]
+    pools = tuple(sorted({pool for tag in known for pool in tag.pools}))
+    derived = any(tag.derived for tag in known)
+
+    def join(arrays: list[Ints]) -> Ints:
+        shape = np.broadcast_shapes(*[(*array.shape[:axis], 1, *array.shape[axis + 1 :]) for array in arrays])
+        xp = numpy_of(*arrays)
+        ends = [(*shape[:axis], size, *shape[axis + 1 :]) for size in sizes]
+        return xp.concatenate([xp.broadcast_to(a, end) for a, end in zip(arrays, ends, strict=True)], axis=axis)
+
+    lanes = [tag.lanes for tag in known]
+    alike = numpy_of(*lanes) is jnp and all(array.shape[axis] == 1 for array in lanes)
+    if not pools and alike and max(sizes) > 1:
+        return computed(common(lanes), derived)
+    if all(tag.rows is None for tag in known):
+        return computed(join(lanes), derived)
+    whole = all(tag.whole for tag in known)
+    return Tags(join(lanes), join([tag.some_rows for tag in known]), pools, whole, derived)

@@ -1,0 +1,219 @@
+"""What the sanitizer found: the first fault of every lane, as arrays of the step, and as an error of the host."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ir_passes.host.row_ledger import Expected, Label, Owner
+from ir_passes.jaxpr.ir import JaxprEqn, source_of
+from ir_passes.sanitizer.tags import LABEL, SLOT, UNKNOWN, Ints, Tags, constant_row, nobody, numpy_of
+
+FIELDS = ("owner", "position", "layout", "epoch", "lane")
+_CODES = len(FIELDS)
+
+
+class Verdict(NamedTuple):
+    """The first fault of each lane.
+
+    Attributes:
+        code: int32 [N], 0 for none, otherwise 1 + 5 * check + field; checks count from 0 in the order of the program.
+        slot: int32 [N], the row it happened with, -1 where that is not known.
+        found: int32 [N, 4], the label that was there.
+    """
+
+    code: Array
+    slot: Array
+    found: Array
+
+    @staticmethod
+    def clean(lanes: int) -> "Verdict":
+        """No fault."""
+        nothing = jnp.zeros(lanes, jnp.int32)
+        return Verdict(nothing, nothing - 1, jnp.zeros((lanes, 4), jnp.int32))
+
+
+@dataclass(frozen=True)
+class Check:
+    """One place of a step where labels are compared.
+
+    Attributes:
+        what: what the step does there, as "mul reads argument 1".
+        source: "file:line".
+    """
+
+    what: str
+    source: str
+
+
+class SanitizerError(RuntimeError):
+    """Lanes worked with rows that are not theirs.
+
+    Attributes:
+        lanes: the lanes concerned.
+    """
+
+    def __init__(self, message: str, lanes: tuple[int, ...]):
+        super().__init__(message)
+        self.lanes = lanes
+
+
+@dataclass
+class Judge:
+    """Compares tags with expectations while a step is traced, and keeps the first fault of each lane.
+
+    Attributes:
+        expected: of the step, int32 [N, 4] each.
+        paths: of the input pools, for messages.
+        masked: pools in which a lane that begins may find anything.
+        checks: every check so far with its number; the same program gives the same numbers.
+        verdict: so far.
+        caller: source of the call that is being run, for equations without one.
+    """
+
+    expected: Expected
+    paths: dict[int, str]
+    masked: frozenset[int]
+    checks: dict[Check, int] = field(default_factory=dict)
+    verdict: Verdict = field(init=False)
+    caller: str = "unknown"
+    # What was compared before, by identity; the arrays are kept so that no other gets their identity.
+    _compared: dict[tuple[int, int, int], tuple] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.verdict = Verdict.clean(self.expected.found.shape[0])
+
+    def source_of(self, eqn: JaxprEqn) -> str:
+        """The user's line that made an equation."""
+        source = source_of(eqn)
+        return self.caller if source == "unknown" else source
+
+    def left(self, lanes: Ints) -> Ints:
+        """The stamps of these lanes, [..., 4]; MIXED where the lane is not known."""
+        stamps = _of(self.expected.left, lanes)
+        if isinstance(lanes, np.ndarray) and not (lanes == UNKNOWN).any():
+            return stamps
+        return jnp.where((lanes == UNKNOWN)[..., None], constant_row(Owner.MIXED, lanes.ndim)[..., LABEL:], stamps)
+
+    def compare(self, where: JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> None:
+        """What `reader` computes with must be labelled as its lane expects, or as its lane itself left it.
+
+        Args:
+            where: the equation.
+            tags: of what it reads.
+            reader: lane of what it is combined with, UNKNOWN where that says nothing; broadcast with the tags.
+            mask: entries to look at.
+        """
+        own, found, slots = tags.lanes, tags.some_rows[..., LABEL:], tags.some_rows[..., SLOT]
+        if reader is None or _same(reader, own):
+            if (id(own), id(tags.rows), id(mask)) in self._compared:
+                return
+            self._compared[id(own), id(tags.rows), id(mask)] = own, tags.rows, mask
+            reader = nobody(own.ndim)
+        xp = numpy_of(own, reader)
+        lanes = xp.where(reader == UNKNOWN, own, reader)
+        expected, left = _of(self.expected.found, lanes), _of(self.expected.left, lanes)
+        wanted, owner = expected[..., 0], found[..., 0]
+        excused = (owner == Owner.COMPUTED) | (wanted == Owner.ANY)
+        if set(tags.pools) <= self.masked:
+            excused |= wanted == Owner.FRESH
+        differs = found != expected
+        wrong = jnp.any(differs, axis=-1) & jnp.any(found != left, axis=-1)
+        kind = jnp.argmax(differs, axis=-1).astype(jnp.int32)
+        bad = wrong & ~excused
+        lost = lanes == UNKNOWN
+        if not isinstance(lost, np.ndarray) or lost.any():
+            bad |= lost & (owner != Owner.COMPUTED)
+            kind = jnp.where(lost, FIELDS.index("lane"), kind)
+        if mask is not None:
+            bad &= mask
+        names = " and ".join(self.paths[pool] for pool in tags.pools)
+        self.record(where, f"reads {names}", bad, lanes, kind, slots, found)
+
+    def compare_lanes(self, where: JaxprEqn | str, what: str, high: Ints, low: Ints, slots: Ints | None = None) -> None:
+        """Lanes must not meet: a fault of both where the largest and the smallest known one differ.
+
+        Args:
+            where: the equation.
+            what: it does, for the message.
+            high, low: as `range_of` gives them.
+            slots: numbers of the rows concerned.
+        """
+        apart = (high != UNKNOWN) & (high != low)
+        if isinstance(apart, np.ndarray) and not apart.any():
+            return
+        rank = apart.ndim
+        kind = np.full((1,) * rank, FIELDS.index("lane"), np.int32)
+        slots = nobody(rank) if slots is None else slots
+        for lanes in (high, low):
+            live = _of(self.expected.found, lanes)[..., 0] != Owner.ANY
+            self.record(where, what, live & apart, lanes, kind, slots, constant_row(Owner.COMPUTED, rank)[..., LABEL:])
+
+    def record(
+        self, where: JaxprEqn | str, what: str, bad: Array, lanes: Ints, kind: Ints, slots: Ints, found: Ints
+    ) -> None:
+        """Note faults; a lane keeps its first. A fault of no known lane is lane 0's."""
+        name, source = (where, "") if isinstance(where, str) else (where.primitive.name, self.source_of(where))
+        number = self.checks.setdefault(Check(f"{name} {what}", source), len(self.checks))
+        total = self.verdict.code.shape[0]
+        shape = np.broadcast_shapes(bad.shape, kind.shape, slots.shape)  # values of unknown lanes go to rows of several
+        bad = jnp.broadcast_to(bad, shape)
+        if bad.size == 0:
+            return
+        facts = [kind[..., None], slots[..., None], found]
+        facts = jnp.concatenate([jnp.broadcast_to(fact, (*shape, fact.shape[-1])) for fact in facts], axis=-1)
+        if isinstance(lanes, np.ndarray) and np.array_equal(lanes.reshape(-1), np.arange(total)):
+            axis = int(np.argmax(np.array(lanes.shape) == total)) if total > 1 else 0
+            order = (axis, *(i for i in range(bad.ndim) if i != axis), bad.ndim) if bad.ndim else (0,)
+            bad = jnp.transpose(bad, order[:-1]).reshape((total, -1))
+            facts = jnp.transpose(facts, order).reshape((total, -1, facts.shape[-1]))
+            if bad.shape[1] > 1:
+                facts = jnp.take_along_axis(facts, jnp.argmax(bad, axis=1)[:, None, None], axis=1, mode="clip")
+            new, facts = jnp.any(bad, axis=1), facts[:, 0]
+        else:
+            bad, count = bad.reshape(-1), bad.size
+            place = jnp.where(bad, jnp.maximum(jnp.broadcast_to(lanes, shape).reshape(-1), 0), total)
+            first = jnp.full(total, count, jnp.int32).at[place].min(jnp.arange(count, dtype=jnp.int32), mode="drop")
+            facts = facts.reshape((count, -1)).at[first].get(mode="clip", wrap_negative_indices=False)
+            new = first < count
+        new &= self.verdict.code == 0
+        self.verdict = Verdict(
+            jnp.where(new, 1 + number * _CODES + facts[:, 0], self.verdict.code),
+            jnp.where(new, facts[:, 1], self.verdict.slot),
+            jnp.where(new[:, None], facts[:, 2:], self.verdict.found),
+        )
+
+
+def _same(one: Ints, other: Ints) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.shape == other.shape and np.array_equal(one, other)
+    return one is other
+
+
+def _of(rows: Any, lanes: Ints) -> Array:
+    """Each lane's row of an array [N, 4]."""
+    rows = jnp.asarray(rows)
+    if isinstance(lanes, np.ndarray) and np.array_equal(lanes.reshape(-1), np.arange(rows.shape[0])):
+        return rows.reshape((*lanes.shape, 4))
+    return rows.at[np.maximum(lanes, 0) if isinstance(lanes, np.ndarray) else jnp.maximum(lanes, 0)].get(mode="clip")
+
+
+def explain(verdict: Verdict, expected: Expected, checks: tuple[Check, ...]) -> SanitizerError | None:
+    """The error of a verdict, None if there is none; waits for the step."""
+    codes, slots, found = (np.asarray(part) for part in verdict)
+    wanted = np.asarray(expected.found)
+    lines = []
+    for lane in np.flatnonzero(codes):
+        number, kind = divmod(int(codes[lane]) - 1, _CODES)
+        check, slot = checks[number], int(slots[lane])
+        got, want = (Label(*(int(value) for value in label)) for label in (found[lane], wanted[lane]))
+        lines.append(
+            f"lane {lane}, {'row unknown' if slot == UNKNOWN else f'row {slot}'}: wrong {FIELDS[kind]} where "
+            f"{check.what}{f' ({check.source})' if check.source else ''}: expected {want}; found {got}"
+        )
+    if not lines:
+        return None
+    hint = "stop the sequences of these lanes: their state is not theirs; compare the slot map with the ledger's turns"
+    return SanitizerError("; ".join([*lines, hint]), tuple(int(lane) for lane in np.flatnonzero(codes)))

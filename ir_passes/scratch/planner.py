@@ -1,0 +1,179 @@
+"""Planning the arena: offsets for every scratch value of a function, such that live values share no byte.
+
+The planner only sees sizes and live ranges (packing.py); what it returns is checked by arena_verifier.py, which works
+from the jaxpr alone and shares no code with it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ir_passes.contract.contract import LaneContract, Opaque
+from ir_passes.contract.declared import opaque_of
+from ir_passes.jaxpr import ir
+from ir_passes.scratch.liveness import Liveness, Scratch, exclusive, liveness
+from ir_passes.scratch.packing import Buffer, aligned, height, pack
+from ir_passes.scratch.plan import Block, Placement, Plan
+from ir_passes.scratch.verifier import verify
+
+OpaqueScratch = Callable[[ir.JaxprEqn], int]
+
+
+def plan(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    contract: LaneContract | None = None,
+    *,
+    lane_axis: Mapping[ir.Var, int] | None = None,
+) -> Plan:
+    """A verified arena plan of the scratch of `fn(*args)`, which is traced and not run.
+
+    Args:
+        fn: any JAX function.
+        args: example arguments, arrays or `jax.ShapeDtypeStruct`.
+        contract: of the function; gives the number of lanes.
+        lane_axis: variable of the inlined jaxpr -> the axis along which entry i belongs to lane i.
+
+    Raises:
+        ContractError: the contract does not fit the function.
+        ValueError: a lane axis that does not hold a whole number of entries per lane.
+    """
+    lanes = None if contract is None else contract.bind(fn, args).lanes
+    scratch = declared_scratch(contract.opaque, lanes) if contract is not None and lanes is not None else None
+    live = liveness(fn, args)
+    made = plan_liveness(live, lanes=lanes, lane_axis=lane_axis, opaque_scratch=scratch)
+    verify(made.jaxpr, made, opaque_scratch=scratch)
+    return made
+
+
+def declared_scratch(opaque: Mapping[str, Opaque], lanes: int) -> OpaqueScratch:
+    """Bytes of scratch that an equation's operation uses beside its results, by its declaration.
+
+    Raises:
+        ValueError: a declaration gives a negative number or none at all.
+    """
+
+    def scratch(eqn: ir.JaxprEqn) -> int:
+        name, declared = opaque_of(eqn, opaque) or ("", None)
+        if declared is None or declared.scratch_bytes is None:
+            return 0
+        size = declared.scratch_bytes(lanes)
+        if not isinstance(size, int) or size < 0:
+            raise ValueError(f"scratch_bytes of {name!r} for {lanes} lanes: expected bytes, got {size!r}")
+        return size
+
+    return scratch if opaque else lambda eqn: 0
+
+
+def plan_liveness(
+    live: Liveness,
+    *,
+    lanes: int | None = None,
+    lane_axis: Mapping[ir.Var, int] | None = None,
+    opaque_scratch: OpaqueScratch | None = None,
+) -> Plan:
+    """A plan for live ranges that are taken as they are; nothing is verified. Parameters as in `plan`.
+
+    Args:
+        opaque_scratch: scratch bytes of the operations that have some beside their results.
+    """
+    axes = {} if lane_axis is None else lane_axis
+    if axes and lanes is None:
+        raise ValueError("lane axes without a number of lanes: give the contract too")
+    blocks = {
+        equation: _lay_out(
+            [plan_liveness(body, lanes=lanes, lane_axis=lane_axis, opaque_scratch=opaque_scratch) for body in bodies],
+            exclusive(live.jaxpr.jaxpr.eqns[equation]),
+        )
+        for equation, bodies in live.bodies.items()
+    }
+    eqns = live.jaxpr.jaxpr.eqns
+    own_scratch = {} if opaque_scratch is None else {i: opaque_scratch(eqn) for i, eqn in enumerate(eqns)}
+    blocks |= {equation: Block(0, size, ()) for equation, size in own_scratch.items() if size}
+    buffers = [Buffer(value.bytes, value.start, value.end) for value in live.scratch]
+    buffers += [Buffer(block.bytes, equation, equation) for equation, block in blocks.items()]
+    offsets = pack(buffers)
+    placements = tuple(
+        Placement(
+            value.equation,
+            value.result,
+            value.name,
+            offset,
+            value.bytes,
+            value.start,
+            value.end,
+            *_lane_slice(value, axes.get(value.variable), lanes),
+        )
+        for value, offset in zip(live.scratch, offsets, strict=False)
+    )
+    own = offsets[len(live.scratch) :]
+    placed = {
+        equation: Block(offset, block.bytes, block.bodies)
+        for (equation, block), offset in zip(blocks.items(), own, strict=True)
+    }
+    size = aligned(height(buffers, offsets))
+    naive = live.total + sum(own_scratch.values())
+    least = max((bytes_ + own_scratch.get(i, 0) for i, bytes_ in enumerate(live.profile)), default=0)
+    return Plan(live.jaxpr, placements, live.views, placed, size, naive, least, lanes)
+
+
+@dataclass(frozen=True)
+class ScratchSize:
+    """Scratch of a function at one number of lanes.
+
+    Attributes:
+        lanes: N.
+        bytes: of the planned arena.
+        naive: of an arena in which nothing is shared.
+        lower_bound: the most bytes that are live at once.
+    """
+
+    lanes: int
+    bytes: int
+    naive: int
+    lower_bound: int
+
+
+def scratch_sizes(
+    fn: Callable[..., Any],
+    args_for: Callable[[int], tuple[Any, ...]],
+    lanes: Sequence[int],
+    contract: LaneContract | None = None,
+) -> tuple[ScratchSize, ...]:
+    """Scratch bytes as a function of N: one verified plan for each number of lanes.
+
+    Args:
+        fn: the step.
+        args_for: makes its example arguments for N lanes; `jax.ShapeDtypeStruct` will do.
+        lanes: the values of N.
+        contract: as in `plan`.
+
+    Raises:
+        ValueError: the contract finds another number of lanes than was asked for; else as `plan`.
+    """
+    sizes: list[ScratchSize] = []
+    for n in lanes:
+        made = plan(fn, args_for(n), contract)
+        if made.lanes not in (None, n):
+            raise ValueError(f"args_for({n}) made arguments for {made.lanes} lanes")
+        sizes.append(ScratchSize(n, made.size, made.naive, made.lower_bound))
+    return tuple(sizes)
+
+
+def _lay_out(bodies: list[Plan], share: bool) -> Block:
+    offsets: list[int] = []
+    top = 0
+    for body in bodies:
+        offsets.append(0 if share else top)
+        top = max(top, offsets[-1] + body.size)
+    return Block(0, top, tuple(zip(offsets, bodies, strict=True)))
+
+
+def _lane_slice(value: Scratch, axis: int | None, lanes: int | None) -> tuple[int | None, int | None]:
+    if axis is None or lanes is None:
+        return None, None
+    if not 0 <= axis < len(value.shape) or value.shape[axis] % lanes:
+        raise ValueError(
+            f"{value.name} ({value.source}) of shape {value.shape} has no axis {axis} of a multiple of {lanes} lanes"
+        )
+    return axis, value.bytes // lanes

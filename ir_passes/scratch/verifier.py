@@ -1,0 +1,240 @@
+"""Check of an arena plan from the jaxpr alone. Shares no code with liveness or planner, and trusts nothing they found.
+
+A value's bytes must be its own from the equation that computes it to the last one that reads it, through a view or
+not, both included: at one and the same equation the operands are still read while the results are written.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ir_passes.jaxpr import ir
+from ir_passes.scratch.plan import Block, Placement, Plan, PlanError
+
+Key = tuple[int, int]
+NO_SCRATCH = ("scatter", "reduce", "select_and", "argm", "cum")  # run their jaxpr inside one loop, on scalars
+
+
+@dataclass
+class _Range:
+    what: str
+    low: int
+    high: int
+    first: int
+    last: int
+    key: Key
+
+    def __str__(self) -> str:
+        return f"{self.what} in bytes [{self.low}, {self.high}) live at equations [{self.first}, {self.last}]"
+
+
+def verify(
+    closed: ir.ClosedJaxpr,
+    plan: Plan,
+    *,
+    in_place: Collection[tuple[Key, Key]] = (),
+    alignment: int = 64,
+    opaque_scratch: Callable[[Any], int] | None = None,
+) -> int:
+    """How many pairs of values share bytes, at different times. Raises if any two do at the same time.
+
+    Args:
+        closed: the inlined jaxpr that the plan is for.
+        plan: what to check.
+        in_place: (result, operand) of equations that are declared to overwrite that operand; those two may be in the
+            same bytes if the equation is the last to read the operand.
+        alignment: of every offset.
+        opaque_scratch: scratch bytes that an equation's operation uses beside its results; None if none does.
+
+    Raises:
+        PlanError: names the equation, both values and both byte ranges.
+    """
+    need = opaque_scratch or (lambda eqn: 0)
+    return _verify(closed.jaxpr, plan, frozenset(in_place), alignment, need, outermost=True)
+
+
+def _verify(
+    jaxpr: Any,
+    plan: Plan,
+    in_place: frozenset[tuple[Key, Key]],
+    alignment: int,
+    need: Callable[[Any], int],
+    outermost: bool,
+) -> int:
+    homes = _homes(jaxpr, plan.views)
+    last = _last_reads(jaxpr, homes, outermost)
+    placed = _placements(jaxpr, plan, homes, last, outermost)
+    ranges = [_Range(p.name, p.offset, p.offset + p.bytes, key[0], last[key], key) for key, p in placed.items()] + list(
+        _block_ranges(jaxpr, plan, need)
+    )
+    for r in ranges:
+        if r.low % alignment:
+            raise PlanError(f"equation {r.first}: {r} is not aligned to {alignment} bytes")
+        if r.low < 0 or r.high > plan.size:
+            raise PlanError(f"equation {r.first}: {r} is outside the arena of {plan.size} bytes")
+    shared = _check_overlap(ranges, in_place)
+    for key, p in placed.items():
+        if (p.start, p.end) != (key[0], last[key]):
+            raise PlanError(
+                f"equation {key[0]}: {p.name} is live at equations [{key[0]}, {last[key]}], "
+                f"the plan keeps its bytes at [{p.start}, {p.end}]"
+            )
+    for equation, block in plan.blocks.items():
+        bodies = _bodies(jaxpr.eqns[equation])
+        _check_block(equation, block, bodies, jaxpr.eqns[equation].primitive.name == "cond", alignment)
+        for body, (_, inner) in zip(bodies, block.bodies, strict=True):
+            try:
+                shared += _verify(body.jaxpr, inner, frozenset(), alignment, need, outermost=False)
+            except PlanError as error:
+                raise PlanError(f"equation {equation}, in its body: {error}") from error
+    return shared
+
+
+def _homes(jaxpr: Any, views: Collection[Key]) -> dict[Any, Key]:
+    """Variable -> the equation and result whose bytes it is. What is not here is held by the caller."""
+    homes: dict[Any, Key] = {}
+    unknown = set(views)
+    for i, eqn in enumerate(jaxpr.eqns):
+        for j, var in enumerate(eqn.outvars):
+            if (i, j) not in unknown:
+                homes[var] = (i, j)
+                continue
+            unknown.discard((i, j))
+            if not _same_bytes(eqn):
+                raise PlanError(f"equation {i}: result {j} of {eqn.primitive.name} is no view of its operand's bytes")
+            if eqn.invars[0] in homes:
+                homes[var] = homes[eqn.invars[0]]
+    if unknown:
+        raise PlanError(f"the plan has views that no equation computes: {sorted(unknown)}")
+    return homes
+
+
+def _last_reads(jaxpr: Any, homes: dict[Any, Key], outermost: bool) -> dict[Key, int]:
+    last: dict[Key, int] = {}
+    end = len(jaxpr.eqns)
+    if not outermost:  # a body's results are copied out after its last equation
+        last.update({homes[var]: end for var in _variables(jaxpr.outvars) if var in homes})
+    for i in range(end - 1, -1, -1):
+        for var in _variables(jaxpr.eqns[i].invars):
+            if var in homes:
+                last.setdefault(homes[var], i)
+        for j in range(len(jaxpr.eqns[i].outvars)):
+            last.setdefault((i, j), i)
+    return last
+
+
+def _placements(
+    jaxpr: Any, plan: Plan, homes: dict[Any, Key], last: dict[Key, int], outermost: bool
+) -> dict[Key, Placement]:
+    """The placements by value: every scratch value once, nothing that is held, each of its value's size."""
+    outputs = {homes[var] for var in _variables(jaxpr.outvars) if var in homes} if outermost else set[Key]()
+    placed: dict[Key, Placement] = {}
+    for p in plan.placements:
+        key = (p.equation, p.result)
+        if key in placed:
+            raise PlanError(f"equation {p.equation}: {p.name} is placed twice")
+        if key in outputs:
+            raise PlanError(f"equation {p.equation}: {p.name} is an output or has one as a view; it is held")
+        if key not in last or key in plan.views:
+            raise PlanError(f"equation {p.equation}: {p.name} is no value with bytes of its own")
+        size = _size(jaxpr.eqns[p.equation].outvars[p.result].aval)
+        if p.bytes != size:
+            raise PlanError(f"equation {p.equation}: {p.name} has {size} bytes, the plan has {p.bytes} for it")
+        if p.lane_bytes is not None and p.lane_bytes * (plan.lanes or 0) != size:
+            raise PlanError(
+                f"equation {p.equation}: {p.name} has {size} bytes, the plan {plan.lanes} slices of {p.lane_bytes}"
+            )
+        placed[key] = p
+    for i, j in sorted(set(last) - set(placed) - outputs - set(plan.views)):
+        raise PlanError(f"equation {i}: result {j} of {jaxpr.eqns[i].primitive.name} has no place in the plan")
+    return placed
+
+
+def _check_overlap(ranges: list[_Range], in_place: frozenset[tuple[Key, Key]]) -> int:
+    """Compare every pair; returns how many share bytes at different times."""
+    ranges = sorted((r for r in ranges if r.high > r.low), key=lambda r: r.first)
+    low, high = np.array([r.low for r in ranges], np.int64), np.array([r.high for r in ranges], np.int64)
+    last = np.array([r.last for r in ranges], np.int64)
+    shared = 0
+    for i, new in enumerate(ranges):
+        same_bytes = (low[:i] < new.high) & (high[:i] > new.low)
+        both_live = same_bytes & (last[:i] >= new.first)
+        for j in np.flatnonzero(both_live).tolist():
+            old = ranges[j]
+            overwrites = (new.key, old.key) in in_place and old.last == new.first
+            if not (overwrites and (old.low, old.high) == (new.low, new.high)):
+                raise PlanError(f"equation {new.first}: {new} overlaps {old}")
+        shared += int(np.count_nonzero(same_bytes & ~both_live))
+    return shared
+
+
+def _block_ranges(jaxpr: Any, plan: Plan, need: Callable[[Any], int]) -> Iterator[_Range]:
+    scratch = {i: need(eqn) for i, eqn in enumerate(jaxpr.eqns) if need(eqn)}
+    expected = {i for i, eqn in enumerate(jaxpr.eqns) if _bodies(eqn)} | set(scratch)
+    if set(plan.blocks) != expected:
+        raise PlanError(f"equations {sorted(expected)} need blocks, the plan has them for {sorted(plan.blocks)}")
+    for i, size in scratch.items():
+        if plan.blocks[i].bytes < size:
+            name = jaxpr.eqns[i].primitive.name
+            raise PlanError(
+                f"equation {i}: {name} uses {size} bytes of scratch, the plan gives it {plan.blocks[i].bytes}"
+            )
+    for i, block in plan.blocks.items():
+        yield _Range(
+            f"bodies of {jaxpr.eqns[i].primitive.name}.{i}", block.offset, block.offset + block.bytes, i, i, (i, -1)
+        )
+
+
+def _check_block(equation: int, block: Block, bodies: list[ir.ClosedJaxpr], one_runs: bool, alignment: int) -> None:
+    if len(bodies) != len(block.bodies):
+        raise PlanError(f"equation {equation} runs {len(bodies)} bodies, the plan has {len(block.bodies)}")
+    end = 0
+    for offset, inner in sorted(block.bodies, key=lambda body: body[0]):
+        if offset % alignment or offset < 0 or offset + inner.size > block.bytes:
+            raise PlanError(
+                f"equation {equation}: a body in bytes [{offset}, {offset + inner.size}) of a block of {block.bytes}"
+            )
+        if offset < end and not one_runs:
+            raise PlanError(f"equation {equation}: bodies overlap: one begins at {offset}, another ends at {end}")
+        end = max(end, offset + inner.size)
+
+
+def _bodies(eqn: Any) -> list[ir.ClosedJaxpr]:
+    if eqn.primitive.name == "while":
+        return [eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]]
+    named = ir.body_of(eqn)
+    if named is not None:
+        return [named]
+    return [] if eqn.primitive.name.startswith(NO_SCRATCH) else [ir.closed(body) for body in ir.sub_jaxprs(eqn)]
+
+
+def _same_bytes(eqn: Any) -> bool:
+    """Whether this primitive, as it is called here, only gives the bytes of its operand another shape or dtype."""
+    if isinstance(eqn.invars[0], ir.Literal):
+        return False
+    before, after = eqn.invars[0].aval, eqn.outvars[0].aval
+    match eqn.primitive.name:
+        case "reshape":
+            return eqn.params.get("dimensions") is None
+        case "squeeze" | "expand_dims" | "name" | "sharding_constraint":
+            return True
+        case "broadcast_in_dim":
+            return prod(before.shape) == prod(after.shape)
+        case "bitcast_convert_type":
+            return _size(before) == _size(after)
+        case "convert_element_type":
+            return before.dtype == after.dtype
+        case _:
+            return False
+
+
+def _variables(atoms: Any) -> Iterator[Any]:
+    return (atom for atom in atoms if not isinstance(atom, ir.Literal))
+
+
+def _size(aval: Any) -> int:
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    return 0 if shape is None or dtype is None else prod(shape) * dtype.itemsize

@@ -1,0 +1,231 @@
+"""What XLA made of a proved step: the audit of one compiled program against the contract of its step.
+
+The proof says that the jaxpr keeps lanes apart; this says that the compiled program still does, as far as its scheduled
+HLO and its buffer assignment tell: the machine code below them is sampled by tests alone.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from ir_passes.contract.contract import BoundContract
+from ir_passes.jaxpr.collectives import Collective, Scheduled
+from ir_passes.xla_audit.collectives import CompiledCollective, collectives
+from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind, where
+from ir_passes.xla_audit.hlo import addresses, read, shardings
+from ir_passes.xla_audit.in_place import in_place_hazards
+from ir_passes.xla_audit.live_values import LiveValues, live_values
+from ir_passes.xla_audit.memory import misplaced, overlaps, scratch_lower_bound
+from ir_passes.xla_audit.neighbours import Neighbours, neighbours
+from ir_passes.xla_audit.pools import PoolCopy, copy_findings, io_aliases, pool_copies, second_pools
+from ir_passes.xla_audit.program import Executable
+
+ALIGNMENT = 64
+"""XLA begins every value of its arena at a multiple of this."""
+STATEMENTS = {
+    "the successor of every pool takes that pool's bytes, and no other input is overwritten": {
+        FindingKind.NOT_IN_PLACE,
+        FindingKind.WRONG_SUCCESSOR,
+        FindingKind.OVERWRITTEN,
+    },
+    "no pool, but those of one number per row, is copied whole or computed elsewhere, apart from the copies that are "
+    "allowed and listed": {
+        FindingKind.POOL_COPY,
+        FindingKind.SECOND_POOL,
+    },
+    "values that are live at the same time share no byte, and each lies within its allocation": {
+        FindingKind.OVERLAP,
+        FindingKind.MISPLACED,
+    },
+    "no operation overwrites what it still reads": {FindingKind.READ_AFTER_WRITE},
+    "devices exchange what the program says, and nothing else but along declared axes: the same operations between the "
+    "same devices with as many elements, each operand of those that XLA has combined by itself": {
+        FindingKind.COLLECTIVE
+    },
+    "scratch is within its limit": {FindingKind.SCRATCH},
+}
+"""What an audit says of a program, unless it found a fault of these kinds."""
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """The outcome of an audit.
+
+    Attributes:
+        findings: every fault.
+        copies: copies of whole pools.
+        collectives: operations between devices.
+        schedule: the collectives of the program that they are, in the order in which they run.
+        neighbours: what lies beside the results of custom calls.
+        values: how many values were placed and compared.
+        temp_bytes: scratch that the program needs.
+        temp_lower_bound: the most scratch bytes that are live at once in XLA's schedule.
+        fingerprint: hash of the program, the same in every process.
+        uncovered: what the audit does not know, in words.
+        seconds: that the audit took.
+    """
+
+    findings: tuple[Finding, ...]
+    copies: tuple[PoolCopy, ...]
+    collectives: tuple[CompiledCollective, ...]
+    schedule: tuple[Collective, ...]
+    neighbours: tuple[Neighbours, ...]
+    values: int
+    temp_bytes: int
+    temp_lower_bound: int
+    fingerprint: str
+    uncovered: tuple[str, ...]
+    seconds: float
+
+    @property
+    def audited(self) -> tuple[str, ...]:
+        """What holds of the program."""
+        found = {finding.kind for finding in self.findings}
+        return tuple(statement for statement, kinds in STATEMENTS.items() if not kinds & found)
+
+    def require(self) -> "AuditReport":
+        """This report, if nothing was found.
+
+        Raises:
+            AuditError: with every finding.
+        """
+        if self.findings:
+            raise AuditError(self.findings)
+        return self
+
+
+def audit(
+    compiled: jax.stages.Compiled,
+    bound: BoundContract,
+    *,
+    dump: bytes | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    axes: Sequence[str] = (),
+    may_copy: Sequence[str] = (),
+    temp_ratio: float = 1.5,
+    scheduled: Sequence[Scheduled] = (),
+) -> AuditReport:
+    """Audit a compiled step.
+
+    Args:
+        compiled: the executable.
+        bound: the step's contract, bound to the arguments that it was compiled for.
+        dump: its HloProto, of an executable that does not give out its buffer assignment.
+        mesh: the devices it runs on, if more than one.
+        axes: mesh axes along which XLA may add collectives of its own.
+        may_copy: patterns (as in fnmatch) of paths of pools that may be copied whole.
+        temp_ratio: scratch allowed, as a multiple of the lower bound with every value aligned.
+        scheduled: the collectives of the program that was compiled (`collectives.schedule_of`).
+
+    Raises:
+        HloError: this version of JAX or XLA does not give out what the audit reads.
+    """
+    sizes = [(str(name), int(size)) for name, size in mesh.shape.items()] if mesh is not None else []
+    started = time.perf_counter()
+    report = audit_executable(read(compiled, dump), bound, sizes, axes, may_copy, temp_ratio, scheduled, started)
+    return replace(report, findings=(*report.findings, *_split_otherwise(compiled, bound)))
+
+
+def audit_executable(
+    executable: Executable,
+    bound: BoundContract,
+    mesh: Sequence[tuple[str, int]] = (),
+    axes: Sequence[str] = (),
+    may_copy: Sequence[str] = (),
+    temp_ratio: float = 1.5,
+    scheduled: Sequence[Scheduled] = (),
+    started: float | None = None,
+) -> AuditReport:
+    """As `audit`, of an executable that has been read.
+
+    Args:
+        mesh: names and sizes of the mesh axes, the last one fastest.
+        started: `time.perf_counter()` when the audit began, if it began with reading.
+    """
+    started = time.perf_counter() if started is None else started
+    live = live_values(executable)
+    copies = pool_copies(executable, bound, live)
+    talk, schedule, undeclared = collectives(executable, live, mesh, axes, scheduled)
+    lower = scratch_lower_bound(executable, live)
+    findings = [
+        *io_aliases(executable, bound),
+        *copy_findings(copies, executable, may_copy),
+        *second_pools(executable, bound, live),
+        *overlaps(executable, live),
+        *misplaced(executable, live),
+        *_hazards(executable, live),
+        *undeclared,
+        *_scratch(executable, live, lower, temp_ratio),
+    ]
+    return AuditReport(
+        tuple(findings),
+        tuple(copies),
+        tuple(talk),
+        tuple(schedule),
+        neighbours(executable, live),
+        len(live.values),
+        executable.temp_bytes,
+        lower,
+        executable.fingerprint,
+        live.uncovered,
+        time.perf_counter() - started,
+    )
+
+
+def pools_in_place(before: tuple[tuple[int, ...], ...], after: Any) -> bool:
+    """Whether each pool of a step's result lies where its predecessor lay.
+
+    Args:
+        before: `addresses(pools)`, taken before the call that consumed them.
+        after: the pools that the call returned, in the same order.
+    """
+    return before == addresses(after)
+
+
+def _split_otherwise(compiled: jax.stages.Compiled, bound: BoundContract) -> Iterator[Finding]:
+    """Pools that devices have other parts of after the step than before it."""
+    for donor, successor in bound.successors.items():
+        before, after = shardings(compiled, donor, successor)
+        if before is not None and not before.is_equivalent_to(after, len(bound.inputs[donor].shape)):
+            path, old = bound.outputs[successor].path, bound.inputs[donor].path
+            yield Finding(
+                FindingKind.NOT_IN_PLACE,
+                path,
+                f"devices have {path} split as {after}, expected as {old}, which is split as {before}",
+                "Give the pool's result the out_spec of its in_spec; an example argument without a sharding may be "
+                "anywhere.",
+                (old,),
+            )
+
+
+def _hazards(executable: Executable, live: LiveValues) -> list[Finding]:
+    module = executable.module
+    return [
+        Finding(
+            FindingKind.READ_AFTER_WRITE,
+            where(hazard.instruction, module),
+            f"its result is written over operand {hazard.operand}, which it reads at other positions by "
+            f"{where(hazard.through, module)}",
+            "openxla/xla#49176: spell a shift as concatenate([state[:, 1:], new[:, None]], axis=1), without a reshape "
+            "after it, and never as an update of the array that it reads.",
+        )
+        for hazard in in_place_hazards(executable, live)
+    ]
+
+
+def _scratch(executable: Executable, live: LiveValues, lower: int, ratio: float) -> list[Finding]:
+    most = ratio * lower + ALIGNMENT * len(live.values)
+    if executable.temp_bytes <= most:
+        return []
+    return [
+        Finding(
+            FindingKind.SCRATCH,
+            executable.module.name,
+            f"the program needs {executable.temp_bytes} bytes of scratch, {executable.temp_bytes / max(lower, 1):.2f} "
+            f"times the {lower} that are live at once; expected at most {ratio} times",
+            "Compile with another memory schedule, or raise temp_ratio if the memory is there.",
+        )
+    ]

@@ -1,0 +1,203 @@
+"""Whether a compiled step makes devices exchange what its program says, and nothing else.
+
+Each operand of a collective is compared by itself: XLA runs several that are alike as one with several operands. It may
+order them otherwise; each is counted where it stands in XLA's schedule. Sums of 16-bit numbers it may compute of 32-bit
+ones, with as many elements.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ir_passes.jaxpr.collectives import Collective, Scheduled
+from ir_passes.xla_audit.findings import Finding, FindingKind, origin, where
+from ir_passes.xla_audit.live_values import LiveValues
+from ir_passes.xla_audit.program import Array, Computation, Executable, Groups, Instruction
+
+KINDS = {
+    ("all-reduce", "add"): "psum",
+    ("all-reduce", "maximum"): "pmax",
+    ("all-reduce", "or"): "pmax",
+    ("all-reduce", "minimum"): "pmin",
+    ("all-reduce", "and"): "pmin",
+    ("reduce-scatter", "add"): "reduce_scatter",
+    ("all-gather", ""): "all_gather",
+    ("all-to-all", ""): "all_to_all",
+    ("collective-permute", ""): "ppermute",
+    ("collective-broadcast", ""): "pbroadcast",
+    ("ragged-all-to-all", ""): "ragged_all_to_all",
+}
+"""Opcode and what it reduces with -> the operation in a schedule."""
+DTYPES = {"pred": "bool", "bf16": "bfloat16"} | {
+    f"{short}{bits}": f"{name}{bits}"
+    for short, name in (("s", "int"), ("u", "uint"), ("f", "float"))
+    for bits in (8, 16, 32, 64)
+}
+WIDER = {"bfloat16": "float32", "float16": "float32", "int16": "int32", "uint16": "uint32"}
+"""What XLA may compute with instead."""
+
+
+@dataclass(frozen=True)
+class CompiledCollective:
+    """One operation between devices.
+
+    Attributes:
+        groups: the devices that talk, as positions in the mesh; a single empty group for all of them.
+        axes: mesh axes along which they differ; None where that cannot be told.
+        operands: what each device has of them.
+    """
+
+    instruction: str
+    opcode: str
+    groups: tuple[tuple[int, ...], ...]
+    axes: tuple[str, ...] | None
+    operands: tuple[Array, ...]
+    op_name: str
+    source: str
+
+
+def collectives(
+    executable: Executable,
+    live: LiveValues,
+    mesh: Sequence[tuple[str, int]],
+    declared: Sequence[str],
+    scheduled: Sequence[Scheduled] = (),
+) -> tuple[list[CompiledCollective], list[Collective], list[Finding]]:
+    """The collectives of a compiled program, as they are and as they are scheduled, and what is wrong with them.
+
+    Args:
+        mesh: names and sizes of the mesh axes, the last one fastest; empty for one device.
+        declared: axes along which XLA may add collectives of its own.
+        scheduled: those of the program.
+    """
+    module, count = executable.module, int(np.prod([size for _, size in mesh]))
+    waiting = list(scheduled)
+    listed: list[CompiledCollective] = []
+    found: list[Collective] = []
+    findings: list[Finding] = []
+    for one, computation in _in_order(executable, live):
+        assert one.groups is not None
+        axes = _axes(one.groups, mesh)
+        known = {inner.id: inner for inner in computation.instructions}
+        operands = tuple(known[operand].array for operand in one.operands)
+        op_name, source = origin(one, module)
+        listed.append(CompiledCollective(one.name, one.opcode, one.groups.sets, axes, operands, op_name, source))
+        operation = KINDS.get((one.opcode.removesuffix("-start"), _reducer(one, executable)), one.opcode)
+        groups = _members(one.groups, count, one.opcode.startswith("collective-permute"))
+        for dtype, elements, size in _exchanged(operation, operands):
+            match = _match(waiting, operation, groups, dtype, elements)
+            if match is not None:
+                waiting.remove(match)
+                found.append(match.collective)
+            elif axes is not None and axes and not set(axes) - set(declared):
+                found.append(Collective(operation, axes, max(map(len, groups)), dtype, size, None, source))
+            else:
+                findings.append(_not_scheduled(one, executable, f"{dtype}, {size} bytes", axes, scheduled, declared))
+    findings += [_missing(one, module.name) for one in waiting]
+    return listed, found, findings
+
+
+def _match(
+    waiting: list[Scheduled], operation: str, groups: frozenset[tuple[int, ...]], dtype: str, count: int
+) -> Scheduled | None:
+    """The collective of the program that a compiled one is, of the same numbers if there is one."""
+    alike = [
+        one
+        for one in waiting
+        if (one.collective.operation, one.groups, one.count) == (operation, groups, count)
+        and dtype in (one.collective.dtype, WIDER.get(one.collective.dtype))
+    ]
+    return min(alike, key=lambda one: one.collective.dtype != dtype, default=None)
+
+
+def _exchanged(operation: str, operands: tuple[Array, ...]) -> Iterator[tuple[str, int, int]]:
+    """dtype, elements and bytes of each operand; an exchange of all with all has its one in pieces."""
+    if operation == "all_to_all":
+        count, size = sum(array.count for array in operands), sum(array.bytes for array in operands)
+        yield DTYPES.get(operands[0].dtype, operands[0].dtype), count, size
+        return
+    for array in operands:
+        yield DTYPES.get(array.dtype, array.dtype), array.count, array.bytes
+
+
+def _not_scheduled(
+    one: Instruction,
+    executable: Executable,
+    what: str,
+    axes: tuple[str, ...] | None,
+    scheduled: Sequence[Scheduled],
+    declared: Sequence[str],
+) -> Finding:
+    along = "groups that cannot be read" if axes is None else f"axes {list(axes)}"
+    along += f", expected {list(declared) or 'no communication at all'}" if not scheduled else ""
+    groups = one.groups.sets if one.groups is not None else ()
+    return Finding(
+        FindingKind.COLLECTIVE,
+        where(one, executable.module),
+        f"{one.opcode} runs along {along}; it exchanges {what}, which no collective of the program does; "
+        f"groups {groups}",
+        "Constrain shardings so that XLA does not move arrays between devices, or write the step as a shard_map with "
+        "the collectives that it needs.",
+    )
+
+
+def _missing(one: Scheduled, module: str) -> Finding:
+    return Finding(
+        FindingKind.COLLECTIVE,
+        f"{module}, {one.collective.source}",
+        f"the program's {one.collective} is not among the collectives of the compiled program",
+        "XLA replaced it by something else: compare the compiled text with the program, and report it to this project.",
+    )
+
+
+_COMBINING = (
+    "fusion", "reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter", "all-reduce", "reduce-scatter",
+    "all-reduce-start",
+)  # fmt: skip
+"""What these call combines numbers, and talks to no other device."""
+
+
+def _in_order(executable: Executable, live: LiveValues) -> list[tuple[Instruction, Computation]]:
+    """The collectives that run, those of asynchronous operations included, in the order of the schedule."""
+    clock = {one.id: tick for tick, one in enumerate(live.executed)}
+    module = executable.module
+    found: list[tuple[int, Instruction, Computation]] = []
+    todo = [(clock[one.id], one.computation) for one in live.executed]
+    seen: set[int] = set()
+    for tick, id in todo:
+        if id in seen:
+            continue
+        seen.add(id)
+        for one in module.computations[id].instructions:
+            now = clock.get(one.id, tick)
+            if one.groups is not None and not one.opcode.endswith("-done"):
+                found.append((now, one, module.computations[id]))
+            if one.opcode not in _COMBINING:
+                todo += [(now, called) for called in one.called]
+    return [(one, computation) for _, one, computation in sorted(found, key=lambda entry: entry[0])]
+
+
+def _reducer(one: Instruction, executable: Executable) -> str:
+    """The opcode that combines two numbers in a reduction; "" for everything that reduces nothing."""
+    if not one.called:
+        return ""
+    computation = executable.module.computations[one.called[0]]
+    return next(inner.opcode for inner in computation.instructions if inner.id == computation.root)
+
+
+def _members(groups: Groups, count: int, pairs: bool) -> frozenset[tuple[int, ...]]:
+    return frozenset(one if pairs else tuple(sorted(one)) if one else tuple(range(count)) for one in groups.sets)
+
+
+def _axes(groups: Groups, mesh: Sequence[tuple[str, int]]) -> tuple[str, ...] | None:
+    sizes = [size for _, size in mesh]
+    count = int(np.prod(sizes)) if sizes else 1
+    sets = [members or tuple(range(count)) for members in groups.sets]
+    if not groups.readable or any(not 0 <= one < count for members in sets for one in members):
+        return None
+    used: set[int] = set()
+    for members in sets:
+        places = np.array(np.unravel_index(members, sizes)) if sizes else np.zeros((0, len(members)), np.int64)
+        used.update(int(axis) for axis in np.nonzero((places != places[:, :1]).any(axis=1))[0])
+    return tuple(name for axis, (name, _) in enumerate(mesh) if axis in used)

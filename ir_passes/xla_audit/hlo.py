@@ -1,0 +1,286 @@
+"""Reading what XLA made of a step: the scheduled HLO module and the buffer assignment of an executable.
+
+This file, `hlo_schema` and `wire` are the only ones that know how JAX and XLA hand these out.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from ir_passes.jaxpr import jax_private
+from ir_passes.xla_audit import hlo_schema
+from ir_passes.xla_audit.program import (
+    Allocation,
+    Array,
+    Buffers,
+    Computation,
+    Executable,
+    Groups,
+    Index,
+    Instruction,
+    IoAlias,
+    Module,
+    Slice,
+)
+from ir_passes.xla_audit.wire import WireError, decode
+
+
+class HloError(ValueError):
+    """The executable does not give out what the audit reads; says what is missing."""
+
+
+def read(compiled: jax.stages.Compiled, dump: bytes | None = None) -> Executable:
+    """Take a compiled executable apart.
+
+    Args:
+        compiled: the executable.
+        dump: HloProto of the same executable, of one that does not give out its buffer assignment
+            (`buffer_assignment.compile_with_assignment`).
+
+    Raises:
+        HloError: this version of JAX or XLA does not give out the module, its schedule or the buffer assignment.
+    """
+    memory: Any = compiled.memory_analysis()
+    running = only_module(compiled)
+    try:
+        if dump is None:
+            serialized, assignment = running.as_serialized_hlo_module_proto(), given_assignment(compiled)
+        else:
+            serialized, assignment = unpack_dump(dump)
+        if not assignment:
+            raise HloError("the executable has no buffer assignment")
+        module = read_module(serialized)
+        buffers = read_buffers(assignment)
+    except WireError as error:
+        raise HloError(f"XLA's protobuf cannot be read; did its field numbers change? {error}") from error
+    if not module.schedule:
+        raise HloError("the HLO module has no schedule")
+    return Executable(
+        module,
+        buffers,
+        {argument: number for number, argument in enumerate(kept_arguments(compiled))},
+        platform_of(compiled),
+        buffers.temp_bytes if memory is None else int(memory.temp_size_in_bytes),
+        fingerprint(running),
+    )
+
+
+def only_module(compiled: jax.stages.Compiled) -> Any:
+    """The HLO module of an executable; raises HloError unless there is exactly one."""
+    runtime: Any = compiled.runtime_executable()
+    modules = [] if runtime is None else runtime.hlo_modules()
+    if len(modules) != 1:
+        raise HloError(f"expected an executable with one HLO module, got {len(modules)}")
+    return modules[0]
+
+
+def given_assignment(compiled: jax.stages.Compiled) -> bytes:
+    """The serialized BufferAssignmentProto that an executable gives out itself; empty if it gives out none."""
+    return getattr(compiled.memory_analysis(), "serialized_buffer_assignment_proto", b"") or b""
+
+
+def platform_of(compiled: jax.stages.Compiled) -> str:
+    """The platform of the devices that an executable is for; raises HloError if it does not say."""
+    places = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    platforms = {device.platform for place in places for device in place.device_set}
+    if len(platforms) != 1:
+        raise HloError(f"expected an executable for one platform, got {sorted(platforms)}")
+    return platforms.pop()
+
+
+def unpack_dump(dump: bytes) -> tuple[bytes, bytes]:
+    """The serialized module and buffer assignment of an HloProto; raises WireError."""
+    raw = decode(dump, hlo_schema.HLO)
+    return raw["module"], raw["assignment"]
+
+
+def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...]:
+    """The flattened arguments that a program reads, in the order of its parameters; raises HloError if unknown."""
+    kept = jax_private.kept_arguments(compiled)
+    if kept is None:
+        raise HloError("the executable does not say which arguments it kept")
+    return kept
+
+
+def fingerprint(module: Any) -> str:
+    """sha256 of an executable's module as text; the same wherever the source lies and in every process."""
+    return hashlib.sha256(jax_private.text_without_sources(module).encode()).hexdigest()
+
+
+def read_module(data: bytes) -> Module:
+    """Decode a serialized HloModuleProto."""
+    raw = decode(data, hlo_schema.MODULE)
+    reader = _Reader(raw["stack_frames"])
+    computations: dict[int, Computation] = {}
+    for one in raw["computations"]:
+        read = partial(reader.instructions, one["instructions"], one["id"])
+        computations[one["id"]] = Computation(one["id"], one["name"], one["is_fusion"], one["root_id"], read)
+    sequences = raw["schedule"]["sequences"] if raw["schedule"] else ()
+    schedule = {one["key"]: one["value"]["instruction_ids"] for one in sequences if one["value"]}
+    aliases = tuple(
+        IoAlias(one["output_index"], one["parameter_number"], one["parameter_index"])
+        for one in (raw["alias"]["entries"] if raw["alias"] else ())
+    )
+    scheduled = [computation for computation in computations.values() if computation.id in schedule]
+    every = {one.id: one for computation in scheduled for one in computation.instructions}
+    if len(every) != sum(len(computation.instructions) for computation in scheduled):
+        raise HloError("instruction ids are not unique in the module")
+    return Module(raw["name"], raw["entry_id"], computations, every, schedule, aliases)
+
+
+def read_buffers(data: bytes) -> Buffers:
+    """Decode a serialized BufferAssignmentProto."""
+    raw = decode(data, hlo_schema.BUFFER_ASSIGNMENT)
+    defined: dict[int, tuple[int, Index]] = {}
+    for one in raw["buffers"]:
+        at = one["defined_at"] or hlo_schema.LOCATION.blank
+        defined[one["id"]] = (at["instruction_id"], at["shape_index"])
+    allocations: dict[int, Allocation] = {}
+    slices: dict[tuple[int, Index], Slice] = {}
+    for one in raw["allocations"]:
+        parameter = one["parameter_number"] if one["is_parameter"] else None
+        allocations[one["index"]] = Allocation(
+            one["index"], one["size"], parameter, one["live_out"], one["is_constant"], one["is_thread_local"]
+        )
+        for part in one["assigned"]:
+            if part["buffer"] not in defined:
+                raise HloError(f"allocation {one['index']} holds buffer {part['buffer']}, which is not defined")
+            slices[defined[part["buffer"]]] = Slice(one["index"], part["offset"], part["size"])
+    return Buffers(allocations, slices)
+
+
+def addresses(arrays: Any) -> tuple[tuple[int, ...], ...]:
+    """The device addresses of every array of a pytree, one per shard that this process holds."""
+    return tuple(
+        tuple(shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards)
+        for leaf in jax.tree.leaves(arrays)
+    )
+
+
+def argument_shardings(compiled: jax.stages.Compiled) -> list[Any]:
+    """How devices have the parts of each flattened argument; None of one that is not used."""
+    return compiled.in_tree.flatten_up_to(compiled.input_shardings)
+
+
+def shardings(compiled: jax.stages.Compiled, argument: int, result: int) -> tuple[Any, Any]:
+    """The same of one flattened argument, and of a result."""
+    results = compiled.out_tree.flatten_up_to(compiled.output_shardings)
+    return argument_shardings(compiled)[argument], results[result]
+
+
+def _frames(table: dict[str, Any] | None) -> list[str]:
+    """`file:line` of each stack frame; the first is of id 0, no frame."""
+    names = [""]
+    for frame in table["frames"] if table else ():
+        location = table["locations"][frame["location"] - 1] if table and frame["location"] else None
+        names.append(f"{table['files'][location['file'] - 1]}:{location['line']}" if table and location else "")
+    return names
+
+
+def _shape(raw: dict[str, Any], index: Index, arrays: dict[Index, Array]) -> dict[Index, Array]:
+    """Every part of a shape, tables of tuples included. A type without a size, a token for one, has no bytes."""
+    if raw["element_type"] == hlo_schema.TUPLE:
+        parts = raw["tuple_shapes"]
+        arrays[index] = Array("tuple", (len(parts),), (0,), 64)
+        for i, part in enumerate(parts):
+            _shape(part, (*index, i), arrays)
+        return arrays
+    dtype, bits = hlo_schema.DTYPES.get(raw["element_type"], ("opaque", 0))
+    layout = raw["layout"] or hlo_schema.LAYOUT.blank
+    bits = layout["element_size_in_bits"] or bits
+    arrays[index] = Array(dtype, raw["dimensions"], layout["minor_to_major"], bits)
+    return arrays
+
+
+class _Reader:
+    """Instructions of one module; a shape or a source line that occurs twice is decoded once."""
+
+    def __init__(self, stack_frames: dict[str, Any] | None):
+        self._frames = _frames(stack_frames)
+        self._shapes: dict[bytes, dict[Index, Array]] = {}
+        self._metadata: dict[bytes, tuple[str, str]] = {b"": ("", "")}
+
+    def instructions(self, serialized: Sequence[bytes], computation: int) -> tuple[Instruction, ...]:
+        """Those of one computation."""
+        return tuple(self.instruction(decode(one, hlo_schema.INSTRUCTION), computation) for one in serialized)
+
+    def instruction(self, raw: dict[str, Any], computation: int) -> Instruction:
+        arrays = self._shapes.get(raw["shape"])
+        if arrays is None:
+            arrays = self._shapes[raw["shape"]] = _shape(decode(raw["shape"], hlo_schema.SHAPE), (), {})
+        op_name, source = self._origin(raw["metadata"])
+        literal = raw["literal"]
+        return Instruction(
+            raw["id"],
+            raw["name"],
+            raw["opcode"],
+            computation,
+            arrays,
+            raw["operands"],
+            raw["predecessors"],
+            raw["called"],
+            op_name,
+            source,
+            raw["parameter_number"],
+            raw["tuple_index"],
+            tuple((one["start"], one["limit"], one["stride"]) for one in raw["slices"]),
+            raw["slice_sizes"],
+            raw["target"],
+            tuple((one["output_index"], one["operand"], one["operand_index"]) for one in raw["aliasing"]),
+            _groups(raw) if raw["opcode"].startswith(hlo_schema.COLLECTIVES) else None,
+            raw["backend_config"],
+            raw["attributes"] + literal,
+            raw["fusion_kind"],
+            _scalar(literal) if literal and arrays[()].count == 1 else None,
+        )
+
+    def _origin(self, metadata: bytes) -> tuple[str, str]:
+        origin = self._metadata.get(metadata)
+        if origin is None:
+            raw = decode(metadata, hlo_schema.METADATA)
+            frame = raw["stack_frame_id"]
+            source = f"{raw['source_file']}:{raw['source_line']}" if raw["source_file"] else ""
+            if 0 < frame < len(self._frames):
+                source = self._frames[frame]
+            origin = self._metadata[metadata] = (raw["op_name"], source)
+        return origin
+
+
+def _scalar(literal: bytes) -> int | None:
+    raw = decode(literal, hlo_schema.LITERAL)
+    values = (*raw["s32s"], *raw["s64s"], *raw["u32s"], *raw["u64s"])
+    return values[0] if len(values) == 1 else None
+
+
+def _groups(raw: dict[str, Any]) -> Groups:
+    """Who talks to whom, from whichever of the four encodings the collective has."""
+    if raw["pairs"]:
+        return Groups(tuple((one["source"], one["target"]) for one in raw["pairs"]))
+    if raw["mesh_groups"]:
+        mesh, axes = raw["mesh_groups"]["mesh"], raw["mesh_groups"]["axes"]
+        if mesh is None or mesh["rest"] or any(one["rest"] for one in axes):
+            return Groups((), readable=False)
+        sizes = [one["size"] for one in mesh["axes"]]
+        inside = [one["index"] for one in axes]
+        return Groups(_mesh_groups(sizes, inside))
+    devices = raw["devices"] or hlo_schema.DEVICE_LIST.blank
+    if devices["iota"]:
+        iota = devices["iota"]
+        order = np.arange(math.prod(iota["reshape"])).reshape(iota["reshape"])
+        order = order.transpose(iota["transpose"] or None).reshape(iota["groups"], iota["devices"])
+        return Groups(tuple(tuple(int(i) for i in row) for row in order))
+    listed = devices["replica_groups"] or raw["replica_groups"]
+    return Groups(tuple(one["replica_ids"] for one in listed) or ((),))
+
+
+def _mesh_groups(sizes: list[int], inside: list[int]) -> tuple[tuple[int, ...], ...]:
+    """Devices of a row-major mesh that differ along the axes `inside` alone."""
+    order = np.arange(math.prod(sizes)).reshape(sizes)
+    outside = [axis for axis in range(len(sizes)) if axis not in inside]
+    rows = order.transpose(outside + inside).reshape(-1, math.prod(sizes[axis] for axis in inside))
+    return tuple(tuple(int(i) for i in row) for row in rows)

@@ -1,0 +1,218 @@
+"""Every field number of XLA's protobufs that is read, in one table.
+
+A field number never changes its meaning in a well-kept protobuf, but nothing promises that XLA's are: a test reads a
+program whose contents are known through this table and fails where one number is off.
+Sources: https://github.com/openxla/xla, xla/service/hlo.proto and xla/xla_data.proto.
+"""
+
+from ir_passes.xla_audit.wire import Field, Kind, Message
+
+
+def _many(name: str, kind: Kind) -> Field:
+    return Field(name, kind, repeated=True)
+
+
+def _one(name: str, message: Message) -> Field:
+    return Field(name, "message", message=message)
+
+
+def _list(name: str, message: Message) -> Field:
+    return Field(name, "message", repeated=True, message=message)
+
+
+LAYOUT = Message("LayoutProto", {1: _many("minor_to_major", "int"), 9: Field("element_size_in_bits", "int")})
+
+SHAPE = Message(
+    "ShapeProto",
+    {
+        2: Field("element_type", "int"),
+        3: _many("dimensions", "int"),
+        4: _many("tuple_shapes", "message"),
+        5: _one("layout", LAYOUT),
+    },
+)
+
+METADATA = Message(
+    "OpMetadata",
+    {
+        2: Field("op_name", "str"),
+        3: Field("source_file", "str"),
+        4: Field("source_line", "int"),
+        15: Field("stack_frame_id", "int"),
+    },
+)
+LITERAL = Message(
+    "LiteralProto",
+    {4: _many("s32s", "int"), 5: _many("s64s", "int"), 6: _many("u32s", "int"), 7: _many("u64s", "int")},
+)
+SLICE = Message("SliceDimensions", {1: Field("start", "int"), 2: Field("limit", "int"), 3: Field("stride", "int")})
+REPLICA_GROUP = Message("ReplicaGroup", {1: _many("replica_ids", "int")})
+IOTA_GROUPS = Message(
+    "IotaReplicaGroupListProto",
+    {
+        1: Field("groups", "int"),
+        2: Field("devices", "int"),
+        3: _many("reshape", "int"),
+        4: _many("transpose", "int"),
+    },
+)
+DEVICE_LIST = Message(
+    "CollectiveDeviceListProto", {1: _list("replica_groups", REPLICA_GROUP), 2: _one("iota", IOTA_GROUPS)}
+)
+MESH = Message(
+    "MeshProto",
+    {1: _list("axes", Message("MeshAxis", {1: Field("name", "str"), 2: Field("size", "int")}))},
+    rest="rest",
+)
+MESH_GROUPS = Message(
+    "MeshAxesReplicaGroupListProto",
+    {1: _one("mesh", MESH), 2: _list("axes", Message("AxisRef", {1: Field("index", "int")}, rest="rest"))},
+)
+ALIASING = Message(
+    "OutputOperandAliasing",
+    {1: _many("output_index", "int"), 2: Field("operand", "int"), 3: _many("operand_index", "int")},
+)
+INSTRUCTION = Message(
+    "HloInstructionProto",
+    {
+        1: Field("name", "str"),
+        2: Field("opcode", "str"),
+        3: Field("shape", "bytes"),
+        7: Field("metadata", "bytes"),
+        8: Field("literal", "bytes"),
+        9: Field("parameter_number", "int"),
+        11: Field("fusion_kind", "str"),
+        13: Field("tuple_index", "int"),
+        17: _list("slices", SLICE),
+        20: _many("slice_sizes", "int"),
+        28: Field("target", "str"),
+        35: Field("id", "int"),
+        36: _many("operands", "int"),
+        37: _many("predecessors", "int"),
+        38: _many("called", "int"),
+        43: Field("backend_config", "bytes"),
+        49: _list("replica_groups", REPLICA_GROUP),
+        52: _list("pairs", Message("SourceTarget", {1: Field("source", "int"), 2: Field("target", "int")})),
+        74: _list("aliasing", ALIASING),
+        87: _one("devices", DEVICE_LIST),
+        93: _one("mesh_groups", MESH_GROUPS),
+        # What says nothing about the value: sharding, frontend attributes, statistics, origin.
+        40: Field("sharding", "skip"),
+        68: Field("frontend_attributes", "skip"),
+        82: Field("statistics", "skip"),
+        88: Field("original_value", "skip"),
+    },
+    rest="attributes",
+)
+COMPUTATION = Message(
+    "HloComputationProto",
+    {
+        1: Field("name", "str"),
+        2: _many("instructions", "bytes"),
+        5: Field("id", "int"),
+        6: Field("root_id", "int"),
+        7: Field("is_fusion", "bool"),
+    },
+)
+SEQUENCE = Message("InstructionSequence", {1: _many("instruction_ids", "int")})
+SCHEDULE = Message(
+    "HloScheduleProto",
+    {1: _list("sequences", Message("SequencesEntry", {1: Field("key", "int"), 2: _one("value", SEQUENCE)}))},
+)
+ALIAS_ENTRY = Message(
+    "AliasEntryProto",
+    {
+        1: _many("output_index", "int"),
+        2: Field("parameter_number", "int"),
+        3: _many("parameter_index", "int"),
+    },
+)
+STACK_FRAMES = Message(
+    "StackFrameIndexProto",
+    {
+        1: _many("files", "str"),
+        3: _list("locations", Message("FileLocation", {1: Field("file", "int"), 3: Field("line", "int")})),
+        4: _list("frames", Message("StackFrame", {1: Field("location", "int")})),
+    },
+)
+MODULE = Message(
+    "HloModuleProto",
+    {
+        1: Field("name", "str"),
+        3: _list("computations", COMPUTATION),
+        6: Field("entry_id", "int"),
+        7: _one("schedule", SCHEDULE),
+        8: _one("alias", Message("HloInputOutputAliasProto", {1: _list("entries", ALIAS_ENTRY)})),
+        17: _one("stack_frames", STACK_FRAMES),
+    },
+)
+
+LOCATION = Message("Location", {3: _many("shape_index", "int"), 4: Field("instruction_id", "int")})
+LOGICAL_BUFFER = Message("LogicalBufferProto", {1: Field("id", "int"), 3: _one("defined_at", LOCATION)})
+ASSIGNED = Message("Assigned", {1: Field("buffer", "int"), 2: Field("offset", "int"), 3: Field("size", "int")})
+ALLOCATION = Message(
+    "BufferAllocationProto",
+    {
+        1: Field("index", "int"),
+        2: Field("size", "int"),
+        3: Field("is_thread_local", "bool"),
+        5: Field("is_parameter", "bool"),
+        6: Field("parameter_number", "int"),
+        7: Field("live_out", "bool"),
+        9: _list("assigned", ASSIGNED),
+        12: Field("is_constant", "bool"),
+    },
+)
+BUFFER_ASSIGNMENT = Message(
+    "BufferAssignmentProto", {1: _list("buffers", LOGICAL_BUFFER), 3: _list("allocations", ALLOCATION)}
+)
+HLO = Message("HloProto", {1: Field("module", "bytes"), 3: Field("assignment", "bytes")})
+
+DTYPES: dict[int, tuple[str, int]] = {
+    1: ("pred", 8),
+    2: ("s8", 8),
+    3: ("s16", 16),
+    4: ("s32", 32),
+    5: ("s64", 64),
+    6: ("u8", 8),
+    7: ("u16", 16),
+    8: ("u32", 32),
+    9: ("u64", 64),
+    10: ("f16", 16),
+    11: ("f32", 32),
+    12: ("f64", 64),
+    15: ("c64", 64),
+    16: ("bf16", 16),
+    17: ("token", 0),
+    18: ("c128", 128),
+    19: ("f8e5m2", 8),
+    20: ("f8e4m3fn", 8),
+    21: ("s4", 8),
+    22: ("u4", 8),
+    23: ("f8e4m3b11fnuz", 8),
+    24: ("f8e5m2fnuz", 8),
+    25: ("f8e4m3fnuz", 8),
+    26: ("s2", 8),
+    27: ("u2", 8),
+    28: ("f8e4m3", 8),
+    29: ("f8e3m4", 8),
+    30: ("s1", 8),
+    31: ("u1", 8),
+    32: ("f4e2m1fn", 8),
+    33: ("f8e8m0fnu", 8),
+}
+"""PrimitiveType: name and bits of an element in memory; smaller than a byte only where the layout says so."""
+TUPLE = 13
+
+COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+    "ragged-all-to-all",
+    "recv",
+    "reduce-scatter",
+    "send",
+)
+"""What the names of opcodes that move data between devices begin with."""

@@ -1,0 +1,111 @@
+"""Whether values that are live at the same time have bytes of their own, and how much scratch they need at least."""
+
+from collections.abc import Iterator
+
+from ir_passes.xla_audit.findings import Finding, FindingKind, where
+from ir_passes.xla_audit.live_values import LiveValues, Value
+from ir_passes.xla_audit.program import Executable, Slice
+
+REMEDY = "Report it to openxla/xla with this program; do not run the step. Another XLA version may place it rightly."
+
+
+def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
+    """Pairs of values that are live at the same tick and share a byte.
+
+    Where one value ends in the operation that defines the other, both may be the very same bytes (whether the operation
+    may then be done in place is for `in_place`), but never overlap in part.
+    """
+    module = executable.module
+    by_allocation: dict[int, list[tuple[Value, Slice]]] = {}
+    for value in live.values:
+        if value.slice is not None and value.slice.size:
+            by_allocation.setdefault(value.slice.allocation, []).append((value, value.slice))
+    for placed in by_allocation.values():
+        placed.sort(key=lambda pair: pair[0].start)
+        active: list[tuple[Value, Slice]] = []
+        for value, mine in placed:
+            active = [pair for pair in active if pair[0].stop >= value.start]
+            for other, theirs in active:
+                if not mine.overlaps(theirs):
+                    continue
+                if other.start < value.start == other.stop and mine == theirs:
+                    continue
+                yield Finding(
+                    FindingKind.OVERLAP,
+                    where(value.instruction, module),
+                    f"{value} in {mine} is written while {other} in {theirs} is still to be read: "
+                    f"live at ticks {value.start} to {_until(value)} and {other.start} to {_until(other)}",
+                    REMEDY,
+                )
+            active.append((value, mine))
+
+
+def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
+    """Values outside their allocation, too large for their bytes, and loops that hand over what is elsewhere."""
+    module = executable.module
+    for value in live.values:
+        place = value.slice
+        if place is None:
+            if value.array.bytes and value.array.dtype != "tuple":
+                yield Finding(
+                    FindingKind.MISPLACED,
+                    where(value.instruction, module),
+                    f"{value} has no place in the buffer assignment, so nothing can be said about its bytes",
+                    "The audit does not know this operation; report the program to this project.",
+                )
+            continue
+        size = executable.buffers.allocations[place.allocation].size
+        if place.offset < 0 or place.offset + place.size > size or place.size < value.array.bytes:
+            yield Finding(
+                FindingKind.MISPLACED,
+                where(value.instruction, module),
+                f"{value} needs {value.array.bytes} bytes within the {size} of its allocation, got {place}",
+                REMEDY,
+            )
+    for carry in live.carries:
+        places = {place for _, place in carry.places if place is not None}
+        if len(places) > 1:
+            yield Finding(
+                FindingKind.MISPLACED,
+                where(carry.instruction, module),
+                f"entry {list(carry.index)} has to be in one place, got "
+                + ", ".join(f"{name}: {place}" for name, place in carry.places if place is not None),
+                REMEDY,
+            )
+
+
+def scratch_intervals(executable: Executable, live: LiveValues) -> Iterator[tuple[Slice, int, int]]:
+    """The bytes of scratch that are in use, each with the first and the last tick, both included.
+
+    Values in the very same bytes that end where the next begins count as one: XLA writes the second over the first.
+    """
+    intervals: dict[Slice, list[tuple[int, int]]] = {}
+    for value in live.values:
+        if value.slice is not None and executable.buffers.allocations[value.slice.allocation].is_temp:
+            intervals.setdefault(value.slice, []).append((value.start, value.stop))
+    for place, spans in intervals.items():
+        spans.sort()
+        start, stop = spans[0]
+        for begin, end in spans[1:]:
+            if begin > stop:
+                yield place, start, stop
+                start = begin
+            stop = max(stop, end)
+        yield place, start, stop
+
+
+def scratch_lower_bound(executable: Executable, live: LiveValues) -> int:
+    """The most bytes of scratch that are live at one tick, values in the same bytes counted once."""
+    events: list[tuple[int, int]] = []
+    for place, start, stop in scratch_intervals(executable, live):
+        events += [(start, place.size), (stop + 1, -place.size)]
+    most = now = 0
+    # At one tick what ends comes before what begins: an end is the tick after the last reader.
+    for _, size in sorted(events):
+        now += size
+        most = max(most, now)
+    return most
+
+
+def _until(value: Value) -> str:
+    return "the end" if value.stop > 1 << 61 else str(value.stop)

@@ -1,0 +1,113 @@
+"""Fields of config.json that most families have, read once."""
+
+from collections.abc import Mapping, Sequence
+
+from models.config.reader import ConfigReader
+from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.layers.rope import Rope
+
+
+def spelled(reader: ConfigReader, *names: str) -> str:
+    """The first of several names of a field that config.json has; the first of all where it has none."""
+    return next((name for name in names if name in reader), names[0])
+
+
+def read_kinds(reader: ConfigReader, name: str, kinds: Sequence[str], layers: int) -> list[str]:
+    """A list with one of several words per layer."""
+    values = reader.get(name)
+    if not isinstance(values, list) or len(values) != layers or any(value not in kinds for value in values):
+        reader.fault(name, f"a list of {layers} items, each one of " + ", ".join(repr(kind) for kind in kinds))
+        return [kinds[0]] * layers
+    return values
+
+
+def read_attending(reader: ConfigReader, layers: int, interval: str, default: int) -> list[str]:
+    """`layer_types`; where it is absent every layer is linear but the last of each `interval`, which attends."""
+    every = reader.integer(interval, default)
+    if "layer_types" in reader:
+        return read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
+    return ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+
+
+def paired(
+    kinds: Sequence[str], mixers: Mapping[str, BranchConfig], feed_forward: Sequence[BranchConfig]
+) -> tuple[tuple[BranchConfig, ...], ...]:
+    """Layers of the mixer that the word for each names, and of the feed-forward layer in its place."""
+    return tuple((mixers[kind], forward) for kind, forward in zip(kinds, feed_forward, strict=True))
+
+
+def read_heads(reader: ConfigReader) -> tuple[int, int, int]:
+    """Query heads, key/value heads (a divisor) and the size of a head, hidden/heads where it is not given."""
+    heads = reader.integer("num_attention_heads")
+    kv_heads = reader.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        reader.fault("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    if "head_dim" in reader:
+        return heads, kv_heads, reader.integer("head_dim")
+    hidden = reader.integer("hidden_size")
+    if hidden % heads:
+        reader.fault("num_attention_heads", f"a divisor of hidden_size ({hidden}) where there is no head_dim")
+    return heads, kv_heads, max(hidden // heads, 1)
+
+
+def read_dtype(*places: ConfigReader) -> str:
+    """The dtype of the weights, of the first place that names one."""
+    for place in places:
+        for name in ("dtype", "torch_dtype"):
+            if name in place:
+                return place.choice(name, ["bfloat16", "float16", "float32"], "bfloat16")
+    return "bfloat16"
+
+
+def read_decoder_config(
+    reader: ConfigReader, layers: tuple[tuple[BranchConfig, ...], ...], eps: float, tied: bool
+) -> DecoderConfig:
+    """The decoder of a flat config.json, after every other field has been read.
+
+    Raises:
+        ConfigError: with every fault that the reader has collected.
+    """
+    return DecoderConfig(
+        family=reader.family,
+        vocab_size=reader.integer("vocab_size"),
+        hidden_size=reader.integer("hidden_size"),
+        max_position_embeddings=reader.integer(spelled(reader, "model_max_length", "max_position_embeddings"), 32768),
+        layers=layers,
+        eps=eps,
+        norm_offset=0.0,
+        tied=tied,
+        eos_token_ids=reader.integers("eos_token_id"),
+        dtype=read_dtype(reader),
+        unknown_keys=reader.close(),
+    )
+
+
+def read_rope(reader: ConfigReader, head_dim: int, theta: float, partial: float) -> Rope:
+    """Rotary settings from `rope_parameters`, or from the older top-level fields.
+
+    Args:
+        reader: the text part of config.json.
+        head_dim: size of a head.
+        theta, partial: the family's defaults for `rope_theta` and `partial_rotary_factor`.
+    """
+    scaling = reader.child("rope_scaling")
+    parameters = reader.child("rope_parameters")
+    for place in (scaling, parameters):
+        if place is not None:
+            name = "rope_type" if "rope_type" in place or "type" not in place else "type"
+            place.choice(name, ["default", "mrope"] if place is scaling else ["default"], "default")
+            place.get("type")
+            place.get("mrope_section")
+            place.get("mrope_interleaved")
+    theta = reader.number("rope_theta", theta)
+    partial = reader.number("partial_rotary_factor", partial)
+    place = reader
+    if parameters is not None:
+        theta = parameters.number("rope_theta", theta)
+        partial = parameters.number("partial_rotary_factor", partial)
+        place = parameters if "partial_rotary_factor" in parameters else reader
+    size = int(head_dim * partial)
+    if size % 2 or not 0 < size <= head_dim:
+        place.fault("partial_rotary_factor", f"an even number of rotated dimensions of {head_dim}, not {size}")
+        size = 2
+    return Rope(size, theta)

@@ -1,0 +1,281 @@
+"""A decoder: embedding, residual layers, final norm and vocabulary head."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float32, Int32
+
+from models.layers.activations import scaled
+from models.layers.embedding import embedding_rows
+from models.layers.initial import cuts_of, matrix
+from models.layers.norms import RMSNorm
+from models.ops.linear import linear
+from models.sharding.cut import Cut, Part, rows
+from models.sharding.devices import ALONE, MODEL, Devices, held_rows, summed
+from models.sharding.share import Size, share_model
+from models.state.shapes import Activations, LaneInfo, Lengths, Positions, TokenMask, Tokens
+from models.state.state import Stateful, StateSize, state_size
+
+
+@runtime_checkable
+class BranchConfig(Protocol):
+    """Sizes of a mixer or feed-forward layer; `build` makes it, `share` gives the sizes of one of several devices."""
+
+    def share(self, devices: Devices) -> "BranchConfig": ...
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> Any: ...
+
+
+@dataclass(frozen=True)
+class PostNorm:
+    """A branch whose output is normed instead of its input: `x += norm(inner(x))`."""
+
+    inner: BranchConfig
+
+    def share(self, devices: Devices) -> "PostNorm":
+        return PostNorm(self.inner.share(devices))
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
+        return self.inner.build(hidden, rngs)
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """What a decoder is built from.
+
+    Attributes:
+        family: name of the family, its Hugging Face `model_type`.
+        vocab_size, hidden_size, max_position_embeddings: as in config.json.
+        layers: per layer, its residual branches in order: `x += branch(norm(x))`, or as `PostNorm` has it.
+        eps: `rms_norm_eps` of the layer norms and the final norm.
+        norm_offset: 1 where checkpoints store norm weights minus one.
+        tied: the head is the embedding (`tie_word_embeddings`).
+        eos_token_ids: tokens that end a completion.
+        dtype: dtype of the weights as config.json has it ("bfloat16", "float16" or "float32"), for who has no weights
+            at hand: those that are there have their own.
+        unknown_keys: fields of config.json that the family does not know.
+        embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embedding, on what every branch
+            adds to the residual stream, and on the logits.
+        head: branches of the one layer of the multi-token-prediction head (`models.decoder.mtp`), None for a model
+        without it. devices: that share the model. What is said of it is what one of them has: `vocab_size` is the rows
+            of its part of the vocabulary.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    max_position_embeddings: int
+    layers: tuple[tuple[BranchConfig, ...], ...]
+    eps: float
+    norm_offset: float
+    tied: bool
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    unknown_keys: tuple[str, ...]
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    head: tuple[BranchConfig, ...] | None = None
+    devices: Devices = ALONE
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def share(self, devices: Devices) -> "DecoderConfig":
+        """What each of several devices has of the model.
+
+        Raises:
+            ShareError: with everything that does not divide, and the numbers of devices that would do.
+            ValueError: this is a share already.
+        """
+        if self.devices != ALONE:
+            raise ValueError(f"expected the config of a whole model, got that of a share of {self.devices}")
+        vocabulary = Size("DecoderConfig.vocab_size", self.vocab_size)
+        branches = dict.fromkeys(branch for layer in (*self.layers, self.head or ()) for branch in layer)
+        parts = share_model(branches, devices, (vocabulary,))
+        return replace(
+            self,
+            vocab_size=self.vocab_size // devices.model,
+            layers=tuple(tuple(parts[branch] for branch in layer) for layer in self.layers),
+            head=None if self.head is None else tuple(parts[branch] for branch in self.head),
+            devices=devices,
+        )
+
+
+class Branch(nnx.Module):
+    """One residual branch: `x + inner(norm(x))`, or `x + norm(inner(x))`."""
+
+    def __init__(self, config: DecoderConfig, inner: BranchConfig, rngs: nnx.Rngs):
+        self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
+        self.inner = inner.build(config.hidden_size, rngs)
+        self.post_norm = isinstance(inner, PostNorm)
+        self.summed_over = config.devices.several(self.inner.summed_over)
+
+    def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
+        """What is added to the residual stream, and the branch's state."""
+        y, state = self.inner(x if self.post_norm else self.norm(x), info, state)
+        y = summed(y, self.summed_over)
+        return self.norm(y) if self.post_norm else y, state
+
+
+class Layer(nnx.Module):
+    """The residual branches of one layer."""
+
+    def __init__(self, config: DecoderConfig, branches: tuple[BranchConfig, ...], rngs: nnx.Rngs):
+        self.branches = nnx.List([Branch(config, inner, rngs) for inner in branches])
+        self.residual_multiplier = config.residual_multiplier
+
+    def __call__(self, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
+        """The residual stream after the layer, and the state of its branches."""
+        kept = []
+        for branch, branch_state in zip(self.branches, state, strict=True):
+            # profiles tell the parts of a step apart by these names
+            with jax.named_scope(type(branch.inner).__name__):
+                y, branch_state = branch(x, info, branch_state)
+                x = x + scaled(y, self.residual_multiplier)
+            kept.append(branch_state)
+        return x, tuple(kept)
+
+    def commit(self, kept: tuple, info: LaneInfo, state: tuple) -> tuple:
+        """As `Stateful.commit`, of the branches."""
+        pairs = zip(self.branches, kept, state, strict=True)
+        return tuple(branch.inner.commit(given, info, own) for branch, given, own in pairs)
+
+
+def lane_info(
+    tokens: Tokens,
+    lengths: Lengths,
+    positions: Positions,
+    kv_blocks: Int32[Array, ""] | int,
+    verifying: bool = False,
+) -> LaneInfo:
+    """What the layers of a step know about its lanes; arguments as for `Decoder`."""
+    valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
+    return LaneInfo(lengths, positions, valid, (positions == 0) & (lengths > 0), kv_blocks, verifying)
+
+
+class Decoder(Stateful):
+    """A container of parameters; every step is a pure function of them, its operands and the state.
+
+    State is a tuple with one entry per layer, each a tuple with one entry per branch: the branch's own state, or None.
+    """
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+        self.config = config
+        vocabulary = (rows(Part(config.vocab_size, config.vocab_size)),)
+        self.embed_tokens = matrix(rngs, config.vocab_size, config.hidden_size, cuts=vocabulary)
+        self.layers = nnx.List([Layer(config, branches, rngs) for branches in config.layers])
+        self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
+        self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, cuts=vocabulary)
+
+    def cuts(self) -> dict[tuple[str | int, ...], tuple[Cut, ...]]:
+        """How the parameters are cut into the shares of several devices, by path; all of the others has each device.
+
+        Said of the whole model: a parameter of the model of `config.share(devices)`, on the device at places i along
+        `model` and j along `expert`, is what `Cut.indices` of i or j leaves of the whole one in each dimension.
+        """
+        if self.config.devices != ALONE:
+            raise ValueError(f"cuts are those of the whole model; this is a share of {self.config.devices}")
+        flat: list[tuple[Any, nnx.Variable]] = list(nnx.to_flat_state(nnx.state(self, nnx.Param)))
+        return {path: cuts_of(variable) for path, variable in flat if cuts_of(variable)}
+
+    def state_arrays(self) -> tuple:
+        return tuple(tuple(branch.inner.state_arrays() for branch in layer.branches) for layer in self.layers)
+
+    def state_size(self, dtype: DTypeLike) -> StateSize:
+        """Bytes that are kept of one sequence, with the dtype of convolution and key/value state."""
+        return state_size(self.stateful(), dtype)
+
+    def stateful(self) -> list[Stateful]:
+        """Every layer that says what it keeps."""
+        return [branch.inner for layer in self.layers for branch in layer.branches]
+
+    def embed(self, tokens: Tokens, seen: TokenMask) -> Activations:
+        """The embedding of the tokens that are seen, zero in the place of others, which are not looked at."""
+        axes = self.config.devices.several((MODEL,))
+        if axes:
+            here, tokens = held_rows(tokens, MODEL, self.config.vocab_size)
+            seen = seen & here
+        found = embedding_rows(self.embed_tokens[...], jnp.where(seen, tokens, 0))
+        found = summed(jnp.where(seen[:, :, None], found, 0.0), axes)
+        return scaled(found, self.config.embedding_multiplier)
+
+    def __call__(
+        self,
+        tokens: Tokens,
+        lengths: Lengths,
+        positions: Positions,
+        state: tuple,
+        kv_blocks: Int32[Array, ""] | int,
+        tap: Callable[[Array], None] | None = None,
+        verifying: bool = False,
+    ) -> tuple[Activations, tuple]:
+        """Run the real tokens of every lane.
+
+        Args:
+            tokens: token ids; those past a lane's length are not looked at.
+            lengths: real tokens of each lane, 0..T.
+            positions: position of each lane's first token; 0 starts from zero state.
+            state: state before the step.
+            kv_blocks: blocks of the key/value cache that hold every lane's positions up to the end of this step.
+            tap: called with the residual stream after the embedding and after each layer.
+            verifying: how many of the tokens count is decided from the output; see `commit`.
+
+        Returns:
+            The residual stream after the final norm, and the state after each lane's last real token. The state of a
+            lane of length 0 is unchanged, bit for bit. Where `verifying`, what `commit` takes in place of the state.
+        """
+        info = lane_info(tokens, lengths, positions, kv_blocks, verifying)
+        x = self.embed(tokens, info.valid)
+        new_state = []
+        if tap is not None:
+            tap(x)
+        for layer, layer_state in zip(self.layers, state, strict=True):
+            x, kept = layer(x, info, layer_state)
+            new_state.append(kept)
+            if tap is not None:
+                tap(x)
+        return self.norm(x), tuple(new_state)
+
+    def commit(
+        self,
+        kept: tuple,
+        tokens: Tokens,
+        lengths: Lengths,
+        positions: Positions,
+        state: tuple,
+        kv_blocks: Int32[Array, ""] | int,
+    ) -> tuple:
+        """The state after a step that was run as `verifying`, now that it is known how many tokens count.
+
+        Caches hold all the tokens of the step: what lies behind the last one that counts is not looked at before
+        another token is written in its place. Recurrences, with their convolutions, go on from the state before the
+        step with the tokens that count and no others.
+
+        Args:
+            kept: what the step gave in place of the state.
+            lengths: tokens of each lane that count, 0..T; a lane of which none counts keeps its rows, bit for bit.
+            tokens, positions, state, kv_blocks: as the step had them.
+        """
+        info = lane_info(tokens, lengths, positions, kv_blocks)
+        return tuple(layer.commit(given, info, own) for layer, given, own in zip(self.layers, kept, state, strict=True))
+
+    @property
+    def head(self) -> nnx.Param:
+        """The matrix of the vocabulary head, `[vocab, hidden]`: its own, or the embedding where they are one."""
+        return self.embed_tokens if self.lm_head is None else self.lm_head
+
+    def logits(self, hidden: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows vocab"]:
+        """Logits of rows of the final residual stream, accumulated in float32.
+
+        Those of a share are of its own rows of the vocabulary, which follow those of the devices before it.
+        """
+        with jax.named_scope("head"):
+            return scaled(linear(hidden, self.head[...]), self.config.logits_multiplier)

@@ -1,0 +1,163 @@
+"""A multi-token-prediction head: one more layer behind a decoder, which predicts the token after the next.
+
+It sees pairs: a token, and the decoder's hidden state of the token before it. Fed with its own output in the place of
+the latter it predicts further, one token at a time (arXiv:2404.19737, as Qwen3-Next has it).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+from jaxtyping import Float32, Int32
+
+from models.decoder.decoder import Decoder, DecoderConfig, Layer, lane_info
+from models.layers.initial import matrix
+from models.layers.norms import RMSNorm
+from models.ops.linear import linear
+from models.state.shapes import Activations, LaneInfo, Lengths, Positions, Tokens
+from models.state.state import Stateful, named, state_array
+
+
+class MtpState(NamedTuple):
+    """What the head keeps of N lanes.
+
+    Attributes:
+        layer: state of its layer's branches.
+        hidden: the decoder's hidden state of the last token consumed, which the next token is paired with; float32. Of
+            a step that verifies that of the token before it and those of all its tokens, [lane, 1 + token, hidden].
+    """
+
+    layer: tuple
+    hidden: Float32[Array, "lane hidden"]
+
+
+class MtpHead(Stateful):
+    """Its own layer and norms; embedding and vocabulary head are the decoder's."""
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+        assert config.head is not None
+        size = config.hidden_size
+        self.pre_fc_norm_embedding = RMSNorm(size, config.eps, config.norm_offset)
+        self.pre_fc_norm_hidden = RMSNorm(size, config.eps, config.norm_offset)
+        self.fc = matrix(rngs, size, 2 * size)
+        self.layer = Layer(config, config.head, rngs)
+        self.norm = RMSNorm(size, config.eps, config.norm_offset)
+        self.hidden_size = size
+
+    def state_arrays(self) -> Any:
+        layer = tuple(branch.inner.state_arrays() for branch in self.layer.branches)
+        return MtpState(layer, state_array(jnp.float32, hidden=self.hidden_size))
+
+    def __call__(
+        self, embedded: Activations, before: Activations, info: LaneInfo, state: tuple
+    ) -> tuple[Activations, tuple]:
+        """Consume the pairs that are valid.
+
+        Args:
+            embedded: the pairs' tokens, embedded.
+            before: the hidden states of the tokens before them.
+            info: of the pairs.
+            state: of the layer's branches.
+
+        Returns:
+            The head's own hidden states, after its norm, and the state of the layer's branches.
+        """
+        both = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(before)]
+        x = jnp.where(info.valid[:, :, None], linear(jnp.concatenate(both, axis=-1), self.fc[...]), 0.0)
+        x, state = self.layer(x, info, state)
+        return self.norm(x), state
+
+
+class MtpDecoder(Decoder):
+    """A decoder with a multi-token-prediction head, which consumes every token that the decoder consumes.
+
+    Its state is the decoder's with one entry more, an `MtpState`.
+    """
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+        super().__init__(config, rngs)
+        self.mtp = MtpHead(config, rngs)
+
+    def state_arrays(self) -> tuple:
+        return (*super().state_arrays(), self.mtp.state_arrays())
+
+    def stateful(self) -> list[Stateful]:
+        return [*super().stateful(), self.mtp]
+
+    def __call__(
+        self,
+        tokens: Tokens,
+        lengths: Lengths,
+        positions: Positions,
+        state: tuple,
+        kv_blocks: Int32[Array, ""] | int,
+        tap: Callable[[Array], None] | None = None,
+        verifying: bool = False,
+    ) -> tuple[Activations, tuple]:
+        """As a decoder; afterwards the head's rows hold a pair for every token but the first of a sequence."""
+        *layers, head = state
+        hidden, layers = super().__call__(tokens, lengths, positions, tuple(layers), kv_blocks, tap, verifying)
+        fresh = lane_info(tokens, lengths, positions, kv_blocks).fresh
+        carried = jnp.where(fresh[:, None], 0.0, head.hidden)
+        # The newest is taken from what the pairs are made of, so that XLA writes it where the one before them was.
+        past = named(hidden, None, None, "hidden")
+        seen = lax.optimization_barrier(jnp.concatenate([carried[:, None], past], axis=1))
+        _, kept = self.consume_pairs(tokens, seen[:, :-1], lengths, positions, head.layer, kv_blocks)
+        return hidden, (*layers, MtpState(kept, seen if verifying else _newest(seen, lengths, head.hidden)))
+
+    def commit(
+        self,
+        kept: tuple,
+        tokens: Tokens,
+        lengths: Lengths,
+        positions: Positions,
+        state: tuple,
+        kv_blocks: Int32[Array, ""] | int,
+    ) -> tuple:
+        given, head = kept[-1], state[-1]
+        layers = super().commit(kept[:-1], tokens, lengths, positions, state[:-1], kv_blocks)
+        rows = self.mtp.layer.commit(given.layer, lane_info(tokens, lengths, positions, kv_blocks), head.layer)
+        return (*layers, MtpState(rows, _newest(given.hidden, lengths, head.hidden)))
+
+    def consume_pairs(
+        self,
+        tokens: Tokens,
+        before: Activations,
+        lengths: Lengths,
+        positions: Positions,
+        state: tuple,
+        kv_blocks: Int32[Array, ""] | int,
+    ) -> tuple[Activations, tuple]:
+        """Let the head consume tokens, each with the hidden state of the one before it.
+
+        A pair's row lies at the position of its hidden state: rotary attention sees differences of positions only, and
+        the first token of a sequence, which has none before it, needs no row that nobody may look at.
+
+        Args:
+            tokens, lengths, positions, kv_blocks: as for a decoder. A token at position 0 is no pair.
+            before: hidden states of the tokens before them, the decoder's or the head's own; not looked at where there
+                is no pair.
+            state: of the layer's branches.
+
+        Returns:
+            The head's hidden states, whose logits predict the token behind each pair, and the layer's state.
+        """
+        info = lane_info(tokens, lengths, positions, kv_blocks)
+        at = positions[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        paired = info.valid & (at > 0)
+        info = info._replace(positions=positions - 1, valid=paired)
+        return self.mtp(self.embed(tokens, paired), before, info, state)
+
+
+def _newest(seen: Activations, lengths: Lengths, before: Float32[Array, "lane hidden"]) -> Array:
+    """The hidden state of each lane's last token, what was there before in lanes without one.
+
+    Args:
+        seen: hidden state of the token before the step, and of each of its tokens.
+        lengths: tokens of each lane.
+        before: what lanes without a token keep, bit for bit.
+    """
+    found = jnp.take_along_axis(seen, lengths[:, None, None], axis=1, mode="fill")[:, 0]
+    return jnp.where(lengths[:, None] > 0, found, before)

@@ -1,0 +1,54 @@
+"""Several layers side by side: each sees the same input, and their outputs are added."""
+
+from dataclasses import dataclass, replace
+
+from flax import nnx
+
+from models.decoder.decoder import BranchConfig
+from models.layers.activations import scaled
+from models.sharding.devices import Devices
+from models.sharding.share import ShareError, share_all
+from models.state.shapes import Activations, LaneInfo
+from models.state.state import Stateful
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """The layers, and the factor on the output of each."""
+
+    layers: tuple[BranchConfig, ...]
+    multipliers: tuple[float, ...]
+
+    def share(self, devices: Devices) -> "ParallelConfig":
+        """What one device has of each layer."""
+        parts, faults = share_all(self.layers, devices)
+        if faults:
+            raise ShareError(devices, faults)
+        return replace(self, layers=tuple(parts[layer] for layer in self.layers))
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "Parallel":
+        return Parallel(self, hidden, rngs)
+
+
+class Parallel(Stateful):
+    """`sum_i multiplier_i layer_i(x)`; the state is a tuple of the layers' states."""
+
+    def __init__(self, config: ParallelConfig, hidden: int, rngs: nnx.Rngs):
+        self.multipliers = config.multipliers
+        self.layers = nnx.List([layer.build(hidden, rngs) for layer in config.layers])
+        axes = {layer.summed_over for layer in self.layers}
+        assert len(axes) == 1, f"layers whose outputs are summed over {axes} cannot be added before they are"
+        (self.summed_over,) = axes
+
+    def state_arrays(self) -> tuple:
+        return tuple(layer.state_arrays() for layer in self.layers)
+
+    def __call__(self, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
+        outputs, kept = zip(*(layer(x, info, own) for layer, own in zip(self.layers, state, strict=True)), strict=True)
+        total = scaled(outputs[0], self.multipliers[0])
+        for output, factor in zip(outputs[1:], self.multipliers[1:], strict=True):
+            total = total + scaled(output, factor)
+        return total, kept
+
+    def commit(self, kept: tuple, info: LaneInfo, state: tuple) -> tuple:
+        return tuple(layer.commit(given, info, own) for layer, given, own in zip(self.layers, kept, state, strict=True))

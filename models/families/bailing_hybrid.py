@@ -1,0 +1,119 @@
+"""Ling 3.0 (`bailing_hybrid`): Kimi Delta Attention with bounded decay, latent attention with positions and a gate."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.config.fields import paired, read_attending, read_decoder_config, read_rope
+from models.config.reader import ConfigReader
+from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.family import Family
+from models.families.kimi import (
+    delta_attention_weights,
+    latent_attention_weights,
+    read_feed_forward,
+    read_latent_attention,
+)
+from models.layers.mlp import MlpConfig
+from models.layers.moe import MoeConfig
+from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
+from models.mixers.latent_attention import LatentAttentionConfig
+from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe_weights
+from models.weights.sources import Weight
+
+# The size of a head follows from others; heads that predict several tokens ahead are skipped; the rest is for training.
+UNUSED = """qk_head_dim num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor mtp_use_kda embedding_dropout
+    output_dropout seq_aux max_window_layers""".split()
+
+# What published files say of the mathematics, and transformers does not ask.
+IMPLEMENTED: dict[str, Any] = {
+    "no_kda_lora": True,
+    "use_kda_lora": False,
+    "linear_silu": True,
+    "use_qk_norm": True,
+    "group_norm_size": 1,
+    "num_kv_heads_for_linear_attn": 0,
+    "use_mla_nope": False,
+    "gated_attention_proj_granularity_type": "head_wise",
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "moe_router_enable_expert_bias": True,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "router_dtype": "fp32",
+    "scale_router_input": False,
+    "expert_swiglu_limit_list": None,
+    "share_expert_swiglu_limit_list": None,
+    "use_nGPT": False,
+    "up_proj_norm": False,
+    "value_norm": False,
+}
+
+# transformers reads both names and saves the first.
+OUTPUTS = ("dense", "o_proj")
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `bailing_hybrid`, as published or as transformers saves it."""
+    reader = ConfigReader("bailing_hybrid", config)
+    layers = reader.integer("num_hidden_layers")
+    eps = reader.number("rms_norm_eps", 1e-6)
+    bounded = reader.flag("kda_safe_gate", True)
+    lower_bound = reader.number("kda_lower_bound", -5.0, minimum=-float("inf"))
+    if lower_bound >= 0:
+        reader.fault("kda_lower_bound", "a negative number: the log-decay lies between it and zero")
+    size = reader.integer("linear_head_dim" if "linear_head_dim" in reader else "head_dim")
+    mixer = KimiDeltaAttentionConfig(
+        reader.integer("linear_num_heads" if "linear_num_heads" in reader else "num_attention_heads"),
+        size,
+        reader.integer("short_conv_kernel_size", 4, minimum=2),
+        eps,
+        bottleneck=None,
+        lower_bound=lower_bound if bounded else None,
+    )
+    reader.choice("rope_interleave", [True], True)
+    shared = reader.integer("qk_rope_head_dim")
+    # A fraction is one of the whole head; what it leaves must be the part that is rotated in any case.
+    fraction = reader.number("partial_rotary_factor", 1.0)
+    rope = read_rope(reader, shared if fraction == 1.0 else size, 6e6, 1.0)
+    if rope.size != shared:
+        reader.fault("partial_rotary_factor", f"qk_rope_head_dim ({shared}) of the {size} values of a head, or 1")
+    attention = read_latent_attention(reader, rope, head_gate=True)
+    types = read_attending(reader, layers, "layer_group_size", 6)
+    feed_forward = read_feed_forward(reader, layers, dense=2)
+    if layers % reader.integer("layer_group_size", 6) and "layer_types" not in reader:
+        reader.fault("layer_group_size", f"a divisor of num_hidden_layers ({layers}) where there are no layer_types")
+    reader.choice("rotary_dim", [shared], shared)
+    for moe in {forward for forward in feed_forward if isinstance(forward, MoeConfig)}:
+        reader.choice("moe_shared_expert_intermediate_size", [moe.shared_width], moe.shared_width)
+    reader.choice("hidden_act", ["silu"], "silu")
+    for name, value in IMPLEMENTED.items():
+        reader.choice(name, [value], value)
+    for name in ("head_dim", "linear_conv_kernel_dim", "pretraining_tp", *UNUSED):
+        reader.get(name)
+    return read_decoder_config(
+        reader,
+        layers=paired(types, {"full_attention": attention, "linear_attention": mixer}, feed_forward),
+        eps=eps,
+        tied=reader.choice("tie_word_embeddings", [False], False),
+    )
+
+
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    if isinstance(c, LatentAttentionConfig):
+        return latent_attention_weights(c, hidden, at, f"{layer}.attention", OUTPUTS, interleaved=True)
+    if isinstance(c, KimiDeltaAttentionConfig):
+        return delta_attention_weights(c, hidden, at, f"{layer}.attention", (c.heads,), OUTPUTS)
+    if isinstance(c, MoeConfig):
+        return moe_weights(c, hidden, at, f"{layer}.mlp", bias="gate.expert_bias")
+    assert isinstance(c, MlpConfig)
+    return mlp_weights(c.width, hidden, at, f"{layer}.mlp")
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """Every parameter of the decoder with the names of the published checkpoints."""
+    return decoder_weights(config, _describe, embedding="model.word_embeddings.weight")
+
+
+BAILING_HYBRID = Family(
+    "bailing_hybrid", ("bailing_hybrid",), read_config, weights, (r"model\.mtp_layers\..*", r"mtp\..*"), ()
+)

@@ -1,0 +1,113 @@
+"""Bamba and Falcon-H1: Mamba2 and attention in turn (Bamba) or side by side in every layer (Falcon-H1), then an MLP."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from models.config.fields import read_decoder_config, read_heads, read_rope
+from models.config.reader import ConfigReader
+from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.decoder.parallel import ParallelConfig
+from models.families.family import Family
+from models.families.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
+from models.layers.mlp import MlpConfig
+from models.mixers.attention import AttentionConfig
+from models.mixers.mamba2 import Mamba2Config
+from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights
+from models.weights.sources import Weight
+
+BIASES = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
+
+
+def _refuse_unimplemented(reader: ConfigReader) -> None:
+    reader.choice("hidden_act", ["silu"], "silu")
+    for name in BIASES:
+        reader.choice(name, [False], False)
+
+
+def read_bamba(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `bamba`: attention in the layers that are named, with half of each head rotated."""
+    reader = ConfigReader("bamba", config)
+    eps = reader.number("rms_norm_eps", 1e-5)
+    heads, kv_heads, head_dim = read_heads(reader)
+    rope = read_rope(reader, head_dim, 1e4, 0.5)
+    reader.choice("attn_rotary_emb", [rope.size], rope.size)
+    attention = AttentionConfig(heads, kv_heads, head_dim, rope)
+    mixer = read_mamba2(reader, HYBRID_FIELDS, eps, reader.integer("mamba_expand", 2) * reader.integer("hidden_size"))
+    _refuse_unimplemented(reader)
+    reader.get("z_loss_coefficient")
+    mlp = MlpConfig(reader.integer("intermediate_size"))
+    count = reader.integer("num_hidden_layers")
+    attending = reader.integers("attn_layer_indices")
+    if any(index >= count for index in attending):
+        reader.fault("attn_layer_indices", f"indices of the {count} layers")
+    layers = tuple((attention if i in attending else mixer, mlp) for i in range(count))
+    return read_decoder_config(reader, layers, eps, reader.flag("tie_word_embeddings", False))
+
+
+def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `falcon_h1`.
+
+    Factors on the input of a linear layer are applied to its output, those on both sides of the scores to their scale.
+    """
+    reader = ConfigReader("falcon_h1", config)
+    eps = reader.number("rms_norm_eps", 1e-5)
+    factor = {
+        name: reader.number(name, 1.0)
+        for name in """embedding_multiplier lm_head_multiplier key_multiplier attention_in_multiplier
+            attention_out_multiplier ssm_in_multiplier ssm_out_multiplier""".split()
+    }
+    gate, down = reader.numbers("mlp_multipliers", (1.0, 1.0))
+    parts = reader.numbers("ssm_multipliers", (1.0,) * 5)
+    heads, kv_heads, head_dim = read_heads(reader)
+    into = factor["attention_in_multiplier"]
+    attention = AttentionConfig(
+        heads,
+        kv_heads,
+        head_dim,
+        read_rope(reader, head_dim, 1e4, 1.0),
+        scale=into * into * factor["key_multiplier"] * head_dim**-0.5,
+    )
+    width = reader.integer("mamba_expand", 2) * reader.integer("hidden_size")
+    if "mamba_d_ssm" in reader:
+        width = reader.integer("mamba_d_ssm")
+    norm = "normed" if reader.flag("mamba_norm_before_gate", True) else "gated"
+    if not reader.flag("mamba_rms_norm", False):
+        norm = "none"
+    multipliers = tuple(factor["ssm_in_multiplier"] * part for part in parts)
+    mixer = read_mamba2(reader, HYBRID_FIELDS, eps, width, norm=norm, multipliers=multipliers)
+    _refuse_unimplemented(reader)
+    both = ParallelConfig((mixer, attention), (factor["ssm_out_multiplier"], into * factor["attention_out_multiplier"]))
+    mlp = MlpConfig(reader.integer("intermediate_size"), gate_multiplier=gate, out_multiplier=down)
+    reader.choice("mamba_use_mlp", [True], True)
+    reader.get("mlp_expansion_factor")
+    reader.choice("attn_layer_indices", [None], None)
+    layers = ((both, mlp),) * reader.integer("num_hidden_layers")
+    decoder = read_decoder_config(reader, layers, eps, reader.flag("tie_word_embeddings", False))
+    return dataclasses.replace(
+        decoder,
+        embedding_multiplier=factor["embedding_multiplier"],
+        logits_multiplier=factor["lm_head_multiplier"],
+    )
+
+
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    if isinstance(c, Mamba2Config):
+        return mamba2_weights(c, hidden, at, f"{layer}.mamba")
+    if isinstance(c, AttentionConfig):
+        return attention_weights(c, hidden, at, f"{layer}.self_attn")
+    if isinstance(c, MlpConfig):
+        return mlp_weights(c.width, hidden, at, f"{layer}.feed_forward")
+    assert isinstance(c, ParallelConfig)
+    parts = [_describe(inner, hidden, (*at, "layers", i), layer) for i, inner in enumerate(c.layers)]
+    return [weight for part in parts for weight in part]
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
+    norms = ("input_layernorm", "pre_ff_layernorm")
+    return decoder_weights(config, _describe, norms, final_norm="model.final_layernorm.weight")
+
+
+BAMBA = Family("bamba", ("bamba",), read_bamba, weights, (), ())
+FALCON_H1 = Family("falcon_h1", ("falcon_h1",), read_falcon, weights, (), ())

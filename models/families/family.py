@@ -1,0 +1,56 @@
+"""What a model family is: a config reader, a list of weights, and the names it skips."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flax import nnx
+
+from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.mtp import MtpDecoder
+from models.weights.sources import Weight
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of checkpoints.
+
+    Attributes:
+        name: the `model_type` it is known by.
+        model_types: every `model_type` that config.json may carry, outer and text-only.
+        read_config: reads a whole config.json, raising `ConfigError` with every fault.
+        weights: the parameters of a model and the checkpoint tensors they come from.
+        skipped: regular expressions, matched in full against a tensor's name in the file, of tensors that are not
+            part of the language model (vision towers, multi-token prediction heads).
+        prefixes: prefixes that stand for `model.` in multimodal checkpoints.
+        with_head: the same family with the multi-token-prediction head of its checkpoints, which are then required to
+            have one; None where heads of the family are not implemented.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    read_config: Callable[[Mapping[str, Any]], DecoderConfig]
+    weights: Callable[[DecoderConfig], list[Weight]]
+    skipped: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    with_head: "Family | None" = None
+
+    def build(self, config: DecoderConfig, rngs: nnx.Rngs) -> Decoder:
+        """A model with random parameters."""
+        return Decoder(config, rngs) if config.head is None else MtpDecoder(config, rngs)
+
+    def abstract(self, config: DecoderConfig) -> Decoder:
+        """A model whose parameters are types alone."""
+        return nnx.eval_shape(lambda: self.build(config, nnx.Rngs(0)))
+
+    def canonical(self, name: str) -> str:
+        """A tensor's name as `weights` writes it, from its name in the file."""
+        for prefix in self.prefixes:
+            if name.startswith(prefix):
+                return "model." + name.removeprefix(prefix)
+        return name
+
+    def skips(self, name: str) -> bool:
+        """Whether a tensor of the file is left out by name."""
+        return any(re.fullmatch(pattern, name) for pattern in self.skipped)

@@ -1,0 +1,127 @@
+"""Granite-4.0-H (granitemoehybrid): Mamba2 or attention, then an MLP with or without experts, with fixed factors.
+
+Its experts have one layout, in published files as in those that transformers writes: one tensor for all of them.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from models.config.fields import read_decoder_config, read_heads, read_rope
+from models.config.reader import ConfigReader
+from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.family import Family
+from models.families.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
+from models.layers.mlp import MlpConfig
+from models.layers.moe import MoeConfig
+from models.layers.router import RouterConfig
+from models.mixers.attention import AttentionConfig
+from models.mixers.mamba2 import Mamba2Config
+from models.weights.layer_weights import Path, attention_weights, decoder_weights
+from models.weights.sources import Weight, rows, tensor
+
+KINDS = {"mamba": "mamba", "linear_attention": "mamba", "attention": "attention", "full_attention": "attention"}
+
+
+def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
+    """`layer_types` in either spelling; Mamba2 everywhere where there are none."""
+    name = "layers_block_type" if "layers_block_type" in reader else "layer_types"
+    types = reader.get(name)
+    if types is None:
+        return ["mamba"] * layers
+    if not isinstance(types, list) or len(types) != layers or any(kind not in KINDS for kind in types):
+        reader.fault(name, f"a list of {layers} items, each one of {', '.join(KINDS)}")
+        return ["mamba"] * layers
+    return [KINDS[kind] for kind in types]
+
+
+def read_feed_forward(reader: ConfigReader) -> BranchConfig:
+    """The shared layer alone, or beside experts that are chosen by logit."""
+    experts = reader.integer("num_local_experts", 8, minimum=0)
+    shared = reader.integer("shared_intermediate_size", 1024)
+    width = reader.integer("intermediate_size", 11008)
+    per_token = reader.integer("num_experts_per_tok", 2, minimum=0)
+    if not experts:
+        return MlpConfig(shared)
+    if not 1 <= per_token <= experts:
+        reader.fault("num_experts_per_tok", f"at least 1 and at most num_local_experts ({experts})")
+        per_token = 1
+    return MoeConfig(RouterConfig(experts, per_token, "softmax_of_chosen"), width, shared)
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `granitemoehybrid`."""
+    reader = ConfigReader("granitemoehybrid", config)
+    eps = reader.number("rms_norm_eps", 1e-6)
+    heads, kv_heads, head_dim = read_heads(reader)
+    rope = read_rope(reader, head_dim, 1e4, 1.0)
+    positions = reader.choice("position_embedding_type", [None, "rope", "nope"], None)
+    attention = AttentionConfig(
+        heads,
+        kv_heads,
+        head_dim,
+        rope if positions == "rope" else None,
+        scale=reader.number("attention_multiplier", 1.0),
+    )
+    width = reader.integer("mamba_expand", 2) * reader.integer("hidden_size")
+    mixers: dict[str, BranchConfig] = {
+        "mamba": read_mamba2(reader, HYBRID_FIELDS, eps, width),
+        "attention": attention,
+    }
+    reader.choice("hidden_act", ["silu"], "silu")
+    reader.choice("normalization_function", ["rmsnorm"], "rmsnorm")
+    for name in ("attention_bias", "mamba_proj_bias"):
+        reader.choice(name, [False], False)
+    reader.get("init_method")
+    forward = read_feed_forward(reader)
+    types = read_layer_types(reader, reader.integer("num_hidden_layers"))
+    multipliers = {
+        "embedding_multiplier": reader.number("embedding_multiplier", 1.0),
+        "residual_multiplier": reader.number("residual_multiplier", 1.0),
+        "logits_multiplier": 1.0 / reader.number("logits_scaling", 1.0),
+    }
+    layers = tuple((mixers[kind], forward) for kind in types)
+    decoder = read_decoder_config(reader, layers, eps, reader.flag("tie_word_embeddings", False))
+    return dataclasses.replace(decoder, **multipliers)
+
+
+def _shared(width: int, hidden: int, at: Path, name: str) -> list[Weight]:
+    """Gate and up rows lie in one tensor."""
+    fused, shape = f"{name}.input_linear.weight", (2 * width, hidden)
+    gate, up = np.split(np.arange(2 * width), 2)
+    return [
+        Weight((*at, "gate_proj"), (width, hidden), (rows(fused, shape, gate),)),
+        Weight((*at, "up_proj"), (width, hidden), (rows(fused, shape, up),)),
+        tensor((*at, "down_proj"), f"{name}.output_linear.weight", (hidden, width)),
+    ]
+
+
+def _experts(c: MoeConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+    count = c.router.experts
+    return [
+        tensor((*at, "router", "weight"), f"{name}.router.layer.weight", (count, hidden)),
+        tensor((*at, "gate_up_proj"), f"{name}.input_linear.weight", (count, 2 * c.width, hidden)),
+        tensor((*at, "down_proj"), f"{name}.output_linear.weight", (count, hidden, c.width)),
+    ]
+
+
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    if isinstance(c, Mamba2Config):
+        return mamba2_weights(c, hidden, at, f"{layer}.mamba")
+    if isinstance(c, AttentionConfig):
+        return attention_weights(c, hidden, at, f"{layer}.self_attn")
+    if isinstance(c, MlpConfig):
+        return _shared(c.width, hidden, at, f"{layer}.shared_mlp")
+    assert isinstance(c, MoeConfig)
+    shared = _shared(c.shared_width, hidden, (*at, "shared_expert"), f"{layer}.shared_mlp")
+    return _experts(c, hidden, at, f"{layer}.block_sparse_moe") + shared
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
+    return decoder_weights(config, _describe)
+
+
+GRANITE_HYBRID = Family("granitemoehybrid", ("granitemoehybrid",), read_config, weights, (), ())

@@ -1,0 +1,176 @@
+"""What Kimi-Linear and Ling share: Kimi Delta Attention, latent attention, sigmoid-routed experts, their tensors.
+
+Not shared with other families: the tensors of these two mixers, which no other family has. Three convolutions become
+one, and the rows of latent attention are cut into what is multiplied up and what is shared, rotated pairs put apart.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from models.config.fields import read_kinds, spelled
+from models.config.reader import ConfigReader
+from models.layers.mlp import MlpConfig
+from models.layers.moe import MoeConfig
+from models.layers.rope import Rope
+from models.layers.router import RouterConfig
+from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
+from models.mixers.latent_attention import LatentAttentionConfig
+from models.weights.sources import Source, Weight, joined, rows, tensor
+
+
+def read_moe(reader: ConfigReader) -> MoeConfig:
+    """Sigmoid routing with a correction bias, best groups first, and a shared layer of several experts' width."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = reader.integer(spelled(reader, *names))
+    name = spelled(reader, "num_experts_per_token", "num_experts_per_tok")
+    per_token = reader.integer(name)
+    group_name = spelled(reader, "num_expert_group", "n_group")
+    groups, kept = reader.integer(group_name, 1), reader.integer("topk_group", 1)
+    if experts % groups or (groups > 1 and experts // groups < 2):
+        reader.fault(group_name, f"a divisor of the {experts} experts that leaves at least two in a group")
+        groups = 1
+    if kept > groups:
+        reader.fault("topk_group", f"at most the {groups} groups")
+    kept = min(kept, groups)
+    if per_token > kept * (experts // groups):
+        reader.fault(name, f"at most the {kept * (experts // groups)} experts of the groups that are kept")
+    shared = reader.integer(spelled(reader, "num_shared_experts", "n_shared_experts"), 0, minimum=0)
+    width = reader.integer("moe_intermediate_size")
+    reader.choice("moe_router_activation_func", ["sigmoid"], "sigmoid")
+    reader.choice("score_function", ["sigmoid"], "sigmoid")
+    reader.choice("moe_layer_freq", [1], 1)
+    reader.choice("use_grouped_topk", [True], True)
+    router = RouterConfig(
+        experts,
+        min(per_token, experts),
+        scores="sigmoid",
+        bias=True,
+        groups=groups,
+        groups_kept=kept,
+        normalise=reader.flag(spelled(reader, "moe_renormalize", "norm_topk_prob"), True),
+        epsilon=1e-20,
+        scale=reader.number("routed_scaling_factor", 1.0),
+    )
+    return MoeConfig(router, width, shared_width=shared * width)
+
+
+def read_feed_forward(reader: ConfigReader, layers: int, dense: int) -> list[MlpConfig | MoeConfig]:
+    """Dense and sparse layers as `mlp_layer_types` says, or `dense` dense ones first where nothing is said."""
+    dense = reader.integer("first_k_dense_replace", dense, minimum=0)
+    kinds = ["dense" if i < dense else "sparse" for i in range(layers)]
+    if "mlp_layer_types" in reader:
+        kinds = read_kinds(reader, "mlp_layer_types", ["dense", "sparse"], layers)
+    mlp = MlpConfig(reader.integer("intermediate_size"))
+    moe = read_moe(reader) if "sparse" in kinds else mlp
+    return [mlp if kind == "dense" else moe for kind in kinds]
+
+
+def read_latent_attention(reader: ConfigReader, rope: Rope | None, head_gate: bool) -> LatentAttentionConfig:
+    """Sizes of latent attention; a compressed query is not implemented."""
+    reader.choice("q_lora_rank", [None], None)
+    reader.choice("attention_bias", [False], False)
+    heads = reader.integer("num_attention_heads")
+    if reader.integer("num_key_value_heads", heads) != heads:
+        reader.fault("num_key_value_heads", f"num_attention_heads ({heads}): all heads share the compressed rows")
+    return LatentAttentionConfig(
+        heads,
+        reader.integer("kv_lora_rank"),
+        reader.integer("qk_rope_head_dim"),
+        reader.integer("qk_nope_head_dim"),
+        reader.integer("v_head_dim"),
+        rope,
+        head_gate,
+    )
+
+
+def delta_attention_weights(
+    c: KimiDeltaAttentionConfig, hidden: int, at: tuple, name: str, a_log: tuple[int, ...], outputs: Sequence[str]
+) -> list[Weight]:
+    """Parameters of a layer of Kimi Delta Attention; the matrices and taps of q, k and v become one.
+
+    Args:
+        c, hidden: the layer.
+        at: its path in the model.
+        name: what its tensors' names begin with.
+        a_log: shape of `A_log` in the checkpoint.
+        outputs: names that the output projection may have.
+    """
+    weights = [
+        Weight(
+            (*at, "in_proj_qkv"),
+            (c.channels, hidden),
+            (joined({f"{name}.{part}_proj.weight": (c.width, hidden) for part in "qkv"}),),
+        ),
+        Weight(
+            (*at, "conv1d"),
+            (c.channels, 1, c.kernel),
+            (joined({f"{name}.{part}_conv1d.weight": (c.width, 1, c.kernel) for part in "qkv"}),),
+        ),
+        Weight(
+            (*at, "A_log"),
+            (c.heads,),
+            (Source({f"{name}.A_log": a_log}, take=lambda tensor, window: tensor.reshape(-1)[window]),),
+            float32=True,
+        ),
+        tensor((*at, "dt_bias"), f"{name}.dt_bias", (c.width,), float32=True),
+        tensor((*at, "in_proj_b"), f"{name}.b_proj.weight", (c.heads, hidden)),
+        tensor((*at, "norm"), f"{name}.o_norm.weight", (c.head_size,), float32=True),
+        tensor((*at, "out_proj"), [f"{name}.{output}.weight" for output in outputs], (hidden, c.width)),
+    ]
+    for part, letter in (("decay", "f"), ("gate", "g")):
+        if c.bottleneck is None:
+            weights.append(tensor((*at, part, "up"), f"{name}.{letter}_proj.weight", (c.width, hidden)))
+        else:
+            weights.append(tensor((*at, part, "down"), f"{name}.{letter}_a_proj.weight", (c.bottleneck, hidden)))
+            weights.append(tensor((*at, part, "up"), f"{name}.{letter}_b_proj.weight", (c.width, c.bottleneck)))
+    return weights
+
+
+def latent_attention_weights(
+    c: LatentAttentionConfig, hidden: int, at: tuple, name: str, outputs: Sequence[str], interleaved: bool
+) -> list[Weight]:
+    """Parameters of a latent attention layer.
+
+    Args:
+        c, hidden, at, name, outputs: as for `delta_attention_weights`.
+        interleaved: the rotated pairs are neighbours in the checkpoint; they become the two halves, of queries and keys
+            alike, which changes no score.
+    """
+    pairs = np.arange(c.shared_size)
+    if interleaved:
+        pairs = pairs.reshape(-1, 2).T.reshape(-1)
+    of_head = np.concatenate([np.arange(c.key_size), c.key_size + pairs])
+    of_queries = (np.arange(c.heads)[:, None] * c.query_size + of_head).reshape(-1)
+    of_row = np.concatenate([np.arange(c.rank), c.rank + pairs])
+    up, up_shape = f"{name}.kv_b_proj.weight", (c.heads * (c.key_size + c.value_size), c.rank)
+    row, row_shape = f"{name}.kv_a_proj_with_mqa.weight", (c.row_size, hidden)
+
+    def heads(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Keys `[head, rank, key_size]` and values `[head, value_size, rank]`."""
+        both = tensor.reshape((c.heads, c.key_size + c.value_size, c.rank))
+        return np.swapaxes(both[:, : c.key_size], 1, 2), both[:, c.key_size :]
+
+    weights = [
+        Weight(
+            (*at, "q_proj"),
+            (len(of_queries), hidden),
+            (rows(f"{name}.q_proj.weight", (len(of_queries), hidden), of_queries),),
+        ),
+        Weight((*at, "row_proj"), row_shape, (rows(row, row_shape, of_row),)),
+        tensor((*at, "row_norm", "weight"), f"{name}.kv_a_layernorm.weight", (c.rank,), float32=True),
+        Weight(
+            (*at, "key_up"),
+            (c.heads, c.rank, c.key_size),
+            (Source({up: up_shape}, take=lambda tensor, window: heads(tensor)[0][window]),),
+        ),
+        Weight(
+            (*at, "value_up"),
+            (c.heads, c.value_size, c.rank),
+            (Source({up: up_shape}, take=lambda tensor, window: heads(tensor)[1][window]),),
+        ),
+        tensor((*at, "o_proj"), [f"{name}.{output}.weight" for output in outputs], (hidden, c.heads * c.value_size)),
+    ]
+    if c.head_gate:
+        weights.append(tensor((*at, "gate"), f"{name}.g_proj.weight", (c.heads, hidden)))
+    return weights

@@ -1,0 +1,87 @@
+"""Kimi-Linear: Kimi Delta Attention with latent attention without positions, sigmoid-routed experts."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from models.config.fields import paired, read_decoder_config, read_kinds
+from models.config.reader import ConfigReader
+from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.family import Family
+from models.families.kimi import (
+    delta_attention_weights,
+    latent_attention_weights,
+    read_feed_forward,
+    read_latent_attention,
+)
+from models.layers.mlp import MlpConfig
+from models.layers.moe import MoeConfig
+from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
+from models.mixers.latent_attention import LatentAttentionConfig
+from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe_weights
+from models.weights.sources import Weight
+
+EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+# Positions are not used; the sizes follow from others.
+UNUSED = ("head_dim", "qk_head_dim", "rope_theta", "rope_scaling", "num_nextn_predict_layers", "pretraining_tp")
+
+
+def read_layer_types(reader: ConfigReader, linear: ConfigReader | None, layers: int) -> list[str]:
+    """`layer_types`, or the two lists of `linear_attn_config`, which count layers from 1."""
+    if "layer_types" in reader or linear is None:
+        return read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
+    kda, full = linear.integers("kda_layers"), linear.integers("full_attn_layers")
+    if sorted((*kda, *full)) != list(range(1, layers + 1)):
+        linear.fault("kda_layers", f"with full_attn_layers every layer from 1 to {layers} once")
+    return ["full_attention" if i + 1 in full else "linear_attention" for i in range(layers)]
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `kimi_linear`, as published or as transformers saves it."""
+    reader = ConfigReader("kimi_linear", config)
+    layers = reader.integer("num_hidden_layers")
+    eps = reader.number("rms_norm_eps", 1e-5)
+    linear = reader.child("linear_attn_config")
+    if linear is None:
+        heads, size = reader.integer("linear_num_heads"), reader.integer("linear_head_dim")
+        kernel = reader.integer("linear_conv_kernel_dim", 4, minimum=2)
+    else:
+        heads, size = linear.integer("num_heads"), linear.integer("head_dim")
+        kernel = linear.integer("short_conv_kernel_size", 4, minimum=2)
+    mixer = KimiDeltaAttentionConfig(heads, size, kernel, eps, bottleneck=size)
+    attention = read_latent_attention(reader, rope=None, head_gate=False)
+    types = read_layer_types(reader, linear, layers)
+    feed_forward = read_feed_forward(reader, layers, dense=1)
+    reader.choice("hidden_act", ["silu"], "silu")
+    reader.choice("mla_use_nope", [True], True)
+    for name in UNUSED:
+        reader.get(name)
+    return read_decoder_config(
+        reader,
+        layers=paired(types, {"full_attention": attention, "linear_attention": mixer}, feed_forward),
+        eps=eps,
+        tied=reader.choice("tie_word_embeddings", [False], False),
+    )
+
+
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    if isinstance(c, LatentAttentionConfig):
+        return latent_attention_weights(c, hidden, at, f"{layer}.self_attn", ("o_proj",), interleaved=False)
+    if isinstance(c, KimiDeltaAttentionConfig):
+        return delta_attention_weights(c, hidden, at, f"{layer}.self_attn", (1, 1, c.heads, 1), ("o_proj",))
+    if isinstance(c, MoeConfig):
+        return moe_weights(c, hidden, at, f"{layer}.block_sparse_moe", EXPERT)
+    assert isinstance(c, MlpConfig)
+    # transformers saves the dense layers under the name of the sparse ones; the published files do not.
+    places = (f"{layer}.mlp", f"{layer}.block_sparse_moe")
+    published, saved = (mlp_weights(c.width, hidden, at, place) for place in places)
+    return [replace(one, options=one.options + two.options) for one, two in zip(published, saved, strict=True)]
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """Every parameter of the decoder with the names of the published checkpoints."""
+    return decoder_weights(config, _describe)
+
+
+KIMI_LINEAR = Family("kimi_linear", ("kimi_linear",), read_config, weights, (), ())

@@ -1,0 +1,114 @@
+"""LFM2 and LFM2-MoE: gated short convolutions, some layers of attention, dense or sigmoid-routed feed-forward."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.config.fields import paired, read_decoder_config, read_heads, read_kinds, read_rope
+from models.config.reader import ConfigReader
+from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.family import Family
+from models.layers.mlp import MlpConfig
+from models.layers.moe import MoeConfig
+from models.layers.router import RouterConfig
+from models.mixers.attention import AttentionConfig, QkNorm
+from models.mixers.gated_short_conv import GatedShortConvConfig
+from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
+from models.weights.sources import Weight, tensor
+
+ATTENTION = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
+MLP = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+# Fields of published configs that say how the model was made, or what other fields say too.
+UNUSED = """block_dim block_mlp_init_scale block_out_init_scale block_use_xavier_init block_norm_eps conv_dim
+    conv_dim_out conv_use_xavier_init num_heads theta full_attn_idxs""".split()
+
+
+def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
+    """`layer_types`, or attention where `full_attn_idxs` says so and convolutions elsewhere."""
+    if "layer_types" in reader:
+        return read_kinds(reader, "layer_types", ["conv", "full_attention"], layers)
+    indices = reader.integers("full_attn_idxs") if "full_attn_idxs" in reader else tuple(range(layers))
+    if any(i >= layers for i in indices):
+        reader.fault("full_attn_idxs", f"indices of the {layers} layers")
+    return ["full_attention" if i in indices else "conv" for i in range(layers)]
+
+
+def read_mlp(reader: ConfigReader) -> MlpConfig:
+    """The dense layer of `lfm2`: two thirds of the width that is given, up to a whole number of blocks."""
+    width = reader.integer("block_ff_dim" if "block_ff_dim" in reader else "intermediate_size")
+    multiplier = reader.number("block_ffn_dim_multiplier", 1.0)
+    block = reader.integer("block_multiple_of", 256)
+    if reader.flag("block_auto_adjust_ff_dim", True):
+        width = -(-int(multiplier * int(2 * width / 3)) // block) * block
+    return MlpConfig(width)
+
+
+def read_moe(reader: ConfigReader) -> MoeConfig:
+    """The sparse layers of `lfm2_moe`."""
+    experts = reader.integer("num_experts", 32)
+    per_token = reader.integer("num_experts_per_tok", 4)
+    if per_token > experts:
+        reader.fault("num_experts_per_tok", f"at most num_experts ({experts})")
+    router = RouterConfig(
+        experts,
+        min(per_token, experts),
+        scores="sigmoid",
+        bias=reader.flag("use_expert_bias", True),
+        normalise=reader.flag("norm_topk_prob", True),
+        epsilon=1e-6,
+        scale=reader.number("routed_scaling_factor", 1.0),
+    )
+    return MoeConfig(router, reader.integer("moe_intermediate_size"))
+
+
+def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
+    reader = ConfigReader(family, config)
+    layers = reader.integer("num_hidden_layers")
+    eps = reader.number("norm_eps", 1e-5)
+    heads, kv_heads, head_dim = read_heads(reader)
+    rope = read_rope(reader, head_dim, 1e6, 1.0)
+    attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps))
+    conv = GatedShortConvConfig(reader.integer("conv_L_cache", 3, minimum=2), reader.integer("hidden_size"))
+    types = read_layer_types(reader, layers)
+    if family == "lfm2":
+        feed_forward: list[BranchConfig] = [read_mlp(reader)] * layers
+    else:
+        dense = reader.integer("num_dense_layers", 2, minimum=0)
+        mlp, moe = MlpConfig(reader.integer("intermediate_size")), read_moe(reader)
+        feed_forward = [mlp if i < dense else moe for i in range(layers)]
+    reader.choice("conv_bias", [False], False)
+    reader.choice("block_use_swiglu", [True], True)
+    reader.choice("use_pos_enc", [True], True)
+    for name in UNUSED:
+        reader.get(name)
+    return read_decoder_config(
+        reader,
+        layers=paired(types, {"conv": conv, "full_attention": attention}, feed_forward),
+        eps=eps,
+        tied=reader.flag("tie_embedding" if "tie_embedding" in reader else "tie_word_embeddings", True),
+    )
+
+
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    if isinstance(c, AttentionConfig):
+        return attention_weights(c, hidden, at, f"{layer}.self_attn", ATTENTION)
+    if isinstance(c, MlpConfig):
+        return mlp_weights(c.width, hidden, at, f"{layer}.feed_forward", MLP)
+    if isinstance(c, MoeConfig):
+        return moe_weights(c, hidden, at, f"{layer}.feed_forward", MLP, bias="expert_bias")
+    assert isinstance(c, GatedShortConvConfig)
+    shapes = {"in_proj": (3 * hidden, hidden), "conv": (hidden, 1, c.kernel), "out_proj": (hidden, hidden)}
+    return [tensor((*at, part), f"{layer}.conv.{part}.weight", shape) for part, shape in shapes.items()]
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
+    return decoder_weights(
+        config, _describe, norms=("operator_norm", "ffn_norm"), final_norm="model.embedding_norm.weight"
+    )
+
+
+def _family(name: str) -> Family:
+    return Family(name, (name,), lambda config: _read_config(name, config), weights, (), ())
+
+
+LFM2, LFM2_MOE = _family("lfm2"), _family("lfm2_moe")

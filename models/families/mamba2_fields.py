@@ -1,0 +1,77 @@
+"""Mamba2 layers in config.json and in checkpoints: the same sizes under three sets of names."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from models.config.reader import ConfigReader
+from models.mixers.mamba2 import Mamba2Config
+from models.weights.layer_weights import Path
+from models.weights.sources import Weight, tensor
+
+HYBRID_FIELDS = {
+    "heads": "mamba_n_heads",
+    "head_size": "mamba_d_head",
+    "groups": "mamba_n_groups",
+    "state_size": "mamba_d_state",
+    "kernel": "mamba_d_conv",
+    "conv_bias": "mamba_conv_bias",
+}
+"""Names of the fields in granitemoehybrid, bamba and falcon_h1."""
+# How many tokens a kernel takes at a time, how steps were initialised, in which dtype a residual is kept.
+_UNUSED = """chunk_size mamba_chunk_size expand mamba_expand time_step_min time_step_max time_step_floor time_step_rank
+    rescale_prenorm_residual residual_in_fp32 use_mamba_kernels num_logits_to_keep""".split()
+
+
+def read_mamba2(
+    reader: ConfigReader, fields: Mapping[str, str], eps: float, width: int | None = None, **variant: Any
+) -> Mamba2Config:
+    """Sizes and limits of the Mamba2 layers.
+
+    Args:
+        reader: config.json.
+        fields: names of the fields, by the names in `HYBRID_FIELDS`.
+        eps: of the gated norm.
+        width: inner width that heads and their size must make, None where they alone say it.
+        variant: options of `Mamba2Config` as they are.
+    """
+    heads = reader.integer(fields["heads"])
+    if width is not None and reader.get(fields["head_size"]) in (None, "auto"):
+        head_size = max(width // heads, 1)
+    else:
+        head_size = reader.integer(fields["head_size"])
+    if width is not None and heads * head_size != width:
+        reader.fault(fields["heads"], f"as many heads of size {head_size} as make the inner width {width}")
+    groups = reader.integer(fields["groups"], 1)
+    if heads % groups:
+        reader.fault(fields["groups"], f"a divisor of {fields['heads']} ({heads})")
+        groups = 1
+    for name in _UNUSED:
+        reader.get(name)
+    return Mamba2Config(
+        heads,
+        head_size,
+        groups,
+        reader.integer(fields["state_size"]),
+        reader.integer(fields["kernel"], 4, minimum=2),
+        eps,
+        conv_bias=reader.flag(fields["conv_bias"], True),
+        step_limits=reader.limits("time_step_limit", (0.0, math.inf)),
+        **variant,
+    )
+
+
+def mamba2_weights(c: Mamba2Config, hidden: int, at: Path, name: str) -> list[Weight]:
+    """Parameters of a Mamba2 layer; arguments as for `layer_weights.attention_weights`."""
+    vectors = {"A_log": "A_log", "dt_bias": "dt_bias", "D": "D"}
+    shapes = dict.fromkeys(vectors, (c.heads,))
+    if c.conv_bias:
+        vectors["conv_bias"], shapes["conv_bias"] = "conv1d.bias", (c.channels,)
+    if c.norm != "none":
+        vectors["norm"], shapes["norm"] = "norm.weight", (c.width,)
+    return [
+        tensor((*at, "in_proj"), f"{name}.in_proj.weight", (sum(part.size for part in c.parts), hidden)),
+        tensor((*at, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
+        tensor((*at, "out_proj"), f"{name}.out_proj.weight", (hidden, c.width)),
+        *(tensor((*at, part), f"{name}.{found}", shapes[part], float32=True) for part, found in vectors.items()),
+    ]

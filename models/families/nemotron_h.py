@@ -1,0 +1,185 @@
+"""Nemotron-H: every layer is one mixer - Mamba2, attention without positions, an MLP or a mixture of experts.
+
+Time steps are limited by `time_step_limit`, as in the code published with the checkpoints. transformers puts
+`time_step_min`, which is meant for initial values, under those of a prompt and not under those of tokens that it
+generates one at a time, so that what it says depends on how a text was cut; a floor that only some tokens have is not
+implemented. `"hf_compat_dt_floor": true` in config.json puts it under those of every token, which gives the scores that
+transformers gives to a text in one piece.
+
+Not shared with other families: the letters of the layer pattern, and the tensor names of layers without a gate. Pure
+Mamba2 models have the same names and are read by models/families/pure_mamba2.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from models.config.fields import read_decoder_config, read_heads
+from models.config.reader import ConfigReader
+from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.family import Family
+from models.families.mamba2_fields import mamba2_weights, read_mamba2
+from models.layers.mlp import MlpConfig
+from models.layers.moe import MoeConfig
+from models.layers.router import RouterConfig
+from models.mixers.attention import AttentionConfig
+from models.mixers.mamba2 import Mamba2Config
+from models.weights.layer_weights import Path, attention_weights, decoder_weights
+from models.weights.sources import Weight, expert_matrices, tensor
+
+FIELDS = {
+    "heads": "mamba_num_heads",
+    "head_size": "mamba_head_dim",
+    "groups": "n_groups",
+    "state_size": "ssm_state_size",
+    "kernel": "conv_kernel",
+    "conv_bias": "use_conv_bias",
+}
+PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
+# Positions that attention does not use, heads that predict further tokens, and what only training needs.
+UNUSED = """rope_theta partial_rotary_factor rope_scaling rope_parameters num_nextn_predict_layers hidden_dropout
+    mtp_layers_block_type mtp_hybrid_override_pattern moe_shared_expert_overlap attention_head_dim""".split()
+
+
+def read_layer_types(reader: ConfigReader) -> list[str]:
+    """`layers_block_type` or `layer_types`, or the letters of `hybrid_override_pattern`."""
+    name = next((name for name in ("layers_block_type", "layer_types") if name in reader), "hybrid_override_pattern")
+    value = reader.get(name)
+    reader.get("hybrid_override_pattern")
+    if isinstance(value, str):
+        types = [PATTERN.get(letter) for letter in value]
+    else:
+        types = [OLDER.get(kind, kind) for kind in value] if isinstance(value, list) else []
+    if not types or any(kind not in PATTERN.values() for kind in types):
+        reader.fault(name, f"letters {', '.join(PATTERN)} or a list of {', '.join(PATTERN.values())}")
+        return ["mlp"]
+    if reader.integer("num_hidden_layers", len(types)) != len(types):
+        reader.fault("num_hidden_layers", f"the number of layers in {name} ({len(types)})")
+    return [kind for kind in types if kind]
+
+
+def read_moe(reader: ConfigReader) -> MoeConfig:
+    """Experts without gates, chosen by sigmoid scores plus a correction, the best groups first."""
+    experts, per_token = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
+    groups, kept = reader.integer("n_group", 1), reader.integer("topk_group", 1)
+    if experts % groups or (groups > 1 and experts // groups < 2):
+        reader.fault("n_group", f"a divisor of n_routed_experts ({experts}) that leaves two experts to a group")
+        groups = 1
+    if kept > groups:
+        reader.fault("topk_group", f"at most n_group ({groups})")
+        kept = groups
+    if per_token > experts // groups * kept:
+        reader.fault("num_experts_per_tok", f"at most the {experts // groups * kept} experts of the chosen groups")
+        per_token = 1
+    reader.choice("n_shared_experts", [1], 1)
+    router = RouterConfig(
+        experts,
+        per_token,
+        "sigmoid",
+        bias=True,
+        groups=groups,
+        groups_kept=kept,
+        normalise=reader.flag("norm_topk_prob", True),
+        epsilon=1e-20,
+        scale=reader.number("routed_scaling_factor", 1.0),
+    )
+    return MoeConfig(
+        router,
+        reader.integer("moe_intermediate_size"),
+        reader.integer("moe_shared_expert_intermediate_size"),
+        activation="relu2",
+        latent=reader.integer("moe_latent_size") if reader.get("moe_latent_size") is not None else None,
+    )
+
+
+def read_nemotron(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `nemotron_h`, as published by NVIDIA or as written by transformers."""
+    reader = ConfigReader("nemotron_h", config)
+    eps = reader.number("layer_norm_epsilon" if "layer_norm_epsilon" in reader else "norm_eps", 1e-5)
+    reader.get("norm_eps")
+    types = read_layer_types(reader)
+    mixer = read_mamba2(reader, FIELDS, eps)
+    if reader.flag("hf_compat_dt_floor", False):
+        low, high = mixer.step_limits
+        mixer = replace(mixer, step_limits=(max(low, reader.number("time_step_min", 0.001)), high))
+    mixers: dict[str, BranchConfig] = {"linear_attention": mixer}
+    if "full_attention" in types:
+        heads, kv_heads, _ = read_heads(reader)
+        size = reader.integer("head_dim" if "head_dim" in reader else "attention_head_dim", 128)
+        mixers["full_attention"] = AttentionConfig(heads, kv_heads, size)
+    if "mlp" in types:
+        mixers["mlp"] = MlpConfig(reader.integer("intermediate_size"), "relu2")
+    if "moe" in types:
+        mixers["moe"] = read_moe(reader)
+    reader.choice("mamba_hidden_act", ["silu"], "silu")
+    reader.choice("mlp_hidden_act", ["relu2"], "relu2")
+    reader.choice("mamba_ssm_cache_dtype", ["float32"], "float32")
+    reader.choice("sliding_window", [None], None)
+    for name in ("use_bias", "mamba_proj_bias", "attention_bias", "mlp_bias"):
+        reader.choice(name, [False], False)
+    for name in (*UNUSED, *unused_sizes(types)):
+        reader.get(name)
+    tied = reader.flag("tie_word_embeddings", False)
+    return read_decoder_config(reader, tuple((mixers[kind],) for kind in types), eps, tied)
+
+
+def unused_sizes(types: list[str]) -> list[str]:
+    """Sizes that configs name also where no layer has them."""
+    names = {
+        "full_attention": "num_attention_heads num_key_value_heads head_dim",
+        "mlp": "intermediate_size",
+        "moe": """n_routed_experts num_experts_per_tok n_group topk_group n_shared_experts norm_topk_prob
+            moe_latent_size routed_scaling_factor moe_intermediate_size moe_shared_expert_intermediate_size""",
+    }
+    return [name for kind, fields in names.items() if kind not in types for name in fields.split()]
+
+
+def _feed_forward(c: MlpConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+    shapes = {"up_proj": (c.width, hidden), "down_proj": (hidden, c.width)}
+    return [tensor((*at, part), f"{name}.{part}.weight", shape) for part, shape in shapes.items()]
+
+
+def _experts(c: MoeConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+    count, inner = c.router.experts, c.latent or hidden
+    weights = [
+        tensor((*at, "router", "weight"), f"{name}.gate.weight", (count, hidden)),
+        tensor((*at, "router", "bias"), f"{name}.gate.e_score_correction_bias", (count,), float32=True),
+        *_feed_forward(MlpConfig(c.shared_width), hidden, (*at, "shared_expert"), f"{name}.shared_experts"),
+    ]
+    for part, shape in {"up_proj": (c.width, inner), "down_proj": (inner, c.width)}.items():
+        experts = f"{name}.experts"
+        options = expert_matrices(f"{experts}.{part}", experts, (part,), count, shape)
+        weights.append(Weight((*at, part), (count, *shape), options))
+    if c.latent is not None:
+        weights.append(tensor((*at, "latent_in"), f"{name}.fc1_latent_proj.weight", (c.latent, hidden)))
+        weights.append(tensor((*at, "latent_out"), f"{name}.fc2_latent_proj.weight", (hidden, c.latent)))
+    return weights
+
+
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    name = f"{layer}.mixer"
+    if isinstance(c, Mamba2Config):
+        return mamba2_weights(c, hidden, at, name)
+    if isinstance(c, AttentionConfig):
+        return attention_weights(c, hidden, at, name)
+    if isinstance(c, MlpConfig):
+        return _feed_forward(c, hidden, at, name)
+    assert isinstance(c, MoeConfig)
+    return _experts(c, hidden, at, name)
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
+    return decoder_weights(
+        config,
+        _describe,
+        norms=("norm",),
+        # older Mamba2 checkpoints call it by the singular
+        embedding=("backbone.embeddings.weight", "backbone.embedding.weight"),
+        final_norm="backbone.norm_f.weight",
+        layers="backbone.layers",
+    )
+
+
+NEMOTRON_H = Family("nemotron_h", ("nemotron_h",), read_nemotron, weights, (r"mtp\..*",), ())

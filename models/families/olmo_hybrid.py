@@ -1,0 +1,128 @@
+"""OLMo Hybrid: Gated DeltaNet with strong writes behind a norm, attention and its feed-forward layer before one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.config.fields import read_decoder_config, read_heads, read_kinds, read_rope
+from models.config.reader import ConfigReader
+from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm
+from models.families.family import Family
+from models.layers.mlp import MlpConfig
+from models.layers.rope import Rope
+from models.mixers.attention import AttentionConfig, QkNorm
+from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights
+from models.weights.sources import Weight, joined, tensor
+
+# How the model was initialised.
+UNUSED = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
+
+
+def read_mixer(reader: ConfigReader) -> GatedDeltaNetConfig:
+    """Sizes of the recurrent layers; without any they follow from the attention heads, as in transformers."""
+    heads, hidden = reader.integer("num_attention_heads"), reader.integer("hidden_size")
+    key_heads = reader.integer("linear_num_key_heads", heads)
+    value_heads = reader.integer("linear_num_value_heads", heads)
+    if value_heads % key_heads:
+        reader.fault("linear_num_value_heads", f"a multiple of linear_num_key_heads ({key_heads})")
+    key_size = reader.integer("linear_key_head_dim", max(int(0.75 * hidden / key_heads), 1))
+    return GatedDeltaNetConfig(
+        key_heads,
+        value_heads,
+        key_size,
+        reader.integer("linear_value_head_dim", 2 * key_size),
+        reader.integer("linear_conv_kernel_dim", 4, minimum=2),
+        1e-5,  # of the gated norm, whatever rms_norm_eps says
+        strongest_write=2.0 if reader.flag("linear_allow_neg_eigval", True) else 1.0,
+    )
+
+
+def read_positions(reader: ConfigReader, head_dim: int) -> Rope | None:
+    """Rotary embedding where a base is given; the published models have none."""
+    parameters = reader.get("rope_parameters")
+    given = isinstance(parameters, Mapping) and parameters.get("rope_theta") is not None
+    if "rope_theta" in reader or given:
+        return read_rope(reader, head_dim, 1e4, 1.0)
+    reader.get("rope_theta")
+    if (empty := reader.child("rope_parameters")) is not None:
+        empty.get("rope_theta")
+        empty.get("rope_type")
+    return None
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `olmo_hybrid`."""
+    reader = ConfigReader("olmo_hybrid", config)
+    layers = reader.integer("num_hidden_layers")
+    eps = reader.number("rms_norm_eps", 1e-6)
+    heads, kv_heads, head_dim = read_heads(reader)
+    rope = read_positions(reader, head_dim)
+    attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps, all_heads=True))
+    types = read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
+    mixer, mlp = read_mixer(reader), MlpConfig(reader.integer("intermediate_size"))
+    reader.choice("hidden_act", ["silu"], "silu")
+    reader.choice("attention_bias", [False], False)
+    for name in UNUSED:
+        reader.get(name)
+    full, linear = (PostNorm(attention), PostNorm(mlp)), (mixer, mlp)
+    return read_decoder_config(
+        reader,
+        layers=tuple(full if kind == "full_attention" else linear for kind in types),
+        eps=eps,
+        tied=reader.flag("tie_word_embeddings", False),
+    )
+
+
+def _mixer(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+    plain = {
+        "in_proj_z": ("g_proj", (c.value_width, hidden)),
+        "in_proj_b": ("b_proj", (c.value_heads, hidden)),
+        "in_proj_a": ("a_proj", (c.value_heads, hidden)),
+        "out_proj": ("o_proj", (hidden, c.value_width)),
+    }
+    own, taps = (c.key_width, c.key_width, c.value_width), (1, c.kernel)
+    # transformers cuts the convolution into equal parts when it saves one, wherever the queries end: only the order of
+    # the three says what belongs to what.
+    third = -(-c.channels // 3)
+    convs = [
+        joined({f"{name}.{part}_conv1d.weight": (size, *taps) for part, size in zip("qkv", sizes, strict=True)})
+        for sizes in dict.fromkeys((own, (third, third, c.channels - 2 * third)))
+    ]
+    projections = {f"{name}.{part}_proj.weight": (size, hidden) for part, size in zip("qkv", own, strict=True)}
+    return [
+        Weight((*at, "in_proj_qkv"), (c.channels, hidden), (joined(projections),)),
+        Weight((*at, "conv1d"), (c.channels, *taps), tuple(convs)),
+        *(tensor((*at, part), f"{name}.{found}.weight", shape) for part, (found, shape) in plain.items()),
+        tensor((*at, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
+        tensor((*at, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
+        tensor((*at, "norm"), f"{name}.o_norm.weight", (c.value_size,), float32=True),
+    ]
+
+
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    inner = c.inner if isinstance(c, PostNorm) else c
+    if isinstance(inner, AttentionConfig):
+        return attention_weights(inner, hidden, at, f"{layer}.self_attn")
+    if isinstance(inner, MlpConfig):
+        return mlp_weights(inner.width, hidden, at, f"{layer}.mlp")
+    assert isinstance(inner, GatedDeltaNetConfig)
+    return _mixer(inner, hidden, at, f"{layer}.linear_attn")
+
+
+# Of each branch by kind of layer; a second name is the one that transformers saves the norm under.
+ATTENDING = (("post_attention_layernorm", "feedforward_layer_norm"), ("post_feedforward_layernorm",))
+LINEAR = (("input_layernorm", "attention_layer_norm"), ("post_attention_layernorm", "feedforward_layer_norm"))
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """Every parameter of the decoder with the names of the checkpoints."""
+    found = decoder_weights(config, _describe, norms=())
+    for i, (mixer, _) in enumerate(config.layers):
+        for j, norms in enumerate(ATTENDING if isinstance(mixer, PostNorm) else LINEAR):
+            names = [f"model.layers.{i}.{norm}.weight" for norm in norms]
+            path = ("layers", i, "branches", j, "norm", "weight")
+            found.append(tensor(path, names, (config.hidden_size,), float32=True))
+    return found
+
+
+OLMO_HYBRID = Family("olmo_hybrid", ("olmo_hybrid",), read_config, weights, (), ())

@@ -1,0 +1,204 @@
+"""What Qwen3-Next and Qwen3.5 share: the same decoder, config fields and tensor names.
+
+Not shared with other families: a config whose text part may be nested and tensors that then have another prefix, the
+projections of a Gated DeltaNet, a shared expert with a gate of its own, and the multi-token-prediction head, which no
+other family has here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from models.config.fields import paired, read_attending, read_dtype, read_rope
+from models.config.reader import ConfigReader
+from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.family import Family
+from models.layers.mlp import MlpConfig
+from models.layers.moe import MoeConfig
+from models.layers.router import RouterConfig
+from models.mixers.attention import AttentionConfig, QkNorm
+from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.weights.layer_weights import (
+    Describe,
+    Path,
+    attention_weights,
+    decoder_weights,
+    layer_weights,
+    mlp_weights,
+    moe_weights,
+)
+from models.weights.sources import Weight, tensor
+
+HEAD = r"mtp\..*"
+"""Tensors of the multi-token-prediction head."""
+SKIPPED = (HEAD, r"model\.visual\..*", r"visual\..*", r"model\.mtp\..*")
+NORMS = ("input_layernorm", "post_attention_layernorm")
+PREFIXES = ("model.language_model.", "language_model.model.")
+ReadConfig = Callable[[Mapping[str, Any]], DecoderConfig]
+Describes = Callable[[DecoderConfig], list[Weight]]
+Projections = Callable[[GatedDeltaNetConfig, int, Path, str], list[Weight]]
+
+
+def text_reader(family: str, config: Mapping[str, Any]) -> tuple[ConfigReader, ConfigReader]:
+    """The outer config and its text part, which are one where nothing is nested."""
+    outer = ConfigReader(family, config)
+    return outer, outer.child("text_config") or outer
+
+
+def read_moe(reader: ConfigReader, normalise: bool) -> MoeConfig:
+    """Mixture-of-experts fields."""
+    experts = reader.integer("num_experts")
+    per_token = reader.integer("num_experts_per_tok")
+    if per_token > experts:
+        reader.fault("num_experts_per_tok", f"at most num_experts ({experts})")
+    return MoeConfig(
+        RouterConfig(experts, min(per_token, experts), normalise=normalise),
+        reader.integer("moe_intermediate_size"),
+        reader.integer("shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+
+
+def read_decoder(
+    family: str,
+    outer: ConfigReader,
+    reader: ConfigReader,
+    feed_forward: Sequence[BranchConfig],
+) -> DecoderConfig:
+    """The fields that all members of the family have.
+
+    Args:
+        family: its name.
+        outer, reader: config.json and its text part.
+        feed_forward: the feed-forward layer of each decoder layer.
+    """
+    eps = reader.number("rms_norm_eps", 1e-6)
+    hidden = reader.integer("hidden_size")
+    heads = reader.integer("num_attention_heads")
+    kv_heads = reader.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        reader.fault("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    head_dim = reader.integer("head_dim", 256)
+    rope = read_rope(reader, head_dim, 1e4, 0.25)
+    attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps, offset=1.0), output_gate=True)
+    key_heads, value_heads = reader.integer("linear_num_key_heads"), reader.integer("linear_num_value_heads")
+    if value_heads % key_heads:
+        reader.fault("linear_num_value_heads", f"a multiple of linear_num_key_heads ({key_heads})")
+    mixer = GatedDeltaNetConfig(
+        key_heads,
+        value_heads,
+        reader.integer("linear_key_head_dim"),
+        reader.integer("linear_value_head_dim"),
+        reader.integer("linear_conv_kernel_dim", 4, minimum=2),
+        eps,
+    )
+    reader.choice("hidden_act", ["silu"], "silu")
+    reader.choice("attention_bias", [False], False)
+    reader.choice("attn_output_gate", [True], True)
+    reader.choice("output_gate_type", ["swish", "silu"], "swish")
+    reader.choice("mamba_ssm_dtype", ["float32"], "float32")
+    reader.choice("use_sliding_window", [False], False)
+    for name in ("num_mtp_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mtp_layer_types"):
+        reader.get(name)
+    types = read_attending(reader, len(feed_forward), "full_attention_interval", 4)
+    # Where both are there and differ, transformers follows the outer one.
+    tied = (outer if "tie_word_embeddings" in outer else reader).flag("tie_word_embeddings", False)
+    return DecoderConfig(
+        family=family,
+        vocab_size=reader.integer("vocab_size"),
+        hidden_size=hidden,
+        max_position_embeddings=reader.integer("max_position_embeddings", 32768),
+        layers=paired(types, {"full_attention": attention, "linear_attention": mixer}, feed_forward),
+        eps=eps,
+        norm_offset=1.0,
+        tied=tied,
+        eos_token_ids=(reader if "eos_token_id" in reader else outer).integers("eos_token_id"),
+        dtype=read_dtype(reader, outer),
+        unknown_keys=outer.close(),
+    )
+
+
+def separate_projections(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+    """The input projections of a mixer, one tensor each."""
+    shapes = {
+        "in_proj_qkv": (c.channels, hidden),
+        "in_proj_z": (c.value_width, hidden),
+        "in_proj_b": (c.value_heads, hidden),
+        "in_proj_a": (c.value_heads, hidden),
+    }
+    return [tensor((*at, part), f"{name}.{part}.weight", shape) for part, shape in shapes.items()]
+
+
+def weights(config: DecoderConfig, projections: Projections = separate_projections) -> list[Weight]:
+    """Every parameter of the decoder with the names of the Hugging Face checkpoints.
+
+    Args:
+        config: the decoder.
+        projections: describes the input projections of a mixer.
+    """
+
+    def describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+        if isinstance(c, AttentionConfig):
+            return attention_weights(c, hidden, at, f"{layer}.self_attn")
+        if isinstance(c, MoeConfig):
+            return moe_weights(c, hidden, at, f"{layer}.mlp", shared="shared_expert")
+        if isinstance(c, MlpConfig):
+            return mlp_weights(c.width, hidden, at, f"{layer}.mlp")
+        assert isinstance(c, GatedDeltaNetConfig)
+        name = f"{layer}.linear_attn"
+        return [
+            *projections(c, hidden, at, name),
+            tensor((*at, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
+            tensor((*at, "out_proj"), f"{name}.out_proj.weight", (hidden, c.value_width)),
+            tensor((*at, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
+            tensor((*at, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
+            tensor((*at, "norm"), f"{name}.norm.weight", (c.value_size,), float32=True),
+        ]
+
+    found = decoder_weights(config, describe, NORMS)
+    return found if config.head is None else [*found, *head_weights(config.head, config.hidden_size, describe)]
+
+
+def head_weights(branches: Sequence[BranchConfig], hidden: int, describe: Describe) -> list[Weight]:
+    """Parameters of the multi-token-prediction head."""
+    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    return [
+        tensor(("mtp", "fc"), "mtp.fc.weight", (hidden, 2 * hidden)),
+        *(tensor(("mtp", norm, "weight"), f"mtp.{norm}.weight", (hidden,), float32=True) for norm in norms),
+        *layer_weights(branches, hidden, ("mtp", "layer"), "mtp.layers.0", describe, NORMS),
+    ]
+
+
+def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig:
+    """The decoder with its multi-token-prediction head, a layer of attention like those of the decoder.
+
+    Layers of the head are numbered from 0 again, so its feed-forward layer is what the decoder's first one is. What
+    config.json says of the head varies: Qwen3-Next says nothing, and has it.
+
+    Raises:
+        ConfigError: there is no head, or another one than is implemented.
+    """
+    _, reader = text_reader(config.family, fields)
+    for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers"):
+        reader.choice(name, [1], 1)
+    reader.choice("mtp_layer_types", [["full_attention"]], ["full_attention"])
+    reader.choice("mtp_use_dedicated_embeddings", [False], False)
+    attention = next((mixer for mixer, _ in config.layers if isinstance(mixer, AttentionConfig)), None)
+    if attention is None:
+        reader.fault("layer_types", "a layer of full attention, which the head's layer is like")
+        attention = AttentionConfig(1, 1, 1)
+    reader.close()
+    return replace(config, head=(attention, config.layers[0][1]))
+
+
+def qwen_family(name: str, model_types: tuple[str, ...], read_config: ReadConfig, weights: Describes) -> Family:
+    """A family of this kind, without and with the head."""
+    head = Family(
+        name,
+        model_types,
+        lambda fields: read_head(read_config(fields), fields),
+        weights,
+        tuple(pattern for pattern in SKIPPED if pattern != HEAD),
+        PREFIXES,
+    )
+    return Family(name, model_types, read_config, weights, SKIPPED, PREFIXES, head)

@@ -1,0 +1,60 @@
+"""Qwen3-Next: fused mixer projections grouped by key head, experts in all layers but those that are named dense."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from models.decoder.decoder import DecoderConfig
+from models.families import qwen
+from models.families.qwen import qwen_family, read_decoder, read_moe, text_reader
+from models.layers.mlp import MlpConfig
+from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.weights.layer_weights import Path
+from models.weights.sources import Weight, rows
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `qwen3_next`: layer i has experts unless `mlp_only_layers` or the sparse step skip it."""
+    outer, reader = text_reader("qwen3_next", config)
+    layers = reader.integer("num_hidden_layers")
+    step = reader.integer("decoder_sparse_step", 1)
+    dense = set(reader.integers("mlp_only_layers"))
+    moe = read_moe(reader, reader.flag("norm_topk_prob", True))
+    mlp = MlpConfig(reader.integer("intermediate_size"))
+    forward = [mlp if i in dense or (i + 1) % step else moe for i in range(layers)]
+    return read_decoder("qwen3_next", outer, reader, forward)
+
+
+def projection_rows(config: GatedDeltaNetConfig) -> dict[str, np.ndarray]:
+    """Rows of the fused projections that belong to each of our projections.
+
+    `in_proj_qkvz` is `[key_heads, q | k | v of the head's value heads | z of them]`, `in_proj_ba` is
+    `[key_heads, b | a]`; ours are blocks of all queries, keys and values.
+    """
+    c = config
+    group = c.value_heads // c.key_heads
+    sizes = [c.key_size, c.key_size, group * c.value_size, group * c.value_size]
+    fused = np.arange(c.key_heads * sum(sizes)).reshape(c.key_heads, -1)
+    q, k, v, z = (part.reshape(-1) for part in np.split(fused, np.cumsum(sizes)[:-1], axis=1))
+    b, a = (part.reshape(-1) for part in np.split(np.arange(2 * c.value_heads).reshape(c.key_heads, -1), 2, axis=1))
+    return {"in_proj_qkv": np.concatenate([q, k, v]), "in_proj_z": z, "in_proj_b": b, "in_proj_a": a}
+
+
+def fused_projections(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+    """The input projections of a mixer, taken out of the two tensors that hold them."""
+    fused = {"in_proj_qkvz": c.channels + c.value_width, "in_proj_ba": 2 * c.value_heads}
+    found = []
+    for part, index in projection_rows(c).items():
+        stored = "in_proj_qkvz" if part in ("in_proj_qkv", "in_proj_z") else "in_proj_ba"
+        source = rows(f"{name}.{stored}.weight", (fused[stored], hidden), index)
+        found.append(Weight((*at, part), (len(index), hidden), (source,)))
+    return found
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
+    return qwen.weights(config, fused_projections)
+
+
+QWEN3_NEXT = qwen_family("qwen3_next", ("qwen3_next",), read_config, weights)

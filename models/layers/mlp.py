@@ -1,0 +1,80 @@
+"""Feed-forward layers without experts."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float32
+
+from models.layers.activations import scaled, silu_gated
+from models.layers.initial import matrix
+from models.ops.linear import linear
+from models.sharding.cut import Part, columns, rows
+from models.sharding.devices import ALONE, Devices
+from models.sharding.share import divided
+from models.state.shapes import Activations, LaneInfo
+from models.state.state import Stateful
+
+Activation = Literal["swiglu", "relu2"]
+"""`silu(gate) * up` (arXiv:2002.05202), or `relu(up)^2` without a gate (arXiv:2109.08668)."""
+
+
+class Stateless(Stateful):
+    """A layer that keeps nothing between steps."""
+
+    def state_arrays(self) -> None:
+        return None
+
+
+def relu_squared(x: Float32[Array, "*rows width"]) -> Float32[Array, "*rows width"]:
+    """`max(x, 0)^2`."""
+    positive = jnp.maximum(x, 0.0)
+    return positive * positive
+
+
+@dataclass(frozen=True)
+class MlpConfig:
+    """Width (`intermediate_size`) and activation of a feed-forward layer.
+
+    Attributes:
+        gate_multiplier, out_multiplier: factors on the gate before its activation, and on the output.
+        devices: that share the layer; the width is that of one of them.
+    """
+
+    width: int
+    activation: Activation = "swiglu"
+    gate_multiplier: float = 1.0
+    out_multiplier: float = 1.0
+    devices: Devices = ALONE
+
+    def share(self, devices: Devices) -> "MlpConfig":
+        """The columns of one device."""
+        return divided(self, devices, "width")
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "Mlp":
+        return Mlp(self, hidden, rngs)
+
+
+class Mlp(Stateless):
+    """`down(activation(up x))`, with `gate_proj` beside `up_proj` where the activation has a gate."""
+
+    def __init__(self, config: MlpConfig, hidden: int, rngs: nnx.Rngs):
+        self.config = config
+        width = Part(config.width, config.width)
+        gated = config.activation == "swiglu"
+        self.gate_proj = matrix(rngs, config.width, hidden, cuts=(rows(width),)) if gated else None
+        self.up_proj = matrix(rngs, config.width, hidden, cuts=(rows(width),))
+        self.down_proj = matrix(rngs, hidden, config.width, cuts=(columns(width),))
+
+    def project(self, x: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows hidden"]:
+        if self.gate_proj is None:
+            inner = relu_squared(linear(x, self.up_proj[...]))
+        else:
+            gate, up = linear(x, self.gate_proj[...]), linear(x, self.up_proj[...])
+            inner = silu_gated(scaled(gate, self.config.gate_multiplier), up)
+        return scaled(linear(inner, self.down_proj[...]), self.config.out_multiplier)
+
+    def __call__(self, x: Activations, info: LaneInfo, state: None) -> tuple[Activations, None]:
+        return self.project(x), None

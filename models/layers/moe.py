@@ -1,0 +1,118 @@
+"""The mixture of experts: a router, many small feed-forward layers, and what every token passes besides."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+from jaxtyping import Float32
+
+from models.layers.activations import silu_gated
+from models.layers.initial import matrix
+from models.layers.mlp import Activation, MlpConfig, Stateless, relu_squared
+from models.layers.router import RouterConfig
+from models.ops.expert_dot import expert_dot
+from models.ops.linear import linear
+from models.sharding.cut import Cut, Part, experts
+from models.sharding.devices import ALONE, EXPERT, MODEL, Devices, held_rows
+from models.sharding.share import Size, divided
+from models.state.shapes import Activations, LaneInfo
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """Sizes of a mixture of experts.
+
+    Attributes:
+        router: how experts are chosen.
+        width: width of each expert (`moe_intermediate_size`).
+        shared_width: width of the feed-forward layer that every token visits, 0 where there is none.
+        shared_gate: its output is multiplied by the sigmoid of a learned projection of the token.
+        activation: of the experts and of the shared layer.
+        latent: the routed experts work on a projection of the token to this width; None where they see it whole.
+        devices: that share the layer; the widths are those of one of them. The router chooses among all experts.
+    """
+
+    router: RouterConfig
+    width: int
+    shared_width: int = 0
+    shared_gate: bool = False
+    activation: Activation = "swiglu"
+    latent: int | None = None
+    devices: Devices = ALONE
+
+    @property
+    def held(self) -> int:
+        """Experts of one device."""
+        return self.router.experts // self.devices.expert
+
+    def share(self, devices: Devices) -> "MoeConfig":
+        """The experts of one device and the columns of each that it has; the shared layer's columns."""
+        whole = Size("RouterConfig.experts", self.router.experts, EXPERT)
+        return divided(self, devices, "width", "shared_width", others=(whole,))
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "Moe":
+        return Moe(self, hidden, rngs)
+
+
+class Moe(Stateless):
+    """The chosen experts' outputs by their weights, plus the shared layer's.
+
+    The experts' matrices lie in `gate_up_proj` [expert, gate rows then up rows, in] with SwiGLU, in `up_proj` without a
+    gate, and in `down_proj` [expert, in, width].
+
+    Of several devices along `expert` each computes what its own experts give to every token.
+    """
+
+    summed_over = (EXPERT, MODEL)
+
+    def __init__(self, config: MoeConfig, hidden: int, rngs: nnx.Rngs):
+        c = config
+        self.config = config
+        self.router = c.router.build(hidden, rngs)
+        inner = hidden if c.latent is None else c.latent
+        width, own = Part(c.width, c.width), experts(c.router.experts)
+        if c.activation == "swiglu":
+            self.gate_up_proj = matrix(rngs, c.held, 2 * c.width, inner, cuts=(own, Cut(1, MODEL, (width, width))))
+        else:
+            self.up_proj = matrix(rngs, c.held, c.width, inner, cuts=(own, Cut(1, MODEL, (width,))))
+        self.down_proj = matrix(rngs, c.held, inner, c.width, cuts=(own, Cut(2, MODEL, (width,))))
+        if c.latent is not None:
+            self.latent_in, self.latent_out = matrix(rngs, c.latent, hidden), matrix(rngs, hidden, c.latent)
+        shared = MlpConfig(c.shared_width, c.activation, devices=c.devices) if c.shared_width else None
+        self.shared_expert = None if shared is None else shared.build(hidden, rngs)
+        self.shared_expert_gate = matrix(rngs, 1, hidden) if c.shared_gate else None
+
+    def __call__(self, x: Activations, info: LaneInfo, state: None) -> tuple[Activations, None]:
+        c = self.config
+        rows = x.reshape((-1, x.shape[-1]))
+        weight, expert = self.router(rows)
+        expert = expert.reshape((-1,))
+        spread = c.devices.expert > 1
+        if spread:
+            here, expert = held_rows(expert, EXPERT, c.held)
+            expert = jnp.where(here, expert, c.held)
+        seen = rows if c.latent is None else linear(rows, self.latent_in[...])
+        visits = jnp.repeat(seen, c.router.per_token, axis=0)
+        if c.activation == "swiglu":
+            gate, up = jnp.split(expert_dot(visits, self.gate_up_proj[...], expert, spread), 2, -1)
+            inner = silu_gated(gate, up)
+        else:
+            inner = relu_squared(expert_dot(visits, self.up_proj[...], expert, spread))
+        routed = expert_dot(inner, self.down_proj[...], expert, spread)
+        out = jnp.sum(routed.reshape((-1, c.router.per_token, seen.shape[-1])) * weight[:, :, None], axis=1)
+        if c.latent is not None:
+            out = linear(out, self.latent_out[...])
+        if self.shared_expert is not None:
+            shared = self.shared_expert.project(rows)
+            if self.shared_expert_gate is not None:
+                shared = jax.nn.sigmoid(linear(rows, self.shared_expert_gate[...])) * shared
+            out = out + self._once(shared)
+        return out.reshape(x.shape), None
+
+    def _once(self, shared: Float32[Array, "row hidden"]) -> Float32[Array, "row hidden"]:
+        """The shared layer's part of the sum over all devices: those along `expert` have it in common."""
+        if self.config.devices.expert == 1:
+            return shared
+        return jnp.where(lax.axis_index(EXPERT) == 0, shared, 0.0)

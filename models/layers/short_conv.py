@@ -1,0 +1,95 @@
+"""Causal depthwise convolution over the last few tokens, with its state."""
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float, Float32, Int32
+
+from models.state.shapes import LaneInfo
+from models.state.state import named
+
+
+def layer_conv(
+    x: Float32[Array, "lane token channel"],
+    weight: Float[Array, "channel 1 kernel"],
+    state: Float[Array, "lane tap channel"],
+    info: LaneInfo,
+    bias: Float32[Array, "channel"] | None = None,
+) -> tuple[Float32[Array, "lane token channel"], Float[Array, "lane tap channel"]]:
+    """`short_conv` with the weight of a checkpoint, from zero state where a lane's sequence begins."""
+    return short_conv(x, weight[:, 0].astype(jnp.float32), _before(state, info), info.lengths, info.valid, bias)
+
+
+def short_conv(
+    x: Float32[Array, "lane token channel"],
+    weight: Float32[Array, "channel kernel"],
+    state: Float[Array, "lane tap channel"],
+    lengths: Int32[Array, "lane"],
+    valid: Bool[Array, "lane token"],
+    bias: Float32[Array, "channel"] | None = None,
+) -> tuple[Float32[Array, "lane token channel"], Float[Array, "lane tap channel"]]:
+    """`y_t = sum_j weight[c, j] x_{t-K+1+j} + bias[c]`: tap K-1 meets the current token. No activation.
+
+    Args:
+        x: inputs; those of tokens that are not real are ignored, even if they are NaN.
+        weight: taps, `[channel, K]`.
+        state: the K-1 inputs before this step.
+        lengths, valid: real tokens of each lane.
+        bias: added to every output, also to those of tokens that are not real, which the caller masks.
+
+    Returns:
+        The convolution and the last K-1 inputs at each lane's true length; the state of a lane of length 0 is
+        unchanged, bit for bit.
+    """
+    window = conv_window(x, state, valid)
+    return convolve(window, weight, bias), conv_tail(window, lengths, state)
+
+
+def layer_window(
+    x: Float32[Array, "lane token channel"], state: Float[Array, "lane tap channel"], info: LaneInfo
+) -> Float32[Array, "lane input channel"]:
+    """`conv_window` from zero state where a lane's sequence begins."""
+    return conv_window(x, _before(state, info), info.valid)
+
+
+def conv_window(
+    x: Float32[Array, "lane token channel"], state: Float[Array, "lane tap channel"], valid: Bool[Array, "lane token"]
+) -> Float32[Array, "lane input channel"]:
+    """The K-1 inputs before this step and those of its T tokens, zero for tokens that are not real.
+
+    It is computed once, for the convolution and for what is kept: else XLA may compute the latter from the state alone,
+    and would have to copy that before it writes there.
+    """
+    x = named(jnp.where(valid[:, :, None], x, 0.0), None, None, "channel")
+    return lax.optimization_barrier(jnp.concatenate([state.astype(jnp.float32), x], axis=1))
+
+
+def convolve(
+    window: Float32[Array, "lane input channel"],
+    weight: Float32[Array, "channel kernel"],
+    bias: Float32[Array, "channel"] | None = None,
+) -> Float32[Array, "lane token channel"]:
+    """The convolution at each of the T = inputs - K + 1 tokens of a window."""
+    kernel = weight.shape[1]
+    tokens = window.shape[1] - kernel + 1
+    y = window[:, :tokens] * weight[None, None, :, 0]
+    for j in range(1, kernel):
+        y = y + window[:, j : j + tokens] * weight[None, None, :, j]
+    return y if bias is None else y + bias[None, None]
+
+
+def conv_tail(
+    window: Float32[Array, "lane input channel"], lengths: Int32[Array, "lane"], state: Float[Array, "lane tap channel"]
+) -> Float[Array, "lane tap channel"]:
+    """The last K-1 inputs at each lane's length, at most T; the state of a lane of length 0 is unchanged."""
+    taps = state.shape[1]
+    if window.shape[1] == taps + 1:
+        tail = window[:, 1:]
+    else:
+        last = lengths[:, None] + jnp.arange(taps, dtype=jnp.int32)[None, :]
+        tail = jnp.take_along_axis(window, last[:, :, None], axis=1, mode="fill")
+    tail = named(tail, None, "tap", None)
+    return jnp.where((lengths > 0)[:, None, None], tail.astype(state.dtype), state)
+
+
+def _before(state: Float[Array, "lane tap channel"], info: LaneInfo) -> Float[Array, "lane tap channel"]:
+    return jnp.where(info.fresh[:, None, None], jnp.zeros_like(state), state)

@@ -1,0 +1,229 @@
+"""Causal attention over a key/value cache: grouped queries; norm, positions and output gate are optional."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+from jaxtyping import Float32, Int32
+
+from models.layers.initial import matrix
+from models.layers.norms import RMSNorm
+from models.layers.rope import Rope
+from models.ops.float32 import full_einsum
+from models.ops.layout import turned
+from models.ops.linear import linear
+from models.sharding.cut import Part, columns, rows
+from models.sharding.devices import ALONE, Devices
+from models.sharding.share import divided
+from models.sharding.varying import varying_like
+from models.state.shapes import Activations, KeyCache, LaneInfo, ValueCache
+from models.state.state import KV_BLOCK, Stateful, named, state_array
+
+FEW_QUERIES = 64
+"""Up to so many rows of queries for each key/value head, scores take 0.6 to 1.1 of the time with the keys on the left;
+with 256 and more, 1.0 to 1.2."""
+
+
+class KVCache(NamedTuple):
+    """Keys and values of one attention layer for N lanes, cache dtype, a whole number of blocks long.
+
+    `value` is None where the values are the first entries of the keys.
+    """
+
+    key: KeyCache
+    value: ValueCache | None
+
+
+@dataclass(frozen=True)
+class QkNorm:
+    """RMS norm of the queries and of the keys.
+
+    Attributes:
+        eps: `rms_norm_eps`.
+        offset: 1 where the weights are stored minus one.
+        all_heads: one norm over all heads together instead of one for each head.
+    """
+
+    eps: float
+    offset: float = 0.0
+    all_heads: bool = False
+
+    def size(self, heads: int, head_dim: int) -> int:
+        """Values that are normed together."""
+        return heads * head_dim if self.all_heads else head_dim
+
+    def build(self, heads: Part, head_dim: int, devices: Devices) -> RMSNorm:
+        cuts = (rows(heads),) if self.all_heads else ()
+        return RMSNorm(self.size(heads.units, head_dim), self.eps, self.offset, cuts, devices)
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Sizes of an attention layer.
+
+    Attributes:
+        heads, kv_heads: `num_attention_heads`, `num_key_value_heads` (a divisor of the former).
+        head_dim: size of a head.
+        rope: rotary embedding, None for attention without positions.
+        qk_norm: norm of queries and keys before the rotary embedding, None where there is none.
+        output_gate: the output is multiplied by the sigmoid of a second half of each head of the query projection.
+        scale: factor on the scores, None for the inverse square root of `head_dim`.
+        devices: that share the layer; the heads are those of one of them.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope | None = None
+    qk_norm: QkNorm | None = None
+    output_gate: bool = False
+    scale: float | None = None
+    devices: Devices = ALONE
+
+    def share(self, devices: Devices) -> "AttentionConfig":
+        """Heads of one device; of fewer key/value heads than devices each has the one that its queries see."""
+        return divided(self, devices, "heads", repeated=("kv_heads",))
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "Attention":
+        return Attention(self, hidden, rngs)
+
+
+def normed(norm: RMSNorm, x: Float32[Array, "lane token head key"]) -> Float32[Array, "lane token head key"]:
+    """Each head, or all heads together, by as many values as the norm has weights."""
+    return norm(x.reshape((*x.shape[:2], -1, norm.weight.shape[0]))).reshape(x.shape)
+
+
+def append(
+    cache: KVCache, key: Array, value: Array | None, positions: Int32[Array, "lane token"], valid: Array
+) -> KVCache:
+    """Write the keys and values `[lane, token, kv_head, size]` of real tokens at their positions.
+
+    Tokens that are not real go to a position past the end, which is the one case that is dropped: the host admits no
+    sequence that is longer than the context.
+    """
+    past = cache.key.shape[2]
+    where = jnp.where(valid, positions, past)
+
+    def lane(row: Array, where: Array, new: Array) -> Array:
+        return row.at[:, where].set(
+            jnp.moveaxis(new, 0, 1).astype(row.dtype), mode="drop", wrap_negative_indices=False, unique_indices=False
+        )
+
+    write = jax.vmap(lane)
+    kept = None if value is None or cache.value is None else write(cache.value, where, value)
+    return KVCache(write(cache.key, where, key), kept)
+
+
+def attend(
+    query: Float32[Array, "lane token head key"],
+    cache: KVCache,
+    positions: Int32[Array, "lane token"],
+    valid: Array,
+    blocks: Int32[Array, ""] | int,
+    value_size: int | None = None,
+) -> Float32[Array, "lane token head value"]:
+    """Softmax attention of scaled queries over the first `blocks` blocks of the cache.
+
+    A query at position p sees positions 0..p of its own lane; what the cache holds beyond (stale or NaN) has no
+    influence. The softmax is accumulated block by block (arXiv:1805.02867), so visiting more blocks than a lane needs
+    changes none of its bits.
+
+    Args:
+        query: scaled queries.
+        cache: keys and values.
+        positions: of the queries.
+        valid: which tokens are real.
+        blocks: blocks to visit.
+        value_size: how many entries of a key are its value, where the cache holds no values.
+
+    Returns:
+        Attention output, zero at tokens that are not real.
+    """
+    lanes, tokens, heads, size = query.shape
+    kv_heads, groups = cache.key.shape[1], query.shape[2] // cache.key.shape[1]
+    value_size = cache.value.shape[3] if cache.value is not None else value_size
+    assert value_size is not None
+    q = jnp.moveaxis(query, 1, 2).reshape((lanes, kv_heads, groups * tokens, size))
+    limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))[:, None, :, None]
+    last = jnp.max(limit, axis=2, keepdims=True)
+
+    def block(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        top, total, out = carry
+        start = index * KV_BLOCK
+        k = lax.dynamic_slice_in_dim(cache.key, start, KV_BLOCK, axis=2).astype(jnp.float32)
+        if cache.value is None:
+            v = k[..., :value_size]
+        else:
+            v = lax.dynamic_slice_in_dim(cache.value, start, KV_BLOCK, axis=2).astype(jnp.float32)
+        at = start + jnp.arange(KV_BLOCK, dtype=jnp.int32)
+        v = jnp.where(at[None, None, :, None] <= last, v, 0.0)
+        scores = _scores(q, k)
+        scores = jnp.where(at[None, None, None, :] <= limit, scores, -jnp.inf)
+        new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
+        keep = jnp.exp(top - new_top)
+        p = jnp.exp(scores - new_top)
+        out = out * keep + full_einsum("nhqk,nhkd->nhqd", p, v)
+        return new_top, total * keep + jnp.sum(p, axis=-1, keepdims=True), out
+
+    shape = (lanes, kv_heads, groups * tokens)
+    start = (jnp.full((*shape, 1), -1e30), jnp.zeros((*shape, 1)), jnp.zeros((*shape, value_size)))
+    _, total, out = lax.fori_loop(0, blocks, block, varying_like(start, q, cache, limit))
+    out = jnp.where(limit >= 0, out / jnp.where(limit >= 0, total, 1.0), 0.0)
+    return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
+
+
+def _scores(
+    query: Float32[Array, "lane kv_head query key"], key: Float32[Array, "lane kv_head position key"]
+) -> Float32[Array, "lane kv_head query position"]:
+    """Of each query with each key. XLA:CPU packs a product's right operand in every call: that is the smaller one."""
+    if query.shape[2] > FEW_QUERIES:
+        return full_einsum("nhqd,nhkd->nhqk", query, key)
+    return turned(full_einsum("nhkd,nhqd->nhkq", key, query))
+
+
+class Attention(Stateful):
+    """Projections, cache and attention; the options are those of `AttentionConfig`."""
+
+    def __init__(self, config: AttentionConfig, hidden: int, rngs: nnx.Rngs):
+        c = config
+        self.config = config
+        queries = Part(c.heads * c.head_dim, c.heads)
+        keys = Part(c.kv_heads * c.head_dim, c.kv_heads, repeats=True)
+        gated = Part(2 * queries.size, c.heads) if c.output_gate else queries
+        self.q_proj = matrix(rngs, gated.size, hidden, cuts=(rows(gated),))
+        self.k_proj = matrix(rngs, keys.size, hidden, cuts=(rows(keys),))
+        self.v_proj = matrix(rngs, keys.size, hidden, cuts=(rows(keys),))
+        self.o_proj = matrix(rngs, hidden, queries.size, cuts=(columns(queries),))
+        self.q_norm = c.qk_norm.build(queries, c.head_dim, c.devices) if c.qk_norm else None
+        self.k_norm = c.qk_norm.build(keys, c.head_dim, c.devices) if c.qk_norm else None
+
+    def state_arrays(self) -> KVCache:
+        size = self.config.head_dim
+        heads = (Part(self.config.kv_heads, self.config.kv_heads, repeats=True),)
+        key = state_array(kv_head=heads, context=None, key=size)
+        return KVCache(key, state_array(kv_head=heads, context=None, value=size))
+
+    def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
+        """Attend from each real token to its lane's past and itself; their keys and values join the cache."""
+        c = self.config
+        lanes, tokens, _ = x.shape
+        at = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
+        q, gate = linear(x, self.q_proj[...]).reshape((lanes, tokens, c.heads, -1)), None
+        if c.output_gate:
+            q, gate = jnp.split(q, 2, axis=-1)
+        k = linear(x, self.k_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
+        v = linear(x, self.v_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
+        v = named(v, None, None, "kv_head", "value")
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = normed(self.q_norm, q), normed(self.k_norm, k)
+        if c.rope is not None:
+            q, k = c.rope(q, at), c.rope(k, at)
+        state = append(state, named(k, None, None, "kv_head", "key"), v, at, info.valid)
+        scale = c.head_dim**-0.5 if c.scale is None else c.scale
+        out = attend(q * scale, state, at, info.valid, info.kv_blocks)
+        if gate is not None:
+            out = out * jax.nn.sigmoid(gate)
+        return linear(out.reshape((lanes, tokens, c.heads * c.head_dim)), self.o_proj[...]), state

@@ -1,0 +1,125 @@
+"""Gated DeltaNet mixer (arXiv:2412.06464) as Qwen3-Next and Qwen3.5 use it."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float32
+
+from models.layers.activations import scaled, silu, silu_gated
+from models.layers.initial import decay_rates, matrix, parameter
+from models.layers.norms import l2_norm, rms_norm
+from models.layers.short_conv import layer_conv
+from models.mixers.recurrent import Recurrent
+from models.ops.delta_rule import DeltaGiven, delta_rule
+from models.ops.layout import merge_heads
+from models.ops.linear import linear
+from models.sharding.cut import Part, columns, rows
+from models.sharding.devices import ALONE, Devices
+from models.sharding.share import divided
+from models.state.shapes import Activations, LaneInfo
+from models.state.state import ConvRecurrentState, conv_recurrent
+
+
+@dataclass(frozen=True)
+class GatedDeltaNetConfig:
+    """Sizes of a Gated DeltaNet layer.
+
+    Attributes:
+        key_heads, value_heads: `linear_num_key_heads`, `linear_num_value_heads` (a multiple of the former).
+        key_size, value_size: `linear_key_head_dim`, `linear_value_head_dim`.
+        kernel: `linear_conv_kernel_dim`.
+        eps: `rms_norm_eps`, of the gated norm.
+        strongest_write: the write strength lies between 0 and this; above 1 what is written may turn the state's sign.
+        devices: that share the layer; the heads are those of one of them.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    kernel: int
+    eps: float
+    strongest_write: float = 1.0
+    devices: Devices = ALONE
+
+    @property
+    def key_width(self) -> int:
+        return self.key_heads * self.key_size
+
+    @property
+    def value_width(self) -> int:
+        return self.value_heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values, more than the layer's output has."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The channels [q | k | v], by heads."""
+        keys = Part(self.key_width, self.key_heads, repeats=True)
+        return keys, keys, Part(self.value_width, self.value_heads)
+
+    def share(self, devices: Devices) -> "GatedDeltaNetConfig":
+        """Heads of one device; of fewer key heads than devices each has the one that its value heads use."""
+        return divided(self, devices, "value_heads", repeated=("key_heads",))
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedDeltaNet":
+        return GatedDeltaNet(self, hidden, rngs)
+
+
+class GatedDeltaNet(Recurrent):
+    """x -> projections -> short convolution -> gated delta rule -> gated norm -> projection."""
+
+    def __init__(self, config: GatedDeltaNetConfig, hidden: int, rngs: nnx.Rngs):
+        c = config
+        self.config = config
+        channels, heads = rows(*c.parts), rows(Part(c.value_heads, c.value_heads))
+        values = Part(c.value_width, c.value_heads)
+        self.in_proj_qkv = matrix(rngs, c.channels, hidden, cuts=(channels,))
+        self.in_proj_z = matrix(rngs, c.value_width, hidden, cuts=(rows(values),))
+        self.in_proj_b = matrix(rngs, c.value_heads, hidden, cuts=(heads,))
+        self.in_proj_a = matrix(rngs, c.value_heads, hidden, cuts=(heads,))
+        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, cuts=(channels,))
+        self.A_log = decay_rates(rngs, c.value_heads, heads)
+        self.dt_bias = parameter(jnp.ones((c.value_heads,), jnp.float32), heads)
+        self.norm = nnx.Param(jnp.ones((c.value_size,), jnp.float32))
+        self.out_proj = matrix(rngs, hidden, c.value_width, cuts=(columns(values),))
+
+    def state_arrays(self) -> ConvRecurrentState:
+        c = self.config
+        return conv_recurrent(c.kernel, c.parts, c.value_heads, c.key_size, c.value_size)
+
+    def given(self, x: Activations) -> tuple[DeltaGiven, Float32[Array, "lane token inner"]]:
+        decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(
+            linear(x, self.in_proj_a[...]) + self.dt_bias[...][None, None]
+        )
+        beta = scaled(jax.nn.sigmoid(linear(x, self.in_proj_b[...])), self.config.strongest_write)
+        return DeltaGiven(linear(x, self.in_proj_qkv[...]), decay, beta), linear(x, self.in_proj_z[...])
+
+    def recur(
+        self, given: DeltaGiven, info: LaneInfo, state: ConvRecurrentState
+    ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
+        c = self.config
+        lanes, tokens, _ = given.conv.shape
+        mixed, conv = layer_conv(given.conv, self.conv1d[...], state.conv, info)
+        q, k, v = jnp.split(silu(mixed), [c.key_width, 2 * c.key_width], axis=-1)
+        q, k = (y.reshape((lanes, tokens, c.key_heads, c.key_size)) for y in (q, k))
+        v = v.reshape((lanes, tokens, c.value_heads, c.value_size))
+        q, k = l2_norm(q) * c.key_size**-0.5, l2_norm(k)
+        q, k = (jnp.repeat(y, c.value_heads // c.key_heads, axis=2) for y in (q, k))
+        out, recurrent = delta_rule(
+            q, k, v, given.decay, given.beta, state.recurrent, info.valid, info.fresh, info.verifying
+        )
+        return out, ConvRecurrentState(conv, recurrent)
+
+    def finish(
+        self, mixed: Float32[Array, "lane token value_head value"], rest: Float32[Array, "lane token inner"]
+    ) -> Activations:
+        c = self.config
+        gated = silu_gated(rest.reshape(mixed.shape), rms_norm(mixed, self.norm[...], c.eps))
+        return linear(merge_heads(gated), self.out_proj[...])

@@ -1,0 +1,74 @@
+"""The gated short convolution of LFM2: a mixer whose whole state is the last few inputs of its convolution."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float32
+
+from models.layers.initial import matrix
+from models.layers.short_conv import conv_tail, convolve, layer_window
+from models.ops.linear import linear
+from models.sharding.cut import Part, columns, rows
+from models.sharding.devices import ALONE, Devices
+from models.sharding.share import divided
+from models.state.shapes import Activations, ConvState, LaneInfo
+from models.state.state import Stateful, state_array
+
+Window = Float32[Array, "lane input channel"]
+
+
+class GatedShortConvState(NamedTuple):
+    """State of one layer for N lanes: `conv`, the last K-1 gated inputs of the convolution, cache dtype."""
+
+    conv: ConvState
+
+
+@dataclass(frozen=True)
+class GatedShortConvConfig:
+    """Sizes of the convolution.
+
+    Attributes:
+        kernel: its taps (`conv_L_cache`).
+        channels: as many as the residual stream is wide.
+        devices: that share the layer; the channels are those of one of them.
+    """
+
+    kernel: int
+    channels: int
+    devices: Devices = ALONE
+
+    def share(self, devices: Devices) -> "GatedShortConvConfig":
+        """The channels of one device."""
+        return divided(self, devices, "channels")
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedShortConv":
+        return GatedShortConv(self, hidden, rngs)
+
+
+class GatedShortConv(Stateful):
+    """`[b | c | u] = in_proj x;  y = out_proj(c * conv(b * u))`, without activation."""
+
+    def __init__(self, config: GatedShortConvConfig, hidden: int, rngs: nnx.Rngs):
+        self.config = config
+        channels = Part(config.channels, config.channels)
+        self.in_proj = matrix(rngs, 3 * channels.size, hidden, cuts=(rows(channels, channels, channels),))
+        self.conv = matrix(rngs, channels.size, 1, config.kernel, cuts=(rows(channels),))
+        self.out_proj = matrix(rngs, hidden, channels.size, cuts=(columns(channels),))
+
+    def state_arrays(self) -> GatedShortConvState:
+        c = self.config
+        return GatedShortConvState(state_array(tap=c.kernel - 1, channel=(Part(c.channels, c.channels),)))
+
+    def __call__(self, x: Activations, info: LaneInfo, state: GatedShortConvState) -> tuple[Activations, Any]:
+        """As `Recurrent`; what it keeps where `info.verifying` are the convolution's inputs, with those before."""
+        b, c, u = jnp.split(linear(x, self.in_proj[...]), 3, axis=-1)
+        window = layer_window(b * u, state.conv, info)
+        mixed = convolve(window, self.conv[...][:, 0].astype(jnp.float32))
+        y = linear(c * mixed, self.out_proj[...])
+        return y, window if info.verifying else self.commit(window, info, state)
+
+    def commit(self, kept: Window, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
+        return GatedShortConvState(conv_tail(kept, info.lengths, state.conv))

@@ -1,0 +1,134 @@
+"""Kimi Delta Attention (arXiv:2510.26692): a gated delta rule whose decay is per channel of the key.
+
+It shares the recurrence with Gated DeltaNet, not the layer: queries, keys and values have as many heads as each other,
+the decay is projected to every channel, through a bottleneck or directly, and the output gate is a sigmoid.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float32
+
+from models.layers.activations import silu
+from models.layers.initial import decay_rates, matrix, parameter
+from models.layers.norms import l2_norm, rms_norm
+from models.layers.short_conv import layer_conv
+from models.mixers.recurrent import Recurrent
+from models.ops.delta_rule import DeltaGiven, delta_rule
+from models.ops.layout import merge_heads
+from models.ops.linear import linear
+from models.sharding.cut import Part, columns, rows
+from models.sharding.devices import ALONE, Devices
+from models.sharding.share import divided
+from models.state.shapes import Activations, LaneInfo
+from models.state.state import ConvRecurrentState, conv_recurrent
+
+
+@dataclass(frozen=True)
+class KimiDeltaAttentionConfig:
+    """Sizes and gates of a layer.
+
+    Attributes:
+        heads, head_size: of queries, keys and values alike.
+        kernel: taps of the convolution.
+        eps: of the norm of the output.
+        bottleneck: width between the two matrices of the decay's and of the output gate's projection; None where each
+            is one matrix.
+        lower_bound: the log-decay is `lower_bound * sigmoid(exp(A_log) * f)`; None for `-exp(A_log) * softplus(f)`.
+        devices: that share the layer; the heads are those of one of them.
+    """
+
+    heads: int
+    head_size: int
+    kernel: int
+    eps: float
+    bottleneck: int | None
+    lower_bound: float | None = None
+    devices: Devices = ALONE
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: three times as many as the layer's output has."""
+        return 3 * self.width
+
+    @property
+    def part(self) -> Part:
+        """Channels of the queries, and of the keys, the values, the decay or the gate: by heads."""
+        return Part(self.width, self.heads)
+
+    def share(self, devices: Devices) -> "KimiDeltaAttentionConfig":
+        """The heads of one device; the bottleneck is every device's."""
+        return divided(self, devices, "heads")
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "KimiDeltaAttention":
+        return KimiDeltaAttention(self, hidden, rngs)
+
+
+class GateProjection(nnx.Module):
+    """From the residual stream to every channel of every head, through a bottleneck or directly."""
+
+    def __init__(self, width: Part, bottleneck: int | None, hidden: int, rngs: nnx.Rngs):
+        self.down = None if bottleneck is None else matrix(rngs, bottleneck, hidden)
+        self.up = matrix(rngs, width.size, hidden if bottleneck is None else bottleneck, cuts=(rows(width),))
+
+    def __call__(self, x: Activations) -> Array:
+        return linear(x if self.down is None else linear(x, self.down[...]), self.up[...])
+
+
+class KimiDeltaAttention(Recurrent):
+    """x -> projections -> short convolution -> delta rule with a decay per channel -> gated norm -> projection."""
+
+    def __init__(self, config: KimiDeltaAttentionConfig, hidden: int, rngs: nnx.Rngs):
+        c = config
+        self.config = config
+        channels, heads = rows(c.part, c.part, c.part), rows(Part(c.heads, c.heads))
+        self.in_proj_qkv = matrix(rngs, c.channels, hidden, cuts=(channels,))
+        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, cuts=(channels,))
+        self.decay = GateProjection(c.part, c.bottleneck, hidden, rngs)
+        self.in_proj_b = matrix(rngs, c.heads, hidden, cuts=(heads,))
+        self.A_log = decay_rates(rngs, c.heads, heads)
+        self.dt_bias = parameter(jnp.ones((c.width,), jnp.float32), rows(c.part))
+        self.gate = GateProjection(c.part, c.bottleneck, hidden, rngs)
+        self.norm = nnx.Param(jnp.ones((c.head_size,), jnp.float32))
+        self.out_proj = matrix(rngs, hidden, c.width, cuts=(columns(c.part),))
+
+    def state_arrays(self) -> ConvRecurrentState:
+        c = self.config
+        return conv_recurrent(c.kernel, (c.part,) * 3, c.heads, c.head_size, c.head_size)
+
+    def log_decay(self, x: Activations) -> Array:
+        """g <= 0, float32 [lane, token, head, key]."""
+        c = self.config
+        f = (self.decay(x) + self.dt_bias[...][None, None]).reshape((*x.shape[:2], c.heads, c.head_size))
+        rate = jnp.exp(self.A_log[...])[None, None, :, None]
+        return -rate * jax.nn.softplus(f) if c.lower_bound is None else c.lower_bound * jax.nn.sigmoid(rate * f)
+
+    def given(self, x: Activations) -> tuple[DeltaGiven, Float32[Array, "lane token inner"]]:
+        beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...]))
+        return DeltaGiven(linear(x, self.in_proj_qkv[...]), self.log_decay(x), beta), self.gate(x)
+
+    def recur(
+        self, given: DeltaGiven, info: LaneInfo, state: ConvRecurrentState
+    ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
+        c = self.config
+        mixed, conv = layer_conv(given.conv, self.conv1d[...], state.conv, info)
+        heads = (*mixed.shape[:2], c.heads, c.head_size)
+        q, k, v = (part.reshape(heads) for part in jnp.split(silu(mixed), 3, axis=-1))
+        q, k = l2_norm(q) * c.head_size**-0.5, l2_norm(k)
+        out, recurrent = delta_rule(
+            q, k, v, given.decay, given.beta, state.recurrent, info.valid, info.fresh, info.verifying
+        )
+        return out, ConvRecurrentState(conv, recurrent)
+
+    def finish(
+        self, mixed: Float32[Array, "lane token value_head value"], rest: Float32[Array, "lane token inner"]
+    ) -> Activations:
+        gated = rms_norm(mixed, self.norm[...], self.config.eps) * jax.nn.sigmoid(rest.reshape(mixed.shape))
+        return linear(merge_heads(gated), self.out_proj[...])

@@ -1,0 +1,126 @@
+"""How much of each token of a chunk is left at each later one: one decay per head, or one per channel of the key.
+
+Decays are given as logarithms g <= 0, finite, and every exponential here is one of a sum of them, hence at most 1:
+nothing overflows, however strong a decay is, and what has decayed away is zero.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float32
+
+from models.ops.float32 import full_einsum
+from models.ops.layout import own_array
+
+Rows = Float32[Array, "*batch token key"]
+HeadDecay = Float32[Array, "*batch token"]
+ChannelDecay = Float32[Array, "*batch token key"]
+
+
+class Decayed(NamedTuple):
+    """What the recurrence needs of a chunk of tokens; with G_ij the decay of token j until token i, both of the chunk.
+
+    Attributes:
+        scores: `q_i . (G_ij k_j)` for i >= j, zero elsewhere.
+        system: `k_i . (G_ij k_j)` for i > j, zero elsewhere.
+        reads: keys, and behind them queries, as they meet the state before the chunk.
+        since: what is read with a token's key and query is still to be multiplied with this.
+        k_out: keys times the decay until the end of the chunk.
+        end: decay of the whole chunk, per channel of the key or one for all.
+    """
+
+    scores: Float32[Array, "*batch token token"]
+    system: Float32[Array, "*batch token token"]
+    reads: Float32[Array, "*batch row key"]
+    since: Float32[Array, "*batch token 1"]
+    k_out: Rows
+    end: Float32[Array, "*batch channel"]
+
+
+def _triangle(size: int, diagonal: int, rank: int) -> Array:
+    """Entries on and below a diagonal, as a mask of `rank` dimensions."""
+    return jnp.asarray(np.tril(np.ones((size, size), bool), diagonal).reshape((1,) * (rank - 2) + (size, size)))
+
+
+def decays_between(g: HeadDecay) -> tuple[HeadDecay, Float32[Array, "*batch token token"]]:
+    """The logarithms' sums since the beginning of the chunk, and what is left at token i of token j <= i, else zero."""
+    # An array of its own: XLA would add up the last of it again for each pair of tokens.
+    total = own_array(jnp.cumsum(g, axis=-1))
+    lower = _triangle(g.shape[-1], 0, g.ndim + 1)
+    return total, jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
+
+
+def head_decay(q: Rows, k: Rows, g: HeadDecay) -> Decayed:
+    """One decay per head and token: products, of queries and keys and with the state, are weighted afterwards."""
+    total, left = decays_between(g)
+    strict = _triangle(g.shape[-1], -1, g.ndim + 1)
+    reads = jnp.concatenate([k, q], axis=-2)
+    of_k, of_q = jnp.split(full_einsum("...ik,...jk->...ij", reads, k), 2, axis=-2)
+    end = total[..., -1:]
+    return Decayed(
+        scores=of_q * left,
+        system=jnp.where(strict, of_k * left, 0.0),
+        reads=reads,
+        since=jnp.exp(total)[..., None],
+        k_out=k * jnp.exp(end - total)[..., None],
+        end=jnp.exp(end),
+    )
+
+
+def power_of_two(tokens: int) -> int:
+    """The least power of two that is no less: the size of a chunk that can be halved down to single tokens."""
+    return 1 << (tokens - 1).bit_length()
+
+
+def channel_decay(q: Rows, k: Rows, g: ChannelDecay) -> Decayed:
+    """One decay per channel and token (arXiv:2510.26692): it cannot be taken out of the products.
+
+    The chunk, a power of two, is put together from single tokens by doubling. Of two neighbouring halves a key of the
+    first reaches the second as what is left of it in the middle, and meets rows that have decayed since: a product of
+    matrices. Sums run over the tokens between a row and that middle, never over all since the beginning: differences of
+    such long sums would lose the decay of the last tokens behind a strong one before.
+    """
+
+    def halves(x: Array) -> tuple[Array, Array]:
+        """Every other block, and the blocks that follow them."""
+        x = x.reshape((*x.shape[:-3], x.shape[-3] // 2, 2, *x.shape[-2:]))
+        return x[..., 0, :, :], x[..., 1, :, :]
+
+    def doubled(x: Array) -> Array:
+        """Rows in blocks twice as long."""
+        return x.reshape((*x.shape[:-3], x.shape[-3] // 2, 2 * x.shape[-2], x.shape[-1]))
+
+    def filled(x: Array, across: Array) -> Array:
+        """Lower triangular blocks twice as large, from those on their diagonals and those below."""
+        first, second = halves(x)
+        above = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        return jnp.concatenate([above, jnp.concatenate([across, second], axis=-1)], axis=-2)
+
+    whole_q, whole_k = q, k
+    q, k, since = (x[..., None, :] for x in (q, k, g))
+    until = jnp.zeros_like(since)
+    scores = jnp.sum(q * k, axis=-1, keepdims=True)
+    system = jnp.zeros_like(scores)
+    while since.shape[-3] > 1:
+        before, after = halves(since)
+        left, later = halves(until)
+        decay = jnp.exp(after)
+        rows = jnp.concatenate([halves(q)[1] * decay, halves(k)[1] * decay], axis=-2)
+        across = full_einsum("...ik,...jk->...ij", rows, halves(k)[0] * jnp.exp(left))
+        of_q, of_k = jnp.split(across, 2, axis=-2)
+        scores, system = filled(scores, of_q), filled(system, of_k)
+        since = jnp.concatenate([before, before[..., -1:, :] + after], axis=-2)
+        until = jnp.concatenate([left + after[..., -1:, :], later], axis=-2)
+        q, k = doubled(q), doubled(k)
+    since, until = since[..., 0, :, :], until[..., 0, :, :]
+    decay = jnp.exp(since)
+    return Decayed(
+        scores=scores[..., 0, :, :],
+        system=system[..., 0, :, :],
+        reads=jnp.concatenate([whole_k * decay, whole_q * decay], axis=-2),
+        since=jnp.ones_like(decay[..., :1]),
+        k_out=whole_k * jnp.exp(until),
+        end=decay[..., -1, :],
+    )

@@ -1,0 +1,92 @@
+"""The matrix product of every projection: a row-wise operation."""
+
+from abc import ABC, abstractmethod
+from types import EllipsisType
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+from jaxtyping import Float, Float32, Int
+
+from models.ops.layout import turned
+
+FEW_ROWS = 32
+"""Up to this many rows, XLA:CPU multiplies a narrow weight from the left 1.0 to 2.2 times as fast as from the right."""
+PROJECTION = "projection"
+"""The scope that the products have in profiles, inside that of their layer."""
+
+
+class LinearWeight(ABC):
+    """A matrix `[out, in]` that is stored as something else than one plain array.
+
+    It stands in the array's place among the parameters, and must be a pytree (`jax.tree_util.register_dataclass`): what
+    is traced depends on its static fields and on nothing outside it.
+
+    Attributes:
+        shape: outputs and inputs.
+    """
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def multiply(self, x: Float32[Array, "row in"]) -> Float32[Array, "row out"]:
+        """Return `x @ weight.T`, each row by itself, accumulated in float32."""
+
+    @abstractmethod
+    def take(self, ids: Int[Array, "*place"]) -> Float32[Array, "*place in"]:
+        """Return rows of the matrix, as `embedding_rows` does."""
+
+    @abstractmethod
+    def astype(self, dtype: DTypeLike) -> Float[Array, "out in"]:
+        """Return all of the matrix as a plain array."""
+
+    def __getitem__(self, index: EllipsisType) -> "LinearWeight":
+        """Return the matrix itself: layers read a parameter as `parameter[...]`."""
+        return self
+
+
+def linear(x: Float32[Array, "*rows in"], weight: Float[Array, "out in"] | LinearWeight) -> Float32[Array, "*rows out"]:
+    """Return `x @ weight.T`, each row by itself, accumulated in float32.
+
+    A plain array keeps the dtype and the orientation `[out, in]` of the checkpoint; a narrower weight meets an input
+    rounded to its dtype.
+    """
+    with jax.named_scope(PROJECTION):
+        rows = x.reshape((-1, x.shape[-1]))
+        product = weight.multiply(rows) if isinstance(weight, LinearWeight) else dot(rows, weight)
+        return product.reshape((*x.shape[:-1], weight.shape[0]))
+
+
+def dot(
+    x: Float32[Array, "row in"], weight: Float[Array, "out in"], weight_first: bool | None = None
+) -> Float32[Array, "row out"]:
+    """Return `x @ weight.T` of a plain array, accumulated in float32.
+
+    A single row of a narrow dtype is multiplied as two: XLA:CPU has no fast product of one. A single output is computed
+    as two: the product of a matrix and a vector rounds a row differently at different places.
+
+    Args:
+        x: the rows, which are rounded to the weight's dtype.
+        weight: in the dtype of the checkpoint.
+        weight_first: whether a narrow weight is the left operand; None for whether there are at most FEW_ROWS rows.
+    """
+    count, outputs = len(x), len(weight)
+    weight = _at_least_two(weight)
+    if weight.dtype == jnp.float32:
+        return _dot(x, weight, lax.Precision.HIGHEST)[:, :outputs]
+    rows = _at_least_two(x.astype(weight.dtype))
+    if weight_first is None:
+        weight_first = count <= FEW_ROWS
+    return (turned(_dot(weight, rows)) if weight_first else _dot(rows, weight))[:count, :outputs]
+
+
+def _dot(left: Array, right: Array, precision: lax.Precision | None = None) -> Array:
+    contracted = (((1,), (1,)), ((), ()))
+    return lax.dot_general(left, right, contracted, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _at_least_two(matrix: Float[Array, "row in"]) -> Float[Array, "padded in"]:
+    return jnp.concatenate([matrix, jnp.zeros_like(matrix)]) if len(matrix) == 1 else matrix

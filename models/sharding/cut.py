@@ -1,0 +1,83 @@
+"""How a parameter is cut into the shares of several devices.
+
+Rows that belong to several parts ([q | k | v], [gate | up]) are never cut as one run: each part is, and a device's
+share is its piece of every part, one after another. A piece is a number of whole units (heads, groups); a part that may
+be repeated and has fewer units than there are devices gives one unit to several neighbours.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from models.sharding.devices import EXPERT, MODEL
+
+
+class Part(NamedTuple):
+    """A run of entries of one dimension that is cut for itself.
+
+    Attributes:
+        size: its entries.
+        units: how many indivisible units they are, of equal size.
+        repeats: a unit may lie on several devices, where there are more devices than units.
+    """
+
+    size: int
+    units: int
+    repeats: bool = False
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One dimension of an array, split over the devices along one mesh axis.
+
+    Attributes:
+        dim: the dimension.
+        axis: `models.sharding.devices.MODEL` or `EXPERT`.
+        parts: in the order in which they lie in the whole array.
+    """
+
+    dim: int
+    axis: str
+    parts: tuple[Part, ...]
+
+    @property
+    def size(self) -> int:
+        """Entries of the dimension in the whole array."""
+        return sum(part.size for part in self.parts)
+
+    def indices(self, device: int, devices: int) -> list[slice]:
+        """Where the share of one device lies in the whole array: a slice of each part, in their order.
+
+        Args:
+            device: its place along the axis.
+            devices: devices along the axis; a number that `DecoderConfig.share` accepts.
+        """
+        found, start = [], 0
+        for part in self.parts:
+            unit = part.size // part.units
+            if part.units % devices == 0:
+                first, count = device * (part.units // devices), part.units // devices
+            elif part.repeats and devices % part.units == 0:
+                first, count = device // (devices // part.units), 1
+            else:
+                raise ValueError(
+                    f"dimension {self.dim}: {part.units} units cannot be split over {devices} devices along "
+                    f"{self.axis}; `DecoderConfig.share` lists the numbers that it can be split over"
+                )
+            found.append(slice(start + first * unit, start + (first + count) * unit))
+            start += part.size
+        return found
+
+
+def rows(*parts: Part) -> Cut:
+    """The first dimension, split over `model`: what a projection gives."""
+    return Cut(0, MODEL, parts)
+
+
+def columns(*parts: Part) -> Cut:
+    """The second of two dimensions, split over `model`: what a projection takes."""
+    return Cut(1, MODEL, parts)
+
+
+def experts(count: int) -> Cut:
+    """The first dimension, one entry for each expert, split over `expert`."""
+    return Cut(0, EXPERT, (Part(count, count),))

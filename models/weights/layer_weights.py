@@ -1,0 +1,127 @@
+"""The parameters of the shared layers and the checkpoint tensors they come from, by the names that a family uses."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.layers.moe import MoeConfig
+from models.mixers.attention import AttentionConfig
+from models.weights.sources import Weight, expert_matrices, tensor
+
+Names = Mapping[str, str]
+Path = tuple[str | int, ...]
+Describe = Callable[[BranchConfig, int, Path, str], list[Weight]]
+
+
+def decoder_weights(
+    config: DecoderConfig,
+    describe: Describe,
+    norms: Sequence[str] = ("input_layernorm", "post_attention_layernorm"),
+    embedding: str | Sequence[str] = "model.embed_tokens.weight",
+    final_norm: str = "model.norm.weight",
+    layers: str = "model.layers",
+) -> list[Weight]:
+    """Every parameter of a decoder.
+
+    Args:
+        config: the decoder.
+        describe: `(branch, hidden, at, layer)` -> parameters of a mixer or feed-forward layer that lies at the path
+            `at` of the model; the names of its layer's tensors begin with `layer`.
+        norms: the norm of each branch of a layer in turn; none where the caller describes them.
+        embedding, final_norm: names of these tensors.
+        layers: what the names of all layers' tensors begin with.
+    """
+    hidden, table = config.hidden_size, (config.vocab_size, config.hidden_size)
+    weights = [
+        tensor(("embed_tokens",), embedding, table),
+        tensor(("norm", "weight"), final_norm, (hidden,), float32=True),
+    ]
+    if not config.tied:
+        weights.append(tensor(("lm_head",), "lm_head.weight", table))
+    for i, branches in enumerate(config.layers):
+        weights += layer_weights(branches, hidden, ("layers", i), f"{layers}.{i}", describe, norms)
+    return weights
+
+
+def layer_weights(
+    branches: Sequence[BranchConfig], hidden: int, at: Path, layer: str, describe: Describe, norms: Sequence[str]
+) -> list[Weight]:
+    """Parameters of one layer, which lies at the path `at`; the names of its tensors begin with `layer`."""
+    weights = []
+    for j, norm in enumerate(norms):
+        weights.append(
+            tensor((*at, "branches", j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True)
+        )
+    for j, branch in enumerate(branches):
+        weights += describe(branch, hidden, (*at, "branches", j, "inner"), layer)
+    return weights
+
+
+def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, names: Names | None = None) -> list[Weight]:
+    """Parameters of an attention layer.
+
+    Args:
+        c: its config.
+        hidden: width of the residual stream.
+        at: path of the layer in the model.
+        name: what its tensors' names begin with.
+        names: names of the parameters that the checkpoint calls otherwise than we do.
+    """
+    names = names or {}
+    width = c.heads * c.head_dim
+    shapes = {
+        "q_proj": (2 * width if c.output_gate else width, hidden),
+        "k_proj": (c.kv_heads * c.head_dim, hidden),
+        "v_proj": (c.kv_heads * c.head_dim, hidden),
+        "o_proj": (hidden, width),
+    }
+    weights = [tensor((*at, part), f"{name}.{names.get(part, part)}.weight", shape) for part, shape in shapes.items()]
+    if c.qk_norm is not None:
+        for part, heads in (("q_norm", c.heads), ("k_norm", c.kv_heads)):
+            found, size = f"{name}.{names.get(part, part)}.weight", c.qk_norm.size(heads, c.head_dim)
+            weights.append(tensor((*at, part, "weight"), found, (size,), float32=True))
+    return weights
+
+
+def mlp_weights(width: int, hidden: int, at: Path, name: str, names: Names | None = None) -> list[Weight]:
+    """Parameters of a gated feed-forward layer; arguments as for `attention_weights`."""
+    names = names or {}
+    shapes = {"gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width)}
+    return [tensor((*at, part), f"{name}.{names.get(part, part)}.weight", shape) for part, shape in shapes.items()]
+
+
+def moe_weights(
+    c: MoeConfig,
+    hidden: int,
+    at: Path,
+    name: str,
+    names: Names | None = None,
+    bias: str = "gate.e_score_correction_bias",
+    shared: str = "shared_experts",
+) -> list[Weight]:
+    """Parameters of a mixture of gated experts, whose matrices lie in one tensor or in one tensor each.
+
+    Args:
+        c, hidden, at, name: as for `attention_weights`.
+        names: names of an expert's three matrices where the checkpoint calls them otherwise.
+        bias: the router's correction bias.
+        shared: the layer that every token visits.
+    """
+    count, experts = c.router.experts, f"{name}.experts"
+    gate, up, down = (dict(names or {}).get(part, part) for part in ("gate_proj", "up_proj", "down_proj"))
+    gate_up = expert_matrices(f"{experts}.gate_up_proj", experts, (gate, up), count, (c.width, hidden))
+    weights = [
+        tensor((*at, "router", "weight"), f"{name}.gate.weight", (count, hidden)),
+        Weight((*at, "gate_up_proj"), (count, 2 * c.width, hidden), gate_up),
+        Weight(
+            (*at, "down_proj"),
+            (count, hidden, c.width),
+            expert_matrices(f"{experts}.down_proj", experts, (down,), count, (hidden, c.width)),
+        ),
+    ]
+    if c.router.bias:
+        weights.append(tensor((*at, "router", "bias"), f"{name}.{bias}", (count,), float32=True))
+    if c.shared_gate:
+        weights.append(tensor((*at, "shared_expert_gate"), f"{name}.{shared}_gate.weight", (1, hidden)))
+    if c.shared_width:
+        weights += mlp_weights(c.shared_width, hidden, (*at, "shared_expert"), f"{name}.{shared}")
+    return weights

@@ -1,0 +1,208 @@
+"""The benchmark: its arithmetic, its table, its picture, and one run of it on the embedded model. Nothing is timed."""
+
+import dataclasses
+import json
+import math
+import runpy
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import hybridlm
+import models
+from hybridlm import demo
+from hybridlm.bench.floor import Traffic, floor_seconds
+from hybridlm.bench.limits import Limits, measure_limits
+from hybridlm.bench.llama_cpp import parse_table
+from hybridlm.bench.plot import plot
+from hybridlm.bench.profile import part_of, parts_of_instructions, self_times
+from hybridlm.bench.sides import Timing, in_turns, random_tokens
+from hybridlm.cli import bench
+from hybridlm.cli.main import app
+
+TABLE = """
+main: n_kv_max = 512
+
+|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |
+|-------|--------|------|--------|----------|----------|----------|----------|----------|----------|
+|    32 |     24 |    2 |    112 |    0.064 |   999.99 |    0.240 |   200.00 |    0.304 |   368.42 |
+"""
+
+
+def test_floor_is_what_takes_longer() -> None:
+    traffic = Traffic(weights=4_000_000, multiplied=2_000_000, state=1_000_000, kv=500_000)
+    slow_memory = Limits(read_bytes=1e9, float32_flops=1e12, bfloat16_flops=2e12)
+    # 4 MB of weights, and for each of 2 lanes 2 MB of state and 2 blocks of the cache
+    assert floor_seconds(traffic, slow_memory, 2, 129) == pytest.approx(10e-3)
+    # with a narrow copy of the head two lanes read 1 MB less
+    screened = dataclasses.replace(traffic, unread={2: 1_000_000})
+    assert [floor_seconds(screened, slow_memory, n, 129) for n in (2, 1)] == pytest.approx([9e-3, 7e-3])
+    slow_products = Limits(read_bytes=1e15, float32_flops=1e9, bfloat16_flops=2e9)
+    assert floor_seconds(traffic, slow_products, 2, 129) == pytest.approx(2 * 2e6 * 2 / 2e9)
+
+
+def test_traffic_of_the_embedded_model() -> None:
+    config = json.loads((demo.path() / "config.json").read_text())
+    lm = hybridlm.load(demo.path(), lanes=1, compilation_cache=False)
+    traffic = Traffic.of(lm.model, lm.params, jnp.float32)
+    # two recurrent layers: 4 heads of 32 x 32, and 3 taps of 256 channels; one attention layer: 2 heads of 32
+    assert traffic.state == 2 * 4 * (4 * 32 * 32 + 3 * 256)
+    assert traffic.kv == 2 * 2 * 32 * 128 * 4
+    assert traffic.weights == sum(array.nbytes for array in lm.params.values())
+    head = lm.params["embed_tokens"]
+    vocab, hidden = head.shape
+    narrow = Traffic.of(lm.model, lm.params, jnp.float32, [1, 4])
+    assert narrow.unread == dict.fromkeys((1, 4), head.nbytes - vocab * (hidden + 12)) and traffic.unread == {}
+    assert traffic.multiplied > config["vocab_size"] * config["hidden_size"]
+
+
+def test_limits_are_measured() -> None:
+    limits = measure_limits(read=1 << 16, square=16)
+    assert min(limits.read_bytes, limits.float32_flops, limits.bfloat16_flops) > 0
+
+
+def test_sides_take_turns_and_ratios_are_of_one_round() -> None:
+    order: list[str] = []
+
+    class Named:
+        def __init__(self, name: str):
+            self.name = name
+
+        def decode(self, steps: int) -> list[float]:
+            return []
+
+        def prefill(self, tokens: int) -> float:
+            return 0.0
+
+    in_turns([Named("a"), Named("b")], lambda side: float(len(order)) + (order.append(side.name) or 0), 3)
+    assert order == ["a", "b"] * 3
+    assert Timing("a", (1.0, 2.0, 1.0)).ratio(Timing("b", (2.0, 2.0, 3.0))) == (2.0, 1.0, 3.0)
+
+
+def test_prompts_differ() -> None:
+    tokens = random_tokens(4, 16, 100)
+    assert tokens.shape == (4, 16) and len(np.unique(tokens, axis=0)) == 4 and tokens.min() >= 8
+
+
+def test_reads_the_table_of_llama_cpp() -> None:
+    (row,) = parse_table(TABLE)
+    assert row["T_TG"] == 0.24 and row["T_PP"] == 0.064 and row["B"] == 2
+    assert parse_table("error: no model") == []
+
+
+def test_picture_is_well_formed_and_holds_every_value() -> None:
+    document = plot("a < b", [1, 8], {"ours": [10.0, 55.0], "theirs": [8.0, 60.0]}, {"ours": [0.5, 0.7]})
+    root = ElementTree.fromstring(document)
+    assert len(root.findall("{*}circle")) == 6 and len(root.findall("{*}polyline")) == 3
+    assert any(text.text == "a < b" for text in root.findall("{*}text"))
+    heights = [float(circle.attrib["cy"]) for circle in root.findall("{*}circle")]
+    assert heights[1] < heights[0] and heights[3] < heights[1]
+
+
+def test_operations_belong_to_parts() -> None:
+    assert part_of("jit(step)/GatedDeltaNet/mul") == "GatedDeltaNet"
+    assert part_of("jit(step)/draw/cond/branch_1_fun/mul") == "draw"
+    assert part_of("jit(step)/GatedDeltaNet/projection/dot_general") == "GatedDeltaNet projection"
+    assert part_of("jit(step)/projection/dot_general") is None
+    assert part_of("jit(step)/gt") is None and part_of("reduce_sum") is None
+    hlo = """%fused (p: f32[4]) -> f32[4] {
+  ROOT %mul.1 = f32[4]{0} multiply(%p, %p), metadata={op_name="jit(step)/Mlp/mul" stack_frame_id=3}
+}
+ENTRY %main (a: f32[4]) -> f32[4] {
+  %a = f32[4]{0} parameter(0)
+  ROOT %fusion.2 = f32[4]{0} fusion(%a), kind=kLoop, calls=%fused, metadata={op_name="reduce_sum"}
+}"""
+    assert parts_of_instructions(hlo) == {"mul.1": "Mlp", "fusion.2": "Mlp"}
+
+
+def test_time_inside_a_loop_is_counted_once() -> None:
+    def event(op: str, start: float, duration: float, thread: int = 1) -> dict[str, Any]:
+        return {"ph": "X", "pid": 1, "tid": thread, "ts": start, "dur": duration, "args": {"hlo_op": op}}
+
+    events = [event("while", 0, 10), event("dot", 1, 3), event("dot", 5, 3), event("add", 10, 2), event("dot", 1, 1, 2)]
+    assert self_times(events) == {"while": 4, "dot": 7, "add": 2}
+
+
+@pytest.mark.long
+def test_bench_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "measure_limits", lambda: Limits(1e9, 1e9, 2e9))
+    picture = tmp_path / "picture.svg"
+    command = ["bench", "--model", str(demo.path()), "--lanes", "1", "--tokens", "4", "--rounds", "2", "--prompt", "8"]
+    command += ["--prefill", "12", "--context", "64", "--chunk", "8", "--profile", "--plot", str(picture)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    for expected in (
+        "1.0 GB/s read",
+        "1 lanes: floor",
+        "decode",
+        "ms of prefill by part",
+        "ms of score",
+        "Mlp projection",
+        "host",
+    ):
+        assert expected in result.output
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+
+
+def test_a_context_that_is_too_short_is_refused() -> None:
+    result = CliRunner().invoke(app, ["bench", "--model", str(demo.path()), "--context", "40"])
+    assert result.exit_code == 1 and "context: 40 is less than" in result.output
+
+
+def test_a_peer_that_is_not_installed_is_named_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridlm.errors.find_spec", lambda name: None if name == "transformers" else name)
+    command = ["bench", "--model", str(demo.path()), "--against", "transformers-float32"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1 and 'pip install "hybridlm[bench]"' in " ".join(result.output.split()), result.output
+
+
+@pytest.mark.slow
+def test_a_bench_checkpoint_is_the_same_every_time_and_loads(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(root / "scripts")
+    script = runpy.run_path(str(root / "scripts" / "make_bench_checkpoint.py"))
+    config = script["BENCH_MODELS"]["131M"] | {
+        "vocab_size": 1024, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    }  # fmt: skip
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        script["write"](tmp_path / name, config, seed)
+    contents = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
+    assert contents[0] == contents[1] != contents[2]
+    lm = hybridlm.load(tmp_path / "a", lanes=1, context=16, compilation_cache=False)
+    logits = np.asarray(lm.forward([5, 6, 7]).logits)
+    assert np.isfinite(logits).all() and 0.3 < logits.std() < 3.0
+    assert lm.tokenizer is not None
+    script["write"](tmp_path / "d", config, 0, head=True)
+    with_head = hybridlm.load(tmp_path / "d", lanes=1, context=16, compilation_cache=False, speculate="mtp")
+    assert (np.asarray(with_head.forward([5, 6, 7]).logits) == logits).all(), "the same model, and its head beside it"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("mamba2", {"num_hidden_layers": 2, "num_heads": 4, "head_dim": 16, "state_size": 8}),
+        ("kda", {"kv_lora_rank": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 48}),
+        ("shortconv", {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 48}),
+    ],
+)
+def test_every_mixer_has_a_bench_checkpoint(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, name: str, sizes: dict[str, Any]
+) -> None:
+    """At least 100M parameters; norms and skips of a small one are near one, so that nothing is switched off."""
+    monkeypatch.syspath_prepend(root / "scripts")
+    script = runpy.run_path(str(root / "scripts" / "make_bench_checkpoint.py"))
+    config = script["BENCH_MODELS"][name]
+    family = models.family_of(config)
+    assert sum(math.prod(weight.shape) for weight in family.weights(family.read_config(config))) > 100e6
+    script["write"](tmp_path, config | {"vocab_size": 512, "hidden_size": 32} | sizes, 0)
+    params = hybridlm.load(tmp_path, lanes=1, context=16, compilation_cache=False).params
+    scales = [array for path, array in params.items() if "norm" in path or path.endswith(".D")]
+    assert scales and all(0.6 < float(scale.min()) <= float(scale.max()) < 1.4 for scale in scales)

@@ -1,0 +1,88 @@
+"""Peak anonymous memory of loading, measured in processes of their own."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LOADING = Path(__file__).resolve().parents[2] / "reference" / "load_memory.py"
+MIB = 1 << 20
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is Linux's; no /proc/self/status here"),
+]
+
+
+def loading(root: Path, *arguments: object, devices: int = 8) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(root),
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_PLATFORMS": "cpu",
+    }
+    command = [sys.executable, LOADING, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def figures(process: subprocess.Popen[str]) -> dict[str, Any]:
+    said, faults = process.communicate(timeout=240)
+    assert process.returncode == 0, faults
+    return json.loads(said)
+
+
+def require_peak(found: dict[str, Any], tensors: int) -> None:
+    """At most 1.05 times what is kept and that many bytes of tensors."""
+    # A measurement that saw nothing would pass too.
+    assert found["kept"] >= 150 * MIB and found["end"] > 0.95 * found["kept"]
+    limit = 1.05 * found["kept"] + tensors
+    assert found["peak"] <= limit, f"peak {found['peak']:,} bytes, limit {limit:,.0f}"
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "devices"),
+    [
+        ("bfloat16", "bfloat16", 1),
+        ("bfloat16", "float32", 1),
+        ("float16", "bfloat16", 1),
+        ("bfloat16", "bfloat16", 4),
+    ],
+)
+def test_peak_is_the_arrays_kept_and_two_tensors(
+    tmp_path: Path, root: Path, stored: str, wanted: str, devices: int
+) -> None:
+    """The two largest tensors of the file; the stack of experts is eight times as large as either."""
+    # Tensors are 16 MiB in the file whatever dtype they become.
+    require_peak(figures(loading(root, "toy", tmp_path, stored, wanted, devices)), 2 * 16 * MIB)
+
+
+@pytest.mark.parametrize("wanted", ["bfloat16", "float32"])
+def test_peak_of_a_model(tmp_path: Path, root: Path, wanted: str) -> None:
+    """By `hybridlm.load` itself; the largest tensors are the embedding and the head, 4 MiB each in the file."""
+    require_peak(figures(loading(root, "lm", tmp_path, "bfloat16", wanted)), 2 * 4 * MIB)
+
+
+def test_a_process_reads_its_own_experts_only(tmp_path: Path, root: Path) -> None:
+    """Of two that share 64 experts; at most its share and the largest tensor are in memory."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # Written once, and not by both at a time.
+    whole = figures(loading(root, "toy", tmp_path, "bfloat16", "bfloat16", 1))
+    running = [
+        loading(root, "share", tmp_path, "bfloat16", "bfloat16", port, 2, number, devices=1) for number in range(2)
+    ]
+    every = {f"expert.{e}.{part}" for e in range(64) for part in ("gate", "up")}
+    assert every <= set(whole["reads"])
+    for number, process in enumerate(running):
+        found = figures(process)
+        own = {f"expert.{e}.{part}" for e in range(32 * number, 32 * number + 32) for part in ("gate", "up")}
+        assert set(found["reads"]) & every == own
+        assert len(found["reads"]) == len(set(found["reads"]))
+        assert found["kept"] == whole["kept"] - 64 * MIB
+        require_peak(found, 16 * MIB)

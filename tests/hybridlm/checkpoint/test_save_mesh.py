@@ -1,0 +1,124 @@
+"""`lm.save` under one mesh and `load` under another: the same bits on every device, for every family and mesh."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from random_checkpoint import FAMILIES, MESHES, write_random_checkpoint
+
+import hybridlm
+from hybridlm.checkpoint import saved_index as format
+from hybridlm.checkpoint.pieces import saved_pieces
+from models import Cut, Part
+
+REFERENCE = Path(__file__).resolve().parents[2] / "reference"
+SMALL: dict[str, Any] = {"lanes": 8, "context": 16, "chunk": 4, "compilation_cache": False}
+Sizes = tuple[int, int, int]
+
+
+def load(directory: Path, sizes: Sizes | None) -> hybridlm.LM:
+    return hybridlm.load(directory, mesh=None if sizes is None else hybridlm.mesh(*sizes), **SMALL)
+
+
+def same(found: hybridlm.LM, expected: hybridlm.LM) -> bool:
+    """Whether every device has the same bits of every parameter."""
+    assert list(found.params) == list(expected.params)
+    for one, other in zip(found.params.values(), expected.params.values(), strict=True):
+        assert (one.shape, one.dtype, one.sharding) == (other.shape, other.dtype, other.sharding)
+        for a, b in zip(one.addressable_shards, other.addressable_shards, strict=True):
+            if a.device != b.device or np.asarray(a.data).tobytes() != np.asarray(b.data).tobytes():
+                return False
+    return True
+
+
+def checkpoint(name: str, directory: Path) -> Path:
+    return write_random_checkpoint(name, directory / "original", **FAMILIES[name])
+
+
+def chain(name: str, folder: Path, meshes: list[Sizes | None]) -> None:
+    """Save under each mesh what was restored under it from what the one before has saved."""
+    original = checkpoint(name, folder)
+    directory = original
+    for number, sizes in enumerate(meshes):
+        found = load(directory, sizes)
+        assert same(found, load(original, sizes)), (name, sizes)
+        directory = folder / str(number)
+        found.save(directory)
+    assert same(load(directory, None), load(original, None))
+
+
+def test_from_mesh_to_mesh(tmp_path: Path):
+    """Heads in several parts, experts, and copies of key heads, of which there are fewer than devices."""
+    original, saved = checkpoint("sparse_base", tmp_path), tmp_path / "saved"
+    load(original, (1, 4, 1)).save(saved)
+    assert same(load(saved, (2, 2, 2)), load(original, (2, 2, 2)))
+    index = json.loads((saved / format.INDEX).read_text())
+    tiles = {name: [tile["at"] for tile in one["tiles"]] for name, one in index["parameters"].items()}
+    assert max(map(len, tiles.values())) >= 12  # three parts of four devices
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_and_mesh(name: str, tmp_path: Path):
+    chain(name, tmp_path, [None, *MESHES[:4], None, *MESHES[4:]])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["sparse_base", "bamba_one_group"])
+def test_every_mesh_and_every_other(name: str, tmp_path: Path):
+    """What each of them has saved is restored under all others: heads, groups that are repeated, experts."""
+    original = checkpoint(name, tmp_path)
+    meshes: list[Sizes | None] = [None, *MESHES]
+    expected = {sizes: load(original, sizes) for sizes in meshes}
+    for number, saved in enumerate(meshes):
+        expected[saved].save(tmp_path / str(number))
+        for restored in (sizes for sizes in meshes if sizes != saved):
+            assert same(load(tmp_path / str(number), restored), expected[restored]), (saved, restored)
+
+
+def test_one_unit_on_several_devices():
+    """Eight devices: one part of eight units, one of two that four neighbours have each, one that all have."""
+    parts = (Part(16, 8), Part(4, 2, repeats=True), Part(3, 1, repeats=True))
+    cut = Cut(1, "model", parts)
+    whole = np.arange(2 * 23, dtype=np.float32).reshape(2, 23)
+    mesh = hybridlm.mesh(model=8)
+    local = [np.concatenate([whole[:, one] for one in cut.indices(i, 8)], axis=1) for i in range(8)]
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "model"))
+    array = jax.device_put(np.concatenate(local, axis=1), sharding)
+    shape, pieces = saved_pieces(array, (cut,))
+    assert shape == (2, 23) and [piece.at for piece in pieces] == [(0, 0), (0, 16), (0, 20)]
+    assert np.array_equal(np.concatenate([np.asarray(piece.array) for piece in pieces], axis=1), whole)
+    assert [len({str(one.index) for one in piece.array.addressable_shards}) for piece in pieces] == [8, 2, 1]  # type: ignore[union-attr]  # arrays
+
+
+@pytest.mark.long
+def test_several_processes(tmp_path: Path):
+    """Two processes with four devices each write one checkpoint, and read it under another mesh."""
+    (tmp_path / "config.json").write_text("{}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(hybridlm.__file__).parents[1]),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_PLATFORMS": "cpu",
+    }
+    command = [sys.executable, REFERENCE / "save_processes.py", str(port), "2"]
+    running = [
+        subprocess.Popen(
+            [*command, str(number), tmp_path], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        for number in range(2)
+    ]
+    said = [process.communicate(timeout=120)[0].decode() for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "saved"]
+    assert all("different parts here" in one for one in said), said

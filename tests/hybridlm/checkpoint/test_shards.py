@@ -1,0 +1,56 @@
+"""Parameters over a mesh: every device has its piece of every part, made once, and read from where it lies."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from shares import spread
+
+import hybridlm
+from hybridlm.checkpoint import Shards
+from models import Cut, Devices
+from models.sharding.cut import Part
+
+MESH = hybridlm.mesh(data=2, model=2, expert=2)
+PARTS = (Part(8, 4), Part(4, 1, repeats=True), Part(6, 2))
+CASES = {
+    "parts of rows, one of them repeated": ((18, 3), (Cut(0, "model", PARTS),), P("model")),
+    "experts and columns": ((4, 3, 6), (Cut(0, "expert", (Part(4, 4),)), Cut(2, "model", (Part(6, 6),))), None),
+    "parts within experts": (
+        (4, 18, 3),
+        (Cut(0, "expert", (Part(4, 4),)), Cut(1, "model", PARTS)),
+        P("expert", "model"),
+    ),
+    "whole": ((5, 3), (), P()),
+    "a number": ((), (), P()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_device_has_its_part(case: str) -> None:
+    shape, cuts, spec = CASES[case]
+    spec = P("expert", None, "model") if spec is None else spec
+    shards = Shards(shape, cuts, NamedSharding(MESH, spec))
+    whole = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    made: list[np.ndarray] = []
+
+    def host(windows, shape: tuple[int, ...]) -> np.ndarray:
+        made.append(np.full(shape, -1, np.float32))
+        for source, target in windows:
+            made[-1][(*target, ...)] = whole[(*source, ...)]
+        return made[-1]
+
+    array = shards.build(host)
+    np.testing.assert_array_equal(array, spread(whole, cuts, Devices(2, 2)))
+    assert array.shape == shards.global_shape and array.sharding == shards.sharding
+    assert {one.data.shape for one in array.addressable_shards} == {shards.local_shape}
+    assert len(made) == shards.different, "a part was made twice"
+    assert shards.local_bytes(np.dtype(np.float32)) == made[0].nbytes and shards.split == (len(made) > 1)
+
+
+def test_without_a_mesh_all_is_whole() -> None:
+    whole = np.arange(6, dtype=np.float32).reshape(2, 3)
+    array = Shards((2, 3)).build(lambda windows, shape: np.concatenate([whole[source] for source, _ in windows]))
+    np.testing.assert_array_equal(array, whole)
+    assert isinstance(array.sharding, jax.sharding.SingleDeviceSharding)

@@ -1,0 +1,507 @@
+"""The command line: what the commands print, what they return to the shell, and that errors are one message."""
+
+import json
+import math
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from text_checkpoint import END, SETTINGS, write_text_checkpoint
+from typer.testing import CliRunner, Result
+
+import hybridlm
+from hybridlm import demo
+from hybridlm.cli import batch, bench, generate, score, verify
+from hybridlm.cli import demo as cli_demo
+from hybridlm.cli import eval as cli_eval
+from hybridlm.cli.main import app
+from hybridlm.demo import story
+from hybridlm.programs.shapes import Shape
+from hybridlm.session import Event
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoint: Path) -> hybridlm.LM:
+    return hybridlm.load(checkpoint, **SETTINGS)
+
+
+@pytest.fixture
+def lm(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
+    """What the commands load: one model for all, so that its steps are compiled once."""
+    for command in (batch, generate, score):
+        monkeypatch.setattr(command, "load", lambda *args, **settings: loaded)
+    return loaded
+
+
+def run(*arguments: str | Path, stdin: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+
+
+def printed(*arguments: str | Path, stdin: str | bytes | None = None) -> str:
+    result = run(*arguments, stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments: str | Path, stdin: str | bytes | None = None, status: int = 1) -> str:
+    """The message of a command that fails; nothing on standard output, no traceback."""
+    result = run(*arguments, stdin=stdin)
+    assert result.exit_code == status and result.stdout == "", result.output
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def rows(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+GENERATE = ("generate", "--model", "tiny", "--max-tokens", "6")
+
+
+def test_version():
+    assert printed("--version") == f"hybridlm {hybridlm.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["demo", "generate", "score", "batch", "eval"])
+def test_help(command: str):
+    assert printed(command, "--help").startswith(f"Usage: hybridlm {command}")
+
+
+@pytest.mark.slow
+def test_single_prompt(lm: hybridlm.LM):
+    assert printed(*GENERATE, "Ada has") == f"{lm.generate(['Ada has'], max_tokens=6)[0].text}\n"
+
+
+@pytest.mark.slow
+def test_several_prompts(lm: hybridlm.LM):
+    prompts = ["Ada has a kite", "B", "Ben has"]
+    texts = [completion.text for completion in lm.generate(prompts, max_tokens=6)]
+    expected = "".join(f"==> prompt {i} <==\n{text}\n" for i, text in enumerate(texts, 1))
+    assert printed(*GENERATE, *prompts) == expected
+    assert printed(*GENERATE, stdin="\n".join(prompts)) == expected
+    assert printed(*GENERATE, stdin="\r\n".join(prompts) + "\r\n\n") == expected
+
+
+def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Prompts of a file in every form; every field of completions that end out of order, in order."""
+    lines = [{"id": "a", "prompt": "Ada"}, {"text": "Ben", "answer": "unused"}, {"id": 3, "token_ids": [36, 71]}]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seen = []
+
+    def events(self: hybridlm.LM, prompts: Any, **settings: Any) -> Iterator[Event]:
+        seen.extend(prompts)
+        for index in (4, 1, 0, 5, 3, 2):
+            logprobs, tops = [-0.5, -math.inf], [{7: -0.5, 3: -1.5}, {3: -0.1, 7: -math.inf}]
+            yield Event(index, 7, "x", None)
+            yield Event(index, 8, "y", hybridlm.Completion(f"{index}é", [7, 8], logprobs, tops, "stop", [index]))
+
+    monkeypatch.setattr(hybridlm.LM, "stream", events)
+    output = printed(*GENERATE, "--n", "2", "--logprobs", "2", "--json", "--file", tmp_path / "p.jsonl")
+    assert seen == ["Ada", "Ben", [36, 71]] and output.isascii()
+    assert rows(output) == [
+        {
+            "prompt": index // 2,
+            "completion": index % 2,
+            "id": ["a", None, 3][index // 2],
+            "text": f"{index}é",
+            "finish_reason": "stop",
+            "token_ids": [7, 8],
+            "prompt_token_ids": [index],
+            "logprobs": [-0.5, None],
+            "top_logprobs": [
+                [{"token_id": 7, "logprob": -0.5}, {"token_id": 3, "logprob": -1.5}],
+                [{"token_id": 3, "logprob": -0.1}, {"token_id": 7, "logprob": None}],
+            ],
+        }
+        for index in range(6)
+    ]
+
+
+def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
+    seen: dict[str, Any] = {}
+
+    def events(self: hybridlm.LM, prompts: Any, **settings: Any) -> Iterator[Event]:
+        seen.update(settings, prompts=prompts)
+        return iter(())
+
+    monkeypatch.setattr(hybridlm.LM, "stream", events)
+    arguments = "--max-tokens 7 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --seed 11 --n 4 --ignore-eos"
+    printed("generate", "-m", "x", *arguments.split(), "--stop", "a b", "--stop", "c", "--stop-id", "9", "--", "-x")
+    assert seen == {
+        "prompts": ["-x"],
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "seed": 11,
+        "stop": ["a b", "c", 9],
+        "ignore_eos": True,
+        "logprobs": None,
+        "n": 4,
+    }
+
+
+@pytest.mark.parametrize("command", [("generate", "A"), ("score", "in.jsonl", "out.jsonl")])
+def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    def load(model: str, **settings: Any) -> hybridlm.LM:
+        raise ValueError(f"{model} {settings}")
+
+    module = generate if command[0] == "generate" else score
+    monkeypatch.setattr(module, "load", load)
+    options = "--lanes 3 --context 40 --dtype float32 --chunk 5"
+    expected: dict[str, Any] = {"lanes": 3, "context": 40, "dtype": "float32", "chunk": 5}
+    if command[0] == "generate":
+        options += " --speculate ngram --draft-tokens 3 --prefix-cache 512MB"
+        expected |= {"speculate": "ngram", "draft_tokens": 3, "prefix_cache": "512MB"}
+    expected |= {"mesh": hybridlm.mesh(data=2), "tune": True}
+    message = refused(*command, "-m", "M", *options.split(), "--mesh", "data=2", "--tune")
+    assert message == f"error: M {expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        (("generate", "A"), generate),
+        (("score", "in.jsonl", "out.jsonl"), score),
+        (("batch", "-i", "in.jsonl", "-o", "out.jsonl"), batch),
+        (("verify",), verify),
+        (("bench", "--lanes", "1"), bench),
+    ],
+    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+)
+def test_tuning_is_asked_for(command: tuple[str, ...], module: Any, monkeypatch: pytest.MonkeyPatch):
+    def load(model: str, **settings: Any) -> hybridlm.LM:
+        raise ValueError(f"tune is {settings['tune']}")
+
+    monkeypatch.setattr(module, "load", load)
+    monkeypatch.setattr(bench, "measure_limits", lambda: None)
+    assert refused(*command, "-m", "M") == "error: tune is False\n"
+    assert refused(*command, "-m", "M", "--tune") == "error: tune is True\n"
+
+
+def test_what_compiles_nothing_is_not_tuned():
+    message = refused("verify", "--abstract", "--config", "config.json", "--tune")
+    assert message.startswith("error: --tune: variants are measured for compiled steps")
+
+
+def test_chat(lm: hybridlm.LM):
+    """The template's text, without what the tokenizer puts around texts."""
+    row = rows(printed(*GENERATE, "--chat", "--json", "Hi!"))[0]
+    assert lm.tokenizer is not None
+    assert row["prompt_token_ids"] == lm.tokenizer.encode("<user>Hi!", add_special_tokens=False)
+
+
+@pytest.fixture
+def without_tokenizer(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
+    monkeypatch.setattr(lm, "tokenizer", None)
+    return lm
+
+
+def test_token_ids_only(without_tokenizer: hybridlm.LM, tmp_path: Path):
+    (tmp_path / "p.jsonl").write_text('{"token_ids": [5, 6, 7]}\n')
+    ids = without_tokenizer.generate([[5, 6, 7]], max_tokens=6)[0].token_ids
+    assert printed(*GENERATE, "--file", tmp_path / "p.jsonl") == " ".join(map(str, ids)) + "\n"
+    assert "no tokenizer.json" in refused(*GENERATE, "Ada")
+    assert "no tokenizer.json" in refused(*GENERATE, "--chat", "Ada")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (["Ada", ""], None, "error: prompts[1]: is empty; at least one token is needed\n"),
+        (["x" * 257], None, "prompts[0]: has 257 tokens, the context holds 256"),
+        (["--top-p", "2", "--max-tokens", "0", "A"], None, "max_tokens: expected"),
+        (["--file", "no.txt"], None, "error: no.txt: No such file or directory\n"),
+        ([], "", "error: standard input: has no prompts\n"),
+        ([], b"a\n\nb\n\xff\n", "error: standard input: 2 bad lines\n  line 2: expected a prompt, the line is blank\n"),
+    ],
+)
+def test_input_errors(lm: hybridlm.LM, arguments: list[str], stdin: str | bytes | None, message: str):
+    assert message in refused(*GENERATE, *arguments, stdin=stdin)
+
+
+def test_bad_lines_of_prompts(lm: hybridlm.LM, tmp_path: Path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"prompt": 1}\n["a"]\n{"prompt": "a", "text": "a"}\n')
+    message = refused(*GENERATE, "--file", tmp_path / "p.jsonl")
+    assert "3 bad lines" in message and "line 2: prompt: expected a string" in message
+    assert "line 3: expected a JSON object" in message and "line 4: expected exactly one" in message
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--logprobs", "1", "A"], ["--file", "a.txt", "A"], ["--max-tokens", "many", "A"], ["--what"]]
+)
+def test_usage_errors(lm: hybridlm.LM, arguments: list[str]):
+    assert "Usage: hybridlm generate" in refused(*GENERATE, *arguments, status=2)
+
+
+def test_checkpoint_errors(checkpoint: Path, tmp_path: Path):
+    for file in checkpoint.glob("model*"):
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    assert "gpt2" in refused("generate", "--model", tmp_path, "A")
+    assert "expected config.json" in refused("score", "--model", tmp_path.parent, "in.jsonl", "out.jsonl")
+    result = run("generate", "--model", tmp_path, "--debug", "A")
+    assert result.exit_code == 1 and isinstance(result.exception, ValueError)
+
+
+@pytest.mark.filterwarnings("always::UserWarning")
+def test_warnings_are_one_line(checkpoint: Path, tmp_path: Path):
+    """A real load: what it warns about reaches standard error without the place in our source."""
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"unheard_of": 1}))
+    result = run("generate", "--model", tmp_path, "--context", "16", "x" * 17)
+    warning, error = result.stderr.splitlines()
+    assert warning.startswith(f"warning: {tmp_path}: config.json has fields") and warning.endswith("unheard_of")
+    assert error.startswith("error: prompts[0]: has 17 tokens")
+
+
+def interrupted(count: int) -> Callable[..., Iterator[Event]]:
+    def events(self: hybridlm.LM, prompts: Any, **settings: Any) -> Iterator[Event]:
+        yield from (Event(0, i, f"word{i} ", None) for i in range(count))
+        raise KeyboardInterrupt
+
+    return events
+
+
+def test_interrupt_keeps_the_text(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hybridlm.LM, "stream", interrupted(3))
+    result = run(*GENERATE, "A")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "word0 word1 word2 \n", "")
+
+
+ENDLESS = """
+import itertools, signal, time
+# Where the tests run in the background of a shell, interrupts are ignored, and processes inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from hybridlm import LM; from hybridlm.cli import generate as _cli_generate
+from hybridlm.cli.main import main
+from hybridlm.session import Event
+
+class Endless(LM):
+    def __init__(self):
+        self.tokenizer = "some"
+    def follow(self):
+        return False
+    def stream(self, prompts, **settings):
+        for i in itertools.count():
+            time.sleep(0.01)
+            yield Event(0, i, f"word{i} ", None)
+
+_cli_generate.load = lambda *args, **settings: Endless()
+main()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("end", ["interrupt", "closed pipe"])
+def test_ends_of_a_stream(root: Path, end: str):
+    """Ctrl-C and a reader that goes away, in a process of its own: nothing is printed about either."""
+    command = [sys.executable, "-c", ENDLESS, "generate", "-m", "x", "A"]
+    process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    deadline = threading.Timer(120, process.kill)
+    deadline.start()
+    assert process.stdout.read(6) == b"word0 "
+    if end == "interrupt":
+        process.send_signal(signal.SIGINT)
+        # Signals and text race, the line end comes last.
+        assert process.stdout.read().endswith(b"\n")
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    deadline.cancel()
+    assert (process.wait(), errors) == (130 if end == "interrupt" else 141, b"")
+
+
+def test_score(lm: hybridlm.LM, tmp_path: Path):
+    (tmp_path / "in.jsonl").write_text(
+        '{"id": "a", "text": "Ada"}\n{"id": "b", "token_ids": [97]}\n{"text": "Ben"}\n{"text": "Bo"}\n'
+    )
+    result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert result.exit_code == 0 and result.stdout == ""
+    assert "3 texts of 8 tokens" in result.stderr and "1 rows have an error" in result.stderr
+    found = rows((tmp_path / "out.jsonl").read_text())
+    assert found[0]["sum_logprob"] == lm.score(["Ada", "Ben", "Bo"])[0].sum_logprob
+    assert [row["id"] for row in found] == ["a", "b", None, None] and found[1]["error"].startswith("line 2: ")
+    message = refused("score", "-m", "tiny", "--strict", tmp_path / "in.jsonl", tmp_path / "strict.jsonl")
+    assert message.startswith(f"error: {tmp_path / 'in.jsonl'}: line 2: token_ids: token id 97")
+    assert not (tmp_path / "strict.jsonl").exists()
+
+
+def test_score_says_what_common_beginnings_saved(lm: hybridlm.LM, tmp_path: Path):
+    texts = [{"token_ids": [*range(3, 33), last]} for last in (40, 41, 42)]
+    (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(text)}\n" for text in texts))
+    before = lm.stats["prefix_tokens_saved"]
+    result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    saved = lm.stats["prefix_tokens_saved"]
+    assert saved - before >= 32 and f"; {saved} tokens were not computed again" in result.stderr, result.output
+
+
+def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Options reach `score_file`; Ctrl-C says what is kept, and the same command continues."""
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"id": {i}, "text": "Ada"}}\n' for i in range(9)))
+    command = ("score", "-m", "tiny", "--window", "3", "--shard", "1/2", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    scores, calls = hybridlm.LM._scores, iter([True])
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(calls, False):
+            return scores(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hybridlm.LM, "_scores", interrupted)
+    assert "3 rows are kept in" in refused(*command, status=130)
+    assert "window: 3 rows, 1048576 bytes there, 2 rows" in refused(*command, "--window", "2")
+    monkeypatch.setattr(hybridlm.LM, "_scores", scores)
+    result = run(*command)
+    assert result.exit_code == 0 and "3 rows were there from before" in result.stderr, result.output
+    found = rows((tmp_path / "out-00001-of-00002.jsonl").read_text())
+    assert [row["id"] for row in found] == [3, 4, 5, 6, 7, 8]
+
+
+@pytest.fixture
+def embedded(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> Iterator[hybridlm.LM]:
+    """A small demo: three stories of one holder. The model has learned nothing: its answers are wrong, and equal."""
+    monkeypatch.setattr(cli_demo, "load", lambda *args, **settings: loaded)
+    monkeypatch.setattr(cli_demo, "STORIES", 3)
+    monkeypatch.setattr(cli_demo, "RIGHT", 0)
+    monkeypatch.setattr(cli_demo, "MAX_TOKENS", 6)
+    monkeypatch.setattr(demo, "story", lambda seed: story(seed, holders=1))
+    yield loaded
+    loaded.engine.after_step = None
+
+
+def test_demo(embedded: hybridlm.LM):
+    output = printed("demo", "--seed", "3")
+    assert output.startswith("LM(qwen3_5,") and f"jax {jax.__version__}" in output
+    stories = [demo.story(seed) for seed in demo.UNSEEN[9:12]]
+    answers = embedded.generate([story.prompt for story in stories], max_tokens=6)
+    for told, answer in zip(stories, answers, strict=True):
+        assert told.question in output and f"wrong: {told.answer}" in output
+        assert answer.text is not None and output.count(answer.text.strip()) == 2
+    assert output.count("tokens/s") == 2 and output.count("0 of 3 right") == 2 and "NO" not in output
+    assert output.endswith("all 3 answers are equal, token by token\n")
+    # One step for the batch, another one for a single lane.
+    assert {(3, 5), (3, 1), (1, 5), (1, 1)} <= {
+        (s.lanes, s.tokens) for s in embedded.engine.programs.shapes if isinstance(s, Shape)
+    }
+
+
+def test_demo_sees_a_leak(embedded: hybridlm.LM):
+    """Three lanes exchange their states after every step: all answers differ from those alone."""
+
+    def swap(pools: Any, owners: list[Any]) -> Any:
+        if len(owners) != 3:
+            return pools
+        return jax.tree.map(lambda pool: pool[jax.numpy.array([1, 2, 0])], pools)
+
+    embedded.engine.after_step = swap
+    result = run("demo")
+    assert result.exit_code == 1 and result.stdout.count("NO") == 3
+    assert result.stderr == "error: 3 of 3 answers differ between the batch and alone\n"
+
+
+def test_demo_refuses_wrong_answers(embedded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
+    """Equal as they are."""
+    monkeypatch.setattr(cli_demo, "RIGHT", 2)
+    result = run("demo")
+    assert result.exit_code == 1 and "all 3 answers are equal" in result.stdout
+    assert result.stderr.startswith("error: 0 of 3 answers are right, expected at least 2: ")
+
+
+def test_demo_right_answers():
+    told = story(5)
+    said = hybridlm.Completion(told.reply, [1], None, None, "stop", [2])
+    other = hybridlm.Completion(told.reply.replace(told.answer, "Nobody"), [1], None, None, "stop", [2])
+    assert cli_demo._is_right(told, said) and not cli_demo._is_right(told, other)
+
+
+def test_end_token_is_not_shown(lm: hybridlm.LM):
+    assert lm.tokenizer is not None and lm.tokenizer.encode(END) == [2]
+    assert lm.tokenizer.decode([36, 2]) == "A"
+
+
+def test_batch(lm: hybridlm.LM, tmp_path: Path):
+    bodies = [{"prompt": ["Ada has", "B", "Ben has"], "max_tokens": 6, "temperature": 0}, {"prompt": "x", "tools": 1}]
+    lines = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": b} for i, b in enumerate(bodies)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = run("batch", "-m", "tiny", "-i", tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl")
+    assert result.exit_code == 0 and result.stdout == "", result.output
+    assert "1 responses" in result.stderr and "1 lines have an error" in result.stderr
+    first, second = rows((tmp_path / "out.jsonl").read_text())
+    texts = [completion.text for completion in lm.generate(["Ada has", "B", "Ben has"], max_tokens=6)]
+    assert [choice["text"] for choice in first["response"]["body"]["choices"]] == texts
+    assert second["error"]["message"] == "line 2: tools: is not supported"
+    message = refused("batch", "-m", "tiny", "-i", tmp_path / "in.jsonl", "-o", tmp_path / "in.jsonl")
+    assert "is the input, too" in message
+
+
+def test_eval_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hybridlm.errors.find_spec", lambda name: None)
+    message = refused("eval", "-m", "tiny", "-t", "any")
+    assert message == 'error: eval: needs lm_eval, which is not installed: pip install "hybridlm[eval]"\n'
+
+
+def test_eval_asks_for_a_place_to_write_before_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hybridlm.errors.find_spec", lambda name: name)
+    for output, fault in ((tmp_path / "absent" / "x.json", "no such directory"), (tmp_path, "no regular file")):
+        assert fault in refused("eval", "-m", "no-such-model", "-t", "any", "-o", output)
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What lm_eval returns, which is not there: only what is done with its results."""
+    results = {"results": {"any": {f"metric {i}": float(i) for i in range(300)}}}
+    for name, attributes in {
+        "lm_eval.evaluator": {"simple_evaluate": lambda **settings: results},
+        "lm_eval.tasks": {"TaskManager": lambda include_path: None},
+        "lm_eval.utils": {"handle_non_serializable": str, "make_table": lambda results: "|table|"},
+        "hybridlm.evals": {"HybridLM": lambda lm, seed: None},
+    }.items():
+        module = types.ModuleType(name)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("hybridlm.errors.find_spec", lambda name: name)
+    return results
+
+
+def test_eval_is_tuned_where_that_is_asked_for(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    asked: list[bool] = []
+    monkeypatch.setattr(cli_eval, "load", lambda *args, tune, **settings: asked.append(tune))
+    for options in ((), ("--tune",)):
+        assert printed("eval", "-m", "tiny", "-t", "any", *options) == "|table|\n"
+    assert asked == [False, True]
+
+
+def test_eval_keeps_an_older_file_where_the_new_one_does_not_fit(
+    tmp_path: Path, results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cli_eval, "load", lambda *args, **settings: None)
+    output = tmp_path / "out.json"
+    output.write_text("older")
+    command = ("eval", "-m", "tiny", "-t", "any", "-o", output)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    try:
+        failed = run(*command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert failed.exit_code == 1 and failed.stderr.startswith(f"error: {output}: File too large"), failed.output
+    assert failed.stdout == "|table|\n", "the figures are shown in any case"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"] and output.read_text() == "older"
+    assert printed(*command) == "|table|\n" and json.loads(output.read_text()) == results

@@ -1,0 +1,138 @@
+"""`hybridlm verify` and `hybridlm inspect`."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from text_checkpoint import write_text_checkpoint
+from typer.testing import CliRunner, Result
+
+from hybridlm.cli.main import app
+from hybridlm.programs import programs
+from hybridlm.steps.score import score_step
+from hybridlm.steps.structure import Step
+from ir_passes import Certificate
+
+SMALL = ("--lanes", "2", "--context", "32", "--chunk", "4", "--dtype", "float32")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
+
+
+def run(command: str, directory: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, [command, "--model", str(directory), *SMALL, *options], catch_exceptions=False)
+
+
+def leaking_step(*settings: Any) -> Step:
+    right = score_step(*settings)
+
+    def step(params, pools, *rest):
+        return right(params, jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), pools), *rest)
+
+    return step
+
+
+@pytest.mark.slow
+def test_every_step_is_verified(directory: Path, tmp_path: Path) -> None:
+    result = run("verify", directory, "--full", "--out", str(tmp_path / "new" / "folder"))
+    assert result.exit_code == 0, result.output
+    rows = re.findall(
+        r"(generate|verify|score)\s*│\s*(\d+)\s*│\s*(\d+)\s*│\s*\d+\s*│\s*(\w+)\s*│\s*(\w+)", result.output
+    )
+    assert [row[:3] for row in rows] == [
+        ("generate", "2", "4"),
+        ("generate", "2", "1"),
+        ("verify", "2", "5"),
+        ("score", "2", "4"),
+    ]
+    assert all(proved in ("yes", "reused") and audited == "yes" for *_, proved, audited in rows)
+    assert re.search(r"copy from 2\s*│\s*2\s*│\s*│\s*\d+\s*│\s*\w+\s*│\s*yes", result.output)
+    assert "all 5 steps are proved and audited" in result.output
+    assert "non-interference" in result.output and "not covered:" in result.output
+    found = [Certificate.from_json(path.read_text()) for path in sorted((tmp_path / "new" / "folder").iterdir())]
+    assert [certificate.lanes for certificate in found] == [1, 2, 2, 2, 2], "a copy moves one row"
+    assert all(certificate.holds for certificate in found)
+
+
+@pytest.mark.slow
+def test_failure_is_the_exit_status(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "score_step", leaking_step)
+    result = run("verify", directory, "--full")
+    assert result.exit_code == 1
+    assert re.search(r"score\s*│\s*2\s*│\s*4\s*│\s*│\s*NO", result.output)
+    assert "1 of 5 steps failed" in result.output
+    line = leaking_step.__code__.co_firstlineno + 4
+    assert f"{Path(__file__).name}:{line}" in result.output
+    assert "The step is score 2x4" in result.output
+
+
+class Page(HTMLParser):
+    """Tags that open and close, and everything that a browser would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "rect", "line"):
+            self.open.append(tag)
+        self.fetched += [f"{tag} {name}={value}" for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.slow
+def test_page(directory: Path, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    result = run("inspect", directory, "--html", str(path))
+    assert result.exit_code == 0, result.output
+    assert "generate 2x1, certified" in result.output
+    text = path.read_text()
+    page = Page()
+    page.feed(text)
+    assert not page.open and not page.fetched
+    assert "url(" not in text and "<script" not in text and "http" not in re.sub(r"openxla/xla#\d+", "", text)
+    assert page.tags.count("svg") == 2
+    assert page.tags.count("rect") > 100
+    for part in ("Which lane may reach which", "argument 1.layers[0][0].recurrent", "before the rewrites", "The arena"):
+        assert part in text
+    assert len(re.findall('<td class="own">own<small>changed</small></td>', text)) == 2
+    assert len(re.findall('<td class="apart">apart<small>same</small></td>', text)) == 2
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    result = run("inspect", Path("no-such-model"), "--html", str(tmp_path / "absent" / "page.html"))
+    assert result.exit_code == 1 and "absent: no such directory" in result.output
+
+
+def test_inspection_in_words(directory: Path) -> None:
+    result = run("inspect", directory, "--step", "score")
+    assert result.exit_code == 0, result.output
+    state, _, step = result.output.partition("\n\n")
+    assert step.startswith("score 2x4\nstep: certified, 2 lanes")
+    assert "1 x GatedDeltaNet recurrent: value_head*value*key*4 B = 8*8*16*4 B = 4,096 B" in state
+    assert state.endswith("one sequence: 5,632 B and 128 B per token")
+    assert "arena of" in result.output
+
+
+def test_step_that_is_refused_is_shown(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "score_step", leaking_step)
+    result = run("inspect", directory, "--step", "score", "--html", str(tmp_path / "page.html"))
+    assert result.exit_code == 0, result.output
+    assert "NOT CERTIFIED" in result.output
+    text = (tmp_path / "page.html").read_text()
+    assert "NOT CERTIFIED" in text and "<h2>Faults</h2>" in text
+    assert '<td class="open">open<small>changed</small></td>' in text

@@ -1,0 +1,32 @@
+"""What identifies the machine that variants of products are measured on."""
+
+import builtins
+import io
+from typing import Any
+
+import pytest
+
+from hybridlm.devices.machine import Machine
+
+X86 = """processor : 0
+model name : AMD EPYC
+flags : fpu sse2 fma avx avx2
+
+processor : 1
+model name : other
+flags : x
+"""
+ARM = "processor : 0\nFeatures : fp asimd crc32 bf16\n"
+
+
+@pytest.mark.parametrize(("text", "want"), [(X86, "avx avx2 fma"), (ARM, "asimd bf16"), ("", "")])
+def test_vector_instructions_are_those_of_the_first_core(text: str, want: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.open
+
+    def read(path: Any, *args: Any, **kwargs: Any) -> Any:
+        return io.StringIO(text) if path == "/proc/cpuinfo" else real(path, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "open", read)
+    here = Machine.here()
+    assert here.instructions == want
+    assert (here.processor == "AMD EPYC") == (text == X86)

@@ -1,0 +1,135 @@
+"""Guesses of the next tokens, how far they are trusted, and what is refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridlm.drafting.acceptance import NEWEST, PAUSE, Acceptance, Trust
+from hybridlm.drafting.drafters import HeadDrafter, NgramDrafter, checked_proposal, drafters
+
+
+def longest_match(tokens: list[int], k: int) -> list[int]:
+    """What stood behind the latest place of the longest run of last tokens, by looking everywhere."""
+    for size in (4, 3, 2):
+        for place in range(len(tokens) - 1, size - 1, -1):
+            if size < len(tokens) and tokens[place - size : place] == tokens[len(tokens) - size :]:
+                return tokens[place : place + k]
+    return []
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3, 9])
+def test_ngram_against_a_search(vocabulary: int) -> None:
+    rng = np.random.default_rng(vocabulary)
+    for _ in range(20):
+        tokens, drafter = [int(t) for t in rng.integers(0, vocabulary, 60)], NgramDrafter()
+        end = 1
+        while end <= len(tokens):
+            for k in (1, 4, 64):
+                assert drafter.propose(tokens[:end], k) == longest_match(tokens[:end], k)
+            end += int(rng.integers(1, 4))
+
+
+def test_ngram_goes_round_a_pattern() -> None:
+    drafter = NgramDrafter()
+    assert drafter.propose([1, 2, 3, 4, 5, 1, 2, 3], 4) == [4, 5, 1, 2]
+    assert drafter.propose([1, 2, 3, 4, 5, 1, 2, 3, 9], 4) == []
+    # the longer run decides, though the shorter one stood later
+    assert NgramDrafter().propose([1, 2, 3, 7, 7, 7, 2, 3, 8, 8, 1, 2, 3], 1) == [7]
+
+
+class Fixed:
+    def __init__(self, answer: Any):
+        self.answer = answer
+
+    def propose(self, token_ids: Any, k: int) -> Any:
+        return self.answer
+
+
+def test_what_may_draft() -> None:
+    assert drafters(None) is None
+    ngram = drafters("ngram")
+    assert ngram is not None and ngram() is not ngram()  # each sequence has its own
+    mine = Fixed([1])
+    own = drafters(mine)
+    assert own is not None and own() is mine
+    with pytest.raises(ValueError, match="expected 'ngram', 'mtp', None or an object with propose.*got 'medusa'"):
+        drafters("medusa")  # type: ignore[arg-type]  # wrong on purpose
+    for wrong in (3, NgramDrafter, True):
+        with pytest.raises(TypeError, match="expected 'ngram', 'mtp', None or an object with propose"):
+            drafters(wrong)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_what_a_drafter_may_answer() -> None:
+    assert checked_proposal(Fixed(np.array([3, 4])), [1], 2, 5) == (3, 4)
+    assert checked_proposal(Fixed([]), [1], 2, 5) == ()
+    for answer in (None, "ab", [1.0], [True], {1: 2}):
+        with pytest.raises(TypeError, match=r"Fixed.propose: expected a list of at most 2 token ids"):
+            checked_proposal(Fixed(answer), [1], 2, 5)
+    with pytest.raises(ValueError, match=r"Fixed.propose: expected at most 2 tokens, got 3"):
+        checked_proposal(Fixed([1, 2, 3]), [1], 2, 5)
+    for token in (-1, 5):
+        with pytest.raises(ValueError, match=rf"token {token} at index 1 is outside the vocabulary \[0, 5\)"):
+            checked_proposal(Fixed([0, token]), [1], 2, 5)
+
+
+def test_acceptance() -> None:
+    one = Acceptance(0.5)
+    assert one.expected(4) == pytest.approx(0.5 + 0.25 + 0.125 + 0.0625)
+    for _ in range(20):
+        one.learn(4, 4)
+    assert one.expected(4) > 3.5
+    for _ in range(20):
+        one.learn(4, 0)
+    assert one.expected(4) < 0.6
+
+
+def test_pauses_grow_until_drafts_are_right_again() -> None:
+    one = Acceptance(0.5)
+    assert one.drafts(0)
+    one.pause(10)
+    assert not one.drafts(10 + PAUSE - 1) and one.drafts(10 + PAUSE)
+    one.pause(50)
+    assert not one.drafts(50 + 2 * PAUSE - 1) and one.drafts(50 + 2 * PAUSE)
+    assert one.rate == 0.5 and one.pauses == 2
+    for _ in range(20):
+        one.learn(4, 4)
+    one.pause(200)
+    assert one.drafts(200 + PAUSE)
+
+
+def test_new_sequences_are_trusted_as_the_last_ones_were() -> None:
+    trust = Trust()
+    assert Acceptance(trust.rate).expected(4) > 2
+    for _ in range(100):
+        trust.learn(4, 0)
+    assert Acceptance(trust.rate).expected(4) < 0.1
+    begun = [trust.begin() for _ in range(32)]
+    assert [rate > 0.7 for rate in begun].count(True) == 2
+    for _ in range(100):
+        trust.learn(1, 1)
+    assert Acceptance(trust.rate).expected(4) > 3.5
+
+
+def test_the_first_drafts_of_all_count_more_than_later_ones() -> None:
+    """Where a step that verifies costs as much as 1.5 others, two sequences find out that guesses are never right."""
+    trust = Trust(0.9)
+    trust.learn(4, 0)
+    trust.learn(4, 0)
+    assert trust.rate == pytest.approx(0.3) and Acceptance(trust.rate).expected(4) < 0.5
+    for _ in range(100):
+        trust.learn(4, 0)
+    trust.learn(4, 4)
+    assert trust.rate == pytest.approx(NEWEST, abs=1e-6)
+
+
+def test_guesses_of_a_head_are_for_the_place_they_were_made_for() -> None:
+    drafter = HeadDrafter()
+    assert drafter.propose([3], 4) == []
+    drafter.hear(5, [7, 8, 9])
+    assert drafter.propose([1] * 5, 4) == [7, 8, 9] and drafter.propose([1] * 5, 2) == [7, 8]
+    assert drafter.propose([1] * 6, 4) == [] == drafter.propose([1] * 4, 4)
+    make = drafters("mtp")
+    assert make is not None and isinstance(make(), HeadDrafter)
+    with pytest.raises(ValueError, match=r"which is read where it is asked for: hybridlm.load\(..., speculate='mtp'"):
+        drafters("mtp", has_head=False)

@@ -1,0 +1,132 @@
+"""A model that does not fit is refused before anything large is allocated, with the arithmetic."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from text_checkpoint import write_text_checkpoint
+
+import hybridlm
+from hybridlm import InsufficientMemory, loading
+from hybridlm.devices.placement import Placement
+from hybridlm.engine import memory
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.memory import Demand, available_memory
+
+MB = 1 << 20
+
+
+def row(context: int) -> int:
+    return MB + 1024 * context
+
+
+def demand(scratch: int = 0) -> Demand:
+    return Demand(weights=100 * MB, row=row, lanes=8, staging=4, context=4096, scratch=scratch)
+
+
+def test_the_sum() -> None:
+    assert demand().total == 100 * MB + 12 * 5 * MB
+    demand().require(160 * MB)
+    demand().require(None)
+    with pytest.raises(InsufficientMemory):
+        demand().require(160 * MB - 1)
+    with pytest.raises(InsufficientMemory, match="scratch of the largest step 1.049 MB = 168.8 MB"):
+        demand(scratch=MB).require(160 * MB)
+
+
+def test_a_prefix_cache_counts() -> None:
+    cached = replace(demand(), kept=20 * MB)
+    cached.require(180 * MB)
+    with pytest.raises(InsufficientMemory, match=r"prefix_cache 20\.97 MB = .* or a smaller prefix_cache would"):
+        cached.require(180 * MB - 1)
+
+
+def test_what_would_fit_is_the_most_that_fits() -> None:
+    """Each suggestion fits, and the next larger one does not."""
+    available = 100 * MB + 43 * MB
+    with pytest.raises(InsufficientMemory, match="not fit: weights 104.9 MB") as raised:
+        demand().require(available)
+    found = re.search(r"; lanes=(\d+) or context=(\d+) would fit$", str(raised.value))
+    assert found is not None
+    lanes, context = int(found[1]), int(found[2])
+    fits = lambda lanes, context: 100 * MB + (lanes + min(lanes, 4)) * row(context) <= available
+    assert fits(lanes, 4096) and not fits(lanes + 1, 4096)
+    assert fits(8, context) and not fits(8, context + 128)
+
+
+def test_nothing_would_fit() -> None:
+    with pytest.raises(InsufficientMemory, match="not even one lane would fit"):
+        demand().require(MB)
+
+
+def test_available_memory_is_a_number_here() -> None:
+    found = available_memory()
+    assert found is None or found > MB
+
+
+def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_text_checkpoint(tmp_path)
+    monkeypatch.setattr(memory, "available_memory", lambda placement: 10_000)
+    monkeypatch.setattr(loading, "load_parameters", lambda *args: pytest.fail("weights were read"))
+    with pytest.raises(InsufficientMemory, match="3 decoding and 3 staged sequences"):
+        hybridlm.load(directory, lanes=3)
+
+
+def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes are divided; weights that virtual devices have alike lie there once for all of them."""
+    seen: list[Demand] = []
+    monkeypatch.setattr(Demand, "require", lambda self, available: seen.append(self))
+    hybridlm.load(text_lm.path, lanes=8, context=256)
+    hybridlm.load(text_lm.path, lanes=8, context=256, mesh=hybridlm.mesh(data=4))
+    one, each = seen[0], seen[1]
+    assert (each.lanes, each.staging, each.devices) == (2, 1, 4) and (one.lanes, one.staging) == (8, 4)
+    assert each.row(256) == one.row(256) and one.weights // 4 - 64 <= each.weights <= one.weights // 4
+    monkeypatch.undo()
+    found = available_memory(Placement(hybridlm.mesh(data=4)))
+    assert found is None or found < MB + (available_memory() or 0) // 3
+    with pytest.raises(InsufficientMemory, match=r"on each of 4 devices: .* lanes=4 or context=128 would fit"):
+        replace(each, row=row, context=256, weights=0).require(3 * row(256) - 1)
+
+
+@pytest.mark.long
+def test_load_counts_the_scratch_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where weights and rows just fit, the compiled steps decide; no pool has been allocated by then."""
+    directory = write_text_checkpoint(tmp_path)
+    seen: list[int] = []
+    real = Demand.require
+
+    def require(self: Demand, available: int | None) -> None:
+        seen.append(self.total)
+        real(self, available)
+
+    monkeypatch.setattr(Demand, "require", require)
+    hybridlm.load(directory, lanes=1, context=32, chunk=4)
+    (needed,) = seen
+    monkeypatch.setattr(memory, "available_memory", lambda placement: needed)
+    monkeypatch.setattr(Engine, "borrow", lambda *args: pytest.fail("a pool was allocated"))
+    weights = sum(array.nbytes for array in hybridlm.load(directory, lanes=1, context=32, chunk=4).params.values())
+    monkeypatch.setattr(memory, "available_memory", lambda placement: needed - weights)
+    monkeypatch.setattr(Demand, "require", lambda self, available: real(self, available) if self.scratch else None)
+    with pytest.raises(InsufficientMemory, match="scratch of the largest step"):
+        hybridlm.load(directory, lanes=1, context=32, chunk=4)
+
+
+@pytest.mark.parametrize(("speculate", "counted"), [(None, 1000), ("ngram", 5000)])
+def test_load_counts_the_scratch_of_the_step_that_verifies_drafts(
+    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, speculate: Any, counted: int
+) -> None:
+    scratch: list[int] = []
+
+    def program(self: Engine, shape: Any) -> Any:
+        assert (shape.lanes, shape.tokens) == (3, 10) or shape.step == "generate"
+        temp = 5000 if shape.step == "verify" else 1000
+        return SimpleNamespace(certificate=SimpleNamespace(memory=SimpleNamespace(temp=temp)))
+
+    monkeypatch.setattr(memory, "available_memory", lambda placement: 0)
+    monkeypatch.setattr(Engine, "program", program)
+    monkeypatch.setattr(Demand, "require", lambda self, available: scratch.append(self.scratch))
+    hybridlm.load(text_lm.path, lanes=3, context=256, chunk=5, speculate=speculate, draft_tokens=9)
+    assert scratch[-1] == counted

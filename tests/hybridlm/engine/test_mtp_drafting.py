@@ -1,0 +1,176 @@
+"""Drafts of the model's own head: the same tokens as without, right ones accepted, and what cannot be drafted."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from head_checkpoints import GOLDEN, write_agreeing, write_headless
+
+import hybridlm
+from hybridlm import CheckpointError, ConfigError
+from hybridlm.drafting.acceptance import Trust
+from hybridlm.engine.speculation import Speculation
+from hybridlm.requests.results import Completion
+
+LOADED: dict[str, Any] = {"lanes": 3, "context": 150, "dtype": "float32", "chunk": 16, "draft_tokens": 3}
+SETTINGS: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
+SAMPLED: dict[str, Any] = SETTINGS | {"temperature": 0.8, "top_k": 40, "seed": 5, "n": 2}
+PROMPTS = [np.random.default_rng(n).integers(3, 93, size=n).tolist() for n in (5, 1, 17, 40, 130, 145)]
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every guess is verified, whatever it costs."""
+    monkeypatch.setattr(Speculation, "always", True)
+
+
+@pytest.fixture(scope="module")
+def ordinary() -> hybridlm.LM:
+    return hybridlm.load(GOLDEN, speculate="mtp", **LOADED)
+
+
+@pytest.fixture(scope="module")
+def agreeing(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
+    return hybridlm.load(write_agreeing(tmp_path_factory.mktemp("agreeing")), speculate="mtp", **LOADED)
+
+
+def drafted(lm: hybridlm.LM, prompts: Sequence[Any], **settings: Any) -> tuple[list[Completion], dict[str, int]]:
+    """Completions with drafts, after checking that those without are the same, and what was counted meanwhile."""
+    want, before = lm.generate(prompts, speculate=None, **settings), lm.stats
+    found, after = lm.generate(prompts, **settings), lm.stats
+    for one, other in zip(found, want, strict=True):
+        assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
+    return found, {name: after[name] - before[name] for name in after}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("settings", [SETTINGS, SAMPLED])
+def test_random_guesses_change_nothing(ordinary: hybridlm.LM, always: None, settings: dict[str, Any]) -> None:
+    """More requests than lanes, of all lengths, some of them to the end of the context."""
+    _, counted = drafted(ordinary, PROMPTS, **settings)
+    assert counted["drafted_tokens"] > 100
+    assert counted["accepted_tokens"] < counted["drafted_tokens"] / 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("settings", [SETTINGS, SAMPLED])
+def test_all_guesses_of_a_head_that_agrees_are_accepted(
+    agreeing: hybridlm.LM, always: None, settings: dict[str, Any]
+) -> None:
+    """With a temperature too: guesses are drawn with the noise that the tokens in their places are drawn with."""
+    found, counted = drafted(agreeing, PROMPTS, **settings)
+    assert counted["accepted_tokens"] == counted["drafted_tokens"] > 0
+    # one token from the prompt, one with the first guesses, then four at a time
+    most = max(len(one.token_ids) for one in found)
+    assert counted["verify_steps"] <= len(found) / 3 * (most / 4 + 3)
+
+
+@pytest.mark.long
+def test_a_prefix_carries_what_the_head_needs(agreeing: hybridlm.LM, always: None, tmp_path: pathlib.Path) -> None:
+    """Forked and read from a file: the head's keys and values and the hidden state lie in the snapshot."""
+    text = PROMPTS[3]
+    want = agreeing.generate([text], **SETTINGS)[0].token_ids
+    prefix = agreeing.prefix(text[:23])
+    prefix.save(tmp_path / "prefix.safetensors")
+    for one in (prefix, agreeing.load_prefix(tmp_path / "prefix.safetensors")):
+        before = agreeing.stats
+        found = agreeing.generate([text[23:]] * 2, prefix=one, **SETTINGS)
+        assert [each.token_ids for each in found] == [want] * 2
+        assert agreeing.stats["accepted_tokens"] - before["accepted_tokens"] > 20
+
+
+@pytest.mark.long
+def test_the_head_of_a_prefix_sees_all_of_it(ordinary: hybridlm.LM, always: None) -> None:
+    """Guesses behind a fork are those behind the whole prompt: as many are right."""
+    text = PROMPTS[4]
+    counts = []
+    for prompt, prefix in ((text, None), (text[61:], ordinary.prefix(text[:61]))):
+        before = ordinary.stats["accepted_tokens"]
+        ordinary.generate([prompt], prefix=prefix, n=8, temperature=1.5, seed=3, max_tokens=19)
+        counts.append(ordinary.stats["accepted_tokens"] - before)
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.long
+def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybridlm.LM) -> None:
+    """What that one has there waited for the next token; the later one has it as it became."""
+    lm = hybridlm.load(agreeing.path, speculate="mtp", prefix_cache="64MB", **LOADED)
+    engine, prompt = lm.engine, PROMPTS[3]
+    for count in (7, 40):
+        lm.generate([prompt[:count]], **SETTINGS)
+    pool = engine.new_row()
+    slot = pool.acquire()
+    assert engine.prefix_cache is not None
+    with engine.prefix_cache.lent([*prompt, 5], None) as snapshot:
+        assert snapshot is not None and snapshot.spans[:2] and snapshot.spans[1].first == 1
+        first = snapshot.spans[0].buffer
+        first.arrays = tuple(array.at[:, 6].set(jnp.nan) for array in map(jnp.asarray, first.arrays))
+        engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
+    for one, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
+        if one.positions is not None:
+            assert np.isfinite(np.moveaxis(np.asarray(leaf), one.positions + 1, 1)[0][: len(prompt)]).all()
+
+
+@pytest.mark.long
+def test_states_of_prompts_that_are_kept(agreeing: hybridlm.LM, always: None) -> None:
+    """The row of a pair lies at the position before its token's: behind a kept state it is written anew."""
+    lm = hybridlm.load(agreeing.path, speculate="mtp", prefix_cache="64MB", **LOADED)
+    begin = PROMPTS[4]
+    prompts = [begin, [*begin[:100], *PROMPTS[2]], [*begin[:64], 9], begin]
+    for _ in range(2):
+        for prompt in prompts:
+            before = lm.stats
+            (found,) = lm.generate([prompt], **SETTINGS)
+            counted = {name: count - before[name] for name, count in lm.stats.items()}
+            assert found.token_ids == agreeing.generate([prompt], speculate=None, **SETTINGS)[0].token_ids
+            assert counted["accepted_tokens"] == counted["drafted_tokens"] > 0
+    assert counted["prefix_hits"] == 1 and counted["prefix_tokens_saved"] > 50
+
+
+@pytest.mark.long
+def test_scores_are_those_of_the_model_without_a_head(ordinary: hybridlm.LM) -> None:
+    plain = hybridlm.load(GOLDEN, **LOADED)
+    for one, other in zip(ordinary.score(PROMPTS), plain.score(PROMPTS), strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+    with pytest.raises(ValueError, match=r"hybridlm.load\(..., speculate='mtp'\)"):
+        plain.generate(PROMPTS, speculate="mtp")
+
+
+@pytest.mark.long
+def test_a_head_is_asked_as_long_as_it_pays(
+    ordinary: hybridlm.LM, agreeing: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a step that verifies costs as much as three that draw: what is learned of a head goes on to other runs."""
+    monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 3.0)
+    monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.known", lambda self, step: True)
+    for lm in (ordinary, agreeing):
+        monkeypatch.setattr(lm.engine, "_trust_in_head", Trust(0.9))
+    _, counted = drafted(ordinary, PROMPTS, **SETTINGS)
+    assert 0 < counted["verify_steps"] <= 2 * len(PROMPTS) and counted["speculation_pauses"]
+    _, counted = drafted(ordinary, PROMPTS[:4], **SETTINGS)
+    assert not counted["verify_steps"]
+    for _ in range(2):
+        _, counted = drafted(agreeing, PROMPTS, **SETTINGS)
+        assert counted["accepted_tokens"] == counted["drafted_tokens"] > 60
+
+
+@pytest.mark.long
+def test_whose_rows_a_lane_finds(always: None) -> None:
+    lm = hybridlm.load(GOLDEN, speculate="mtp", sanitize=True, **{**LOADED, "lanes": 2})
+    drafted(lm, PROMPTS[:4], **SETTINGS)
+
+
+def test_what_has_no_head_is_refused(root: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Before any weight is read, with what to do."""
+    with pytest.raises(ValueError, match=r"none is implemented for family lfm2 \(for qwen.* speculate='ngram'"):
+        hybridlm.load(root / "tests/golden/lfm2_base", speculate="mtp")
+    without = write_headless(tmp_path_factory.mktemp("without"))
+    with pytest.raises(CheckpointError, match=r"no tensor is named mtp(.|\n)*speculate='ngram' needs no head"):
+        hybridlm.load(without, speculate="mtp")
+    none = write_headless(tmp_path_factory.mktemp("none"), mtp_num_hidden_layers=0)
+    with pytest.raises(ConfigError, match="mtp_num_hidden_layers: expected one of 1"):
+        hybridlm.load(none, speculate="mtp")

@@ -1,0 +1,300 @@
+"""Prompts and texts that continue a prefix: cold and warm agree at every boundary, and wrong states are refused."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from comparison import TOLERANCES
+from text_checkpoint import SETTINGS
+
+import hybridlm
+from hybridlm.engine.snapshot_file import _arrays as arrays
+from hybridlm.rows.pool import RowPool
+from hybridlm.steps.structure import Rows
+from models import family_of
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+# One for each kind of state: delta rule with attention; state space alone; per-channel decay with latent attention;
+# convolution with attention; attention beside a state space in one layer.
+KINDS = ("dense_interval", "mamba2_base", "kimi_base", "lfm2_base", "falcon_base")
+IDS = np.random.default_rng(0).integers(3, 90, 60).tolist()
+CONTINUATIONS = [IDS[40:41], IDS[41:46], IDS[46:60], IDS[44:48]]
+FREE: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True}
+
+
+def check_boundary(lm: hybridlm.LM, length: int, tolerance: float) -> None:
+    """Completions and scores behind a prefix of so many tokens against those of the joined prompts."""
+    before = IDS[:length]
+    prefix = lm.prefix(before)
+    joined = [before + ids for ids in CONTINUATIONS]
+    for got, want in zip(lm.generate(CONTINUATIONS, prefix=prefix, **FREE), lm.generate(joined, **FREE), strict=True):
+        assert got.prompt_token_ids == want.prompt_token_ids
+        until = next((i for i in range(6) if got.token_ids[i] != want.token_ids[i]), 6)
+        assert until == 6 or margin(lm, got.prompt_token_ids + got.token_ids[:until]) < 2 * tolerance
+    for got, want in zip(lm.score(CONTINUATIONS, prefix=prefix), lm.score(joined), strict=True):
+        assert got.token_ids == want.token_ids[length:] and got.prefix_tokens == length
+        np.testing.assert_allclose(got.logprobs, want.logprobs[length:], rtol=0, atol=tolerance)
+
+
+def margin(lm: hybridlm.LM, tokens: list[int]) -> float:
+    best = np.sort(np.asarray(lm.forward(tokens).logits[-1]))[-2:]
+    return float(best[1] - best[0])
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6, 10, 11, 12, 30])
+def test_cold_and_warm_agree(text_lm: hybridlm.LM, length: int) -> None:
+    """About the kernel of the convolution (4) and the chunk (5)."""
+    check_boundary(text_lm, length, 1e-4)
+
+
+def check_same_grid(lm: hybridlm.LM, chunks: int) -> None:
+    """Behind whole chunks the state has the bits of the row that reads the whole prompt in steps of the same shape."""
+    engine = lm.engine
+    count = chunks * engine.chunk
+    prefix = lm.prefix(IDS[: count + 1])
+    with lm.session() as session:
+        session.submit(IDS[:40], max_tokens=1)
+        for _ in range(chunks):
+            session.step()
+        (sequence,), pool = session._scheduler.joined, session._scheduler._staging
+        assert pool is not None and sequence.slot is not None
+        cold = engine.moves.take(pool, sequence.slot, IDS[:count], owner=sequence)
+    for one, first, second in zip(engine.kind.layout, arrays(cold), arrays(prefix.snapshot), strict=True):
+        assert first.tobytes() == second.tobytes(), one
+    assert lm.generate([IDS[count + 1 : 40]], prefix=prefix, **FREE) == lm.generate([IDS[:40]], **FREE)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 5])
+def test_the_same_grid_gives_the_same_bits(text_lm: hybridlm.LM, chunks: int) -> None:
+    check_same_grid(text_lm, chunks)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("golden", KINDS)
+def test_cold_and_warm_agree_for_every_kind_of_state(golden: str) -> None:
+    lm = hybridlm.load(GOLDEN / golden, lanes=3, context=140, dtype="float32", chunk=7)
+    tolerance = TOLERANCES[family_of(json.loads((GOLDEN / golden / "config.json").read_text())).name]
+    for length in range(1, 18):
+        check_boundary(lm, length, tolerance)
+    for chunks in (1, 2, 5):
+        check_same_grid(lm, chunks)
+
+
+def test_the_tokens_of_a_prefix_are_processed_once(text_lm: hybridlm.LM) -> None:
+    before = dict(text_lm.stats)
+    prefix = text_lm.prefix(IDS[:40])
+    text_lm.generate(CONTINUATIONS * 3, prefix=prefix, n=2, max_tokens=1)
+    text_lm.score(CONTINUATIONS, prefix=prefix)
+    gained = {name: text_lm.stats[name] - before[name] for name in before}
+    behind = sum(len(ids) for ids in CONTINUATIONS)
+    assert gained["prompt_tokens"] == 39 + 6 * (behind + 4)
+    assert gained["scored_tokens"] == behind
+    assert gained["prefix_tokens_saved"] == 39 * (24 + 4)
+
+
+def test_draws_do_not_depend_on_how_the_prompt_was_given(text_lm: hybridlm.LM) -> None:
+    settings = {"temperature": 1.3, "seed": 7, "n": 3, **FREE}
+    prefix = text_lm.prefix(IDS[:11])
+    warm = text_lm.generate(CONTINUATIONS, prefix=prefix, **settings)
+    assert warm == text_lm.generate([IDS[:11] + ids for ids in CONTINUATIONS], **settings)
+    assert len({tuple(c.token_ids) for c in warm}) > 6
+
+
+def test_nothing_may_follow_the_prefix(text_lm: hybridlm.LM) -> None:
+    prefix = text_lm.prefix(IDS[:11])
+    (got,) = text_lm.generate([[]], prefix=prefix, **FREE)
+    assert got == text_lm.generate([IDS[:11]], **FREE)[0] == text_lm.generate("", prefix=prefix, **FREE)[0]
+    with pytest.raises(ValueError, match=r"texts\[1\]: is empty; at least one token is needed behind the prefix"):
+        text_lm.score([[5], []], prefix=prefix)
+
+
+def test_text_behind_a_prefix_has_no_special_tokens(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = text_lm.tokenizer
+    assert tokenizer is not None
+    plain = tokenizer.encode
+
+    def encode(text: str, add_special_tokens: bool = True) -> list[int]:
+        return [1, *plain(text)] if add_special_tokens else plain(text)
+
+    monkeypatch.setattr(tokenizer, "encode", encode)
+    (got,) = text_lm.generate("kite", prefix=text_lm.prefix("The "), max_tokens=1)
+    assert got.prompt_token_ids == [1, *plain("The kite")]
+
+
+def test_stream_and_submit_take_a_prefix(text_lm: hybridlm.LM) -> None:
+    """Requests with and without one in a session, some cancelled, rows used again."""
+    prefix = text_lm.prefix(IDS[:31])
+    want = text_lm.generate(CONTINUATIONS, prefix=prefix, **FREE)
+    events = list(text_lm.stream(CONTINUATIONS, prefix=prefix, **FREE))
+    assert sorted((e.completion for e in events if e.completion), key=want.index) == want
+    for cancelled in range(1, 9):
+        with text_lm.session() as session:
+            for ids in CONTINUATIONS:
+                session.submit(ids, prefix=prefix, **FREE)
+                session.submit(IDS[:31] + ids, **FREE)
+            found: dict[int, hybridlm.Completion] = {}
+            for step in range(1000):
+                if step == cancelled:
+                    for index in set(range(8)) & {0, 1, 2, 6} - set(found):
+                        session.cancel(index)
+                found |= {e.index: e.completion for e in session.step() if e.completion}
+                if not session.busy:
+                    break
+        for index, completion in found.items():
+            count = len(completion.token_ids)
+            assert completion.token_ids == want[index // 2].token_ids[:count]
+            assert count == 6 or completion.finish_reason == "cancelled"
+
+
+def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(text_lm: hybridlm.LM) -> None:
+    prefix = text_lm.prefix(IDS[:31])
+    want, scores = text_lm.generate(CONTINUATIONS, prefix=prefix, **FREE), text_lm.score(CONTINUATIONS, prefix=prefix)
+    engine = text_lm.engine
+    kept = arrays(prefix.snapshot)
+
+    def poison(rows: Rows, owners: list[Any]) -> Rows:
+        free = np.array([owner is None for owner in owners])
+        where = lambda leaf: free.reshape((-1,) + (1,) * (leaf.ndim - 1))
+        return Rows(jax.tree.map(lambda leaf: jnp.where(where(leaf), jnp.nan, leaf), rows.layers), rows.token)
+
+    for use, pool in list(engine._kept.items()):
+        nan = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), pool.take().layers)
+        engine._kept[use] = RowPool(Rows(nan, jnp.zeros((pool.size, 1), jnp.int32)))
+    engine.after_step = poison
+    try:
+        assert text_lm.generate(CONTINUATIONS, prefix=prefix, **FREE) == want
+        for got, expected in zip(text_lm.score(CONTINUATIONS, prefix=prefix), scores, strict=True):
+            assert got.logprobs.tobytes() == expected.logprobs.tobytes()
+    finally:
+        engine.after_step = None
+    for array, before in zip(arrays(prefix.snapshot), kept, strict=True):
+        assert array.tobytes() == before.tobytes(), "a fork reads the snapshot and leaves it as it is"
+
+
+def test_the_context_counts_the_prefix(text_lm: hybridlm.LM) -> None:
+    context = text_lm.context
+    prefix = text_lm.prefix([5] * (context - 3))
+    for count in (1, 2, 3):
+        (got,) = text_lm.generate([[6] * count], prefix=prefix, max_tokens=50, ignore_eos=True)
+        assert len(got.token_ids) == 3 - count and got.finish_reason == "length"
+    with pytest.raises(ValueError, match=r"prompts\[1\], with its prefix of 253,: has 257 tokens, the context holds"):
+        text_lm.generate([[6], [6] * 4], prefix=prefix)
+    (full,) = text_lm.generate([[]], prefix=text_lm.prefix([5] * context), max_tokens=50)
+    assert full.token_ids == [] and full.finish_reason == "length"
+    with pytest.raises(ValueError, match="prefix: has 257 tokens, the context holds 256"):
+        text_lm.prefix([5] * (context + 1))
+    with pytest.raises(ValueError, match="prefix: is empty; at least one token"):
+        text_lm.prefix([])
+
+
+def test_a_prefix_of_another_model_is_refused(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    """Another configuration of the same arrays, another dtype, another context."""
+    shutil.copytree(text_lm.path, tmp_path / "other")
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}))
+    others = {
+        "model: expected": hybridlm.load(tmp_path / "other", **SETTINGS),
+        "dtype: expected bfloat16, got float32": hybridlm.load(text_lm.path, **{**SETTINGS, "dtype": "bfloat16"}),
+        "context: expected 200, got 256": hybridlm.load(text_lm.path, **{**SETTINGS, "context": 200}),
+    }
+    for length in (1, 9):
+        prefix = text_lm.prefix(IDS[:length])
+        for message, lm in others.items():
+            for use in (lm.generate, lm.score):
+                with pytest.raises(hybridlm.SnapshotError, match=message):
+                    use([[5]], prefix=prefix)
+            with lm.session() as session, pytest.raises(hybridlm.SnapshotError, match=message):
+                session.submit([5], prefix=prefix)
+            assert lm.stats["steps"] == 0
+    with pytest.raises(TypeError, match=r"prefix: expected what lm\.prefix or lm\.load_prefix returns, got <class 'l"):
+        text_lm.generate([[5]], prefix=[5, 6])  # type: ignore[arg-type]  # wrong on purpose
+
+
+def altered(prefix: hybridlm.Prefix, **kind: Any) -> hybridlm.Prefix:
+    """The same state with a label that says something else of the model."""
+    label = prefix.snapshot.label
+    label = dataclasses.replace(label, kind=dataclasses.replace(label.kind, **kind))
+    return hybridlm.Prefix(prefix.token_ids, dataclasses.replace(prefix.snapshot, label=label))
+
+
+def test_every_part_of_the_label_is_compared_by_itself(text_lm: hybridlm.LM) -> None:
+    """Each of them differs alone here, as it can where two models have the same fingerprint."""
+    kind = text_lm.engine.kind
+    first = kind.layout[0]
+    others: dict[str, dict[str, Any]] = {
+        r"model: expected \w+, got other": {"model": "other"},
+        "dtype: expected float32, got bfloat16": {"dtype": "bfloat16"},
+        "context: expected 256, got 255": {"context": 255},
+        r"layout: expected \[.*float32.*, got \[.*bfloat16": {
+            "layout": (first._replace(dtype="bfloat16"), *kind.layout[1:])
+        },
+        r"layout: expected \[.*, got \[.*in 2 parts": {"layout": (first._replace(devices=2), *kind.layout[1:])},
+        r"layout: expected \[.*layers.*, got \[\]": {"layout": kind.layout[1:]},
+        "layout: expected the same arrays in another order": {"layout": kind.layout[::-1]},
+    }
+    for prefix in (text_lm.prefix(IDS[:1]), text_lm.prefix(IDS[:9])):
+        steps = text_lm.stats["steps"]
+        for message, difference in others.items():
+            other = altered(prefix, **difference)
+            for use in (text_lm.generate, text_lm.score):
+                with pytest.raises(hybridlm.SnapshotError, match=message) as raised:
+                    use([[5]], prefix=other)
+                assert str(raised.value).count("expected") == 1, "of nothing else"
+            pool = text_lm.engine.new_row()
+            with pytest.raises(hybridlm.SnapshotError, match=message):
+                text_lm.engine.moves.restore(other.snapshot, pool, pool.acquire(), [*prefix.token_ids, 5], owner=None)
+        assert text_lm.stats["steps"] == steps
+
+
+def test_the_epoch_of_a_state_is_compared_with_nothing(text_lm: hybridlm.LM) -> None:
+    prefix = text_lm.prefix(IDS[:9])
+    snapshot = dataclasses.replace(prefix.snapshot, label=dataclasses.replace(prefix.snapshot.label, epoch=77))
+    (got,), (want,) = (
+        text_lm.score([IDS[9:20]], prefix=one) for one in (hybridlm.Prefix(prefix.token_ids, snapshot), prefix)
+    )
+    assert got.logprobs.tobytes() == want.logprobs.tobytes()
+
+
+def test_a_state_is_not_restored_for_other_tokens(text_lm: hybridlm.LM) -> None:
+    engine, snapshot = text_lm.engine, text_lm.prefix(IDS[:9]).snapshot
+    pool = engine.new_row()
+    slot = pool.acquire()
+    assert engine.moves.restore(snapshot, pool, slot, IDS[:9], owner=None) == 8 == pool.consumed(slot)
+    with pytest.raises(hybridlm.SnapshotError, match="position 8 was made from other tokens"):
+        engine.moves.restore(snapshot, pool, slot, [4, *IDS[1:9]], owner=None)
+    with pytest.raises(hybridlm.SnapshotError, match="position 8 continues sequences of more tokens, got one of 8"):
+        engine.moves.restore(snapshot, pool, slot, IDS[:8], owner=None)
+
+
+@pytest.mark.slow
+def test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached(text_lm: hybridlm.LM) -> None:
+    """In a run: right at every step, refused one token before and behind, and for the next tenant of the row."""
+    engine = text_lm.engine
+    with text_lm.session() as session:
+        session.submit(IDS[:12], max_tokens=4, ignore_eos=True)
+        session.submit(IDS[:3], max_tokens=2, ignore_eos=True)
+        for consumed in (5, 10, 12):
+            session.step()
+            (sequence,) = (s for s in session._scheduler.joined if s.request.index == 0)
+            scheduler = session._scheduler
+            pool = scheduler._staging if sequence in scheduler.prefilling else scheduler._decode
+            assert pool is not None and sequence.slot is not None and pool.consumed(sequence.slot) == consumed
+            snapshot = engine.moves.take(pool, sequence.slot, IDS[:consumed], owner=sequence)
+            assert snapshot.label.position == consumed
+            prefix = hybridlm.Prefix(tuple(IDS[: consumed + 1]), snapshot)
+            (got,) = text_lm.score([IDS[consumed + 1 : 20]], prefix=prefix)
+            (want,) = text_lm.score([IDS[:20]])
+            np.testing.assert_allclose(got.logprobs, want.logprobs[consumed + 1 :], atol=1e-4)
+            for wrong in (consumed - 1, consumed + 1):
+                with pytest.raises(hybridlm.SnapshotError, match=f"the row has consumed {consumed} since it was"):
+                    engine.moves.take(pool, sequence.slot, IDS[:wrong], owner=sequence)
+        session.cancel(0)
+        fresh = pool.acquire()
+        assert pool.consumed(fresh) == 0
+        pool.owner.release(fresh)

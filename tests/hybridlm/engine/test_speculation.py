@@ -1,0 +1,197 @@
+"""Drafts change how many tokens a step gives, and never which: whoever drafts, however wrong, beside whomever."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hybridlm
+from hybridlm.drafting.acceptance import Trust
+from hybridlm.engine.speculation import Speculation
+from hybridlm.requests.results import Completion
+
+REPEATING = [7, 11, 13, 5, 3] * 4
+PROMPTS = [REPEATING, [5], [9, 8, 7, 6], [21] * 9, [4, 40, 44, 14, 41, 40, 44], list(range(3, 30)), [90, 91]]
+SETTINGS: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every proposal is verified, whatever it costs."""
+    monkeypatch.setattr(Speculation, "always", True)
+
+
+class Known:
+    """Knows how the completions go on, and errs where it is told to."""
+
+    def __init__(self, completions: Sequence[Completion], errs: int = 0):
+        self.texts = [[*one.prompt_token_ids, *one.token_ids] for one in completions]
+        self.errs = errs
+
+    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
+        seen = list(token_ids)
+        text = next(text for text in self.texts if text[: len(seen)] == seen)
+        drafts = text[len(seen) : len(seen) + k]
+        if self.errs:
+            kind = len(seen) % self.errs
+            drafts = drafts[:kind]  # none, some, all
+            if len(drafts) > 1 and len(seen) % 2:
+                drafts[len(seen) % len(drafts)] = 1
+        return drafts
+
+
+@pytest.fixture(scope="module")
+def plain(text_lm: hybridlm.LM) -> list[Completion]:
+    return text_lm.generate(PROMPTS, **SETTINGS)
+
+
+def check(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
+
+
+def counted(lm: hybridlm.LM) -> dict[str, int]:
+    return {name: lm.stats[name] for name in ("steps", "verify_steps", "drafted_tokens", "accepted_tokens")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("errs", [0, 4])
+def test_the_same_tokens_in_fewer_steps(text_lm: hybridlm.LM, plain: list[Completion], always: None, errs: int) -> None:
+    """Seven requests in three lanes: lanes with all drafts, fewer and none, some right and some wrong, in one step."""
+    before = counted(text_lm)
+    check(text_lm.generate(PROMPTS, speculate=Known(plain, errs), **SETTINGS), plain)
+    after = {name: count - before[name] for name, count in counted(text_lm).items()}
+    assert 0 < after["verify_steps"] < after["steps"]
+    if errs:
+        assert 0 < after["accepted_tokens"] < after["drafted_tokens"]
+    else:
+        assert after["accepted_tokens"] == after["drafted_tokens"] > 0
+        assert 1.0 < text_lm.stats["tokens_per_step"] < 5.0
+        assert after["verify_steps"] <= sum(len(one.token_ids) for one in plain) / 5 + 3
+
+
+def test_ngram(text_lm: hybridlm.LM, plain: list[Completion], always: None) -> None:
+    before = counted(text_lm)
+    check(text_lm.generate(PROMPTS, speculate="ngram", **SETTINGS), plain)
+    assert counted(text_lm)["drafted_tokens"] > before["drafted_tokens"]
+
+
+def test_sampled_tokens_are_the_same(text_lm: hybridlm.LM, always: None) -> None:
+    sampled: dict[str, Any] = {**SETTINGS, "temperature": 0.9, "top_k": 20, "seed": 11, "n": 2}
+    want = text_lm.generate(PROMPTS[:3], **sampled)
+    assert want[0].token_ids != want[1].token_ids
+    check(text_lm.generate(PROMPTS[:3], speculate=Known(want, 5), **sampled), want)
+
+
+def test_accepted_tokens_behind_the_end_are_dropped(
+    text_lm: hybridlm.LM, plain: list[Completion], always: None
+) -> None:
+    """A stop token in the middle of what a step accepts, and fewer tokens left than drafts."""
+    for stop in plain[0].token_ids[1:4]:
+        want = text_lm.generate(PROMPTS, stop=stop, **SETTINGS)
+        check(text_lm.generate(PROMPTS, stop=stop, speculate=Known(plain), **SETTINGS), want)
+        assert want[0].finish_reason == "stop"
+    for most in (1, 2, 3, 6):
+        settings: dict[str, Any] = {**SETTINGS, "max_tokens": most}
+        found = text_lm.generate(PROMPTS, speculate=Known(plain), **settings)
+        assert [one.token_ids for one in found] == [one.token_ids[:most] for one in plain]
+        assert {one.finish_reason for one in found} == {"length"}
+
+
+def test_to_the_end_of_the_context(text_lm: hybridlm.LM, always: None) -> None:
+    prompts = [[3, 4, 5] * size for size in (82, 83, 84)]
+    want = text_lm.generate(prompts, max_tokens=99, ignore_eos=True)
+    assert [len(one.token_ids) for one in want] == [text_lm.context - len(prompt) for prompt in prompts]
+    check(text_lm.generate(prompts, max_tokens=99, ignore_eos=True, speculate=Known(want)), want)
+
+
+@pytest.mark.long
+def test_log_probabilities(text_lm: hybridlm.LM, always: None) -> None:
+    """Of every token that a step gives, against those of steps that give one."""
+    asked = {**SETTINGS, "logprobs": 2}
+    want = text_lm.generate(PROMPTS, **asked)
+    found = text_lm.generate(PROMPTS, speculate=Known(want, 4), **asked)
+    for one, other in zip(found, want, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs and other.logprobs and one.top_logprobs and other.top_logprobs
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+        for best, expected in zip(one.top_logprobs, other.top_logprobs, strict=True):
+            assert list(best) == list(expected)
+            np.testing.assert_allclose(list(best.values()), list(expected.values()), atol=1e-4)
+
+
+@pytest.mark.long
+def test_whose_rows_a_lane_finds(sanitized_lm: hybridlm.LM, plain: list[Completion], always: None) -> None:
+    """The sanitizer expects after every step the position that the accepted tokens lead to."""
+    check(sanitized_lm.generate(PROMPTS, speculate=Known(plain, 4), **SETTINGS), plain)
+
+
+def test_cancelled_while_a_step_verifies(text_lm: hybridlm.LM, plain: list[Completion], always: None) -> None:
+    with text_lm.session(speculate=Known(plain)) as session:
+        for prompt in PROMPTS:
+            session.submit(prompt, **SETTINGS)
+        found: dict[int, Completion] = {}
+        for turn in range(200):
+            for event in session.step():
+                if event.completion is not None:
+                    found[event.index] = event.completion
+            if turn == 6:
+                session.cancel(1)
+            if not session.busy:
+                break
+    assert found.pop(1).finish_reason == "cancelled"
+    check([found[index] for index in sorted(found)], [one for index, one in enumerate(plain) if index != 1])
+
+
+class Endless:
+    def __init__(self, answers: Iterator[Any]):
+        self.answers = answers
+
+    def propose(self, token_ids: Sequence[int], k: int) -> Any:
+        return next(self.answers)
+
+
+def test_a_drafter_that_fails_ends_the_run_and_nothing_else(
+    text_lm: hybridlm.LM, plain: list[Completion], always: None
+) -> None:
+    with pytest.raises(ValueError, match=r"Endless.propose: expected at most 4 tokens, got 9"):
+        text_lm.generate(PROMPTS, speculate=Endless(iter([[], [1], [1] * 9])), **SETTINGS)
+    check(text_lm.generate(PROMPTS, speculate=Known(plain), **SETTINGS), plain)
+
+
+def test_what_cannot_be_drafted_is_refused(text_lm: hybridlm.LM) -> None:
+    with pytest.raises(ValueError, match="speculate: expected 'ngram'"):
+        text_lm.generate([[1]], speculate="eagle")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(TypeError, match="speculate: expected 'ngram'"):
+        hybridlm.load(text_lm.path, speculate=4)  # type: ignore[arg-type]  # wrong on purpose
+    for tokens in (0, -1, True, 2.0, 4096):
+        with pytest.raises(ValueError, match=r"draft_tokens: expected a whole number of at least 1 and less than the"):
+            hybridlm.load(text_lm.path, draft_tokens=tokens)  # type: ignore[arg-type]  # wrong on purpose
+
+
+class Never:
+    """Is always wrong, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
+        self.asked += 1
+        return [1] * k
+
+
+def test_drafts_that_do_not_pay_stop(
+    text_lm: hybridlm.LM, plain: list[Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a step that verifies costs as much as 1.5 that draw, sequences without right drafts stop drafting."""
+    monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 1.5)
+    monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.known", lambda self, step: True)
+    monkeypatch.setattr(text_lm.engine, "_trust", Trust())
+    before, drafter = text_lm.stats, Never()
+    check(text_lm.generate(PROMPTS, speculate=drafter, **SETTINGS), plain)
+    after = text_lm.stats
+    assert after["accepted_tokens"] - before["accepted_tokens"] <= 3
+    assert after["speculation_pauses"] - before["speculation_pauses"] >= 3
+    assert 0 < after["verify_steps"] - before["verify_steps"] <= 16
+    assert drafter.asked <= 12 * len(PROMPTS)

@@ -1,0 +1,58 @@
+"""Every family draws the same tokens with drafts as without, at most near ties excepted."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from comparison import TOLERANCES
+from near_ties import check_same_draws, perturbed
+from replayed import Scripted, Text
+
+import hybridlm
+from hybridlm.engine.speculation import Speculation
+from models import family_of
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+NAMES = sorted(path.name for path in GOLDEN.iterdir())
+REPEATING = [5, 9, 14, 3, 20, 7]
+PROMPTS = [REPEATING * 4, [11], list(range(3, 40)), [6, 6, 6, 6, 30], REPEATING * 2 + [40, 41] + REPEATING, [8, 31] * 9]
+SETTINGS: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True}
+SAMPLED = {**SETTINGS, "temperature": 0.8, "seed": 3}
+
+
+@pytest.mark.long
+def test_all_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts of prompt lookup, and drafts that are right, partly right and wrong, greedy and sampled."""
+    monkeypatch.setattr(Speculation, "always", True)
+    tokens = differ = 0
+    for name in NAMES:
+        tolerance = TOLERANCES[family_of(json.loads((GOLDEN / name / "config.json").read_text())).name]
+        lm = hybridlm.load(GOLDEN / name, lanes=3, context=200, dtype="float32", chunk=7)
+        for settings in (SETTINGS, SAMPLED):
+            want = lm.generate(PROMPTS, **settings)
+            texts = [Text(one.prompt_token_ids, {}, [*one.prompt_token_ids, *one.token_ids]) for one in want]
+            for drafter in ("ngram", Scripted(texts, [4, 8, 0, 6, 9, 4, 7])):
+                before = dict(lm.stats)
+                found = lm.generate(PROMPTS, speculate=drafter, **settings)
+                differ += check_same_draws(lm, found, want, settings, tolerance)
+                tokens += sum(len(one.token_ids) for one in found)
+                drafted, accepted = (lm.stats[key] - before[key] for key in ("drafted_tokens", "accepted_tokens"))
+                assert drafter == "ngram" or 0 < accepted < drafted
+    assert tokens > 10_000 and differ <= tokens / 10_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("settings", [SETTINGS, SAMPLED])
+def test_other_tokens_are_seen(text_lm: hybridlm.LM, settings: dict[str, Any]) -> None:
+    """One token that was not the best is no near tie."""
+    want = text_lm.generate(PROMPTS, **settings)
+    found = [replace(one, token_ids=list(one.token_ids)) for one in want]
+    assert check_same_draws(text_lm, found, want, settings, 1e-3) == 0
+    assert np.argmax(perturbed(text_lm, want[3], 9, settings, 3)) == want[3].token_ids[9]
+    found[3].token_ids[9] = (found[3].token_ids[9] + 1) % 90
+    with pytest.raises(AssertionError, match="request 3: token 9 differs, margin"):
+        check_same_draws(text_lm, found, want, settings, 1e-3)
+    assert check_same_draws(text_lm, found, want, settings, 1e3) == 1

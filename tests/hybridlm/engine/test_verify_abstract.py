@@ -1,0 +1,228 @@
+"""`hybridlm verify --abstract`: steps of a config.json are proved and planned, with no weights and no compilation."""
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from published import LFM2, PUBLISHED
+from typer.testing import CliRunner, Result
+
+from hybridlm.cli.main import app
+from hybridlm.devices.mesh import abstract_mesh
+from hybridlm.engine.abstract import abstract_engine
+from hybridlm.programs import programs
+from hybridlm.programs.programs import PASSES
+from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.steps.score import score_step
+from hybridlm.steps.structure import Step
+from ir_passes import CompiledStep, compile_step
+
+ROW = r"\s*│\s*".join(
+    (r"(generate|verify|score|copy from 8)", r"(\d+)", r"(\d*)", r"(\d+)", "yes", r"([\d,]+) B", r"([\d,]+) B")
+)
+# Three layers, of the kinds that LFM2 has.
+SHALLOW = {name: value for name, value in LFM2.items() if name != "full_attn_idxs"} | {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+}
+
+
+def run(*options: str) -> Result:
+    return CliRunner().invoke(app, ["verify", *options], catch_exceptions=False)
+
+
+def written(directory: Path, fields: dict[str, Any]) -> str:
+    path = directory / "some.json"
+    path.write_text(json.dumps(fields))
+    return str(path)
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compilation, and no array but the small ones that a trace holds."""
+
+    def refused(*args: Any, **options: Any) -> Any:
+        raise AssertionError("compiled or put on the device")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refused)
+    monkeypatch.setattr(jax, "device_put", refused)
+
+
+def test_steps_are_proved_and_planned(tmp_path: Path, nothing_runs: None) -> None:
+    result = run("--abstract", "--config", written(tmp_path, SHALLOW))
+    assert result.exit_code == 0, result.output
+    rows = re.findall(ROW, result.output)
+    found = [row[:3] for row in rows]
+    assert found == [
+        ("generate", "8", "256"),
+        ("generate", "64", "1"),
+        ("verify", "64", "5"),
+        ("score", "8", "256"),
+        ("copy from 8", "64", ""),
+    ]
+    assert all(int(row[4].replace(",", "")) > 0 for row in rows)
+    # 64 positions x 64 blocks of keys and values of 8 heads of 64, two convolutions of 2048 with 2 inputs, a token
+    assert {row[5] for row in rows} == {f"{4096 * 2 * 8 * 64 * 4 + 2 * 2 * 2048 * 4 + 4:,}"}
+    assert "all 5 steps are proved and planned; nothing was compiled" in result.output
+    assert "non-interference" in result.output and "not compiled" in result.output
+
+
+def test_sizes_are_options(tmp_path: Path) -> None:
+    options = ("--lanes", "2", "--chunk", "4", "--context", "128", "--dtype", "float32")
+    engine = abstract_engine(Path(written(tmp_path, SHALLOW)), 2, 128, "float32", 4)
+    assert {str(param.dtype) for param in engine.params} == {"float32"}
+    result = run("--abstract", "--config", written(tmp_path, SHALLOW), *options)
+    assert "rows of 128 positions" in result.output
+    assert [row[1:3] for row in re.findall(ROW.replace("8)", "2)"), result.output)] == [
+        ("2", "4"), ("2", "1"), ("2", "5"), ("2", "4"), ("2", ""),
+    ]  # fmt: skip
+
+
+@pytest.mark.long
+def test_devices_need_not_be_there(tmp_path: Path, nothing_runs: None) -> None:
+    """Sixteen of them: what each holds, and what it sends."""
+    options = ("--lanes", "4", "--chunk", "4", "--context", "128", "--dtype", "float32", "--mesh", "data=2,model=8")
+    result = run("--abstract", "--config", written(tmp_path, SHALLOW), *options)
+    assert result.exit_code == 0, result.output
+    one = abstract_engine(Path(written(tmp_path, SHALLOW)), 4, 128, "float32", 4)
+    size = abstract_engine(Path(written(tmp_path, SHALLOW)), 4, 128, "float32", 4, abstract_mesh(2, 8))
+    row = one.kind.row_bytes
+    assert (one.row_bytes_on_a_device, size.row_bytes_on_a_device) == (row, (row - 4) // 8 + 4)
+    norms = 7 * 2048 + 2 * 64
+    whole = sum(param.size for param in one.params)
+    assert one.parameters_on_a_device == (whole, 4 * whole)
+    assert size.parameters_on_a_device == ((whole - norms) // 8 + norms, ((whole - norms) // 8 + norms) * 4)
+    # the embedding and six branches, of two lanes of 2048; the logits of 8192 tokens of two lanes
+    text = " ".join(result.output.split())
+    assert "exchanged by generate 4x1: 7 x psum over model of 16384 bytes (float32) by each of 8 devices" in text
+    assert "1 x all_gather over model of 65536 bytes (float32) by each of 8 devices" in text
+    sent = 7 * 2 * 7 * 16384 // 8 + 7 * 65536
+    assert f"8 │ {sent / 1000:.4g} kB │" in text and "sent by each" in text
+    # a row that moves is summed along data
+    assert "exchanged by copy from" not in text and "psum over data of 4 bytes (int32) by each of 2 devices" in text
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ("data=3", "4 lanes cannot be split over data=3 devices; 3 or 6 would do"),
+        ("model=3", "is not divided by 3 devices along 'model'"),
+        ("lanes=3", "expected sizes of some of data, model, expert"),
+        ("model=0", "mesh: model: expected a whole number of at least 1, got 0"),
+    ],
+)
+def test_meshes_that_do_not_fit(tmp_path: Path, mesh: str, message: str) -> None:
+    result = run("--abstract", "--config", written(tmp_path, SHALLOW), "--lanes", "4", "--mesh", mesh)
+    assert result.exit_code == 1 and message in " ".join(result.output.split())
+
+
+def test_leak_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaking(*settings: Any) -> Step:
+        right = score_step(*settings)
+
+        def step(params, pools, *rest):
+            return right(params, jax.tree.map(lambda leaf: jax.numpy.roll(leaf, 1, axis=0), pools), *rest)
+
+        return step
+
+    monkeypatch.setattr(programs, "score_step", leaking)
+    result = run("--abstract", "--config", written(tmp_path, SHALLOW), "--lanes", "2", "--chunk", "4")
+    assert result.exit_code == 1
+    assert re.search(r"score\s*│\s*2\s*│\s*4\s*│\s*│\s*NO", result.output)
+    assert "The step is score 2x4 (lanes x tokens)." in result.output and "1 of 5 steps failed" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "expected --model, or --config with --abstract, got neither"),
+        (("--config", "c.json"), "--config: a config.json without its weights can only be verified with --abstract"),
+        (("--model", "m", "--config", "c.json"), "--model and --config: expected one of them, got both"),
+        (("--model", "m", "--config", "c.json", "--abstract"), "expected one of them, got both"),
+        (("--abstract",), "--abstract: expected --config, the path of a config.json, got neither"),
+        (("--abstract", "--model", "m"), "--abstract: expected --config, the path of a config.json, got --model"),
+        (("--abstract", "--config", "c.json", "--out", "d"), "--out: a certificate is of a compiled step"),
+        (("--abstract", "--config", "missing.json"), "missing.json: expected a file, found none"),
+    ],
+)
+def test_options_that_contradict_each_other(options: tuple[str, ...], message: str) -> None:
+    result = run(*options)
+    assert result.exit_code == 1 and message in result.output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "config.json has model_type 'gpt2'; supported are"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+    ],
+)
+def test_configs_that_cannot_be_used(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    result = run("--abstract", "--config", written(tmp_path, SHALLOW | change))
+    assert result.exit_code == 1 and message in result.output
+
+
+def test_plan_is_the_one_of_the_compiled_step(tmp_path: Path) -> None:
+    """The same program, proof and arena as when the step is compiled."""
+    engine = abstract_engine(Path(written(tmp_path, SHALLOW)), 2, 128, "float32", 4)
+    shape = CopyShape(2, 2)
+    planned = engine.planned(shape)
+    step, contract = engine.programs.step(shape)
+    compiled: CompiledStep = compile_step(step, engine.example_arguments(shape), contract, passes=PASSES)
+    certificate = compiled.certificate
+    assert (planned.equations, planned.plan.size) == (certificate.equations, compiled.plan.size)
+    assert (planned.proved, planned.assumed) == (certificate.proved, certificate.assumed)
+    assert planned.seconds["compile"] == planned.seconds["lower"] == 0 < planned.seconds["prove"]
+
+
+IN_SHORT = "LFM2-1.2B"
+OTHERS = [name for name in PUBLISHED if name != IN_SHORT]
+WITH_HEAD = ["Qwen3-Next-80B", "Qwen3.5-35B-A3B"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None:
+    """Every layer of the real model, 64 sequences that decode and 8 prompts of 256 tokens, in a minute of one core.
+
+    The commit of what is accepted of drafts is part of the step that verifies them.
+    """
+    start = time.process_time()
+    engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
+    shapes = Shape("generate", 64, 1), Shape("generate", 8, 256), Shape("verify", 64, 5)
+    planned = [engine.planned(shape) for shape in shapes]
+    assert time.process_time() - start < 60
+    assert [step.bound.lanes for step in planned] == [64, 8, 64]
+    assert [any(line.startswith("accepted") for line in step.proved) for step in planned] == [False, False, True]
+    for step in planned:
+        assert any(line.startswith("non-interference") for line in step.proved)
+        assert step.plan.lower_bound <= step.plan.size < 1.05 * step.plan.lower_bound
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WITH_HEAD)
+def test_published_models_with_their_head(tmp_path: Path, name: str, nothing_runs: None) -> None:
+    """The head guesses as many tokens as are verified: both steps, proved at the real size."""
+    engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])), head=True)
+    assert engine.guesses == 4
+    ordinary = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
+    assert engine.row_bytes_on_a_device > ordinary.row_bytes_on_a_device, "keys, values and a hidden state of the head"
+    for shape in (Shape("generate", 64, 1, guesses=4), Shape("verify", 64, 5, guesses=4)):
+        step = engine.planned(shape)
+        assert any(line.startswith("non-interference") for line in step.proved)
+        assert any(line.startswith("accepted") for line in step.proved) == (shape.step == "verify")
+
+
+@pytest.mark.parametrize("name", [IN_SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
+def test_states_of_published_models_are_moved_by_proved_steps(tmp_path: Path, name: str, nothing_runs: None) -> None:
+    """Out of a pool of 8 rows of the real sizes, and back into it."""
+    engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
+    shapes = engine.moves.shapes(8)
+    assert len(shapes) == 4
+    for shape in shapes:
+        step = engine.planned(shape)
+        assert step.bound.lanes == 1 and any(line.startswith("non-interference") for line in step.proved)

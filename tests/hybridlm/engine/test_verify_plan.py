@@ -1,0 +1,82 @@
+"""What verification needs beside the step that it replaces: the inputs of the recurrence, no state for each draft."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from published import PUBLISHED
+
+from hybridlm.engine.abstract import abstract_engine
+from hybridlm.programs.shapes import Shape
+from ir_passes.proof import lane_proof
+from models.mixers.recurrent import Recurrent
+from models.state.shapes import LaneInfo
+
+LANES, TOKENS, LAYERS = 8, 5, 1
+FLOAT32 = 4
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The delta rule of Qwen3.5-0.8B at its real size, one layer of each kind; little else."""
+    text = PUBLISHED["Qwen3.5-0.8B"]["text_config"]
+    small = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 64}
+    layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    path = tmp_path_factory.mktemp("plan") / "config.json"
+    path.write_text(json.dumps({**PUBLISHED["Qwen3.5-0.8B"], "text_config": {**text, **small, **layers}}))
+    return path
+
+
+def needed_beside(config: Path) -> int:
+    """Bytes of scratch of the step that verifies, less those of the step that generates behind as many tokens."""
+    engine = abstract_engine(config, LANES, 256, "float32", 8)
+    plans = [engine.planned(Shape(step, LANES, TOKENS)).plan for step in ("generate", "verify")]
+    return plans[1].size - plans[0].size
+
+
+def sizes(config: Path) -> tuple[int, int]:
+    """Bytes of the recurrence's inputs of all tokens, and of one layer's state after each of them."""
+    text = json.loads(config.read_text())["text_config"]
+    heads, key, value = text["linear_num_value_heads"], text["linear_key_head_dim"], text["linear_value_head_dim"]
+    channels = 2 * text["linear_num_key_heads"] * key + heads * value
+    kept = LAYERS * LANES * TOKENS * (channels + 2 * heads) * FLOAT32
+    return kept, LANES * TOKENS * heads * key * value * FLOAT32
+
+
+def test_verification_keeps_the_inputs_of_the_recurrence(config: Path) -> None:
+    kept, states = sizes(config)
+    assert kept <= needed_beside(config) < states
+
+
+def test_a_state_for_each_draft_is_seen(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Recurrent.commit
+
+    def of_each(self: Recurrent, kept: Any, info: LaneInfo, state: Any) -> Any:
+        place = jnp.arange(TOKENS, dtype=jnp.int32)[None]
+        states = []
+        for count in range(TOKENS + 1):
+            lengths = jnp.minimum(info.lengths, count)
+            shorter = info._replace(lengths=lengths, valid=place < lengths[:, None])
+            states.append(right(self, kept, shorter, state))
+        lanes = jnp.arange(LANES, dtype=jnp.int32)
+
+        def last(old: jax.Array, *each: jax.Array) -> jax.Array:
+            found = jnp.stack(each, axis=1).at[lanes, info.lengths].get(mode="fill", wrap_negative_indices=False)
+            return jnp.where((info.lengths > 0).reshape((LANES,) + (1,) * (old.ndim - 1)), found, old)
+
+        return jax.tree.map(last, state, *states)
+
+    monkeypatch.setattr(Recurrent, "commit", of_each)
+    assert needed_beside(config) >= sizes(config)[1]
+
+
+@pytest.mark.parametrize("shape", [Shape("generate", 2, 1), Shape("verify", 16, TOKENS)], ids=str)
+def test_a_step_is_proved_once(config: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is rewritten: two reads of a state are no two lanes, 16 slices of a vocabulary no 16."""
+    proofs, prove = [], lane_proof.prove_jaxpr
+    monkeypatch.setattr(lane_proof, "prove_jaxpr", lambda *args: proofs.append(prove(*args)) or proofs[-1])
+    assert abstract_engine(config, shape.lanes, 256, "float32", 8).planned(shape).plan.size > 0
+    assert len(proofs) == 1

@@ -1,0 +1,67 @@
+"""Steps compiled ahead: nothing compiles afterwards; at one lane the program is what plain JAX makes of the step."""
+
+import re
+import warnings
+from typing import Any
+
+import jax
+import pytest
+from text_checkpoint import SETTINGS
+
+import hybridlm
+from hybridlm.engine import warmup
+from hybridlm.programs.shapes import CopyShape, Shape
+from ir_passes.jaxpr.jax_private import text_without_sources
+
+PARTS = ("keep a state of", "keep a span of", "restore a state to", "restore a span to")
+
+
+def numbered(compiled: jax.stages.Compiled) -> str:
+    """HLO without source lines, its names replaced by the order in which they appear."""
+    names: dict[str, str] = {}
+    executable: Any = compiled.runtime_executable()
+    return re.sub(
+        r"%[\w.\-]+|\b[A-Za-z_][\w\-]*\.\d+[\w.\-]*",
+        lambda found: names.setdefault(found.group().lstrip("%"), f"%{len(names)}"),
+        text_without_sources(executable.hlo_modules()[0]),
+    )
+
+
+@pytest.fixture(scope="module")
+def lm(text_lm: hybridlm.LM) -> hybridlm.LM:
+    return hybridlm.load(text_lm.path, **{**SETTINGS, "lanes": 2})
+
+
+@pytest.mark.long
+def test_nothing_compiles_after_a_warm_up(lm: hybridlm.LM) -> None:
+    seconds = lm.warmup(every_bucket=True)
+    rungs = (1, 2)
+    shapes = {str(Shape("generate", lanes, tokens)) for lanes in rungs for tokens in (1, 5)}
+    shapes |= {str(Shape("score", lanes, 5, 0)) for lanes in rungs}
+    shapes |= {str(CopyShape(source, target)) for source in rungs for target in rungs}
+    shapes |= {f"{way} {rung}" for rung in rungs for way in PARTS}
+    assert set(seconds) == shapes and all(took > 0 for took in seconds.values())
+    assert lm.stats["compiled"] == len(shapes) == len(lm.certificates)
+    for count in (1, 2, 5):
+        lm.generate([[7] * (count + 4)] * count, max_tokens=3, ignore_eos=True)
+        lm.score([[7] * 9] * count)
+        lm.generate([[8]] * count, prefix=lm.prefix([7] * 9), max_tokens=1)
+    assert lm.stats["compiled"] == len(shapes)
+
+
+def test_a_slow_step_is_named(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert set(lm.warmup()) == {"generate 2x5", "generate 2x1", "score 2x5", "copy 2 to 2"}
+    monkeypatch.setattr(warmup, "COMPILE_SECONDS", -1.0)
+    with pytest.warns(UserWarning, match="generate 2x1: 0 s"):
+        lm.warmup()
+
+
+def test_one_lane_pays_nothing(lm: hybridlm.LM) -> None:
+    """The compiled HLO is that of the step alone, jitted with its state donated, but for the numbers in names."""
+    shape = Shape("generate", 1, 1)
+    step, _ = lm.engine.programs.step(shape)
+    plain = jax.jit(step, donate_argnums=1).lower(*lm.engine.example_arguments(shape)).compile()
+    found, expected = (numbered(one) for one in (lm.engine.program(shape).compiled, plain))
+    assert found.count("\n") > 500 and found == expected

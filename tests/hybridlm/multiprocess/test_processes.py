@@ -1,0 +1,241 @@
+"""Several processes that run one model: the same numbers as one, and what becomes of them where one is at fault."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from comparison import TOLERANCES
+from random_checkpoint import write_random_checkpoint
+from run_together import PROMPTS, SETTINGS, everything
+from typer.testing import CliRunner
+
+import hybridlm
+from hybridlm.cli.main import app
+from hybridlm.multiprocess.records import RECORD, Operation, PlanError, from_records, to_records
+from hybridlm.programs.operations import run_of, run_operation
+from hybridlm.programs.shapes import Shape
+
+COUNT, TIMEOUT = 4, 20.0
+ROOT = Path(__file__).parents[3]
+START = ROOT / "tests/reference/start_together.py"
+BATCH = (
+    np.arange(12, dtype=np.int32).reshape(4, 3),
+    np.ones(4, np.int32),
+    np.zeros(4, np.int32),
+    np.array(1, np.int32),
+)
+SAMPLING = (np.zeros(4, np.float32), np.zeros(4, np.int32), *[np.ones(4, np.float32)] * 2, np.ones((4, 2), np.uint32))
+OPERANDS = (*BATCH, *SAMPLING, np.arange(4, dtype=np.uint32), np.array(True))
+
+
+def test_what_is_told_is_what_is_run() -> None:
+    shape = Shape("generate", 4, 3, top=2, guesses=1)
+    operation, fields = run_operation(7, 4, shape, OPERANDS)
+    assert len(fields) == len(operation.numbers) + len(operation.arrays)
+    pool, rows, told, batch, (sampling, sampled) = run_of(from_records(to_records(5, operation), 5))
+    assert (pool, rows, told) == (7, 4, shape)
+    for mine, given in zip([*batch, *sampling, sampled], OPERANDS, strict=True):
+        np.testing.assert_array_equal(mine, given)
+        assert mine.dtype == given.dtype and mine.shape == given.shape
+
+
+def test_large_operands_take_further_records_of_the_same_size() -> None:
+    operation = Operation("run", (1, -2), (np.arange(3000, dtype=np.int32), np.array(False)))
+    records = to_records(0, operation)
+    assert len(records) == 3 * RECORD
+    told = from_records(records, 0)
+    assert told.numbers == (1, -2)
+    np.testing.assert_array_equal(told.arrays[0], operation.arrays[0])
+    with pytest.raises(PlanError, match="expected record 0 of 2, got 0 of 3"):
+        from_records(records[: 2 * RECORD], 0)
+    with pytest.raises(PlanError, match="expected record 0 of 3, got 1 of 3"):
+        from_records(records[RECORD : 2 * RECORD] + records[:RECORD] + records[2 * RECORD :], 0)
+    with pytest.raises(PlanError, match=r"plan 1, record 0: epoch: expected 1, got 0; a plan was lost"):
+        from_records(records, 1)
+
+
+@pytest.mark.parametrize("place", [0, 5, 17, 30, 200, RECORD - 1])
+def test_a_flipped_bit_is_found_wherever_it_is(place: int) -> None:
+    records = bytearray(to_records(3, run_operation(7, 4, Shape("generate", 4, 3), OPERANDS)[0]))
+    records[place] ^= 4
+    with pytest.raises(PlanError, match=r"plan 3, record 0: checksum: expected [0-9a-f]{8}, got"):
+        from_records(bytes(records), 3)
+
+
+def test_a_function_is_not_told() -> None:
+    with pytest.raises(ValueError, match="logits_processor: a function of yours cannot be sent"):
+        run_operation(0, 4, Shape("generate", 4, 3, processor=lambda logits, token, position: logits), OPERANDS)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("together")
+    return write_random_checkpoint("dense_base", path, num_hidden_layers=2, full_attention_interval=2)
+
+
+def together(directory: Path, fault: str, faulty: int = 2, how: str = "launch") -> tuple[str, float, int]:
+    """What four processes say, the seconds from a fault to their end, and the exit status of the whole."""
+    (directory / "found.json").unlink(missing_ok=True)
+    run = subprocess.run(
+        [sys.executable, START, directory, fault, str(COUNT), str(TIMEOUT), str(faulty), how],
+        capture_output=True, text=True, timeout=400, cwd=ROOT, check=False,
+    )  # fmt: skip
+    found = [float(one) for one in re.findall(r"(?:befallen|ended) at ([\d.]+)", run.stderr)]
+    return run.stderr, found[-1] - found[0] if len(found) > 1 else 0.0, run.returncode
+
+
+@pytest.mark.long
+def test_four_processes_compute_what_one_does(directory: Path) -> None:
+    said, _, status = together(directory, "none")
+    assert status == 0, said
+    found: dict[str, Any] = json.loads((directory / "found.json").read_text())
+    one = hybridlm.load(directory, certify="off", compilation_cache=False, **SETTINGS)
+    expected = everything(one)
+    for name in ("tokens", "sampled", "drafted", "continued"):
+        assert found[name] == expected[name]
+    for name in ("logprobs", "scores"):
+        for a, b in zip(found[name], expected[name], strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCES["qwen3_5"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["idle", "saved"])
+def test_processes_whose_lanes_are_idle_take_part(directory: Path, how: str) -> None:
+    """One prompt; of "saved" the model is what all of them have written under another mesh, and read again."""
+    said, _, status = together(directory, how)
+    assert status == 0, said
+    one = hybridlm.load(directory, certify="off", compilation_cache=False, **SETTINGS)
+    expected = one.generate(PROMPTS[:1], max_tokens=8, ignore_eos=True)
+    assert json.loads((directory / "found.json").read_text())["tokens"] == [each.token_ids for each in expected]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("tokens", "process 2: tokens: expected"),
+        ("lengths", "process 2: lengths: expected"),
+        ("positions", "process 2: positions: expected"),
+        ("slot", "process 2: slot that is written: expected"),
+    ],
+)
+def test_a_process_with_other_operands_writes_nothing_anywhere(directory: Path, fault: str, expected: str) -> None:
+    """The fault comes after the checksum: the step itself finds it, and every process says which and where."""
+    said, seconds, status = together(directory, fault)
+    assert status == 70 and seconds < TIMEOUT, said
+    for process in range(COUNT):
+        line = next(line for line in said.splitlines() if f"error: process {process}:" in line)
+        assert re.search(r"operation \d+ \(", line) and expected in line and "no row was written" in line
+        assert re.search(rf"process {process}: kept True, [1-9]\d* changed", said), said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("flip", r"plan 14, record 0: checksum: expected \w+, got \w+"),
+        ("epoch", "plan 14, record 0: epoch: expected 14, got 13"),
+        ("rows", r"process 2: rows of pool 0: expected \d+ as process 0 has, got \d+"),
+        ("program", r"process 2: program: expected \w+ as process 0 has, got \w+"),
+        ("collectives", r"process 2: order of collectives: expected \w+ as process 0 has, got \w+"),
+        ("lanes", "process 2: lanes: expected 8 as process 0 has, got 12"),
+        ("kill", r"process 2 \(pid \d+ on .*\) has not answered|process 2 .* was ended by SIGKILL"),
+        ("stop", r"process 2 \(pid \d+ on .*\) has not answered|process 2 did not answer and was killed"),
+        ("sleep", r"process 2 \(pid \d+ on .*\) answers, but has stood at operation 14"),
+    ],
+)
+def test_a_process_at_fault_ends_all_in_time_and_is_named(directory: Path, fault: str, expected: str) -> None:
+    said, seconds, status = together(directory, fault)
+    assert status != 0 and seconds < TIMEOUT, said
+    assert not (directory / "found.json").exists()
+    blamed = [line for line in said.splitlines() if "error: " in line]
+    assert len(blamed) >= 2 and all(re.search(expected, line) for line in blamed if "with it all" not in line), said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("fault", "faulty"), [("kill", 0), ("kill", 2), ("early", 0), ("early", 2)])
+def test_a_process_that_dies_is_named_by_each_of_the_others(directory: Path, fault: str, faulty: int) -> None:
+    """Nobody ends or names them together. Process 0 has the coordination service; "early" is before any model."""
+    said, seconds, _ = together(directory, fault, faulty, "alone")
+    assert seconds < TIMEOUT and not (directory / "found.json").exists(), said
+    statuses = json.loads(re.findall(r"statuses (\[.*\])", said)[0])
+    assert statuses[faulty] == -9 and statuses.count(70) == COUNT - 1, said
+    for other in set(range(COUNT)) - {faulty}:
+        ends = rf"error: process {faulty} .*(has ended|has not answered).*process {other} \(pid \d+ on .*\) ends"
+        assert re.search(rf"{ends}|error: process {other}: .*process {faulty} ", said), said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--", "inspect", "x"], "expected one of generate, score behind --, got 'inspect'"),
+        (["-n", "0", "--", "score"], "expected at least one process, got 0"),
+        (["--timeout", "61", "--", "score"], "timeout: expected 1 to 60 seconds, got 61"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(arguments: list[str], expected: str) -> None:
+    found = CliRunner().invoke(app, ["launch", *arguments])
+    assert found.exit_code == 1 and expected in found.output
+
+
+@pytest.mark.long
+def test_scoring_goes_on_where_a_killed_process_has_ended_it(directory: Path, tmp_path: Path) -> None:
+    """The command line, as users run it: killed in the middle and run again it has every row once."""
+    rng = np.random.default_rng(0)
+    lines = [{"id": i, "token_ids": rng.integers(0, 64, 1 + i % 30).tolist()} for i in range(120)]
+    given, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [sys.executable, "-m", "hybridlm", "launch", "-n", "4", "--devices", "1"]
+    command += ["--timeout", str(TIMEOUT), "--", "score"]
+    command += ["--model", str(directory), str(given), str(output), "--window", "8", "--context", "200", "--chunk", "5"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
+        parts = Path(f"{output}.parts")
+        while first.poll() is None and len(list(parts.glob("part-*"))) < 3:
+            time.sleep(0.02)
+        assert first.poll() is None, first.communicate()[1]
+        workers = subprocess.run(["pgrep", "-P", str(first.pid)], capture_output=True, text=True, check=True)
+        subprocess.run(["kill", "-9", workers.stdout.split()[-1]], check=True)
+        said = first.communicate(timeout=2 * TIMEOUT)[1]
+    assert first.returncode == 128 + 9 and "was ended by SIGKILL" in said, said
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert re.search(r"; [1-9]\d* rows were there from before", again.stderr), again.stderr
+    found = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [one["id"] for one in found] == list(range(120))
+
+
+@pytest.mark.long
+def test_processes_are_found_by_the_variables_of_slurm(directory: Path, tmp_path: Path) -> None:
+    """The variables that srun sets for two tasks on one node, and no launcher of ours."""
+    with socket.socket() as one:
+        job = next(number for number in range(os.getpid(), os.getpid() + 4096) if one.connect_ex(("", port_of(number))))
+    given, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text("".join(json.dumps({"id": i, "token_ids": prompt}) + "\n" for i, prompt in enumerate(PROMPTS)))
+    command = [sys.executable, "-m", "hybridlm", "launch", "--devices", "1", "--timeout", str(TIMEOUT), "--", "score"]
+    command += ["--model", str(directory), str(given), str(output), "--context", "200", "--chunk", "5"]
+    slurm = {"JOB_ID": job, "STEP_NODELIST": "localhost", "NTASKS": 2, "STEP_NUM_NODES": 1}
+    running = []
+    for number in range(2):
+        variables = {f"SLURM_{name}": str(value) for name, value in slurm.items()}
+        variables |= {"SLURM_PROCID": str(number), "SLURM_LOCALID": str(number)}
+        running.append(subprocess.Popen(command, env=os.environ | variables, stderr=subprocess.PIPE, text=True))
+    said = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+    found = {row["id"]: row for row in map(json.loads, output.read_text().splitlines())}
+    one = hybridlm.load(directory, certify="off", compilation_cache=False, **SETTINGS)
+    for i, expected in enumerate(one.score(PROMPTS)):
+        logprobs = found[i]["logprobs"][1:]
+        np.testing.assert_allclose(logprobs, expected.logprobs[1:], rtol=0, atol=TOLERANCES["qwen3_5"])
+
+
+def port_of(job: int) -> int:
+    """Where JAX lets the processes of a SLURM job meet."""
+    return 61440 + job % 4096

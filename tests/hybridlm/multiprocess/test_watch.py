@@ -1,0 +1,147 @@
+"""Who has fallen silent, hangs or has said why it ends is named, and this process ends in time."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import pytest
+
+from hybridlm.multiprocess import last_words
+from hybridlm.multiprocess.environment import LOST
+from hybridlm.multiprocess.watch import Sign, Watch
+
+
+class Store:
+    """What `KeyValues` is, in this process alone."""
+
+    address = "127.0.0.1:9"
+
+    def __init__(self) -> None:
+        self.said: dict[str, bytes] = {}
+        self.dead = False
+
+    def set(self, name: str, value: bytes) -> None:
+        if self.dead:
+            raise jax.errors.JaxRuntimeError("UNAVAILABLE")
+        self.said[name] = value
+
+    def under(self, folder: str) -> dict[str, bytes]:
+        return {name.split("/")[1]: value for name, value in self.said.items() if name.startswith(f"{folder}/")}
+
+    def sign(self, beat: int, epoch: int = 0, busy: str = "") -> None:
+        """Process 2 says something."""
+        self.said["alive/2"] = json.dumps(Sign(beat, "process 2 (pid 7 on host)", epoch, busy)).encode()
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def ended() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def watch(store: Store, ended: list[int]) -> Iterator[Watch]:
+    one = Watch(store, 1, 1.0, end=ended.append)  # type: ignore[arg-type]  # a stand-in
+    yield one
+    one.stop()
+
+
+def beating(store: Store, seconds: float, until: Callable[[], object], epoch: int = 0, busy: str = "") -> None:
+    end, beat = time.monotonic() + seconds, 0
+    while time.monotonic() < end and not until():
+        beat += 1
+        store.sign(beat, epoch, busy)
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_who_says_something_is_left_in_peace(store: Store, watch: Watch, ended: list[int]) -> None:
+    beating(store, 1.5, lambda: ended)
+    assert not ended
+
+
+def test_who_falls_silent_is_named(store: Store, watch: Watch, ended: list[int], capsys: pytest.CaptureFixture) -> None:
+    store.sign(1)
+    begun = time.monotonic()
+    while not ended and time.monotonic() < begun + 5:
+        time.sleep(0.05)
+    assert ended == [LOST]
+    assert "error: process 2 (pid 7 on host) has not answered for" in capsys.readouterr().err
+
+
+def test_who_was_there_and_never_says_anything_is_named(store: Store, capsys: pytest.CaptureFixture) -> None:
+    """It died before its model was loaded; of a process that need not be there yet nothing is expected."""
+    ended: list[int] = []
+    watch = Watch(store, 1, 1.0, range(3), ended.append)  # type: ignore[arg-type]  # a stand-in
+    begun = time.monotonic()
+    while not ended and time.monotonic() < begun + 5:
+        store.said["alive/0"] = json.dumps(Sign(int(1000 * time.monotonic()), "process 0", 0, "")).encode()
+        time.sleep(0.05)
+    watch.stop()
+    assert ended == [LOST] and 0.4 < time.monotonic() - begun < 1.0
+    assert "error: process 2 has not answered for" in capsys.readouterr().err
+
+
+def test_where_process_0_no_longer_listens_jax_ends_the_others_for_that(store: Store, watch: Watch) -> None:
+    assert re.fullmatch(r"process 0 has ended, or its host is gone; process 1 \(.*\) ends", watch.reason() or "")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        store.address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert watch.reason() is None
+    watch.known = "process 2 has ended: PlanError: damaged"
+    assert (watch.reason() or "").startswith("process 2 has ended: PlanError: damaged; process 1 (")
+
+
+@pytest.mark.parametrize(("reason", "status", "said"), [("'gone'", 3, "error: gone\n"), ("None", -6, "")])
+def test_a_process_that_is_aborted_says_why(reason: str, status: int, said: str) -> None:
+    """By a thread that Python knows nothing of, as JAX's client does."""
+    script = f"""
+import importlib.util, ctypes, time
+spec = importlib.util.spec_from_file_location("last_words", {last_words.__file__!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.say_at_abort(lambda: {reason}, 3)
+thread, c = ctypes.c_void_p(), ctypes.CDLL(None)
+c.pthread_create(ctypes.byref(thread), None, c.abort, None)
+time.sleep(60)
+"""
+    found = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (status, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("busy", "expected"), [("", [LOST]), ("compiling", [])])
+def test_who_does_not_take_up_what_it_is_told_is_named_unless_it_compiles(
+    store: Store, watch: Watch, ended: list[int], busy: str, expected: list[int], capsys: pytest.CaptureFixture
+) -> None:
+    watch.epoch = 5
+    beating(store, 2.0, lambda: ended, epoch=3, busy=busy)
+    assert ended == expected
+    found = "process 2 (pid 7 on host) answers, but has stood at operation 3" in capsys.readouterr().err
+    assert found == bool(expected)
+
+
+def test_where_the_store_does_not_answer_process_0_is_lost(
+    store: Store, watch: Watch, ended: list[int], capsys: pytest.CaptureFixture
+) -> None:
+    store.dead = True
+    begun = time.monotonic()
+    while not ended and time.monotonic() < begun + 5:
+        time.sleep(0.05)
+    assert ended == [LOST] and "process 0 has not answered" in capsys.readouterr().err
+
+
+def test_what_a_process_says_of_its_end_is_the_reason(store: Store, watch: Watch, ended: list[int]) -> None:
+    store.said["failed/2"] = b"process 2 has ended: PlanError: damaged"
+    watch.find_out()
+    assert watch.known == "process 2 has ended: PlanError: damaged"
+    watch.failed("because")
+    assert store.said["failed/1"] == b"process 1 has ended: because"

@@ -1,0 +1,295 @@
+"""OpenAI Batch files: answers are those of `generate`, `chat` and `score`, whatever else is in the file."""
+
+import dataclasses
+import errno
+import json
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from toy_scorer import NO_MODEL
+
+import hybridlm
+from hybridlm.openai_batch.batch_file import BatchModel, batch_file
+from hybridlm.openai_batch.request import read_request
+from hybridlm.session import Session
+
+pytestmark = pytest.mark.slow
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def model_of(lm: hybridlm.LM) -> BatchModel:
+    return BatchModel(lm._inputs, lm.session, lm._scores, "tiny")
+
+
+def answered(model: BatchModel, lines: Sequence[Any], folder: Path, window: int = 64) -> list[dict[str, Any]]:
+    """The lines of the output; a line of the input that is no object is written as it is."""
+    text = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
+    (folder / "in.jsonl").write_text(text + "\n")
+    report = batch_file(model, folder / "in.jsonl", folder / "out.jsonl", window)
+    rows = [json.loads(row) for row in (folder / "out.jsonl").read_text().splitlines()]
+    assert (report.responses, report.bad_lines) == (
+        sum(row["error"] is None for row in rows),
+        sum(row["error"] is not None for row in rows),
+    )
+    return rows
+
+
+def body(row: dict[str, Any]) -> dict[str, Any]:
+    assert row["error"] is None and row["response"]["status_code"] == 200, row
+    return row["response"]["body"]
+
+
+LINES = [
+    line("greedy", prompt="Who has", max_tokens=5, temperature=0, model="anything", user={"name": "u"}),
+    line("sampled", prompt=["Who has", "the kite"], max_tokens=6, n=2, seed=5, top_p=0.9),
+    line("unseeded", prompt="Who has", max_tokens=6),
+    line("ids", prompt=[[5, 6, 7], [8, 9]], max_tokens=4, temperature=0, ignore_eos=True, return_token_ids=True),
+    line("chat", CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": "hi"}]}], max_tokens=5, top_k=1),
+    line("echo", prompt="Who has", max_tokens=5, temperature=0, echo=True),
+    line("other", prompt="Who has", max_tokens=6),
+]
+
+
+def chat_ids(lm: hybridlm.LM, message: str) -> list[int]:
+    assert lm.tokenizer is not None
+    text = lm.tokenizer.apply_chat_template([{"role": "user", "content": message}])
+    return lm.tokenizer.encode(text, add_special_tokens=False)
+
+
+@pytest.fixture(scope="module")
+def rows(text_lm: hybridlm.LM, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    found = answered(model_of(text_lm), LINES, tmp_path_factory.mktemp("batch"))
+    assert [row["custom_id"] for row in found] == [one["custom_id"] for one in LINES]
+    return {row["custom_id"]: row for row in found}
+
+
+def texts(row: dict[str, Any]) -> list[str]:
+    choices = body(row)["choices"]
+    assert [choice["index"] for choice in choices] == list(range(len(choices)))
+    return [choice["text"] for choice in choices]
+
+
+def test_answers_are_those_of_generate(text_lm: hybridlm.LM, rows: dict[str, dict[str, Any]]):
+    chat = chat_ids(text_lm, "hi")
+    long, answer, short = text_lm.generate(["Who has", chat, "Who has"], max_tokens=5)
+    assert texts(rows["greedy"]) == [long.text]
+    assert body(rows["greedy"])["choices"][0]["finish_reason"] == long.finish_reason
+    assert texts(rows["echo"]) == [f"Who has{short.text}"]
+    assert body(rows["chat"])["object"] == "chat.completion" and body(rows["chat"])["choices"][0]["logprobs"] is None
+    assert body(rows["chat"])["choices"][0]["message"] == {"role": "assistant", "content": answer.text}
+    sampled = text_lm.generate(["Who has", "the kite"], max_tokens=6, temperature=1.0, n=2, seed=5, top_p=0.9)
+    assert texts(rows["sampled"]) == [one.text for one in sampled]
+    ids = text_lm.generate([[5, 6, 7], [8, 9], [4]], max_tokens=4, ignore_eos=True)[:2]
+    assert [one["token_ids"] for one in body(rows["ids"])["choices"]] == [one.token_ids for one in ids]
+    assert [one["prompt_token_ids"] for one in body(rows["ids"])["choices"]] == [[5, 6, 7], [8, 9]]
+    assert body(rows["ids"])["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
+
+
+def test_model_and_user_are_recorded(rows: dict[str, dict[str, Any]]):
+    assert (body(rows["greedy"])["model"], body(rows["greedy"])["user"]) == ("anything", {"name": "u"})
+    assert body(rows["ids"])["model"] == "tiny" and "user" not in body(rows["ids"])
+    names = [name for row in rows.values() for name in (row["id"], row["response"]["request_id"], body(row)["id"])]
+    assert len(set(names)) == 3 * len(LINES)
+
+
+def test_lines_without_a_seed_differ_and_do_not_depend_on_their_place(
+    text_lm: hybridlm.LM, rows: dict[str, dict[str, Any]], tmp_path: Path
+):
+    assert texts(rows["unseeded"]) != texts(rows["other"])
+    again = answered(model_of(text_lm), LINES[::-1], tmp_path, window=4)
+    for row in again:
+        assert body(row)["choices"] == body(rows[row["custom_id"]])["choices"]
+
+
+@pytest.mark.long
+def test_logprobs_are_those_of_generate_and_score(text_lm: hybridlm.LM, tmp_path: Path):
+    settings: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    message = [{"role": "user", "content": "hi"}]
+    found = answered(
+        model_of(text_lm),
+        [
+            line("a", prompt="Who has", logprobs=3, **settings),
+            line("b", CHAT, messages=message, logprobs=True, top_logprobs=3, **settings),
+            line("c", prompt=[[5, 6, 7, 8], [5, 6], [6, 5]], logprobs=0, echo=True, max_tokens=0, temperature=0),
+            line("d", prompt="the kite", logprobs=3, return_tokens_as_token_ids=True, **settings),
+        ],
+        tmp_path,
+    )
+    prompts = ["Who has", chat_ids(text_lm, "hi"), "the kite"]
+    a, chat, d = text_lm.generate(prompts, max_tokens=4, ignore_eos=True, logprobs=3)
+    assert text_lm.tokenizer is not None and a.top_logprobs is not None and chat.top_logprobs is not None
+    logprobs = body(found[0])["choices"][0]["logprobs"]
+    names = [text_lm.tokenizer.decode([token], skip_special_tokens=False) for token in a.token_ids]
+    assert logprobs["tokens"] == names and logprobs["token_logprobs"] == a.logprobs
+    assert [list(top.values()) for top in logprobs["top_logprobs"]] == [list(top.values()) for top in a.top_logprobs]
+    for entry, token, logprob, top in zip(
+        body(found[1])["choices"][0]["logprobs"]["content"],
+        chat.token_ids,
+        chat.logprobs or [],
+        chat.top_logprobs,
+        strict=True,
+    ):
+        name = text_lm.tokenizer.decode([token], skip_special_tokens=False)
+        assert (entry["token"], entry["logprob"], entry["bytes"]) == (name, logprob, list(name.encode()))
+        assert [other["logprob"] for other in entry["top_logprobs"]] == list(top.values())
+    echoed, score = body(found[2])["choices"][0], text_lm.score([[5, 6, 7, 8], [5, 6], [6, 5]])[0]
+    assert echoed["text"] == text_lm.tokenizer.decode([5, 6, 7, 8]) and echoed["finish_reason"] == "length"
+    assert echoed["logprobs"]["token_logprobs"] == [None, *score.logprobs[1:].tolist()]
+    assert echoed["logprobs"]["top_logprobs"][0] is None and echoed["logprobs"]["text_offset"] == [0, 1, 2, 3]
+    assert body(found[3])["choices"][0]["logprobs"]["tokens"] == [f"token_id:{token}" for token in d.token_ids]
+
+
+def test_without_a_tokenizer_text_is_null(text_lm: hybridlm.LM, tmp_path: Path):
+    inputs = dataclasses.replace(text_lm._inputs, tokenizer=None)
+    model = dataclasses.replace(
+        model_of(text_lm), inputs=inputs, session=lambda: Session(text_lm.engine, None, inputs.request, None)
+    )
+    found = answered(
+        model,
+        [
+            line("a", prompt=[[5, 6, 7], [5, 6], [6, 5]], max_tokens=0, logprobs=0, echo=True),
+            line("b", prompt=[[5, 6, 7], [5, 6], [5]], max_tokens=4, temperature=0),
+            line("c", prompt="text"),
+            line("d", CHAT, messages=[{"role": "user", "content": "hi"}]),
+            line("e", prompt=[5], return_tokens_as_token_ids=False),
+        ],
+        tmp_path,
+    )
+    a, b = body(found[0])["choices"][0], body(found[1])["choices"]
+    assert a["text"] is None and a["logprobs"]["tokens"] == ["token_id:5", "token_id:6", "token_id:7"]
+    want = text_lm.generate([[5, 6, 7], [5, 6], [5]], max_tokens=4)
+    assert [(one["text"], one["token_ids"]) for one in b] == [(None, one.token_ids) for one in want]
+    for row in found[2:]:
+        assert "no tokenizer.json" in row["error"]["message"]
+
+
+BAD = {
+    "expected a JSON object": "{",
+    "custom_id: is missing; method: is missing; url: is missing; body: is missing": {},
+    "custom_id: expected a string, got 5; body: expected an object, got [1]; model: is not supported": {
+        "custom_id": 5, "method": "POST", "url": COMPLETIONS, "body": [1], "model": "x",
+    },
+    "method: expected POST, got 'GET'; url: expected": line("g", "/v1/embeddings", prompt="x") | {"method": "GET"},
+    "prompt: is missing; n: expected a whole number in 1..1024, got 0": line("n", n=0),
+    "best_of: is not supported; tools: is not supported": line("t", prompt="x", best_of=2, tools=[]),
+    "stream: is not supported but with false, got true": line("s", prompt="x", stream=True),
+    "max_tokens: 0 only makes sense with echo": line("m", prompt="x", max_tokens=0),
+    "n: expected 1 where nothing but the prompt": line("m2", prompt="x", max_tokens=0, n=2, echo=True),
+    "max_tokens: expected a whole number in 0..": line("m3", prompt="x", max_tokens="5"),
+    "max_completion_tokens: is not supported": line("m4", prompt="x", max_completion_tokens=5),
+    "max_completion_tokens: is 5, max_tokens is 6": line(
+        "m5", CHAT, messages=[], max_tokens=6, max_completion_tokens=5
+    ),
+    "top_logprobs: needs logprobs: true": line("l", CHAT, messages=[], top_logprobs=2),
+    "logprobs: expected true or false, got 2; echo: is not supported": line(
+        "l2", CHAT, messages=[], logprobs=2, echo=True
+    ),
+    "logprobs: expected a whole number in 0..": line("l3", prompt="x", logprobs=True),
+    "temperature: expected a number of at least 0": line("h", prompt="x", temperature=-1),
+    "stop: expected a string or a list of strings": line("stop", prompt="x", stop=[5]),
+    "prompt: expected a string, a list of strings": line("p", prompt=[]),
+    "prompt: expected a string, a list of strings, ": line("p2", prompt=["x", [5]]),
+    "prompt: token id 100000 at index 1 is outside the vocabulary": line("p3", prompt=[5, 100000]),
+    "prompt[1]: is empty": line("p4", prompt=["x", ""]),
+    "prompt: has 300 tokens, the context holds 256": line("p5", prompt="x" * 300),
+    "messages: expected at least one message": line("c", CHAT, messages=[]),
+    "messages[0]: expected a dict": line("c2", CHAT, messages=["x"]),
+    'messages[0].content[0]: expected {"type": "text"': line(
+        "c3", CHAT, messages=[{"role": "user", "content": [{"type": "image_url"}]}]
+    ),
+}  # fmt: skip
+
+
+def test_a_bad_line_has_an_error_and_stops_nothing(text_lm: hybridlm.LM, tmp_path: Path):
+    good = line("good", prompt=["x", "y", "z"], max_tokens=2, temperature=0, stream=False, suffix=None)
+    found = answered(model_of(text_lm), [*BAD.values(), "", good, good], tmp_path)
+    assert len(found) == len(BAD) + 2
+    for number, (row, message) in enumerate(zip(found, BAD, strict=False), 1):
+        assert row["response"] == {"status_code": 400, "request_id": row["response"]["request_id"], "body": None}
+        assert row["error"]["code"] == "invalid_request"
+        assert row["error"]["message"].startswith(f"line {number}: {message}"), row["error"]["message"]
+    assert texts(found[-2]) == [one.text for one in text_lm.generate(["x", "y", "z"], max_tokens=2)]
+    # Blank lines have numbers, too.
+    last = len(BAD) + 3
+    assert found[-1]["error"]["message"] == f"line {last}: custom_id: 'good' is that of line {last - 1}, too"
+
+
+def test_stop_strings_and_ids(text_lm: hybridlm.LM):
+    found = read_request(line("a", prompt="x", stop="\n", stop_token_ids=[7], max_tokens=3), text_lm._inputs)
+    params = found.requests[0].params
+    assert params.stop_strings == ("\n",) and params.stop_token_ids == {7, *text_lm.eos_token_ids}
+    # As OpenAI has it: temperature 1, sixteen tokens of a completion, a chat up to the end of the context.
+    assert (params.temperature, params.max_tokens) == (1.0, 3)
+    assert read_request(line("a", prompt="x"), text_lm._inputs).requests[0].params.max_tokens == 16
+    chat = read_request(line("a", CHAT, messages=[{"role": "user", "content": "hi"}]), text_lm._inputs)
+    assert chat.requests[0].params.max_tokens == text_lm.context
+
+
+def test_logits_that_are_no_numbers_are_an_error_of_their_line(text_lm: hybridlm.LM, tmp_path: Path):
+    engine, clean = text_lm.engine, text_lm.engine.params
+    where = list(text_lm.params).index("embed_tokens")
+    engine.params = tuple(p.at[9].set(jnp.nan) if i == where else p for i, p in enumerate(clean))
+    try:
+        found = answered(
+            model_of(text_lm),
+            [
+                line("drawn", prompt=[[5, 6], [5, 9], [5, 7]], max_tokens=2, temperature=0, stop_token_ids=[9]),
+                line("scored", prompt=[5, 9, 8], max_tokens=0, echo=True, logprobs=0),
+                line("good", prompt=[[5, 6, 7], [5, 7]], max_tokens=0, echo=True, logprobs=0),
+            ],
+            tmp_path,
+        )
+    finally:
+        engine.params = clean
+    assert [row["response"]["status_code"] for row in found] == [500, 500, 200]
+    assert found[0]["error"]["message"].startswith("line 1: choice 1: the logits for token 2 are not numbers")
+    assert found[1]["error"]["message"].startswith("line 2: prompt 0: the logits for token")
+
+
+def test_an_interruption_leaves_the_older_output(text_lm: hybridlm.LM, tmp_path: Path):
+    (tmp_path / "out.jsonl").write_text("older")
+
+    def session() -> Session:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answered(dataclasses.replace(model_of(text_lm), session=session), [line("a", prompt="x")], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    assert (tmp_path / "out.jsonl").read_text() == "older"
+
+
+def test_no_room(tmp_path: Path):
+    """The error names the output, the older one stays, and nothing else does."""
+    lines = [json.dumps({"custom_id": str(i)}) for i in range(40)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    (tmp_path / "out.jsonl").write_text("older")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    try:
+        with pytest.raises(OSError) as raised:
+            batch_file(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(tmp_path / "out.jsonl"))
+    assert (tmp_path / "out.jsonl").read_text() == "older"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    assert batch_file(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8).bad_lines == 40
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf"], ids=["empty", "blank", "mark"])
+def test_a_file_without_requests_is_refused(tmp_path: Path, content: bytes):
+    (tmp_path / "in.jsonl").write_bytes(content)
+    (tmp_path / "out.jsonl").write_text("older")
+    with pytest.raises(ValueError, match=r"in\.jsonl: holds no requests; expected at least one line"):
+        batch_file(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
+    assert (tmp_path / "out.jsonl").read_text() == "older"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]

@@ -1,0 +1,285 @@
+"""Prompts that begin with what was read before: they give what they give cold, whatever is kept, moved or dropped."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kept_states import assert_kept_agrees
+from text_checkpoint import SETTINGS
+
+import hybridlm
+from hybridlm.engine.warmup import all_shapes
+from hybridlm.prefix_cache.budget import cache_budget
+from hybridlm.prefix_cache.cache import PrefixCache
+from hybridlm.prefix_cache.radix_tree import TreeError
+from hybridlm.requests.sequence import Request, ResolvedParams, Sequence
+from hybridlm.rows.kept import KeptArrays
+from hybridlm.steps.structure import Rows
+from models import KV_BLOCK
+
+RNG = np.random.default_rng(5)
+FIRST = iter(RNG.permutation(np.arange(3, 90)).tolist())
+CHUNK = SETTINGS["chunk"]
+FREE: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
+TOLERANCE = 1e-4
+
+
+def ids(count: int) -> list[int]:
+    return RNG.integers(3, 90, count).tolist()
+
+
+def new(count: int) -> list[int]:
+    """Tokens of which no other prompt has the first one."""
+    return [next(FIRST), *ids(count - 1)]
+
+
+def assert_agree(lm: hybridlm.LM, got: hybridlm.Completion, want: hybridlm.Completion) -> None:
+    """The same tokens, or until two were as likely as each other."""
+    assert got.prompt_token_ids == want.prompt_token_ids and len(got.token_ids) == len(want.token_ids)
+    for i, (a, b) in enumerate(zip(got.token_ids, want.token_ids, strict=True)):
+        if a != b:
+            best = np.sort(np.asarray(lm.forward(want.prompt_token_ids + want.token_ids[:i]).logits[-1]))[-2:]
+            assert best[1] - best[0] < 2 * TOLERANCE
+            return
+
+
+def gained(lm: hybridlm.LM, before: dict[str, int], *names: str) -> tuple[int, ...]:
+    return tuple(lm.stats[name] - before[name] for name in names)
+
+
+def cache_of(lm: hybridlm.LM) -> PrefixCache:
+    assert lm.engine.prefix_cache is not None
+    return lm.engine.prefix_cache
+
+
+@pytest.fixture
+def cached(cached_lm: hybridlm.LM) -> Iterator[hybridlm.LM]:
+    """With an empty cache."""
+    engine = cached_lm.engine
+    engine.prefix_cache = PrefixCache(engine.moves, cache_budget("600kB"), engine.chunk)
+    yield cached_lm
+    cache_of(cached_lm).check_integrity()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", range(1, 2 * CHUNK + 4))
+def test_cold_and_warm_agree(text_lm: hybridlm.LM, cached: hybridlm.LM, length: int) -> None:
+    """A conversation goes on from the end of its prompt, wherever that is; the same prompt from its last step on."""
+    begins, behind = new(length), ids(CHUNK + 1)
+    before = dict(cached.stats)
+    for prompt in (begins, begins + behind, begins + behind):
+        (got,), (want,) = cached.generate([prompt], **FREE), text_lm.generate([prompt], **FREE)
+        assert_agree(text_lm, got, want)
+        assert_kept_agrees(text_lm, cached, prompt, TOLERANCE)
+    # What is left is one token more than a chunk: the last step of it reads one token.
+    assert gained(cached, before, "prefix_tokens_saved") == (length + length + CHUNK,)
+    assert gained(cached, before, "prompt_tokens") == (length + CHUNK + 1 + 1,)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+def test_the_same_grid_gives_the_same_bits(text_lm: hybridlm.LM, cached: hybridlm.LM, chunks: int) -> None:
+    """What follows whole chunks has the very numbers of the prompt that is read at once."""
+    begins, before = new(chunks * CHUNK), dict(cached.stats)
+    cached.generate([begins], **FREE)
+    for count in (1, CHUNK + 2):
+        prompt = [*begins, 80 + count, *ids(count - 1)]
+        assert cached.generate([prompt], **FREE) == text_lm.generate([prompt], **FREE)
+        assert_kept_agrees(text_lm, cached, prompt, 0.0)
+    assert gained(cached, before, "prefix_tokens_saved") == (2 * chunks * CHUNK,)
+
+
+def test_a_prompt_that_leaves_what_is_known_is_cut_there(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
+    """The first prompt leaves its end, the second the branch, the third goes on from the branch."""
+    common, before = new(2 * CHUNK + 3), dict(cached.stats)
+    for i, (count, consumed) in enumerate(((8, 21), (3, 16), (4, 4), (1, 1))):
+        prompt = [*common, 90 + i, *ids(count - 1)]
+        at = dict(cached.stats)
+        assert_agree(text_lm, cached.generate([prompt], **FREE)[0], text_lm.generate([prompt], **FREE)[0])
+        assert gained(cached, at, "prompt_tokens") == (consumed,)
+    assert gained(cached, before, "prefix_hits", "prefix_tokens_saved") == (2, 2 * len(common))
+    # A branch that saves no step is not worth one.
+    short = new(CHUNK - 1)
+    for i in range(3):
+        at = dict(cached.stats)
+        cached.generate([[*short, 90 + i, *ids(CHUNK - 1)]], **FREE)
+        assert gained(cached, at, "prefix_hits", "prompt_tokens") == (0, 2 * CHUNK - 1)
+
+
+@pytest.mark.slow
+def test_prompts_of_one_call_that_begin_alike_share_it(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
+    """One is read as far as they go together, the others wait for it and go on from there."""
+    common, before = new(3 * CHUNK + 2), dict(cached.stats)
+    prompts = [[*common, 85 + i, *ids(i % 4)] for i in range(9)]
+    for got, want in zip(cached.generate(prompts, **FREE), text_lm.generate(prompts, **FREE), strict=True):
+        assert_agree(text_lm, got, want)
+    hits, saved = gained(cached, before, "prefix_hits", "prefix_tokens_saved")
+    assert hits == 8 and saved >= 8 * 3 * CHUNK, "to within a chunk"
+
+
+def test_no_position_is_kept_twice(cached: hybridlm.LM) -> None:
+    prompt, cache, engine = new(CHUNK + 3), cache_of(cached), cached.engine
+    cached.generate([prompt[:3]], **FREE)
+    cached.generate([prompt], **FREE)
+    assert engine.moves.bytes_of(3 + KV_BLOCK, 3) == engine.moves.state_bytes + engine.moves.span_bytes
+    pool = engine.new_row()
+    slot = pool.acquire()
+    with cache.lent([*prompt, 5], None) as snapshot:
+        assert snapshot is not None and [(one.first, one.count) for one in snapshot.spans] == [(0, 3), (0, CHUNK)]
+        engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
+    for one, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
+        if one.positions is not None:
+            row = np.moveaxis(np.asarray(leaf), one.positions + 1, 1)[0]
+            assert row[: len(prompt)].any(axis=(1, 2)).all() and not row[len(prompt) :].any()
+
+
+def test_long_prompts_leave_states_on_the_way() -> None:
+    class Nothing:
+        grows, state_bytes, span_bytes = True, 1, 1
+
+    cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]  # a stand-in
+    assert cache.stops(range(70), 0) == (32, 64, 68, 70)
+    assert cache.stops(range(70), 30) == (34, 66, 70), "the first end of a step at or behind every 8 chunks"
+    assert cache.stops(range(8), 0) == (4, 8) and cache.stops(range(3), 0) == (3,)
+    assert cache.stops(range(9), 8) == (9,), "the state that it goes on from is there"
+
+
+def test_prompts_wait_for_what_another_one_reads() -> None:
+    class Nothing:
+        grows, state_bytes, span_bytes = True, 1, 1
+
+    cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]  # a stand-in
+    other = Sequence(Request(0, tuple(range(40)), ResolvedParams()), stops=(32, 36, 40))
+    assert not cache.awaits([*range(3), 99, 98], [other]), "less than a chunk together"
+    assert cache.awaits([*range(38), 99], [other]) and other.stops == (32, 36, 40), "it goes on from 36"
+    assert cache.awaits(range(40), [other]) and other.stops == (32, 36, 40), "one token of the same prompt is left"
+    assert cache.awaits([*range(20), 99], [other]) and other.stops == (20, 32, 36, 40)
+    other.consumed = 20
+    assert not cache.awaits([*range(20), 99], [other]) and not cache.awaits([*range(19), 99], [other])
+    assert cache.awaits([*range(30), 99], [other]) and other.stops == (20, 30, 32, 36, 40)
+    other.consumed = 36
+    assert not cache.awaits(range(40), [other]) and not cache.awaits([*range(35), 99], [])
+
+
+def test_a_conversation_goes_on_from_the_answer(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
+    """An answer that ends with a stop token is known with it; one that is cut short is read again."""
+    first = new(7)
+    (answer,) = text_lm.generate([first], max_tokens=12, ignore_eos=True)
+    stop = answer.token_ids[5]
+    length = answer.token_ids.index(stop) + 1
+    (got,) = cached.generate([first], max_tokens=12, ignore_eos=True, stop=[stop])
+    assert got.finish_reason == "stop" and len(got.token_ids) == length
+    before, second = dict(cached.stats), [*first, *got.token_ids, *ids(3)]
+    assert_agree(text_lm, cached.generate([second], **FREE)[0], text_lm.generate([second], **FREE)[0])
+    assert gained(cached, before, "prefix_tokens_saved") == (len(first) + length,)
+
+
+def test_an_explicit_prefix_works_as_before(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
+    """The deeper of the two is gone on from."""
+    begins, tails = new(13), [ids(4), ids(2 * CHUNK)]
+    prefix = cached.prefix(begins)
+    for saved in ((12, 12), (12, 12 + 2 * CHUNK)):
+        for tail, count in zip(tails, saved, strict=True):
+            before = dict(cached.stats)
+            (got,) = cached.generate([tail], prefix=prefix, **FREE)
+            assert_agree(text_lm, got, text_lm.generate([begins + tail], **FREE)[0])
+            assert gained(cached, before, "prefix_tokens_saved") == (count,)
+
+
+def test_a_state_that_led_to_nan_is_not_used_again(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
+    prompt = new(2 * CHUNK + 1)
+
+    def poison(rows: Rows, owners: list[Any]) -> Rows:
+        return Rows(jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), rows.layers), rows.token)
+
+    cached.engine.after_step = poison
+    try:
+        with pytest.raises(hybridlm.NumericalError):
+            cached.generate([prompt], **FREE)
+    finally:
+        cached.engine.after_step = None
+    assert_agree(text_lm, cached.generate([prompt], **FREE)[0], text_lm.generate([prompt], **FREE)[0])
+    assert_agree(text_lm, cached.generate([prompt], **FREE)[0], text_lm.generate([prompt], **FREE)[0])
+
+
+def test_what_is_lent_cannot_be_dropped(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
+    cache, prompt = cache_of(cached), new(7)
+    cached.generate([prompt], **FREE)
+    with cache.lent([*prompt, 5], None) as snapshot:
+        assert snapshot is not None and snapshot.state is not None
+        kept = [snapshot.state, *(piece.buffer for piece in snapshot.spans)]
+        assert all(one.pins == 1 for one in kept)
+        with pytest.raises(TreeError, match="at position 7 cannot be dropped while it is in use"):
+            cache._drop(snapshot.state)
+        while cache._memory.relieve():
+            assert all(one.here for one in kept)
+        with cache.lent([*prompt, 6], None) as again:
+            assert again is not None and again.state is snapshot.state and snapshot.state.pins == 2
+    assert not any(one.pins for one in kept)
+    assert cached.stats["prefix_device_bytes"] == sum(one.nbytes for one in kept), "all others have gone"
+    assert cache._memory.relieve() and not all(one.here for one in kept)
+
+
+def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm.LM) -> None:
+    """Whatever the tree says: the label and every part of a state are checked before a row is touched."""
+    engine, cache, prompt = cached.engine, cache_of(cached), new(140)
+    cached.generate([prompt], **FREE)
+    pool = engine.new_row()
+    slot = pool.acquire()
+    with cache.lent([*prompt, 5], None) as snapshot:
+        assert snapshot is not None and snapshot.state is not None and len(snapshot.spans) > 1
+        label, spans = snapshot.label, snapshot.spans
+        kind = dataclasses.replace(label.kind, model="another")
+        other = KeptArrays(snapshot.state.arrays, 139, None)
+        far = spans[-1]._replace(first=spans[-1].first + 1)
+        for change, message in (
+            ({"label": dataclasses.replace(label, kind=kind)}, "model: expected .*, got another"),
+            ({"label": dataclasses.replace(label, position=139)}, "expected those of 139 positions, got 140"),
+            ({"label": dataclasses.replace(label, tokens="00")}, "made from other tokens than the sequence begins"),
+            ({"state": other}, "state: expected the one at position 140, got KeptArrays.* at position 139"),
+            ({"spans": spans[1:]}, "keys and values: expected those of position 0, got "),
+            ({"spans": spans[:-1]}, "expected those of 140 positions, got "),
+            ({"spans": (*spans[:-1], far)}, "expected those of position .*, got"),
+            ({"spans": ()}, "expected those of 140 positions, got 0"),
+        ):
+            with pytest.raises(hybridlm.SnapshotError, match=message):
+                engine.moves.restore(dataclasses.replace(snapshot, **change), pool, slot, [*prompt, 5], owner=None)
+        with pytest.raises(hybridlm.SnapshotError, match="made from other tokens"):
+            engine.moves.restore(snapshot, pool, slot, [4, *prompt], owner=None)
+        assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(pool.look()))
+        assert engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None) == 140
+
+
+def test_budgets(text_lm: hybridlm.LM) -> None:
+    assert cache_budget("512MB") == (512 * 10**6,) * 2 and cache_budget("1.5 gib") == (3 << 29, 3 << 29)
+    assert cache_budget(12345) == (12345, 12345) == cache_budget({"device": 12345})
+    assert cache_budget({"device": "2kB", "host": 0}) == (2000, 0)
+    for wrong, message in (
+        ("512", "expected bytes as a whole number, or a string like .* got '512'"),
+        ("MB", "got 'MB'"),
+        ("5 XB", "units B, kB, MB"),
+        ("-5MB", "got '-5MB'"),
+        (-1, "got -1"),
+        ({"host": "1MB"}, 'expected a size, or a dict of "device"'),
+        ({"device": 1, "disk": 1}, "'disk': 1"),
+        ({"device": 1, "host": "x"}, r"prefix_cache\['host'\]: expected"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cache_budget(wrong)
+    for wrong in (1.5, True, None, ["1MB"]):
+        with pytest.raises(TypeError, match="prefix_cache: expected bytes as a whole number"):
+            cache_budget(wrong)
+    moves = text_lm.engine.moves
+    least = moves.state_bytes + moves.span_bytes
+    with pytest.raises(ValueError, match=f"hold no state of this model.* the smallest needs {least:,} B"):
+        hybridlm.load(text_lm.path, prefix_cache=least - 1, **SETTINGS)
+    with pytest.raises(ValueError, match="got 'a lot'"):
+        hybridlm.load(text_lm.path, prefix_cache="a lot", **SETTINGS)
+
+
+def test_warming_up_compiles_what_a_cache_needs(cached_lm: hybridlm.LM) -> None:
+    names = {str(shape) for shape in all_shapes(cached_lm.engine, only_full=True)}
+    assert {"keep a state of 3", "keep a span of 3", "restore a state to 3", "restore a span to 3"} < names

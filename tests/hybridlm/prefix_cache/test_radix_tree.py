@@ -1,0 +1,143 @@
+"""The radix tree against a dictionary: whatever is inserted and removed, in whatever order."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from hybridlm.prefix_cache.radix_tree import Node, RadixTree, TreeError, common_length, cut
+from hybridlm.rows.kept import Piece
+
+Tokens = tuple[int, ...]
+# Few ids, so that most sequences begin alike.
+SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
+
+
+class Buffer:
+    """What a buffer of an edge holds: a token of a sequence for each of its places."""
+
+    def __init__(self, tokens: Tokens):
+        self.tokens = tokens
+
+
+def spelled(pieces: Any) -> Tokens:
+    return tuple(token for buffer, first, count in pieces for token in buffer.tokens[first : first + count])
+
+
+def pieces_of(tokens: Tokens, size: int) -> list[Piece[Buffer]]:
+    """New buffers of so many tokens each, the first of them used from its second place on."""
+    found, at = [], 0
+    while at < len(tokens):
+        padding = () if at else (99,)
+        taken = tokens[at : at + size - len(padding)]
+        found.append(Piece(Buffer((*padding, *taken, 98)), len(padding), len(taken)))
+        at += len(taken)
+    return found
+
+
+class Machine(RuleBasedStateMachine):
+    """A tree, and states by their tokens; a tree without pieces beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree: RadixTree[Any, Buffer] = RadixTree()
+        self.bare: RadixTree[Any, Buffer] = RadixTree(grows=False)
+        self.states: dict[Tokens, object] = {}
+        self.seen: list[Buffer] = []
+
+    @rule(tokens=SEQUENCES, size=st.integers(2, 5))
+    def insert(self, tokens: Tokens, size: int) -> None:
+        known = max((common_length(tokens, key) for key in self.states), default=0)
+        assert self.tree.match(tokens).length == known
+        assert spelled(self.tree.known(tokens)) == tokens[:known]
+        pieces = pieces_of(tokens[known:], size)
+        if tokens in self.states:
+            with pytest.raises(TreeError, match="there is a state after these"):
+                self.tree.insert(tokens, object(), pieces)
+            return
+        before = self.tree.buffers()
+        self.states[tokens] = object()
+        node = self.tree.insert(tokens, self.states[tokens], pieces)
+        self.bare.insert(tokens, self.states[tokens], ())
+        assert node.position == len(tokens) and spelled(node.all_pieces) == tokens
+        assert self.tree.buffers() == before | {piece.buffer for piece in pieces}, "nothing is copied"
+
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        if not self.states:
+            return
+        tokens = data.draw(st.sampled_from(sorted(self.states)))
+        node = self.tree.deepest(tokens, len(tokens))
+        assert node is not None and node.state is self.states.pop(tokens)
+        before = self.tree.buffers()
+        freed = self.tree.remove(node)
+        assert len(freed) == len(set(freed)) and set(freed) == before - self.tree.buffers()
+        bare = self.bare.deepest(tokens, len(tokens))
+        assert bare is not None and self.bare.remove(bare) == []
+
+    @rule(tokens=SEQUENCES, most=st.integers(0, 12))
+    def look_up(self, tokens: Tokens, most: int) -> None:
+        reached = [key for key in self.states if len(key) <= most and tokens[: len(key)] == key]
+        for tree in (self.tree, self.bare):
+            node = tree.deepest(tokens, most)
+            assert (None if node is None else node.state) is (self.states[max(reached, key=len)] if reached else None)
+
+    @invariant()
+    def is_whole(self) -> None:
+        for tree in (self.tree, self.bare):
+            tree.check_integrity()
+            assert {id(node.state) for node in tree.nodes() if node.state} == {id(s) for s in self.states.values()}
+        reached: set[Buffer] = set()
+        for tokens, state in self.states.items():
+            node = self.tree.deepest(tokens, len(tokens))
+            assert node is not None and node.state is state and spelled(node.all_pieces) == tokens
+            reached |= {piece.buffer for piece in node.all_pieces}
+        assert reached == self.tree.buffers(), "what leads to no state is not kept"
+
+
+class TestTree(Machine.TestCase):
+    settings = settings(max_examples=30, stateful_step_count=25)
+
+
+def test_an_edge_that_is_cut_shares_its_buffer_and_becomes_whole_again() -> None:
+    tree: RadixTree[str, Buffer] = RadixTree()
+    whole = Piece(Buffer((1, 2, 3, 4)), 0, 4)
+    tree.insert((1, 2, 3, 4), "long", [whole])
+    branch = tree.insert((1, 2, 9), "other", [Piece(Buffer((9,)), 0, 1)])
+    middle = tree.insert((1, 2), "middle", [])
+    assert middle.pieces == (Piece(whole.buffer, 0, 2),) and len(tree.buffers()) == 2
+    assert tree.remove(branch) == [branch.pieces[0].buffer] and tree.remove(middle) == []
+    (end,) = tree.nodes()
+    assert end.pieces == (whole,) and end.tokens == (1, 2, 3, 4)
+    assert tree.remove(end) == [whole.buffer] and not tree.buffers() and not list(tree.nodes())
+
+
+def test_what_would_break_the_tree_is_refused() -> None:
+    tree: RadixTree[str, Buffer] = RadixTree()
+    with pytest.raises(TreeError, match="after no tokens is not kept"):
+        tree.insert((), "state", [])
+    with pytest.raises(TreeError, match="knows 0 of 2 tokens: expected pieces of 2, got pieces of 1"):
+        tree.insert((1, 2), "state", [Piece(Buffer((1,)), 0, 1)])
+    node = tree.insert((1,), "state", [Piece(Buffer((1,)), 0, 1)])
+    tree.remove(node)
+    with pytest.raises(TreeError, match="position 1 has no state"):
+        tree.remove(node)
+    assert not list(tree.nodes())
+    orphan: Node[str, Buffer] = Node((5,), (), tree.root)
+    tree.root.children[6] = orphan
+    with pytest.raises(TreeError, match=r"does not know it; .*pieces \(\) of 1 tokens; .*no state and 0 children"):
+        tree.check_integrity()
+
+
+def test_pieces_are_cut_at_every_token() -> None:
+    pieces = [Piece(Buffer((9, 0, 1)), 1, 2), Piece(Buffer((2, 3, 4)), 0, 3)]
+    for count in range(6):
+        first, rest = cut(pieces, count)
+        assert spelled(first) == tuple(range(count)) and spelled(first) + spelled(rest) == tuple(range(5))
+        assert all(piece.count for piece in (*first, *rest))
+    for length, others in itertools.product(range(4), ((), (1,), (0,))):
+        one = tuple(range(length))
+        assert common_length(one, (*one, *others)) == length

@@ -1,0 +1,72 @@
+"""Programs that wait on devices with the threads of one CPU: never more than a few."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from random_checkpoint import write_random_checkpoint
+
+import hybridlm
+from hybridlm.programs import calls as programs_calls
+from hybridlm.programs.calls import MOST, InFlight
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many arrays were waited for each time."""
+    counts: list[int] = []
+    wait = jax.block_until_ready
+
+    def block_until_ready(arrays: Any) -> Any:
+        counts.append(len(jax.tree.leaves(arrays)))
+        return wait(arrays)
+
+    monkeypatch.setattr(programs_calls.jax, "block_until_ready", block_until_ready)
+    return counts
+
+
+def test_all_that_are_left_are_waited_for(waited: list[int]) -> None:
+    calls = InFlight(shared=True)
+    for i in range(2 * MOST + 1):
+        one, consumed = jnp.zeros(3) + i, jnp.ones(2) + i
+        calls.add({"one": one, "consumed": consumed})
+        if i % MOST > 0:
+            consumed.delete()
+    # `one` of each call; of `consumed` the first and the last, which nothing has consumed when it is waited for
+    assert waited == [MOST + 2, MOST + 2]
+
+
+def test_an_interrupted_wait_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(arrays: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(programs_calls.jax, "block_until_ready", interrupt)
+    calls = InFlight(shared=True)
+    for _ in range(2):
+        for _ in range(MOST - 1):
+            calls.add(jnp.zeros(3))
+        with pytest.raises(KeyboardInterrupt):
+            calls.add(jnp.zeros(3))
+
+
+def test_one_device_never_waits(waited: list[int]) -> None:
+    calls = InFlight(shared=False)
+    for i in range(MOST):
+        calls.add(jnp.zeros(3) + i)
+    assert not waited
+
+
+@pytest.mark.slow
+def test_every_call_over_several_devices_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_random_checkpoint("dense_base", tmp_path, num_hidden_layers=2, full_attention_interval=2)
+    counted: list[Any] = []
+    monkeypatch.setattr(InFlight, "add", lambda self, results: counted.append((self._shared, results)))
+    for mesh in (None, hybridlm.mesh(data=2)):
+        counted.clear()
+        lm = hybridlm.load(directory, lanes=2, context=32, chunk=4, mesh=mesh, prefix_cache="4MB", progress=False)
+        lm.generate([[3, 4, 5, 6, 7, 8], [9, 10]], max_tokens=3, ignore_eos=True)
+        done = lm.engine.stats
+        assert len(counted) >= done["steps"] + done["row_copies"] > 4
+        assert {shared for shared, _ in counted} == {mesh is not None}

@@ -1,0 +1,217 @@
+"""What users pass in: every fault is named with its item, and nothing is guessed, cut or rounded."""
+
+import dataclasses
+import inspect
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hybridlm
+from hybridlm.requests.sampling_params import SamplingParams, Settings, with_settings
+from hybridlm.requests.sequence import ResolvedParams
+from hybridlm.requests.validation import check_length, resolve, to_items, to_token_ids
+from hybridlm.text.tokenizer import Tokenizer
+
+VOCAB = 97
+
+
+class Characters(Tokenizer):
+    """A token for every character."""
+
+    def __init__(self) -> None:
+        pass
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(character) for character in text]
+
+
+TOKENIZER = Characters()
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ("text", ["text"]),
+        (["a", "b"], ["a", "b"]),
+        (("a", [1]), ["a", [1]]),
+        ([[1, 2], (3,)], [[1, 2], (3,)]),
+        ([], []),
+    ],
+)
+def test_items(items: Any, expected: list[Any]) -> None:
+    assert to_items(items, "prompts") == expected
+
+
+@pytest.mark.parametrize("items", [[1, 2], (1,), [np.int32(1)], [np.int64(1), 2]])
+def test_a_bare_list_of_token_ids_is_ambiguous(items: Any) -> None:
+    with pytest.raises(TypeError, match=r"prompts: got a bare list of token ids; put it in a list: \[\[1, \.\.\.\]\]"):
+        to_items(items, "prompts")
+
+
+@pytest.mark.parametrize("items", [None, 3, {"a": 1}, b"text", iter(["a"]), np.array([1])])
+def test_items_have_to_be_a_list(items: Any) -> None:
+    with pytest.raises(TypeError, match="texts: expected a list whose items are strings or lists of token ids, got"):
+        to_items(items, "texts")
+
+
+@pytest.mark.parametrize(
+    "item", [[5, 6], (5, 6), np.array([5, 6]), np.array([5, 6], np.uint8), [np.int64(5), np.uint16(6)], "\x05\x06"]
+)
+def test_token_ids(item: Any) -> None:
+    ids = to_token_ids(item, "prompts[0]", TOKENIZER, VOCAB)
+    assert ids == (5, 6) and [type(token) for token in ids] == [int, int]
+
+
+@pytest.mark.parametrize(
+    ("item", "kind", "message"),
+    [
+        ([], ValueError, "is empty; at least one token is needed"),
+        ("", ValueError, "is empty; at least one token is needed"),
+        (np.array([], np.int32), ValueError, "is empty"),
+        ([0, 97], ValueError, "token id 97 at index 1 is outside the vocabulary [0, 97)"),
+        ([-1], ValueError, "token id -1 at index 0 is outside the vocabulary [0, 97)"),
+        ("ab~", ValueError, "token id 97 at index 0"),
+        ([1, 2.0], TypeError, "expected token ids, got 2.0 at index 1"),
+        ([True], TypeError, "expected token ids, got True at index 0"),
+        ([1, None], TypeError, "expected token ids, got None at index 1"),
+        (["a"], TypeError, "expected token ids, got 'a' at index 0"),
+        (np.array([1.0]), TypeError, "expected token ids, got np.float64(1.0) at index 0"),
+        (np.array([True]), TypeError, "expected token ids, got np.True_ at index 0"),
+        (np.array([[1]]), TypeError, "expected token ids, got array([1]) at index 0"),
+        (np.array(1), TypeError, "expected a string or a list of token ids, got <class 'numpy.ndarray'>"),
+        (3, TypeError, "expected a string or a list of token ids, got <class 'int'>"),
+        (None, TypeError, "expected a string or a list of token ids, got <class 'NoneType'>"),
+        (b"text", TypeError, "expected a string or a list of token ids, got <class 'bytes'>"),
+    ],
+)
+def test_faulty_token_ids(item: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as error:
+        to_token_ids(item, "prompts[7]", TOKENIZER, VOCAB)
+    assert str(error.value).startswith("prompts[7]: " + message)
+
+
+def test_text_needs_a_tokenizer() -> None:
+    with pytest.raises(ValueError, match=r"texts\[1\]: got text, but the checkpoint has no tokenizer.json"):
+        to_token_ids("text", "texts[1]", None, VOCAB)
+
+
+def test_length() -> None:
+    check_length(range(8), "prompts[2]", 8)
+    with pytest.raises(ValueError, match=r"prompts\[2\]: has 9 tokens, the context holds 8; shorten it or load with"):
+        check_length(range(9), "prompts[2]", 8)
+
+
+MODEL: dict[str, Any] = {"end_token_ids": (), "tokenizer": TOKENIZER, "vocab_size": VOCAB}
+
+
+def params(**change: Any) -> ResolvedParams:
+    model = {name: change.pop(name, value) for name, value in MODEL.items()}
+    return resolve(SamplingParams(**change), **model)
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("max_tokens", [1, 10**9, np.int32(4)], [0, -1, 1.0, True, None, "1", math.inf]),
+        ("temperature", [0, 1, 0.5, 100.0, np.float32(0.5), np.int64(1)],
+         [-0.1, math.inf, math.nan, True, None, "1", 1j, np.complex64(1), 10**400]),
+        ("top_k", [0, 1, 2**31 - 1, np.uint8(3)], [-1, 2**31, 1.0, True, None]),
+        ("top_p", [1, 1.0, 0.1, 1e-9, np.float64(0.5)], [0, 0.0, 1.1, -1, math.nan, True, None]),
+        ("min_p", [0, 1, 0.5, np.float16(0.5)], [-0.1, 1.1, math.nan, True, None]),
+        ("seed", [0, 2**64 - 1, np.uint64(2**64 - 1)], [-1, 2**64, 0.0, True, None]),
+        ("logprobs", [None, 0, 1, VOCAB, np.int64(5)], [-1, VOCAB + 1, 1.0, True, "1"]),
+    ],
+)  # fmt: skip
+def test_every_setting(name: str, good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        found = getattr(params(**{name: value}), name)
+        assert found == value and type(found) in (int, float, type(None))
+    for value in bad:
+        with pytest.raises(ValueError) as error:
+            params(**{name: value})
+        assert str(error.value).startswith(f"{name}: expected ") and str(error.value).endswith(f", got {value!r}")
+
+
+@pytest.mark.parametrize(
+    ("stop", "strings", "ids"),
+    [
+        (None, (), {3}),
+        ([], (), {3}),
+        ("end", ("end",), {3}),
+        (7, (), {3, 7}),
+        (np.int64(7), (), {3, 7}),
+        (0, (), {0, 3}),
+        (["a", 5, np.uint8(6), "b", "a"], ("a", "b", "a"), {3, 5, 6}),
+        (("a", 96), ("a",), {3, 96}),
+    ],
+)
+def test_stops_add_to_the_end_tokens(stop: Any, strings: tuple[str, ...], ids: set[int]) -> None:
+    found = params(stop=stop, end_token_ids=(3,))
+    assert found.stop_strings == strings and found.stop_token_ids == ids
+    assert all(type(token) is int for token in found.stop_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("stop", "message"),
+    [
+        ("", "stop: expected strings that are not empty, got ''"),
+        (["a", ""], "stop: expected strings that are not empty, got ''"),
+        ([97], "stop: expected strings or token ids below 97, got 97"),
+        (-1, "stop: expected strings or token ids below 97, got -1"),
+        ([True], "stop: expected strings or token ids below 97, got True"),
+        ([1.0], "stop: expected strings or token ids below 97, got 1.0"),
+        ([[1]], "stop: expected strings or token ids below 97, got [1]"),
+        ([None], "stop: expected strings or token ids below 97, got None"),
+        (True, "stop: expected a string, a token id, or a list of them, got True"),
+        (1.5, "stop: expected a string, a token id, or a list of them, got 1.5"),
+        ({"a"}, "stop: expected a string, a token id, or a list of them, got {'a'}"),
+        (b"a", "stop: expected a string, a token id, or a list of them, got b'a'"),
+    ],
+)
+def test_faulty_stops(stop: Any, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        params(stop=stop)
+    assert str(error.value) == message
+
+
+def test_stop_strings_need_a_tokenizer() -> None:
+    with pytest.raises(ValueError, match="stop: expected token ids, because the checkpoint has no tokenizer.json"):
+        params(stop=["end"], tokenizer=None)
+    assert params(stop=[5], tokenizer=None).stop_token_ids == {5}
+
+
+def test_every_faulty_setting_is_in_one_error() -> None:
+    wrong = {"max_tokens": 0, "temperature": -1, "top_k": -1, "top_p": 0, "min_p": 2, "seed": -1, "logprobs": -1}
+    with pytest.raises(ValueError) as error:
+        params(**wrong, stop=["", 97])
+    faults = str(error.value).split("; ")
+    assert [fault.split(":")[0] for fault in faults] == [*wrong, "stop", "stop"]
+
+
+def test_more_logprobs_than_a_report_holds() -> None:
+    assert params(logprobs=1000, vocab_size=248320).logprobs == 1000
+    with pytest.raises(ValueError, match=r"logprobs: expected 0\.\.1000 or None, got 1001"):
+        params(logprobs=1001, vocab_size=248320)
+
+
+def test_settings_are_the_fields_of_sampling_params() -> None:
+    fields = dataclasses.fields(SamplingParams)
+    assert [field.name for field in fields] == [*Settings.__annotations__]
+    for method in (hybridlm.LM.generate, hybridlm.LM.stream, hybridlm.LM.chat, hybridlm.Session.submit):
+        shown = inspect.signature(method).parameters
+        assert {field.name: field.default for field in fields}.items() <= {
+            name: one.default for name, one in shown.items()
+        }.items()
+        assert [name for name, one in shown.items() if one.kind is not one.KEYWORD_ONLY][2:] == ["sampling_params"]
+
+
+def test_keywords_override_sampling_params() -> None:
+    params = with_settings(SamplingParams(max_tokens=3, seed=1), {"seed": 2})
+    assert params == SamplingParams(max_tokens=3, seed=2)
+    assert with_settings(None, {}) == SamplingParams()
+    with pytest.raises(TypeError, match="^temprature: no such setting; settings are max_tokens, temperature"):
+        with_settings(None, {"temprature": 1.0})  # type: ignore[typeddict-unknown-key]  # wrong on purpose
+    with pytest.raises(TypeError, match="^sampling_params: expected a hybridlm.SamplingParams, got 8"):
+        with_settings(8, {})  # type: ignore[arg-type]  # wrong on purpose

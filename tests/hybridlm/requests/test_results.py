@@ -1,0 +1,50 @@
+"""Sums and perplexities of scores: in float64, infinite where they overflow, not a number where nothing counts."""
+
+import math
+
+import numpy as np
+import pytest
+
+from hybridlm import Score
+from hybridlm.requests.results import perplexity
+
+
+def score(*logprobs: float) -> Score:
+    values = np.array([math.nan, *logprobs], np.float32)
+    return Score(list(range(len(values))), values, np.zeros(len(values), bool), None)
+
+
+def test_the_sum_is_in_float64() -> None:
+    """In float32 the small ones would vanish beside the large one."""
+    values = [-(2.0**24)] + [-0.5] * 1000
+    assert score(*values).sum_logprob == -(2.0**24) - 500
+    rng = np.random.default_rng(0)
+    random = rng.normal(-3, 1, 10000).astype(np.float32)
+    assert score(*random).sum_logprob == pytest.approx(math.fsum(random.tolist()), rel=1e-14)
+    assert type(score(-1.0).sum_logprob) is float
+
+
+def test_perplexity() -> None:
+    assert score(*[math.log(0.25)] * 7).perplexity == pytest.approx(4, rel=1e-6)
+    assert score(-1.0, -3.0).perplexity == pytest.approx(math.exp(2))
+    assert score(0.0).perplexity == 1
+    assert type(score(-1.0).perplexity) is float
+
+
+def test_a_single_token_has_no_perplexity() -> None:
+    assert score().sum_logprob == 0
+    assert math.isnan(score().perplexity)
+    assert math.isnan(perplexity(0.0, 0))
+
+
+def test_overflow_is_infinite() -> None:
+    assert score(-709.0).perplexity == pytest.approx(math.exp(709))
+    assert score(-710.0).perplexity == math.inf
+    assert score(-math.inf, -1.0).perplexity == math.inf
+    assert perplexity(-1e300, 1) == math.inf
+    assert perplexity(-1e5, 1000) == pytest.approx(math.exp(100))
+
+
+def test_not_a_number_stays_so() -> None:
+    assert math.isnan(score(-1.0, math.nan).perplexity)
+    assert math.isnan(perplexity(math.nan, 3))

@@ -1,0 +1,247 @@
+"""What a draw can give, how often, and on what it depends."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from random_checkpoint import write_random_checkpoint
+
+import hybridlm
+from hybridlm.sampling import sampling
+from hybridlm.sampling.sampling import (
+    BESIDE_GREEDY,
+    FILTERED,
+    GREEDY,
+    SAMPLED,
+    Sampling,
+    draw,
+    kept_by_filters,
+    most_likely,
+)
+
+VOCAB, LANES = 11, 6000
+LOGITS = np.array([2.0, 1.5, 1.4, 0.2, 0.1, 0.0, -0.5, -1.0, -3.0, -5.0, 1.9], np.float32)
+run = jax.jit(draw)
+
+
+def settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7, lanes=LANES) -> Sampling:
+    return Sampling(
+        np.full(lanes, temperature, np.float32),
+        np.full(lanes, top_k, np.int32),
+        np.full(lanes, top_p, np.float32),
+        np.full(lanes, min_p, np.float32),
+        np.tile(np.array([0, seed], np.uint32), (lanes, 1)),
+        np.arange(lanes, dtype=np.uint32),
+    )
+
+
+def expected(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
+    """Probabilities in float64: temperature, top_k, top_p of what is left, min_p."""
+    p = np.exp(LOGITS.astype(np.float64) / temperature)
+    order = np.argsort(-p)
+    if top_k:
+        p[order[top_k:]] = 0
+    p /= p.sum()
+    before = np.cumsum(p[order]) - p[order]
+    p[order[before >= top_p]] = 0
+    p[p < min_p * p.max()] = 0
+    return p / p.sum()
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 2.0, "top_k": 4},
+        {"top_p": 0.6},
+        {"top_k": 5, "top_p": 0.7},
+        {"min_p": 0.5},
+        {"temperature": 1.5, "top_k": 8, "top_p": 0.9, "min_p": 0.2},
+    ],
+    ids=str,
+)
+def test_draws_follow_the_filtered_distribution(filters: dict) -> None:
+    tokens = np.asarray(
+        run(np.tile(LOGITS, (LANES, 1)), settings(**filters), np.zeros(LANES, np.int32), np.int32(FILTERED))
+    )
+    frequency = np.bincount(tokens, minlength=VOCAB) / LANES
+    want = expected(**filters)
+    assert set(np.flatnonzero(frequency)) <= set(np.flatnonzero(want))
+    # five standard deviations of a binomial frequency
+    np.testing.assert_array_less(np.abs(frequency - want), 5 * np.sqrt(want * (1 - want) / LANES) + 1e-9)
+
+
+def test_temperature_zero_is_the_first_most_likely_token_in_either_branch() -> None:
+    logits = np.array([[1, 3, 3, 2], [5, 5, 5, 5], [0, -1, -2, 7]], np.float32)
+    for drawing in (GREEDY, SAMPLED, FILTERED):
+        got = run(logits, settings(temperature=0.0, lanes=3), np.zeros(3, np.int32), np.int32(drawing))
+        assert got.tolist() == [1, 0, 3]
+
+
+def kept_in_float64(scaled: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    keep = np.array([top_k == 0 or (scaled > x).sum() < top_k for x in scaled])
+    weight = np.where(keep, np.exp(scaled.astype(np.float64) - scaled.max()), 0.0)
+    before = np.array([weight[scaled > x].sum() for x in scaled])
+    keep &= (top_p == 1.0) | (before < top_p * weight.sum()) | (scaled == scaled.max())
+    return keep & (weight >= min_p)
+
+
+def test_filters_keep_what_a_sort_would_and_equally_likely_tokens_together() -> None:
+    rng = np.random.default_rng(3)
+    rows = [rng.normal(size=300) * 3, rng.integers(-3, 3, 300), np.zeros(300), -np.abs(rng.normal(size=300)) * 1e-3]
+    rows += [np.where(np.arange(300) % 7, -np.inf, rng.normal(size=300)), np.where(np.arange(300) == 9, 1e30, 0.0)]
+    rows += [np.where(np.arange(300) % 2, 0.0, -0.0), np.array([1e-40, -1e-40, 3.0] * 100)]
+    filters = [
+        (0, 1.0, 0.3),
+        (1, 1.0, 0.0),
+        (7, 1.0, 0.0),
+        (0, 0.35, 0.0),
+        (0, 1e-9, 0.0),
+        (40, 0.8, 0.01),
+        (299, 0.999, 0.0),
+    ]
+    for top_k, top_p, min_p in filters:
+        scaled = np.stack(rows).astype(np.float32)
+        of = settings(top_k=top_k, top_p=top_p, min_p=min_p, lanes=len(rows))
+        got = np.asarray(jax.jit(kept_by_filters)(scaled, of))
+        for row, kept in zip(scaled, got, strict=True):
+            np.testing.assert_array_equal(kept, kept_in_float64(row, top_k, top_p, min_p), str((top_k, top_p, min_p)))
+
+
+def test_a_logit_that_is_infinite_is_drawn() -> None:
+    logits = np.tile(LOGITS, (2, 1))
+    logits[:, 5] = np.inf
+    each: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}]
+    for filters in each:
+        assert run(logits, settings(**filters, lanes=2), np.zeros(2, np.int32), np.int32(FILTERED)).tolist() == [5, 5]
+
+
+def test_lanes_without_filters_draw_the_same_beside_lanes_with_them() -> None:
+    """Ties too: a few values, so that sums of logits and noise meet as often as they can."""
+    rng = np.random.default_rng(0)
+    logits = rng.integers(0, 3, (64, 3000)).astype(np.float32) * 1e6
+    of_64 = np.zeros(64, np.int32)
+    plain, filtered = (run(logits, settings(lanes=64), of_64, np.int32(how)) for how in (SAMPLED, FILTERED))
+    np.testing.assert_array_equal(plain, filtered)
+    beside = settings(lanes=64)._replace(top_k=np.where(np.arange(64) % 2, 3, 0).astype(np.int32))
+    np.testing.assert_array_equal(run(logits, beside, of_64, np.int32(FILTERED))[::2], plain[::2])
+
+
+def test_greedy_and_sampled_lanes_do_not_mix() -> None:
+    logits = np.tile(LOGITS, (4, 1))
+    mixed = settings(lanes=4)._replace(temperature=np.array([0, 1, 0, 1], np.float32))
+    got = run(logits, mixed, np.zeros(4, np.int32), np.int32(FILTERED))
+    all_sampled = run(logits, settings(lanes=4), np.zeros(4, np.int32), np.int32(FILTERED))
+    assert got.tolist() == [0, all_sampled[1], 0, all_sampled[3]]
+
+
+def every_setting(lanes: int) -> Sampling:
+    """Lanes with each filter, with none, and greedy ones."""
+    kinds = [settings(lanes=1), settings(0.0, lanes=1), settings(top_k=3, lanes=1), settings(top_p=0.6, lanes=1)]
+    kinds.append(settings(min_p=0.3, lanes=1))
+    mixed = jax.tree.map(lambda *each: np.concatenate([each[i % len(each)] for i in range(lanes)]), *kinds)
+    return mixed._replace(index=np.arange(lanes, dtype=np.uint32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drawing", [GREEDY, SAMPLED, FILTERED, SAMPLED + BESIDE_GREEDY, FILTERED + BESIDE_GREEDY])
+def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(
+    drawing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = np.random.default_rng(1).normal(size=(23, 300)).astype(np.float32)
+    logits[4, 5] = np.nan
+    args = (logits, every_setting(23), np.arange(23, dtype=np.int32), np.int32(drawing))
+    together = np.asarray(run(*args))
+    monkeypatch.setattr(sampling, "AT_ONCE", logits.size)
+    loops = [str(jax.make_jaxpr(lambda *args: draw(*args))(*args)).count("length=23")]
+    monkeypatch.setattr(sampling, "AT_ONCE", logits.size - 1)
+    loops.append(str(jax.make_jaxpr(lambda *args: draw(*args))(*args)).count("length=23"))
+    one_by_one = jax.jit(lambda *args: draw(*args))(*args)
+    assert loops == [0, 1] and together[4] == 300
+    np.testing.assert_array_equal(one_by_one, together)
+    assert np.unique(together).size > 15
+
+
+@pytest.mark.long
+def test_steps_that_sample_lane_by_lane_are_certified_and_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write_random_checkpoint("next_base", tmp_path)
+    sizes: dict[str, Any] = {"lanes": 4, "context": 40, "dtype": "float32", "chunk": 4}
+    given: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "temperature": 0.9, "top_k": 9, "seed": 3}
+    prompts = [[5, 6, 7], [9, 8], [3] * 6, [10]]
+    expected = [one.token_ids for one in hybridlm.load(directory, **sizes).generate(prompts, **given)]
+    monkeypatch.setattr(sampling, "AT_ONCE", 1)
+    for mesh in (None, hybridlm.mesh(data=2, model=2)):
+        lm = hybridlm.load(directory, mesh=mesh, **sizes)
+        assert [one.token_ids for one in lm.generate(prompts, **given)] == expected
+        assert lm.certificates and all(one.holds for one in lm.certificates.values())
+
+
+def test_a_draw_depends_on_seed_index_and_position_only() -> None:
+    logits = np.tile(LOGITS, (LANES, 1))
+    base = np.asarray(run(logits, settings(), np.zeros(LANES, np.int32), np.int32(FILTERED)))
+    assert len(set(base.tolist())) > 5
+    order = np.random.default_rng(0).permutation(LANES)
+    shuffled = jax.tree.map(lambda x: x[order], settings())
+    np.testing.assert_array_equal(run(logits, shuffled, np.zeros(LANES, np.int32), np.int32(FILTERED)), base[order])
+    for other in (
+        run(logits, settings(seed=8), np.zeros(LANES, np.int32), np.int32(FILTERED)),
+        run(logits, settings(), np.ones(LANES, np.int32), np.int32(FILTERED)),
+        run(
+            logits,
+            settings()._replace(seed=np.tile(np.array([1, 7], np.uint32), (LANES, 1))),
+            np.zeros(LANES, np.int32),
+            np.int32(FILTERED),
+        ),
+    ):
+        assert 0.5 < (np.asarray(other) != base).mean() < 0.95
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_give_no_token(temperature: float) -> None:
+    logits = np.tile(LOGITS, (3, 1))
+    logits[1, 4] = np.nan
+    got = run(logits, settings(temperature, lanes=3), np.zeros(3, np.int32), np.int32(FILTERED))
+    assert got[1] == VOCAB and got[0] < VOCAB and got[2] < VOCAB
+
+
+@pytest.mark.parametrize("shape", [(1, 248320), (1, 32768), (8, 32768), (33, 5000), (4, 4099), (64, 300), (2, 16)])
+def test_nan_is_found_wherever_it_stands(shape: tuple[int, int]) -> None:
+    """A maximum does not find it: XLA's library loses it in large arrays."""
+    rng = np.random.default_rng(0)
+    lanes, vocab = shape
+    find = jax.jit(most_likely)
+    for place in (0, vocab - 1, *rng.integers(0, vocab, 4)):
+        logits = rng.normal(size=shape).astype(np.float32)
+        lane = rng.integers(lanes)
+        expected = logits.argmax(axis=1)
+        expected[lane] = vocab
+        logits[lane, place] = np.nan
+        assert np.asarray(find(logits)).tolist() == expected.tolist()
+    logits[lane] = np.nan
+    assert np.asarray(find(logits))[lane] == vocab
+    logits[lane] = np.inf
+    assert np.asarray(find(logits))[lane] == 0
+    logits[lane] = -np.inf
+    assert np.asarray(find(logits))[lane] == 0
+
+
+def test_what_is_computed_twice_may_be_rounded_twice() -> None:
+    """Sums inside the program that looks for the most likely token: no lane's logits are taken for NaN."""
+    rng = np.random.default_rng(0)
+    logits, noise = rng.normal(size=(2, 8, 64)).astype(np.float32)
+    temperature = rng.uniform(0.3, 1.3, (8, 1)).astype(np.float32)
+    for scores in (lambda x, t, g: x / t + g, lambda x, t, g: jnp.tanh(x) * t + jnp.exp(g) * x):
+        found = np.asarray(jax.jit(lambda *args, scores=scores: most_likely(scores(*args)))(logits, temperature, noise))
+        exact = np.asarray(scores(*(jnp.asarray(each, jnp.float32) for each in (logits, temperature, noise))))
+        np.testing.assert_allclose(np.take_along_axis(exact, found[:, None], 1)[:, 0], exact.max(1), rtol=1e-6)
+
+
+def test_most_likely_equals_argmax() -> None:
+    logits = jnp.asarray(np.random.default_rng(0).integers(0, 50, (40, 130)), jnp.float32)
+    np.testing.assert_array_equal(jax.jit(most_likely)(logits), np.asarray(logits).argmax(1))

@@ -1,0 +1,23 @@
+"""What is asked of whole logits, against float64; of logits that are split over devices: test_mesh.py."""
+
+import jax
+import numpy as np
+import pytest
+
+from hybridlm.sampling.vocab_parallel import Vocabulary
+
+
+@pytest.mark.parametrize("size", [1, 7, 24, 50, 2048])
+def test_the_log_of_all_exponentials_is_that_of_float64(size: int) -> None:
+    """Of numbers of vocabularies that 16 divides or not, with logits of thousands and none that is finite."""
+    logits = np.random.default_rng(size).normal(size=(6, size)).astype(np.float32)
+    logits[1] *= 3000
+    logits[2, : size // 2] = -np.inf
+    logits[3] = -np.inf
+    logits[4, size // 3] = np.inf
+    logits[5, -1] = np.nan
+    found = jax.jit(Vocabulary(size).log_total)(logits)[:, 0]
+    wide = logits[:3].astype(np.float64)
+    top = wide.max(axis=1, keepdims=True)
+    np.testing.assert_allclose(found[:3], top[:, 0] + np.log(np.exp(wide - top).sum(axis=1)), rtol=2e-6)
+    assert found[3] == -np.inf and found[4] == np.inf and np.isnan(found[5])

@@ -1,0 +1,147 @@
+"""Windows of the rolling perplexity: every token counts once, as in lm_eval."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from hybridlm import Score
+from hybridlm.scoring.perplexity import (
+    corpus_perplexity,
+    rolling_windows,
+    second_half_windows,
+    strided_windows,
+    windows_of,
+)
+
+PREFIX = 900
+LENGTHS = (*range(1, 14), 40)
+SIZES = pytest.mark.parametrize("size", (2, 3, 4, 5, 7, 13, 14, 64))
+
+
+def by_definition(tokens: list[int], most: int) -> Iterator[tuple[list[int], list[int]]]:
+    """(context, tokens to predict) as lm_eval defines `loglikelihood_rolling` for a `max_length` of `most`.
+
+    The first window predicts `most` tokens behind the prefix; each later one the next `most` tokens, or those that are
+    left, from inputs that end with the last but one of them and are `most` long in any case.
+    """
+    first = min(most, len(tokens))
+    yield [PREFIX], tokens[:first]
+    done = first
+    while done < len(tokens):
+        count = min(most, len(tokens) - done)
+        done += count
+        inputs = tokens[done - 1 - most : done - 1]
+        assert len(inputs) == most
+        yield inputs[: most - (count - 1)], tokens[done - count : done]
+
+
+@SIZES
+def test_as_lm_eval(size: int) -> None:
+    for length in LENGTHS:
+        tokens = list(range(length))
+        windows = rolling_windows(tokens, PREFIX, size)
+        split = [(list(w.tokens[: -w.predicted]), list(w.tokens[-w.predicted :])) for w in windows]
+        assert split == list(by_definition(tokens, size - 1))
+
+
+@SIZES
+def test_every_token_is_predicted_once(size: int) -> None:
+    for length in LENGTHS:
+        windows = rolling_windows(range(length), PREFIX, size)
+        predicted = [token for window in windows for token in window.tokens[-window.predicted :]]
+        assert predicted == list(range(length))
+        assert all(window.predicted == size - 1 for window in windows[:-1])
+        assert all(1 <= window.predicted < len(window.tokens) <= size for window in windows)
+        assert all(len(window.tokens) == size for window in windows[1:])
+        assert windows[0].tokens[0] == PREFIX
+
+
+def test_an_empty_text_has_no_window() -> None:
+    assert rolling_windows([], PREFIX, 4) == []
+
+
+def fake_scores(windows: list[tuple[int, ...]]) -> list[Score]:
+    """The log-probability of a token depends on how many stand before it in its window: (token + places) / -100."""
+    return [
+        Score(
+            list(window),
+            np.array([math.nan, *(-(token + place) / 100 for place, token in enumerate(window[1:], 1))], np.float32),
+            np.zeros(len(window), bool),
+            None,
+        )
+        for window in windows
+    ]
+
+
+def test_perplexity_of_several_texts() -> None:
+    texts = [list(range(10, 20)), [30], [40, 41, 42]]
+    total, count = 0.0, 0
+    for text in texts:
+        for context, targets in by_definition(text, 3):
+            total += sum((token + place) / 100 for place, token in enumerate(targets, len(context)))
+            count += len(targets)
+    assert count == 14
+    windows = ((i, part) for i, text in enumerate(texts) for part in rolling_windows(text, PREFIX, 4))
+    assert corpus_perplexity(windows, fake_scores, most=3) == pytest.approx(math.exp(total / count), rel=1e-6)
+
+
+@SIZES
+def test_strided_as_in_the_documentation_of_transformers(size: int) -> None:
+    """A label counts where it is not -100 and not the first of its window, whose label nothing predicts."""
+    for length in LENGTHS:
+        for stride in {1, size // 2, size - 1, size} - {0}:
+            want, previous = [], 0
+            for begin in range(0, length, stride):
+                end = min(begin + size, length)
+                labels = [token if place >= begin + (end - begin) - (end - previous) else -100
+                          for place, token in enumerate(range(begin, end), begin)]  # fmt: skip
+                want += [(token, token - begin) for token in labels[1:] if token != -100]
+                previous = end
+                if end == length:
+                    break
+            found = [
+                (token, window.tokens.index(token))
+                for window in strided_windows(range(length), size, stride)
+                for token in window.tokens[-window.predicted :]
+            ]
+            assert found == want
+            if stride < size:
+                assert [token for token, _ in found] == list(range(1, length))
+
+
+@SIZES
+def test_second_halves_as_in_llama_cpp(size: int) -> None:
+    """In the words of llama-perplexity: logits from `n_ctx / 2` on, the last left out, each predicts the next token."""
+    for length in LENGTHS:
+        windows = second_half_windows(range(length), size, None)
+        found = [(token, place) for w in windows for place, token in enumerate(w.tokens) if place >= size - w.predicted]
+        want = []
+        for chunk in range(length // size):
+            for place in range(size // 2, size - 1):
+                want.append((chunk * size + place + 1, place + 1))
+        assert found == want
+        for plain, begun in zip(windows, second_half_windows(range(length), size, PREFIX), strict=True):
+            assert begun == plain._replace(tokens=(PREFIX, *plain.tokens[1:]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("rolled", 8, None, None), "convention: expected one of rolling, strided, llama.cpp, got 'rolled'"),
+        (("rolling", 1, None, None), "perplexity: needs a context of at least 2 tokens, got 1"),
+        (("strided", 8, 9, None), "window: expected 2..8, got 9"),
+        (("strided", 8, None, 0), "stride: expected 1..8, the window, got 0"),
+        (("rolling", 8, None, 4), 'stride: belongs to convention="strided", got 4'),
+        (("rolling", 8, None, None), "no first or end token"),
+    ],
+)
+def test_windows_that_cannot_be(settings: tuple[str, int, int | None, int | None], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        windows_of(*settings, None, [])
+
+
+def test_nothing_that_counts() -> None:
+    with pytest.raises(ValueError, match="too short"):
+        corpus_perplexity([], fake_scores, most=4)

@@ -1,0 +1,154 @@
+"""Scores: exact against float64, whole vocabulary, chunk by chunk, with bounded memory."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from comparison import padded
+from filled import filled
+from flax import nnx
+
+import hybridlm
+from hybridlm.steps.score import HEAD_ROWS, score_tokens
+from models import family_of
+
+TEXTS = ["x", "xy", "exact", "a text over several chunks", "Who has the kite?", "a text over several lines"]
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    top = logits.max(axis=-1, keepdims=True)
+    return logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+
+
+@pytest.mark.slow
+def test_logprobs_are_those_of_a_float64_log_softmax(text_lm: hybridlm.LM) -> None:
+    scores = text_lm.score(TEXTS, top_logprobs=4)
+    logits = np.asarray(text_lm.forward(padded([score.token_ids for score in scores])).logits, np.float64)
+    for text, score, rows in zip(TEXTS, scores, logits, strict=True):
+        assert score.token_ids == text_lm.tokenizer.encode(text)  # type: ignore[union-attr]  # it has one
+        assert score.logprobs.dtype == np.float32 and np.isnan(score.logprobs[0]) and not score.greedy[0]
+        count = len(score.token_ids) - 1
+        want = log_softmax(rows[:count])
+        np.testing.assert_allclose(score.logprobs[1:], want[np.arange(count), score.token_ids[1:]], atol=1e-4)
+        np.testing.assert_array_equal(score.greedy[1:], want.argmax(-1) == score.token_ids[1:])
+        assert score.top_logprobs is not None and score.top_logprobs[0] == {}
+        for row, top in zip(want, score.top_logprobs[1:], strict=True):
+            assert list(top) == np.argsort(-row, kind="stable")[:4].tolist()
+            np.testing.assert_allclose(list(top.values()), np.sort(row)[::-1][:4], atol=1e-4)
+        assert score.sum_logprob == pytest.approx(float(np.sum(score.logprobs[1:].astype(np.float64))))
+
+
+def test_a_score_has_the_same_bits_whatever_is_scored_with_it(text_lm: hybridlm.LM) -> None:
+    base = text_lm.score(TEXTS)
+    other = text_lm.score(TEXTS[::-1] + ["and something else"] * 3)
+    for text, score in zip(TEXTS, base, strict=True):
+        again = other[TEXTS[::-1].index(text)]
+        assert again.logprobs.tobytes() == score.logprobs.tobytes()
+
+
+def test_logits_that_are_no_numbers_stop_a_score(text_lm: hybridlm.LM) -> None:
+    engine = text_lm.engine
+    clean = engine.params
+    where = list(text_lm.params).index("embed_tokens")
+    engine.params = tuple(p.at[9].set(jnp.nan) if i == where else p for i, p in enumerate(clean))
+    try:
+        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: the logits for token"):
+            text_lm.score([[5, 6, 7], [5, 6, 9, 8], [5]])
+    finally:
+        engine.params = clean
+
+
+def test_log_softmax_of_extreme_logits_is_not_cut_off() -> None:
+    """Weights that make logits of thousands: the log-probabilities are as large, and finite."""
+    config = {
+        "model_type": "qwen3_5_text", "vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "head_dim": 8,
+        "num_attention_heads": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 1, "intermediate_size": 8,
+        "linear_key_head_dim": 4, "linear_value_head_dim": 4,
+    }  # fmt: skip
+    family = family_of(config)
+    rng = np.random.default_rng(0)
+    head = (3000 * rng.normal(size=(50, 8))).astype(np.float32)
+    model = filled(
+        lambda: family.build(family.read_config(config), nnx.Rngs(0)),
+        lambda name, shape: head if name == "lm_head" else np.zeros(shape, np.float32),
+    )
+    rows = rng.normal(size=(7, 8)).astype(np.float32)
+    targets = rng.integers(0, 50, 7).astype(np.int32)
+    scored = jax.jit(lambda rows, targets: score_tokens(model, rows, targets, 0))(rows[None], targets[None])
+    logits = rows.astype(np.float64) @ head.astype(np.float64).T
+    want = log_softmax(logits)[np.arange(7), targets]
+    assert want.min() < -1e4
+    np.testing.assert_allclose(scored.logprob[0], want, rtol=1e-6, atol=2e-2)
+
+
+@pytest.mark.parametrize("rows", [1024, 4096])
+def test_the_logits_of_all_rows_are_never_held_at_once(rows: int) -> None:
+    vocab = 248_320
+    config = {
+        "model_type": "qwen3_5_text", "vocab_size": vocab, "hidden_size": 8, "num_hidden_layers": 1, "head_dim": 8,
+        "num_attention_heads": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 1, "intermediate_size": 8,
+        "linear_key_head_dim": 4, "linear_value_head_dim": 4, "tie_word_embeddings": True,
+    }  # fmt: skip
+    family = family_of(config)
+    graph, state = nnx.split(nnx.eval_shape(lambda: family.build(family.read_config(config), nnx.Rngs(0))))
+    hidden = jax.ShapeDtypeStruct((4, rows // 4, 8), jnp.float32)
+    targets = jax.ShapeDtypeStruct((4, rows // 4), jnp.int32)
+
+    def head(state, hidden, targets):
+        return score_tokens(nnx.merge(graph, state), hidden, targets, 5)
+
+    memory = jax.jit(head).lower(state, hidden, targets).compile().memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 2 * HEAD_ROWS * vocab * 4 < rows * vocab * 4
+
+
+def test_perplexity_is_that_of_the_windows(text_lm: hybridlm.LM) -> None:
+    long = "abcdefgh " * 60
+    ids = text_lm.tokenizer.encode(long)  # type: ignore[union-attr]  # it has one
+    assert len(ids) > 2 * text_lm.context
+    total, size = 0.0, text_lm.context
+    whole = [text_lm.eos_token_ids[0], *ids]
+    for start in range(0, len(ids), size - 1):
+        end = min(start + size, len(whole))
+        window = text_lm.score([whole[max(0, end - size) : end]])[0]
+        total += float(np.sum(window.logprobs[start + 1 - end :], dtype=np.float64))
+    total += text_lm.score([[text_lm.eos_token_ids[0], *text_lm.tokenizer.encode("xyz")]])[0].sum_logprob  # type: ignore[union-attr]  # it has one
+    assert text_lm.perplexity([long, "xyz"]) == pytest.approx(np.exp(-total / (len(ids) + 3)), rel=1e-6)
+    with pytest.raises(ValueError, match="texts: is empty"):
+        text_lm.perplexity([])
+
+
+def test_one_token_has_nothing_to_predict_it(text_lm: hybridlm.LM) -> None:
+    (score,) = text_lm.score([[5]])
+    assert np.isnan(score.logprobs).tolist() == [True] and score.sum_logprob == 0 and np.isnan(score.perplexity)
+
+
+def test_perplexity_of_every_convention_is_that_of_float64(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    """Windows written out here, log-probabilities in float64 of the logits of `forward`."""
+    text = "Who has the kite? Ada has it now."
+    assert text_lm.tokenizer is not None
+    ids, size, stride = text_lm.tokenizer.encode(text), 16, 6
+    end = text_lm.eos_token_ids[0]
+    # (tokens, the first place that counts)
+    rolling = [([end, *ids[:15]], 1), (ids[14:30], 1), ([end, *ids][len(ids) + 1 - 16 :], 16 - (len(ids) - 30))]
+    strided = [(ids[:16], 1), (ids[6:22], 10), (ids[12:28], 10), (ids[18:33], 10)]
+    halves = [(ids[:16], 9), (ids[16:32], 9)]
+    assert len(ids) == 33
+    logits = np.asarray(text_lm.forward(padded([one for one, _ in rolling + strided + halves])).logits, np.float64)
+    rows = iter(logits)
+    (tmp_path / "corpus.txt").write_text(text)
+    for convention, windows in (("rolling", rolling), ("strided", strided), ("llama.cpp", halves)):
+        counted = []
+        for tokens, first in windows:
+            logprobs = log_softmax(next(rows))
+            counted += [logprobs[place - 1, tokens[place]] for place in range(first, len(tokens))]
+        assert len(counted) == {"rolling": 33, "strided": 32, "llama.cpp": 14}[convention]
+        settings = {"stride": stride} if convention == "strided" else {}
+        found = text_lm.perplexity([text], convention=convention, window=size, **settings)
+        assert found == pytest.approx(np.exp(-np.mean(counted)), rel=1e-4)
+        assert text_lm.perplexity(tmp_path / "corpus.txt", convention=convention, window=size, **settings) == found
+    (tmp_path / "latin.txt").write_bytes(b"\xe9")
+    with pytest.raises(ValueError, match=r"latin.txt: expected a text file in UTF-8"):
+        text_lm.perplexity([tmp_path / "latin.txt"])

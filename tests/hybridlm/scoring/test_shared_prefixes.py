@@ -1,0 +1,230 @@
+"""Texts that begin alike: which parts are consumed once, and that no number shows it."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from text_checkpoint import SETTINGS, write_text_checkpoint
+
+import hybridlm
+from hybridlm.programs.shapes import Shape
+from hybridlm.scoring import scorer
+from hybridlm.scoring.queue import ScoringQueue, shared_parts
+from hybridlm.scoring.text import Scoring
+
+IDS = np.random.default_rng(0).integers(3, 90, 400).tolist()
+Texts = list[tuple[int, ...]]
+
+
+def text(*tokens: int) -> tuple[int, ...]:
+    return tokens
+
+
+def test_parts_end_where_chunks_do() -> None:
+    """A chunk is shared if what it consumes and what its last token predicts is common, and something is left."""
+    a = tuple(range(10))
+    for length, depth in ((4, None), (5, 4), (8, 4), (9, 8), (10, 8)):
+        other = (*a[:length], 99, 98)
+        parts, part_of = shared_parts([a, other], 4, 0)
+        assert [part.tokens for part in parts] == ([] if depth is None else [a[: depth + 1]]), length
+        assert part_of == ([None, None] if depth is None else [0, 0])
+    assert shared_parts([a[:9], a[:9]], 4, 0)[0][0].tokens == a[:5], "the ninth token is predicted by the eighth"
+    assert shared_parts([a, a], 4, 1)[0][0].tokens == a[:6], "the first chunk begins behind a prefix"
+
+
+def test_of_parts_within_parts_the_outermost_and_the_innermost_are_kept() -> None:
+    stem = tuple(range(3))
+    texts = [(*stem, *tail) for tail in ((3, 9, 9), (3, 4, 9, 9), (3, 4, 5, 6, 9), (3, 4, 5, 6, 8), (7, 7, 7, 7))]
+    parts, part_of = shared_parts(texts, 1, 0)
+    assert [(part.tokens, part.parent) for part in parts] == [((0, 1, 2), None), ((0, 1, 2, 3, 4, 5, 6), 0)]
+    assert part_of == [0, 0, 1, 1, 0]
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9).map(tuple), max_size=12), st.integers(1, 3))
+@settings(max_examples=150)
+def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk: int) -> None:
+    parts, part_of = shared_parts(texts, chunk, 0)
+    members = [sum(one == i for one in part_of) + sum(p.parent == i for p in parts) for i in range(len(parts))]
+    assert all(count >= 2 for count in members)
+    for index, part in enumerate(parts):
+        assert (len(part.tokens) - 1) % chunk == 0 and len(part.tokens) > 1
+        if part.parent is not None:
+            above = parts[part.parent]
+            assert part.parent < index and above.parent is None
+            assert part.tokens[: len(above.tokens)] == above.tokens and len(part.tokens) > len(above.tokens)
+    for one, at in zip(texts, part_of, strict=True):
+        if at is not None:
+            assert one[: len(parts[at].tokens)] == parts[at].tokens and len(one) > len(parts[at].tokens)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9).map(tuple), max_size=12),
+    st.integers(1, 4),
+    st.integers(2, 5),
+)
+@settings(max_examples=150)
+def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, most: int) -> None:
+    """Whatever the order in which lanes become free: nobody waits for ever."""
+    queue = ScoringQueue(dict(enumerate(texts)), None, 1, most)
+    alive: list[Scoring] = []
+    kept: set[Scoring] = set()
+    seen = []
+    while queue or alive:
+        while len(alive) < lanes and (one := queue.take()) is not None:
+            assert one.parent is None or one.parent in kept
+            queue.begun(one)
+            if one.parent is not None and not one.parent.children:
+                kept.remove(one.parent)
+            alive.append(one)
+        assert alive, "everything waits for something that waits"
+        one = alive.pop(0)
+        if one.index is None:
+            queue.consumed(one)
+            kept.add(one)
+        else:
+            seen.append(one.index)
+        assert len(kept) + sum(part.index is None for part in alive) <= most
+    assert sorted(seen) == list(range(len(texts))) and not kept
+
+
+def cold(lm: hybridlm.LM, texts: Texts, monkeypatch: pytest.MonkeyPatch, **settings) -> list[hybridlm.Score]:
+    """Scores with every text consumed by itself."""
+    with monkeypatch.context() as patch:
+        patch.setattr(scorer, "_most_kept", lambda engine, lanes: 0)
+        return lm.score(texts, **settings)
+
+
+def same(got: list[hybridlm.Score], want: list[hybridlm.Score]) -> bool:
+    return all(
+        a.token_ids == b.token_ids
+        and a.logprobs.tobytes() == b.logprobs.tobytes()
+        and a.greedy.tobytes() == b.greedy.tobytes()
+        and a.top_logprobs == b.top_logprobs
+        for a, b in zip(got, want, strict=True)
+    )
+
+
+def families(count: int, nested: bool) -> Texts:
+    """Texts in groups that begin alike, the groups too if nested, in no order."""
+    rng = np.random.default_rng(count)
+    texts: Texts = [text(7), text(8, 9)]
+    for group in range(count):
+        stem = IDS[:13] if nested else []
+        stem = [*stem, *IDS[20 + 17 * group : 20 + 17 * group + int(rng.integers(4, 17))]]
+        texts += [(*stem, *rng.integers(3, 90, int(rng.integers(0, 9))).tolist()) for _ in range(4)]
+    return [texts[i] for i in rng.permutation(len(texts))]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_scores_have_the_same_bits_with_and_without_common_parts(
+    text_lm: hybridlm.LM, nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = families(6, nested)
+    want = cold(text_lm, texts, monkeypatch)
+    before = dict(text_lm.stats)
+    assert same(text_lm.score(texts), want)
+    gained = {name: text_lm.stats[name] - before[name] for name in before}
+    total = sum(len(one) - 1 for one in texts)
+    assert gained["scored_tokens"] + gained["prefix_tokens_saved"] == total
+    assert gained["prefix_tokens_saved"] > total / 3
+    prefix = text_lm.prefix(IDS[300:307])
+    assert same(text_lm.score(texts, prefix=prefix), cold(text_lm, texts, monkeypatch, prefix=prefix))
+
+
+def test_a_score_that_is_cut_short_leaves_nothing_behind(text_lm: hybridlm.LM) -> None:
+    texts = families(3, nested=True)
+    want = text_lm.score(texts)
+    running = scorer.score(text_lm.engine, texts)
+    for _ in range(4):
+        next(running)
+    running.close()
+    assert same(text_lm.score(texts), want)
+
+
+def test_what_shares_a_step_does_not_depend_on_free_memory(
+    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same steps in the same order, however much of the machine's memory others have; it was counted at load."""
+    texts, engine = families(3, nested=True), text_lm.engine
+    ran: list[list[int]] = []
+    run = engine.run
+
+    def recorded(shape: Shape, pool: Any, batch: Any, *operands: Any, **rest: Any) -> Any:
+        ran[-1] += [shape.lanes, *np.ravel(batch.tokens), *batch.lengths, *batch.positions]
+        return run(shape, pool, batch, *operands, **rest)
+
+    monkeypatch.setattr(engine, "run", recorded)
+    for free in (1, 1 << 50):
+        monkeypatch.setattr("hybridlm.engine.memory._meminfo", lambda free=free: free)
+        ran.append([])
+        text_lm.score(texts)
+    assert ran[0] and ran[0] == ran[1]
+
+
+def test_a_decode_pool_makes_room_for_common_parts(text_lm: hybridlm.LM) -> None:
+    """What is kept at a time has no more rows than the pool whose room it takes, or two."""
+    engine = text_lm.engine
+    text_lm.generate([[5, 6]], max_tokens=2)
+    text_lm.score([IDS[:3]])
+    assert "decode" in engine._kept, "nothing is shared"
+    text_lm.score(families(3, nested=False))
+    assert "decode" not in engine._kept
+    for lanes in (1, 2, 3, 4, 8, 64):
+        fake: Any = SimpleNamespace(lanes=lanes, placement=engine.placement)
+        for size in (1, 2, 4):
+            assert 2 <= scorer._most_kept(fake, min(size, lanes)) <= max(2, min(lanes, size + 1))
+
+
+@pytest.mark.long
+def test_many_continuations_of_a_long_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 continuations of at most 32 tokens of 2000: at least 20 times fewer tokens, by an explicit prefix and without.
+
+    The same numbers: bit for bit as the texts one by one in the same steps.
+    """
+    config = write_text_checkpoint(tmp_path) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 2048}))
+    lm = hybridlm.load(tmp_path, **{**SETTINGS, "context": 2048, "lanes": 4, "chunk": 16})
+    rng = np.random.default_rng(1)
+    prompt = rng.integers(3, 90, 2001).tolist()
+    behind = [rng.integers(3, 90, int(rng.integers(1, 33))).tolist() for _ in range(64)]
+    whole = [(*prompt, *ids) for ids in behind]
+    total = sum(len(ids) - 1 for ids in whole)
+    assert total > 64 * 2000
+    want = cold(lm, whole, monkeypatch)
+
+    def processed() -> int:
+        return lm.stats["prompt_tokens"] + lm.stats["scored_tokens"]
+
+    before = processed()
+    assert same(lm.score(whole), want)
+    found = processed() - before
+    assert total >= 20 * found, (total, found)
+    before = processed()
+    explicit = lm.score(behind, prefix=lm.prefix(prompt))
+    explicit_found = processed() - before
+    assert total >= 20 * explicit_found, (total, explicit_found)
+    for got, expected in zip(explicit, want, strict=True):
+        np.testing.assert_allclose(got.logprobs, expected.logprobs[2001:], rtol=0, atol=2e-3)
+    before, wrote = processed(), lm.stats["generated_tokens"]
+    drawn = lm.generate(behind, prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True)
+    assert lm.stats["generated_tokens"] - wrote == len(drawn) == 64
+    generate_found = processed() - before
+    prompts = sum(map(len, whole))
+    assert prompts >= 20 * generate_found, (prompts, generate_found)
+    before = processed()
+    joined = lm.generate(whole[:4], max_tokens=1, ignore_eos=True, logprobs=0)
+    assert processed() - before == sum(map(len, whole[:4])), "without a prefix every token of every prompt is consumed"
+    warm = lm.generate(behind[:4], prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True, logprobs=0)
+    for one, other in zip(warm, joined, strict=True):
+        assert one.prompt_token_ids == other.prompt_token_ids and one.token_ids == other.token_ids
+        assert one.logprobs is not None and other.logprobs is not None
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=2e-3)
+    print(
+        f"tokens: {total} one by one, {found} found by itself, {explicit_found} with lm.prefix; of {prompts} in "
+        f"prompts {generate_found} by generate with lm.prefix"
+    )

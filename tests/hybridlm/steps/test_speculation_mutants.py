@@ -1,0 +1,109 @@
+"""Every fault of speculation is found by who has to find it, and nothing in the engine as it is."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engine_mutants import traffic
+from engine_mutants.catalogue import HOSTS, STEPS
+from engine_mutants.drafts import PartlyRight
+from engine_mutants.mutant import Finder
+from engine_mutants.replay import RIGHT, Faulty, mutated, refused
+from text_checkpoint import write_text_checkpoint
+from verify_scene import SIZES, Steps, prompts_of, scene_of
+
+import hybridlm
+from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.steps.operands import Batch
+from hybridlm.steps.verify import VERIFY_CONTRACT
+from ir_passes.measure.unaccepted import unaccepted_reach
+from ir_passes.proof.violations import ViolationKind
+
+REPLAYED = [id for id, one in STEPS.items() if one.finder is Finder.REPLAY]
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Steps:
+    return Steps(hybridlm.load(write_text_checkpoint(tmp_path_factory.mktemp("model")), **SIZES))
+
+
+@pytest.fixture(scope="module")
+def faulty(steps: Steps) -> Faulty:
+    return Faulty(steps, [STEPS[id] for id in REPLAYED], [scene_of(steps), prompts_of(steps)])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("id", ["", *REPLAYED])
+def test_fault_of_the_step_is_found_by_the_replay(faulty: Faulty, id: str) -> None:
+    assert bool(faulty.wrong(id)) == bool(id)
+
+
+@pytest.mark.parametrize("id", [id for id in STEPS if id not in REPLAYED])
+def test_fault_of_the_step_is_found_by_the_proof(steps: Steps, id: str) -> None:
+    assert refused(steps, STEPS[id]) & STEPS[id].kinds
+
+
+def test_the_proof_finds_nothing_wrong_with_the_step(steps: Steps) -> None:
+    assert not refused(steps, RIGHT)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("id", REPLAYED)
+def test_the_proof_says_nothing_of_what_the_replay_has_to_find(steps: Steps, id: str) -> None:
+    """But of faults that are put in by two replays: rows are read for the second when the first has written them."""
+    assert refused(steps, STEPS[id]) <= {ViolationKind.STALE}
+
+
+@pytest.fixture(scope="module")
+def alone(text_lm: hybridlm.LM) -> list[traffic.Alone]:
+    return traffic.alone(text_lm)
+
+
+@pytest.mark.slow
+def test_nothing_is_wrong_with_the_engine(text_lm: hybridlm.LM, alone: list[traffic.Alone]) -> None:
+    """In traffic of lanes with all drafts, fewer and none, with two cancelled requests and rows that move."""
+    before = dict(text_lm.stats)
+    assert traffic.finder(text_lm, alone, PartlyRight(alone)) is None
+    drafted, accepted = (text_lm.stats[name] - before[name] for name in ("drafted_tokens", "accepted_tokens"))
+    assert drafted > accepted + 10 > 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", HOSTS)
+def test_fault_of_the_host_is_found(
+    text_lm: hybridlm.LM, alone: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HOSTS[id].fault(monkeypatch)
+    assert traffic.finder(text_lm, alone, PartlyRight(alone)) is HOSTS[id].finder
+
+
+@pytest.mark.long
+def test_the_sanitizer_finds_nothing_wrong(sanitized_lm: hybridlm.LM, alone: list[traffic.Alone]) -> None:
+    assert traffic.finder(sanitized_lm, alone, PartlyRight(alone)) is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("id", ["moved-by-all-drafts", "moved-by-one", "moved-twice", "drafted-lanes-alone-move"])
+def test_the_sanitizer_sees_positions_that_are_wrong_before_tokens_are(
+    sanitized_lm: hybridlm.LM, alone: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HOSTS[id].fault(monkeypatch)
+    assert traffic.finder(sanitized_lm, alone, PartlyRight(alone)) is Finder.SANITIZER
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("id", ["", "every-draft-kept", "convolution-of-all-tokens"])
+def test_whether_tokens_behind_those_that_are_accepted_reach_a_row(steps: Steps, id: str) -> None:
+    """The measurement that users have for steps of their own, on ours."""
+    scene = scene_of(steps)
+    drafts = np.array([len(lane.drafts) for lane in scene.lanes], np.int32)
+    batch = Batch.of([lane.feed for lane in scene.lanes], steps.tokens)
+    operands = (scene.rows, *batch, drafts, *sampling_arrays([lane.owner for lane in scene.lanes]))
+    wrong = mutated(steps.lm.engine.programs._structure, [STEPS[id] if id else RIGHT])
+    found = unaccepted_reach(
+        lambda *args: wrong(jnp.int32(0), *args),
+        (steps.lm.engine.params, *operands),
+        VERIFY_CONTRACT,
+        {"argument 2": 1},
+        lambda path: path.endswith((".key", ".value")),
+    )
+    assert found.compared > 10 and bool(found.reached) == bool(id)

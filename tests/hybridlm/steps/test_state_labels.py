@@ -1,0 +1,93 @@
+"""The dimensions of real models' states: a step that puts one in another's place is refused, even where sizes agree."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from tiny_variants import variant
+
+from hybridlm.engine.abstract import abstract_engine
+from hybridlm.programs.shapes import Shape
+from ir_passes import IsolationError, prove_isolation
+from ir_passes.proof.lane_proof import LABELS
+from ir_passes.proof.violations import ViolationKind
+from models.layers.short_conv import short_conv
+from models.mixers.attention import append
+from models.ops.delta_rule import delta_rule
+from models.ops.ssd import ssd
+
+Write = Callable[..., Any]
+EIGHT = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8}
+SQUARE = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+
+
+def _transposed(right: Write, old: int) -> Write:
+    """A recurrence whose new state, of lanes with a token, has key and value in each other's place."""
+
+    def wrong(*args: Any) -> Any:
+        state, valid = args[old : old + 2]
+        out, new = right(*args)
+        return out, jnp.where(jnp.any(valid, axis=1)[:, None, None, None], jnp.swapaxes(new, 2, 3), state)
+
+    return wrong
+
+
+def _swapped_heads(cache: Any, key: Any, value: Any, *where: Any) -> Any:
+    """Keys of another head in each entry: heads and entries of a head change places."""
+    return append(cache, jnp.swapaxes(key, 2, 3), value, *where)
+
+
+def _swapped_caches(cache: Any, key: Any, value: Any, *where: Any) -> Any:
+    return append(cache, value, key, *where)
+
+
+def _swapped_taps(x: Any, weight: Any, state: Any, lengths: Any, *more: Any) -> Any:
+    """What is kept of a convolution lies with taps and channels in each other's place."""
+    y, new = short_conv(x, weight, state, lengths, *more)
+    lanes, taps, channels = new.shape
+    swapped = new.swapaxes(1, 2).reshape(lanes, taps, channels)
+    return y, jnp.where((lengths > 0)[:, None, None], swapped, state)
+
+
+CASES = {
+    "gated delta": ("next_base", SQUARE, "models.mixers.gated_delta_net.delta_rule", _transposed(delta_rule, 5)),
+    "kimi delta": ("kimi_base", {}, "models.mixers.kimi_delta_attention.delta_rule", _transposed(delta_rule, 5)),
+    "mamba2": ("mamba2_base", {"state_size": 16}, "models.mixers.mamba2.ssd", _transposed(ssd, 4)),
+    "heads of a cache": ("next_base", EIGHT, "models.mixers.attention.append", _swapped_heads),
+    "keys for values": ("next_base", {}, "models.mixers.attention.append", _swapped_caches),
+    "taps": ("next_base", {}, "models.layers.short_conv.short_conv", _swapped_taps),
+}
+
+
+def _proof(directory: Path, name: str, changes: dict[str, Any], tokens: int) -> Any:
+    chosen = variant(name)
+    suffix = "_text" if chosen.family.startswith("qwen3_5") else ""
+    fields = dict(chosen.text) | changes | {"model_type": chosen.family + suffix, "dtype": "float32"}
+    (directory / "config.json").write_text(json.dumps(fields))
+    engine = abstract_engine(directory / "config.json", lanes=2, context=256, chunk=4)
+    shape = Shape("generate", 2, tokens)
+    step, contract = engine.programs.step(shape)
+    return prove_isolation(step, engine.example_arguments(shape), contract)
+
+
+@pytest.mark.parametrize("tokens", [1, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("case", CASES)
+def test_a_state_in_another_order_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, tokens: int
+) -> None:
+    name, changes, function, wrong = CASES[case]
+    monkeypatch.setattr(function, wrong)
+    with pytest.raises(IsolationError) as refused:
+        _proof(tmp_path, name, changes, tokens)
+    assert {violation.kind for violation in refused.value.violations} == {ViolationKind.LABEL}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
+def test_in_its_own_order_it_is_proved(tmp_path: Path, case: str) -> None:
+    name, changes, *_ = CASES[case]
+    for tokens in (1, 4):
+        assert LABELS in _proof(tmp_path, name, changes, tokens).proved

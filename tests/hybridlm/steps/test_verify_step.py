@@ -1,0 +1,218 @@
+"""The step that verifies drafts writes what it accepts and nothing else, for every model and every mix of lanes."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from text_checkpoint import write_text_checkpoint
+from tiny_variants import OTHER_GOLDENS
+from verify_scene import SIZES, Lane, Scene, Steps, prompts_of, scene_of, states, wrong
+
+import hybridlm
+from hybridlm.programs.shapes import Shape
+from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.steps.generate import CARRIED
+from hybridlm.steps.operands import Batch
+from hybridlm.steps.verify import accept
+from ir_passes import unaccepted_reach
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+LONG = pytest.mark.long
+MODELS = [
+    "dense",
+    *(pytest.param(name, marks=LONG) for name in ("next_old_fields", "sparse_multimodal", *OTHER_GOLDENS)),
+]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
+    if request.param == "dense":
+        directory = write_text_checkpoint(tmp_path_factory.mktemp("dense"))
+    else:
+        directory = GOLDEN / request.param
+    return hybridlm.load(directory, **SIZES)
+
+
+@pytest.fixture(scope="module")
+def steps(lm: hybridlm.LM) -> Steps:
+    return Steps(lm)
+
+
+@pytest.fixture(scope="module", params=[scene_of, prompts_of])
+def scene(request: pytest.FixtureRequest, steps: Steps) -> Scene:
+    return request.param(steps)
+
+
+def check_same(got: jax.Array, want: jax.Array) -> None:
+    assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
+
+
+def test_drafts_are_accepted_up_to_the_first_wrong_one(steps: Steps, scene: Scene) -> None:
+    accepted, _, after = steps.verify(scene.rows, scene.lanes)
+    assert accepted.tolist() == scene.accepted
+    idle = scene.accepted.index(0)
+    for before, new in zip(jax.tree.leaves(scene.rows), jax.tree.leaves(after), strict=True):
+        check_same(new[idle], before[idle])
+
+
+def test_rows_are_bitwise_those_of_the_accepted_tokens_alone(steps: Steps, scene: Scene) -> None:
+    """The same program with these tokens and no others: nothing else of the step is in the rows."""
+    rows, lanes, expected = scene
+    _, drawn, after = steps.verify(rows, lanes)
+    alone = [lane.but(lane.tokens[:count], ()) for lane, count in zip(lanes, expected, strict=True)]
+    accepted, drawn_alone, want = steps.verify(rows, alone)
+    assert accepted.tolist() == expected
+    for lane, end in enumerate(scene.ends):
+        assert drawn[lane, : expected[lane]].tolist() == drawn_alone[lane, : expected[lane]].tolist()
+        for got, other in zip(states(after, lane, end), states(want, lane, end), strict=True):
+            assert got.tobytes() == other.tobytes()
+    check_same(after.token, want.token)
+
+
+def test_rejected_drafts_do_not_matter(steps: Steps, scene: Scene) -> None:
+    rows, lanes, expected = scene
+    vocab = steps.lm.config.vocab_size
+    _, _, after = steps.verify(rows, lanes)
+    others = []
+    for lane, count in zip(lanes, expected, strict=True):
+        kept = max(0, count - len(lane.certain))
+        rejected = [wrong(wrong(token, vocab), vocab) for token in lane.drafts[kept:]]
+        rejected += [3] * (steps.tokens - len(lane.tokens)) if rejected else []
+        others.append(lane.but(drafts=(*lane.drafts[:kept], *rejected)))
+    assert others != lanes
+    accepted, _, other = steps.verify(rows, others)
+    assert accepted.tolist() == expected
+    for lane, end in enumerate(scene.ends):
+        for got, want in zip(states(after, lane, end), states(other, lane, end), strict=True):
+            assert got.tobytes() == want.tobytes()
+
+
+@LONG
+def test_no_token_behind_the_accepted_ones_reaches_a_row(steps: Steps, scene: Scene) -> None:
+    """What the certificate leaves to measurement: other tokens behind them, drawn at random, in every lane at once."""
+    step, contract = steps.lm.engine.programs.step(Shape("verify", steps.lanes, steps.tokens))
+    batch = Batch.of([lane.feed for lane in scene.lanes], steps.tokens)
+    drafts = np.array([len(lane.drafts) for lane in scene.lanes], np.int32)
+    sampling = sampling_arrays([lane.owner for lane in scene.lanes])
+    args = steps.lm.engine.params, scene.rows, *batch, drafts, *sampling
+    positional = ("key", "value")
+    seen = unaccepted_reach(step, args, contract, {"argument 2": 1}, lambda path: path.endswith(positional))
+    assert seen.reached == ()
+    assert seen.compared > 8
+
+
+def test_the_same_as_one_token_at_a_time(steps: Steps, scene: Scene) -> None:
+    """What is drawn, and the state to go on from, against steps that consume the accepted tokens singly."""
+    _, drawn, after = steps.verify(scene.rows, scene.lanes)
+    drawn_singly, want = steps.one_by_one(scene)
+    for lane, (count, end) in enumerate(zip(scene.accepted, scene.ends, strict=True)):
+        assert drawn[lane, :count].tolist() == drawn_singly[lane, :count].tolist()
+        for got, other in zip(states(after, lane, end), states(want, lane, end), strict=True):
+            np.testing.assert_allclose(got, other, atol=5e-5, rtol=1e-4)
+    check_same(after.token, want.token)
+
+
+def test_the_token_drawn_last_is_carried(steps: Steps, scene: Scene) -> None:
+    rows, lanes, expected = scene
+    rows = rows._replace(token=jnp.array([[lane.certain[0] if lane.certain else 0] for lane in lanes], jnp.int32))
+    carried = [lane.but((CARRIED, *lane.certain[1:])) if lane.certain else lane for lane in lanes]
+    first, second = steps.verify(rows, lanes), steps.verify(rows, carried)
+    assert second[0].tolist() == expected
+    jax.tree.map(check_same, second, first)
+
+
+def test_the_order_of_lanes_does_not_matter(steps: Steps, scene: Scene) -> None:
+    """Prompts before or behind those that draft, all rows in other places: bit for bit the same."""
+    order = [3, 5, 0, 4, 2, 1]
+    want = steps.verify(scene.rows, scene.lanes)
+    found = steps.verify(scene.in_order(order).rows, scene.in_order(order).lanes)
+    jax.tree.map(lambda got, other: check_same(got, other[np.array(order)]), found, want)
+
+
+@pytest.mark.parametrize("beside", ["nan", "drafts"])
+def test_a_lane_does_not_depend_on_its_batch_mates(steps: Steps, scene: Scene, beside: str) -> None:
+    """What it accepts, draws and keeps, beside lanes that hold NaN or have other tokens, drafts and settings."""
+    want = steps.verify(scene.rows, scene.lanes)
+    for lane in range(steps.lanes):
+        rows, lanes = scene.rows, scene.lanes
+        if beside == "nan":
+            others = np.arange(steps.lanes) != lane
+            filled = jax.tree.map(
+                lambda x, o=others: jnp.where(o.reshape((-1,) + (1,) * (x.ndim - 1)), jnp.nan, x), rows.layers
+            )
+            rows = rows._replace(layers=filled)
+        else:
+            other = Lane((), [7, 8, 9], [1, 2], sampled=6)
+            lanes = [one if i == lane else other for i, one in enumerate(lanes)]
+        found = steps.verify(rows, lanes)
+        jax.tree.map(lambda got, same, i=lane: check_same(got[i], same[i]), found, want)
+
+
+def check_turns(steps: Steps, *turns: list[int | None]) -> None:
+    """Steps one after the other, each from the tokens that are carried, against single tokens from the beginning.
+
+    Args:
+        turns: for each step, how many of each lane's four drafts are right; None for no drafts. A step without any is
+            the one that draws.
+    """
+    vocab, rng = steps.lm.config.vocab_size, np.random.default_rng(3)
+    past = [tuple(map(int, rng.integers(3, vocab, size))) for size in (6, 11, 3, 126, 8, 2)]
+    rows = want = steps.used_rows(past, rng)
+    lanes = [Lane(text, (int(rng.integers(3, vocab)),)) for text in past]
+    for turn in turns:
+        right = steps.right_drafts(rows, lanes, 4)
+        lanes = [
+            lane if count is None else lane.but(drafts=[*known[:count], *(wrong(one, vocab) for one in known[count:])])
+            for lane, known, count in zip(lanes, right, turn, strict=True)
+        ]
+        counts = [1 + (count or 0) for count in turn]
+        _, want = steps.one_by_one(Scene(want, lanes, counts))
+        if any(count is not None for count in turn):
+            accepted, _, rows = steps.verify(rows, lanes)
+            assert accepted.tolist() == counts
+        else:
+            _, rows = steps.one_by_one(Scene(rows, lanes, counts))
+        check_same(rows.token, want.token)
+        for lane, (one, count) in enumerate(zip(lanes, counts, strict=True)):
+            end = len(one.past) + count
+            for got, other in zip(states(rows, lane, end), states(want, lane, end), strict=True):
+                np.testing.assert_allclose(got, other, atol=5e-5, rtol=1e-4)
+        lanes = [Lane((*one.past, *one.tokens[:count]), (CARRIED,)) for one, count in zip(lanes, counts, strict=True)]
+
+
+def test_three_of_four_accepted_and_then_a_step_without_drafts(steps: Steps) -> None:
+    check_turns(steps, [3] * 6, [None] * 6, [3] * 6)
+
+
+def test_drafts_beside_lanes_that_accepted_last_step_and_draft_nothing_now(steps: Steps) -> None:
+    """Each lane changes sides; then one that has just had every draft right beside one that had none."""
+    check_turns(steps, [3, None, 4, None, 2, None], [None, 3, None, 4, None, 0], [4, 0, None, None, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("length", "drafts", "wrong_at", "expected"),
+    [
+        (0, 0, None, 0),
+        (1, 0, None, 1),
+        (5, 0, 2, 5),  # a prompt: nothing is compared
+        (5, 4, None, 5),
+        (5, 4, 1, 1),
+        (5, 4, 4, 4),
+        (3, 2, 2, 2),
+        (3, 2, 3, 3),  # what stands behind the length is no draft
+        (4, 2, 1, 4),  # the wrong token is certain
+        (4, 2, 2, 2),
+        (4, 2, 3, 3),
+    ],
+)
+def test_accept(length: int, drafts: int, wrong_at: int | None, expected: int) -> None:
+    """Every place of the first wrong token, with certain tokens before the drafts."""
+    tokens = np.arange(10, 15, dtype=np.int32)[None]
+    drawn = tokens + 1
+    if wrong_at is not None:
+        drawn[0, wrong_at - 1] += 7
+    counts = accept(jnp.array(tokens), jnp.array(drawn), jnp.array([length]), jnp.array([drafts]))
+    assert counts.tolist() == [expected]
+    assert counts.dtype == jnp.int32

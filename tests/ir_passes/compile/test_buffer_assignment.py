@@ -1,0 +1,307 @@
+"""The buffer assignment of executables that do not give it out: written by XLA, kept, taken for that program alone."""
+
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from audited_steps import (
+    LANES,
+    ROW,
+    ROWS,
+    TWO,
+    Step,
+    gather_compute_scatter,
+    pool,
+    right_steps,
+    row_pool_twice,
+    slots,
+    two_pools,
+    x,
+)
+from audited_steps import ONE as CONTRACT
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from without_assignment import WithoutAssignment, erase, hide_assignments
+
+from ir_passes.compile import buffer_assignment
+from ir_passes.compile.certificate_store import DUMP
+from ir_passes.compile.compile_step import CompiledStep, compile_step
+from ir_passes.compile.proving import CertificationWarning
+from ir_passes.xla_audit.findings import AuditError
+from ir_passes.xla_audit.hlo import HloError
+
+ARGS = (pool(), slots(), x())
+RIGHT = Step(gather_compute_scatter, CONTRACT, ARGS)
+WRONG = Step(row_pool_twice, ROWS, (jnp.zeros((LANES, *ROW)), jnp.ones(LANES, bool), x()))
+OTHER = Step(two_pools, TWO, (pool(), pool(), slots(), x()))
+PROVED = sorted(set(right_steps()) - {"branches"})
+"""That one chooses by the first lane's row what all of them compute."""
+
+
+def compiled(step: Step = RIGHT, **options: Any) -> CompiledStep:
+    return compile_step(step.fn, step.args, step.contract, **options)
+
+
+SECONDS, DIRECTORY = "jax_persistent_cache_min_compile_time_secs", "jax_compilation_cache_dir"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path) -> Iterator[Path]:
+    """A compilation cache of the test's own, to which nothing is written until `keep_programs`."""
+    before = {name: jax.config.values[name] for name in (SECONDS, DIRECTORY)}
+    path = tmp_path / "cache"
+    jax.config.update(DIRECTORY, str(path))
+    jax.config.update(SECONDS, 1e9)
+    reset_cache()
+    yield path
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
+
+
+def keep_programs() -> None:
+    jax.config.update(SECONDS, 0.0)
+
+
+def programs(cache: Path) -> int:
+    return len(list(cache.glob("*-cache")))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made."""
+    path = tmp_path / "temporary"
+    path.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    return path
+
+
+@pytest.mark.parametrize("name", PROVED)
+def test_audit_of_what_xla_wrote_is_that_of_what_it_gave_out(name: str, folder: Path, monkeypatch) -> None:
+    given = compiled(right_steps()[name], passes=(), may_copy=["*"])
+    seen = hide_assignments(monkeypatch)
+    written = compiled(right_steps()[name], passes=(), may_copy=["*"])
+    assert given.audit is not None and written.audit is not None
+    assert replace(written.audit, seconds=0.0) == replace(given.audit, seconds=0.0)
+    assert written.certificate == given.certificate and written.certificate.not_audited is None
+    assert [buffer_assignment.FOLDER in options for options in seen] == [True]
+    assert list(folder.iterdir()) == []
+
+
+def test_faults_are_found_in_what_xla_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AuditError) as given:
+        compiled(WRONG, passes=())
+    hide_assignments(monkeypatch)
+    with pytest.raises(AuditError) as written:
+        compiled(WRONG, passes=())
+    assert written.value.findings == given.value.findings
+
+
+def test_folder_goes_when_the_compilation_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, options: dict[str, Any]) -> None:
+        assert path.parent == folder and list(path.iterdir()) and path.stat().st_mode & 0o77 == 0
+        raise RuntimeError("out of memory")
+
+    hide_assignments(monkeypatch, fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        compiled()
+    assert list(folder.iterdir()) == []
+
+
+def test_folder_of_the_users_own_is_used_and_left(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    hide_assignments(monkeypatch)
+    own = tmp_path / "own"
+    step = compiled(compiler_options={buffer_assignment.FOLDER: str(own)})
+    assert step.certificate.holds and list(own.glob("*gather_compute_scatter*after_optimizations.hlo.pb"))
+    assert list(folder.iterdir()) == []
+
+
+def test_step_without_an_assignment_is_proved_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = compiled()
+    hide_assignments(monkeypatch, erase)
+    step = compiled()
+    known = step.certificate
+    assert step.audit is None and known.not_audited is not None and "JAX's compilation cache" in known.not_audited
+    assert (known.proved, known.assumed, known.faults) == (given.certificate.proved, given.certificate.assumed, ())
+    assert known.is_proof and not known.holds and known.audited == () and known.fingerprints.hlo is None
+    assert known.memory.temp == given.certificate.memory.temp
+    for text in (step.report(), repr(step), step._repr_html_()):
+        assert "proved, NOT AUDITED" in text
+    assert known.not_audited in step.report()
+    fresh = (pool(), slots(), x())
+    new, sums = step(*fresh)
+    expected, expected_sums = gather_compute_scatter(*ARGS)
+    assert (new == expected).all() and abs(sums - expected_sums).max() < 1e-5
+    assert fresh[0].is_deleted()
+
+
+def test_platform_that_gives_out_nothing_after_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU is not asked for a dump: it is compiled once."""
+    seen = hide_assignments(monkeypatch)
+    monkeypatch.setattr(buffer_assignment, "GIVEN_OUT", frozenset({"cpu"}))
+    assert compiled().certificate.not_audited is not None
+    assert seen == [{}]
+
+
+def test_platform_whose_operations_the_audit_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What XLA:TPU writes could be read, and would be full of findings that are no faults."""
+    seen = hide_assignments(monkeypatch)
+    monkeypatch.setattr(buffer_assignment.jax_private, "platform_of", lambda _: "tpu")
+    reason = compiled().certificate.not_audited
+    assert reason is not None and "tpu" in reason and seen == [{}]
+
+
+def kept(certificates: Path) -> list[Path]:
+    return sorted(certificates.glob(f"*{DUMP}"))
+
+
+def test_what_was_written_is_kept_for_a_program_from_the_cache(cache: Path, tmp_path: Path, monkeypatch) -> None:
+    keep_programs()
+    seen = hide_assignments(monkeypatch)
+    first, again = (compiled(certificates=tmp_path / "certificates") for _ in range(2))
+    assert first.certificate.holds and again.certificate == first.certificate and again.certificate.reused
+    assert len(kept(tmp_path / "certificates")) == 1 and len(seen) == 2
+
+
+def test_program_from_the_cache_of_which_nothing_is_kept_is_compiled_anew(cache, tmp_path: Path, monkeypatch) -> None:
+    keep_programs()
+    seen = hide_assignments(monkeypatch)
+    compiled(passes=(), certify="off")  # which keeps nothing beside the program
+    before = programs(cache)
+    step = compiled(passes=(), certificates=tmp_path / "certificates")
+    assert step.certificate.holds and len(seen) == 3 and programs(cache) == before + 1
+    # The program is the same, and so what was kept of it is found without another compilation.
+    assert compiled(passes=(), certificates=tmp_path / "certificates").certificate.holds and len(seen) == 4
+
+
+def test_backend_that_cannot_compile_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def written(path: Path, options: dict[str, Any]) -> None:
+        if options.items() >= buffer_assignment.ANEW.items():
+            raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: no such option")
+        erase(path)
+
+    seen = hide_assignments(monkeypatch, written)
+    reason = compiled(certificates=tmp_path / "certificates").certificate.not_audited
+    assert reason is not None and "no such option" in reason and len(seen) == 2
+
+
+def test_program_from_the_cache_is_not_audited_where_nothing_can_be_kept(cache: Path, monkeypatch) -> None:
+    """Else each process would compile anew, and leave one more program."""
+    keep_programs()
+    seen = hide_assignments(monkeypatch)
+    assert compiled().certificate.holds
+    again = compiled().certificate
+    assert again.not_audited is not None and "JAX's compilation cache" in again.not_audited
+    assert len(seen) == 2 and again.proved
+
+
+def test_folder_for_dumps_is_not_in_the_key_of_the_cache(cache: Path) -> None:
+    """And compiling anew is."""
+    keep_programs()
+    counts = []
+    for options in ({}, {"xla_dump_to": str(cache), "xla_dump_hlo_as_proto": True}, buffer_assignment.ANEW):
+        jax.jit(lambda x: x * 3.0).lower(1.0).compile(compiler_options=dict(options))
+        counts.append(programs(cache))
+    assert counts == [1, 1, 2]
+
+
+def of_the_same_name(pool, slots, x):
+    rows = pool[slots] * 0.25 + x
+    return pool.at[slots].set(rows), jnp.tanh(rows).sum((1, 2))
+
+
+of_the_same_name.__name__ = gather_compute_scatter.__name__
+DAMAGES = ["cut off", "of another program", "of another constant", "of another placement", "no protobuf"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_was_kept_is_not_taken_for_another_program(damage: str, tmp_path: Path, monkeypatch) -> None:
+    hide_assignments(monkeypatch)
+    compiled(certificates=tmp_path / "certificates")
+    (mine,) = kept(tmp_path / "certificates")
+    dump = zlib.decompress(mine.read_bytes())
+    if damage == "cut off":
+        mine.write_bytes(mine.read_bytes()[:-9])
+    elif damage == "no protobuf":
+        mine.write_bytes(zlib.compress(b"\xff" * 64))
+    elif damage in ("of another program", "of another constant"):
+        another = OTHER if damage == "of another program" else Step(of_the_same_name, CONTRACT, ARGS)
+        compiled(another, certificates=tmp_path / "certificates")
+        (other,) = (path for path in kept(tmp_path / "certificates") if path != mine)
+        mine.write_bytes(other.read_bytes())
+    else:
+        # One more allocation, index 99, of 64 bytes of scratch, behind the others.
+        mine.write_bytes(zlib.compress(dump + bytes([3 << 3 | 2, 6, 3 << 3 | 2, 4, 8, 99, 16, 64])))
+    monkeypatch.undo()
+    hide_assignments(monkeypatch, erase)
+    assert compiled(certificates=tmp_path / "certificates").certificate.not_audited is not None
+
+
+def test_right_one_of_several_dumps_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other"
+    hide_assignments(monkeypatch)
+    compiled(OTHER, compiler_options={"xla_dump_to": str(other)})
+    monkeypatch.undo()
+    given = compiled()
+
+    def add(path: Path, options: dict[str, Any]) -> None:
+        (another,) = other.glob("*after_optimizations.hlo.pb")
+        (path / "a.after_optimizations.hlo.pb").write_bytes(b"\xff" * 64)
+        (path / "b.after_optimizations.hlo.pb").write_bytes(another.read_bytes())
+        (mine,) = path.glob("module_*after_optimizations.hlo.pb")
+        (path / "c.after_optimizations.hlo.pb").write_bytes(mine.read_bytes()[:-200])
+
+    hide_assignments(monkeypatch, add)
+    assert compiled().certificate == given.certificate
+
+
+def test_dump_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = hide_assignments(monkeypatch)
+    monkeypatch.setattr(buffer_assignment, "MAX_DUMP_BYTES", 1000)
+    reason = compiled(certificates=tmp_path / "certificates").certificate.not_audited
+    assert reason is not None and "more than 1000" in reason
+    assert len(seen) == 1, "compiled anew it would be as large"
+
+
+def test_dump_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_assignments(monkeypatch)
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning) as warned:
+        step = compiled(certificates=tmp_path / "file")
+    assert step.certificate.holds and len(warned) == 2  # and the certificate was not
+
+
+def test_proof_of_a_step_that_was_not_audited_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_assignments(monkeypatch, erase)
+    first, again = (compiled(certificates=tmp_path / "certificates").certificate for _ in range(2))
+    assert first.not_audited and again == first and (first.reused, again.reused) == (False, True)
+
+
+def test_backend_that_does_not_know_sizes_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = compiled()
+    hide_assignments(monkeypatch)
+    monkeypatch.setattr(WithoutAssignment, "memory_analysis", lambda self: None)
+    step = compiled()
+    assert given.audit is not None and step.audit is not None and step.certificate.holds
+    assert step.audit.temp_bytes == given.audit.temp_bytes > 0
+
+
+def test_executable_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What there is and cannot be read is no absence."""
+
+    class Runtime:
+        def hlo_modules(self) -> list[str]:
+            return ["one", "two"]
+
+    hide_assignments(monkeypatch)
+    monkeypatch.setattr(WithoutAssignment, "runtime_executable", lambda _: Runtime(), raising=False)
+    with pytest.raises(HloError, match="one HLO module, got 2"):
+        compiled()
+    with pytest.warns(CertificationWarning, match="got 2"):
+        certificate = compiled(certify="warn").certificate
+    assert certificate.not_audited is not None and certificate.faults and not certificate.is_proof

@@ -1,0 +1,316 @@
+"""Certificates: JSON and back, strictly; hashes that every process agrees on; a store that survives a crash."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ir_passes import Lane, LaneContract, Pool, SlotMap
+from ir_passes.compile.certificate import (
+    FORMAT,
+    Certificate,
+    Fingerprints,
+    Memory,
+    PassEffect,
+    PoolVerdict,
+    Seconds,
+    Versions,
+)
+from ir_passes.compile.certificate_store import CertificateStore, Key
+from ir_passes.compile.versions import current_versions
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.collectives import Collective
+from ir_passes.jaxpr.fingerprint import fingerprint
+from ir_passes.jaxpr.record import MOST_CHARACTERS, RecordError
+
+VERSIONS = Versions("0.10.2", "0.10.2", "3.11.7", "cpu", "cpu", "c0ffee", ("jax_enable_x64=False",))
+KEY = Key("a" * 64, "b" * 64, "c" * 64, VERSIONS)
+
+
+def certificate(**changes: Any) -> Certificate:
+    made = Certificate(
+        format=FORMAT,
+        step="step",
+        certify="error",
+        lanes=4,
+        equations=17,
+        versions=VERSIONS,
+        fingerprints=Fingerprints(KEY.traced, "d" * 64, KEY.contract, None, "e" * 64),
+        contract=('argument 0: Pool("state")',),
+        proved=("lanes are apart",),
+        audited=("no copies",),
+        not_audited=None,
+        assumed=(),
+        not_covered=("machine code",),
+        faults=(),
+        notes=("a note with \u00e9 and <tags>",),
+        passes=(PassEffect("drop-dead", True, "3 equations dropped"),),
+        copies=(),
+        neighbours=(),
+        pools=(PoolVerdict("argument 0", "output 0", 256, 0, 0), PoolVerdict("argument 1", None, 8, 1, 2)),
+        collectives=(Collective("psum", ("model",), 2, "float32", 96, None, "step.py:7"),),
+        memory=Memory(112, 96, 400, 300, 256, 0),
+        seconds=Seconds(0.1, 0.25, 0.05, 0.1, 2.0, 0.2),
+        reused=False,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def test_round_trip() -> None:
+    one = certificate()
+    read = Certificate.from_json(one.to_json())
+    assert read == one
+    assert (read.seconds, read.reused) == (one.seconds, one.reused)
+    assert Certificate.from_json(one.to_json().encode()) == one
+    assert Certificate.from_json(json.dumps(json.loads(one.to_json()))) == one
+
+
+def test_notebooks_show_it_escaped() -> None:
+    page = certificate(step="<b>step", faults=("a & b",))._repr_html_()
+    assert "<b>step" not in page and "&lt;b&gt;step" in page and "<tags>" not in page and "a &amp; b" in page
+    assert "NOT CERTIFIED" in page and "NOT CERTIFIED" not in certificate()._repr_html_()
+    # What is claimed and what is wrong is in front, the rest behind its heading; empty headings are left out.
+    assert all(f"<details open><summary>{one} (1)" in page for one in ("proved", "audited", "faults"))
+    assert "<details><summary>notes (1)" in page and "assumed" not in page
+
+
+def test_seconds_are_not_compared_and_everything_else_is() -> None:
+    one = certificate()
+    assert certificate(seconds=Seconds(*[9.0] * 6), reused=True) == one
+    assert certificate(lanes=5) != one
+    assert certificate(versions=dataclasses.replace(VERSIONS, device="gpu")) != one
+    assert one.seconds.checking == pytest.approx(0.25)
+
+
+def test_what_holds_of_a_step_that_was_not_audited() -> None:
+    one = certificate(audited=(), not_audited="this backend does not say where values lie")
+    assert one.is_proof and not one.holds and one.state == "proved, NOT AUDITED"
+    assert "not audited:\n    this backend does" in one.report() and "not audited (1)" in one._repr_html_()
+    assert Certificate.from_json(one.to_json()) == one != certificate(audited=())
+    assert certificate(audited=(), not_audited="off", proved=()).state == "NOT CERTIFIED"
+    assert certificate(not_audited="cannot be read", faults=("a leak",)).state == "NOT CERTIFIED"
+
+
+def test_what_holds() -> None:
+    assert certificate().holds
+    assert not certificate(proved=()).holds
+    assert not certificate(audited=()).holds
+    assert not certificate(faults=("a leak",)).holds
+    assert "step: certified, 4 lanes, 17 equations" in certificate().report()
+    assert "NOT CERTIFIED" in certificate(faults=("a leak",)).report()
+    assert "25% of XLA's 2.000 s" in certificate().report()
+
+
+def edited(path: tuple[Any, ...], value: Any) -> str:
+    tree = json.loads(certificate().to_json())
+    node = tree
+    for step in path[:-1]:
+        node = node[step]
+    if value is KeyError:
+        del node[path[-1]]
+    else:
+        node[path[-1]] = value
+    return json.dumps(tree)
+
+
+def with_plan(format: int) -> str:
+    """A certificate as formats up to 3 had it, with the bytes of a plan."""
+    return json.dumps(json.loads(edited(("memory", "plan"), 192)) | {"format": format})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (edited(("lanes",), KeyError), "lanes is missing"),
+        (edited(("extra",), 1), "'extra' is unknown"),
+        (edited(("versions", "extra"), 1), "Certificate.versions: 'extra' is unknown"),
+        (edited(("lanes",), "4"), "Certificate.lanes: expected int, got '4'"),
+        (edited(("lanes",), True), "expected int, got True"),
+        (edited(("lanes",), 4.0), "expected int, got 4.0"),
+        (edited(("lanes",), 1 << 64), "64 bits"),
+        (edited(("reused",), 0), "expected bool, got 0"),
+        (edited(("proved",), "all"), "expected a list"),
+        (edited(("proved", 0), None), r"Certificate.proved\[0\]: expected str, got None"),
+        (edited(("step",), "x" * 200_000), "at most 100000 characters"),
+        (edited(("pools", 1, "bytes"), None), r"Certificate.pools\[1\].bytes: expected int"),
+        (edited(("fingerprints",), []), "expected an object"),
+        (edited(("format",), FORMAT + 1), f"Certificate.format: expected {FORMAT}, got {FORMAT + 1}"),
+        (with_plan(3), f"Certificate.format: expected {FORMAT}, got 3"),
+        (with_plan(FORMAT), "Certificate.memory: 'plan' is unknown"),
+        (certificate().to_json().replace("0.25", "NaN"), "finite"),
+        (certificate().to_json().replace("0.25", "1e999"), "expected float, got inf"),
+        (certificate().to_json().replace('"lanes": 4', '"lanes": 4, "lanes": 5'), r"twice: \['lanes'\]"),
+        (certificate().to_json()[:-10], "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "expected an object"),
+        (" " * (MOST_CHARACTERS + 1), "at most"),
+        (b"\xff\xfe", "not JSON"),
+    ],
+)
+def test_text_that_is_no_certificate(text: str | bytes, message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        Certificate.from_json(text)
+
+
+def test_whole_seconds_are_seconds() -> None:
+    assert Certificate.from_json(edited(("seconds", "prove"), 1)).seconds.prove == 1.0
+
+
+STEP = """
+import jax, jax.numpy as jnp, numpy as np
+from ir_passes import Lane, LaneContract, Pool, SlotMap; from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.fingerprint import fingerprint
+
+TABLE = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+def step(pool, slots, x):
+    @jax.custom_jvp
+    def squared(v):
+        return v * v
+    squared.defjvp(lambda p, t: (squared(p[0]), 2 * p[0] * t[0]))
+    def body(carry, row):
+        return carry + squared(jax.nn.relu(row)), row
+    total, _ = jax.lax.scan(body, jnp.zeros(4), x + TABLE)
+    return pool.at[slots].set(x + total, mode="drop"), x.sum(1)
+
+ARGS = (jnp.zeros((8, 4)), jnp.arange(1, 4, dtype=jnp.int32), jnp.ones((3, 4)))
+CONTRACT = LaneContract((Pool("s"), SlotMap("s", 8), Lane()), (Pool("s"), Lane()))
+traced = ir.trace(step, *ARGS)
+print(fingerprint(traced), fingerprint(CONTRACT.bind(step, ARGS)))
+"""
+
+
+@pytest.mark.long
+def test_fingerprints_are_the_same_in_every_process(root: Path) -> None:
+    def hashes(source: str, seed: str) -> list[str]:
+        environment = {"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"}
+        run = subprocess.run(
+            [sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=True
+        )
+        return run.stdout.split()
+
+    first = hashes(STEP, "1")
+    assert len(set(first)) == 2
+    assert hashes("\n\n# further down\n" + STEP.replace("total", "sum_of_all"), "2") == first
+
+
+def shifted(by: float):
+    return lambda x: x + by
+
+
+def test_fingerprint_sees_what_a_program_does() -> None:
+    x = jnp.ones((3, 4))
+    programs = [
+        lambda x: x + 1.0,
+        lambda x: x + 2.0,
+        lambda x: x * 2.0,
+        lambda x: (x + 1.0)[::-1],
+        lambda x: x.sum(0),
+        lambda x: x.sum(1),
+        lambda x: jax.lax.scan(lambda c, r: (c + r, r), jnp.zeros(4), x)[0],
+        lambda x: jax.lax.scan(lambda c, r: (c - r, r), jnp.zeros(4), x)[0],
+        lambda x: x + np.eye(3, 4, dtype=np.float32),
+        lambda x: x + np.eye(3, 4, 1, dtype=np.float32),
+        lambda x: (x, x),
+    ]
+    assert len({fingerprint(ir.trace(program, x)) for program in programs}) == len(programs)
+    assert fingerprint(ir.trace(shifted(3.0), x)) == fingerprint(ir.trace(shifted(3.0), x))
+    assert fingerprint(ir.trace(shifted(3.0), x)) != fingerprint(ir.trace(shifted(3.0), jnp.ones((3, 5))))
+    a, b = jnp.ones((2, 2)), jnp.ones((2, 2))
+    assert fingerprint(ir.trace(lambda a, b: a - b, a, b)) != fingerprint(ir.trace(lambda a, b: b - a, a, b))
+
+
+def test_fingerprint_of_a_contract_sees_every_entry() -> None:
+    def step(pool, slots, x):
+        return pool.at[slots].set(x), x
+
+    args = (jnp.zeros((8, 4)), jnp.arange(1, 4, dtype=jnp.int32), jnp.ones((3, 4)))
+
+    def bound(pool: Pool, slots: SlotMap) -> str:
+        return fingerprint(LaneContract((pool, slots, Lane()), (pool, Lane())).bind(step, args))
+
+    one = bound(Pool("s"), SlotMap("s", 8))
+    others = [
+        bound(Pool("s"), SlotMap("s", 7)),
+        bound(Pool("t"), SlotMap("t", 8)),
+        bound(Pool("s", dims=("slot", "x")), SlotMap("s", 8)),
+        bound(Pool("s"), SlotMap("s", 8, role="write")),
+    ]
+    assert bound(Pool("s"), SlotMap("s", 8)) == one
+    assert len({one, *others}) == 5
+
+
+def test_store_finds_what_it_kept(tmp_path: Path) -> None:
+    store = CertificateStore(tmp_path / "new" / "folder")
+    assert store.find(KEY) is None
+    store.keep(KEY, certificate())
+    assert store.find(KEY) == certificate()
+    store.keep(KEY, certificate(notes=()))
+    assert store.find(KEY) == certificate(notes=())
+    assert len(list(store.directory.iterdir())) == 1
+    for other in (
+        dataclasses.replace(KEY, traced="e" * 64),
+        dataclasses.replace(KEY, contract="e" * 64),
+        dataclasses.replace(KEY, rules="e" * 64),
+        dataclasses.replace(KEY, versions=dataclasses.replace(VERSIONS, compiler="other")),
+    ):
+        assert store.find(other) is None
+
+
+def test_store_finds_the_dump_that_it_kept(tmp_path: Path) -> None:
+    store = CertificateStore(tmp_path / "new")
+    assert store.find_dump("key", 100) is None
+    store.keep_dump("key", b"x" * 100)
+    assert store.find_dump("key", 100) == b"x" * 100 and store.find_dump("other", 100) is None
+    assert store.find_dump("key", 99) is None, "it is larger than may be read"
+    (file,) = store.directory.iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    assert store.find_dump("key", 100) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        certificate().to_json().encode()[:-3],
+        certificate(faults=("a leak",)).to_json().encode(),
+        certificate(fingerprints=Fingerprints("f" * 64, "d" * 64, KEY.contract, None, "e" * 64)).to_json().encode(),
+        certificate(versions=dataclasses.replace(VERSIONS, jax="9")).to_json().encode(),
+    ],
+    ids=["empty", "other", "cut off", "faulty", "another program", "another version"],
+)
+def test_file_that_holds_something_else_is_no_certificate(tmp_path: Path, content: bytes) -> None:
+    store = CertificateStore(tmp_path)
+    (tmp_path / KEY.name).write_bytes(content)
+    assert store.find(KEY) is None
+    store.keep(KEY, certificate())
+    assert store.find(KEY) == certificate()
+
+
+def test_crash_while_writing_leaves_the_older_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CertificateStore(tmp_path)
+    store.keep(KEY, certificate())
+
+    def crash(_: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", crash)
+    with pytest.raises(OSError, match="disk full"):
+        store.keep(KEY, certificate(notes=()))
+    assert store.find(KEY) == certificate()
+    assert [path.name for path in tmp_path.iterdir()] == [KEY.name]
+
+
+def test_versions_of_this_process() -> None:
+    versions = current_versions({"xla_cpu_enable_fast_math": False})
+    assert versions.jax == jax.__version__
+    assert "xla_cpu_enable_fast_math=False" in versions.flags
+    assert versions == current_versions({"xla_cpu_enable_fast_math": False}) != current_versions()

@@ -1,0 +1,433 @@
+"""compile_step: pools meet their successors, faults raise or warn, certificates hold and are reused, exports run."""
+
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+from xml.etree import ElementTree
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes.compile.calling import output_order
+from ir_passes.compile.certificate import Certificate
+from ir_passes.compile.compile_step import CompiledStep, compile_step
+from ir_passes.compile.exported import ExportError, load_exported
+from ir_passes.compile.proving import CertificationWarning
+from ir_passes.contract import declared
+from ir_passes.jaxpr import ir
+from ir_passes.proof import lane_proof
+from ir_passes.proof.violations import IsolationError
+from ir_passes.rewrites.graph import Graph, Say, quiet
+from ir_passes.scratch import planner
+from ir_passes.xla_audit.findings import AuditError, FindingKind
+
+LANES, SLOTS, WIDTH = 3, 8, 4
+ONE = LaneContract((Shared(), Pool("s"), SlotMap("s", SLOTS), Lane()), (Lane(), Pool("s")))
+
+
+def one_pool(w, pool, slots, x):
+    rows = pool.at[slots].get(mode="fill", fill_value=0.0, wrap_negative_indices=False)
+    new = rows * 0.5 + x @ w
+    return new.sum(1), pool.at[slots].set(new, mode="drop", wrap_negative_indices=False)
+
+
+def leaking(w, pool, slots, x):
+    rows = pool.at[slots].get(mode="fill", fill_value=0.0, wrap_negative_indices=False)
+    new = rows * 0.5 + x[::-1] @ w  # the leak
+    return new.sum(1), pool.at[slots].set(new, mode="drop", wrap_negative_indices=False)
+
+
+def shifting(state, x):
+    """Right, but the shifted rows need bytes beside their own, which XLA copies."""
+    shifted = jnp.concatenate([state[:, 1:], x[:, None]], axis=1)
+    return (shifted * state).sum((1, 2)), shifted
+
+
+SHIFT = LaneContract((Pool("r"), Lane()), (Lane(), Pool("r")))
+SHIFT_ARGS = (jnp.ones((LANES, 3, 16)), jnp.ones((LANES, 16)))
+
+
+def args(seed: int = 0) -> tuple[Any, ...]:
+    random = np.random.default_rng(seed)
+    normal = lambda *shape: jnp.asarray(random.normal(size=shape).astype(np.float32))
+    return normal(WIDTH, WIDTH), normal(SLOTS, WIDTH), jnp.array([5, 1, 3], jnp.int32), normal(LANES, WIDTH)
+
+
+@pytest.fixture(scope="module")
+def step() -> CompiledStep:
+    return compile_step(one_pool, args(), ONE)
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, expected)
+
+
+def test_runs_as_the_function_and_consumes_its_pool_alone(step: CompiledStep) -> None:
+    given = args(1)
+    expected = one_pool(*given)
+    for _ in range(2):
+        w, pool, slots, x = args(1)
+        assert_same(step(w, pool, slots, x), expected)
+        assert [one.is_deleted() for one in (w, pool, slots, x)] == [False, True, False, False]
+
+
+def test_certificate_says_what_was_done(step: CompiledStep) -> None:
+    certificate = step.certificate
+    assert certificate.holds
+    assert Certificate.from_json(certificate.to_json()) == certificate
+    assert (certificate.step, certificate.lanes, certificate.certify) == ("one_pool", LANES, "error")
+    assert certificate.proved and certificate.audited and not certificate.faults
+    assert any("argument 2" in line for line in certificate.assumed)
+    assert certificate.contract == (
+        f"argument 0: {Shared()}, float32[4, 4]",
+        f"argument 1: {Pool('s')}, float32[8, 4]",
+        f"argument 2: {SlotMap('s', SLOTS)}, int32[3]",
+        f"argument 3: {Lane()}, float32[3, 4]",
+        f"output 0: {Lane()}, float32[3]",
+        f"output 1: {Pool('s')}, float32[8, 4]",
+    )
+    (pool,) = certificate.pools
+    assert (pool.path, pool.successor, pool.bytes, pool.faults, pool.copies) == ("argument 1", "output 1", 128, 0, 0)
+    assert certificate.memory.aliased == 128
+    assert certificate.memory.temp >= (certificate.memory.temp_lower_bound or 0) > 0
+    assert step.plan.size >= step.plan.lower_bound > 0
+    assert certificate.fingerprints.hlo == (step.audit and step.audit.fingerprint)
+    assert [one.name for one in certificate.passes] == [one.name for one in step.passes]
+    assert certificate.seconds.compile > 0 and certificate.seconds.prove > 0
+    for text in ("one_pool: certified", "proved:", "audited:", "arena of"):
+        assert text in step.report()
+    assert "certified" in repr(step)
+    assert len(step.jaxpr.jaxpr.outvars) == 2
+    assert isinstance(step.compiled, jax.stages.Compiled)
+
+
+def test_scratch_is_planned_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = []
+    plan = planner.pack
+    monkeypatch.setattr(planner, "pack", lambda buffers: planned.append(buffers) or plan(buffers))
+    step = compile_step(one_pool, args(), ONE)
+    assert step.certificate.holds and not planned
+    assert step.plan is step.plan and len(planned) == 1
+
+
+def test_notebooks_show_certificate_pools_and_scratch(step: CompiledStep) -> None:
+    page = step._repr_html_()
+    assert page.startswith(step.certificate._repr_html_())
+    for one in step.certificate.pools:
+        assert f'<td>{one.path}</td><td>{one.successor}</td><td class="number">{one.bytes:,}</td>' in page
+    assert f'<td>allocated by XLA</td><td class="number">{step.certificate.memory.temp:,}</td>' in page
+
+
+def test_notebooks_show_live_ranges_and_the_arena(step: CompiledStep) -> None:
+    """A bar for each scratch value in both pictures, which bring their own style."""
+    pictures = [ElementTree.fromstring(one) for one in re.findall(r"<svg.*?</svg>", step._repr_html_(), re.DOTALL)]
+    assert len(pictures) == 2
+    for picture in pictures:
+        titles = [title.text or "" for title in picture.iter("title")]
+        assert len(titles) == len([one for one in step.plan.placements if one.bytes]) + (
+            len(step.plan.blocks) if picture is pictures[1] else 0
+        )
+        assert "font" in picture.attrib["style"]
+
+
+def test_example_arguments_may_be_abstract() -> None:
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args())
+    assert_same(compile_step(one_pool, abstract, ONE)(*args()), one_pool(*args()))
+
+
+def test_wrong_choice_of_certify() -> None:
+    with pytest.raises(ValueError, match="certify: expected one of error, warn, off, got 'no'"):
+        compile_step(one_pool, args(), ONE, certify="no")  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_leak_is_refused_with_its_line() -> None:
+    with pytest.raises(IsolationError) as raised:
+        compile_step(leaking, args(), ONE)
+    line = leaking.__code__.co_firstlineno + 2
+    assert any(violation.source.endswith(f"test_compile_step.py:{line}") for violation in raised.value.violations)
+
+
+def test_leak_only_warns_if_asked_to() -> None:
+    with pytest.warns(CertificationWarning, match="one lane reaches another") as warned:
+        step = compile_step(leaking, args(), ONE, certify="warn")
+    assert len(step.certificate.faults) == len(warned)
+    assert not step.certificate.holds and not step.certificate.proved and not step.passes
+    assert any("not proved" in line for line in step.certificate.not_covered)
+    assert step.certificate.audited
+    assert_same(step(*args()), leaking(*args()))
+
+
+def test_off_neither_proves_nor_audits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("nothing is proved or audited")
+
+    monkeypatch.setattr(lane_proof, "prove_jaxpr", refuse)
+    monkeypatch.setattr(sys.modules["ir_passes.compile.compile_step"], "audit", refuse)
+    step = compile_step(leaking, args(), ONE, certify="off")
+    assert not step.certificate.holds and step.audit is None
+    assert not step.certificate.proved and not step.certificate.audited
+    assert sum("it was not" in line for line in step.certificate.not_covered) == 2
+    given = args()
+    assert_same(step(*given), leaking(*args()))
+    assert given[1].is_deleted()
+
+
+def test_fault_of_the_compiled_program() -> None:
+    with pytest.raises(AuditError, match="a whole pool is copied"):
+        compile_step(shifting, SHIFT_ARGS, SHIFT)
+    with pytest.warns(CertificationWarning, match="a whole pool is copied"):
+        step = compile_step(shifting, SHIFT_ARGS, SHIFT, certify="warn")
+    assert step.certificate.proved and not step.certificate.holds
+    assert step.certificate.pools[0].faults and step.certificate.pools[0].copies
+    assert not any("copied whole" in statement for statement in step.certificate.audited)
+    allowed = compile_step(shifting, SHIFT_ARGS, SHIFT, may_copy=["argument 0"])
+    assert allowed.certificate.holds
+    assert len(allowed.certificate.copies) == 1 and allowed.certificate.memory.copied == SHIFT_ARGS[0].nbytes
+    with pytest.raises(AuditError):
+        compile_step(shifting, SHIFT_ARGS, SHIFT, may_copy=["*.conv"])
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def swapped(pools, x, extra):
+    """Outputs in an order in which JAX would give each pool the other's bytes, and a result of the same type."""
+    a, b = pools
+    return {"y": (extra + 1.0)}, Pair(b * 2.0 + x, a + x)
+
+
+SWAPPED = LaneContract(
+    (Pair(Pool("a"), Pool("b")), Lane(), Lane()),
+    ({"y": Lane()}, Pair(Pool("b"), Pool("a"))),
+)
+
+
+def rows(*values: float) -> tuple[jax.Array, ...]:
+    return tuple(jnp.full((LANES, WIDTH), float(value)) for value in values)
+
+
+def test_outputs_are_ordered_so_that_pools_meet_their_own_donors() -> None:
+    a, b, x, extra = rows(1, 2, 3, 4)
+    given = (Pair(a, b), x, extra)
+    step = compile_step(swapped, given, SWAPPED)
+    assert output_order(step.bound) == (2, 1, 0)
+    before = [one.unsafe_buffer_pointer() for one in (b, a)]
+    out, pools = step(*given)
+    assert isinstance(pools, Pair)
+    assert_same((out, pools), ({"y": extra + 1.0}, Pair(jnp.full_like(x, 7.0), jnp.full_like(x, 4.0))))
+    assert [one.unsafe_buffer_pointer() for one in pools] == before
+    # JAX takes another path from the second call on.
+    for _ in range(2):
+        given = (Pair(pools.second, pools.first), x, extra)
+        expected = jax.jit(swapped)(*given)
+        expected = jax.tree.map(np.asarray, expected)
+        out, pools = step(*given)
+        assert_same((out, pools), expected)
+
+
+def test_order_is_left_alone_where_it_is_right(step: CompiledStep) -> None:
+    assert output_order(step.bound) == (0, 1)
+
+
+def partly_donated(state, x):
+    return state["table"] + x, state["pool"] * state["table"]
+
+
+PARTLY = LaneContract(({"pool": Pool("s"), "table": Lane(), "old": Pool("r")}, Lane()), (Lane(), Pool("s")))
+
+
+def test_argument_that_is_donated_in_part() -> None:
+    pool, table, old, x = rows(2, 3, 4, 5)
+    step = compile_step(partly_donated, ({"pool": pool, "table": table, "old": old}, x), PARTLY)
+    out = step({"pool": pool, "table": table, "old": old}, x)
+    assert_same(out, (jnp.full_like(x, 8.0), jnp.full_like(x, 6.0)))
+    assert [one.is_deleted() for one in (pool, table, old, x)] == [True, False, False, False]
+    assert [verdict.successor for verdict in step.certificate.pools] == [None, "output 1"]
+    with pytest.raises(TypeError, match="was compiled for arguments"):
+        step({"pool": table, "table": table}, x)
+    exported = step.export("executable").load()
+    results = exported(old, out[1], table, x)
+    assert [leaf.path for leaf in exported.exported.signature.results] == ["output 1", "output 0"]
+    assert_same(results, [jnp.full_like(x, 18.0), jnp.full_like(x, 8.0)])
+
+
+def test_first_call_looks_where_the_pools_lie() -> None:
+    step = compile_step(one_pool, args(), ONE)
+    moved = jax.jit(one_pool)  # copies: nothing is donated
+    step._run._entry = moved  # type: ignore[attr-defined]  # a stand-in
+    with pytest.raises(AuditError, match="output 1 has bytes of its own after the first call") as raised:
+        step(*args())
+    assert {finding.kind for finding in raised.value.findings} == {FindingKind.NOT_IN_PLACE}
+    step(*args())  # looked at once
+
+    warned = compile_step(one_pool, args(), ONE, certify="warn")
+    warned._run._entry = moved  # type: ignore[attr-defined]  # a stand-in
+    with pytest.warns(CertificationWarning, match="bytes of its own"):
+        warned(*args())
+
+
+def test_pool_that_a_numpy_view_holds_is_copied_and_found() -> None:
+    step = compile_step(one_pool, args(), ONE)
+    given = args()
+    view = np.asarray(given[1])
+    with pytest.raises(AuditError, match="NumPy view"):
+        step(*given)
+    assert view.shape == (SLOTS, WIDTH)
+
+
+def test_pools_from_the_host_are_not_looked_at(step: CompiledStep) -> None:
+    again = compile_step(one_pool, args(), ONE)
+    w, pool, slots, x = args()
+    assert_same(again(w, np.array(pool), np.array(slots), x), one_pool(*args()))
+
+
+def test_a_call_goes_through_no_more_functions_than_xlas(step: CompiledStep) -> None:
+    """But for the method that calls, from the second call on."""
+    w, pool, slots, x = args()
+    _, pool = step(w, pool, slots, x)
+
+    def functions(call: Any, pool: jax.Array) -> tuple[int, jax.Array]:
+        entered = 0
+
+        def count(frame: Any, event: str, argument: Any) -> None:
+            nonlocal entered
+            entered += event == "call"
+
+        sys.setprofile(count)
+        try:
+            _, pool = call(w, pool, slots, x)
+        finally:
+            sys.setprofile(None)
+        return entered, pool
+
+    _, pool = functions(step.compiled, pool)  # its first call prepares the others
+    theirs, pool = functions(step.compiled, pool)
+    ours, pool = functions(step, pool)
+    assert ours <= theirs + 1
+
+
+class Doubles:
+    """A wrong rewrite: it doubles every result of one lane, so that nothing is proved any more."""
+
+    name: ClassVar[str] = "mix-lanes"
+
+    def run(self, graph: Graph, say: Say = quiet) -> Graph:
+        say("mixed")
+        return graph.with_program(ir.inline(ir.trace(leaking, *args())))
+
+
+def test_rewrite_that_breaks_the_proof() -> None:
+    with pytest.raises(IsolationError) as raised:
+        compile_step(one_pool, args(), ONE, passes=(Doubles(),))
+    assert any("mix-lanes" in note for note in raised.value.__notes__)
+    with pytest.warns(CertificationWarning, match="mix-lanes"):
+        step = compile_step(one_pool, args(), ONE, passes=(Doubles(),), certify="warn")
+    assert_same(step(*args()), one_pool(*args()))  # as it was traced
+    assert step.certificate.proved and step.certificate.faults
+
+
+def test_proof_is_reused_and_the_audit_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compile_step(one_pool, args(), ONE, certificates=tmp_path)
+    assert not first.certificate.reused
+
+    def refuse(*_: Any) -> None:
+        raise IsolationError(())
+
+    monkeypatch.setattr(lane_proof, "prove_jaxpr", refuse)
+    second = compile_step(one_pool, args(), ONE, certificates=str(tmp_path))
+    assert second.certificate.reused
+    assert second.certificate == first.certificate
+    assert second.audit is not None and second.audit.values
+    assert_same(second(*args()), one_pool(*args()))
+    with pytest.raises(IsolationError):
+        compile_step(leaking, args(), ONE, certificates=tmp_path)
+    with pytest.raises(IsolationError):
+        compile_step(one_pool, args(), ONE, certificates=tmp_path, passes=())
+    with pytest.raises(IsolationError):
+        compile_step(one_pool, args(), ONE, certificates=tmp_path, compiler_options={"xla_cpu_enable_fast_math": False})
+
+
+def test_proof_under_other_declarations_is_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_step(one_pool, args(), ONE, certificates=tmp_path)
+    monkeypatch.setitem(declared._DECLARED, "op at file:1", declared.RowWise("op", (Lane(),), (Lane(),)))
+    assert not compile_step(one_pool, args(), ONE, certificates=tmp_path).certificate.reused
+
+
+def test_certificates_with_faults_are_not_kept(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CertificationWarning)
+        compile_step(leaking, args(), ONE, certify="warn", certificates=tmp_path)
+    compile_step(leaking, args(), ONE, certify="off", certificates=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_exported_stablehlo(step: CompiledStep, tmp_path: Path) -> None:
+    exported = step.export()
+    assert exported.text is not None and "stablehlo.scatter" in exported.text
+    assert "tf.aliasing_output" in exported.text
+    exported.save(tmp_path / "step.zip")
+    read = load_exported(tmp_path / "step.zip")
+    assert (read.certificate, read.signature, read.program) == (step.certificate, exported.signature, exported.program)
+    assert [leaf.path for leaf in read.signature.arguments] == [f"argument {i}" for i in range(4)]
+    assert [leaf.donated for leaf in read.signature.arguments] == [False, True, False, False]
+    with pytest.raises(ExportError, match="only an executable is loaded"):
+        read.load()
+
+
+def test_a_step_with_fixed_layouts_is_exported() -> None:
+    def fixed(w, pool, slots, x):
+        out, pool = one_pool(w, pool, slots, with_layout_constraint(x, Layout(major_to_minor=(0, 1))))
+        return out, pool
+
+    exported = compile_step(fixed, args(), ONE).export()
+    assert exported.text is not None and "@LayoutConstraint" in exported.text
+
+
+def test_exported_executable(step: CompiledStep, tmp_path: Path) -> None:
+    step.export("executable").save(tmp_path / "step.zip")
+    loaded = load_exported(tmp_path / "step.zip").load()
+    given = args(2)
+    assert_same(loaded(*given), list(one_pool(*args(2))))
+    assert given[1].is_deleted()
+    assert loaded.exported.certificate == step.certificate
+    with pytest.raises(TypeError, match=r"argument 1: expected float32\(8, 4\), got float32\(3, 4\)"):
+        loaded(given[0], given[3], given[2], given[3])
+    with pytest.raises(TypeError, match="expected 4 arrays, got 1"):
+        loaded(given[0])
+
+
+def test_export_that_is_refused(step: CompiledStep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ExportError, match="form: expected one of stablehlo, executable"):
+        step.export("pickle")  # type: ignore[arg-type]  # wrong on purpose
+    exported = step.export("executable")
+    exported.save(tmp_path / "step.zip")
+    content = (tmp_path / "step.zip").read_bytes()
+    (tmp_path / "cut.zip").write_bytes(content[:-40])
+    with pytest.raises(ExportError, match=r"cut\.zip"):
+        load_exported(tmp_path / "cut.zip")
+    monkeypatch.setattr("ir_passes.compile.exported.MEMBERS", ("certificate.json", "signature.json"))
+    with pytest.raises(ExportError, match=r"expected certificate\.json, signature\.json, found"):
+        load_exported(tmp_path / "step.zip")
+    monkeypatch.undo()
+    monkeypatch.setattr(jax, "__version__", "0.0.1")
+    with pytest.raises(ExportError, match=r"made for jax .*, here is 0\.0\.1"):
+        exported.load()
+
+
+def test_export_of_a_step_over_devices() -> None:
+    mesh = jax.make_mesh((2,), ("lane",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("lane"))
+    given = tuple(jax.device_put(jnp.ones((4, 2)), sharding) for _ in range(2))
+    contract = LaneContract((Pool("s"), Lane()), (Pool("s"), Lane()))
+    step = compile_step(lambda pool, x: (pool + x, x * 2.0), given, contract)
+    with pytest.raises(ExportError, match="over 2 devices"):
+        step.export("executable")
+    assert_same(step(*given)[0], jnp.full((4, 2), 2.0))

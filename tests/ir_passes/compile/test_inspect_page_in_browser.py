@@ -1,0 +1,86 @@
+"""The page of a step in headless Chromium: it is drawn, and nothing is fetched for it."""
+
+import colorsys
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hybridlm.cli.main import app
+from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap, compile_step
+from ir_passes.compile.inspect_page import inspect_page
+from ir_passes.report.svg import lane_colour
+
+pytestmark = pytest.mark.browser
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "dense_interval"
+PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+
+
+def step(w, pool, slots, x):
+    state = jnp.tanh(pool[slots] + x @ w)
+    return state.sum(axis=-1), pool.at[slots].set(state)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    contract = LaneContract(
+        inputs=(Shared(), Pool("state"), SlotMap("state", size=9), Lane()), outputs=(Lane(), Pool("state"))
+    )
+    args = (jnp.eye(8), jnp.zeros((9, 8)), jnp.array([3, 1, 7]), jnp.ones((3, 8)))
+    return inspect_page("a step of <three> lanes", compile_step(step, args, contract))
+
+
+def opened(html: str, folder: Path) -> tuple[Path, set[str]]:
+    """A picture of the page, and the addresses that Chromium asked for."""
+    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    assert program is not None, f"install one of {', '.join(PROGRAMS)} (Debian: apt install chromium-headless-shell)"
+    page, picture, log = folder / "page.html", folder / "page.png", folder / "net.json"
+    page.write_text(html, encoding="utf-8")
+    command = [program, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    command += [f"--log-net-log={log}", "--window-size=1180,6000", f"--screenshot={picture}", page.as_uri()]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    events = json.loads(log.read_text())["events"]
+    return picture, {event["params"]["url"] for event in events if "url" in (event.get("params") or {})}
+
+
+def drawn(picture: Path, lanes: int) -> list[int]:
+    """Pixels of the colour of each lane; the key alone has fewer than 200 of each."""
+    from matplotlib.image import imread
+
+    pixels = imread(picture)[..., :3]
+    found = []
+    for lane in range(lanes):
+        hue, saturation, lightness = map(int, re.findall(r"\d+", lane_colour(lane, lanes)))
+        colour = colorsys.hls_to_rgb(hue / 360, lightness / 100, saturation / 100)
+        found.append(int((abs(pixels - np.array(colour)).max(axis=-1) < 0.02).sum()))
+    return found
+
+
+def test_the_page_is_drawn_without_any_request(page: str, tmp_path: Path) -> None:
+    picture, requests = opened(page, tmp_path)
+    assert not requests
+    assert min(drawn(picture, 3)) > 2000
+
+
+def test_the_page_that_the_command_writes_is_drawn_without_any_request(tmp_path: Path) -> None:
+    """Of a step of a whole model, its weights read and its lanes measured."""
+    written = tmp_path / "inspected.html"
+    settings = ["--lanes", "3", "--context", "32", "--chunk", "4", "--dtype", "float32"]
+    done = CliRunner().invoke(app, ["inspect", "-m", str(GOLDEN), "--html", str(written), *settings])
+    assert done.exit_code == 0 and "generate 3x1, certified" in done.stdout, done.output
+    picture, requests = opened(written.read_text(encoding="utf-8"), tmp_path)
+    assert not requests
+    assert min(drawn(picture, 3)) > 2000
+
+
+def test_a_request_would_be_seen(page: str, tmp_path: Path) -> None:
+    outside = "http://localhost:9/picture.png"
+    _, requests = opened(page.replace("</body>", f'<img src="{outside}"></body>'), tmp_path)
+    assert requests == {outside}

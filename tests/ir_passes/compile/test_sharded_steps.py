@@ -1,0 +1,311 @@
+"""Steps over a mesh, compiled: their collectives are those of the program, their pools stay where each device has them.
+
+Eight virtual devices.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from exchanged import collectives_in
+from jax import Array, lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from zoo.catalogue import PROGRAMS
+from zoo.sharded import mesh
+from zoo.sharded_rows import COPY_SPECS, SPLIT
+
+from ir_passes import (
+    AuditError,
+    Certificate,
+    CompiledStep,
+    ExportError,
+    FindingKind,
+    Lane,
+    LaneContract,
+    Pool,
+    audit,
+    compile_step,
+    load_exported,
+    plan_step,
+)
+from ir_passes.compile.inspect_page import inspect_page
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.collectives import (
+    _RING,
+    OPERATIONS,
+    Collective,
+    Scheduled,
+    bytes_sent,
+    schedule_hash,
+    schedule_of,
+)
+
+CUBE = ("data", "model", "expert")
+ROWS = LaneContract(inputs=(Pool("p"), Lane()), outputs=(Pool("p"), Lane()))
+
+
+def cube() -> Mesh:
+    return jax.make_mesh((2, 2, 2), CUBE, axis_types=(AxisType.Auto,) * 3)
+
+
+def placed(args: tuple[Any, ...], specs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments on two by two devices, in bytes that no NumPy array shares: those could not be donated."""
+    split = [NamedSharding(mesh(2, 2), spec) for spec in specs]
+    return tuple(jax.device_put(jnp.array(arg, copy=True), place) for arg, place in zip(args, split, strict=True))
+
+
+@pytest.fixture(scope="module")
+def copied() -> CompiledStep:
+    program = PROGRAMS["sharded rows copied"]
+    return compile_step(program.step, placed(program.args(), COPY_SPECS[:-1]), program.contract)
+
+
+def test_rows_are_copied_between_devices_in_place(copied: CompiledStep) -> None:
+    target, source, read, write = PROGRAMS["sharded rows copied"].args(1)
+    expected = target.copy()
+    expected[write] = source[read]
+    before = target
+    for _ in range(2):
+        given = placed((before, source, read, write), COPY_SPECS[:-1])
+        places = [shard.data.unsafe_buffer_pointer() for shard in given[0].addressable_shards]
+        (after,) = copied(*given)
+        assert [shard.data.unsafe_buffer_pointer() for shard in after.addressable_shards] == places
+        assert given[0].is_deleted() and not given[1].is_deleted()
+        assert after.sharding.spec == SPLIT
+        np.testing.assert_array_equal(np.asarray(after)[1:], expected[1:])
+        before = np.asarray(after)
+
+
+def test_certificate_lists_what_devices_exchange(copied: CompiledStep) -> None:
+    one = copied.certificate
+    assert one.holds and one.copies == ()
+    (exchange,) = one.collectives
+    assert (exchange.operation, exchange.axes, exchange.devices) == ("psum", ("data",), 2)
+    assert (exchange.dtype, exchange.bytes, exchange.times) == ("float32", 4 * 3 * 4, 1)
+    assert "sharded_rows.py:" in exchange.source
+    assert one.fingerprints.schedule == schedule_hash(one.collectives)
+    assert one.sent == 48, "half of it, and half of the sum"
+    line = "1 x psum over data of 48 bytes (float32) by each of 2 devices"
+    assert line in one.report() and line in inspect_page("copy", copied)
+    assert Certificate.from_json(one.to_json()) == one
+    changed = json.loads(one.to_json())
+    changed["collectives"][0]["bytes"] = "48"
+    with pytest.raises(ValueError, match=r"collectives\[0\]\.bytes"):
+        Certificate.from_json(json.dumps(changed))
+
+
+def test_bytes_are_those_of_one_device(copied: CompiledStep) -> None:
+    shard = 3 * 3 * 4 + 4 * 3 * 4 + 2 * 4 * 4
+    assert copied.certificate.memory.arguments == shard
+    assert copied.certificate.memory.aliased == 3 * 3 * 4
+    assert copied.plan.size == plan_step_of("sharded rows copied").plan.size
+    assert all(one.bytes <= 4 * 3 * 4 for one in copied.plan.placements)
+
+
+def plan_step_of(name: str) -> Any:
+    program = PROGRAMS[name]
+    return plan_step(program.step, program.args(), program.contract)
+
+
+def test_shapes_with_shardings_are_enough(copied: CompiledStep) -> None:
+    program = PROGRAMS["sharded rows copied"]
+    given = placed(program.args(), COPY_SPECS[:-1])
+    types = tuple(jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=one.sharding) for one in given)
+    again = compile_step(program.step, types, program.contract)
+    assert again.certificate.fingerprints == copied.certificate.fingerprints
+    planned = plan_step_of("sharded rows copied")
+    assert planned.collectives == copied.certificate.collectives
+
+
+def test_export_keeps_where_arrays_lie(copied: CompiledStep, tmp_path: Path) -> None:
+    exported = copied.export()
+    assert exported.signature.devices == 4 and exported.signature.arguments[0].donated
+    assert exported.text is not None and "tf.aliasing_output" in exported.text and "num_partitions = 4" in exported.text
+    pool = exported.text.split("%arg0: ")[1].split("%arg1")[0]
+    assert '[{"data"}, {"model"}]' in pool
+    exported.save(tmp_path / "step.zip")
+    assert load_exported(tmp_path / "step.zip").certificate == copied.certificate
+    with pytest.raises(ExportError, match="an executable over 4 devices cannot be exported"):
+        copied.export("executable")
+
+
+@pytest.mark.parametrize(
+    ("operation", "sent"),
+    [
+        ("psum", 2 * 3 * 25), ("pmax", 150), ("pmin", 150), ("reduce_scatter", 3 * 25), ("all_gather", 3 * 100),
+        ("all_to_all", 3 * 25), ("ragged_all_to_all", 75), ("ppermute", 100), ("pbroadcast", 100),
+    ],
+)  # fmt: skip
+def test_bytes_that_go_round_a_ring(operation: str, sent: int) -> None:
+    """Of four devices with a hundred bytes each."""
+    one = Collective(operation, ("model",), 4, "float32", 100, 3, "here:1")
+    assert one.sent == sent
+    assert bytes_sent([one, dataclasses.replace(one, times=1)]) == 4 * sent
+    assert bytes_sent([one, dataclasses.replace(one, times=None)]) is None
+    assert set(OPERATIONS.values()) == set(_RING)
+
+
+def test_bytes_are_not_fewer_than_pieces() -> None:
+    assert Collective("psum", ("model",), 8, "float32", 4, 1, "").sent == 7
+
+
+def many(x: Array, narrow: Array) -> tuple[Array, ...]:
+    """Every operation, alike ones and equal ones among them, in loops and branches."""
+    first, second = lax.psum(x, "model"), lax.psum(x * 2, "model")
+    again = lax.psum(x, "model")
+    both = lax.psum(x + 1, ("expert", "model"))
+    narrow = lax.psum(narrow, "model").astype(jnp.float32)
+    greatest, least = lax.pmax(x, "model"), lax.pmin(jnp.tanh(x), "expert")
+    gathered = lax.all_gather(x, "model", axis=1, tiled=True, to="invarying")[:, : x.shape[1]]
+    swapped = lax.psum(lax.all_to_all(x, "model", 0, 1, tiled=True).reshape(x.shape), "model")
+    passed = lax.psum(lax.ppermute(x, "model", [(0, 1), (1, 0)]), "model")
+    pieces = lax.all_gather(lax.psum_scatter(x * 3, "expert", tiled=True), "expert", tiled=True, to="invarying")
+
+    def turn(carry, _):
+        return carry + lax.psum(jnp.tanh(carry) * x, "model"), None
+
+    looped = lax.scan(turn, jnp.zeros_like(first), None, length=7, unroll=2)[0]
+    branch = lax.cond(greatest.sum() > 0, lambda: lax.psum(x - 1, "model"), lambda: first)
+    return (first + second + again, both, narrow, greatest, least, gathered, swapped, passed, pieces, looped, branch)
+
+
+def run_many(pool: Array, x: Array) -> tuple[Array, Array]:
+    def local(pool, x):
+        whole = lax.pcast(x, ("model", "expert"), to="varying") + lax.axis_index("model").astype(x.dtype)
+        results = many(whole, (whole * 5).astype(jnp.bfloat16))
+        return pool, functools.reduce(jnp.add, [lax.pmax(lax.pmax(one, "model"), "expert") for one in results])
+
+    return jax.shard_map(local, mesh=cube(), in_specs=(P("data"), P("data")), out_specs=(P("data"), P("data")))(pool, x)
+
+
+@pytest.fixture(scope="module")
+def busy() -> tuple[jax.stages.Compiled, Any, tuple[Scheduled, ...]]:
+    args = jnp.ones((8, 4)), jnp.ones((8, 4))
+    program = ir.inline(ir.trace(run_many, *args))
+    return jax.jit(run_many, donate_argnums=0).lower(*args).compile(), ROWS.bind(run_many, args), schedule_of(program)
+
+
+def test_every_collective_of_a_program_is_found_in_what_xla_made_of_it(busy: Any) -> None:
+    compiled, bound, scheduled = busy
+    report = audit(compiled, bound, mesh=cube(), scheduled=scheduled)
+    assert [one for one in report.findings if one.kind is FindingKind.COLLECTIVE] == []
+    assert sorted(map(str, report.schedule)) == sorted(str(one.collective) for one in scheduled)
+    assert any(len(one.operands) > 1 and one.opcode == "all-reduce" for one in report.collectives), "none combined"
+    kinds = {one.operation for one in report.schedule}
+    assert kinds == {"psum", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "reduce_scatter"}
+    assert any(one.dtype == "bfloat16" for one in report.schedule)
+    turns = [one for one in report.schedule if one.times != 1]
+    assert [one.times for one in turns] == [3, 3]
+
+
+def otherwise(scheduled: tuple[Scheduled, ...], **changes: Any) -> tuple[Scheduled, ...]:
+    """The first of them with something else in it."""
+    first = scheduled[0]
+    parts = {name: value for name, value in changes.items() if name in ("count", "groups")}
+    rest = {name: value for name, value in changes.items() if name not in parts}
+    return (
+        dataclasses.replace(first, collective=dataclasses.replace(first.collective, **rest), **parts),
+        *scheduled[1:],
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"operation": "pmax"},
+        {"count": 1},
+        {"dtype": "int32"},
+        {"groups": frozenset({(0, 1), (2, 3), (4, 5), (6, 7)})},
+    ],
+)
+def test_another_collective_than_the_programs_is_found(busy: Any, changes: dict[str, Any]) -> None:
+    compiled, bound, scheduled = busy
+    found = audit(compiled, bound, mesh=cube(), scheduled=otherwise(scheduled, **changes)).findings
+    messages = [one.message for one in found if one.kind is FindingKind.COLLECTIVE]
+    assert len(messages) == 2
+    assert "which no collective of the program does" in messages[0]
+    assert "is not among the collectives of the compiled program" in messages[1]
+
+
+def test_one_collective_too_few_or_too_many_is_found(busy: Any) -> None:
+    compiled, bound, scheduled = busy
+    for wrong in (scheduled[1:], (scheduled[0], *scheduled)):
+        found = audit(compiled, bound, mesh=cube(), scheduled=wrong).findings
+        assert sum(one.kind is FindingKind.COLLECTIVE for one in found) == 1
+
+
+@pytest.mark.parametrize(
+    ("length", "unroll", "times"), [(7, 2, [3, 3, 1]), (5, 1, [5]), (4, 4, [1] * 4), (3, 9, [1] * 3)]
+)
+def test_collectives_of_loops_stand_as_often_as_in_the_compiled_program(
+    length: int, unroll: int, times: list[int]
+) -> None:
+    def local(x):
+        turn = lambda carry, _: (lax.psum(carry * x, "model"), None)
+        looped = lax.scan(turn, jnp.ones_like(x), None, length=length, unroll=unroll)[0]
+        return lax.while_loop(lambda y: y.sum() < 9, lambda y: y + lax.pmax(y * x, "model"), looped)
+
+    run = jax.shard_map(local, mesh=mesh(2, 2), in_specs=P("data"), out_specs=P("data"))
+    found = [one.collective for one in schedule_of(ir.trace(run, jnp.ones((4, 2))))]
+    assert [one.times for one in found if one.operation == "psum"] == times
+    assert [one.times for one in found if one.operation == "pmax"] == [None]
+    assert "as often as a loop goes round" in str(found[-1])
+
+
+def decode(pool: Array, x: Array) -> tuple[Array, Array]:
+    """Lanes by themselves."""
+    rows = 0.5 * pool + jnp.tanh(x)
+    return rows, jnp.cumsum(rows, axis=1)
+
+
+def data_mesh() -> Mesh:
+    return jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def over_data(step: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.shard_map(step, mesh=data_mesh(), in_specs=P("data"), out_specs=P("data"))
+
+
+def test_lanes_over_devices_exchange_nothing() -> None:
+    """The same step under shard_map and, where JAX has it, pmap: no collective in the compiled program."""
+    split = NamedSharding(data_mesh(), P("data"))
+    args = jax.device_put((jnp.ones((16, 6)), jnp.ones((16, 6))), split)
+    step = compile_step(over_data(decode), args, ROWS)
+    assert step.certificate.collectives == () and step.audit is not None and step.audit.collectives == ()
+    assert step.certificate.fingerprints.schedule == schedule_hash(())
+    parts = tuple(np.asarray(one).reshape(8, 2, 6) for one in args)
+    alone = decode(jnp.ones((16, 6)), jnp.ones((16, 6)))
+    np.testing.assert_array_equal(step(*args)[1], alone[1])
+    assert collectives_in(step.compiled.as_text()) == []
+    if hasattr(jax, "pmap"):
+        mapped = jax.pmap(decode)
+        assert collectives_in(mapped.lower(*parts).compile().as_text()) == []
+        np.testing.assert_array_equal(np.asarray(mapped(*parts)[1]).reshape(16, 6), alone[1])
+
+
+def test_lanes_sent_to_the_next_device_are_found() -> None:
+    """What the test before says of the text can be otherwise."""
+    sent = over_data(lambda pool, x: lax.ppermute(decode(pool, x), "data", [(0, 1), (1, 0)]))
+    args = jax.device_put((jnp.ones((16, 6)), jnp.ones((16, 6))), NamedSharding(data_mesh(), P("data")))
+    assert set(collectives_in(jax.jit(sent).lower(*args).compile().as_text())) == {"collective-permute"}
+
+
+def test_a_collective_that_xla_adds_is_a_finding() -> None:
+    """The step takes rows as another split than it was given."""
+    args = jax.device_put((jnp.ones((16, 8)), jnp.ones((16, 8))), NamedSharding(data_mesh(), P(None, "data")))
+    with pytest.raises(AuditError, match="which no collective of the program does"):
+        compile_step(over_data(decode), args, ROWS)
+
+
+def test_a_program_without_a_mesh_has_no_collectives() -> None:
+    step = compile_step(decode, (jnp.ones((4, 6)), jnp.ones((4, 6))), ROWS)
+    assert step.certificate.collectives == ()
+    assert "collectives" not in step.report()

@@ -1,0 +1,259 @@
+"""Rows have one holder at a time: every way to break that raises, and the arrays handed out never change."""
+
+import copy
+import gc
+import pickle
+import re
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+from ir_passes import SlotMap
+from ir_passes.host.slot_owner import NULL, Slot, SlotError, SlotOwner, SlotsExhausted
+
+
+def row_of(owner: SlotOwner, slot: Slot) -> int:
+    return int(owner.bind([slot], 1)[0])
+
+
+def test_the_null_row_is_never_handed_out() -> None:
+    owner = SlotOwner.of(SlotMap(("conv", "ssm"), size=5))
+    slots = [owner.acquire() for _ in range(4)]
+    assert sorted(row_of(owner, slot) for slot in slots) == [1, 2, 3, 4]
+    np.testing.assert_array_equal(owner.bind([None, slots[2], None], 3), [NULL, 3, NULL])
+    owner.check_integrity()
+
+
+def test_exhaustion_says_how_many() -> None:
+    owner = SlotOwner(4, "state")
+    slots = [owner.acquire() for _ in range(3)]
+    with pytest.raises(SlotsExhausted, match=r"'state': all 3 rows are held \(0 of them"):
+        owner.acquire()
+    owner.release(slots.pop())
+    owner.acquire()
+
+
+def test_a_dropped_token_is_a_leak_that_is_named() -> None:
+    owner = SlotOwner(3)
+    kept, _ = owner.acquire(), owner.acquire()
+    del _
+    gc.collect()
+    with pytest.raises(SlotsExhausted, match=r"1 of them by tokens that were dropped without release: rows \[2\]"):
+        owner.acquire()
+    with pytest.raises(SlotError, match=r"rows \[2\] are held by tokens that no longer exist"):
+        owner.check_integrity()
+    owner.release(kept)
+
+
+def test_double_release() -> None:
+    owner = SlotOwner(4)
+    slot = owner.acquire()
+    owner.release(slot)
+    with pytest.raises(SlotError, match="was released or moved, its row is now free"):
+        owner.release(slot)
+    owner.check_integrity()
+
+
+def test_use_after_release_even_when_the_row_has_a_new_tenant() -> None:
+    owner = SlotOwner(2)
+    old = owner.acquire()
+    owner.release(old)
+    new = owner.acquire()
+    with pytest.raises(SlotError, match=r"lane 0: row 1 \(tenant 1\) .* now held by tenant 2"):
+        owner.bind([old], 1)
+    with pytest.raises(SlotError):
+        owner.release(old)
+    assert row_of(owner, new) == 1
+
+
+def test_duplicates_are_refused_where_rows_are_written() -> None:
+    owner = SlotOwner(4)
+    a, b = owner.acquire(), owner.acquire()
+    for role in ("both", "write"):
+        with pytest.raises(SlotError, match=re.escape("lanes [0, 2] share row 1")):
+            owner.bind([a, b, a], 3, role)
+    np.testing.assert_array_equal(owner.bind([a, b, a], 3, "read"), [1, 2, 1])
+
+
+def test_all_faults_in_one_message() -> None:
+    owner, other = SlotOwner(4, "mine"), SlotOwner(9, "other")
+    dead, live, foreign = owner.acquire(), owner.acquire(), other.acquire()
+    owner.release(dead)
+    with pytest.raises(SlotError) as error:
+        owner.bind([dead, live, live, foreign, 2], 4)  # pyright: ignore[reportArgumentType]  # wrong on purpose
+    message = str(error.value)
+    for part in (
+        "expected one slot or None for each of 4 lanes, got 5",
+        "lane 0: row 1 (tenant 1) of 'mine' was released or moved",
+        "lane 3: row 1 (tenant 1) of 'other' belongs to another owner",
+        "lane 4: expected a slot of 'mine' or None, got 2",
+        "lanes [1, 2] share row 2",
+    ):
+        assert part in message
+
+
+def test_a_moved_slot_leaves_a_dead_token() -> None:
+    owner = SlotOwner(4)
+    old = owner.acquire()
+    new = owner.move(old)
+    with pytest.raises(SlotError, match="released or moved"):
+        owner.bind([old], 1)
+    with pytest.raises(SlotError, match="released or moved"):
+        owner.move(old)
+    assert row_of(owner, new) == 1 and owner.free == 2
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_token_cannot_be_copied(duplicate) -> None:
+    slot = SlotOwner(4).acquire()
+    with pytest.raises(TypeError, match="has one holder"):
+        duplicate(slot)
+
+
+def test_too_small() -> None:
+    with pytest.raises(SlotError, match="at least 2, got 1"):
+        SlotOwner(1)
+
+
+def test_arrays_are_fresh_and_can_never_be_written() -> None:
+    owner = SlotOwner(70)
+    slots = [owner.acquire() for _ in range(64)]
+    first, second = owner.bind(slots, 64), owner.bind(slots, 64)
+    assert first.dtype == np.int32 and first.shape == (64,)
+    assert not np.shares_memory(first, second)
+    with pytest.raises(ValueError):
+        first[0] = 5
+    with pytest.raises(ValueError):
+        first.setflags(write=True)
+
+
+def test_a_running_step_keeps_its_rows_while_the_host_goes_on() -> None:
+    owner = SlotOwner(9)
+    slots: list[Slot | None] = [owner.acquire() for _ in range(8)]
+    busy = jax.jit(lambda x, rows: ((x @ x @ x @ x).sum() * jnp.float32(0), rows))
+    x = jnp.ones((500, 500))
+    busy(x, owner.bind(slots, 8))[1].block_until_ready()
+    seen, want = [], []
+    for _ in range(8):
+        slots = slots[1:] + slots[:1]
+        array = owner.bind(slots, 8)
+        want.append(array.tolist())
+        seen.append(busy(x, array)[1])
+        del array
+    assert [rows.tolist() for rows in seen] == want
+
+
+def test_threads_never_hold_the_same_row() -> None:
+    owner = SlotOwner(17)
+    clashes, held, lock = [], set(), threading.Lock()
+
+    def work() -> None:
+        for _ in range(200):
+            slot = owner.acquire()
+            row = row_of(owner, slot)
+            with lock:
+                clashes.extend([row] if row in held else [])
+                held.add(row)
+            with lock:
+                held.discard(row)
+            owner.release(slot)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not clashes
+    owner.check_integrity()
+    assert owner.free == 16
+
+
+@pytest.mark.parametrize("fault", ["duplicate in the free list", "free and held", "lost row", "null row freed"])
+def test_integrity_finds_a_broken_free_list(fault: str) -> None:
+    owner = SlotOwner(5)
+    slot = owner.acquire()
+    row = row_of(owner, slot)
+    match fault:
+        case "duplicate in the free list":
+            owner._free.append(owner._free[0])
+        case "free and held":
+            owner._free.append(row)
+        case "lost row":
+            owner._free.pop()
+        case _:
+            owner._free[0] = NULL
+    with pytest.raises(SlotError, match=r"null \+ free \+ held = size, each row once; got 1 \+ \d \+ 1 = \d of 5"):
+        owner.check_integrity()
+
+
+class Machine(RuleBasedStateMachine):
+    """An owner beside a model: the set of live tokens and their rows."""
+
+    live = Bundle("live")
+    dead = Bundle("dead")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner = SlotOwner(7)
+        self.rows: dict[Slot, int] = {}
+
+    @precondition(lambda self: len(self.rows) < 6)
+    @rule(target=live)
+    def acquire(self) -> Slot:
+        slot = self.owner.acquire()
+        row = row_of(self.owner, slot)
+        assert 0 < row < 7 and row not in self.rows.values()
+        self.rows[slot] = row
+        return slot
+
+    @precondition(lambda self: len(self.rows) == 6)
+    @rule()
+    def exhausted(self) -> None:
+        with pytest.raises(SlotsExhausted, match="all 6 rows"):
+            self.owner.acquire()
+
+    @rule(target=dead, slot=consumes(live))
+    def release(self, slot: Slot) -> Slot:
+        self.owner.release(slot)
+        del self.rows[slot]
+        return slot
+
+    @rule(target=live, slot=consumes(live))
+    def move(self, slot: Slot) -> Slot:
+        new = self.owner.move(slot)
+        self.rows[new] = self.rows.pop(slot)
+        for use in (self.owner.release, self.owner.move):
+            with pytest.raises(SlotError):
+                use(slot)
+        return new
+
+    @rule(slot=dead)
+    def use_after_release(self, slot: Slot) -> None:
+        for use in (self.owner.release, self.owner.move, lambda slot: self.owner.bind([slot], 1, "read")):
+            with pytest.raises(SlotError):
+                use(slot)
+
+    @rule(slots=st.lists(st.one_of(st.none(), live), max_size=8), role=st.sampled_from(["both", "read", "write"]))
+    def bind(self, slots: list[Slot | None], role) -> None:
+        active = [slot for slot in slots if slot is not None]
+        if role != "read" and len(set(active)) < len(active):
+            with pytest.raises(SlotError, match="share"):
+                self.owner.bind(slots, len(slots), role)
+        else:
+            want = [NULL if slot is None else self.rows[slot] for slot in slots]
+            assert self.owner.bind(slots, len(slots), role).tolist() == want
+
+    @invariant()
+    def conserved(self) -> None:
+        self.owner.check_integrity()
+        assert self.owner.free == 6 - len(self.rows)
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=30)

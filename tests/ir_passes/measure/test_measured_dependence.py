@@ -1,0 +1,57 @@
+"""The lanes that a step lets into others are seen when they are changed, and stand in the matrix of the page."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from zoo import gated_delta, rows
+from zoo.catalogue import PROGRAMS
+from zoo.program import LANES, normal
+
+from ir_passes import compile_step, measured_dependence
+from ir_passes.compile.inspect_page import inspect_page
+
+OWN = tuple(tuple(i == j for j in range(LANES)) for i in range(LANES))
+PLAIN = PROGRAMS["rows behind a slot map"]
+
+
+def arguments():
+    """No lane on the null row."""
+    rng = np.random.default_rng(0)
+    pool, _, x, w = rows.draw(rng)
+    return pool, np.array([3, 8, 1, 5], np.int32), x, w
+
+
+def test_each_lane_changes_its_own_alone() -> None:
+    assert measured_dependence(jax.jit(PLAIN.step), arguments(), PLAIN.bound()).changed == OWN
+    program = PROGRAMS["gated delta, idle lanes"]
+    rng = np.random.default_rng(1)
+    args = gated_delta.weights(rng), gated_delta.pools(rng, LANES), normal(rng, LANES, 7), np.ones(LANES, np.int32)
+    assert measured_dependence(jax.jit(program.step), args, program.bound()).changed == OWN
+
+
+def leaking(pool, slots, x, w):
+    """Lane 2 sees what lane 0 has computed, lane 1 the row of lane 3."""
+    y, new = rows.plain_step(pool, slots, x, w)
+    return y.at[2].add(y[0]).at[1].add(pool[slots[3], 0]), new
+
+
+def test_crossings_are_seen() -> None:
+    found = measured_dependence(jax.jit(leaking), arguments(), PLAIN.bound())
+    assert found.crossings == ((1, 3), (2, 0))
+
+
+def test_what_goes_to_another_row_is_seen() -> None:
+    def step(pool, slots, x, w):
+        y, new = rows.plain_step(pool, slots, x, w)
+        return y, new.at[slots[1]].add(jnp.sum(x[0]))
+
+    assert measured_dependence(jax.jit(step), arguments(), PLAIN.bound()).crossings == ((1, 0),)
+
+
+@pytest.mark.filterwarnings("ignore::ir_passes.CertificationWarning")
+def test_the_page_shows_it_beside_the_verdict() -> None:
+    step = compile_step(leaking, arguments(), PLAIN.contract, certify="warn")
+    page = inspect_page("leaking", step, measured=measured_dependence(step, arguments(), step.bound))
+    assert page.count('<td class="open">open<small>changed</small></td>') == 2
+    assert page.count('<td class="own">own<small>changed</small></td>') == LANES

@@ -1,0 +1,84 @@
+"""Devices that were given different operands change no row, and every one of them says so."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from zoo.agreement import COPY_SPECS
+from zoo.catalogue import PROGRAMS
+from zoo.sharded import mesh
+
+from ir_passes import CompiledStep, compile_step, devices_agree
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.collectives import schedule_of
+from ir_passes.proof.output_claims import AGREEMENT
+
+COPIED = PROGRAMS["sharded rows copied where devices agree"]
+
+
+def placed(args: tuple[Any, ...]) -> list[Any]:
+    """Arguments on two by two devices, in bytes that no NumPy array shares: those could not be donated."""
+    split = [NamedSharding(mesh(2, 2), spec) for spec in COPY_SPECS[: len(args)]]
+    return [jax.device_put(jnp.array(one, copy=True), place) for one, place in zip(args, split, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def step() -> CompiledStep:
+    return compile_step(COPIED.step, tuple(placed(COPIED.args())), COPIED.contract)
+
+
+def divergent(array: np.ndarray, device: int) -> jax.Array:
+    """An array that every device has whole, and one has otherwise."""
+    sharding = NamedSharding(mesh(2, 2), P())
+    parts = []
+    for number, place in enumerate(mesh(2, 2).devices.flat):
+        mine = array.copy()
+        mine[0] += number == device
+        parts.append(jax.device_put(mine, place))
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
+
+
+def test_where_devices_agree_rows_are_written(step: CompiledStep) -> None:
+    assert AGREEMENT in step.certificate.proved
+    assert any("devices were given the same operands" in one for one in step.certificate.assumed)
+    target, source, read, write = COPIED.args(1)
+    after, agree = step(*placed((target, source, read, write)))
+    assert bool(agree)
+    expected = target.copy()
+    expected[write] = source[read]
+    np.testing.assert_array_equal(np.asarray(after)[1:], expected[1:])
+
+
+@pytest.mark.parametrize("which", [2, 3])
+@pytest.mark.parametrize("device", [0, 1, 3])
+def test_where_one_device_has_another_slot_map_nothing_is_written(step: CompiledStep, which: int, device: int) -> None:
+    args = COPIED.args(1)
+    given = placed(args)
+    given[which] = divergent(args[which], device)
+    after, agree = step(*given)
+    assert [bool(shard.data) for shard in agree.addressable_shards] == [False] * 4
+    np.testing.assert_array_equal(after, args[0])
+
+
+def test_operands_that_are_split_alike_take_one_collective() -> None:
+    for name, axes in (("sharded rows copied where devices agree", [("data", "model")]),
+                       ("sharded rows and heads where devices agree", [("model",), ("data",)])):  # fmt: skip
+        program = PROGRAMS[name]
+        found = [one.collective for one in schedule_of(ir.inline(ir.trace(program.step, *program.args())))]
+        assert [one.axes for one in found if one.operation == "pmax"] == axes
+
+
+def test_where_nothing_is_shared_nothing_is_compared() -> None:
+    lengths = jnp.ones(4, jnp.int32)
+    assert bool(devices_agree(lengths))
+    run = jax.shard_map(devices_agree, mesh=mesh(2, 2), in_specs=P(("data", "model")), out_specs=P())
+    assert schedule_of(ir.trace(run, lengths)) == ()
+
+
+def test_numbers_of_other_widths_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"operands\['slots'\]: expected an array of 32 bits, got int8"):
+        devices_agree({"slots": jnp.ones(4, jnp.int8)})

@@ -1,0 +1,74 @@
+"""The rules of programs over a mesh on random programs, on eight virtual devices: what they say is so on each device.
+
+One lane at a time is changed; lanes and other dimensions are split over any axes of the mesh, collectives go over any.
+"""
+
+import pytest
+from idle_predictions import idle_faults
+from instances.catalogue import instance
+from instances.meshes import BUILDERS
+from jaxpr_mutation import Subject
+from mesh_predictions import mesh_faults
+from mutants.split_rows import MUTANTS as SPLIT_ROWS
+from predicted_owners import faults, predictions
+from xla_equations import apply
+from zoo.catalogue import PROGRAMS
+
+from ir_passes.proof.owners import Rows
+from ir_passes.proof.rules import meshes, pool_rows
+
+
+def wrong(name: str, seed: int, checked: dict[str, int]) -> list[str]:
+    subject = Subject(instance(name, seed, with_idle=True), (0,), run=apply)
+    return [*faults(subject), *idle_faults(subject), *mesh_faults(subject, checked)]
+
+
+@pytest.mark.parametrize("name", ["psum", "all_to_all", "axis_index", "shard_map"])
+def test_what_is_said_holds_on_each_device(name: str) -> None:
+    assert wrong(name, 5, {}) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", BUILDERS)
+def test_much_that_is_said_holds_on_each_device(name: str) -> None:
+    checked: dict[str, int] = {}
+    assert [fault for seed in range(40) for fault in wrong(name, seed, checked)] == []
+    assert checked["owner"] > 1000, checked
+
+
+SHARDED = [name for name in PROGRAMS if name.startswith("sharded")]
+
+
+def test_what_is_said_of_rows_that_are_split_holds() -> None:
+    assert list(mesh_faults(Subject(PROGRAMS["sharded rows copied"], (0,), run=apply))) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SHARDED)
+def test_what_is_said_of_sharded_programs_holds(name: str) -> None:
+    assert list(mesh_faults(Subject(PROGRAMS[name], (1, 2, 3), run=apply))) == []
+
+
+def test_lanes_inside_are_followed() -> None:
+    split = [
+        one.value.owner.split
+        for seed in range(3)
+        for one in predictions(Subject(instance("shard_map", seed, with_idle=True), (0,), run=apply)).values()
+        if one.body and isinstance(one.value.owner, Rows)
+    ]
+    assert ("data",) in split
+    assert () in split
+
+
+def test_rows_on_two_devices_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that all devices read from where it would lie on the first, said to be on one device alone."""
+    monkeypatch.setattr(pool_rows, "_device_fault", lambda *_: None)
+    program = next(mutant.program for mutant in SPLIT_ROWS if mutant.id == "row-of-each-device")
+    assert program is not None
+    assert any("has rows on several devices" in fault for fault in mesh_faults(Subject(program, (0,), run=apply)))
+
+
+def test_lanes_of_another_device_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collective over the axis that splits lanes, said to leave each lane its own."""
+    monkeypatch.setattr(meshes.mesh, "axes_of", lambda eqn: ())
+    assert any("changed on device" in fault for fault in wrong("psum", 12, {}))

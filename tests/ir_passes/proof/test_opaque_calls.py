@@ -1,0 +1,179 @@
+"""Kernels and callbacks are held to their declarations, and right ones are proved."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from isolation_oracle import leaks
+from jax.experimental import io_callback
+from jax.experimental import pallas as pl
+from mutants import kernels
+from mutants.kernels import put, take
+from zoo import rows
+
+from ir_passes import IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, ViolationKind
+from ir_passes.proof.lane_proof import prove_isolation
+
+S, N, D = 9, 4, 8
+POOL, SLOTS = Pool("a"), SlotMap("a", S)
+
+
+def args(*shape: int) -> tuple[Any, ...]:
+    return jnp.zeros(shape or (S, D)), jnp.arange(1, N + 1, dtype=jnp.int32), jnp.ones((N, D))
+
+
+def contract(opaque: dict[str, Opaque], *outputs: Any, pool: Pool = POOL, slots: SlotMap = SLOTS) -> LaneContract:
+    return LaneContract((pool, slots, Lane()), outputs, opaque=opaque)
+
+
+def faults(step: Any, given: tuple[Any, ...], con: LaneContract) -> str:
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(step, given, con)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("step", "con", "draw"),
+    [
+        (kernels.kernel_step, kernels.CONTRACT, rows.draw),
+        (kernels.row_pool_step, kernels.TAKEN, kernels.draw_taken),
+        (kernels.length_step, kernels.LENGTH, rows.draw_length),
+    ],
+    ids=["rows by slot", "row pool", "lengths"],
+)
+def test_right_calls_are_proved_and_keep_lanes_apart(step, con, draw) -> None:
+    assert prove_isolation(step, draw(np.random.default_rng(0)), con)
+    assert not leaks(step, con, draw)
+
+
+def slot_map(changes: dict[str, Any]) -> SlotMap:
+    changes = {"size": S} | changes
+    return SlotMap("a", **changes)
+
+
+def put_of(**declared: Any) -> dict[str, Opaque]:
+    return {"put_rows": Opaque((POOL, slot_map(declared), Lane()), (POOL,))}
+
+
+ROLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "size": ({"size": S + 1}, {}, "operand 1 is declared SlotMap.*size=10.*argument 1"),
+    "null row": ({"null": True}, {"null": False}, "operand 1 is declared SlotMap.*null=True"),
+    "role": ({}, {"role": "write"}, "operand 1 is declared SlotMap.*role='both'"),
+}
+
+
+@pytest.mark.parametrize(("declared", "given", "message"), ROLES.values(), ids=ROLES)
+def test_slot_maps_are_those_declared(declared, given, message) -> None:
+    con = contract(put_of(**declared), POOL, slots=slot_map(given))
+    assert re.search(message, faults(lambda p, s, x: (put(p, s, x),), args(), con))
+
+
+@pytest.mark.parametrize("role", ["write", "both"])
+def test_a_map_to_write_by_is_enough_for_a_kernel_that_only_writes(role) -> None:
+    con = contract(put_of(role="write"), POOL, slots=SlotMap("a", S, role=role))
+    assert prove_isolation(lambda p, s, x: (put(p, s, x),), args(), con)
+
+
+def test_that_idle_lanes_keep_their_rows_is_assumed_in_words() -> None:
+    given = rows.draw_length(np.random.default_rng(0))
+    assumed = prove_isolation(kernels.length_step, given, kernels.LENGTH).assumed
+    listed = [line.removeprefix("opaque: ") for line in assumed if line.startswith("opaque: ")]
+    assert sorted(
+        (line.split(" at ")[0], line.endswith("which keeps the rows of lanes of length 0")) for line in listed
+    ) == [
+        ("put_real_rows", True),
+        ("take_rows", False),
+    ]
+
+
+def test_one_lane_at_a_time_is_proved() -> None:
+    def step(p, s, x):
+        for i in range(N):
+            p = put(p, s[i], x[i])
+        return (p,)
+
+    assert prove_isolation(step, args(), contract(put_of(), POOL))
+    wrong = contract(put_of(), POOL)
+    assert "combines lane 0 with lane 1" in faults(lambda p, s, x: (put(p, s[0], x[1]),), args(), wrong)
+
+
+def doubled_rows(x: Any) -> Any:
+    return np.concatenate([x, x])
+
+
+def test_results_have_as_many_rows_as_operands() -> None:
+    def step(p, s, x):
+        shape = jax.ShapeDtypeStruct((2 * N, D), x.dtype)
+        return (jax.pure_callback(doubled_rows, shape, x)[N:],)
+
+    found = faults(step, args(), contract({"doubled_rows": Opaque((Lane(),), (Lane(),))}, Lane()))
+    assert "operand 0 has 4, result 0 has 8" in found
+
+
+def test_a_successor_has_the_shape_of_its_pool() -> None:
+    def step(p, s, x):
+        return (jax.pure_callback(kernels.put_rows, jax.ShapeDtypeStruct((S, D), jnp.float32), p, s, x)[s],)
+
+    found = faults(step, args(S, D, 1), contract(put_of(), Lane()))
+    assert "result 0, float32[9,8], is declared the successor of operand 0, float32[9,8,1]" in found
+
+
+def added(rows_ref, out_ref):
+    out_ref[...] = rows_ref[...] + 1.0
+
+
+def test_aliases_are_those_of_the_call() -> None:
+    shape = jax.ShapeDtypeStruct((N, D), jnp.float32)
+    kernel = pl.pallas_call(added, out_shape=shape, input_output_aliases={0: 0}, name="added")
+    step = lambda p, x: (kernel(p) + x,)
+    given = jnp.zeros((N, D)), jnp.ones((N, D))
+
+    def declared(aliases: dict[int, int]) -> LaneContract:
+        opaque = {"added": Opaque((Lane(),), (Lane(),), aliases)}
+        return LaneContract((Lane(), Lane()), (Lane(),), opaque=opaque)
+
+    assert prove_isolation(step, given, declared({0: 0}))
+    assert "declared with aliases={}, called with {0: 0}" in faults(step, given, declared({}))
+
+
+LABELS = ("slot", "key", "value")
+
+
+@pytest.mark.parametrize(
+    ("dims", "found"), [(LABELS, None), (None, "written with"), (("slot", "value", "key"), "runs together")]
+)
+def test_a_kernel_writes_the_dimensions_that_it_declares(dims, found) -> None:
+    pool, declared = Pool("a", dims=LABELS), Pool("a", dims=dims)
+    opaque = {"put_rows": Opaque((declared, SLOTS, Lane()), (declared,))}
+    given = jnp.zeros((S, 5, 5)), args()[1], jnp.ones((N, 5, 5))
+    step, con = lambda p, s, x: (put(p, s, x),), contract(opaque, pool, pool=pool)
+    if found is None:
+        assert prove_isolation(step, given, con)
+    else:
+        assert found in faults(step, given, con)
+
+
+def test_a_fault_upstream_is_reported_where_it_is() -> None:
+    def step(p, s, x):
+        return (put(p, s, jnp.cumsum(x, axis=0)),)
+
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(step, args(), contract(put_of(), POOL))
+    assert [(one.kind, one.primitive) for one in error.value.violations] == [(ViolationKind.CROSS_LANE, "cumsum")]
+
+
+def test_a_call_without_results_is_held_to_its_declaration() -> None:
+    step = lambda p, s, x: (io_callback(kernels.copy_rows, None, x), x)[1:]
+    assert prove_isolation(step, args(), contract({"copy_rows": Opaque((Lane(),), ())}, Lane()))
+    assert "operand 0 is declared Shared" in faults(
+        step, args(), contract({"copy_rows": Opaque((Shared(),), ())}, Lane())
+    )
+
+
+def test_shared_results_of_a_kernel_are_shared() -> None:
+    opaque = {"take_rows": Opaque((Shared(), Shared()), (Shared(),))}
+    con = LaneContract((Shared(), Shared(), Lane()), (Lane(),), opaque=opaque)
+    assert prove_isolation(lambda t, i, x: (x + take(t, i).sum(),), args(), con)

@@ -1,0 +1,123 @@
+"""What the proof says of a variable is so: lanes outside the predicted set do not change it, and the facts hold.
+
+Every equation of every program of the zoo, and random programs of common operations; what is said of lanes of length 0
+is compared for those lanes.
+"""
+
+from collections import Counter
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from idle_predictions import idle_faults
+from jaxpr_mutation import Subject
+from predicted_owners import faults, predictions
+from random_steps import random_program
+from zoo.catalogue import PROGRAMS
+from zoo.program import Program
+
+from ir_passes import Lane, LaneContract, Pool
+from ir_passes.proof.owners import Rows
+from ir_passes.proof.values import Kept
+
+RUN = [name for name in PROGRAMS if not name.startswith("sharded")]
+RANDOM = 40
+IDLE = range(20)
+NOT_FOLLOWED = "kept by a view that is not followed"
+
+
+def broken(program: Program, seeds: range = range(3), checked: dict[str, int] | None = None) -> list[str]:
+    subject = Subject(program, seeds)
+    return [f"{program.name}: {fault}" for fault in (*faults(subject), *idle_faults(subject, checked))]
+
+
+def test_predictions_for_the_zoo_hold() -> None:
+    assert [fault for name in RUN for fault in broken(PROGRAMS[name])] == []
+
+
+def test_predictions_for_random_programs_hold() -> None:
+    assert [fault for seed in range(RANDOM) for fault in broken(random_program(seed))] == []
+
+
+@pytest.mark.long
+def test_predictions_for_idle_lanes_hold() -> None:
+    """Programs with the usual ways of keeping rows: of ranges, of what is shared, of rows that are kept."""
+    checked: dict[str, int] = {}
+    assert [fault for seed in IDLE for fault in broken(random_program(seed, idle=True), range(2), checked)] == []
+    assert all(checked[what] > 500 for what in ("kept", "range", "owner", "number", "iota", "slot")), checked
+    assert checked.get(NOT_FOLLOWED, 0) < 0.2 * len(IDLE), checked
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(20))
+def test_predictions_for_many_programs_with_idle_lanes_hold(block: int) -> None:
+    seeds = range(100 * block, 100 + 100 * block)
+    assert [fault for seed in seeds for fault in broken(random_program(seed, 15 + seed % 30, idle=True))] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(50))
+def test_predictions_for_many_random_programs_hold(block: int) -> None:
+    seeds = range(100 + 100 * block, 200 + 100 * block)
+    assert [fault for seed in seeds for fault in broken(random_program(seed, 15 + seed % 30))] == []
+
+
+def test_random_programs_are_varied() -> None:
+    met, owners = Counter[str](), Counter[str]()
+    for seed in range(RANDOM):
+        for equation, _, value, _ in predictions(Subject(random_program(seed), range(1))).values():
+            met[equation.primitive.name] += 1
+            owners[type(value.owner).__name__] += 1
+    assert len(met) >= 25, met
+    assert all(owners[name] >= 5 for name in ("Common", "OneLane", "Rows", "PoolRows", "Mixed")), owners
+
+
+def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows said to be those of other lanes."""
+    real = predictions
+
+    def shifted(subject: Subject) -> dict:
+        return {
+            var: one._replace(value=one.value.but(owner=Rows(one.value.owner.axis, start=1)))
+            if isinstance(one.value.owner, Rows)
+            else one
+            for var, one in real(subject).items()
+        }
+
+    monkeypatch.setattr("predicted_owners.predictions", shifted)
+    assert any("changed by" in fault for fault in broken(PROGRAMS["rows behind a slot map"]))
+
+
+def test_a_wrong_prediction_for_idle_lanes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every choice by the length said to be the new rows, and every range to be one more than it is."""
+    real = predictions
+
+    def shifted(subject: Subject, idle: bool = False) -> dict:
+        found = real(subject, idle)
+        for var, one in found.items() if idle else ():
+            value = one.value
+            if one.equation.primitive.name == "tanh":
+                found[var] = one._replace(value=value.but(kept=Kept(1)))
+            elif value.range == (0, 0):
+                found[var] = one._replace(value=value.but(range=(1, 1)))
+        return found
+
+    monkeypatch.setattr("idle_predictions.predictions", shifted)
+    found = broken(PROGRAMS["layers over row pools, idle lanes, remat"])
+    assert any("outside its range" in fault for fault in found)
+    assert any("its view is" in fault or "is not what the rows" in fault for fault in found)
+
+
+def test_a_column_of_columns_is_not_taken_for_what_it_was() -> None:
+    """Two arrays of kept rows beside each other along a new axis: a slice of one has one axis more than the pool."""
+
+    def step(x, rows, lengths):
+        kept = jnp.where((lengths > 0)[:, None], x, rows)
+        return jnp.stack([kept, x], axis=-1)[..., :1], rows
+
+    def draw(rng):
+        rows = rng.normal(size=(2, 3, 4)).astype(np.float32)
+        return rows[0], rows[1], np.array([0, 2, 0], np.int32)
+
+    contract = LaneContract((Lane(), Pool("r"), Lane(role="length")), (Lane(), Pool("r")))
+    assert broken(Program("column", step, contract, draw)) == []

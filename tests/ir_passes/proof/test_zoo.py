@@ -1,0 +1,37 @@
+"""The proof passes every correct step: no false alarms."""
+
+import pytest
+from zoo.catalogue import PROGRAMS
+from zoo.program import Program
+from zoo.real_models import MODELS, program, shapes, vmapped
+
+from hybridlm.programs.shapes import Shape
+from ir_passes.proof.lane_proof import prove_isolation
+
+
+def prove(program: Program) -> None:
+    proof = prove_isolation(program.step, program.args(), program.contract)
+    assert proof.lanes == program.bound().lanes, program.name
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_of_the_zoo_is_proved(name: str) -> None:
+    prove(PROGRAMS[name])
+
+
+def prove_steps(model: str, all_lanes: bool) -> None:
+    """Each step as it is and, if its arguments have lanes, as the function of one lane under `vmap`."""
+    for shape in shapes(model, all_lanes):
+        prove(program(model, shape))
+        if isinstance(shape, Shape):
+            prove(vmapped(program(model, shape)))
+
+
+def test_steps_of_a_model_are_proved() -> None:
+    prove_steps("sparse_base", all_lanes=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", MODELS)
+def test_every_step_of_every_model_is_proved(model: str) -> None:
+    prove_steps(model, all_lanes=True)

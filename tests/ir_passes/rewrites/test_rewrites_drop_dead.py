@@ -1,0 +1,76 @@
+"""Dead equations go, in loops too; what an output or an effect needs stays."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from rewritten_steps import assert_same, graph_of, primitives, rewrite
+
+from ir_passes import Lane, LaneContract, Pool
+from ir_passes.jaxpr import ir
+from ir_passes.rewrites import DropDead
+from ir_passes.rewrites.graph import Graph
+
+CONTRACT = LaneContract((Pool("p"), Lane()), (Pool("p"), Lane()))
+ARGS = (jnp.zeros((4, 6)), jnp.ones((4, 6)))
+
+
+def wasteful(pool, x):
+    _ = jnp.sin(x) @ jnp.ones((6, 6))
+
+    def body(carry, row):
+        total, unused = carry
+        return (total + row, unused * 2.0), jnp.exp(row)
+
+    (total, _), _ = lax.scan(body, (jnp.zeros(6), jnp.ones(6)), x)
+    return pool + 1.0, x * total[None]
+
+
+def test_dead_equations_dead_carries_and_dead_results_of_loops() -> None:
+    before = graph_of(wasteful, ARGS, CONTRACT)
+    after, report = rewrite(DropDead(), before)
+    assert_same(before, after)
+    assert report.startswith("dropped 6 dead equations and ")
+    assert "dot_general" not in primitives(after)
+    (loop,) = (eqn for eqn in after.program.jaxpr.eqns if eqn.primitive.name == "scan")
+    (body,) = ir.sub_jaxprs(loop)
+    assert [eqn.primitive.name for eqn in body.eqns] == ["add"]
+    assert (len(loop.invars), len(loop.outvars)) == (2, 1)
+
+
+def test_inputs_stay_and_so_do_sources() -> None:
+    before = graph_of(lambda pool, x: (pool + 1.0, jnp.ones((4, 6))), ARGS, CONTRACT)
+    after, report = rewrite(DropDead(), before)
+    assert after is before
+    assert report == ""
+    after, _ = rewrite(DropDead(), graph_of(wasteful, ARGS, CONTRACT))
+    first = wasteful.__code__.co_firstlineno
+    lines = {int(ir.source_of(eqn).rsplit(":", 1)[1]) for eqn in after.program.jaxpr.eqns}
+    assert lines <= set(range(first, first + 10))
+
+
+def test_effects_stay_in_their_order() -> None:
+    def step(pool, x):
+        jax.debug.print("first {}", jnp.cos(x).sum())
+        jnp.exp(x)
+        jax.debug.print("second {}", x.sum())
+        return pool + 1.0, x
+
+    after, report = rewrite(DropDead(), graph_of(step, ARGS, CONTRACT))
+    assert report.startswith("dropped 1 dead equations")
+    prints = [eqn.params["fmt"] for eqn in after.program.jaxpr.eqns if eqn.effects]
+    assert prints == ["first {}", "second {}"]
+    assert "cos" in primitives(after)
+    assert after.program.effects == graph_of(step, ARGS, CONTRACT).program.effects
+
+
+def test_a_pass_that_drops_what_is_needed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
+        kept = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name != "scan"]
+        return ir.with_eqns(program, kept, program.jaxpr.outvars, {})
+
+    monkeypatch.setattr(ir, "without_dead", careless)
+    before = graph_of(wasteful, ARGS, CONTRACT)
+    after: Graph = DropDead().run(before)
+    with pytest.raises(Exception, match="not defined"):
+        ir.check(after.program)

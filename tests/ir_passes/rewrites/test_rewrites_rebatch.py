@@ -1,0 +1,441 @@
+"""The same work on every lane becomes one computation, and nothing else does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from audited_steps import LANES, ONE, ROW, SLOTS, per_sequence_loop, pool, slots, x
+from jax import lax
+from rewritten_steps import assert_same, copies, graph_of, primitives, rewrite
+
+from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes.contract.declared import rowwise
+from ir_passes.jaxpr import ir
+from ir_passes.rewrites import Rebatch, lane_order, same_work
+from ir_passes.rewrites.batched_work import BatchedWork
+from ir_passes.rewrites.graph import Graph
+from ir_passes.rewrites.pool_access import WRITES
+
+ARGS = (pool(), slots(), x())
+ROWS = LaneContract((Pool("p"), Shared(), Lane()), (Pool("p"), Lane()))
+FORK = LaneContract((Pool("p"), SlotMap("p", SLOTS, "read"), SlotMap("p", SLOTS, "write"), Lane()), ONE.outputs)
+
+
+def brackets(pool, slots, x):
+    """Written back by `.at`, results collected in an array: its first equation is on lane 0 alone."""
+    out = jnp.zeros((LANES, 16))
+    for i, slot in enumerate(slots):
+        row = jnp.tanh(pool[slot]) * 0.5 + x[i]
+        pool = pool.at[slot].set(row)
+        out = out.at[i].set(row[0])
+    return pool, out
+
+
+def added_twice(pool, slots, x):
+    """Two writes of each row, and a sum over lanes of what is left in the rows' lanes."""
+    for i in range(LANES):
+        pool = pool.at[slots[i]].add(x[i])
+        row = pool[slots[i]]
+        pool = pool.at[slots[i], 1].multiply(row[2])
+    return pool, x
+
+
+def at_positions(pool, slots, x):
+    for i in range(LANES):
+        at = (slots[i], slots[i] // 3, 0)
+        part = lax.dynamic_slice(pool, at, (1, 2, 16)) + x[i, None, :2]
+        pool = lax.dynamic_update_slice(pool, part, at)
+        pool = pool.at[slots[i], slots[i] % 4].set(part[0, 0] * 2.0)
+    return pool, x
+
+
+def unstacked(pool, slots, x):
+    rows = []
+    for slot, row in zip(jnp.unstack(slots), jnp.split(x, LANES), strict=True):
+        rows.append(jnp.maximum(pool[slot], row[0]))
+        pool = pool.at[slot].min(rows[-1] * 0.5, mode="drop")
+    return pool, jnp.concatenate([row[None] for row in rows])
+
+
+def nested_scan(pool, slots, x):
+    out = []
+    for i in range(LANES):
+        total, rows = lax.scan(lambda c, r: (jnp.where(r > 0, c + r, c), c * 2.0), jnp.zeros(16), pool[slots[i]] + x[i])
+        pool = pool.at[slots[i]].set(rows)
+        out.append(total)
+    return pool, jnp.stack(out, axis=0)
+
+
+def pool_writes(graph: Graph) -> list[str]:
+    eqns = [eqn for eqn in graph.program.jaxpr.eqns if eqn.primitive.name in WRITES]
+    return [eqn.primitive.name for eqn in eqns if ir.types(eqn.outvars) == ir.types(graph.program.jaxpr.invars[:1])]
+
+
+@pytest.mark.parametrize("step", [per_sequence_loop, brackets, added_twice, at_positions, unstacked, nested_scan])
+def test_a_loop_over_sequences(step) -> None:
+    before = graph_of(step, ARGS, ONE)
+    after, report = rewrite(Rebatch(), before)
+    assert_same(before, after)
+    assert report.startswith(f"re-batched {LANES} lanes x ")
+    assert report.endswith("equations of pool 'p'")
+    assert len(pool_writes(after)) == len(pool_writes(before)) // LANES
+    assert "dynamic_update_slice" not in pool_writes(after)
+    assert copies(after, (0,)) == 0
+
+
+def test_one_gather_one_scatter_and_every_source_stays() -> None:
+    before = graph_of(per_sequence_loop, ARGS, ONE)
+    after, _ = rewrite(Rebatch(), before)
+    names = primitives(after)
+    assert (names.count("gather"), names.count("scatter"), len(names)) == (1, 1, 9)
+    assert (copies(before, (0,)), copies(after, (0,))) == (LANES + 1, 0)
+    (scatter,) = (eqn for eqn in after.program.jaxpr.eqns if eqn.primitive.name == "scatter")
+    assert scatter.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
+    assert scatter.params["unique_indices"]
+    first = per_sequence_loop.__code__.co_firstlineno
+    lines = {int(ir.source_of(eqn).rsplit(":", 1)[1]) for eqn in after.program.jaxpr.eqns}
+    assert lines <= set(range(first, first + 7))
+
+
+def test_eight_lanes_of_a_delta_rule() -> None:
+    """The step that was measured: nine copies of the pool before, none after."""
+    lanes, count = 8, 33
+    contract = LaneContract(
+        (Pool("state"), SlotMap("state", count), Shared(), Lane(), Lane(), Lane()), (Pool("state"), Lane())
+    )
+
+    def step(pool, slots, w, q, k, v):
+        out = []
+        for i in range(lanes):
+            state = lax.dynamic_index_in_dim(pool, slots[i], 0, keepdims=False)
+            error = v[i] - (state * k[i][:, :, None]).sum(1)
+            state = state * 0.9 + k[i][:, :, None] * error[:, None, :]
+            pool = lax.dynamic_update_index_in_dim(pool, state, slots[i], 0)
+            out.append((state * q[i][:, :, None]).sum(1).reshape(-1) @ w)
+        return pool, jnp.stack(out)
+
+    rows = [jnp.zeros((lanes, 4, 8))] * 3
+    args = (jnp.zeros((count, 4, 8, 8)), jnp.zeros(lanes, jnp.int32), jnp.zeros((32, 16)), *rows)
+    before = graph_of(step, args, contract)
+    after, report = rewrite(Rebatch(), before)
+    assert_same(before, after, tolerance=1e-5)
+    assert report.startswith("re-batched 8 lanes x ")
+    assert report.endswith("equations of pool 'state'")
+    assert (copies(before, (0,)), copies(after, (0,))) == (lanes + 1, 0)
+
+
+def test_levels_between_batched_layers() -> None:
+    contract = LaneContract((Pool("a"), Pool("b"), SlotMap(("a", "b"), SLOTS), Lane()), (Pool("a"), Pool("b"), Lane()))
+
+    def step(a, b, slots, x):
+        for mix in (jnp.tanh, jnp.sin):
+            rows = []
+            for i in range(LANES):
+                rows.append(a[slots[i]] + x[i] * b[slots[i]])
+                a = a.at[slots[i]].set(rows[i])
+            x = mix(jnp.stack(rows))
+            for i in range(LANES):
+                b = b.at[slots[i]].set(x[i] + rows[i])
+        return a, b, x
+
+    before = graph_of(step, (pool(), pool(), slots(), x()), contract)
+    after, report = rewrite(Rebatch(), before)
+    # sums of numbers up to 16, whose last place is 1e-6; a product and a sum may be rounded once or twice
+    assert_same(before, after, tolerance=4e-6)
+    assert report.count("re-batched") == 3
+    assert primitives(after).count("scatter") == 4
+
+
+def test_rows_that_are_lanes() -> None:
+    def step(pool, scale, x):
+        for i in range(LANES):
+            row = pool[i] * scale + x[i]
+            pool = pool.at[i].set(row)
+            pool = lax.dynamic_update_slice(pool, row[None, :1] * 2.0, (i, 1, 0))
+        return pool, x
+
+    before = graph_of(step, (jnp.zeros((LANES, *ROW)), jnp.float32(2), x()), ROWS)
+    after, report = rewrite(Rebatch(), before)
+    assert_same(before, after)
+    assert report.startswith(f"re-batched {LANES} lanes x ")
+
+
+def test_work_without_a_pool_and_rows_of_a_read_map() -> None:
+    def step(pool, read, write, x):
+        rows = [jnp.sin(pool[read[i]]) + x[i] for i in range(LANES)]
+        return pool.at[write].set(jnp.stack(rows)), jnp.stack([row * 2.0 for row in rows], axis=0)
+
+    before = graph_of(step, (pool(), slots(), slots(), x()), FORK)
+    after, report = rewrite(Rebatch(), before)
+    assert_same(before, after)
+    assert report.startswith(f"re-batched {LANES} lanes x ")
+    assert "pool" not in report
+
+
+def test_single_parts_of_results_are_cut_out_again() -> None:
+    def step(pool, slots, x):
+        rows = []
+        for i in range(LANES):
+            rows.append(jnp.tanh(pool[slots[i]] + x[i]))
+            pool = pool.at[slots[i]].set(rows[i])
+        return pool, jnp.stack(rows[::-1])[::-1]
+
+    before = graph_of(step, ARGS, ONE)
+    after, report = rewrite(Rebatch(), before)
+    assert_same(before, after)
+    assert "re-batched" in report
+    assert primitives(after).count("tanh") == 1
+
+
+def neighbour(pool, slots, x):
+    for i in range(LANES):
+        row = pool[slots[(i + 1) % LANES]] + x[i]
+        pool = pool.at[slots[i]].set(row)
+    return pool, x
+
+
+def old_version(pool, slots, x):
+    """Each lane writes its row twice, the second time from the row as it was before the first."""
+    for i in range(LANES):
+        old = pool
+        pool = pool.at[slots[i]].set(x[i])
+        pool = pool.at[slots[i]].add(old[slots[i]])
+    return pool, x
+
+
+def summed_between(pool, slots, x):
+    total = jnp.float32(0)
+    for i in range(LANES):
+        pool = pool.at[slots[i]].set(pool[slots[i]] + x[i])
+        total = total + pool[:, 0, 0].sum()
+    return pool, x * total
+
+
+def two_maps(pool, first, second, x):
+    for i in range(LANES):
+        pool = pool.at[first[i]].set(pool[first[i]] + x[i])
+        pool = pool.at[second[i]].set(pool[second[i]] * 2.0)
+    return pool, x
+
+
+def guarded(pool, slots, x):
+    """Some lanes write past the end, which is dropped."""
+    for i in range(LANES):
+        row = jnp.tanh(pool[slots[i]]) + x[i]
+        at = jnp.where(x[i, 0, 0] > 0, slots[i], SLOTS)
+        pool = pool.at[at].set(row, mode="drop", wrap_negative_indices=False)
+    return pool, x
+
+
+def other_lane_0(pool, slots, x):
+    for i in range(LANES):
+        row = pool[slots[i]]
+        pool = pool.at[slots[i]].set(jnp.sin(row) if i == 0 else jnp.cos(row))
+    return pool, x
+
+
+def other_constant(pool, slots, x):
+    for i in range(LANES):
+        pool = pool.at[slots[i]].set(pool[slots[i]] * (1.0 + i))
+    return pool, x
+
+
+def in_branches(pool, slots, x):
+    for i in range(LANES):
+        row = lax.cond(x[i, 0, 0] > 0, jnp.sin, jnp.cos, pool[slots[i]])
+        pool = pool.at[slots[i]].set(row)
+    return pool, x
+
+
+def in_whiles(pool, slots, x):
+    for i in range(LANES):
+        row = lax.while_loop(lambda r: r.sum() < 10.0, lambda r: jnp.abs(r) * 2.0 + 1.0, pool[slots[i]])
+        pool = pool.at[slots[i]].set(row)
+    return pool, x
+
+
+def printing(pool, slots, x):
+    for i in range(LANES):
+        row = pool[slots[i]] + x[i]
+        jax.debug.print(f"{i} {{}}", row.sum(), ordered=True)
+        pool = pool.at[slots[i]].set(row)
+    return pool, x
+
+
+def random(pool, slots, x):
+    for i in range(LANES):
+        noise = jax.random.normal(jax.random.key(slots[i]), ROW)
+        pool = pool.at[slots[i]].set(pool[slots[i]] + noise)
+    return pool, x
+
+
+@jax.jit
+def by_rows(rows):
+    return rows / (1.0 + jnp.abs(rows))
+
+
+rowwise(by_rows, (Lane(),))
+
+
+def declared(pool, slots, x):
+    for i in range(LANES):
+        pool = pool.at[slots[i]].set(by_rows(pool[slots[i]]))
+    return pool, x
+
+
+def other_part(pool, slots, x):
+    for i in range(LANES):
+        pool = pool.at[slots[i], 0].set(pool[slots[i], i] + x[i, 0])
+    return pool, x
+
+
+REFUSED = {
+    other_part: "differ in the box of",
+    old_version: "an old version of a row is read",
+    summed_between: "a version of a pool in between is read",
+    other_lane_0: "lanes 0 and 1 differ in sin instead of cos",
+    other_constant: "lanes 0 and 1 differ in operand 1 of mul",
+    in_branches: "cond at",
+    in_whiles: "while at",
+    random: "random_",
+    declared: "is not batched",
+}
+
+
+@pytest.mark.parametrize("step", REFUSED)
+def test_left_alone_with_the_reason(step) -> None:
+    before = graph_of(step, ARGS, ONE)
+    after, report = rewrite(Rebatch(), before)
+    assert after is before
+    assert report.startswith("left alone: ")
+    assert REFUSED[step] in report
+    assert "test_rewrites_rebatch.py" in report
+
+
+def test_rows_by_two_maps_are_left_alone() -> None:
+    contract = LaneContract((Pool("p"), SlotMap("p", SLOTS), SlotMap("p", SLOTS), Lane()), ONE.outputs)
+    before = graph_of(two_maps, (pool(), slots(), slots(), x()), contract)
+    after, report = rewrite(Rebatch(), before)
+    assert after is before
+    assert report.startswith("left alone: rows of two slot maps are used at ")
+
+
+def test_entries_behind_a_guard_are_not_taken_for_the_entries() -> None:
+    before = graph_of(guarded, ARGS, ONE)
+    assert_same(before, rewrite(Rebatch(), before)[0])
+
+
+def test_rows_of_neighbours_are_no_lane_s_work() -> None:
+    before = graph_of(neighbour, ARGS, ONE)
+    after, _ = rewrite(Rebatch(), before)
+    assert after is before
+
+
+def test_a_dimension_as_long_as_there_are_lanes_is_not_taken_for_them() -> None:
+    """Four taps of a convolution on four lanes."""
+
+    def step(pool, slots, x):
+        windows = jnp.tanh(x)
+        return pool.at[slots].set(x), jnp.stack(
+            [jnp.exp(x[:, i]) + jnp.sin(windows[:, i]) for i in range(LANES)], axis=1
+        )
+
+    before = graph_of(step, ARGS, ONE)
+    assert rewrite(Rebatch(), before) == (before, "")
+
+
+TWO = LaneContract((Pool("p"), SlotMap("p", SLOTS), Lane(), Lane()), (Pool("p"), Lane(), Lane()))
+
+
+def two_reads(pool, slots, q, k):
+    """What the delta rule reads of every lane's state for its query and its key, and scales."""
+    read = jnp.einsum("nik,nkv->niv", jnp.stack([q, k], axis=1), pool[slots])
+    read_q, read_k = jnp.moveaxis(read, 1, 0)
+    scale = jnp.exp(-jnp.abs(q[:, :1]))
+    read_q, read_k = scale * read_q, scale * read_k
+    return pool.at[slots].add(read_k[:, None]), read_q, read_k
+
+
+def two_sequences(pool, slots, q, k):
+    outs = []
+    for i in range(2):
+        row = jnp.tanh(pool[slots[i]]) + k[i][:, None]
+        pool = pool.at[slots[i]].set(row)
+        outs.append(q[i] @ row)
+    return pool, jnp.stack(outs), k
+
+
+def test_two_reads_of_two_lanes_are_no_lanes() -> None:
+    args = (pool(), slots()[:2], jnp.zeros((2, ROW[0])), jnp.zeros((2, ROW[0])))
+    before = graph_of(two_reads, args, TWO)
+    assert rewrite(Rebatch(), before) == (before, "")
+    loop = graph_of(two_sequences, args, TWO)
+    after, report = rewrite(Rebatch(), loop)
+    assert_same(loop, after, tolerance=1e-5)
+    assert report.startswith("re-batched 2 lanes x ")
+
+
+def test_as_many_slices_of_a_vocabulary_as_lanes_are_no_lanes() -> None:
+    """Of every token of every lane the logits are looked through in slices."""
+
+    def step(pool, slots, x):
+        logits = jnp.repeat(x.reshape(LANES, -1), 3, axis=0).reshape(3 * LANES, LANES, -1)
+        highest = [jnp.exp(logits[:, i]).max(axis=-1) for i in range(LANES)]
+        return pool.at[slots].set(x), jnp.stack(highest, axis=1).reshape(LANES, 3, LANES)
+
+    before = graph_of(step, ARGS, ONE)
+    assert rewrite(Rebatch(), before) == (before, "")
+
+
+def test_one_lane_has_nothing_to_batch() -> None:
+    def step(pool, slots, x):
+        return pool.at[slots[0]].set(pool[slots[0]] + x[0]), x
+
+    before = graph_of(step, (pool(), slots()[:1], x()[:1]), ONE)
+    assert rewrite(Rebatch(), before) == (before, "")
+
+
+def test_effects_keep_their_order_and_their_values() -> None:
+    before = graph_of(printing, ARGS, ONE)
+    after, report = rewrite(Rebatch(), before)
+    assert_same(before, after)
+    assert "re-batched" in report
+    prints = [eqn.params["fmt"] for eqn in after.program.jaxpr.eqns if eqn.effects]
+    assert prints == [f"{i} {{}}" for i in range(LANES)]
+
+
+right = same_work._Equal._same
+
+
+def careless_of_literals(self, a, b) -> bool:
+    return (isinstance(a, ir.Literal) and isinstance(b, ir.Literal)) or right(self, a, b)
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "instead", "step"),
+    [
+        (same_work, "_same_box", lambda *_: True, other_part),
+        (same_work._Equal, "_same", careless_of_literals, other_constant),
+        (lane_order, "_check_reads", lambda *_: None, old_version),
+        (BatchedWork, "_rows", lambda self, box, outside: jnp.arange(LANES, dtype=jnp.int32), per_sequence_loop),
+    ],
+    ids=["box", "operand", "order", "rows"],
+)
+def test_broken_passes_are_seen(where, what, instead, step, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(where, what, instead)
+    before = graph_of(step, ARGS, ONE)
+    after = Rebatch().run(before)
+    assert after is not before
+    with pytest.raises(AssertionError):
+        assert_same(before, after)
+
+
+def test_lanes_on_the_null_slot_do_not_disturb_the_others() -> None:
+    before = graph_of(per_sequence_loop, ARGS, ONE)
+    after, _ = rewrite(Rebatch(), before)
+    pools = np.zeros((SLOTS, *ROW), np.float32)
+    pools[0] = np.nan
+    operands = [pools, np.array([0, 5, 0, 2], np.int32), np.ones((LANES, *ROW), np.float32)]
+    new, sums = jax.jit(ir.as_function(after.program))(*operands)
+    assert np.isfinite(np.asarray(new)[1:]).all()
+    assert np.isfinite(np.asarray(sums)[[1, 3]]).all()

@@ -1,0 +1,683 @@
+"""The sanitizer passes right steps over long schedules with slots reused, and names every way to use a wrong row."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array, lax
+
+from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap, SlotOwner
+from ir_passes.host.row_ledger import Expected, Label, LedgerError, Owner, RowLedger, Turn
+from ir_passes.jaxpr import ir
+from ir_passes.sanitizer.interpreter import Interpreter
+from ir_passes.sanitizer.sanitize import SanitizedStep, UntrackedError, sanitize
+from ir_passes.sanitizer.tags import along, computed
+from ir_passes.sanitizer.verdict import Judge, SanitizerError
+
+N, SLOTS, TAPS, WIDTH = 3, 7, 2, 4
+CONTRACT = LaneContract(
+    inputs=(Shared(), Pool("state"), Pool("state"), SlotMap("state", SLOTS), Lane(role="length"), Lane(), Lane()),
+    outputs=(Lane(), Pool("state"), Pool("state")),
+)
+Step = Callable[..., tuple]
+
+
+def weights() -> Array:
+    return jnp.linspace(0.1, 0.7, TAPS + 1)
+
+
+def pools() -> tuple[Array, Array]:
+    return jnp.zeros((SLOTS, TAPS, WIDTH)), jnp.zeros((SLOTS, WIDTH, WIDTH))
+
+
+def advance(w: Array, conv: Array, ssm: Array, length: Array, position: Array, x: Array) -> tuple[Array, Array, Array]:
+    """One token of one lane: a convolution with its taps, and a recurrent state; zero state where it begins."""
+    begins = (position == 0) & (length > 0)
+    taps = jnp.concatenate([jnp.where(begins, 0.0, conv), x[None]])
+    y = w @ taps
+    state = jnp.where(begins, 0.0, ssm) * 0.9 + jnp.outer(y, x)
+    return state @ x, jnp.where(length > 0, taps[1:], conv), jnp.where(length > 0, state, ssm)
+
+
+def batched(read: Callable = lambda s: s, write: Callable = lambda s: s, write_ssm: Callable | None = None) -> Step:
+    """Gather, compute, scatter; the slots may be spoilt on the way."""
+
+    def step(w, conv, ssm, slots, lengths, positions, x):
+        rows = [pool.at[read(slots)].get(mode="fill", fill_value=0.0) for pool in (conv, ssm)]
+        out, *rows = jax.vmap(advance, (None, 0, 0, 0, 0, 0))(w, rows[0], rows[1], lengths, positions, x)
+        put = [write(slots), (write_ssm or write)(slots)]
+        conv, ssm = (pool.at[at].set(row, mode="drop") for pool, at, row in zip((conv, ssm), put, rows, strict=True))
+        return out, conv, ssm
+
+    return step
+
+
+def unrolled(w, conv, ssm, slots, lengths, positions, x):
+    """Lane after lane, by dynamic slices."""
+    outs = []
+    for lane in range(N):
+        s = slots[lane]
+        rows = [lax.dynamic_slice_in_dim(pool, s, 1)[0] for pool in (conv, ssm)]
+        out, *rows = advance(w, *rows, lengths[lane], positions[lane], x[lane])
+        conv, ssm = (
+            lax.dynamic_update_slice_in_dim(pool, row[None], s, 0) for pool, row in zip((conv, ssm), rows, strict=True)
+        )
+        outs.append(out)
+    return jnp.stack(outs), conv, ssm
+
+
+def looped(w, conv, ssm, slots, lengths, positions, x):
+    """The same in a loop that carries the pools."""
+
+    def lane(i: Array, carry: tuple) -> tuple:
+        outs, conv, ssm = carry
+        out, c, s = advance(w, conv[slots[i]], ssm[slots[i]], lengths[i], positions[i], x[i])
+        return outs.at[i].set(out), conv.at[slots[i]].set(c), ssm.at[slots[i]].set(s)
+
+    return lax.fori_loop(0, N, lane, (jnp.zeros((N, WIDTH)), conv, ssm))
+
+
+def masked(w, conv, ssm, slots, lengths, positions, x):
+    """Idle lanes write back what the null row holds."""
+    idle = (slots == 0)[:, None, None]
+    out, c, s = jax.vmap(advance, (None, 0, 0, 0, 0, 0))(w, conv[slots], ssm[slots], lengths, positions, x)
+    conv, ssm = (pool.at[slots].set(jnp.where(idle, pool[slots], row)) for pool, row in ((conv, c), (ssm, s)))
+    return out, conv, ssm
+
+
+def branching(w, conv, ssm, slots, lengths, positions, x):
+    """Nothing is computed where nobody has a token."""
+
+    def run(conv: Array, ssm: Array) -> tuple:
+        return batched()(w, conv, ssm, slots, lengths, positions, x)
+
+    def rest(conv: Array, ssm: Array) -> tuple:
+        return jnp.zeros((N, WIDTH)), conv, ssm
+
+    return lax.cond(lengths.max() > 0, run, rest, conv, ssm)
+
+
+def sorted_lanes(w, conv, ssm, slots, lengths, positions, x):
+    """The lanes in another order inside the step, all of their data alike."""
+    order = jnp.argsort(positions)
+    back = jnp.argsort(order)
+    out, conv, ssm = batched()(w, conv, ssm, slots[order], lengths[order], positions[order], x[order])
+    return out[back], conv, ssm
+
+
+RIGHT: dict[str, Step] = {
+    "gather, compute, scatter": (GATHERED := batched()),
+    "unrolled lanes": unrolled,
+    "loop over lanes": looped,
+    "null row written back": masked,
+    "branch": branching,
+    "sorted lanes": sorted_lanes,
+}
+
+
+def example(slots: Any = (1, 2, 0)) -> tuple:
+    lane = jnp.zeros(N, jnp.int32)
+    return (weights(), *pools(), jnp.array(slots, jnp.int32), lane, lane, jnp.zeros((N, WIDTH)))
+
+
+FAST = {"xla_backend_optimization_level": "0"}
+PROGRAMS: dict[Step, tuple[SanitizedStep, Any, Any]] = {}
+"""Compiled once for all tests."""
+
+
+class Host:
+    """Runs a sanitized step with its pools, ghosts and ledger."""
+
+    def __init__(self, step: Step, contract: LaneContract = CONTRACT, args: tuple | None = None):
+        args = example() if args is None else args
+        if step not in PROGRAMS:
+            sanitized = sanitize(step, args, contract)
+            PROGRAMS[step] = sanitized, jax.jit(step), jax.jit(sanitized.step, compiler_options=FAST)
+        self.sanitized, self.plain, self.compiled = PROGRAMS[step]
+        self.pools, self.ghosts = args[1:3], self.sanitized.ghosts()
+        self.ledger = RowLedger()
+
+    def take(self, slots: Any, turns: list[Turn | None]) -> Array:
+        """One step; raises what the sanitizer found, and compares with the step as it is."""
+        expected = self.ledger.expect(turns)
+        lengths = jnp.array([0 if turn is None else turn.length for turn in turns], jnp.int32)
+        positions = jnp.array([0 if turn is None else turn.position for turn in turns], jnp.int32)
+        x = jnp.asarray(np.random.default_rng(self.ledger.epoch).standard_normal((N, WIDTH)), jnp.float32)
+        slots = jnp.array(slots, jnp.int32)
+        args = (weights(), *self.pools, slots, lengths, positions, x)
+        want = self.plain(*args)
+        out, *new, self.ghosts, verdict = self.compiled(*args, ghosts=self.ghosts, expected=expected)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), (out, *new), want)
+        self.pools = tuple(new)
+        self.sanitized.require(verdict, expected)
+        return out
+
+
+def start(host: Host, *lanes: tuple[int, int]) -> None:
+    """One token for the owners of these (owner, slot) pairs."""
+    pairs = [*lanes, *([None] * (N - len(lanes)))]
+    host.take(
+        [0 if pair is None else pair[1] for pair in pairs], [None if p is None else Turn(p[0], 0, 1) for p in pairs]
+    )
+
+
+@pytest.mark.parametrize("name", [next(iter(RIGHT)), *(pytest.param(n, marks=pytest.mark.long) for n in [*RIGHT][1:])])
+def test_right_steps_pass_with_slots_reused(name: str) -> None:
+    host, owner, rng = Host(RIGHT[name]), SlotOwner(SLOTS), np.random.default_rng(0)
+    lanes: list[Any] = [None] * N
+    born = 0
+    for _ in range(40):
+        for lane in range(N):
+            if lanes[lane] is None and rng.random() < 0.6:
+                born += 1
+                lanes[lane] = [born, 0, owner.acquire()]
+        rng.shuffle(lanes)
+        turns = [None if lane is None else Turn(lane[0], lane[1], int(rng.random() < 0.7)) for lane in lanes]
+        host.take(owner.bind([None if lane is None else lane[2] for lane in lanes], N), turns)
+        for i, turn in enumerate(turns):
+            if turn is not None:
+                lanes[i][1] += turn.length
+                if rng.random() < 0.25:
+                    host.ledger.forget(turn.owner)
+                    owner.release(lanes[i][2])
+                    lanes[i] = None
+    owner.check_integrity()
+    assert born > 2 * SLOTS
+
+
+def test_ghosts_cost_sixteen_bytes_a_row_and_pool() -> None:
+    sanitized = sanitize(GATHERED, example(), CONTRACT)
+    assert sanitized.ghost_bytes == 2 * SLOTS * 16
+    assert sum(ghost.nbytes for ghost in sanitized.ghosts()) == sanitized.ghost_bytes
+
+
+def test_rows_say_who_wrote_them_and_when() -> None:
+    host = Host(GATHERED)
+    start(host, (5, 3), (9, 1))
+    host.take([1, 0, 3], [Turn(9, 1, 1), None, Turn(5, 1, 0)])
+    for ghost in host.ghosts:
+        assert ghost.tolist()[1] == [9, 2, 0, 2]
+        assert ghost.tolist()[3] == [5, 1, 0, 1]
+        assert ghost.tolist()[2] == [0, 0, 0, 0]
+
+
+def fails(host: Host, message: str, slots: Any, turns: list[Turn | None]) -> SanitizerError:
+    with pytest.raises(SanitizerError, match=message) as error:
+        host.take(slots, turns)
+    return error.value
+
+
+def test_stale_state_of_the_previous_tenant() -> None:
+    def step(w, conv, ssm, slots, lengths, positions, x):
+        return batched()(w, conv, ssm, slots, lengths, jnp.maximum(positions, 1), x)
+
+    host = Host(step)
+    start(host, (5, 3))
+    error = fails(
+        host,
+        r"lane 1, row 3: wrong owner where \w+ reads argument 1 \(.*test_sanitizer.py:\d+\): "
+        r"expected owner fresh, position 0, .*found owner 5, position 1, layout 0, epoch 1",
+        [0, 3, 0],
+        [None, Turn(6, 0, 1), None],
+    )
+    assert error.lanes == (1,)
+
+
+@pytest.mark.long
+def test_only_one_pool_is_not_reset() -> None:
+    def step(w, conv, ssm, slots, lengths, positions, x):
+        out, conv, _ = batched()(w, conv, ssm, slots, lengths, positions, x)
+        state = ssm[slots] * 0.9 + x[:, None, :]
+        return out, conv, ssm.at[slots].set(jnp.where((lengths > 0)[:, None, None], state, ssm[slots]))
+
+    host = Host(step)
+    start(host, (5, 3))
+    fails(host, "lane 0, row 3: wrong owner where mul reads argument 2", [3, 0, 0], [Turn(6, 0, 1), None, None])
+
+
+@pytest.mark.long
+def test_state_reset_in_the_middle_of_a_sequence() -> None:
+    def step(w, conv, ssm, slots, lengths, positions, x):
+        return batched()(w, conv, ssm, slots, lengths, positions % 2, x)
+
+    host = Host(step)
+    start(host, (5, 3))
+    host.take([3, 0, 0], [Turn(5, 1, 1), None, None])
+    fails(host, "expected owner 5, position 2, .*found owner fresh", [3, 0, 0], [Turn(5, 2, 1), None, None])
+
+
+@pytest.mark.parametrize("same_step", [True, False])
+def test_slot_shared_by_two_live_sequences(same_step: bool) -> None:
+    host = Host(GATHERED)
+    if same_step:
+        start(host, (5, 3), (6, 3))
+    else:
+        start(host, (5, 3))
+        start(host, (6, 3))
+    fails(
+        host, "lane 2, row 3: wrong owner .* expected owner 5, .*found owner 6", [0, 0, 3], [None, None, Turn(5, 1, 1)]
+    )
+
+
+def test_slots_of_two_lanes_exchanged_by_the_host() -> None:
+    host = Host(GATHERED)
+    start(host, (5, 3), (6, 4))
+    error = fails(host, "lane 0, row 4.*lane 1, row 3", [4, 3, 0], [Turn(5, 1, 1), Turn(6, 1, 1), None])
+    assert error.lanes == (0, 1)
+
+
+@pytest.mark.long
+def test_row_that_no_step_wrote() -> None:
+    host = Host(batched(write=lambda s: jnp.where(s == 3, SLOTS, s)))
+    start(host, (5, 3))
+    fails(host, "expected owner 5, position 1, .*found owner fresh", [3, 0, 0], [Turn(5, 1, 1), None, None])
+
+
+def test_write_lost_in_a_later_step_shows_in_the_position() -> None:
+    host = Host(GATHERED)
+    start(host, (5, 3))
+    old = host.pools, host.ghosts
+    host.take([3, 0, 0], [Turn(5, 1, 1), None, None])
+    host.pools, host.ghosts = old
+    fails(host, "wrong position .*position 2, .*found owner 5, position 1", [3, 0, 0], [Turn(5, 2, 1), None, None])
+
+
+def test_layout_that_the_reader_does_not_expect() -> None:
+    host = Host(GATHERED)
+    host.take([3, 0, 0], [Turn(5, 0, 1, layout=1), None, None])
+    fails(
+        host,
+        "wrong layout .*layout 0, .*found owner 5, position 1, layout 1",
+        [3, 0, 0],
+        [Turn(5, 1, 1, layout=0), None, None],
+    )
+
+
+def test_state_of_the_same_position_but_another_time() -> None:
+    host = Host(GATHERED)
+    start(host, (5, 3))
+    old = host.pools, host.ghosts
+    host.ledger.epoch += 3
+    start(host, (5, 3))
+    host.pools, host.ghosts = old
+    fails(host, "wrong epoch .*epoch 5; found .*epoch 1", [3, 0, 0], [Turn(5, 1, 1), None, None])
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda s: jnp.roll(s, 1),
+        *(
+            pytest.param(read, marks=pytest.mark.long)
+            for read in (lambda s: s[::-1], lambda s: (s + 1) % SLOTS, lambda s: jnp.sort(s))
+        ),
+    ],
+)
+def test_reads_of_rows_that_the_lane_does_not_own(read: Callable) -> None:
+    host = Host(GATHERED)
+    start(host, (5, 4), (6, 3), (7, 1))
+    bad = Host(batched(read=read))
+    bad.pools, bad.ghosts, bad.ledger = host.pools, host.ghosts, host.ledger
+    error = fails(bad, "lane 0, row", [4, 3, 1], [Turn(5, 1, 1), Turn(6, 1, 1), Turn(7, 1, 1)])
+    assert 0 in error.lanes
+
+
+@pytest.mark.long
+def test_lane_that_computes_with_anothers_row_is_told_apart() -> None:
+    host = Host(GATHERED)
+    start(host, (5, 4), (6, 3), (7, 1))
+    bad = Host(batched(read=lambda s: s[::-1], write=lambda s: s[::-1]))
+    bad.pools, bad.ghosts, bad.ledger = host.pools, host.ghosts, host.ledger
+    fails(bad, "lane 0, row 1: wrong lane", [4, 3, 1], [Turn(5, 1, 1), Turn(6, 1, 1), Turn(7, 1, 1)])
+
+
+@pytest.mark.long
+def test_writes_to_anothers_row() -> None:
+    host = Host(batched(write=lambda s: s[::-1]))
+    fails(
+        host,
+        r"lane 0, row 1: wrong lane where scatter writes another lane's row",
+        [4, 3, 1],
+        [Turn(5, 0, 1), Turn(6, 0, 1), Turn(7, 0, 1)],
+    )
+
+
+@pytest.mark.long
+def test_pools_of_a_group_moved_by_different_indices() -> None:
+    host = Host(batched(write_ssm=lambda s: jnp.where(s > 0, s % (SLOTS - 1) + 1, 0)))
+    start(host, (5, 4), (6, 2))
+    assert host.ghosts[0].tolist()[4][0] == 5 and host.ghosts[1].tolist()[5][0] == 5
+    fails(
+        host, "lane 0, row 4: .* reads argument 2 .*found owner fresh", [4, 2, 0], [Turn(5, 1, 1), Turn(6, 1, 1), None]
+    )
+
+
+@pytest.mark.parametrize("pad", [-1, SLOTS])
+def test_padding_that_is_clamped_or_wrapped_into_a_live_row(pad: int) -> None:
+    def step(w, conv, ssm, slots, lengths, positions, x):
+        begins = (positions == 0)[:, None, None]
+        taps = jnp.concatenate([jnp.where(begins, 0.0, conv[slots]), x[:, None]], axis=1)
+        state = jnp.where(begins, 0.0, ssm[slots]) + x[:, None]
+        return x, conv.at[slots].set(taps[:, 1:], mode="clip"), ssm.at[slots].set(state, mode="clip")
+
+    host = Host(step)
+    start(host, (5, SLOTS - 1))
+    host.take([SLOTS - 1, pad, pad], [Turn(5, 1, 1), None, None])
+    fails(host, "found owner nobody", [SLOTS - 1, pad, pad], [Turn(5, 2, 1), None, None])
+
+
+@pytest.mark.long
+def test_rows_of_lanes_that_meet_after_they_were_read() -> None:
+    def step(w, conv, ssm, slots, lengths, positions, x):
+        out, conv, ssm = batched()(w, conv, ssm, slots, lengths, positions, x)
+        return out + 0.1 * jnp.roll(out, 1, axis=0), conv, ssm
+
+    fails(
+        Host(step),
+        "lane 0, row unknown: wrong lane where add mixes two lanes",
+        [4, 0, 0],
+        [Turn(5, 0, 1)] * 1 + [None] * 2,
+    )
+
+
+COPY = LaneContract(
+    inputs=(
+        Pool("state"),
+        Pool("state"),
+        SlotMap("state", SLOTS, "read"),
+        SlotMap("state", SLOTS, "write"),
+    ),
+    outputs=(Pool("state"), Pool("state")),
+)
+
+
+def copy(conv: Array, ssm: Array, source: Array, target: Array) -> tuple[Array, Array]:
+    return conv.at[target].set(conv[source]), ssm.at[target].set(ssm[source])
+
+
+def copied(host: Host, source: list[int], target: list[int]) -> None:
+    args = (*host.pools, jnp.array(source, jnp.int32), jnp.array(target, jnp.int32))
+    step = sanitize(copy, args, COPY)
+    expected = host.ledger.expect([None] * N)
+    conv, ssm, host.ghosts, verdict = jax.jit(step.step)(*args, ghosts=host.ghosts, expected=expected)
+    host.pools = conv, ssm
+    step.require(verdict, expected)
+
+
+def snapshots() -> tuple[Host, dict[int, Label]]:
+    """Owner 5 in row 1 at position 3; its snapshots after 1 and 2 tokens in rows 4 and 5."""
+    host, labels = Host(GATHERED), {}
+    start(host, (5, 1))
+    for position, row in ((1, 4), (2, 5)):
+        copied(host, [1, 0, 0], [row, 0, 0])
+        labels[position] = host.ledger.label(5)
+        host.take([1, 0, 0], [Turn(5, position, 1), None, None])
+    return host, labels
+
+
+@pytest.mark.long
+def test_a_snapshot_restored_where_it_was_taken() -> None:
+    host, labels = snapshots()
+    copied(host, [5, 5, 0], [2, 3, 0])
+    for owner in (8, 9):
+        host.ledger.adopt(owner, labels[2])
+    host.take([2, 3, 1], [Turn(8, 2, 1), Turn(9, 2, 1), Turn(5, 3, 1)])
+    host.take([3, 2, 1], [Turn(9, 3, 1), Turn(8, 3, 1), Turn(5, 4, 1)])
+
+
+def test_a_snapshot_restored_at_the_wrong_position() -> None:
+    host, labels = snapshots()
+    copied(host, [4, 0, 0], [2, 0, 0])
+    host.ledger.adopt(8, labels[2])
+    fails(
+        host,
+        "lane 0, row 2: wrong position .*owner 5, position 2, .*found owner 5, position 1",
+        [2, 0, 0],
+        [Turn(8, 2, 1), None, None],
+    )
+
+
+def test_a_snapshot_of_one_pool_only() -> None:
+    host, labels = snapshots()
+    both = host.ghosts
+    copied(host, [5, 0, 0], [2, 0, 0])
+    host.ghosts = (host.ghosts[0], both[1])
+    host.ledger.adopt(8, labels[2])
+    fails(host, "reads argument 2 .*found owner fresh", [2, 0, 0], [Turn(8, 2, 1), None, None])
+
+
+ROWS = LaneContract(
+    inputs=(Shared(), Pool("state"), Pool("state"), Shared(), Lane(role="length"), Lane(), Lane()),
+    outputs=(Lane(), Pool("state"), Pool("state")),
+)
+
+
+def row_step(w, conv, ssm, _, lengths, positions, x):
+    return jax.vmap(advance, (None, 0, 0, 0, 0, 0))(w, conv, ssm, lengths, positions, x)
+
+
+def test_row_pools() -> None:
+    args = example()
+    host = Host(row_step, ROWS, (args[0], args[1][:N], args[2][:N], *args[3:]))
+    host.take([0] * N, [Turn(5, 0, 1), Turn(6, 0, 1), None])
+    host.take([0] * N, [Turn(5, 1, 1), Turn(6, 1, 0), Turn(7, 0, 1)])
+    host.take([0] * N, [Turn(8, 0, 1), Turn(6, 1, 1), None])
+    assert [ghost.tolist()[1] for ghost in host.ghosts] == [[6, 2, 0, 3]] * 2
+    swap = np.array([1, 0, 2])
+    host.pools, host.ghosts = jax.tree.map(lambda rows: rows[swap], (host.pools, host.ghosts))
+    turns: list[Turn | None] = [Turn(8, 1, 1), Turn(6, 2, 1), None]
+    fails(host, "lane 0, row 0: wrong owner .*owner 8, .*found owner 6", [0] * N, turns)
+
+
+@pytest.mark.long
+def test_row_pools_whose_lanes_are_mixed() -> None:
+    def step(w, conv, ssm, slots, lengths, positions, x):
+        return row_step(w, conv, ssm[::-1], slots, lengths, positions, x)
+
+    args = example()
+    host = Host(step, ROWS, (args[0], args[1][:N], args[2][:N], *args[3:]))
+    fails(
+        host,
+        "lane 0, row unknown: wrong lane where mul reads argument 2",
+        [0] * N,
+        [Turn(5, 0, 1), Turn(6, 0, 1), Turn(7, 0, 1)],
+    )
+
+
+LAYERS = 3
+STACKED = LaneContract(
+    inputs=(Pool("state", axis=1), SlotMap("state", SLOTS), Lane()), outputs=(Lane(), Pool("state", axis=1))
+)
+
+
+def stack(spoil: Callable = lambda slots, layer: slots) -> Step:
+    """A scan over layers with a pool of each as `xs` and `ys`."""
+
+    def step(pool, slots, x):
+        def layer(x: Array, inputs: tuple) -> tuple:
+            rows, number = inputs
+            y = rows[slots] + x
+            return y, rows.at[spoil(slots, number)].set(y)
+
+        return lax.scan(layer, x, (pool, jnp.arange(LAYERS)))
+
+    return step
+
+
+def test_pools_stacked_over_layers() -> None:
+    args = (jnp.zeros((LAYERS, SLOTS, WIDTH)), jnp.array([1, 2, 3], jnp.int32), jnp.ones((N, WIDTH)))
+    ledger = RowLedger()
+    sanitized = sanitize(stack(), args, STACKED)
+    assert sanitized.ghost_bytes == 16 * SLOTS
+    ghosts, (pool, slots, x) = sanitized.ghosts(), args
+    for position in range(3):
+        expected = ledger.expect([Turn(4 + lane, position, 1) for lane in range(N)])
+        _, pool, ghosts, verdict = jax.jit(sanitized.step)(pool, slots, x, ghosts=ghosts, expected=expected)
+        sanitized.require(verdict, expected)
+    assert ghosts[0].tolist()[1:4] == [[4 + lane, 3, 0, 3] for lane in range(N)]
+
+
+@pytest.mark.long
+def test_a_layer_that_is_moved_unlike_the_others() -> None:
+    args = (jnp.zeros((LAYERS, SLOTS, WIDTH)), jnp.array([1, 2, 3], jnp.int32), jnp.ones((N, WIDTH)))
+    sanitized = sanitize(stack(lambda slots, layer: jnp.where(layer == 1, slots + 1, slots)), args, STACKED)
+    ledger = RowLedger()
+    expected = ledger.expect([Turn(4 + lane, 0, 1) for lane in range(N)])
+    *_, ghosts, verdict = sanitized.step(*args, ghosts=sanitized.ghosts(), expected=expected)
+    expected = ledger.expect([Turn(4 + lane, 1, 1) for lane in range(N)])
+    *_, verdict = sanitized.step(*args, ghosts=ghosts, expected=expected)
+    with pytest.raises(SanitizerError, match="found owner mixed"):
+        sanitized.require(verdict, expected)
+
+
+CACHE = LaneContract(inputs=(Pool("cache"), SlotMap("cache", SLOTS), Lane(), Lane()), outputs=(Lane(), Pool("cache")))
+
+
+def cache_step(cache: Array, slots: Array, positions: Array, x: Array) -> tuple[Array, Array]:
+    """A cache of one number per position, of which a lane sees those before its own."""
+    seen = jnp.arange(cache.shape[1], dtype=jnp.int32)[None] < positions[:, None]
+    past = jnp.where(seen, jnp.exp(cache[slots]), 0.0).sum(axis=1)
+    return past + x, cache.at[slots, positions].set(x)
+
+
+@pytest.mark.long
+def test_caches_are_masked_by_position() -> None:
+    args = (jnp.zeros((SLOTS, 8)), jnp.array([1, 2, 0], jnp.int32), jnp.zeros(N, jnp.int32), jnp.ones(N))
+    strict, lenient = (sanitize(cache_step, args, CACHE, masked=masked) for masked in ((), ("argument 0",)))
+
+    def serve(sanitized: SanitizedStep, owners: tuple[int, ...]) -> None:
+        ledger, ghosts = RowLedger(), sanitized.ghosts()
+        for owner in owners:
+            for position in range(2):
+                expected = ledger.expect([Turn(owner, position, 1), None, None])
+                now = jnp.array([position, 0, 0], jnp.int32)
+                *_, ghosts, verdict = sanitized.step(args[0], args[1], now, args[3], ghosts=ghosts, expected=expected)
+                sanitized.require(verdict, expected)
+
+    serve(lenient, (4, 5))
+    serve(strict, (4,))
+    with pytest.raises(SanitizerError, match="expected owner fresh, .*found owner 4"):
+        serve(strict, (4, 5))
+    with pytest.raises(
+        ValueError, match=re.escape("masked: ['cache'] are no pools of the step; pools: ['argument 0']")
+    ):
+        sanitize(cache_step, args, CACHE, masked=["cache"])
+
+
+@pytest.mark.long
+def test_a_row_with_new_and_old_tokens_is_new() -> None:
+    """Of two writes to a row the later moves what was there; the row still has a new token."""
+
+    def step(cache: Array, slots: Array, positions: Array, x: Array) -> tuple[Array, Array]:
+        old, place = cache[slots][:, :2], jnp.arange(2, dtype=jnp.int32)[None]
+        new = jnp.stack([x * 2.0, old[:, 1]], axis=1)
+        return x, cache.at[slots[:, None], jnp.broadcast_to(place, new.shape)].set(new)
+
+    args = (jnp.zeros((SLOTS, 8)), jnp.array([1, 2, 0], jnp.int32), jnp.zeros(N, jnp.int32), jnp.ones(N))
+    sanitized, ledger = sanitize(step, args, CACHE), RowLedger()
+    expected = ledger.expect([Turn(4, 0, 1), Turn(5, 0, 1), None])
+    *_, ghosts, verdict = sanitized.step(*args, ghosts=sanitized.ghosts(), expected=expected)
+    sanitized.require(verdict, expected)
+    assert ghosts[0].tolist()[1:3] == [[4, 1, 0, 1], [5, 1, 0, 1]]
+
+
+MOVED: dict[str, Callable[[Array], Array]] = {
+    "merge and split": lambda x: x.reshape((N * 2, 4)).reshape((N, 8))[:, 3:],
+    "swap axes": lambda x: jnp.swapaxes(x, 0, 2)[::-1],
+    "halves": lambda x: jnp.concatenate(jnp.split(x, 2, axis=1)[::-1], axis=0),
+    "stack and unstack": lambda x: jnp.stack([row + 0.0 for row in jnp.unstack(x)][::-1], axis=1),
+    "tile and repeat": lambda x: jnp.repeat(jnp.tile(x, (2, 1, 1)), 2, axis=0),
+    "roll and flip": lambda x: jnp.flip(jnp.roll(x, 1, axis=0), axis=0),
+    "take": lambda x: jnp.take(x, jnp.array([2, 0, 0, 1]), axis=0),
+    "dynamic slice": lambda x: lax.dynamic_slice_in_dim(x, jnp.int32(1), 2)[:, None],
+    "along an axis": lambda x: jnp.take_along_axis(x, jnp.array([1, 0, 2]).reshape((N, 1, 1)), axis=0),
+    "batched gather": lambda x: jax.vmap(lambda row, i: row[i])(x, jnp.array([1, 0, 1])),
+    "arithmetic": lambda x: (x * 2.0 - x) + jnp.zeros((1, 1, 4)),
+    "dot": lambda x: jnp.einsum("nij,jk->kni", x, jnp.eye(4)[:, :1]),
+    "batched dot": lambda x: jnp.einsum("nij,nij->n", x, jnp.ones_like(x)) / 8.0,
+    "running maximum": lambda x: lax.cummax(x, axis=1).max(axis=2),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_lanes_follow_their_values(name: str) -> None:
+    """Every entry of the operand is the number of its lane, and so it is with every entry of the result."""
+    x = jnp.broadcast_to(jnp.arange(N, dtype=jnp.float32)[:, None, None], (N, 2, 4))
+    nothing = jnp.zeros((N, 4), jnp.int32)
+    run = Interpreter(N, Judge(Expected(nothing, nothing), {}, frozenset()))
+    (value,), (tags,) = run.run(ir.trace(MOVED[name], x), [x], [computed(along(N, 0, 3))])
+    assert tags is not None
+    np.testing.assert_array_equal(np.broadcast_to(np.asarray(tags.lanes), value.shape), value)
+
+
+def baked(w, conv, ssm, slots, lengths, positions, x):
+    return x, conv.at[3].set(x[:TAPS]), ssm
+
+
+def decayed(w, conv, ssm, slots, lengths, positions, x):
+    return x, conv * 0.5, ssm
+
+
+def replaced(w, conv, ssm, slots, lengths, positions, x):
+    return x, conv, jnp.zeros_like(ssm)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (baked, "argument 1: scatter at .*test_sanitizer.py:.* writes rows whose numbers are no lane's slot"),
+        (decayed, "argument 1: mul at .* computes with a whole pool.*output 1: is no chain of writes to argument 1"),
+        (replaced, "output 2: is no chain of writes to argument 2"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(step: Step, message: str) -> None:
+    with pytest.raises(UntrackedError, match=message):
+        sanitize(step, example(), CONTRACT)
+
+
+def test_the_contract_has_to_fit() -> None:
+    with pytest.raises(ContractError):
+        sanitize(batched(), example()[:-1], CONTRACT)
+
+
+def test_shapes_are_checked() -> None:
+    sanitized = sanitize(GATHERED, example(), CONTRACT)
+    expected = RowLedger().expect([None] * (N + 1))
+    with pytest.raises(ValueError, match=r"expected found: expected int32\[3, 4\], got int32\[4, 4\]"):
+        sanitized.step(*example(), ghosts=sanitized.ghosts(), expected=expected)
+
+
+@pytest.mark.long
+def test_the_verdict_is_of_the_first_fault_and_traced_again_alike() -> None:
+    host = Host(GATHERED)
+    start(host, (5, 3))
+    expected = host.ledger.expect([Turn(5, 1, 1), None, None])
+    args = (weights(), *host.pools, jnp.array([2, 0, 0], jnp.int32), jnp.ones(N, jnp.int32), jnp.ones(N, jnp.int32))
+    sanitized: SanitizedStep = host.sanitized
+    results = [
+        run(*args, jnp.ones((N, WIDTH)), ghosts=host.ghosts, expected=expected)[-1]
+        for run in (host.compiled, jax.jit(lambda *args, **kwargs: sanitized.step(*args, **kwargs)))
+    ]
+    assert results[0].code.tolist()[0] != 0
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_the_ledger_knows_what_the_host_forgot() -> None:
+    ledger = RowLedger()
+    with pytest.raises(LedgerError) as error:
+        ledger.expect([Turn(5, 3, 1), Turn(5, 0, 1), Turn(0, 0, 1)])
+    for part in ("owner 5 continues at position 3", "lanes 0 and 1 both belong to owner 5", "positive owner, got 0"):
+        assert part in str(error.value)
+    assert ledger.epoch == 0
+    with pytest.raises(LedgerError, match="owner 5 has no label"):
+        ledger.label(5)
+    expected = ledger.expect([Turn(5, 0, 3), None])
+    found, left = (np.asarray(labels) for labels in expected)
+    assert found.tolist() == [[Owner.FRESH, 0, 0, 0], [Owner.ANY, 0, 0, 0]]
+    assert left.tolist() == [[5, 3, 0, 1], [Owner.NOBODY, 0, 0, 1]]
+    with pytest.raises(ValueError):
+        found.setflags(write=True)

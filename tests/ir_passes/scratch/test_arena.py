@@ -1,0 +1,141 @@
+"""Packings of buffers drawn as tables: name, size, and # at the times at which the buffer is live."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from arena_programs import PROGRAMS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ir_passes import Lane, LaneContract, Pool
+from ir_passes.scratch.liveness import liveness
+from ir_passes.scratch.packing import ALIGNMENT, Buffer, height, live_bytes, pack
+from ir_passes.scratch.planner import plan, plan_liveness, scratch_sizes
+
+
+def drawn(text: str) -> list[Buffer]:
+    """The buffers of a table."""
+    buffers: list[Buffer] = []
+    for line in text.strip().splitlines():
+        _, size, live = line.split()
+        buffers.append(Buffer(int(size), live.index("#"), live.rindex("#")))
+    return buffers
+
+
+def packed(buffers: list[Buffer]) -> int:
+    """The height of a packing; recomputes who is live when, time by time and byte range by byte range."""
+    offsets = pack(buffers)
+    assert len(offsets) == len(buffers)
+    top = height(buffers, offsets)
+    for i, (a, low) in enumerate(zip(buffers, offsets, strict=True)):
+        assert low >= 0 and low % ALIGNMENT == 0, f"buffer {i} at {low}"
+        assert low + a.size <= top, f"buffer {i} at {low} of {a.size} above {top}"
+        for j in range(i):
+            b, other = buffers[j], offsets[j]
+            together = set(range(a.start, a.end + 1)) & set(range(b.start, b.end + 1))
+            shared = min(low + a.size, other + b.size) - max(low, other)
+            assert not together or shared <= 0 or not a.size or not b.size, (
+                f"buffers {j} [{other}, {other + b.size}) and {i} [{low}, {low + a.size}) at {together}"
+            )
+    for time in range(max((b.end for b in buffers), default=0) + 1):
+        assert top >= sum(b.size for b in buffers if b.start <= time <= b.end)
+    assert -(-top // ALIGNMENT) * ALIGNMENT >= max(live_bytes(buffers).values(), default=0)
+    return top
+
+
+TABLES = {
+    "nothing": ("", 0),
+    "one": ("a 100 ###", 100),
+    "apart in time": ("a 128 ##..\nb 128 ..##", 128),
+    "touching at one time": ("a 128 ##.\nb 128 .##", 256),
+    "a large one after two small": ("a 64 ##..\nb 64 ##..\nc 128 ..##", 128),
+    "a hole between": ("a 64 ######\nb 128 ###...\nc 64 ######\nd 128 ....##", 256),
+    "padded to 64": ("a 1 ##\nb 1 ##", 65),
+    "empty buffers": ("a 0 ##\nb 64 ##\nc 0 .#", 64),
+    "staircase": ("a 64 ##....\nb 64 .##...\nc 64 ..##..\nd 64 ...##.\ne 64 ....##", 128),
+    "in the order of size it needs more": ("a 192 #....\nb 128 .##..\nc 128 ##...\nd 192 ..###\ne 64 #####", 384),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_packs(case: str) -> None:
+    text, expected = TABLES[case]
+    assert packed(drawn(text)) == expected
+
+
+def test_layers_are_packed_as_low_as_what_is_live_at_once() -> None:
+    """Sixty times the same, every eighth time, as in a model."""
+    text = "a 256 ######\nb 256 ..######\nc 64 ....#########\nd 320 ......###"
+    buffers = [
+        Buffer(buffer.size, buffer.start + time, buffer.end + time)
+        for time in range(0, 480, 8)
+        for buffer in drawn(text)
+    ]
+    assert packed(buffers) == 640
+
+
+BUFFERS = st.lists(
+    st.tuples(st.integers(0, 500), st.integers(0, 12), st.integers(0, 6)).map(
+        lambda t: Buffer(t[0], t[1], t[1] + t[2])
+    ),
+    max_size=14,
+)
+
+
+@settings(max_examples=60)
+@given(BUFFERS)
+def test_any_buffers(buffers: list[Buffer]) -> None:
+    packed(buffers)
+
+
+def test_a_buffer_is_checked() -> None:
+    for arguments in ((-1, 0, 0), (1, 2, 1)):
+        with pytest.raises(ValueError, match="expected size >= 0"):
+            Buffer(*arguments)
+
+
+CONTRACT = LaneContract(
+    inputs=(Pool("state"), Lane(), Lane(), Lane(), Lane()),
+    outputs=(Lane(), Pool("state")),
+)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_plans_are_between_the_lower_bound_and_no_sharing(name: str) -> None:
+    program = PROGRAMS[name]
+    made = plan(program.fn, program.args(4))  # verified there
+    assert made.lower_bound <= made.size <= made.naive + 64 * len(made.placements)
+
+
+def test_scratch_grows_with_the_lanes() -> None:
+    program = PROGRAMS["delta"]
+    sizes = scratch_sizes(program.fn, program.args, (1, 2, 8, 64), CONTRACT)
+    assert [size.lanes for size in sizes] == [1, 2, 8, 64]
+    assert all(size.lower_bound <= size.bytes <= size.naive + 64 * 20 for size in sizes)
+    assert sizes[3].bytes >= 8 * sizes[2].lower_bound
+    with pytest.raises(ValueError, match=r"args_for\(2\) made arguments for 3 lanes"):
+        scratch_sizes(program.fn, lambda n: program.args(n + 1), (2,), CONTRACT)
+
+
+def test_lane_slices_are_an_equal_share_of_the_bytes() -> None:
+    program = PROGRAMS["delta"]
+    live = liveness(program.fn, program.args(4))
+    axes = {value.variable: 0 for value in live.scratch if value.shape[:1] == (4,)}
+    made = plan_liveness(live, lanes=4, lane_axis=axes)
+    assert {p.lane_bytes * 4 == p.bytes for p in made.placements if p.lane_bytes is not None} == {True}
+    assert len(axes) == sum(p.lane_axis == 0 for p in made.placements)
+    assert "B for each lane along axis 0" in made.report()
+    with pytest.raises(ValueError, match="has no axis 2 of a multiple of 4 lanes"):
+        plan_liveness(live, lanes=4, lane_axis=dict.fromkeys(axes, 2))
+    with pytest.raises(ValueError, match="without a number of lanes"):
+        plan_liveness(live, lane_axis=axes)
+
+
+def test_the_report_lists_offsets_lines_and_bodies() -> None:
+    program = PROGRAMS["layers"]
+    report = plan(program.fn, program.args(4)).report()
+    assert report.startswith("arena of ")
+    assert "bodies of scan.0" in report and "arena_programs.py:" in report
+    long = plan(lambda x: jnp.sin(jnp.cos(jnp.tan(x)) + 1) * 2 - 1, (jax.ShapeDtypeStruct((4,), np.float32),))
+    assert "and 4 values further up" in long.report(rows=1)

@@ -1,0 +1,243 @@
+"""Wrong plans, written as a table of offsets, and wrong planners: each is refused with equation, values and bytes."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from arena_programs import MUTANTS, PROGRAMS, apart, mutant_plan
+
+from ir_passes.contract.contract import Lane, LaneContract, Opaque
+from ir_passes.jaxpr import ir
+from ir_passes.scratch import planner
+from ir_passes.scratch.liveness import liveness
+from ir_passes.scratch.plan import Plan, PlanError
+from ir_passes.scratch.planner import declared_scratch, plan, plan_liveness
+from ir_passes.scratch.verifier import verify
+
+X = jax.ShapeDtypeStruct((4, 8), np.float32)  # 128 bytes
+
+
+def chain(x):
+    """add.0 [0, 2], mul.1 [1, 3], sin.2 [2, 4], sub.3 [3, 5], reshape.4 a view of sin.2, add.5 the output."""
+    a = x + 1
+    b = a * 2
+    c = jnp.sin(a)
+    d = b - c
+    return d + c.reshape(4, 8).T.T[:, :]
+
+
+def simple(x):
+    """add.0 [0, 1], mul.1 [1, 2], sin.2 [2, 3]; exp.3 is the output."""
+    return jnp.exp(jnp.sin((x + 1) * 2))
+
+
+def planned(fn, offsets: str, size: int = 1 << 12) -> Plan:
+    """The plan of `fn` with other offsets, `name@offset` for each value in order."""
+    made = plan(fn, (X,))
+    given = dict(item.split("@") for item in offsets.split())
+    assert set(given) == {p.name for p in made.placements}
+    moved = tuple(replace(p, offset=int(given[p.name])) for p in made.placements)
+    return replace(made, placements=moved, size=size)
+
+
+def test_values_at_different_times_may_share() -> None:
+    made = planned(simple, "add.0@0 mul.1@128 sin.2@0", size=256)
+    assert verify(made.jaxpr, made) == 1
+
+
+FAULTS = {
+    "the same bytes at touching ends": (
+        "add.0@0 mul.1@0 sin.2@128",
+        r"equation 1: mul.1 in bytes \[0, 128\) live at equations \[1, 2\] overlaps "
+        r"add.0 in bytes \[0, 128\) live at equations \[0, 1\]",
+    ),
+    "one block of 64 in common": ("add.0@0 mul.1@64 sin.2@192", r"equation 1: mul.1 .*overlaps add.0"),
+    "one inside the other's end": ("add.0@256 mul.1@0 sin.2@64", r"equation 2: sin.2 .*overlaps mul.1"),
+    "an odd offset": ("add.0@0 mul.1@136 sin.2@0", r"equation 1: .*\[136, 264\).* is not aligned to 64"),
+    "the end of the arena": ("add.0@4032 mul.1@0 sin.2@128", r"equation 0: .*outside the arena of 4096 bytes"),
+    "before the arena": ("add.0@-64 mul.1@64 sin.2@256", r"equation 0: .*outside the arena"),
+}
+
+
+@pytest.mark.parametrize(("offsets", "message"), FAULTS.values(), ids=FAULTS)
+def test_refuses(offsets: str, message: str) -> None:
+    made = planned(simple, offsets)
+    with pytest.raises(PlanError, match=message):
+        verify(made.jaxpr, made)
+
+
+def test_an_equation_may_overwrite_its_operand_only_as_declared() -> None:
+    made = planned(simple, "add.0@0 mul.1@0 sin.2@128")
+    assert verify(made.jaxpr, made, in_place=[((1, 0), (0, 0))]) == 0
+    with pytest.raises(PlanError, match="overlaps"):
+        verify(made.jaxpr, made, in_place=[((2, 0), (1, 0))])
+    partly = planned(simple, "add.0@0 mul.1@64 sin.2@192")
+    with pytest.raises(PlanError, match="overlaps"):
+        verify(partly.jaxpr, partly, in_place=[((1, 0), (0, 0))])
+    read_later = planned(chain, " ".join(f"{p.name}@{0 if i < 2 else 512 * i}" for i, p in places(chain)))
+    with pytest.raises(PlanError, match=r"mul.1 .*overlaps add.0"):
+        verify(read_later.jaxpr, read_later, in_place=[((1, 0), (0, 0))])
+
+
+def places(fn):
+    return enumerate(plan(fn, (X,)).placements)
+
+
+def edited(fn, edit) -> Plan:
+    made = plan(fn, (X,))
+    return replace(made, placements=tuple(edit(list(made.placements))))
+
+
+EDITS = {
+    "a missing value": (lambda ps: ps[1:], "equation 0: result 0 of add has no place"),
+    "a value twice": (lambda ps: [ps[0], *ps], "equation 0: add.0 is placed twice"),
+    "an output": (lambda ps: [*ps, replace(ps[0], equation=3, name="exp.3")], "exp.3 is an output"),
+    "no value": (lambda ps: [*ps, replace(ps[0], result=1, name="add.0.1")], "no value with bytes of its own"),
+    "too few bytes": (lambda ps: [replace(ps[0], bytes=32), *ps[1:]], "add.0 has 128 bytes, the plan has 32"),
+    "an early end": (
+        lambda ps: [replace(ps[0], end=0), *ps[1:]],
+        r"add.0 is live at equations \[0, 1\], the plan keeps its bytes at \[0, 0\]",
+    ),
+    "unequal lane slices": (
+        lambda ps: [replace(ps[0], lane_bytes=100), *ps[1:]],
+        "has 128 bytes, the plan None slices",
+    ),
+}
+
+
+@pytest.mark.parametrize(("edit", "message"), EDITS.values(), ids=EDITS)
+def test_refuses_a_plan_with(edit, message: str) -> None:
+    made = edited(simple, edit)
+    with pytest.raises(PlanError, match=message):
+        verify(made.jaxpr, made)
+
+
+def test_refuses_a_view_that_is_none() -> None:
+    made = plan(simple, (X,))
+    wrong = replace(made, views=frozenset({(1, 0)}), placements=(made.placements[0], made.placements[2]))
+    with pytest.raises(PlanError, match="equation 1: result 0 of mul is no view"):
+        verify(made.jaxpr, wrong)
+    with pytest.raises(PlanError, match=r"views that no equation computes: \[\(9, 0\)\]"):
+        verify(made.jaxpr, replace(made, views=frozenset({(9, 0)})))
+
+
+def test_refuses_to_plan_the_base_of_an_output() -> None:
+    def fn(x):
+        return jnp.exp(x).reshape(-1)
+
+    closed = ir.inline(ir.trace(fn, X))
+    other = plan(simple, (X,))
+    wrong = replace(other, placements=(replace(other.placements[0], name="exp.0"),), views=frozenset({(1, 0)}))
+    with pytest.raises(PlanError, match="exp.0 is an output or has one as a view"):
+        verify(closed, wrong)
+
+
+def body_plan(name: str, edit) -> Plan:
+    program = PROGRAMS[name]
+    made = plan(program.fn, program.args(4))
+    ((equation, block),) = made.blocks.items()
+    return replace(made, blocks=edit(equation, block))
+
+
+BODIES = {
+    "without its body": (lambda e, b: {}, r"equations \[\d+\] need blocks, the plan has them for \[\]"),
+    "with one body of two": (lambda e, b: {e: replace(b, bodies=b.bodies[:1])}, "runs 2 bodies, the plan has 1"),
+    "with bodies on the same bytes": (
+        lambda e, b: {e: replace(b, bodies=tuple((0, body) for _, body in b.bodies))},
+        "bodies overlap",
+    ),
+    "with a body outside its block": (
+        lambda e, b: {e: replace(b, bodies=tuple((offset + 64, body) for offset, body in b.bodies))},
+        r"a body in bytes \[128, \d+\) of a block of \d+",
+    ),
+    "with a smaller arena for a body": (
+        lambda e, b: {e: replace(b, bodies=(b.bodies[0], (64, replace(b.bodies[1][1], size=64))))},
+        r"in its body: .*outside the arena of 64",
+    ),
+}
+
+
+@pytest.mark.parametrize(("edit", "message"), BODIES.values(), ids=BODIES)
+def test_refuses_a_loop(edit, message: str) -> None:
+    made = body_plan("loop", edit)
+    with pytest.raises(PlanError, match=message):
+        verify(made.jaxpr, made)
+
+
+def test_refuses_a_body_on_the_bytes_of_live_scratch() -> None:
+    made = body_plan("loop", lambda e, b: {e: b})
+    ((equation, block),) = made.blocks.items()
+    live = next(p for p in made.placements if p.start <= equation <= p.end)
+    wrong = replace(made, blocks={equation: replace(block, offset=live.offset)}, size=1 << 12)
+    with pytest.raises(
+        PlanError, match=f"equation {equation}: bodies of while.{equation} .*overlaps|overlaps bodies of"
+    ):
+        verify(made.jaxpr, wrong)
+
+
+def test_branches_may_share_their_bytes() -> None:
+    made = body_plan("branch", lambda e, b: {e: b})
+    ((_, block),) = made.blocks.items()
+    assert {offset for offset, _ in block.bodies} == {0}
+    assert verify(made.jaxpr, made) > 0
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_accepts_the_planner(name: str, monkeypatch) -> None:
+    program = PROGRAMS[name]
+    made = plan_liveness(liveness(program.fn, program.args(4)))
+    verify(made.jaxpr, made)
+    monkeypatch.setattr(planner, "pack", apart)
+    made = plan_liveness(liveness(program.fn, program.args(4)))
+    assert verify(made.jaxpr, made) == 0
+
+
+@pytest.mark.parametrize(("mutant", "name"), [(mutant, name) for mutant, names in MUTANTS.items() for name in names])
+def test_refuses_the_planner_with(mutant: str, name: str, monkeypatch) -> None:
+    made = mutant_plan(mutant, name, 4, monkeypatch)
+    with pytest.raises(PlanError):
+        verify(made.jaxpr, made)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "name"), [("forgotten view", "view"), ("forgotten pool read", "cache"), ("touching ends", "delta")]
+)
+def test_finds_the_bytes_that_two_values_share(mutant: str, name: str, monkeypatch) -> None:
+    made = mutant_plan(mutant, name, 4, monkeypatch)
+    with pytest.raises(PlanError, match=r"equation \d+: .* in bytes \[.*overlaps .* in bytes \["):
+        verify(made.jaxpr, made)
+
+
+def doubled_by_host(x):
+    return 2 * x
+
+
+def calls_twice(x):
+    call = lambda x: jax.pure_callback(doubled_by_host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+    return (call(call(x * 3) + 1),)
+
+
+def scratch_contract(size) -> LaneContract:
+    declared = Opaque((Lane(),), (Lane(),), scratch_bytes=size)
+    return LaneContract((Lane(),), (Lane(),), opaque={"doubled_by_host": declared})
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 8])
+def test_scratch_of_opaque_operations_comes_from_the_plan(lanes: int) -> None:
+    contract = scratch_contract(lambda n: 1000 * n)
+    made = plan(calls_twice, (jnp.ones((lanes, 5)),), contract)
+    blocks = list(made.blocks.values())
+    assert [block.bytes for block in blocks] == [1000 * lanes, 1000 * lanes]
+    assert made.size >= made.lower_bound >= 1000 * lanes + 20 * lanes
+    assert made.size < plan(calls_twice, (jnp.ones((lanes, 5)),)).size + 2000 * lanes  # the calls share their scratch
+
+
+def test_refuses_scratch_sized_for_one_lane() -> None:
+    args = (jnp.ones((4, 5)),)
+    small = plan(calls_twice, args, scratch_contract(lambda n: 1000))
+    with pytest.raises(PlanError, match="uses 4000 bytes of scratch, the plan gives it 1000"):
+        verify(small.jaxpr, small, opaque_scratch=declared_scratch(scratch_contract(lambda n: 1000 * n).opaque, 4))
+    with pytest.raises(ValueError, match="expected bytes, got -1"):
+        plan(calls_twice, args, scratch_contract(lambda n: -1))

@@ -1,0 +1,344 @@
+"""The audit passes steps that XLA compiled as their contract says, and names what is wrong with the others."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from audited_steps import (
+    LANES,
+    ONE,
+    ROW,
+    ROWS,
+    SLOTS,
+    STACKED,
+    TWO,
+    TWO_SWAPPED,
+    Step,
+    copied_whole,
+    fori_loop,
+    gather_compute_scatter,
+    masked_whole,
+    per_sequence_loop,
+    pool,
+    pool_as_xs,
+    right_steps,
+    row_pool_twice,
+    slots,
+    stacked,
+    two_pools,
+    two_pools_swapped,
+    x,
+)
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ir_passes import Lane, LaneContract, Pool, Shared
+from ir_passes.xla_audit.audit import audit, audit_executable, pools_in_place
+from ir_passes.xla_audit.findings import AuditError, FindingKind, where
+from ir_passes.xla_audit.hlo import addresses
+from ir_passes.xla_audit.live_values import live_values
+from ir_passes.xla_audit.program import Buffers, Executable, Index, Slice
+
+RIGHT = right_steps()
+ARGS = (pool(), slots(), x())
+
+
+def kinds(step: Step) -> set[FindingKind]:
+    return {finding.kind for finding in step.audit().findings}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_steps_pass(name: str) -> None:
+    report = RIGHT[name].audit()
+    assert report.require() is report
+    assert (report.findings, report.copies, report.collectives, report.uncovered) == ((), (), (), ())
+    assert report.values > 5
+    assert report.temp_lower_bound <= report.temp_bytes
+    assert re.fullmatch("[0-9a-f]{64}", report.fingerprint)
+
+
+def test_audit_of_a_compiled_executable() -> None:
+    step = RIGHT["gather, compute, scatter"]
+    report = audit(step.compile(), step.bound()).require()
+    assert report.seconds > 0
+
+
+def test_per_sequence_loop_copies_the_pool() -> None:
+    report = Step(per_sequence_loop, ONE, ARGS).audit()
+    assert len(report.copies) >= LANES
+    assert {copy.pools for copy in report.copies} == {("argument 0",)}
+    assert {copy.bytes for copy in report.copies} == {pool().nbytes}
+    assert not any(copy.looped for copy in report.copies)
+    lines = {int(copy.source.rsplit(":", 1)[1]) for copy in report.copies}
+    first = per_sequence_loop.__code__.co_firstlineno
+    assert lines <= set(range(first, first + 7))
+    with pytest.raises(AuditError) as raised:
+        report.require()
+    assert raised.value.findings == report.findings
+    assert str(raised.value).count("pool-sized copy") == len(report.copies)
+    assert "audited_steps.py" in str(raised.value)
+
+
+def test_scan_over_the_pool_copies_it() -> None:
+    report = Step(pool_as_xs, STACKED, (stacked(), slots(), x())).audit()
+    assert len(report.copies) == 1
+    assert {finding.kind for finding in report.findings} == {FindingKind.POOL_COPY, FindingKind.SECOND_POOL}
+
+
+def test_copy_in_a_loop_is_said_to_be_in_one() -> None:
+    def step(pools, slots, x):
+        def body(carry, layer):
+            pools, total = carry
+            new = pools.at[layer, slots].set(x)
+            return (new, total + (pools[:, ::-1] * new).sum()), None
+
+        (pools, total), _ = jax.lax.scan(body, (pools, 0.0), jnp.arange(3, dtype=jnp.int32))
+        return pools, x * total
+
+    assert any(copy.looped for copy in Step(step, STACKED, (stacked(), slots(), x())).audit().copies)
+
+
+def test_old_pool_read_after_the_write_is_a_copy() -> None:
+    assert kinds(Step(copied_whole, ONE, ARGS)) == {FindingKind.POOL_COPY}
+
+
+def test_new_rows_computed_twice_are_a_copy() -> None:
+    args = (jnp.zeros((LANES, *ROW)), jnp.ones(LANES, bool), x())
+    assert kinds(Step(row_pool_twice, ROWS, args)) == {FindingKind.POOL_COPY}
+
+
+def test_pool_that_is_not_donated() -> None:
+    found = Step(gather_compute_scatter, ONE, ARGS, donate=()).audit().findings
+    assert FindingKind.NOT_IN_PLACE in {finding.kind for finding in found}
+    (not_donated,) = (finding for finding in found if finding.kind is FindingKind.NOT_IN_PLACE)
+    assert "output 0 must take the bytes of argument 0" in not_donated.message
+    assert "donate_argnums" in not_donated.remedy
+
+
+def test_pool_that_is_never_read() -> None:
+    def step(pool, slots, x):
+        return jnp.zeros((SLOTS, *ROW)).at[slots].set(x), x.sum((1, 2))
+
+    found = Step(step, ONE, ARGS, donate=()).audit().findings
+    assert any("never read" in finding.message for finding in found)
+
+
+def test_swapped_outputs_get_each_others_bytes() -> None:
+    args = (pool(), pool() + 1.0, slots(), x())
+    found = Step(two_pools_swapped, TWO_SWAPPED, args, (0, 1)).audit().findings
+    wrong = [finding for finding in found if finding.kind is FindingKind.WRONG_SUCCESSOR]
+    assert len(wrong) == 2
+    assert "argument 0 must become output 1 in place, but its bytes take output 0" in wrong[0].message
+    assert not Step(two_pools, TWO, args, (0, 1)).audit().findings
+
+
+def test_weight_that_is_overwritten() -> None:
+    contract = LaneContract(inputs=(Shared(), Lane()), outputs=(Lane(),))
+
+    def step(weight, x):
+        return (weight * x,)
+
+    args = (jnp.ones((LANES, 64)), jnp.ones((LANES, 64)))
+    (finding,) = Step(step, contract, args).audit().findings
+    assert finding.kind is FindingKind.OVERWRITTEN
+    assert "argument 0 has no successor, but output 0" in finding.message
+
+
+def test_pool_computed_elsewhere() -> None:
+    assert FindingKind.SECOND_POOL in kinds(Step(masked_whole, ONE, ARGS))
+
+
+def test_scratch_above_the_bound() -> None:
+    big = Step(
+        lambda p, x: (p + 1.0, x @ x.T @ x),
+        LaneContract((Pool("p"), Lane()), (Pool("p"), Lane())),
+        (jnp.ones((256, 8)), jnp.ones((256, 64))),
+    )
+    report = big.audit()
+    assert not report.findings
+    assert report.temp_bytes >= report.temp_lower_bound >= 256 * 256 * 4
+    assert [finding.kind for finding in big.audit(temp_ratio=0.5).findings] == [FindingKind.SCRATCH]
+
+
+def moved(executable: Executable, at: tuple[int, Index], place: Slice) -> Executable:
+    buffers = Buffers(executable.buffers.allocations, dict(executable.buffers.slices) | {at: place})
+    return dataclasses.replace(executable, buffers=buffers)
+
+
+def test_every_temporary_moved_onto_a_live_neighbour_is_found() -> None:
+    """The seeded bug of a planner: one value shifted so that it begins in the last byte of a live one."""
+    step = RIGHT["pool as carry"]
+    executable, bound = step.executable(), step.bound()
+    live = live_values(executable)
+    placed = [value for value in live.values if value.slice and value.array.dtype != "tuple" and value.slice.size]
+    tried = 0
+    for one in placed:
+        for other in placed:
+            assert one.slice is not None
+            assert other.slice is not None
+            together = (
+                one.start < other.stop and other.start < one.stop and one.slice.allocation == other.slice.allocation
+            )
+            if one is other or not together or one.slice.overlaps(other.slice):
+                continue
+            shifted = Slice(one.slice.allocation, other.slice.offset + other.slice.size - 1, one.slice.size)
+            broken = audit_executable(moved(executable, (one.instruction.id, one.index), shifted), bound)
+            found = {finding.kind for finding in broken.findings}
+            assert found & {FindingKind.OVERLAP, FindingKind.MISPLACED}, f"{one} onto {other}"
+            tried += 1
+    assert tried > 5
+
+
+def overlapping(step: Step) -> tuple[Executable, set[FindingKind]]:
+    """A scratch value moved onto an operand of its own, not exactly: ends touch, bytes overlap in part."""
+    executable = step.executable()
+    live = live_values(executable)
+    for value in live.values:
+        for operand in value.instruction.operands:
+            for theirs in live.of[operand].values():
+                other = live.values[theirs]
+                if value.slice and other.slice and other.stop == value.start and other.slice.size > 8:
+                    if executable.buffers.allocations[other.slice.allocation].is_temp:
+                        place = Slice(other.slice.allocation, other.slice.offset + 4, value.slice.size)
+                        broken = moved(executable, (value.instruction.id, value.index), place)
+                        found = audit_executable(broken, step.bound()).findings
+                        return broken, {finding.kind for finding in found}
+    raise AssertionError("no value of this step ends in another's definition")
+
+
+def test_values_that_touch_in_time_may_only_share_identical_bytes() -> None:
+    _, found = overlapping(RIGHT["gather, compute, scatter"])
+    assert FindingKind.OVERLAP in found
+
+
+def test_loop_that_hands_over_other_bytes() -> None:
+    step = Step(fori_loop, ONE, ARGS)
+    executable = step.executable()
+    loop = next(one for one in executable.module.instructions.values() if one.opcode == "while")
+    at, place = next(
+        (at, place)
+        for at, place in executable.buffers.slices.items()
+        if at[0] == loop.id and at[1] and executable.buffers.allocations[place.allocation].parameter is not None
+    )
+    broken = moved(executable, at, dataclasses.replace(place, offset=place.offset + 64))
+    found = audit_executable(broken, step.bound()).findings
+    assert any(
+        finding.kind is FindingKind.MISPLACED and "has to be in one place" in finding.message for finding in found
+    )
+
+
+def test_what_a_loop_ends_with_outlives_its_condition() -> None:
+    """`last` is not read by the body, but after the condition's last run it is the result."""
+
+    def step(pool, x):
+        last = jax.lax.fori_loop(0, jnp.int32(x[0, 0]), lambda i, _: x * i.astype(jnp.float32), jnp.sin(x))
+        return pool + 1.0, last
+
+    contract = LaneContract((Pool("p"), Lane()), (Pool("p"), Lane()))
+    looped = Step(step, contract, (jnp.ones((LANES, 8)), jnp.ones((LANES, 16))))
+    executable = looped.executable()
+    assert not audit_executable(executable, looped.bound()).findings
+    module = executable.module
+    loop = next(one for one in module.instructions.values() if one.opcode == "while")
+    index = next(
+        index
+        for index, array in loop.arrays.items()
+        if array.dims == (LANES, 16) and (loop.id, index) in executable.buffers.slices
+    )
+    last = executable.buffers.slices[(loop.id, index)]
+    test = module.computations[loop.called[1]].root
+    broken = moved(executable, (test, ()), Slice(last.allocation, last.offset, 1))
+    assert FindingKind.OVERLAP in {finding.kind for finding in audit_executable(broken, looped.bound()).findings}
+
+
+def test_value_outside_its_allocation_or_too_small() -> None:
+    step = RIGHT["gather, compute, scatter"]
+    executable = step.executable()
+    at, place = next(
+        (at, place)
+        for at, place in executable.buffers.slices.items()
+        if place.size >= LANES * 64 * 4 and executable.buffers.allocations[place.allocation].is_temp
+    )
+    size = executable.buffers.allocations[place.allocation].size
+    for wrong in (Slice(place.allocation, size - 4, place.size), Slice(place.allocation, place.offset, 4)):
+        found = audit_executable(moved(executable, at, wrong), step.bound()).findings
+        assert any(finding.kind is FindingKind.MISPLACED and "within the" in finding.message for finding in found)
+    slices = dict(executable.buffers.slices)
+    del slices[at]
+    missing = dataclasses.replace(executable, buffers=Buffers(executable.buffers.allocations, slices))
+    assert any("no place" in finding.message for finding in audit_executable(missing, step.bound()).findings)
+
+
+def test_argument_that_the_caller_keeps_is_never_overwritten() -> None:
+    """The last value to be written, moved onto an argument that nothing in the step reads any more."""
+    step = RIGHT["gather, compute, scatter"]
+    executable = step.executable()
+    main = executable.module.main
+    place = executable.buffers.slices[(main.parameters[2].id, ())]
+    broken = moved(executable, (main.root, ()), Slice(place.allocation, 0, 16))
+    (finding,) = audit_executable(broken, step.bound()).findings
+    assert finding.kind is FindingKind.OVERLAP
+    assert main.parameters[2].name in finding.message
+
+
+def test_what_xla_made_inside_a_fusion_is_named_for_its_neighbours() -> None:
+    """An expanded scatter, say: the finding about it has a name, a source and no second fault."""
+    module = RIGHT["gather, compute, scatter"].executable().module
+    tried = 0
+    for fusion in (each for each in module.computations.values() if each.is_fusion):
+        named = {one.id for one in fusion.instructions if one.source}
+        assert named and not named & module.instructions.keys()
+        for one in fusion.instructions:
+            if named.intersection(one.operands):
+                assert "audited_steps.py:" in where(dataclasses.replace(one, op_name="", source=""), module)
+                tried += 1
+    assert tried
+
+
+def test_pools_in_place_by_address() -> None:
+    step = RIGHT["gather, compute, scatter"]
+    program = step.compile()
+    pools = jnp.zeros((SLOTS, *ROW))
+    before = addresses(pools)
+    after, _ = program(pools, *step.args[1:])
+    assert pools_in_place(before, after)
+    assert not pools_in_place(before, jnp.copy(after))
+
+
+MESH_CONTRACT = LaneContract(inputs=(Pool("p"), Lane()), outputs=(Pool("p"), Lane()))
+
+
+def test_collectives_and_their_axes() -> None:
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("lane", "model"))
+
+    def step(pool, x):
+        @jax.shard_map(
+            mesh=mesh,
+            in_specs=PartitionSpec("lane", "model"),
+            out_specs=PartitionSpec("lane", "model"),
+            check_vma=False,
+        )
+        def mix(x):
+            swapped = jax.lax.ppermute(x, "lane", [(0, 1), (1, 0)])
+            return jax.lax.psum(x, "model") + swapped
+
+        return pool + 1.0, mix(x)
+
+    sharding = NamedSharding(mesh, PartitionSpec("lane", "model"))
+    args = tuple(jax.device_put(jnp.ones((8, 16)), sharding) for _ in range(2))
+    compiled = Step(step, MESH_CONTRACT, args).compile()
+    bound = MESH_CONTRACT.bind(step, args)
+    report = audit(compiled, bound, mesh=mesh, axes=("lane", "model")).require()
+    assert {one.opcode: one.axes for one in report.collectives} == {
+        "all-reduce": ("model",),
+        "collective-permute": ("lane",),
+    }
+    groups = {one.opcode: one.groups for one in report.collectives}
+    assert groups["all-reduce"] == ((0, 1, 2, 3), (4, 5, 6, 7))
+    (finding,) = audit(compiled, bound, mesh=mesh, axes=("model",)).findings
+    assert finding.kind is FindingKind.COLLECTIVE
+    assert "collective-permute runs along axes ['lane'], expected ['model']" in finding.message
+    assert "test_audit.py" in finding.where
+    assert len(audit(compiled, bound).findings) == 2

@@ -1,0 +1,201 @@
+"""What XLA:GPU may do in place: fusions as it makes them for an H100, and the same changed so that they are wrong."""
+
+from typing import Any, NamedTuple
+
+import pytest
+from hlo_text import serialized
+
+from ir_passes.xla_audit.hlo import read_module
+from ir_passes.xla_audit.in_place import in_place_hazards
+from ir_passes.xla_audit.live_values import live_values
+from ir_passes.xla_audit.program import Allocation, Array, Buffers, Executable, Index, Slice
+
+REDUCTION = """
+HloModule m, is_scheduled=true
+
+add {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+
+fused {
+  p = f32[64,128]{1,0} parameter(0)
+  q = f32[64,128]{1,0} parameter(1)
+  zero = f32[] constant(0)
+  product = f32[64,128]{1,0} multiply(p, q)
+  sum = f32[64]{0} reduce(product, zero), dimensions={1}, to_apply=add
+  rest = f32[64,128]{1,0} subtract(p, q)
+  ROOT results = (f32[64]{0}, f32[64,128]{1,0}) tuple(sum, rest)
+}
+
+ENTRY main {
+  x = f32[64,128]{1,0} parameter(0)
+  y = f32[64,128]{1,0} parameter(1)
+  ROOT made = (f32[64]{0}, f32[64,128]{1,0}) fusion(x, y), kind=kInput, calls=fused
+}
+"""
+
+SORT = """
+HloModule m, is_scheduled=true
+
+order {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  c = s32[] parameter(2)
+  d = s32[] parameter(3)
+  e = s32[] parameter(4)
+  f = s32[] parameter(5)
+  ROOT g = pred[] compare(a, b), direction=GT
+}
+
+fused {
+  p = f32[4,16]{1,0} parameter(0)
+  q = s32[4,16]{1,0} parameter(1)
+  places = s32[4,16]{1,0} iota(), iota_dimension=1
+  ROOT sorted = (f32[4,16]{1,0}, s32[4,16]{1,0}, s32[4,16]{1,0}) sort(p, q, places), dimensions={1}, to_apply=order
+}
+
+ENTRY main {
+  x = f32[4,16]{1,0} parameter(0)
+  y = s32[4,16]{1,0} parameter(1)
+  ROOT made = (f32[4,16]{1,0}, s32[4,16]{1,0}, s32[4,16]{1,0}) fusion(x, y), kind=kCustom, calls=fused
+}
+"""
+
+
+class Case(NamedTuple):
+    """A program, its results that lie in the bytes of arguments, and what else is changed.
+
+    Attributes:
+        shared: index of a result -> the argument.
+    """
+
+    text: str
+    shared: dict[Index, int]
+    changes: tuple[tuple[str, str], ...] = ()
+    platform: str = "gpu"
+
+
+def found(case: Case) -> list[tuple[int, Index, str]]:
+    """Operand, result and opcode of what reads at other positions, of each hazard."""
+    text = case.text
+    for old, new in case.changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    read = read_module(serialized(text))
+    arrays: dict[tuple[int, Index], Array] = {
+        (one.id, index): array for one in read.main.instructions for index, array in one.arrays.items()
+    }
+    slices = {key: Slice(i, 0, array.bytes) for i, (key, array) in enumerate(arrays.items())}
+    (made,) = (one for one in read.main.instructions if one.opcode == "fusion")
+    for index, argument in case.shared.items():
+        slices[made.id, index] = slices[read.main.parameters[argument].id, ()]
+    allocations = {i: Allocation(i, array.bytes, None, False, False, False) for i, array in enumerate(arrays.values())}
+    executable = Executable(read, Buffers(allocations, slices), {0: 0, 1: 1}, case.platform, 0, "")
+    hazards = in_place_hazards(executable, live_values(executable))
+    return [(one.operand, one.index, one.through.opcode) for one in hazards]
+
+
+ROWS, BOTH = "(f32[64]{0}, f32[64,128]{1,0})", "(f32[64]{0}, f32[64,128]{1,0}, f32[64,128]{1,0})"
+PRODUCT, REST = "product = f32[64,128]{1,0} multiply(p, q)", "rest = f32[64,128]{1,0} subtract(p, q)"
+BACK = "back = f32[64,128]{1,0} reverse(p), dimensions={0}"
+TRITON = 'kind=kCustom, backend_config={"fusion_backend_config":{"kind":"__triton"}}'
+
+
+def reduction(*changes: tuple[str, str], results: str = ROWS, **options: Any) -> Case:
+    """A program whose second result lies in the bytes of its first argument."""
+    text = REDUCTION.replace(f"made = {ROWS}", f"made = {results}").replace(f"results = {ROWS}", f"results = {results}")
+    return Case(text, **{"shared": {(1,): 0}, **options}, changes=changes)
+
+
+def sort(shared: dict[Index, int], *changes: tuple[str, str], **options: Any) -> Case:
+    return Case(SORT, shared, changes, **options)
+
+
+RIGHT = {
+    "elements beside a sum of them": reduction(),
+    "in the bytes of the other operand": reduction(shared={(1,): 1}),
+    "sum of columns": reduction(
+        ("f32[64]{0} reduce(product, zero), dimensions={1}", "f32[128]{0} reduce(product, zero), dimensions={0}"),
+        results="(f32[128]{0}, f32[64,128]{1,0})",
+    ),
+    "sum that is returned in another shape": reduction(
+        ("  rest =", "  shaped = f32[8,8]{1,0} bitcast(sum)\n  rest ="),
+        ("tuple(sum", "tuple(shaped"),
+        results="(f32[8,8]{1,0}, f32[64,128]{1,0})",
+    ),
+    "sorted where it was": sort({(0,): 0}),
+    "both sorted where they were": sort({(0,): 0, (1,): 1}),
+}
+WRONG = {
+    "sum on a CPU": (reduction(platform="cpu"), (0, (1,), "reduce")),
+    "sum in a loop": (reduction(("kInput", "kLoop")), (0, (1,), "reduce")),
+    "sum of another row": (
+        reduction((PRODUCT, f"{BACK}\n  {PRODUCT.replace('(p', '(back')}")),
+        (0, (1,), "reverse"),
+    ),
+    "sum of a part": (
+        reduction((PRODUCT, "product = f32[64,64]{1,0} slice(p), slice={[0:64], [0:64]}")),
+        (0, (1,), "reduce"),
+    ),
+    "what needs the sum first": (
+        reduction(
+            (REST, f"spread = f32[64,128]{{1,0}} broadcast(sum), dimensions={{0}}\n  {REST.replace('q', 'spread')}")
+        ),
+        (0, (1,), "broadcast"),
+    ),
+    "sum with something behind it": (
+        reduction(("  rest =", "  root = f32[64]{0} sqrt(sum)\n  rest ="), ("tuple(sum", "tuple(root")),
+        (0, (1,), "reduce"),
+    ),
+    "sum that another result is made of": (
+        reduction(
+            ("  rest =", "  root = f32[64]{0} sqrt(sum)\n  rest ="),
+            ("tuple(sum, rest", "tuple(sum, rest, root"),
+            results="(f32[64]{0}, f32[64,128]{1,0}, f32[64]{0})",
+        ),
+        (0, (1,), "reduce"),
+    ),
+    "rows turned round beside the sum": (
+        reduction(
+            ("  ROOT results", f"  {BACK}\n  ROOT results"), ("tuple(sum, rest", "tuple(sum, rest, back"), results=BOTH
+        ),
+        (0, (1,), "reverse"),
+    ),
+    "the sum itself": (reduction(shared={(0,): 0}), (0, (0,), "reduce")),
+    "sum of rows of one element": (
+        reduction(shared={(0,): 0})._replace(text=REDUCTION.replace("64,128", "64,1")),
+        (0, (0,), "reduce"),
+    ),
+    "sort on a CPU": (sort({(0,): 0}, platform="cpu"), (0, (0,), "sort")),
+    "sort in a loop": (sort({(0,): 0}, ("kCustom", "kLoop")), (0, (0,), "sort")),
+    "sort by Triton": (sort({(0,): 0}, ("kind=kCustom", TRITON)), (0, (0,), "sort")),
+    # The first operand is copied there before the second is read.
+    "first result in the bytes of the second operand": (sort({(0,): 1}), (1, (0,), "sort")),
+    "places in the bytes of an operand": (sort({(2,): 0}), (0, (2,), "sort")),
+    "turned round before it is sorted": (
+        sort(
+            {(0,): 0},
+            ("  places =", "  back = f32[4,16]{1,0} reverse(p), dimensions={1}\n  places ="),
+            ("sort(p, q, places)", "sort(back, q, places)"),
+        ),
+        (0, (0,), "sort"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_fusions_of_a_gpu_that_are_right_in_place(name: str) -> None:
+    assert found(RIGHT[name]) == []
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_fusions_that_overwrite_what_they_read_are_found(name: str) -> None:
+    case, expected = WRONG[name]
+    assert found(case) == [expected]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_same_with_bytes_of_their_own_are_right(name: str) -> None:
+    assert found(WRONG[name][0]._replace(shared={})) == []

@@ -1,0 +1,27 @@
+"""What holds a pool's value, and what only has its size, in compiled programs."""
+
+import jax
+import jax.numpy as jnp
+from audited_steps import LANES, Step
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from ir_passes import Lane, LaneContract, Pool
+from ir_passes.xla_audit.live_values import live_values
+
+
+def test_an_array_of_the_pools_size_made_from_part_of_its_rows_is_no_copy() -> None:
+    """One fusion reads a part of every row and fills it up to the pool's size: what follows is no version of it."""
+    row_major = Layout(major_to_minor=(0, 1))
+
+    def step(pool, x):
+        part = jnp.pad(jnp.sin(pool[:, :2]), [(0, 0), (0, 14)]).astype(jnp.bfloat16)
+        weight = jnp.eye(16, dtype=jnp.bfloat16)
+        product = jax.lax.dot_general(weight, part, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        turned = with_layout_constraint(with_layout_constraint(product, row_major).T, row_major)
+        return pool + x + turned.sum(axis=1, keepdims=True), turned
+
+    contract = LaneContract((Pool("p"), Lane()), (Pool("p"), Lane()))
+    made = Step(step, contract, (jnp.ones((LANES, 16)),) * 2)
+    assert any("copy" in one.name for one in live_values(made.executable()).executed)
+    report = made.audit()
+    assert not report.copies and not report.findings

@@ -1,0 +1,152 @@
+"""The multi-token-prediction head: its rows after prompts cut in pieces, in lanes of all lengths, in used rows."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from filled import filled
+from flax import nnx
+
+from models.decoder.mtp import MtpDecoder, MtpState
+from models.families.qwen3_5 import QWEN3_5
+from models.mixers.attention import KVCache
+from models.state.state import cache_positions
+
+TOKENS, CONTEXT = 9, 200
+FIELDS: dict[str, Any] = {
+    "vocab_size": 41,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 8,
+    "intermediate_size": 24,
+}
+
+
+class After(NamedTuple):
+    """What a step leaves: the state, and the head's logits behind one token more, which it has not kept."""
+
+    state: tuple
+    logits: Any  # float32 [N, V]
+
+    @property
+    def head(self) -> MtpState:
+        return self.state[-1]
+
+    @property
+    def cache(self) -> KVCache:
+        return self.head.layer[0]
+
+
+@pytest.fixture(scope="module")
+def step() -> Any:
+    """`step(tokens, lengths, positions, state, next) -> After`, compiled once for all tests."""
+    family = QWEN3_5.with_head
+    assert family is not None
+    rng = np.random.default_rng(0)
+
+    def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        array = rng.uniform(-1, 1, shape) if len(shape) == 1 else rng.normal(size=shape) / shape[-1] ** 0.5
+        return array.astype(np.float32)
+
+    model = filled(lambda: family.build(family.read_config(FIELDS), nnx.Rngs(0)), value)
+    assert isinstance(model, MtpDecoder)
+    graph, parameters = nnx.split(model)
+
+    @jax.jit
+    def run(parameters: Any, tokens: Any, lengths: Any, positions: Any, state: tuple, following: Any) -> After:
+        model = nnx.merge(graph, parameters)
+        blocks = jnp.int32(cache_positions(CONTEXT) // 128)
+        _, state = model(tokens, lengths, positions, state, blocks)
+        head, end = state[-1], positions + lengths
+        one = jnp.ones_like(lengths)
+        after, _ = model.consume_pairs(following[:, None], head.hidden[:, None], one, end, head.layer, blocks)
+        return After(state, model.logits(after)[:, 0])
+
+    return lambda *operands: jax.device_get(run(parameters, *operands))
+
+
+LENGTHS = np.array([9, 5, 2, 1, 0], np.int32)
+TEXT = np.random.default_rng(1).integers(41, size=(5, TOKENS)).astype(np.int32)
+NEXT = np.arange(5, dtype=np.int32)
+START = np.zeros(5, np.int32)
+
+
+def rows(fill: float) -> tuple:
+    """Rows as earlier sequences may have left them."""
+    family = QWEN3_5.with_head
+    assert family is not None
+    model = nnx.eval_shape(lambda: family.build(family.read_config(FIELDS), nnx.Rngs(0)))
+    state = jax.eval_shape(lambda: model.init_state(5, CONTEXT, jnp.float32))
+    return jax.tree.map(lambda leaf: np.full(leaf.shape, fill, leaf.dtype), state)
+
+
+@pytest.fixture(scope="module")
+def whole(step: Any) -> After:
+    return step(TEXT, LENGTHS, START, rows(np.nan), NEXT)
+
+
+def test_a_row_for_every_token_but_the_first(whole: After) -> None:
+    """The first token has no hidden state before it; nothing else of a used row is touched, and an idle lane keeps
+    all."""
+    for array in whole.cache:
+        assert array is not None
+        written = np.asarray(np.isfinite(array).all(axis=(1, 3)))
+        assert [np.flatnonzero(written[lane]).tolist() for lane in range(5)] == [
+            list(range(max(n - 1, 0))) for n in LENGTHS
+        ]
+    assert np.isfinite(whole.head.hidden).all(axis=1).tolist() == [True] * 4 + [False]
+    assert np.isfinite(whole.logits).all()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 4, 8])
+def test_cut_prompts_leave_the_rows_of_whole_ones(step: Any, whole: After, cut: int) -> None:
+    """Each lane at its own place: what is carried over is the hidden state before the first token of a step."""
+    first = np.minimum(LENGTHS, [cut, cut, 1, 1, 0]).astype(np.int32)
+    state = step(TEXT, first, START, rows(np.nan), NEXT).state
+    rest = np.zeros_like(TEXT)
+    for lane, done in enumerate(first):
+        rest[lane, : TOKENS - done] = TEXT[lane, done:]
+    found = step(rest, LENGTHS - first, first, state, NEXT)
+    # the gated norm of a delta net divides by the size of small outputs
+    for array, want in zip(jax.tree.leaves(found.head), jax.tree.leaves(whole.head), strict=True):
+        np.testing.assert_allclose(array, want, atol=5e-4)
+    np.testing.assert_allclose(found.logits[:4], whole.logits[:4], atol=5e-4)
+
+
+def test_what_rows_held_has_no_influence(step: Any, whole: After) -> None:
+    """The hidden state that a row carries is not looked at where a sequence begins."""
+    for fill in (0.0, 7.0, np.inf):
+        found = step(TEXT, LENGTHS, START, rows(fill), NEXT)
+        assert found.logits[:4].tobytes() == whole.logits[:4].tobytes()
+        assert found.head.hidden[:4].tobytes() == whole.head.hidden[:4].tobytes()
+
+
+def test_lanes_do_not_see_each_other(step: Any, whole: After) -> None:
+    """Other tokens in the first lane, and NaN in the rows that it goes on from: the other lanes keep their bits."""
+    text, state = TEXT.copy(), rows(0.0)
+    text[0] = 40 - text[0]
+    for leaf in jax.tree.leaves(state):
+        leaf[0] = np.nan
+    found = step(text, LENGTHS, np.array([5, 0, 0, 0, 0], np.int32), state, NEXT)
+    assert np.isnan(found.logits[0]).any()
+    assert found.logits[1:4].tobytes() == whole.logits[1:4].tobytes()
+
+
+def test_rows_past_the_sequence_are_dead(step: Any, whole: After) -> None:
+    """What a rejected draft left behind the last token is not seen: it lies at positions that come later."""
+    state = jax.tree.map(np.array, whole.state)
+    for array in state[-1].layer[0]:
+        for lane, length in enumerate(LENGTHS):
+            array[lane, :, max(length - 1, 0) + 1 :] = 1e6
+    nobody = np.zeros(5, np.int32)
+    found = step(TEXT, nobody, LENGTHS, state, NEXT)
+    assert found.logits[:4].tobytes() == whole.logits[:4].tobytes()

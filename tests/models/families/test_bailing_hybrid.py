@@ -1,0 +1,71 @@
+"""config.json of Ling 3.0: both spellings of its fields, the layers that follow from them, and what is refused."""
+
+from typing import Any
+
+import pytest
+from published import LING
+
+from models import DecoderConfig, family_of
+from models.config.reader import ConfigError
+from models.layers.mlp import MlpConfig
+from models.layers.moe import MoeConfig
+from models.layers.rope import Rope
+from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
+from models.mixers.latent_attention import LatentAttentionConfig
+
+
+def read(config: dict[str, Any]) -> DecoderConfig:
+    return family_of(config).read_config(config)
+
+
+def test_published_model() -> None:
+    config = read(LING)
+    assert config.unknown_keys == ()
+    attention = [i for i, (mixer, _) in enumerate(config.layers) if isinstance(mixer, LatentAttentionConfig)]
+    assert attention == [5, 11, 17, 23, 29, 35, 41]
+    assert config.layers[5][0] == LatentAttentionConfig(32, 512, 64, 128, 128, Rope(64, 6e6), head_gate=True)
+    assert config.layers[0][0] == KimiDeltaAttentionConfig(32, 128, 4, 1e-6, None, -5.0)
+    assert [type(forward) for _, forward in config.layers] == [MlpConfig] * 2 + [MoeConfig] * 40
+    moe = config.layers[2][1]
+    assert isinstance(moe, MoeConfig) and (moe.router.groups, moe.router.groups_kept) == (8, 4)
+
+
+def test_as_transformers_saves_it() -> None:
+    """There `head_dim` is another size than in published files."""
+    saved = LING | {"head_dim": 64, "linear_head_dim": 128, "linear_num_heads": 32, "qk_head_dim": 192}
+    assert read(saved).layers == read(LING).layers
+
+
+def test_a_fraction_of_the_head_that_is_the_rotated_part() -> None:
+    assert read(LING | {"partial_rotary_factor": 0.5}).layers == read(LING).layers
+
+
+def test_unbounded_decay() -> None:
+    mixer = read(LING | {"kda_safe_gate": False}).layers[0][0]
+    assert isinstance(mixer, KimiDeltaAttentionConfig) and mixer.lower_bound is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kda_lower_bound": 0.0}, "kda_lower_bound: expected a negative number"),
+        ({"q_lora_rank": 64}, "q_lora_rank: expected one of None"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type: expected one of 'default'"),
+        ({"partial_rotary_factor": 0.25}, "partial_rotary_factor: expected qk_rope_head_dim (64) of the 128 values"),
+        ({"rope_interleave": False}, "rope_interleave: expected one of True"),
+        ({"score_function": "softmax"}, "score_function: expected one of 'sigmoid'"),
+        ({"scoring_func": "softmax"}, "scoring_func: expected one of 'sigmoid'"),
+        ({"no_kda_lora": False}, "no_kda_lora: expected one of True"),
+        ({"use_mla_nope": True}, "use_mla_nope: expected one of False"),
+        ({"rotary_dim": 32}, "rotary_dim: expected one of 64"),
+        ({"gated_attention_proj_granularity_type": "element_wise"}, "expected one of 'head_wise'"),
+        ({"moe_shared_expert_intermediate_size": 1536}, "moe_shared_expert_intermediate_size: expected one of 768"),
+        ({"num_hidden_layers": 44}, "layer_group_size: expected a divisor of num_hidden_layers (44)"),
+        ({"topk_group": 9}, "topk_group: expected at most the 8 groups"),
+        ({"mlp_layer_types": ["dense"]}, "mlp_layer_types: expected a list of 42 items"),
+    ],
+)
+def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(LING | change)
+    assert message in str(error.value)

@@ -1,0 +1,24 @@
+"""A family is a short file over shared layers; a longer one says why."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+MODELS = Path(__file__).resolve().parents[3] / "models"
+MOST = 150
+LONG = [
+    path
+    for path in sorted(MODELS.rglob("*.py"))
+    if "import ConfigReader" in path.read_text() and len(path.read_text().splitlines()) > MOST
+]
+"""Of the files that read configs: those of families, and of what some of them share."""
+
+
+@pytest.mark.parametrize("path", LONG, ids=lambda path: path.stem)
+def test_a_long_file_says_what_could_not_be_shared(path: Path) -> None:
+    assert "Not shared with other families:" in (ast.get_docstring(ast.parse(path.read_text())) or "")
+
+
+def test_the_long_files_are_known() -> None:
+    assert {path.stem for path in LONG} == {"kimi", "nemotron_h", "qwen"}

@@ -1,0 +1,73 @@
+"""The mixture of experts against float64 NumPy, token by token: activations, shared layers, latent width."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from filled import filled
+from flax import nnx
+
+from models.layers.moe import MoeConfig
+from models.layers.router import RouterConfig
+from models.ops.expert_dot import GATHER_ROWS
+from models.state.shapes import LaneInfo
+
+HIDDEN = 10
+ROUTER = RouterConfig(5, 3, normalise=True)
+CASES = {
+    "gated shared": MoeConfig(ROUTER, 6, shared_width=7, shared_gate=True),
+    "plain shared": MoeConfig(ROUTER, 6, shared_width=7),
+    "no shared": MoeConfig(ROUTER, 6),
+    "relu squared": MoeConfig(ROUTER, 6, shared_width=7, activation="relu2"),
+    "latent": MoeConfig(ROUTER, 6, shared_width=7, activation="relu2", latent=4),
+    "latent with gates": MoeConfig(ROUTER, 6, latent=4),
+}
+
+
+def feed_forward(x: np.ndarray, gate: np.ndarray | None, up: np.ndarray, down: np.ndarray) -> np.ndarray:
+    inner = up @ x
+    if gate is None:
+        return down @ np.maximum(inner, 0) ** 2
+    return down @ (gate @ x / (1 + np.exp(-gate @ x)) * inner)
+
+
+def expected(config: MoeConfig, weights: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    w = {name: value.astype(np.float64) for name, value in weights.items()}
+    logits = w["router.weight"] @ x
+    chosen = np.argsort(-logits)[: config.router.per_token]
+    share = np.exp(logits[chosen]) / np.exp(logits[chosen]).sum()
+    seen = x if config.latent is None else w["latent_in"] @ x
+    out = np.zeros_like(seen)
+    for expert, factor in zip(chosen, share, strict=True):
+        if config.activation == "swiglu":
+            gate, up = np.split(w["gate_up_proj"][expert], 2)
+        else:
+            gate, up = None, w["up_proj"][expert]
+        out += factor * feed_forward(seen, gate, up, w["down_proj"][expert])
+    if config.latent is not None:
+        out = w["latent_out"] @ out
+    if config.shared_width:
+        shared = feed_forward(
+            x, w.get("shared_expert.gate_proj"), w["shared_expert.up_proj"], w["shared_expert.down_proj"]
+        )
+        out = out + (shared / (1 + np.exp(-w["shared_expert_gate"] @ x)) if config.shared_gate else shared)
+    return out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_its_definition(name: str) -> None:
+    """More rows than one form of the product takes and fewer, which are the same rows."""
+    config, rng, weights = CASES[name], np.random.default_rng(1), {}
+
+    def value(path: str, shape: tuple[int, ...]) -> np.ndarray:
+        weights[path] = (rng.normal(size=shape) / shape[-1] ** 0.5).astype(np.float32)
+        return weights[path]
+
+    moe = filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), value)
+    x = rng.normal(size=(2, GATHER_ROWS, HIDDEN)).astype(np.float32)
+    want = np.stack([[expected(config, weights, row.astype(np.float64)) for row in lane] for lane in x])
+    zeros = jnp.zeros(2, jnp.int32)
+    info = LaneInfo(zeros, zeros, jnp.ones((2, 1), bool), jnp.zeros(2, bool), 0)
+    run = jax.jit(lambda moe, x: moe(x, info, None)[0])
+    np.testing.assert_allclose(run(moe, x), want, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(run(moe, x[:, :1]), want[:, :1], rtol=0, atol=2e-5)

@@ -1,0 +1,74 @@
+"""The key/value cache: writes at positions, what a query sees, and how many blocks are visited."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.mixers.attention import FEW_QUERIES, KVCache, append, attend
+from models.state.state import KV_BLOCK, kv_blocks
+
+HEADS, KV_HEADS, SIZE, VALUE = 4, 2, 6, 5
+
+
+def test_kv_blocks_counts_whole_blocks() -> None:
+    assert [kv_blocks(n) for n in (0, 1, KV_BLOCK, KV_BLOCK + 1)] == [0, 1, 1, 2]
+
+
+def cache_of(lanes: int, blocks: int, fill: float) -> KVCache:
+    rows = blocks * KV_BLOCK
+    key, value = (np.full((lanes, KV_HEADS, rows, size), fill, np.float32) for size in (SIZE, VALUE))
+    return KVCache(jnp.asarray(key), jnp.asarray(value))
+
+
+def test_append_writes_real_tokens_only() -> None:
+    cache = cache_of(3, 1, jnp.nan)
+    key = np.arange(3 * 2 * KV_HEADS * SIZE, dtype=np.float32).reshape(3, 2, KV_HEADS, SIZE)
+    value = np.ones((3, 2, KV_HEADS, VALUE), np.float32)
+    at = np.array([[0, 1], [126, 127], [5, 6]], np.int32)
+    valid = np.array([[True, False], [True, True], [False, False]])
+    new = jax.jit(append)(cache, key, value, at, valid)
+    written = np.all(np.isfinite(np.asarray(new.key)), axis=(1, 3))
+    assert [np.flatnonzero(row).tolist() for row in written] == [[0], [126, 127], []]
+    np.testing.assert_array_equal(np.asarray(new.key)[1, :, 127], key[1, 1])
+    np.testing.assert_array_equal(np.asarray(new.value)[0, :, 0], value[0, 0])
+
+
+@pytest.mark.parametrize("length", [1, 2, KV_BLOCK - 1, KV_BLOCK, KV_BLOCK + 1])
+def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(length: int) -> None:
+    rng = np.random.default_rng(length)
+    blocks = kv_blocks(length)
+    cache = cache_of(2, 3, jnp.nan)
+    key = rng.normal(size=(2, length, KV_HEADS, SIZE)).astype(np.float32)
+    value = rng.normal(size=(2, length, KV_HEADS, VALUE)).astype(np.float32)
+    at = np.broadcast_to(np.arange(length, dtype=np.int32), (2, length))
+    cache = jax.jit(append)(cache, key, value, at, np.ones((2, length), bool))
+    query = rng.normal(size=(2, 2, HEADS, SIZE)).astype(np.float32)
+    positions = np.array([[length - 1, length], [max(length - 2, 0), 0]], np.int32)
+    valid = np.array([[True, False], [True, True]])
+    run = jax.jit(attend)
+    out = np.asarray(run(query, cache, positions, valid, np.int32(blocks)))
+    for lane, token in ((0, 0), (1, 0), (1, 1)):
+        seen = int(positions[lane, token]) + 1
+        for head in range(HEADS):
+            k, v = key[lane, :seen, head // 2].astype(np.float64), value[lane, :seen, head // 2]
+            scores = k @ query[lane, token, head]
+            p = np.exp(scores - scores.max())
+            np.testing.assert_allclose(out[lane, token, head], p / p.sum() @ v, atol=1e-5)
+    assert (out[0, 1] == 0).all()
+    # other lanes may need more blocks: that changes no bit
+    assert np.asarray(run(query, cache, positions, valid, np.int32(3))).tobytes() == out.tobytes()
+
+
+def test_a_query_sees_the_same_among_few_and_among_many() -> None:
+    """Beside more queries the keys are the other operand of the product."""
+    rng = np.random.default_rng(0)
+    key, value = (rng.normal(size=(2, KV_HEADS, KV_BLOCK, size)).astype(np.float32) for size in (SIZE, VALUE))
+    many = FEW_QUERIES * KV_HEADS // HEADS + 1
+    query = rng.normal(size=(2, many, HEADS, SIZE)).astype(np.float32)
+    positions = rng.integers(0, KV_BLOCK, size=(2, many)).astype(np.int32)
+    cache, valid = KVCache(jnp.asarray(key), jnp.asarray(value)), np.ones((2, many), bool)
+    out = np.asarray(jax.jit(attend)(query, cache, positions, valid, np.int32(1)))
+    for few in (1, 3, many - 1):
+        some = jax.jit(attend)(query[:, :few], cache, positions[:, :few], valid[:, :few], np.int32(1))
+        np.testing.assert_allclose(np.asarray(some), out[:, :few], atol=1e-5)

@@ -1,0 +1,82 @@
+"""Latent attention: the compressed form equals attention over keys and values that are written out."""
+
+import jax
+import numpy as np
+import pytest
+from filled import filled
+from flax import nnx
+from mixer_lanes import check_lengths, run
+
+from models.layers.rope import Rope
+from models.mixers.latent_attention import LatentAttention, LatentAttentionConfig
+from models.state.state import KV_BLOCK, kv_blocks
+
+HIDDEN = 12
+PLAIN = LatentAttentionConfig(heads=3, rank=7, shared_size=4, key_size=5, value_size=6)
+GATED = LatentAttentionConfig(2, 5, 6, 4, 3, rope=Rope(6, 100.0), head_gate=True)
+
+
+def layer(config: LatentAttentionConfig) -> LatentAttention:
+    rng = np.random.default_rng(config.heads)
+
+    def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        array = rng.uniform(0.5, 1.5, shape) if len(shape) == 1 else rng.normal(size=shape) * shape[-1] ** -0.5
+        return array.astype(np.float32)
+
+    return filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), value)
+
+
+def rotated(x: np.ndarray, rope: Rope | None) -> np.ndarray:
+    """x [token, .., size] from position 0 on."""
+    if rope is None:
+        return x
+    angle = np.arange(len(x))[:, None] * rope.theta ** (-np.arange(rope.size // 2) / (rope.size // 2))
+    angle = angle.reshape((len(x), *(1,) * (x.ndim - 2), -1))
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], axis=-1)
+
+
+def written_out(mixer: LatentAttention, x: np.ndarray) -> np.ndarray:
+    """One sequence [token, hidden] in float64, with the keys and values of every head."""
+    c = mixer.config
+    tokens = len(x)
+
+    def of(parameter) -> np.ndarray:
+        return np.asarray(parameter[...], np.float64)
+
+    q = (x @ of(mixer.q_proj).T).reshape(tokens, c.heads, c.query_size)
+    row = x @ of(mixer.row_proj).T
+    latent = row[:, : c.rank]
+    latent = latent / np.sqrt((latent**2).mean(-1, keepdims=True) + c.eps) * of(mixer.row_norm.weight)
+    shared = rotated(row[:, c.rank :], c.rope)
+    q = np.concatenate([q[..., : c.key_size], rotated(q[..., c.key_size :], c.rope)], axis=-1)
+    out = np.zeros((tokens, c.heads, c.value_size))
+    for head in range(c.heads):
+        key = np.concatenate([latent @ of(mixer.key_up)[head], shared], axis=-1)
+        value = latent @ of(mixer.value_up)[head].T
+        scores = q[:, head] @ key.T / np.sqrt(c.query_size)
+        scores[np.triu_indices(tokens, 1)] = -np.inf
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        out[:, head] = p / p.sum(-1, keepdims=True) @ value
+    if mixer.gate is not None:
+        out = out / (1 + np.exp(-(x @ of(mixer.gate).T)))[..., None]
+    return out.reshape(tokens, -1) @ of(mixer.o_proj).T
+
+
+@pytest.mark.parametrize("config", [PLAIN, GATED])
+def test_equals_attention_with_keys_and_values_written_out(config: LatentAttentionConfig) -> None:
+    """A sequence longer than a block of the cache, beside a short one, in a cache full of NaN."""
+    mixer, lengths = layer(config), np.array([KV_BLOCK + 5, 3], np.int32)
+    x = np.random.default_rng(0).normal(size=(2, KV_BLOCK + 5, HIDDEN)).astype(np.float32)
+    x[1, 3:] = np.nan
+    state = jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, leaf.dtype), mixer.init_state(2, 140, np.float32))
+    out, new = run(mixer, x, lengths, np.zeros(2, np.int32), state, kv_blocks(KV_BLOCK + 5))
+    for lane, length in enumerate(lengths):
+        expected = written_out(mixer, x[lane, :length].astype(np.float64))
+        np.testing.assert_allclose(np.asarray(out)[lane, :length], expected, atol=2e-5)
+    assert jax.tree.leaves(new)[0].shape == (2, 1, 2 * KV_BLOCK, config.rank + config.shared_size)
+
+
+@pytest.mark.parametrize("config", [PLAIN, pytest.param(GATED, marks=pytest.mark.long)])
+def test_steps_equal_single_tokens_at_every_length(config: LatentAttentionConfig) -> None:
+    check_lengths(layer(config), HIDDEN, (1, 4, KV_BLOCK + 2), 2e-5, {"key": 2e-5}, blocks=2)

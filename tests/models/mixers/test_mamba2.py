@@ -1,0 +1,75 @@
+"""The Mamba2 layer: its equations in float64, all tokens at once as one at a time, and every variant of a family."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from filled import filled
+from flax import nnx
+from float64_mamba import mamba2
+from mixer_lanes import check_lengths, run
+
+from models.mixers.mamba2 import Mamba2, Mamba2Config
+from models.ops.ssd import CHUNK
+
+HIDDEN, KERNEL = 10, 4
+LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
+BASE = Mamba2Config(heads=6, head_size=5, groups=2, state_size=7, kernel=KERNEL, eps=1e-5)
+CASES = {
+    "gated norm in groups": BASE,
+    "limits, no bias, one group": Mamba2Config(4, 6, 1, 5, 3, 1e-5, conv_bias=False, step_limits=(0.6, 0.9)),
+    "norm before the gate": Mamba2Config(4, 3, 4, 5, 2, 1e-5, norm="normed"),
+    "no norm, factors": Mamba2Config(4, 3, 2, 5, 4, 1e-5, norm="none", multipliers=(0.5, 1.5, 0.8, 1.2, 0.7)),
+}
+
+
+def layer(config: Mamba2Config) -> tuple[Mamba2, dict[str, np.ndarray]]:
+    """A layer with random parameters, and these by their names in a checkpoint."""
+    rng, weights = np.random.default_rng(config.heads), {}
+    names = {"conv_bias": "conv1d.bias"}
+
+    def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        scale = 0.5 if len(shape) == 1 else shape[-1] ** -0.5
+        array = (rng.normal(size=shape) * scale + (name == "norm")).astype(np.float32)
+        found = names.get(name, name if name in ("A_log", "dt_bias", "D") else f"{name}.weight")
+        weights[found] = array.astype(np.float64)
+        return array
+
+    return filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), value), weights
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_its_equations_in_float64(name: str) -> None:
+    config = CASES[name]
+    mixer, weights = layer(config)
+    lengths = np.array([9, 2, 0], np.int32)
+    x = np.random.default_rng(0).normal(size=(3, 9, HIDDEN)).astype(np.float32)
+    x[np.arange(9)[None] >= lengths[:, None]] = np.nan
+    state = jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, leaf.dtype), mixer.init_state(3, 16, np.float32))
+    out, new = jax.device_get(run(mixer, x, lengths, np.zeros(3, np.int32), state, 0))
+    for lane, length in enumerate(lengths[:2]):
+        want = mamba2(
+            x[lane, :length].astype(np.float64),
+            weights,
+            config.groups,
+            config.head_size,
+            config.eps,
+            config.step_limits,
+            config.norm,
+            config.multipliers,
+        )
+        np.testing.assert_allclose(out[lane, :length], want.hidden, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(new.recurrent[lane], want.recurrent, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(new.conv[lane], want.conv, rtol=0, atol=2e-5)
+
+
+def test_chunks_equal_single_tokens_at_every_length() -> None:
+    check_lengths(layer(BASE)[0], HIDDEN, LENGTHS, 1e-4, {"recurrent": 5e-5, "conv": 1e-6})
+
+
+def test_widths_of_the_published_nano_model() -> None:
+    """Nemotron-3-Nano: the convolution is half as wide again as the layer's output."""
+    config = Mamba2Config(64, 64, 8, 128, 4, 1e-5)
+    assert (config.channels, config.width, sum(part.size for part in config.parts)) == (6144, 4096, 10304)
+    assert config.step_limits == (0.0, math.inf)

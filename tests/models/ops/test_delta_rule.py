@@ -1,0 +1,239 @@
+"""The three forms of the gated delta rule agree, whatever the lengths, and touch nothing that is not theirs."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engine_mutants.layers import MUTANTS
+
+from ir_passes.xla_audit.hlo import read
+from models.ops.chunked_scan import ROWS_IN_SUMS
+from models.ops.delta_rule import delta_rule, delta_rule_chunked, delta_rule_reference, delta_rule_step
+
+KERNEL, CHUNK = 4, 8
+LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
+# of the form with a decay per channel, whose chunks are powers of two
+CHANNEL_CHUNK = 32
+CHANNEL_LENGTHS = (1, KERNEL - 1, KERNEL, CHANNEL_CHUNK - 1, CHANNEL_CHUNK, CHANNEL_CHUNK + 1, 3 * CHANNEL_CHUNK + 5)
+HEADS, KEY, VALUE = 3, 5, 7
+FAULTS = {mutant.id: mutant for mutant in MUTANTS}
+# float32 rounding over at most 29 tokens of unit-length keys
+TOLERANCE = 2e-5
+# no lane is fresh
+OLD = np.zeros(16, bool)
+
+chunked = jax.jit(partial(delta_rule_chunked, chunk=CHUNK))
+channel_chunked = jax.jit(partial(delta_rule_chunked, chunk=CHANNEL_CHUNK))
+kept = jax.jit(partial(delta_rule_chunked, chunk=CHUNK, keep=True))
+# more rows than are read for in sums
+longer = jax.jit(partial(delta_rule_chunked, chunk=ROWS_IN_SUMS + 1))
+channel_kept = jax.jit(partial(delta_rule_chunked, chunk=CHANNEL_CHUNK, keep=True))
+reference = jax.jit(delta_rule_reference)
+PER_HEAD_AND_PER_CHANNEL = pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
+
+
+def inputs(
+    lengths: tuple[int, ...], seed: int = 0, channels: bool = False
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Random lanes, with a decay per head or per channel of the key; tokens past each length are NaN and infinity."""
+    rng = np.random.default_rng(seed)
+    lanes, tokens = len(lengths), max(max(lengths), 1)
+    valid = np.arange(tokens)[None] < np.array(lengths)[:, None]
+
+    def unit(x: np.ndarray) -> np.ndarray:
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    query, key = (unit(rng.normal(size=(lanes, tokens, HEADS, KEY))) for _ in range(2))
+    value = rng.normal(size=(lanes, tokens, HEADS, VALUE))
+    log_decay = -rng.exponential(0.3, size=(lanes, tokens, HEADS, KEY) if channels else (lanes, tokens, HEADS))
+    beta = rng.uniform(0.05, 0.98, size=(lanes, tokens, HEADS))
+    arrays = []
+    for i, x in enumerate((query, key, value, log_decay, beta)):
+        x[~valid] = np.nan if i % 2 else np.inf
+        arrays.append(x.astype(np.float32))
+    state = rng.normal(size=(lanes, HEADS, VALUE, KEY)).astype(np.float32)
+    return arrays, state, valid
+
+
+def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
+    """One lane by the equation, in float64."""
+    q, k, v, g, b = (x.astype(np.float64)[lane] for x in arrays)
+    s = state.astype(np.float64)[lane]
+    outs = []
+    for t in range(length):
+        s *= np.exp(g[t]).reshape((HEADS, 1, -1))
+        for h in range(HEADS):
+            s[h] += np.outer(b[t, h] * (v[t, h] - s[h] @ k[t, h]), k[t, h])
+        outs.append(np.stack([s[h] @ q[t, h] for h in range(HEADS)]))
+    return np.array(outs).reshape(length, HEADS, VALUE), s
+
+
+@PER_HEAD_AND_PER_CHANNEL
+def test_nothing_is_computed_between_reading_and_updating_a_state(channels: bool) -> None:
+    """The core that ends the read last goes on with the update; an operation between that is cut in parts, too, is
+    ended last by the other one, which has read the other lanes."""
+    arrays, state, valid = inputs((1,) * 16, channels=channels)
+
+    def step(state, query, key, value, log_decay, beta, valid, fresh):
+        return delta_rule_step(query, key, value, log_decay, beta, state, valid, fresh)
+
+    operands = (state, *arrays, valid, OLD)
+    module = read(jax.jit(step, donate_argnums=0).lower(*operands).compile()).module
+    order = [module.instructions[id] for id in module.schedule[module.entry]]
+    (update,) = [one for one in order if one.opcode == "fusion" and one.arrays[()].dims == state.shape]
+    given = [module.instructions[id].arrays[()].dims for id in update.operands]
+    # the partial sums, and not what they add up to
+    assert any(len(dims) == 6 and dims[:4] == (16, HEADS, VALUE, 2) for dims in given), given
+
+
+@pytest.mark.parametrize("form", [chunked, kept, longer, reference], ids=["chunked", "kept", "longer", "reference"])
+# Tokens per step; every step has lanes of all the shorter lengths too.
+@pytest.mark.parametrize(
+    "longest", [pytest.param(n, marks=[pytest.mark.long] if 1 < n < CHUNK else []) for n in LENGTHS]
+)
+def test_equals_the_equation_in_float64(form, longest: int) -> None:
+    lengths = tuple(n for n in LENGTHS if n <= longest) + (0,)
+    arrays, state, valid = inputs(lengths, seed=longest)
+    state[-1] = np.nan
+    out, new = jax.device_get(form(*arrays, state, valid, OLD[: len(valid)]))
+    assert new[-1].tobytes() == state[-1].tobytes()
+    for lane, length in enumerate(lengths):
+        want_out, want_state = float64(arrays, state, length, lane)
+        np.testing.assert_allclose(out[lane, :length], want_out, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(new[lane], want_state, atol=TOLERANCE, rtol=0)
+        assert (out[lane, length:] == 0).all()
+
+
+@pytest.mark.parametrize("form", [channel_chunked, channel_kept, reference], ids=["chunked", "kept", "reference"])
+def test_decay_per_channel_equals_the_equation_in_float64(form) -> None:
+    lengths = (*CHANNEL_LENGTHS, 0)
+    arrays, state, valid = inputs(lengths, channels=True)
+    state[-1] = np.nan
+    out, new = jax.device_get(form(*arrays, state, valid, OLD[: len(valid)]))
+    assert new[-1].tobytes() == state[-1].tobytes()
+    for lane, length in enumerate(lengths):
+        want_out, want_state = float64(arrays, state, length, lane)
+        np.testing.assert_allclose(out[lane, :length], want_out, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(new[lane], want_state, atol=TOLERANCE, rtol=0)
+        assert (out[lane, length:] == 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", ["", *FAULTS])
+def test_a_fault_of_the_chunks_is_seen_where_the_last_is_filled_up(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = (CHUNK, CHUNK + 3, 2, 0)
+    arrays, state, valid = inputs(lengths)
+    _, want = jax.device_get(reference(*arrays, state, valid, OLD[: len(lengths)]))
+    if id:
+        FAULTS[id].fault(monkeypatch)
+    operands = map(jnp.asarray, (*arrays, state, valid, OLD[: len(lengths)]))
+    _, found = delta_rule_chunked(*operands, chunk=CHUNK)
+    wrong = [not np.allclose(found[lane], want[lane], atol=TOLERANCE, rtol=0) for lane in range(len(lengths))]
+    assert wrong == [bool(id) and length % CHUNK > 0 for length in lengths]
+
+
+@PER_HEAD_AND_PER_CHANNEL
+def test_one_token_at_a_time_equals_all_at_once(channels: bool) -> None:
+    arrays, state, valid = inputs((13, 5, 0), channels=channels)
+    want_out, want_state = jax.device_get(reference(*arrays, state, valid, OLD[: len(valid)]))
+    step = jax.jit(delta_rule_step)
+    for t in range(13):
+        out, state = step(*(x[:, t : t + 1] for x in arrays), state, valid[:, t : t + 1], OLD[:3])
+        np.testing.assert_allclose(np.asarray(out)[:, 0], want_out[:, t], atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(state, want_state, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, CHUNK + 3])
+@PER_HEAD_AND_PER_CHANNEL
+def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: int, channels: bool) -> None:
+    arrays, state, valid = inputs((tokens, 0, tokens), channels=channels)
+    poisoned = state.copy()
+    poisoned[1] = np.nan
+    poisoned[1, 0, :, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
+    form = jax.jit(delta_rule)
+    out, new = jax.device_get(form(*arrays, state, valid, OLD[: len(valid)]))
+    poisoned_out, poisoned_new = jax.device_get(form(*arrays, poisoned, valid, OLD[: len(valid)]))
+    assert poisoned_new[1].tobytes() == poisoned[1].tobytes()
+    assert new[1].tobytes() == state[1].tobytes()
+    for lane in (0, 2):
+        assert out[lane].tobytes() == poisoned_out[lane].tobytes()
+        assert new[lane].tobytes() == poisoned_new[lane].tobytes()
+    assert (poisoned_out[1] == 0).all()
+
+
+@PER_HEAD_AND_PER_CHANNEL
+@pytest.mark.parametrize("tokens", [1, CHUNK + 3])
+@pytest.mark.parametrize("form", [delta_rule, delta_rule_reference])
+def test_a_fresh_lane_does_not_see_what_its_state_holds(form, tokens: int, channels: bool) -> None:
+    arrays, state, valid = inputs((tokens, tokens, 0), channels=channels)
+    stale = state.copy()
+    stale[0] = np.nan
+    stale[0, 0, 0, :2] = np.inf, -0.0
+    state[0] = 0.0
+    run = jax.jit(form)
+    want_out, want_new = jax.device_get(run(*arrays, state, valid, OLD[:3]))
+    out, new = jax.device_get(run(*arrays, stale, valid, np.array([True, False, False])))
+    np.testing.assert_array_equal(out, want_out)
+    np.testing.assert_array_equal(new, want_new)
+
+
+@pytest.mark.slow
+@PER_HEAD_AND_PER_CHANNEL
+@pytest.mark.parametrize("keep", [False, True])
+def test_only_the_first_of_several_chunks_begins_from_zero(keep: bool, channels: bool) -> None:
+    chunk = CHANNEL_CHUNK if channels else CHUNK
+    arrays, state, valid = inputs((3 * chunk, chunk + 3, 0), channels=channels)
+    state[:2] = np.nan
+    form = jax.jit(partial(delta_rule_chunked, chunk=chunk, keep=keep))
+    out, new = jax.device_get(form(*arrays, state, valid, np.array([True, True, False])))
+    state[:2] = 0.0
+    for lane, length in enumerate((3 * chunk, chunk + 3, 0)):
+        want_out, want_state = float64(arrays, state, length, lane)
+        np.testing.assert_allclose(out[lane, :length], want_out, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(new[lane], want_state, atol=TOLERANCE, rtol=0)
+
+
+def test_correlated_keys_and_strong_writes_stay_exact() -> None:
+    """The case in which a product of powers of the chunk's system loses all its digits."""
+    arrays, state, valid = inputs((64,))
+    query, key, value, log_decay, beta = arrays
+    key = np.broadcast_to(key[:, :1], key.shape)
+    arrays = [query, key, value, np.float32(0.001) * log_decay, np.full_like(beta, 0.999)]
+    want_out, want_state = float64(arrays, state, 64, 0)
+    out, new = jax.device_get(jax.jit(partial(delta_rule_chunked, chunk=64))(*arrays, state, valid, OLD[: len(valid)]))
+    np.testing.assert_allclose(out[0], want_out, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(new[0], want_state, atol=1e-4, rtol=0)
+
+
+@PER_HEAD_AND_PER_CHANNEL
+def test_strong_decay_stays_finite_and_exact(channels: bool) -> None:
+    """Sums over a chunk that would overflow, were they ever positive, and weak decays right behind strong ones."""
+    arrays, state, valid = inputs((64,), channels=channels)
+    log_decay = arrays[3] * np.float32(0.1)
+    log_decay[:, 5::7] = -60.0
+    log_decay[:, 20, :2] = -80.0
+    arrays[3] = log_decay
+    want_out, want_state = float64(arrays, state, 64, 0)
+    out, new = jax.device_get(jax.jit(partial(delta_rule_chunked, chunk=64))(*arrays, state, valid, OLD[: len(valid)]))
+    # a sum of decays is about 600 at the end of the chunk, and known to half a last place of that
+    np.testing.assert_allclose(out[0], want_out, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(new[0], want_state, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+@PER_HEAD_AND_PER_CHANNEL
+def test_gradients_of_the_chunked_form_are_those_of_the_reference(channels: bool) -> None:
+    arrays, state, valid = inputs((11, 4), channels=channels)
+    arrays = [np.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, np.float32(0)) for x in arrays]
+
+    def loss(form, arrays, state):
+        out, new = form(*arrays, state, valid, OLD[: len(valid)])
+        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(new))
+
+    form = channel_chunked if channels else chunked
+    got = jax.jit(jax.grad(partial(loss, form), argnums=(0, 1)))(arrays, state)
+    want = jax.jit(jax.grad(partial(loss, reference), argnums=(0, 1)))(arrays, state)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,100 @@
+"""All lowerings of the row-wise expert product agree, lose no row, and keep rows apart bit for bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.ops.expert_dot import BLOCK, block_form, expert_dot, gather_form, ragged_form
+
+FORMS = {"gather": gather_form, "block": block_form, "ragged": ragged_form}
+EXPERTS, WIDTH, OUT = 7, 12, 9
+
+
+def rows(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(count, WIDTH)).astype(np.float32), rng.integers(0, EXPERTS, count).astype(np.int32)
+
+
+def weights(dtype=jnp.float32) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(9).normal(size=(EXPERTS, OUT, WIDTH)), dtype)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(
+    "count", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (2, BLOCK, 5 * BLOCK - 1)), BLOCK + 1, 200]
+)
+def test_every_row_meets_its_own_expert(form, count: int) -> None:
+    x, expert = rows(count, count)
+    w = weights()
+    want = np.einsum("roi,ri->ro", np.asarray(w, np.float64)[expert], x.astype(np.float64))
+    np.testing.assert_allclose(jax.jit(form)(x, w, expert), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("chosen", [0, EXPERTS - 1])
+def test_all_rows_may_choose_one_expert(form, chosen: int) -> None:
+    x, _ = rows(3 * BLOCK)
+    expert = np.full(3 * BLOCK, chosen, np.int32)
+    np.testing.assert_allclose(jax.jit(form)(x, weights(), expert), x @ np.asarray(weights())[chosen].T, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_narrow_weights_meet_rounded_rows_and_accumulate_in_float32(form) -> None:
+    """As in `linear`: whichever form a step has, a row gives the same."""
+    x, expert = rows(40)
+    got = jax.jit(form)(x, weights(jnp.bfloat16), expert)
+    rounded = np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32))
+    want = np.einsum("roi,ri->ro", np.asarray(weights(jnp.bfloat16).astype(jnp.float32), np.float64)[expert], rounded)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_gradients_are_those_of_the_equation(form) -> None:
+    """Of rows and matrices; an expert that no row has chosen gets zero."""
+    x, expert = rows(2 * BLOCK + 3)
+    expert[expert == 2] = 3
+    w, upward = weights(), np.random.default_rng(3).normal(size=(len(x), OUT)).astype(np.float32)
+    gradients = jax.jit(jax.grad(lambda x, w, expert: jnp.sum(form(x, w, expert) * upward), argnums=(0, 1)))
+    of_x, of_w = gradients(x, w, expert)
+    exact = np.asarray(w, np.float64)
+    np.testing.assert_allclose(of_x, np.einsum("roi,ro->ri", exact[expert], upward), atol=1e-5)
+    want = np.zeros_like(exact)
+    np.add.at(want, expert, np.einsum("ro,ri->roi", upward.astype(np.float64), x))
+    np.testing.assert_allclose(of_w, want, atol=1e-5)
+    assert (np.asarray(of_w)[2] == 0).all()
+
+
+@pytest.mark.parametrize("form", [gather_form, block_form, expert_dot], ids=["gather", "block", "chosen"])
+@pytest.mark.parametrize("count", [24, 96])
+def test_a_row_never_depends_on_its_neighbours(form, count: int) -> None:
+    run = jax.jit(form)
+    x, expert = rows(count)
+    base = np.asarray(run(x, weights(), expert))
+    rng = np.random.default_rng(1)
+    for trial in range(6):
+        changed = rng.random(count) < 0.7
+        changed[trial] = False
+        other_x, other_expert = rows(count, 100 + trial)
+        other_x[:: 1 + trial] = np.nan if trial % 2 else np.inf
+        new_x = np.where(changed[:, None], other_x, x)
+        new_expert = np.where(changed, other_expert, expert).astype(np.int32)
+        got = np.asarray(run(new_x, weights(), new_expert))
+        assert got[~changed].tobytes() == base[~changed].tobytes()
+        assert (got[changed] != base[changed]).any()
+
+
+@pytest.mark.parametrize("count", [24, 96])
+def test_rows_of_experts_that_are_elsewhere_are_zero(count: int) -> None:
+    """Whatever they hold; the other rows keep their bits. No row is multiplied by a matrix that is not its own."""
+    x, expert = rows(count)
+    away = np.arange(count) % 3 == 1
+    whole = np.asarray(expert_dot(x, weights(), expert))
+    marked, held = np.where(away, EXPERTS, expert).astype(np.int32), ~away
+    x[away] = np.nan
+    found = np.asarray(expert_dot(x, weights(), marked, absent=True))
+    assert found[held].tobytes() == whole[held].tobytes()
+    assert found[away].tobytes() == np.zeros_like(found[away]).tobytes()
+    ragged = np.asarray(jax.jit(ragged_form)(np.where(away[:, None], np.float32(0), x), weights(), marked))
+    np.testing.assert_allclose(ragged[held], whole[held], atol=1e-5)

@@ -1,0 +1,134 @@
+"""The row-wise matrix product."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.typing import DTypeLike
+
+from models.layers.embedding import embedding_rows
+from models.ops.linear import LinearWeight, dot, linear
+
+pytestmark = pytest.mark.slow
+
+run = jax.jit(linear)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (3, 4)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_accumulates_in_float32_whatever_the_rows(shape: tuple[int, int], dtype) -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(7, 300)).astype(dtype)
+    x = rng.normal(size=(*shape, 300)).astype(dtype).astype(np.float32)
+    got = run(x, weight)
+    want = x.astype(np.float64) @ weight.astype(np.float64).T
+    assert got.shape == (*shape, 7) and got.dtype == jnp.float32
+    np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_a_narrow_weight_is_not_widened_and_a_single_row_is_padded() -> None:
+    weight = jnp.zeros((64, 32), jnp.bfloat16)
+    text = jax.jit(linear).lower(jnp.zeros((1, 1, 32)), weight).as_text()
+    assert "tensor<64x32xf32>" not in text
+    assert "tensor<2x32xbf16>" in text
+
+
+def test_few_rows_of_a_narrow_weight_are_multiplied_from_the_left() -> None:
+    """Or XLA:CPU would read the weight more slowly, or convert it to float32 in every step."""
+    weights = jnp.zeros((96, 64), jnp.bfloat16), jnp.zeros((64, 96), jnp.bfloat16)
+    plain = jax.jit(
+        lambda x, w: jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    )
+    if "f32[96,64]" in (plain.lower(jnp.zeros((4, 64), jnp.bfloat16), weights[0]).compile().as_text() or ""):
+        pytest.skip("this CPU multiplies in float32 whatever the form")
+    for rows in (1, 4, 32):
+        hlo = jax.jit(lambda x, a, b: x + linear(jnp.tanh(linear(x, a)), b)).lower(jnp.zeros((rows, 64)), *weights)
+        text = hlo.compile().as_text() or ""
+        assert "f32[96,64]" not in text and "f32[64,96]" not in text
+        products = [line for line in text.splitlines() if " dot(" in line]
+        assert len(products) == 2 and all(f",{max(rows, 2)}]{{1,0}} dot(" in line for line in products), products
+
+
+ORDERS = [pytest.param(order, id=name) for order, name in ((None, "default"), (False, "rows"), (True, "weight"))]
+
+
+@pytest.mark.parametrize("weight_first", ORDERS)
+@pytest.mark.parametrize("count", [1, 2, 5, 33, 64])
+def test_either_order_computes_the_product_and_a_row_has_the_same_bits_at_every_place(
+    weight_first: bool | None, count: int
+) -> None:
+    rng = np.random.default_rng(count)
+    weight, x = (rng.normal(size=(n, 48)).astype(jnp.bfloat16) for n in (19, count))
+    want = x.astype(np.float64) @ weight.astype(np.float64).T
+    order = rng.permutation(count)
+    product = jax.jit(lambda x, weight: dot(x, weight, weight_first))
+    y = np.asarray(product(x.astype(np.float32), weight))
+    np.testing.assert_allclose(y, want, atol=1e-4)
+    assert np.asarray(product(x[order].astype(np.float32), weight)).tobytes() == y[order].tobytes()
+
+
+def test_the_operand_on_the_left_is_the_weight_for_few_rows() -> None:
+    weight = jnp.zeros((64, 32), jnp.bfloat16)
+
+    def left(count: int) -> tuple[int, ...]:
+        jaxpr = jax.make_jaxpr(lambda x, weight: linear(x, weight))(jnp.zeros((count, 32)), weight)
+        (product,) = (one for one in jaxpr.eqns if one.primitive.name == "dot_general")
+        return product.invars[0].aval.shape
+
+    assert [left(count) for count in (1, 2, 3, 32, 33, 40)] == [(64, 32)] * 4 + [(33, 32), (40, 32)]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Scaled(LinearWeight):
+    """Codes with a scale for each output."""
+
+    codes: jax.Array
+    scale: jax.Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape
+
+    def multiply(self, x: jax.Array) -> jax.Array:
+        return dot(x, self.codes.astype(jnp.float32)) * self.scale[None]
+
+    def take(self, ids: jax.Array) -> jax.Array:
+        return self.codes[ids].astype(jnp.float32) * self.scale[ids][..., None]
+
+    def astype(self, dtype: DTypeLike) -> jax.Array:
+        return (self.codes.astype(jnp.float32) * self.scale[:, None]).astype(dtype)
+
+
+def test_a_weight_that_knows_its_product_stands_in_the_place_of_an_array() -> None:
+    """As an argument of what is compiled and as a parameter of a layer, with the numbers of the array that it means."""
+    rng = np.random.default_rng(0)
+    stored = Scaled(jnp.asarray(rng.integers(-9, 9, (6, 5)), jnp.int8), jnp.asarray(rng.normal(size=6), jnp.float32))
+    plain, x = stored.astype(jnp.float32), jnp.asarray(rng.normal(size=(2, 3, 5)), jnp.float32)
+    np.testing.assert_allclose(run(x, stored), run(x, plain), rtol=1e-5, atol=1e-5)
+    ids = jnp.asarray([[5, 0], [3, 3]])
+    np.testing.assert_array_equal(jax.jit(embedding_rows)(stored, ids), embedding_rows(plain, ids))
+    graph, state = nnx.split(nnx.Dict(weight=nnx.Param(plain)))
+    tree = jax.tree.structure(state)
+
+    @jax.jit
+    def step(params: tuple[jax.Array | Scaled], x: jax.Array) -> jax.Array:
+        return linear(x, nnx.merge(graph, jax.tree.unflatten(tree, params))["weight"][...])
+
+    np.testing.assert_array_equal(step((stored,), x), run(x, stored))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("outputs", [1, 2, 5, 33])
+@pytest.mark.parametrize("count", [2, 3, 12, 28])
+def test_a_row_has_the_same_bits_at_every_place(count: int, outputs: int, dtype) -> None:
+    rng = np.random.default_rng(outputs)
+    weight, x = (rng.normal(size=(n, 32)).astype(np.float32) for n in (outputs, count))
+    weight = weight.astype(dtype)
+    y = np.asarray(run(x, weight))
+    for _ in range(4):
+        order = rng.permutation(count)
+        assert np.asarray(run(x[order], weight)).tobytes() == y[order].tobytes()

@@ -1,0 +1,150 @@
+"""The three forms of the Mamba2 recurrence agree, whatever the lengths, and touch nothing that is not theirs."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.ops.chunked_scan import ROWS_IN_SUMS
+from models.ops.ssd import ssd, ssd_chunked, ssd_reference, ssd_step
+
+KERNEL, CHUNK = 4, 8
+LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
+HEADS, GROUPS, KEY, VALUE = 6, 2, 5, 7
+# float32 rounding over at most 29 tokens
+TOLERANCE = 2e-5
+
+chunked = jax.jit(partial(ssd_chunked, chunk=CHUNK))
+kept = jax.jit(partial(ssd_chunked, chunk=CHUNK, keep=True))
+# more rows than are read for in sums
+longer = jax.jit(partial(ssd_chunked, chunk=ROWS_IN_SUMS + 1))
+reference = jax.jit(ssd_reference)
+
+
+def inputs(lengths: tuple[int, ...], seed: int = 0) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Random lanes; tokens past each length are NaN and infinity."""
+    rng = np.random.default_rng(seed)
+    lanes, tokens = len(lengths), max(lengths)
+    valid = np.arange(tokens)[None] < np.array(lengths)[:, None]
+    arrays = [rng.normal(size=(lanes, tokens, GROUPS, KEY)) / KEY**0.5 for _ in range(2)]
+    arrays.append(rng.normal(size=(lanes, tokens, HEADS, VALUE)))
+    arrays.append(-rng.exponential(0.3, size=(lanes, tokens, HEADS)))
+    for i, x in enumerate(arrays):
+        x[~valid] = np.nan if i % 2 else np.inf
+    state = rng.normal(size=(lanes, HEADS, VALUE, KEY)).astype(np.float32)
+    return [x.astype(np.float32) for x in arrays], state, valid
+
+
+def none_fresh(state: np.ndarray) -> np.ndarray:
+    return np.zeros(len(state), bool)
+
+
+def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
+    """One lane by the equation, in float64."""
+    q, k, v, g = (x.astype(np.float64)[lane] for x in arrays)
+    s = state.astype(np.float64)[lane]
+    outs = np.zeros((length, HEADS, VALUE))
+    for t in range(length):
+        for h in range(HEADS):
+            group = h // (HEADS // GROUPS)
+            s[h] = np.exp(g[t, h]) * s[h] + np.outer(v[t, h], k[t, group])
+            outs[t, h] = s[h] @ q[t, group]
+    return outs, s
+
+
+@pytest.mark.parametrize("longest", [1, CHUNK, max(LENGTHS)])
+@pytest.mark.parametrize("form", [chunked, kept, longer, reference], ids=["chunked", "kept", "longer", "reference"])
+def test_equals_the_equation_in_float64(form, longest: int) -> None:
+    lengths = tuple(n for n in LENGTHS if n <= longest) + (0,)
+    arrays, state, valid = inputs(lengths, seed=longest)
+    state[-1] = np.nan
+    out, new = jax.device_get(form(*arrays, state, valid, none_fresh(state)))
+    assert new[-1].tobytes() == state[-1].tobytes()
+    for lane, length in enumerate(lengths):
+        want_out, want_state = float64(arrays, state, length, lane)
+        np.testing.assert_allclose(out[lane, :length], want_out, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(new[lane], want_state, atol=TOLERANCE, rtol=0)
+        assert (out[lane, length:] == 0).all()
+
+
+def test_one_token_at_a_time_equals_all_at_once() -> None:
+    arrays, state, valid = inputs((13, 5, 0))
+    want_out, want_state = jax.device_get(reference(*arrays, state, valid, none_fresh(state)))
+    step = jax.jit(ssd_step)
+    for t in range(13):
+        out, state = step(*(x[:, t : t + 1] for x in arrays), state, valid[:, t : t + 1], none_fresh(valid))
+        np.testing.assert_allclose(np.asarray(out)[:, 0], want_out[:, t], atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(state, want_state, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, CHUNK + 3])
+def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: int) -> None:
+    arrays, state, valid = inputs((tokens, 0, tokens))
+    poisoned = state.copy()
+    poisoned[1] = np.nan
+    poisoned[1, 0, :, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
+    form = jax.jit(ssd)
+    out, new = jax.device_get(form(*arrays, state, valid, none_fresh(state)))
+    poisoned_out, poisoned_new = jax.device_get(form(*arrays, poisoned, valid, none_fresh(state)))
+    assert poisoned_new[1].tobytes() == poisoned[1].tobytes()
+    assert new[1].tobytes() == state[1].tobytes()
+    for lane in (0, 2):
+        assert out[lane].tobytes() == poisoned_out[lane].tobytes()
+        assert new[lane].tobytes() == poisoned_new[lane].tobytes()
+    assert (poisoned_out[1] == 0).all()
+
+
+@pytest.mark.parametrize("tokens", [1, CHUNK + 3])
+@pytest.mark.parametrize("form", [ssd, ssd_reference])
+def test_a_fresh_lane_starts_from_zero_whatever_its_state_holds(form, tokens: int) -> None:
+    arrays, state, valid = inputs((tokens, tokens, 0))
+    state[0] = np.nan
+    out, new = jax.device_get(jax.jit(form)(*arrays, state, valid, np.array([True, False, False])))
+    state[0] = 0.0
+    for lane in (0, 1):
+        want_out, want_state = float64(arrays, state, tokens, lane)
+        np.testing.assert_allclose(out[lane], want_out, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(new[lane], want_state, atol=TOLERANCE, rtol=0)
+
+
+def test_strong_decay_leaves_no_nan() -> None:
+    """A chunk whose decays add up to what float32 cannot invert."""
+    arrays, state, valid = inputs((16,))
+    arrays[3] = np.full_like(arrays[3], -60.0)
+    want_out, want_state = float64(arrays, state, 16, 0)
+    out, new = jax.device_get(chunked(*arrays, state, valid, none_fresh(state)))
+    np.testing.assert_allclose(out[0], want_out, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(new[0], want_state, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("tokens", [1, CHUNK, 3 * CHUNK + 5])
+def test_the_state_is_not_copied(tokens: int) -> None:
+    """A donated state is written in place, also where it goes through several chunks."""
+    arrays, state, valid = inputs((tokens, 1))
+    form = ssd if tokens == 1 else partial(ssd_chunked, chunk=CHUNK)
+
+    def step(state, query, key, value, log_decay, valid, fresh):
+        return form(query, key, value, log_decay, state, valid, fresh)
+
+    operands = (state, *arrays, valid, none_fresh(valid))
+    text = str(jax.jit(step, donate_argnums=0).lower(*operands).compile().as_text())
+    shape = ",".join(map(str, state.shape))
+    assert f"f32[{shape}]" in text
+    assert not re.findall(rf"= f32\[{shape}\]\S* copy\(", text)
+
+
+def test_gradients_of_the_chunked_form_are_those_of_the_reference() -> None:
+    arrays, state, valid = inputs((11, 4))
+    arrays = [np.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, np.float32(0)) for x in arrays]
+
+    def loss(form, arrays, state):
+        out, new = form(*arrays, state, valid, none_fresh(valid))
+        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(new))
+
+    got = jax.jit(jax.grad(partial(loss, chunked), argnums=(0, 1)))(arrays, state)
+    want = jax.jit(jax.grad(partial(loss, reference), argnums=(0, 1)))(arrays, state)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)

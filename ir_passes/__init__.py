@@ -33,7 +33,7 @@ from ir_passes.sanitizer.verdict import SanitizerError, Verdict
 from ir_passes.scratch.liveness import Liveness, liveness
 from ir_passes.scratch.plan import Plan, PlanError
 from ir_passes.scratch.planner import plan, scratch_sizes
-from ir_passes.scratch.verifier import verify
+from ir_passes.scratch.verifier import verify_plan
 from ir_passes.xla_audit.audit import AuditReport, audit
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind
 from ir_passes.xla_audit.hlo import HloError
@@ -105,5 +105,5 @@ __all__ = [
     "sanitize",
     "scratch_sizes",
     "unaccepted_reach",
-    "verify",
+    "verify_plan",
 ]

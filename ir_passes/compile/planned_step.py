@@ -17,7 +17,7 @@ from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 from ir_passes.scratch.liveness import liveness_of
 from ir_passes.scratch.plan import Plan
 from ir_passes.scratch.planner import declared_scratch, plan_liveness
-from ir_passes.scratch.verifier import verify
+from ir_passes.scratch.verifier import verify_plan
 
 
 @dataclass(frozen=True)
@@ -87,5 +87,5 @@ def plan_graph(graph: Graph) -> Plan:
     scratch = declared_scratch(graph.bound.opaque, lanes)
     with paused():
         plan = plan_liveness(liveness_of(of_one_device(graph.program)), lanes=lanes, opaque_scratch=scratch)
-        verify(plan.jaxpr, plan, opaque_scratch=scratch)
+        verify_plan(plan.jaxpr, plan, opaque_scratch=scratch)
     return plan

@@ -14,7 +14,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.scratch.liveness import Liveness, Scratch, exclusive, liveness
 from ir_passes.scratch.packing import Buffer, aligned, height, pack
 from ir_passes.scratch.plan import Block, Placement, Plan
-from ir_passes.scratch.verifier import verify
+from ir_passes.scratch.verifier import verify_plan
 
 OpaqueScratch = Callable[[ir.JaxprEqn], int]
 
@@ -42,7 +42,7 @@ def plan(
     scratch = declared_scratch(contract.opaque, lanes) if contract is not None and lanes is not None else None
     live = liveness(fn, args)
     made = plan_liveness(live, lanes=lanes, lane_axis=lane_axis, opaque_scratch=scratch)
-    verify(made.jaxpr, made, opaque_scratch=scratch)
+    verify_plan(made.jaxpr, made, opaque_scratch=scratch)
     return made
 
 

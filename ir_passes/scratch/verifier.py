@@ -31,7 +31,7 @@ class _Range:
         return f"{self.what} in bytes [{self.low}, {self.high}) live at equations [{self.first}, {self.last}]"
 
 
-def verify(
+def verify_plan(
     closed: ir.ClosedJaxpr,
     plan: Plan,
     *,

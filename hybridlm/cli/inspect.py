@@ -16,8 +16,9 @@ from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.loading import load
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.operands import Batch, Feed
-from ir_passes import CertificationWarning, measured_dependence
+from ir_passes import CertificationWarning
 from ir_passes.compile.inspect_page import inspect_page
+from ir_passes.measure.dependence import measured_dependence
 
 
 class Which(StrEnum):

@@ -9,7 +9,8 @@ from rich.text import Text
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import in_words
 from hybridlm.programs.shapes import AnyShape
-from ir_passes import Certificate, PlannedStep
+from ir_passes import Certificate
+from ir_passes.compile.planned_step import PlannedStep
 
 Cells = tuple[str | Text, ...]
 

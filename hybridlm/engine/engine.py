@@ -29,7 +29,9 @@ from hybridlm.rows.snapshot import StateKind, layout_of
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.structure import Rows
-from ir_passes import CompiledStep, PlannedStep, Slot
+from ir_passes import CompiledStep
+from ir_passes.compile.planned_step import PlannedStep
+from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
 
 STAGING = 4

@@ -19,7 +19,7 @@ from hybridlm.requests.sequence import Sequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.operands import Batch, Feed
-from ir_passes import SlotError
+from ir_passes.host.slot_owner import SlotError
 
 SHRINK_TOKENS = 256
 """A decode pool shrinks if one of its sequences may draw so many more tokens: below, compiling the smaller step and

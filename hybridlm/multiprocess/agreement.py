@@ -12,7 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ir_passes import Lane, LaneContract, Shared, SlotMap, devices_agree
+from ir_passes import Lane, LaneContract, Shared, SlotMap
+from ir_passes.proof.agreement import devices_agree
 
 WORDS = 32
 """Numbers of 32 bits that a plan amounts to."""

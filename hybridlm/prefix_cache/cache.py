@@ -19,7 +19,7 @@ from hybridlm.requests.sequence import Sequence as Reading
 from hybridlm.rows.kept import KeptArrays
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot
-from ir_passes import Slot
+from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK
 
 EVERY = 8

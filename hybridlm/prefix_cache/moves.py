@@ -16,7 +16,8 @@ from hybridlm.rows.parts import Part, PartShape
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot, SnapshotLabel, StateKind, label_of, nothing_consumed
 from hybridlm.steps.structure import Rows
-from ir_passes import Label, Slot
+from ir_passes.host.row_ledger import Label
+from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK
 
 

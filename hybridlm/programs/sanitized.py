@@ -17,7 +17,9 @@ from hybridlm.rows.kept import KeptArrays
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.structure import Rows
-from ir_passes import Label, LaneContract, RowLedger, SanitizedStep, Turn, prove_isolation, sanitize
+from ir_passes import LaneContract, prove_isolation
+from ir_passes.host.row_ledger import Label, RowLedger, Turn
+from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 
 Ghosts = tuple[jax.Array, ...]
 Sanitized = tuple[SanitizedStep, Callable[..., Any]]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from hybridlm.rows.snapshot import Snapshot
-from ir_passes import Slot
+from ir_passes.host.slot_owner import Slot
 
 if TYPE_CHECKING:
     from hybridlm.drafting.drafts import Drafting

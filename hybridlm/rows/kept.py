@@ -6,7 +6,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from ir_passes import Label
+from ir_passes.host.row_ledger import Label
 
 
 class KeptArrays:

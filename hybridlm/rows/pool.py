@@ -13,7 +13,8 @@ import numpy as np
 
 from hybridlm.rows.split import WHOLE, SplitRows
 from hybridlm.steps.structure import Rows
-from ir_passes import LaneContract, Pool, Slot, SlotError, SlotMap, SlotOwner
+from ir_passes import LaneContract, Pool, SlotMap
+from ir_passes.host.slot_owner import Slot, SlotError, SlotOwner
 
 
 class RowsLost(RuntimeError):

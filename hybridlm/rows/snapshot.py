@@ -19,7 +19,8 @@ from hybridlm.devices.mesh import MODEL
 from hybridlm.devices.placement import Placement
 from hybridlm.rows.kept import KeptArrays, Piece
 from hybridlm.rows.pool import RowPool
-from ir_passes import Label, Slot
+from ir_passes.host.row_ledger import Label
+from ir_passes.host.slot_owner import Slot
 
 
 class SnapshotError(ValueError):

@@ -8,7 +8,7 @@ from hybridlm.engine.prefix import Prefix
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.steps.operands import Feed
 from hybridlm.steps.score import Scored
-from ir_passes import Slot
+from ir_passes.host.slot_owner import Slot
 
 
 @dataclass(eq=False)

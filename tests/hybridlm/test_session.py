@@ -10,7 +10,8 @@ import hybridlm
 from hybridlm.engine import scheduler
 from hybridlm.programs.shapes import CopyShape
 from hybridlm.rows.pool import copy_contract, copy_row
-from ir_passes import SlotError, prove_isolation
+from ir_passes import prove_isolation
+from ir_passes.host.slot_owner import SlotError
 
 SETTINGS: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___"]

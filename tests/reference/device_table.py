@@ -19,7 +19,7 @@ from hybridlm.devices.mesh import EXPERT, abstract_mesh, mesh
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.abstract import abstract_engine, cuts_of
 from hybridlm.programs.shapes import Shape
-from ir_passes import Collective
+from ir_passes.jaxpr.collectives import Collective
 from models import DecoderConfig, Family, ShareError, family_of
 from models import Devices as Share
 from models.layers.moe import MoeConfig

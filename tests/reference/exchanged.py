@@ -8,7 +8,7 @@ from functools import partial
 from math import prod
 from typing import NamedTuple
 
-from ir_passes import Collective
+from ir_passes.jaxpr.collectives import Collective
 from models import DecoderConfig
 from models.decoder.decoder import BranchConfig, PostNorm
 from models.decoder.parallel import ParallelConfig

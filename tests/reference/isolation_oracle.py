@@ -15,7 +15,8 @@ import jax
 import numpy as np
 from numpy_interpreter import NotInNumpy, evaluate
 
-from ir_passes import BoundContract, Lane, LaneContract, Pool, SlotMap
+from ir_passes import Lane, LaneContract, Pool, SlotMap
+from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import ir
 
 Leaves = list[np.ndarray]

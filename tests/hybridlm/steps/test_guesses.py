@@ -14,7 +14,7 @@ from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.steps.generate import CARRIED
 from hybridlm.steps.structure import Rows, flatten
 from hybridlm.steps.verify import VERIFY_CONTRACT, verify_step
-from ir_passes import unaccepted_reach
+from ir_passes.measure.unaccepted import unaccepted_reach
 
 LANES, TOKENS, GUESSES = 4, 8, 3
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden" / "dense_multimodal"

@@ -16,7 +16,7 @@ from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.steps.generate import CARRIED
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.verify import accept
-from ir_passes import unaccepted_reach
+from ir_passes.measure.unaccepted import unaccepted_reach
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LONG = pytest.mark.long

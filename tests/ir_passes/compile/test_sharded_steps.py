@@ -22,20 +22,8 @@ from zoo.catalogue import PROGRAMS
 from zoo.sharded import mesh
 from zoo.sharded_rows import COPY_SPECS, SPLIT
 
-from ir_passes import (
-    AuditError,
-    Certificate,
-    CompiledStep,
-    ExportError,
-    FindingKind,
-    Lane,
-    LaneContract,
-    Pool,
-    audit,
-    compile_step,
-    load_exported,
-    plan_step,
-)
+from ir_passes import AuditError, Certificate, CompiledStep, Lane, LaneContract, Pool, compile_step, plan_step
+from ir_passes.compile.exported import ExportError, load_exported
 from ir_passes.compile.inspect_page import inspect_page
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import (
@@ -47,6 +35,8 @@ from ir_passes.jaxpr.collectives import (
     schedule_hash,
     schedule_of,
 )
+from ir_passes.xla_audit.audit import audit
+from ir_passes.xla_audit.findings import FindingKind
 
 CUBE = ("data", "model", "expert")
 ROWS = LaneContract(inputs=(Pool("p"), Lane()), outputs=(Pool("p"), Lane()))

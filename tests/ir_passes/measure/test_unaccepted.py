@@ -7,17 +7,8 @@ from zoo import verification
 from zoo.catalogue import PROGRAMS
 from zoo.verification import CONTRACT, attempt, count, replay
 
-from ir_passes import (
-    ContractError,
-    Lane,
-    LaneContract,
-    Pool,
-    Shared,
-    SlotMap,
-    compile_step,
-    prove_isolation,
-    unaccepted_reach,
-)
+from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap, compile_step, prove_isolation
+from ir_passes.measure.unaccepted import unaccepted_reach
 
 TOKENS = {"argument 2": 1}
 ARGS = verification.draw(np.random.default_rng(2))

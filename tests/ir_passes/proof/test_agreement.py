@@ -12,9 +12,10 @@ from zoo.agreement import COPY_SPECS
 from zoo.catalogue import PROGRAMS
 from zoo.sharded import mesh
 
-from ir_passes import CompiledStep, compile_step, devices_agree
+from ir_passes import CompiledStep, compile_step
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import schedule_of
+from ir_passes.proof.agreement import devices_agree
 from ir_passes.proof.output_claims import AGREEMENT
 
 COPIED = PROGRAMS["sharded rows copied where devices agree"]

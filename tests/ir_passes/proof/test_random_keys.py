@@ -18,8 +18,8 @@ from ir_passes import (
     SlotMap,
     ViolationKind,
     compile_step,
-    load_exported,
 )
+from ir_passes.compile.exported import load_exported
 from ir_passes.measure.dependence import measured_dependence
 from ir_passes.proof.lane_proof import prove_isolation
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap, SlotOwner
+from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.host.row_ledger import Expected, Label, LedgerError, Owner, RowLedger, Turn
+from ir_passes.host.slot_owner import SlotOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.interpreter import Interpreter
 from ir_passes.sanitizer.sanitize import SanitizedStep, UntrackedError, sanitize

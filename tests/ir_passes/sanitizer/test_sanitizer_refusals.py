@@ -10,7 +10,9 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from ir_passes import LaneContract, Pool, RowLedger, SlotMap, UntrackedError, sanitize
+from ir_passes import LaneContract, Pool, SlotMap
+from ir_passes.host.row_ledger import RowLedger
+from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
 
 CONTRACT = LaneContract(
     inputs=(Pool("state"), SlotMap("state", 1, null=False), Pool("kept"), SlotMap("kept", 4, role="write")),

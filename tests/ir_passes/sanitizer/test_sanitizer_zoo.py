@@ -8,8 +8,10 @@ from zoo import sharded_rows
 from zoo.catalogue import PROGRAMS
 from zoo.program import Program
 
-from ir_passes import Expected, SanitizerError, SlotMap, UntrackedError, sanitize
-from ir_passes.host.row_ledger import Label, Owner
+from ir_passes import SlotMap
+from ir_passes.host.row_ledger import Expected, Label, Owner
+from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
+from ir_passes.sanitizer.verdict import SanitizerError
 
 QUICK = {
     "gated delta, idle lanes",

@@ -9,7 +9,7 @@ from hybridlm.engine import scheduler
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.requests.sequence import Sequence
 from hybridlm.steps.operands import Feed
-from ir_passes import Slot, SlotOwner
+from ir_passes.host.slot_owner import Slot, SlotOwner
 
 
 def row_by_request_number(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hybridlm.engine.scheduler import Scheduler
 from hybridlm.programs.shapes import CopyShape, Shape
 from hybridlm.requests.sequence import Sequence
 from hybridlm.rows.pool import RowPool
-from ir_passes import Slot
+from ir_passes.host.slot_owner import Slot
 
 Maps = tuple[np.ndarray, np.ndarray]
 

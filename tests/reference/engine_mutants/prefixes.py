@@ -16,7 +16,7 @@ from hybridlm.requests.sequence import Sequence
 from hybridlm.rows.kept import KeptArrays
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot
-from ir_passes import SlotOwner
+from ir_passes.host.slot_owner import SlotOwner
 
 
 def kept(patch: pytest.MonkeyPatch, change) -> None:

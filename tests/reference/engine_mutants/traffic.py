@@ -21,7 +21,9 @@ from hybridlm.engine.speculation import Speculation
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.radix_tree import TreeError
-from ir_passes import LedgerError, SanitizerError, SlotError
+from ir_passes.host.row_ledger import LedgerError
+from ir_passes.host.slot_owner import SlotError
+from ir_passes.sanitizer.verdict import SanitizerError
 
 MOST_STEPS = 150
 MOVED_AT = 9

@@ -127,7 +127,7 @@ LAYERS = {
         cpu_tuning multiprocess prefix_cache programs requests rows
         checkpoint devices files steps text
         drafting sampling
-        _siblings errors eval_settings progress version
+        _siblings compiler errors eval_settings progress version
     """,
     "models": """
         families

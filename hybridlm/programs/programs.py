@@ -20,8 +20,8 @@ from hybridlm.steps.generate import GENERATE_CONTRACT, generate_step
 from hybridlm.steps.score import SCORE_CONTRACT, score_step
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import VERIFY_CONTRACT, verify_step
-from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, LaneContract, compile_step, plan_step
-from ir_passes.compile.planned_step import PlannedStep
+from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, LaneContract, compile_step
+from ir_passes.compile.planned_step import PlannedStep, plan_step
 from ir_passes.rewrites import DropDead
 from ir_passes.xla_audit.hlo import HloError
 

@@ -22,9 +22,10 @@ from zoo.catalogue import PROGRAMS
 from zoo.sharded import mesh
 from zoo.sharded_rows import COPY_SPECS, SPLIT
 
-from ir_passes import AuditError, Certificate, CompiledStep, Lane, LaneContract, Pool, compile_step, plan_step
+from ir_passes import AuditError, Certificate, CompiledStep, Lane, LaneContract, Pool, compile_step
 from ir_passes.compile.exported import ExportError, load_exported
 from ir_passes.compile.inspect_page import inspect_page
+from ir_passes.compile.planned_step import plan_step
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import (
     _RING,

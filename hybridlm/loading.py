@@ -164,8 +164,8 @@ def load(
         # A multiplier that is not positive turns the order of the logits round.
         head = model.head[...] if model.config.logits_multiplier > 0 else None
         rows = {shape.lanes * shape.tokens for shape in shapes}
-        drawing = {shape.lanes for shape in shapes if shape.step == "generate"}
-        tuned = tune_products(params, head, rows, drawing, folder, _room(engine, demand), progress)
+        sampling_mode = {shape.lanes for shape in shapes if shape.step == "generate"}
+        tuned = tune_products(params, head, rows, sampling_mode, folder, _room(engine, demand), progress)
         engine.set_tuned(tuned)
         demand = replace(demand, weights=demand.weights + tuned.int8_head_bytes)
     admit_steps(engine, demand)

@@ -19,7 +19,7 @@ from hybridlm.requests.results import Completion
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import FinishReason, Request, Sequence
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.steps.generate import Drawn
+from hybridlm.steps.generate import SampledTokens
 from hybridlm.text.stop_strings import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
 
@@ -211,7 +211,7 @@ class Session:
         self._flights.popleft()
         self._take(flight, drawn, accepted)
 
-    def _take(self, flight: Flight, drawn: Drawn, accepted: np.ndarray | None) -> None:
+    def _take(self, flight: Flight, drawn: SampledTokens, accepted: np.ndarray | None) -> None:
         """The tokens of a step have come: what they settle."""
         wrong: NumericalError | None = None
         try:
@@ -282,7 +282,7 @@ class Session:
         self._texts.pop(sequence.request.index, None)
 
 
-def _append(sequence: Sequence, drawn: Drawn, place: tuple[int, ...]) -> None:
+def _append(sequence: Sequence, drawn: SampledTokens, place: tuple[int, ...]) -> None:
     """Keep what a step drew at a lane, or behind a token of a lane, as NumPy arrays."""
     asked = sequence.request.params.logprobs
     sequence.generated.append(int(drawn.token[place]))

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from hybridlm.bench.limits import Limits
-from hybridlm.sampling.int8_head import copy_bytes
+from hybridlm.sampling.int8_head import int8_copy_bytes
 from models import KV_BLOCK, Decoder, kv_blocks
 
 
@@ -53,7 +53,7 @@ class Traffic:
             multiplied=sum(array.size for array in used.values() if array.ndim > 1),
             state=kept.fixed,
             kv=kept.token * KV_BLOCK,
-            unread=dict.fromkeys(screened, head.nbytes - copy_bytes(head)),
+            unread=dict.fromkeys(screened, head.nbytes - int8_copy_bytes(head)),
         )
 
 

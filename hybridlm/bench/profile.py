@@ -26,7 +26,7 @@ def part_of(op_name: str) -> str | None:
     Products with weights are a part of their own, "GatedDeltaNet projection".
     """
     scopes = [piece for piece in op_name.split("/")[:-1] if piece.isidentifier()]
-    if not scopes or not (scopes[0][0].isupper() or scopes[0] in ("head", "draw")):
+    if not scopes or not (scopes[0][0].isupper() or scopes[0] in ("head", "sample")):
         return None
     return f"{scopes[0]} {PROJECTION}" if PROJECTION in scopes else scopes[0]
 

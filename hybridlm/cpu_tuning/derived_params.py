@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, Int, UInt32
 
 from hybridlm.cpu_tuning.packed_u32 import packed_u32
-from hybridlm.cpu_tuning.variants import PACKED, Product, Variant, multiply, multiply_words
+from hybridlm.cpu_tuning.variants import PACKED, Product, Variant, multiply, multiply_packed_variant
 from models.layers.embedding import embedding_rows
 from models.ops.linear import LinearWeight, dot
 
@@ -40,7 +40,7 @@ class TunedWeight(LinearWeight):
         if variant not in PACKED:
             return multiply(x, self.array, variant)
         assert self.packed is not None, f"the variant {variant!r} without packed words"
-        return multiply_words(x, self.packed, variant)
+        return multiply_packed_variant(x, self.packed, variant)
 
     def take(self, ids: Int[Array, "*place"]) -> Float32[Array, "*place in"]:
         return embedding_rows(self.array, ids)

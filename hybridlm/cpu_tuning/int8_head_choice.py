@@ -14,7 +14,7 @@ from hybridlm.cpu_tuning.products import MIN_ELEMENTS, MIN_GAIN
 from hybridlm.cpu_tuning.store import TimeStore
 from hybridlm.cpu_tuning.variants import INT8_HEAD, Product
 from hybridlm.progress import counting_progress
-from hybridlm.sampling.int8_head import MOST_LANES, Screen, can_screen, copy_bytes, most_likely_screened, screen_of
+from hybridlm.sampling.int8_head import MAX_LANES, Int8Head, supports_int8_head, int8_copy_bytes, most_likely_by_int8_head, build_int8_head
 
 MIN_GAIN_FOR_COPY = 1.25
 """Minimum speed-up for one number of lanes: the copy takes half of what the head takes. Where there is a copy, MIN_GAIN
@@ -23,7 +23,7 @@ decides for the others."""
 _log = logging.getLogger("hybridlm")
 
 
-class Int8Head(NamedTuple):
+class ChosenInt8Head(NamedTuple):
     """An int8 head, and where it is used.
 
     Attributes:
@@ -31,7 +31,7 @@ class Int8Head(NamedTuple):
         lanes: numbers of lanes.
     """
 
-    screen: Screen
+    screen: Int8Head
     lanes: frozenset[int]
 
     @property
@@ -43,7 +43,7 @@ class Int8Head(NamedTuple):
 
 def chosen_int8_head(
     head: jax.Array, lanes: Iterable[int], store: TimeStore, room: int | None, progress: bool | None = None
-) -> Int8Head | None:
+) -> ChosenInt8Head | None:
     """Return the int8 head of a vocabulary, where finding the most likely tokens with it is faster than all logits.
 
     Args:
@@ -56,13 +56,13 @@ def chosen_int8_head(
     Returns:
         None where it is faster for no number of lanes, or has no room.
     """
-    words = packed_u32(head) if can_screen(head) and head.size >= MIN_ELEMENTS else None
+    words = packed_u32(head) if supports_int8_head(head) and head.size >= MIN_ELEMENTS else None
     if words is None:
         return None
-    if room is not None and copy_bytes(head) > room:
-        _log.info("no int8 copy of the head: its %d bytes are more than the %d left", copy_bytes(head), room)
+    if room is not None and int8_copy_bytes(head) > room:
+        _log.info("no int8 copy of the head: its %d bytes are more than the %d left", int8_copy_bytes(head), room)
         return None
-    counts = sorted(count for count in set(lanes) if count <= MOST_LANES)
+    counts = sorted(count for count in set(lanes) if count <= MAX_LANES)
     all_logits = {
         count: min(found.values()) for count in counts if (found := store.find(Product.of(count, head))) is not None
     }
@@ -72,7 +72,7 @@ def chosen_int8_head(
     missing, screen = [count for count in products if count not in times], None
     if missing:
         store.announce(f"the int8 head for {len(missing)} numbers of lanes")
-        screen = screen_of(words)
+        screen = build_int8_head(words)
         with counting_progress(progress, "measuring the head", len(missing)) as done:
             for index, count in enumerate(missing):
                 times[count] = _seconds(count, screen)
@@ -81,18 +81,18 @@ def chosen_int8_head(
     gains = {count: all_logits[count] / seconds for count, seconds in times.items()}
     if max(gains.values(), default=0.0) <= MIN_GAIN_FOR_COPY:
         return None
-    screen = screen_of(words) if screen is None else screen
+    screen = build_int8_head(words) if screen is None else screen
     if not bool(jnp.isfinite(screen.radius).all()):
         _log.info("no int8 copy of the head: some of its numbers are not finite")
         return None
-    return Int8Head(screen, frozenset(count for count, gain in gains.items() if gain > MIN_GAIN))
+    return ChosenInt8Head(screen, frozenset(count for count, gain in gains.items() if gain > MIN_GAIN))
 
 
-def _seconds(lanes: int, screen: Screen) -> float:
+def _seconds(lanes: int, screen: Int8Head) -> float:
     """Return the least time in which the most likely tokens of independent normal numbers are found."""
     asked = jnp.ones(lanes, bool)
     inputs = list(jax.random.normal(jax.random.key(0), (ROUNDS, lanes, screen.codes.shape[1])))
-    program = jax.jit(most_likely_screened).lower(inputs[0], asked, screen).compile()
+    program = jax.jit(most_likely_by_int8_head).lower(inputs[0], asked, screen).compile()
     times = []
     for one in inputs:
         start = time.perf_counter()

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from hybridlm.cpu_tuning.packed_u32 import packed_u32
-from hybridlm.cpu_tuning.variants import PACKED, Product, Variant, multiply, multiply_words
+from hybridlm.cpu_tuning.variants import PACKED, Product, Variant, multiply, multiply_packed_variant
 
 ROUNDS = 9
 READ_BYTES = 64 << 20
@@ -28,7 +28,7 @@ def compiled_variants(product: Product) -> dict[Variant, jax.stages.Compiled]:
     words = jax.ShapeDtypeStruct((product.outputs, product.inputs // 2), "uint32")
     found: dict[Variant, jax.stages.Compiled] = {}
     for variant in product.variants:
-        fn, given = (multiply_words, words) if variant in PACKED else (multiply, weight)
+        fn, given = (multiply_packed_variant, words) if variant in PACKED else (multiply, weight)
         found[variant] = jax.jit(fn, static_argnums=2).lower(rows, given, variant).compile()
     return found
 

@@ -73,7 +73,7 @@ def multiply(
     return dot(x, weight, weight_first=variant == "weight x rows")
 
 
-def multiply_words(
+def multiply_packed_variant(
     x: Float32[Array, "row in"], words: UInt32[Array, "out half"], variant: Variant
 ) -> Float32[Array, "row out"]:
     """Return `x @ weight.T` in a variant that reads packed words."""

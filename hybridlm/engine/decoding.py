@@ -17,7 +17,7 @@ from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.requests.sequence import Sequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.steps.generate import CARRIED, Drawn
+from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens
 from hybridlm.steps.operands import Batch, Feed, blocks_for
 
 
@@ -31,7 +31,7 @@ class Flight(NamedTuple):
         timing: measures it; None for one that is not measured.
     """
 
-    drawn: Drawn
+    drawn: SampledTokens
     draws: list[tuple[Sequence, int]]
     accepted: jax.Array | None = None
     timing: Timing | None = None
@@ -98,7 +98,7 @@ class Decoding:
         engine = self._engine
         shape = Shape("generate", pool.size, 1, top, self._processor, guesses)
         if self._steady is None or self._steady[:2] != (lanes, shape):
-            tokens = np.full((pool.size, 1), CARRIED, np.int32)
+            tokens = np.full((pool.size, 1), LAST_SAMPLED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
             placed = engine.placement.ahead((tokens, active, *sampling_arrays(lanes)))
             self._steady = lanes, shape, active, placed
@@ -125,7 +125,7 @@ class Decoding:
         """What the sequences drew last and their drafts behind it, as far as these turn out to be right."""
         engine, tokens = self._engine, speculation.tokens + 1
         feeds = [
-            None if s is None else Feed((CARRIED, *draft), s.consumed) for s, draft in zip(lanes, drafts, strict=True)
+            None if s is None else Feed((LAST_SAMPLED, *draft), s.consumed) for s, draft in zip(lanes, drafts, strict=True)
         ]
         guesses = speculation.guesses(lanes, verifying=True)
         shape = Shape("verify", pool.size, tokens, top, self._processor, guesses)

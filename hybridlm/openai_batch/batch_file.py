@@ -182,7 +182,7 @@ def _complete(model: BatchModel, asked: Sequence[OpenAIRequest]) -> list[list[Co
     everything = [request for one in asked for request in one.requests]
     with model.session() as session:
         for index, request in enumerate(everything):
-            session.add(replace(request, index=index, draw_index=request.index))
+            session.add(replace(request, index=index, sampling_index=request.index))
         while session.busy:
             try:
                 events = session.step()

@@ -17,7 +17,7 @@ PARTS: tuple[Part, ...] = ("state", "span")
 RUN = ("pool", "rows", "step", "lanes", "tokens per lane", "log-probabilities", "guesses")
 COPY = ("source", "rows of the source", "target", "rows of the target", "slot that is read", "slot that is written")
 KEEP = ("pool", "rows", "part", "kept", "position", "slot", *(f"operand {i}" for i in range(3)))
-_SAMPLING = (*Sampling._fields, "drawing")
+_SAMPLING = (*Sampling._fields, "sampling_mode")
 
 Fields = tuple[str, ...]
 

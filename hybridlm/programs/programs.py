@@ -15,7 +15,7 @@ from hybridlm.programs.shapes import AnyShape, CopyShape, S, Shape
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
-from hybridlm.steps.dim_names import labelled
+from hybridlm.steps.dim_names import name_pool_dims
 from hybridlm.steps.generate import GENERATE_CONTRACT, generate_step
 from hybridlm.steps.score import SCORE_CONTRACT, score_step
 from hybridlm.steps.structure import Structure
@@ -91,9 +91,9 @@ class Programs:
         arrays = self._structure.arrays
         if isinstance(shape, PartShape):
             step, contract = shape.step(self._split)
-            return step, labelled(contract, shape.of(arrays), shape.positions_first)
+            return step, name_pool_dims(contract, shape.of(arrays), shape.positions_first)
         step, contract = self._whole_rows_step(shape)
-        return step, labelled(contract, arrays)
+        return step, name_pool_dims(contract, arrays)
 
     def _whole_rows_step(self, shape: Shape | CopyShape) -> tuple[Callable[..., Any], LaneContract]:
         if isinstance(shape, CopyShape):

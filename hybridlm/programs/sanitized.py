@@ -73,7 +73,7 @@ class Sanitizer:
         return outputs, rows
 
     def _shorten(self, pool: RowPool, owners: Sequence[Any], fewer: np.ndarray) -> None:
-        """A step has consumed fewer tokens of each lane than it was given: what it left is labelled accordingly."""
+        """A step has consumed fewer tokens of each lane than it was given: what it left is name_pool_dims accordingly."""
         ghosts = [np.array(ghost) for ghost in self._ghosts[pool]]
         for lane, owner in enumerate(owners):
             if owner is not None and fewer[lane]:

@@ -36,7 +36,7 @@ class Request:
         prompt: token ids, at least one.
         params: how to draw.
         priority: of those that wait, the highest goes first.
-        draw_index: part of the key of its draws; None for the index.
+        sampling_index: part of the key of its draws; None for the index.
         start: the state after the first tokens of the prompt, where it is known.
     """
 
@@ -44,13 +44,13 @@ class Request:
     prompt: tuple[int, ...]
     params: ResolvedParams
     priority: int = 0
-    draw_index: int | None = None
+    sampling_index: int | None = None
     start: Snapshot | None = None
 
     @property
     def key_index(self) -> int:
         """The number in the key of its draws."""
-        return self.index if self.draw_index is None else self.draw_index
+        return self.index if self.sampling_index is None else self.sampling_index
 
 
 @dataclass(eq=False)

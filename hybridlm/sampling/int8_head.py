@@ -17,10 +17,10 @@ from jax import Array, lax
 from jaxtyping import Bool, Float32, Int8, Int32, UInt32
 
 from hybridlm.sampling.rotation import rotated, rotation_error
-from hybridlm.sampling.sampling import BESIDE_GREEDY, GREEDY, Sampling, first_highest
+from hybridlm.sampling.sampling import BESIDE_GREEDY, GREEDY, Sampling, grouped_argmax
 from models.ops.layout import own_array
 
-MOST_LANES = 8
+MAX_LANES = 8
 """Beyond these the products of integers take longer than those of bfloat16."""
 GROUP = 32
 """Tokens whose logits are computed together; 16 and 64 take as long."""
@@ -35,7 +35,7 @@ BLOCK = 1 << 20
 """Numbers of a head that are rounded at a time."""
 
 
-class Screen(NamedTuple):
+class Int8Head(NamedTuple):
     """A head's own numbers and its narrow copy.
 
     Attributes:
@@ -54,7 +54,7 @@ class Screen(NamedTuple):
     reach: Float32[Array, "vocab"]
 
 
-def can_screen(head: Array | jax.ShapeDtypeStruct) -> bool:
+def supports_int8_head(head: Array | jax.ShapeDtypeStruct) -> bool:
     """Whether a head has the dtype and the dimensions for it."""
     vocab, hidden = head.shape
     return head.dtype == jnp.bfloat16 and vocab % math.lcm(GROUP, COLUMNS) == 0 and hidden % 2 == 0
@@ -67,15 +67,15 @@ def unpack_u32(words: UInt32[Array, "*shape"]) -> tuple[Float32[Array, "*shape"]
     return low, lax.bitcast_convert_type(words & jnp.uint32(0xFFFF0000), jnp.float32)
 
 
-def copy_bytes(head: Array) -> int:
+def int8_copy_bytes(head: Array) -> int:
     """What the narrow copy of a head takes."""
     vocab, hidden = head.shape
     return vocab * (hidden + 3 * 4)
 
 
-def screen_of(words: UInt32[Array, "vocab half"]) -> Screen:
+def build_int8_head(words: UInt32[Array, "vocab half"]) -> Int8Head:
     """The screen of a head, from its words; the radius of a row that is not finite is NaN."""
-    return Screen(words, *_narrow_copy(words))
+    return Int8Head(words, *_narrow_copy(words))
 
 
 @jax.jit
@@ -102,36 +102,36 @@ def _narrow_copy(
     return codes.reshape((vocab, hidden)), scale, radius, reach
 
 
-def draw_screened(
+def sample_with_int8_head(
     hidden: Float32[Array, "lane hidden"],
     taking_part: Bool[Array, "lane"],
-    screen: Screen,
+    screen: Int8Head,
     sampling: Sampling,
-    drawing: Int32[Array, ""],
+    sampling_mode: Int32[Array, ""],
     otherwise: Callable[[], Int32[Array, "lane"]],
 ) -> Int32[Array, "lane"]:
     """The next token of every lane; the size of the vocabulary for a lane whose logits hold NaN.
 
-    A lane of temperature 0 has the token of `most_likely_screened` whatever the others draw.
+    A lane of temperature 0 has the token of `most_likely_by_int8_head` whatever the others draw.
 
     Args:
         hidden: the final residual stream.
         taking_part: lanes that draw; the tokens of others have no meaning.
         screen: of the head.
-        sampling, drawing: as for `draw`.
+        sampling, sampling_mode: as for `sample_tokens`.
         otherwise: the draw from all logits.
     """
     sampled = jnp.asarray(sampling.temperature) > 0
     found = lax.cond(
-        (drawing == GREEDY) | (drawing >= BESIDE_GREEDY),
-        lambda: most_likely_screened(hidden, taking_part & ~sampled, screen),
+        (sampling_mode == GREEDY) | (sampling_mode >= BESIDE_GREEDY),
+        lambda: most_likely_by_int8_head(hidden, taking_part & ~sampled, screen),
         lambda: jnp.full(len(hidden), len(screen.codes), jnp.int32),
     )
-    return lax.cond(drawing == GREEDY, lambda: found, lambda: jnp.where(sampled, otherwise(), found))
+    return lax.cond(sampling_mode == GREEDY, lambda: found, lambda: jnp.where(sampled, otherwise(), found))
 
 
-def most_likely_screened(
-    hidden: Float32[Array, "lane hidden"], asked: Bool[Array, "lane"], screen: Screen
+def most_likely_by_int8_head(
+    hidden: Float32[Array, "lane hidden"], asked: Bool[Array, "lane"], screen: Int8Head
 ) -> Int32[Array, "lane"]:
     """The first token with the highest logit of each lane; the size of the vocabulary where a logit is NaN.
 
@@ -141,11 +141,11 @@ def most_likely_screened(
         screen: of the head.
     """
     rounded = lax.reduce_precision(hidden, exponent_bits=8, mantissa_bits=7)
-    bounds = highest_possible(rounded, screen)
+    bounds = group_upper_bounds(rounded, screen)
     return lax.map(lambda lane: _search(lane[0], lane[1], lane[2], screen.words), (rounded, bounds, asked))
 
 
-def highest_possible(x: Float32[Array, "lane hidden"], screen: Screen) -> Float32[Array, "lane group"]:
+def group_upper_bounds(x: Float32[Array, "lane hidden"], screen: Int8Head) -> Float32[Array, "lane group"]:
     """No logit of a group is higher; infinity for an input that is zero or not finite.
 
     Args:
@@ -215,14 +215,14 @@ def _search(
         left = found.bounds.at[found.next].set(-jnp.inf)
         return _Search(
             left,
-            first_highest(left[None])[0],
+            grouped_argmax(left[None])[0],
             jnp.where(better, highest, found.highest),
             jnp.where(better, token, found.token),
             jnp.isnan(logits).any(),
             found.looked + 1,
         )
 
-    first = first_highest(bounds[None])[0]
+    first = grouped_argmax(bounds[None])[0]
     found = lax.while_loop(
         goes_on, look, _Search(bounds, first, jnp.float32(-jnp.inf), vocab, jnp.bool_(False), jnp.int32(0))
     )

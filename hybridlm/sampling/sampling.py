@@ -55,12 +55,12 @@ def _groups(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group to
     return logits.reshape((rows, -1, math.gcd(vocab, 128)))
 
 
-def highest_of_groups(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group"]:
+def group_max(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group"]:
     """The maximum of each group of tokens; computed once in a step, whoever asks for it. It may overlook NaN."""
     return jnp.max(_groups(logits), axis=2)
 
 
-def hold_nan(logits: Float32[Array, "row vocab"]) -> Bool[Array, "row"]:
+def has_nan(logits: Float32[Array, "row vocab"]) -> Bool[Array, "row"]:
     """Whether some logit of a row is NaN.
 
     No maximum tells: from some thousand numbers on XLA:CPU leaves it to a library, whose maximum of numbers and NaN is
@@ -74,17 +74,17 @@ def hold_nan(logits: Float32[Array, "row vocab"]) -> Bool[Array, "row"]:
 
 def most_likely(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
     """The first index of each row's maximum; `vocab` where a row holds NaN, which no token id is."""
-    return jnp.where(hold_nan(logits), jnp.int32(logits.shape[1]), first_highest(logits))
+    return jnp.where(has_nan(logits), jnp.int32(logits.shape[1]), grouped_argmax(logits))
 
 
-def first_highest(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
+def grouped_argmax(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
     """The first index of each row's maximum, where nothing is NaN.
 
     The maximum of groups of tokens, then the first group that has it, then its first token: the logits are read once.
     """
     groups = _groups(logits)
     size = groups.shape[2]
-    highest = highest_of_groups(logits)
+    highest = group_max(logits)
     # No number is looked for by its value: XLA may compute it twice, and round it otherwise the second time.
     first = lax.argmax(highest, 1, jnp.int32)
     group = jnp.take_along_axis(groups, first[:, None, None], axis=1, mode="fill")[:, 0]
@@ -95,7 +95,7 @@ GREEDY, SAMPLED, FILTERED = range(3)
 """How the lanes of a step draw: the most that one of them asks for. More takes longer and changes no token."""
 BESIDE_GREEDY = 4
 """Added to more than GREEDY where another lane has temperature 0."""
-AT_ONCE = 1_800_000
+MAX_BATCHED_LOGITS = 1_800_000
 """Logits that are sampled together. Of more lanes each is sampled by itself: XLA would map the scratch of the step anew
 in every call (docs/performance.md). Of fewer, it computes what is one lane's on one core."""
 
@@ -129,7 +129,7 @@ def kept_by_filters(scaled: Float32[Array, "lane vocab"], sampling: Sampling) ->
     weight = jnp.where(scaled == highest, 1.0, jnp.where(keep, jnp.exp(scaled - highest), 0.0))
     enough = jnp.asarray(sampling.top_p) * jnp.sum(weight, axis=1)
     cutoff = jnp.where(sampling.top_p < 1.0, jnp.minimum(_cutoff(order, weight, enough), best), jnp.uint32(0))
-    first = jnp.arange(scaled.shape[1], dtype=jnp.int32)[None] == first_highest(scaled)[:, None]
+    first = jnp.arange(scaled.shape[1], dtype=jnp.int32)[None] == grouped_argmax(scaled)[:, None]
     return first | (keep & (order >= cutoff[:, None]) & (weight >= sampling.min_p[:, None]))
 
 
@@ -157,11 +157,11 @@ def _cutoff(
     return cutoff
 
 
-def draw(
+def sample_tokens(
     logits: Float32[Array, "lane vocab"],
     sampling: Sampling,
     positions: Int32[Array, "lane"],
-    drawing: Int32[Array, ""],
+    sampling_mode: Int32[Array, ""],
 ) -> Int32[Array, "lane"]:
     """The next token of every lane; `vocab` for a lane whose logits hold NaN.
 
@@ -169,22 +169,22 @@ def draw(
         logits: after any processing.
         sampling: settings of each lane.
         positions: the position in its sequence that each lane's token will have.
-        drawing: `GREEDY` where the host knows that every lane has temperature 0, `SAMPLED` where no lane that has a
+        sampling_mode: `GREEDY` where the host knows that every lane has temperature 0, `SAMPLED` where no lane that has a
             temperature has a filter, `FILTERED` otherwise; `BESIDE_GREEDY` changes nothing here.
     """
     greedy = most_likely(logits)
 
     def alone(lane: tuple[Array, Array, Sampling, Array]) -> Array:
         logits, greedy, sampling, position = jax.tree.map(lambda x: x[None], lane)
-        return _sampled(logits, greedy, sampling, position, drawing)[0]
+        return _sampled(logits, greedy, sampling, position, sampling_mode)[0]
 
     def sampled() -> Array:
         of_lanes = (logits, greedy, jax.tree.map(jnp.asarray, sampling), positions)
-        if logits.size <= AT_ONCE:
-            return _sampled(*of_lanes, drawing)
+        if logits.size <= MAX_BATCHED_LOGITS:
+            return _sampled(*of_lanes, sampling_mode)
         return lax.map(alone, of_lanes)
 
-    return lax.cond(drawing == GREEDY, lambda: greedy, sampled)
+    return lax.cond(sampling_mode == GREEDY, lambda: greedy, sampled)
 
 
 def _sampled(
@@ -192,16 +192,16 @@ def _sampled(
     greedy: Int32[Array, "lane"],
     sampling: Sampling,
     positions: Int32[Array, "lane"],
-    drawing: Int32[Array, ""],
+    sampling_mode: Int32[Array, ""],
 ) -> Int32[Array, "lane"]:
-    """The tokens of `draw` where some lanes have a temperature; `greedy` is what the others have."""
+    """The tokens of `sample_tokens` where some lanes have a temperature; `greedy` is what the others have."""
     vocab = logits.shape[1]
     scaled = logits / jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None]
     kept = lax.cond(
-        drawing % BESIDE_GREEDY == FILTERED,
+        sampling_mode % BESIDE_GREEDY == FILTERED,
         lambda: kept_by_filters(scaled, sampling),
         lambda: varying_like(jnp.ones(logits.shape, jnp.bool_), scaled),
     )
     noise = jax.vmap(lambda sampling, position: _noise(sampling, position, vocab))(sampling, positions)
-    tokens = first_highest(jnp.where(kept, scaled + noise, -jnp.inf))
+    tokens = grouped_argmax(jnp.where(kept, scaled + noise, -jnp.inf))
     return jnp.where((sampling.temperature > 0) & (greedy < vocab), tokens, greedy)

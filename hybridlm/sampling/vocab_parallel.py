@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32
 
-from hybridlm.sampling.sampling import highest_of_groups, most_likely
+from hybridlm.sampling.sampling import group_max, most_likely
 from models import DecoderConfig
 from models.ops.layout import own_array
 from models.sharding.devices import MODEL, held_rows
@@ -51,7 +51,7 @@ class Vocabulary(NamedTuple):
 
     def log_total(self, logits: Logits) -> Float32[Array, "row 1"]:
         """log(sum(exp(logits))) over the vocabulary."""
-        top = jnp.max(highest_of_groups(logits), axis=1, keepdims=True)
+        top = jnp.max(group_max(logits), axis=1, keepdims=True)
         if self.devices > 1:
             top = lax.pmax(top, MODEL)
         top = jnp.where(jnp.isfinite(top), top, 0.0)

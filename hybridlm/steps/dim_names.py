@@ -13,7 +13,7 @@ POSITION = "position"
 """What the proof calls the positions of a cache: in no program is one of them a constant."""
 
 
-def labelled(contract: LaneContract, arrays: Any, positions_first: Container[str] = ()) -> LaneContract:
+def name_pool_dims(contract: LaneContract, arrays: Any, positions_first: Container[str] = ()) -> LaneContract:
     """The contract with a name for every dimension of its pools.
 
     Args:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
-from hybridlm.sampling.int8_head import draw_screened
-from hybridlm.sampling.sampling import LogitsProcessor, Sampling, draw
+from hybridlm.sampling.int8_head import sample_with_int8_head
+from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.mtp_drafts import Lanes, guess
 from hybridlm.steps.structure import STATE, Rows, Step, Structure
@@ -21,11 +21,11 @@ from models import Decoder
 from models.ops.expert_dot import expert_dot
 
 rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=({"absent": False}, {"absent": True}))
-CARRIED = -1
+LAST_SAMPLED = -1
 """In place of a token: the one that the lane drew last, which the host may not know yet."""
 
 
-class Drawn(NamedTuple):
+class SampledTokens(NamedTuple):
     """What a generating step says about each lane's next token; a verifying step, about the next of each token.
 
     Attributes:
@@ -55,9 +55,9 @@ def generate_step(
     guesses: int = 0,
     screened: bool = False,
 ) -> Step:
-    """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, drawing) -> (Drawn, rows)`.
+    """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, sampling_mode) -> (SampledTokens, rows)`.
 
-    A token that is `CARRIED` is the one that the lane drew in its last step.
+    A token that is `LAST_SAMPLED` is the one that the lane drew in its last step.
 
     Args:
         structure: of the model.
@@ -78,41 +78,41 @@ def generate_step(
         positions: Int32[Array, "lane"],
         kv_blocks: Int32[Array, ""],
         sampling: Sampling,
-        drawing: Int32[Array, ""],
-    ) -> tuple[Drawn, Rows]:
+        sampling_mode: Int32[Array, ""],
+    ) -> tuple[SampledTokens, Rows]:
         screen = params[-1] if screened else None
         model = structure.rebuild(params)
-        tokens = jnp.where(tokens == CARRIED, rows.token, tokens)
+        tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
         hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks)
         last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
         hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0]
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
 
-        def from_logits() -> Drawn:
+        def from_logits() -> SampledTokens:
             logits = Vocabulary.of(model.config).whole(model.logits(hidden))
-            return draw_tokens(logits, last_token, positions + lengths, sampling, drawing, top, processor)
+            return sample_with_logprobs(logits, last_token, positions + lengths, sampling, sampling_mode, top, processor)
 
         if screen is None:
             drawn = from_logits()
         else:
             with jax.named_scope("head"):
-                token = draw_screened(hidden, lengths > 0, screen, sampling, drawing, lambda: from_logits().token)
-            drawn = Drawn(token, None, None, None)
-        lanes = Lanes(lengths, positions, kv_blocks, sampling, drawing)
-        return keep_drawn(model, Rows(layers, rows.token), drawn.token, drawn, lanes, guesses, processor)
+                token = sample_with_int8_head(hidden, lengths > 0, screen, sampling, sampling_mode, lambda: from_logits().token)
+            drawn = SampledTokens(token, None, None, None)
+        lanes = Lanes(lengths, positions, kv_blocks, sampling, sampling_mode)
+        return finish_step(model, Rows(layers, rows.token), drawn.token, drawn, lanes, guesses, processor)
 
     return step
 
 
-def keep_drawn(
+def finish_step(
     model: Decoder,
     rows: Rows,
     token: Int32[Array, "lane"],
-    drawn: Drawn,
+    drawn: SampledTokens,
     lanes: Lanes,
     guesses: int,
     processor: LogitsProcessor | None,
-) -> tuple[Drawn, Rows]:
+) -> tuple[SampledTokens, Rows]:
     """Keep in each lane's row the token that it goes on with, and let the model's own head guess behind it.
 
     Args:
@@ -130,15 +130,15 @@ def keep_drawn(
     return drawn, Rows(layers, jnp.where(lanes.consumed[:, None] > 0, token[:, None], rows.token))
 
 
-def draw_tokens(
+def sample_with_logprobs(
     logits: Float32[Array, "row vocab"],
     last_token: Int32[Array, "row"] | None,
     positions: Int32[Array, "row"],
     sampling: Sampling,
-    drawing: Int32[Array, ""],
+    sampling_mode: Int32[Array, ""],
     top: int | None,
     processor: LogitsProcessor | None,
-) -> Drawn:
+) -> SampledTokens:
     """The next token of each row of logits, and its log-probability where asked for.
 
     Args:
@@ -146,7 +146,7 @@ def draw_tokens(
         last_token: the token before the one to draw; None without a processor.
         positions: of the tokens to draw.
         sampling: settings of each row.
-        drawing: how rows draw, as for `draw`.
+        sampling_mode: how rows draw, as for `sample_tokens`.
         top, processor: as for `generate_step`.
     """
     logprob = top_tokens = top_logprobs = None
@@ -154,8 +154,8 @@ def draw_tokens(
     if processor is not None:
         assert last_token is not None, "a processor is told what the lane has consumed"
         processed = jax.vmap(processor)(logits, last_token, positions)
-    with jax.named_scope("draw"):
-        token = draw(processed, sampling, positions, drawing)
+    with jax.named_scope("sample"):
+        token = sample_tokens(processed, sampling, positions, sampling_mode)
     if top is not None:
         total = Vocabulary(logits.shape[1]).log_total(logits)
         inside = jnp.where(token < logits.shape[1], token, 0)
@@ -163,4 +163,4 @@ def draw_tokens(
         if top > 0:
             best, top_tokens = lax.top_k(logits, top)
             top_logprobs = best - total
-    return Drawn(token, logprob, top_tokens, top_logprobs)
+    return SampledTokens(token, logprob, top_tokens, top_logprobs)

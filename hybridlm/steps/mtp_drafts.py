@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Int32
 
-from hybridlm.sampling.sampling import LogitsProcessor, Sampling, draw
+from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from models import Decoder, MtpDecoder
 from models.decoder.mtp import MtpState
@@ -20,14 +20,14 @@ class Lanes(NamedTuple):
         consumed: tokens that the step has consumed; a lane of which it is 0 has not drawn, and guesses nothing.
         positions: of each lane's first token of the step; what it has drawn stands behind those consumed.
         kv_blocks: blocks of the caches that hold the positions of all guesses.
-        sampling, drawing: as the step has them.
+        sampling, sampling_mode: as the step has them.
     """
 
     consumed: Int32[Array, "lane"]
     positions: Int32[Array, "lane"]
     kv_blocks: Int32[Array, ""]
     sampling: Sampling
-    drawing: Int32[Array, ""]
+    sampling_mode: Int32[Array, ""]
 
 
 def guess(
@@ -75,6 +75,6 @@ def guess(
         logits = vocabulary.whole(model.logits(hidden))
         if processor is not None:
             logits = jax.vmap(processor)(logits, token, at + 1)
-        token = inside(draw(logits, lanes.sampling, at + 1, lanes.drawing))
+        token = inside(sample_tokens(logits, lanes.sampling, at + 1, lanes.sampling_mode))
         found.append(token)
     return jnp.stack(found, axis=1), (*before, MtpState(rows, head.hidden))

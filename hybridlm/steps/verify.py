@@ -15,7 +15,7 @@ from jaxtyping import Int32
 
 from hybridlm.sampling.sampling import LogitsProcessor, Sampling
 from hybridlm.sampling.vocab_parallel import Vocabulary
-from hybridlm.steps.generate import CARRIED, Drawn, draw_tokens, keep_drawn
+from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens, sample_with_logprobs, finish_step
 from hybridlm.steps.mtp_drafts import Lanes
 from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared
@@ -28,11 +28,11 @@ VERIFY_CONTRACT = LaneContract(
 
 
 def verify_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, guesses: int = 0) -> Step:
-    """`step(params, rows, tokens, lengths, positions, kv_blocks, drafts, sampling, drawing)`.
+    """`step(params, rows, tokens, lengths, positions, kv_blocks, drafts, sampling, sampling_mode)`.
 
-    Returns `((accepted, Drawn), rows)`: how many of each lane's tokens are accepted, and what was drawn behind each of
+    Returns `((accepted, SampledTokens), rows)`: how many of each lane's tokens are accepted, and what was drawn behind each of
     its T tokens, of which only those behind accepted tokens mean anything; the last of these is the lane's next token.
-    The first token of a lane may be `CARRIED`. The last `drafts[i]` of a lane's tokens are drafts, fewer than all; with
+    The first token of a lane may be `LAST_SAMPLED`. The last `drafts[i]` of a lane's tokens are drafts, fewer than all; with
     none, all are accepted.
 
     Args:
@@ -51,18 +51,18 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         kv_blocks: Int32[Array, ""],
         drafts: Int32[Array, "lane"],
         sampling: Sampling,
-        drawing: Int32[Array, ""],
-    ) -> tuple[tuple[Int32[Array, "lane"], Drawn], Rows]:
+        sampling_mode: Int32[Array, ""],
+    ) -> tuple[tuple[Int32[Array, "lane"], SampledTokens], Rows]:
         model = structure.rebuild(params)
-        tokens = jnp.where(tokens == CARRIED, rows.token, tokens)
+        tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
         hidden, kept = model(tokens, lengths, positions, rows.layers, kv_blocks, verifying=True)
-        drawn = _draw_behind_each(model, hidden, tokens, positions, sampling, drawing, top, processor)
+        drawn = _draw_behind_each(model, hidden, tokens, positions, sampling, sampling_mode, top, processor)
         accepted = accept(tokens, drawn.token, lengths, drafts)
         layers = model.commit(kept, tokens, accepted, positions, rows.layers, kv_blocks)
         last = jnp.where(accepted > 0, accepted - 1, 0)[:, None]
         token = jnp.take_along_axis(drawn.token, last, axis=1, mode="fill")[:, 0]
-        lanes = Lanes(accepted, positions, kv_blocks, sampling, drawing)
-        drawn, rows = keep_drawn(model, Rows(layers, rows.token), token, drawn, lanes, guesses, processor)
+        lanes = Lanes(accepted, positions, kv_blocks, sampling, sampling_mode)
+        drawn, rows = finish_step(model, Rows(layers, rows.token), token, drawn, lanes, guesses, processor)
         return (accepted, drawn), rows
 
     return step
@@ -94,15 +94,15 @@ def _draw_behind_each(
     tokens: Array,
     positions: Array,
     sampling: Sampling,
-    drawing: Array,
+    sampling_mode: Array,
     top: int | None,
     processor: LogitsProcessor | None,
-) -> Drawn:
+) -> SampledTokens:
     """What is drawn behind every token of every lane: [lane, token, ..]."""
     lanes, count, size = hidden.shape
     behind = positions[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
     each = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), count, axis=0), sampling)
     logits = Vocabulary.of(model.config).whole(model.logits(hidden.reshape((lanes * count, size))))
     last = None if processor is None else tokens.reshape(-1)
-    drawn = draw_tokens(logits, last, behind.reshape(-1), each, drawing, top, processor)
+    drawn = sample_with_logprobs(logits, last, behind.reshape(-1), each, sampling_mode, top, processor)
     return jax.tree.map(lambda x: x.reshape((lanes, count, *x.shape[1:])), drawn)

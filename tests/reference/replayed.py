@@ -62,7 +62,7 @@ class Replayed:
         text, index = self.texts[number], session._submitted
         asked: Any = {**text.settings, "max_tokens": most, **settings}
         request = self.lm._inputs.request(index, text.prompt, hybridlm.SamplingParams(**asked))
-        session.add(dataclasses.replace(request, draw_index=number))
+        session.add(dataclasses.replace(request, sampling_index=number))
         return index
 
     def check(self, number: int, rows: Any, lane: int, consumed: int) -> None:

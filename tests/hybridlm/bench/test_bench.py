@@ -106,7 +106,7 @@ def test_picture_is_well_formed_and_holds_every_value() -> None:
 
 def test_operations_belong_to_parts() -> None:
     assert part_of("jit(step)/GatedDeltaNet/mul") == "GatedDeltaNet"
-    assert part_of("jit(step)/draw/cond/branch_1_fun/mul") == "draw"
+    assert part_of("jit(step)/sample/cond/branch_1_fun/mul") == "sample"
     assert part_of("jit(step)/GatedDeltaNet/projection/dot_general") == "GatedDeltaNet projection"
     assert part_of("jit(step)/projection/dot_general") is None
     assert part_of("jit(step)/gt") is None and part_of("reduce_sum") is None

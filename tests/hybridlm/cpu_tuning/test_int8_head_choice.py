@@ -14,7 +14,7 @@ from random_checkpoint import write_random_checkpoint
 import hybridlm
 from hybridlm import loading
 from hybridlm.cpu_tuning import int8_head_choice, tuning
-from hybridlm.cpu_tuning.int8_head_choice import Int8Head, chosen_int8_head
+from hybridlm.cpu_tuning.int8_head_choice import ChosenInt8Head, chosen_int8_head
 from hybridlm.cpu_tuning.packed_u32 import packed_u32
 from hybridlm.cpu_tuning.store import TimeStore
 from hybridlm.cpu_tuning.variants import Product
@@ -23,7 +23,7 @@ from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.requests.sequence import Request, ResolvedParams, Sequence
 from hybridlm.sampling import int8_head as sampling_int8_head
-from hybridlm.sampling.int8_head import copy_bytes, screen_of
+from hybridlm.sampling.int8_head import int8_copy_bytes, build_int8_head
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED
 
 pytestmark = pytest.mark.slow
@@ -56,8 +56,8 @@ def test_it_is_made_for_a_quarter_and_used_where_it_is_faster(tmp_path: Path, cl
     clock |= {1: 0.96, 2: 0.81, 4: 0.79, 8: 0.94}
     found = chosen_int8_head(HEAD, [1, 2, 4, 8, 16, 32], times(tmp_path), None, progress=False)
     assert found is not None and found.lanes == {2, 4, 8}
-    assert found.bytes == copy_bytes(HEAD) == 64 * (16 + 12)
-    expected = screen_of(words(HEAD))
+    assert found.bytes == int8_copy_bytes(HEAD) == 64 * (16 + 12)
+    expected = build_int8_head(words(HEAD))
     for one, other in zip(found.screen, expected, strict=True):
         np.testing.assert_array_equal(one, other)
     assert chosen_int8_head(HEAD, [1, 2, 8], times(tmp_path), None) is None
@@ -85,9 +85,9 @@ def test_there_is_none_without_room_or_for_other_heads(
     tmp_path: Path, clock: dict[Any, float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "hybridlm")
-    assert chosen_int8_head(HEAD, [1], times(tmp_path), copy_bytes(HEAD) - 1) is None
-    assert f"its {copy_bytes(HEAD)} bytes are more than the {copy_bytes(HEAD) - 1} left" in caplog.text
-    assert chosen_int8_head(HEAD, [1], times(tmp_path), copy_bytes(HEAD)) is not None
+    assert chosen_int8_head(HEAD, [1], times(tmp_path), int8_copy_bytes(HEAD) - 1) is None
+    assert f"its {int8_copy_bytes(HEAD)} bytes are more than the {int8_copy_bytes(HEAD) - 1} left" in caplog.text
+    assert chosen_int8_head(HEAD, [1], times(tmp_path), int8_copy_bytes(HEAD)) is not None
     assert chosen_int8_head(HEAD.at[3, 3].set(jnp.inf), [1], times(tmp_path), None) is None
     assert "not finite" in caplog.text
     for other in (HEAD.astype("float32"), HEAD.astype("float16"), HEAD[:63], HEAD[:, :15]):
@@ -102,7 +102,7 @@ def test_there_is_none_without_room_or_for_other_heads(
 
 
 def test_search_is_measured_by_itself() -> None:
-    assert 0 < int8_head_choice._seconds(2, screen_of(words(HEAD))) < 10
+    assert 0 < int8_head_choice._seconds(2, build_int8_head(words(HEAD))) < 10
 
 
 @pytest.fixture
@@ -112,9 +112,9 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[hybridlm.LM, 
     plain = hybridlm.load(directory, **SETTINGS)
     monkeypatch.setattr(sampling_int8_head, "GROUP", 4)
 
-    def int8_head(head: jax.Array, lanes: set[int], *_: Any) -> Int8Head:
+    def int8_head(head: jax.Array, lanes: set[int], *_: Any) -> ChosenInt8Head:
         assert lanes in ({1, 2, 4}, {2, 4})
-        return Int8Head(screen_of(words(head)), frozenset(lanes - {2}))
+        return ChosenInt8Head(build_int8_head(words(head)), frozenset(lanes - {2}))
 
     monkeypatch.setattr(tuning, "chosen_int8_head", int8_head)
     return plain, hybridlm.load(directory, tune=True, **SETTINGS)

@@ -77,8 +77,8 @@ def test_draws_follow_the_filtered_distribution(filters: dict) -> None:
 
 def test_temperature_zero_is_the_first_most_likely_token_in_either_branch() -> None:
     logits = np.array([[1, 3, 3, 2], [5, 5, 5, 5], [0, -1, -2, 7]], np.float32)
-    for drawing in (GREEDY, SAMPLED, FILTERED):
-        got = run(logits, settings(temperature=0.0, lanes=3), np.zeros(3, np.int32), np.int32(drawing))
+    for sampling_mode in (GREEDY, SAMPLED, FILTERED):
+        got = run(logits, settings(temperature=0.0, lanes=3), np.zeros(3, np.int32), np.int32(sampling_mode))
         assert got.tolist() == [1, 0, 3]
 
 
@@ -148,17 +148,17 @@ def every_setting(lanes: int) -> Sampling:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drawing", [GREEDY, SAMPLED, FILTERED, SAMPLED + BESIDE_GREEDY, FILTERED + BESIDE_GREEDY])
+@pytest.mark.parametrize("sampling_mode", [GREEDY, SAMPLED, FILTERED, SAMPLED + BESIDE_GREEDY, FILTERED + BESIDE_GREEDY])
 def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(
-    drawing: int, monkeypatch: pytest.MonkeyPatch
+    sampling_mode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits = np.random.default_rng(1).normal(size=(23, 300)).astype(np.float32)
     logits[4, 5] = np.nan
-    args = (logits, every_setting(23), np.arange(23, dtype=np.int32), np.int32(drawing))
+    args = (logits, every_setting(23), np.arange(23, dtype=np.int32), np.int32(sampling_mode))
     together = np.asarray(run(*args))
-    monkeypatch.setattr(sampling, "AT_ONCE", logits.size)
+    monkeypatch.setattr(sampling, "MAX_BATCHED_LOGITS", logits.size)
     loops = [str(jax.make_jaxpr(lambda *args: draw(*args))(*args)).count("length=23")]
-    monkeypatch.setattr(sampling, "AT_ONCE", logits.size - 1)
+    monkeypatch.setattr(sampling, "MAX_BATCHED_LOGITS", logits.size - 1)
     loops.append(str(jax.make_jaxpr(lambda *args: draw(*args))(*args)).count("length=23"))
     one_by_one = jax.jit(lambda *args: draw(*args))(*args)
     assert loops == [0, 1] and together[4] == 300
@@ -175,7 +175,7 @@ def test_steps_that_sample_lane_by_lane_are_certified_and_shared(
     given: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "temperature": 0.9, "top_k": 9, "seed": 3}
     prompts = [[5, 6, 7], [9, 8], [3] * 6, [10]]
     expected = [one.token_ids for one in hybridlm.load(directory, **sizes).generate(prompts, **given)]
-    monkeypatch.setattr(sampling, "AT_ONCE", 1)
+    monkeypatch.setattr(sampling, "MAX_BATCHED_LOGITS", 1)
     for mesh in (None, hybridlm.mesh(data=2, model=2)):
         lm = hybridlm.load(directory, mesh=mesh, **sizes)
         assert [one.token_ids for one in lm.generate(prompts, **given)] == expected

@@ -11,12 +11,12 @@ from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.sampling import int8_head
 from hybridlm.sampling.int8_head import (
     GROUP,
-    Screen,
-    can_screen,
-    copy_bytes,
-    draw_screened,
-    highest_possible,
-    most_likely_screened,
+    Int8Head,
+    supports_int8_head,
+    int8_copy_bytes,
+    sample_with_int8_head,
+    group_upper_bounds,
+    most_likely_by_int8_head,
 )
 from hybridlm.sampling.rotation import rotated
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling
@@ -25,13 +25,13 @@ pytestmark = pytest.mark.slow
 
 VOCAB, HIDDEN = 32 * 9, 70
 LANES = [1, 3, 8, *(pytest.param(count, marks=pytest.mark.long) for count in (2, 4, 5))]
-search = jax.jit(most_likely_screened)
+search = jax.jit(most_likely_by_int8_head)
 
 
-def screen_of(head: np.ndarray) -> Screen:
+def build_int8_head(head: np.ndarray) -> Int8Head:
     words = packed_u32(jnp.asarray(head, jnp.bfloat16))
     assert words is not None
-    return int8_head.screen_of(words)
+    return int8_head.build_int8_head(words)
 
 
 def exact(head: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -72,11 +72,11 @@ def inputs(rng: np.random.Generator, lanes: int) -> dict[str, np.ndarray]:
 def test_no_logit_is_above_its_bound_and_the_token_is_the_most_likely_one(lanes: int) -> None:
     rng = np.random.default_rng(lanes)
     for head_name, head in heads(rng).items():
-        screen = screen_of(head)
+        screen = build_int8_head(head)
         for name, x in inputs(rng, lanes).items():
             logits = exact(head, x)
             highest = logits.reshape((lanes, -1, GROUP)).max(axis=2)
-            bounds = np.asarray(highest_possible(jnp.asarray(x.astype(bfloat16), jnp.float32), screen))
+            bounds = np.asarray(group_upper_bounds(jnp.asarray(x.astype(bfloat16), jnp.float32), screen))
             assert (bounds >= highest).all(), (head_name, name)
             found = np.asarray(search(x, np.ones(lanes, bool), screen))
             # float32 sums: of logits that are so close either may be found
@@ -96,7 +96,7 @@ def test_what_rounding_takes_counts_where_all_of_it_points_the_same_way(side: st
     numbers[:, 0] = 127
     taken, kept = (numbers @ basis.T).astype(np.float32), (signs @ basis.T).astype(np.float32)[None]
     head, x = (taken, kept) if side == "head" else (np.repeat(kept, GROUP, axis=0), taken[:1])
-    bound = np.asarray(highest_possible(jnp.asarray(x.astype(bfloat16), jnp.float32), screen_of(head)))[0, 0]
+    bound = np.asarray(group_upper_bounds(jnp.asarray(x.astype(bfloat16), jnp.float32), build_int8_head(head)))[0, 0]
     logits = exact(head, x)
     assert logits.max() <= bound < logits.max() + 0.2 * hidden
 
@@ -104,7 +104,7 @@ def test_what_rounding_takes_counts_where_all_of_it_points_the_same_way(side: st
 def test_bounds_are_close_enough_to_leave_few_groups() -> None:
     rng = np.random.default_rng(1)
     head, x = rng.normal(size=(32 * 400, 64)), rng.normal(size=(8, 64))
-    bounds = np.asarray(highest_possible(jnp.asarray(x.astype(bfloat16), jnp.float32), screen_of(head)))
+    bounds = np.asarray(group_upper_bounds(jnp.asarray(x.astype(bfloat16), jnp.float32), build_int8_head(head)))
     left = (bounds >= exact(head, x).max(axis=1, keepdims=True)).sum(axis=1)
     assert left.min() >= 1 and left.max() <= 12
 
@@ -117,17 +117,17 @@ def test_of_equal_logits_the_first_is_found() -> None:
     head[[7, 40, VOCAB - 1]] = head[best[0]]
     head[[8, 41, VOCAB - 2]] = head[best[1]]
     first = [min(7, best[0]), min(8, best[1])]
-    assert np.asarray(search(x, np.ones(2, bool), screen_of(head))).tolist() == first
+    assert np.asarray(search(x, np.ones(2, bool), build_int8_head(head))).tolist() == first
     # Two of the same row, the second in a group that is looked at first: another one there is long and hardly known.
     across = rng.normal(size=HIDDEN)
     across -= (across @ x[0]) / (x[0] @ x[0]) * x[0]
     head[VOCAB - 3] = 0.2 * head[best[0]] + 100 * across
-    screen = screen_of(head)
-    bounds = np.asarray(highest_possible(jnp.asarray(x[:1].astype(bfloat16), jnp.float32), screen))[0]
+    screen = build_int8_head(head)
+    bounds = np.asarray(group_upper_bounds(jnp.asarray(x[:1].astype(bfloat16), jnp.float32), screen))[0]
     assert bounds.argmax() == len(bounds) - 1 and exact(head, x[:1]).argmax() == first[0]
     assert np.asarray(search(x[:1], np.ones(1, bool), screen)).tolist() == first[:1]
     same = np.tile(rng.normal(size=(1, HIDDEN)), (VOCAB, 1))
-    assert np.asarray(search(x, np.ones(2, bool), screen_of(same))).tolist() == [0, 0]
+    assert np.asarray(search(x, np.ones(2, bool), build_int8_head(same))).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
@@ -138,13 +138,13 @@ def test_inputs_without_bounds_are_searched_whole(value: float) -> None:
     x[1] = 0.0 if value == 0.0 else x[1]
     x[1, 4] = value
     logits = exact(head, x)
-    screen = screen_of(head)
+    screen = build_int8_head(head)
     expected = np.where(np.isnan(logits).any(axis=1), VOCAB, logits.argmax(axis=1))
     assert np.asarray(search(x, np.ones(3, bool), screen)).tolist() == expected.tolist()
     assert not np.isnan(value) or expected[1] == VOCAB
     # infinity times nothing is no number: it may stand in the last group that is looked at
     head[VOCAB - 1, 4] = 0.0
-    with_zero = np.asarray(search(x, np.ones(3, bool), screen_of(head)))
+    with_zero = np.asarray(search(x, np.ones(3, bool), build_int8_head(head)))
     assert with_zero[1] == (0 if value == 0.0 else VOCAB)
     # and the others are found as alone, bit for bit the same step or not
     alone = [int(search(x[i : i + 1], np.ones(1, bool), screen)[0]) for i in (0, 2)]
@@ -153,7 +153,7 @@ def test_inputs_without_bounds_are_searched_whole(value: float) -> None:
 
 def test_lanes_that_are_not_asked_are_not_searched() -> None:
     rng = np.random.default_rng(4)
-    screen = screen_of(rng.normal(size=(VOCAB, HIDDEN)))
+    screen = build_int8_head(rng.normal(size=(VOCAB, HIDDEN)))
     x = rng.normal(size=(3, HIDDEN)).astype(np.float32)
     found = np.asarray(search(x, np.array([True, False, True]), screen))
     every = np.asarray(search(x, np.ones(3, bool), screen))
@@ -162,18 +162,18 @@ def test_lanes_that_are_not_asked_are_not_searched() -> None:
 
 def test_a_lane_of_temperature_0_draws_the_same_beside_any_other() -> None:
     rng = np.random.default_rng(5)
-    screen = screen_of(rng.normal(size=(VOCAB, HIDDEN)))
+    screen = build_int8_head(rng.normal(size=(VOCAB, HIDDEN)))
     x = rng.normal(size=(3, HIDDEN)).astype(np.float32)
     other = jnp.array([11, 12, 13], jnp.int32)
 
     @jax.jit
-    def drawn(screen: Screen, sampling: Sampling, drawing: jax.Array) -> jax.Array:
-        return draw_screened(jnp.asarray(x), jnp.ones(3, bool), screen, sampling, drawing, lambda: other)
+    def drawn(screen: Int8Head, sampling: Sampling, sampling_mode: jax.Array) -> jax.Array:
+        return sample_with_int8_head(jnp.asarray(x), jnp.ones(3, bool), screen, sampling, sampling_mode, lambda: other)
 
-    def draw(temperature: list[float], drawing: int) -> list[int]:
+    def draw(temperature: list[float], sampling_mode: int) -> list[int]:
         sampling, _ = sampling_arrays([None] * 3)
         sampling = sampling._replace(temperature=np.array(temperature, np.float32))
-        return np.asarray(drawn(screen, sampling, np.int32(drawing))).tolist()
+        return np.asarray(drawn(screen, sampling, np.int32(sampling_mode))).tolist()
 
     greedy = draw([0, 0, 0], GREEDY)
     assert greedy == np.asarray(search(x, np.ones(3, bool), screen)).tolist()
@@ -186,7 +186,7 @@ def test_a_lane_of_temperature_0_draws_the_same_beside_any_other() -> None:
 
 def test_copy_is_of_eight_bits_and_says_what_it_takes() -> None:
     head = np.random.default_rng(6).normal(size=(VOCAB, HIDDEN))
-    screen = screen_of(head)
+    screen = build_int8_head(head)
     assert (screen.codes.dtype, screen.codes.shape) == (jnp.int8, (VOCAB, HIDDEN))
     assert np.abs(np.asarray(screen.codes, np.int32)).max(axis=1).tolist() == [127] * VOCAB
     kept = np.asarray(screen.codes, np.float64) * np.asarray(screen.scale, np.float64)[:, None]
@@ -195,7 +195,7 @@ def test_copy_is_of_eight_bits_and_says_what_it_takes() -> None:
     assert (off <= np.asarray(screen.radius)).all() and (np.asarray(screen.radius) < 0.02 * HIDDEN**0.5).all()
     reach, norm = np.asarray(screen.reach), np.linalg.norm(kept, axis=1)
     assert (norm <= reach).all() and (reach < 1.01 * norm).all()
-    assert copy_bytes(jnp.asarray(head, jnp.bfloat16)) == sum(one.nbytes for one in screen[1:])
+    assert int8_copy_bytes(jnp.asarray(head, jnp.bfloat16)) == sum(one.nbytes for one in screen[1:])
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -206,7 +206,7 @@ def test_bounds_are_as_close_where_a_few_numbers_are_far_larger(lanes: int) -> N
     head[:, [5, 77]] *= 20
     x[:, [9, 300, 301]] *= 100
     logits = exact(head, x)
-    bounds = np.asarray(highest_possible(jnp.asarray(x.astype(bfloat16), jnp.float32), screen_of(head)))
+    bounds = np.asarray(group_upper_bounds(jnp.asarray(x.astype(bfloat16), jnp.float32), build_int8_head(head)))
     above = bounds - logits.reshape((lanes, -1, GROUP)).max(axis=2)
     norms = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(head, axis=1).max()
     assert (above >= 0).all() and (above < 0.03 * norms).all()
@@ -216,7 +216,7 @@ def test_bounds_are_as_close_where_a_few_numbers_are_far_larger(lanes: int) -> N
 def test_radius_of_a_row_that_is_not_finite_is_none(number: float) -> None:
     head = np.random.default_rng(7).normal(size=(VOCAB, HIDDEN))
     head[5, 6] = number
-    finite = np.isfinite(np.asarray(screen_of(head).radius))
+    finite = np.isfinite(np.asarray(build_int8_head(head).radius))
     assert not finite[5] and finite.sum() == VOCAB - 1
 
 
@@ -229,4 +229,4 @@ def test_heads_of_other_shapes_and_dtypes_have_none() -> None:
         (64, 8, "float32"): False,
     }
     for (vocab, hidden, dtype), expected in can.items():
-        assert can_screen(jax.ShapeDtypeStruct((vocab, hidden), dtype)) == expected
+        assert supports_int8_head(jax.ShapeDtypeStruct((vocab, hidden), dtype)) == expected

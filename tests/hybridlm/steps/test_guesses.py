@@ -11,7 +11,7 @@ from float64_reference import Float64Model
 from with_head import load_with_head
 
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.steps.generate import CARRIED
+from hybridlm.steps.generate import LAST_SAMPLED
 from hybridlm.steps.structure import Rows, flatten
 from hybridlm.steps.verify import VERIFY_CONTRACT, verify_step
 from ir_passes.measure.unaccepted import unaccepted_reach
@@ -72,7 +72,7 @@ def test_guesses_go_on_from_what_was_accepted(lanes: Lanes) -> None:
     behind = [text[-3:] for text in texts]
     wrong = [(token + 1) % 97 for token in behind[1]]
     drafts = [behind[0], [behind[1][0], *wrong[1:]], [(behind[2][0] + 1) % 97, *behind[2][1:]]]
-    feeds = [[CARRIED, *draft] for draft in drafts] + [[]]
+    feeds = [[LAST_SAMPLED, *draft] for draft in drafts] + [[]]
     positions = [len(prompt) for prompt in PROMPTS]
     before = jax.device_get(rows)
     accepted, drawn, rows = lanes.run(rows, feeds, positions, [3, 3, 3, 0])
@@ -88,7 +88,7 @@ def test_guesses_go_on_from_what_was_accepted(lanes: Lanes) -> None:
         assert np.asarray(leaf)[3].tobytes() == kept[3].tobytes()
     # a step without drafts behind them, in rows that hold what was not accepted
     accepted, drawn, rows = lanes.run(
-        rows, [[CARRIED]] * 4, [p + a for p, a in zip(positions, accepted, strict=True)], [0] * 4
+        rows, [[LAST_SAMPLED]] * 4, [p + a for p, a in zip(positions, accepted, strict=True)], [0] * 4
     )
     for lane, count in enumerate((6, 4, 3, 2)):
         seen = continued(PROMPTS[lane], count)
@@ -101,7 +101,7 @@ def test_the_carried_hidden_state_is_of_accepted_tokens_only(lanes: Lanes) -> No
     """Other tokens behind the accepted ones change no row but what lies behind them in caches."""
     _, drawn, rows = lanes.run(lanes.rows(), PROMPTS, [0] * LANES, [0] * LANES)
     tokens = np.full((LANES, TOKENS), 7, np.int32)
-    tokens[:, 0] = CARRIED
+    tokens[:, 0] = LAST_SAMPLED
     tokens[0, 1] = drawn.guesses[0][0]
     lengths, positions = (np.array(x, np.int32) for x in ([5, 4, 2, 1], [len(prompt) for prompt in PROMPTS]))
     operands = (tokens, lengths, positions, np.int32(1), lengths - 1, *sampling_arrays([None] * LANES))

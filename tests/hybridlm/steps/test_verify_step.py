@@ -13,7 +13,7 @@ from verify_scene import SIZES, Lane, Scene, Steps, prompts_of, scene_of, states
 import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.steps.generate import CARRIED
+from hybridlm.steps.generate import LAST_SAMPLED
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.verify import accept
 from ir_passes.measure.unaccepted import unaccepted_reach
@@ -117,7 +117,7 @@ def test_the_same_as_one_token_at_a_time(steps: Steps, scene: Scene) -> None:
 def test_the_token_drawn_last_is_carried(steps: Steps, scene: Scene) -> None:
     rows, lanes, expected = scene
     rows = rows._replace(token=jnp.array([[lane.certain[0] if lane.certain else 0] for lane in lanes], jnp.int32))
-    carried = [lane.but((CARRIED, *lane.certain[1:])) if lane.certain else lane for lane in lanes]
+    carried = [lane.but((LAST_SAMPLED, *lane.certain[1:])) if lane.certain else lane for lane in lanes]
     first, second = steps.verify(rows, lanes), steps.verify(rows, carried)
     assert second[0].tolist() == expected
     jax.tree.map(check_same, second, first)
@@ -179,7 +179,7 @@ def check_turns(steps: Steps, *turns: list[int | None]) -> None:
             end = len(one.past) + count
             for got, other in zip(states(rows, lane, end), states(want, lane, end), strict=True):
                 np.testing.assert_allclose(got, other, atol=5e-5, rtol=1e-4)
-        lanes = [Lane((*one.past, *one.tokens[:count]), (CARRIED,)) for one, count in zip(lanes, counts, strict=True)]
+        lanes = [Lane((*one.past, *one.tokens[:count]), (LAST_SAMPLED,)) for one, count in zip(lanes, counts, strict=True)]
 
 
 def test_three_of_four_accepted_and_then_a_step_without_drafts(steps: Steps) -> None:

@@ -112,7 +112,7 @@ def _put_in(
     patch: pytest.MonkeyPatch, mutants: Sequence[StepMutant], which: Array, tell: Callable[[Array], Told]
 ) -> None:
     """Put the faults in until the step has been traced."""
-    commit, draw_tokens = Decoder.commit, verify.draw_tokens
+    commit, sample_with_logprobs = Decoder.commit, verify.sample_with_logprobs
 
     def is_true(name: str) -> Array:
         return jnp.array([getattr(one, name) for one in mutants])[which]
@@ -147,11 +147,11 @@ def _put_in(
     def wrong_keys(logits: Array, last: Array, behind: Array, *rest: Any) -> Any:
         first = behind.reshape((-1, tell(behind).most))[:, :1]
         same = jnp.broadcast_to(first, (first.shape[0], tell(behind).most)).reshape(-1)
-        return draw_tokens(logits, last, jnp.where(is_true("same_key"), same, behind), *rest)
+        return sample_with_logprobs(logits, last, jnp.where(is_true("same_key"), same, behind), *rest)
 
     patch.setattr(verify, "accept", wrong_accept)
     patch.setattr(Decoder, "commit", wrong_commit)
-    patch.setattr(verify, "draw_tokens", wrong_keys)
+    patch.setattr(verify, "sample_with_logprobs", wrong_keys)
 
 
 RIGHT = StepMutant("", "", "nothing")

@@ -101,7 +101,7 @@ class LM:
         cache = self.engine.prefix_cache
         kept = {} if cache is None else cache.stats
         counted = self.engine.stats
-        rate = counted["generated_tokens"] / counted["draws"] if counted["draws"] else 0.0
+        rate = counted["generated_tokens"] / counted["sampled_lanes"] if counted["sampled_lanes"] else 0.0
         return {**counted, **kept, "tokens_per_step": rate, "compiled": len(self.engine.programs.shapes)}
 
     @property
@@ -129,7 +129,7 @@ class LM:
             sampling_params: how tokens are sampled and when completions end.
             n: completions per prompt; request i * n + j is the j-th completion of prompt i.
             logits_processor: `f(logits float32[vocab], last_token int32, position int32) -> float32[vocab]`, a jittable
-                function of one lane; it changes what is drawn, not the reported log-probabilities. Pass the same
+                function of one lane; it changes what is sampled, not the reported log-probabilities. Pass the same
                 function object again to reuse its compiled step.
             progress: show a bar of completed prompts; None shows one for more prompts than lanes where standard error
                 is a terminal.
@@ -166,7 +166,7 @@ class LM:
         speculate: Speculate | AsLoaded = "as loaded",
         **settings: Unpack[Settings],
     ) -> Generator[Event, None, None]:
-        """The tokens of `generate` as they are drawn, by all requests in turn.
+        """The tokens of `generate` as they are sampled, by all requests in turn.
 
         Everything is checked before this returns; the first step runs when the first event is asked for. Whoever stops
         early closes the iterator or lets go of it: its sequences end, as they do after an exception in the loop.
@@ -329,7 +329,7 @@ class LM:
             TypeError, ValueError: a text is wrong (the message names it); nothing has been computed.
             NumericalError: a step computed log-probabilities that are not numbers.
         """
-        most = self._inputs.most_logprobs
+        most = self._inputs.max_logprobs
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
             raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
         if prefix is None:

@@ -14,7 +14,7 @@ from hybridlm.checkpoint.model import open_model
 from hybridlm.cpu_tuning import check_tune
 from hybridlm.cpu_tuning import tune as tune_products
 from hybridlm.devices.placement import ONE_DEVICE, place
-from hybridlm.drafting.drafters import DRAFT_TOKENS, Speculate
+from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate
 from hybridlm.engine.arguments import assemble, check_arguments, check_drafting, dtype_of_caches
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import Demand, admit_model, admit_steps, available_memory, weight_bytes
@@ -49,7 +49,7 @@ def load(
     progress: bool | None = None,
     sanitize: bool = False,
     speculate: Speculate = None,
-    draft_tokens: int = DRAFT_TOKENS,
+    draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     prefix_cache: str | int | Mapping[str, str | int] | None = None,
     mesh: Mesh | None = None,
     tune: bool = False,
@@ -76,10 +76,10 @@ def load(
         sanitize: for debugging: move a label (whose state, at which position, of which step) beside every row and check
             it wherever a step computes with the row. A row that is not the lane's own raises SanitizerError. Steps are
             proved, but neither audited nor run ahead, and are several times slower.
-        speculate: who drafts tokens ahead of what is drawn, which a step then verifies all at once: "ngram" takes what
+        speculate: who drafts tokens ahead of what is sampled, which a step then verifies all at once: "ngram" takes what
             followed the last few tokens where they stood before; "mtp" asks the multi-token-prediction head of the
             checkpoint (Qwen3-Next, Qwen3.5), which is not read otherwise; an object of your own with
-            `propose(token_ids, k) -> list[int]`; None for nobody. The tokens that are drawn stay the same, and whether
+            `propose(token_ids, k) -> list[int]`; None for nobody. The tokens that are sampled stay the same, and whether
             drafts are worth their time is measured. See docs/speculation.md.
         draft_tokens: most drafts of a sequence in a step.
         prefix_cache: memory for the states of prompts that were read, "512MB" or a number of bytes: a prompt goes on

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from hybridlm.engine.decoding import Flight
+from hybridlm.engine.decoding import DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.scheduler import Scheduler
@@ -32,7 +32,7 @@ class Event(NamedTuple):
 
     Attributes:
         index: number of the request.
-        token: the token drawn; None for a request that ended without one (no room in the context, cancelled).
+        token: the token sampled; None for a request that ended without one (no room in the context, cancelled).
         text: text that it settles; "" where there is no tokenizer.
         completion: the whole completion, with its last token.
     """
@@ -76,7 +76,7 @@ class Session:
         self._alive: dict[int, Sequence] = {}
         self._texts: dict[int, GrowingText] = {}
         self._events: list[Event] = []
-        self._flights: deque[Flight] = deque()
+        self._in_flight: deque[DispatchedStep] = deque()
         self._submitted = 0
         self._closed = False
         self._done = 0.0
@@ -165,16 +165,16 @@ class Session:
             RuntimeError: the session is closed.
         """
         self._require_open()
-        while self._flights and (self._flights[0].accepted is not None or self._scheduler.needs_tokens):
+        while self._in_flight and (self._in_flight[0].accepted is not None or self._scheduler.needs_tokens):
             self._read()
         try:
-            flight = self._scheduler.next()
+            dispatched = self._scheduler.next()
         except BaseException:
             self.close()
             raise
-        if flight is not None:
-            self._flights.append(flight)
-        if len(self._flights) > 1 or (self._flights and flight is None):
+        if dispatched is not None:
+            self._in_flight.append(dispatched)
+        if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
             self._read()
         if self._engine.checked:
             self._scheduler.check_integrity()
@@ -194,7 +194,7 @@ class Session:
         if not self._closed:
             self._closed = True
             self._alive.clear()
-            self._flights.clear()
+            self._in_flight.clear()
             self._scheduler.close()
 
     def _require_open(self) -> None:
@@ -202,37 +202,37 @@ class Session:
             raise RuntimeError("the session is closed; open another one with lm.session()")
 
     def _read(self) -> None:
-        """Wait for the oldest step that is on its way, and take what it has drawn."""
+        """Wait for the oldest step that is on its way, and take what it has sampled."""
         # Whoever interrupts the wait finds the step still there.
-        flight = self._flights[0]
-        with flight.timing.reading(flight.drawn.token, self._done) if flight.timing is not None else nullcontext():
-            accepted, drawn = self._engine.calls.read((flight.accepted, flight.drawn))
+        dispatched = self._in_flight[0]
+        with dispatched.timing.reading(dispatched.sampled.token, self._done) if dispatched.timing is not None else nullcontext():
+            accepted, sampled = self._engine.calls.read((dispatched.accepted, dispatched.sampled))
         self._done = time.perf_counter()
-        self._flights.popleft()
-        self._take(flight, drawn, accepted)
+        self._in_flight.popleft()
+        self._take(dispatched, sampled, accepted)
 
-    def _take(self, flight: Flight, drawn: SampledTokens, accepted: np.ndarray | None) -> None:
+    def _take(self, dispatched: DispatchedStep, sampled: SampledTokens, accepted: np.ndarray | None) -> None:
         """The tokens of a step have come: what they settle."""
         wrong: NumericalError | None = None
         try:
             if accepted is not None:
-                self._scheduler.settle(flight, accepted)
-            for sequence, lane in flight.draws:
-                self._engine.stats["draws"] += sequence.finish_reason is None
+                self._scheduler.settle(dispatched, accepted)
+            for sequence, lane in dispatched.sequences:
+                self._engine.stats["sampled_lanes"] += sequence.finish_reason is None
                 places = [(lane,)] if accepted is None else [(lane, place) for place in range(accepted[lane])]
                 for place in places:
                     if sequence.finish_reason is not None:
                         break  # it ended while this step was on its way, or with a token before
-                    if drawn.token[place] >= self._engine.vocab_size:
+                    if sampled.token[place] >= self._engine.vocab_size:
                         position = len(sequence.request.prompt) + len(sequence.generated)
                         wrong = wrong or NumericalError(f"request {sequence.request.index}", position)
-                        self._scheduler.distrust(sequence)
+                        self._scheduler.invalidate(sequence)
                         self._forget(sequence, "cancelled")
                     else:
-                        _append(sequence, drawn, place)
+                        _append(sequence, sampled, place)
                         self._grow(sequence)
-                if drawn.guesses is not None and sequence.drafting is not None:
-                    sequence.drafting.hear(len(sequence.generated), drawn.guesses[lane].tolist())
+                if sampled.mtp_drafts is not None and sequence.drafting is not None:
+                    sequence.drafting.hear(len(sequence.generated), sampled.mtp_drafts[lane].tolist())
         except BaseException:
             self.close()
             raise
@@ -254,7 +254,7 @@ class Session:
     def _finish_reason(self, sequence: Sequence, text: GrowingText | None) -> FinishReason | None:
         if sequence.generated[-1] in sequence.request.params.stop_token_ids or (text is not None and text.stopped):
             return "stop"
-        done = len(sequence.generated) == sequence.drawn and not sequence.left(self._engine.context)
+        done = len(sequence.generated) == sequence.sampled and not sequence.left(self._engine.context)
         return "length" if done else None
 
     def _end(self, sequence: Sequence, reason: FinishReason, token: int | None) -> None:
@@ -282,12 +282,12 @@ class Session:
         self._texts.pop(sequence.request.index, None)
 
 
-def _append(sequence: Sequence, drawn: SampledTokens, place: tuple[int, ...]) -> None:
+def _append(sequence: Sequence, sampled: SampledTokens, place: tuple[int, ...]) -> None:
     """Keep what a step drew at a lane, or behind a token of a lane, as NumPy arrays."""
     asked = sequence.request.params.logprobs
-    sequence.generated.append(int(drawn.token[place]))
-    if asked is not None and drawn.logprob is not None:
-        sequence.logprobs.append(float(drawn.logprob[place]))
-    if asked and drawn.top_tokens is not None and drawn.top_logprobs is not None:
-        best = zip(drawn.top_tokens[place][:asked].tolist(), drawn.top_logprobs[place][:asked].tolist(), strict=True)
+    sequence.generated.append(int(sampled.token[place]))
+    if asked is not None and sampled.logprob is not None:
+        sequence.logprobs.append(float(sampled.logprob[place]))
+    if asked and sampled.top_tokens is not None and sampled.top_logprobs is not None:
+        best = zip(sampled.top_tokens[place][:asked].tolist(), sampled.top_logprobs[place][:asked].tolist(), strict=True)
         sequence.top_logprobs.append(dict(best))

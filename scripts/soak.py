@@ -97,7 +97,7 @@ class Soak:
         scheduler, engine = session._scheduler, session._engine
         if scheduler.decoding:
             count = self.random.randint(len(scheduler.decoding), engine.lanes)
-            scheduler._resize(engine.rung(count, engine.lanes))
+            scheduler._resize(engine.bucket(count, engine.lanes))
             self.seen["forced moves"] += len(scheduler.decoding)
 
     def _compare(self, number: int, got: hybridlm.Completion) -> None:

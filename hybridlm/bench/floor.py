@@ -35,14 +35,14 @@ class Traffic:
     unread: Mapping[int, int] = field(default_factory=dict)
 
     @staticmethod
-    def of(model: Decoder, params: dict[str, jax.Array], cache_dtype: Any, screened: Iterable[int] = ()) -> "Traffic":
+    def of(model: Decoder, params: dict[str, jax.Array], cache_dtype: Any, with_int8_head: Iterable[int] = ()) -> "Traffic":
         """Of a model, from its parameters' and its state's sizes.
 
         Args:
             model: whose parameters they are.
             params: by name.
             cache_dtype: dtype of convolution and key/value state.
-            screened: numbers of lanes whose most likely tokens are drawn with a screen of the head.
+            with_int8_head: numbers of lanes whose most likely tokens are drawn with a screen of the head.
         """
         head: jax.Array = model.head[...]
         # A row of the embedding is read for each token; the whole of it only where it is the head, too.
@@ -53,7 +53,7 @@ class Traffic:
             multiplied=sum(array.size for array in used.values() if array.ndim > 1),
             state=kept.fixed,
             kv=kept.token * KV_BLOCK,
-            unread=dict.fromkeys(screened, head.nbytes - int8_copy_bytes(head)),
+            unread=dict.fromkeys(with_int8_head, head.nbytes - int8_copy_bytes(head)),
         )
 
 

@@ -21,7 +21,7 @@ from hybridlm.cli.options import (
     reported,
 )
 from hybridlm.devices.mesh import read_mesh
-from hybridlm.drafting.drafters import DRAFT_TOKENS
+from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS
 from hybridlm.files.json_lines import Id, dump, finite, numbered_lines, parse_object, read_id, read_item
 from hybridlm.lm import LM
 from hybridlm.loading import load
@@ -66,7 +66,7 @@ def generate(
     dtype: Dtype = None,
     chunk: Chunk = None,
     speculate: Drafting = None,
-    draft_tokens: DraftTokens = DRAFT_TOKENS,
+    draft_tokens: DraftTokens = DEFAULT_DRAFT_TOKENS,
     prefix_cache: Annotated[
         str | None, typer.Option(help='Keep states of prompts for those that begin alike, in so many bytes: "512MB".')
     ] = None,

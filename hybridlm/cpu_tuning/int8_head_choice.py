@@ -27,17 +27,17 @@ class ChosenInt8Head(NamedTuple):
     """An int8 head, and where it is used.
 
     Attributes:
-        screen: the arrays that the search reads.
+        int8_head: the arrays that the search reads.
         lanes: numbers of lanes.
     """
 
-    screen: Int8Head
+    int8_head: Int8Head
     lanes: frozenset[int]
 
     @property
     def bytes(self) -> int:
         """Bytes of the int8 copy."""
-        _, *copy = self.screen
+        _, *copy = self.int8_head
         return sum(one.nbytes for one in copy)
 
 
@@ -69,33 +69,33 @@ def chosen_int8_head(
     vocab, hidden = head.shape
     products = {count: Product(count, vocab, hidden, "int8") for count in all_logits}
     times = {count: found[INT8_HEAD] for count, one in products.items() if (found := store.find(one)) is not None}
-    missing, screen = [count for count in products if count not in times], None
+    missing, int8_head = [count for count in products if count not in times], None
     if missing:
         store.announce(f"the int8 head for {len(missing)} numbers of lanes")
-        screen = build_int8_head(words)
+        int8_head = build_int8_head(words)
         with counting_progress(progress, "measuring the head", len(missing)) as done:
             for index, count in enumerate(missing):
-                times[count] = _seconds(count, screen)
+                times[count] = _seconds(count, int8_head)
                 store.keep(products[count], {INT8_HEAD: times[count]})
                 done(index + 1, f"{count} lanes")
     gains = {count: all_logits[count] / seconds for count, seconds in times.items()}
     if max(gains.values(), default=0.0) <= MIN_GAIN_FOR_COPY:
         return None
-    screen = build_int8_head(words) if screen is None else screen
-    if not bool(jnp.isfinite(screen.radius).all()):
+    int8_head = build_int8_head(words) if int8_head is None else int8_head
+    if not bool(jnp.isfinite(int8_head.radius).all()):
         _log.info("no int8 copy of the head: some of its numbers are not finite")
         return None
-    return ChosenInt8Head(screen, frozenset(count for count, gain in gains.items() if gain > MIN_GAIN))
+    return ChosenInt8Head(int8_head, frozenset(count for count, gain in gains.items() if gain > MIN_GAIN))
 
 
-def _seconds(lanes: int, screen: Int8Head) -> float:
+def _seconds(lanes: int, int8_head: Int8Head) -> float:
     """Return the least time in which the most likely tokens of independent normal numbers are found."""
     asked = jnp.ones(lanes, bool)
-    inputs = list(jax.random.normal(jax.random.key(0), (ROUNDS, lanes, screen.codes.shape[1])))
-    program = jax.jit(most_likely_by_int8_head).lower(inputs[0], asked, screen).compile()
+    inputs = list(jax.random.normal(jax.random.key(0), (ROUNDS, lanes, int8_head.codes.shape[1])))
+    program = jax.jit(most_likely_by_int8_head).lower(inputs[0], asked, int8_head).compile()
     times = []
     for one in inputs:
         start = time.perf_counter()
-        jax.block_until_ready(program(one, asked, screen))
+        jax.block_until_ready(program(one, asked, int8_head))
         times.append(time.perf_counter() - start)
     return min(times)

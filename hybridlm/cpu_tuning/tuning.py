@@ -22,7 +22,7 @@ class Tuned:
     Attributes:
         params: arrays, and weights that know the variants of their products; behind them the int8 head, if there is
             one.
-        int8_head_lanes: numbers of lanes whose most likely tokens are drawn with it.
+        int8_head_lanes: numbers of lanes whose most likely tokens are sampled with it.
         int8_head_bytes: what it holds besides the head.
         choices: which variants differ from the default, in words.
     """
@@ -85,4 +85,4 @@ def tune(
     chosen = None if head is None else chosen_int8_head(head, lanes, store, room, progress)
     if chosen is None:
         return Tuned(tuned, frozenset(), 0, in_words(variants))
-    return Tuned((*tuned, chosen.screen), chosen.lanes, chosen.bytes, in_words(variants))
+    return Tuned((*tuned, chosen.int8_head), chosen.lanes, chosen.bytes, in_words(variants))

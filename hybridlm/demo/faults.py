@@ -29,7 +29,7 @@ def swapped_lanes(lm: "LM", recurrent_only: bool = False) -> Iterator[None]:
     """
 
     def swap(pools: "Rows", owners: list[Any]) -> "Rows":
-        if any(owner is not None and owner.drawn != 2 for owner in owners):
+        if any(owner is not None and owner.sampled != 2 for owner in owners):
             return pools
         order = np.arange(len(owners)) ^ 1
         order = np.where(order < len(owners), order, np.arange(len(owners)))  # an odd lane out stays

@@ -65,7 +65,7 @@ class Placement:
         return DATA if self.data > 1 else None
 
     def staging(self, lanes: int, most: int) -> int:
-        """Rows of the staging pool: at most so many and as many as lanes, but one on every device."""
+        """Rows of the prefill pool: at most so many and as many as lanes, but one on every device."""
         return min(lanes, -(-most // self.data) * self.data)
 
     def over(self, *dimensions: str | None) -> NamedSharding | None:

@@ -1,6 +1,6 @@
 """How often the drafts of one sequence are right, and when it stops drafting for a while."""
 
-FORGET = 0.9
+DECAY = 0.9
 """What the next drafts leave of the weight of all before."""
 PAUSE = 32
 """Tokens that a sequence draws without drafts after these have not paid; twice as many each time in a row."""
@@ -14,7 +14,7 @@ NEWEST = 0.15
 """Share that the newest drafts have in what is expected of the next sequence's, once there were enough of them."""
 
 
-class Trust:
+class AcceptancePrior:
     """What is expected of the drafts of a sequence that has had none: how those of the last sequences were.
 
     Args:
@@ -67,18 +67,18 @@ class Acceptance:
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Of so many drafts the first `accepted` were right."""
-        self._right = FORGET * self._right + accepted
-        self._tried = FORGET * self._tried + min(accepted + 1, drafted)
+        self._right = DECAY * self._right + accepted
+        self._tried = DECAY * self._tried + min(accepted + 1, drafted)
         if self.rate > GOOD:
             self._wait = PAUSE
 
-    def drafts(self, drawn: int) -> bool:
+    def drafts(self, sampled: int) -> bool:
         """Whether to draft, after so many tokens."""
-        return drawn >= self._resume
+        return sampled >= self._resume
 
-    def pause(self, drawn: int) -> None:
+    def pause(self, sampled: int) -> None:
         """Stop drafting after so many tokens; what the next drafts are like is open."""
-        self._resume = drawn + self._wait
+        self._resume = sampled + self._wait
         self._wait *= 2
         self._right, self._tried = PRIOR / 2, PRIOR
         self.pauses += 1

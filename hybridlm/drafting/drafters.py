@@ -1,11 +1,11 @@
-"""Who guesses the next tokens of a sequence; a guess costs time when it is wrong and changes nothing."""
+"""Who mtp_drafts the next tokens of a sequence; a guess costs time when it is wrong and changes nothing."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-DRAFT_TOKENS = 4
+DEFAULT_DRAFT_TOKENS = 4
 """Drafts of a lane in a step, where nobody says otherwise."""
 LONGEST, SHORTEST = 4, 2
 """Tokens that must come again: after one alone, too much can follow."""
@@ -19,7 +19,7 @@ class Drafter(Protocol):
         """At most k tokens that may follow.
 
         Args:
-            token_ids: prompt and everything drawn so far, at least one token; not to be kept or changed.
+            token_ids: prompt and everything sampled so far, at least one token; not to be kept or changed.
             k: at least 1.
         """
         ...
@@ -53,22 +53,22 @@ class NgramDrafter:
         return []
 
 
-class HeadDrafter:
+class MtpDrafter:
     """What the model's own head has guessed for one sequence in the step that drew its last token."""
 
     def __init__(self) -> None:
         self._after, self._guesses = 0, list[int]()
 
-    def hear(self, after: int, guesses: Sequence[int]) -> None:
+    def hear(self, after: int, mtp_drafts: Sequence[int]) -> None:
         """A step has guessed what follows so many tokens."""
-        self._after, self._guesses = after, list(guesses)
+        self._after, self._guesses = after, list(mtp_drafts)
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
         """See `Drafter`. Behind a step that has guessed nothing there is nothing to propose."""
         return self._guesses[:k] if len(token_ids) == self._after else []
 
 
-NAMED: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "mtp": HeadDrafter}
+NAMED: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "mtp": MtpDrafter}
 KNOWN = ", ".join(map(repr, NAMED))
 
 

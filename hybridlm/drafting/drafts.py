@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 
 from hybridlm.drafting.acceptance import Acceptance
-from hybridlm.drafting.drafters import Drafter, HeadDrafter, checked_proposal
+from hybridlm.drafting.drafters import Drafter, MtpDrafter, checked_proposal
 
 
 class Drafting:
     """The drafts of one sequence.
 
     Args:
-        drafter: guesses.
+        drafter: mtp_drafts.
         prompt: its tokens.
-        rate: how often its first guesses are expected to be right.
+        rate: how often its first mtp_drafts are expected to be right.
 
     Attributes:
-        acceptance: how often the guesses are right.
+        acceptance: how often the mtp_drafts are right.
     """
 
     def __init__(self, drafter: Drafter, prompt: Sequence[int], rate: float):
@@ -25,10 +25,10 @@ class Drafting:
         self._last: tuple[int, int, tuple[int, ...]] = (0, 0, ())
         self.acceptance = Acceptance(rate)
 
-    def hear(self, generated: int, guesses: Sequence[int]) -> None:
+    def hear(self, generated: int, mtp_drafts: Sequence[int]) -> None:
         """The model's own head has guessed what follows so many generated tokens."""
-        if isinstance(self._drafter, HeadDrafter):
-            self._drafter.hear(self._prompt + generated, guesses)
+        if isinstance(self._drafter, MtpDrafter):
+            self._drafter.hear(self._prompt + generated, mtp_drafts)
             self._last = (0, 0, ())
 
     def propose(self, generated: Sequence[int], most: int, vocab_size: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from models import DecoderConfig, Family
 from models.sharding.cut import Cut
 from models.sharding.devices import ALONE
 
-LANES, STAGING, CHUNK = 64, 8, 256
+LANES, MAX_PREFILL_ROWS, CHUNK = 64, 8, 256
 """Sizes at which a large model is served: sequences that decode, prompts read at the same time, tokens of each."""
 
 
@@ -75,6 +75,6 @@ def abstract_engine(
     # Without weights there is no fingerprint, and no state that would need one.
     speculate = "mtp" if head else None
     return Engine(
-        model, params, programs, lanes, context, chunk, caches, "", dtype, staging=STAGING, speculate=speculate,
+        model, params, programs, lanes, context, chunk, caches, "", dtype, staging=MAX_PREFILL_ROWS, speculate=speculate,
         placement=placement,
     )  # fmt: skip

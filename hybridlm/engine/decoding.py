@@ -21,17 +21,17 @@ from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens
 from hybridlm.steps.operands import Batch, Feed, blocks_for
 
 
-class Flight(NamedTuple):
+class DispatchedStep(NamedTuple):
     """A step that was dispatched.
 
     Attributes:
-        drawn: its outputs, which may not have been computed yet.
+        sampled: its outputs, which may not have been computed yet.
         draws: the sequences that drew a token in it, with their lanes.
         accepted: of a step that verifies, how many of each lane's tokens were accepted; None of one that draws.
         timing: measures it; None for one that is not measured.
     """
 
-    drawn: SampledTokens
+    sampled: SampledTokens
     draws: list[tuple[Sequence, int]]
     accepted: jax.Array | None = None
     timing: Timing | None = None
@@ -57,10 +57,10 @@ class Decoding:
             sequence.drafting = self._speculation.begin(sequence.request.prompt)
 
     def needs_tokens(self, sequences: list[Sequence]) -> bool:
-        """Whether their next step can be decided only when all that they have drawn has been read."""
+        """Whether their next step can be decided only when all that they have sampled has been read."""
         return self._speculation is not None and self._speculation.looks(sequences, self._engine.context)
 
-    def step(self, pool: RowPool, lanes: list[Sequence | None], top: int | None) -> Flight:
+    def step(self, pool: RowPool, lanes: list[Sequence | None], top: int | None) -> DispatchedStep:
         """Dispatch the next step.
 
         Args:
@@ -76,14 +76,14 @@ class Decoding:
                     return self._verify(speculation, pool, lanes, drafts, top)
             else:
                 speculation.rest()
-        return self._draw(pool, lanes, top, 0 if speculation is None else speculation.guesses(lanes, verifying=False))
+        return self._draw(pool, lanes, top, 0 if speculation is None else speculation.mtp_drafts(lanes, verifying=False))
 
-    def settle(self, pool: RowPool, flight: Flight, accepted: np.ndarray) -> None:
+    def settle(self, pool: RowPool, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
         """It is known how many tokens of each lane a step that verified has accepted, int32 [N]."""
         engine, speculation = self._engine, self._speculation
         assert speculation is not None
         pool.advance(accepted)
-        for sequence, lane in flight.draws:
+        for sequence, lane in dispatched.sequences:
             if sequence.slot is None:
                 continue  # it has left while the step was on its way
             count, drafted = int(accepted[lane]), self._drafted[lane]
@@ -93,10 +93,10 @@ class Decoding:
                 engine.stats["accepted_tokens"] += count - 1
                 engine.stats["speculation_pauses"] += speculation.learn(sequence, pool.size, drafted, count - 1)
 
-    def _draw(self, pool: RowPool, lanes: list[Sequence | None], top: int | None, guesses: int) -> Flight:
-        """One token of each, and so many guesses behind it."""
+    def _draw(self, pool: RowPool, lanes: list[Sequence | None], top: int | None, mtp_drafts: int) -> DispatchedStep:
+        """One token of each, and so many mtp_drafts behind it."""
         engine = self._engine
-        shape = Shape("generate", pool.size, 1, top, self._processor, guesses)
+        shape = Shape("generate", pool.size, 1, top, self._processor, mtp_drafts)
         if self._steady is None or self._steady[:2] != (lanes, shape):
             tokens = np.full((pool.size, 1), LAST_SAMPLED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
@@ -104,15 +104,15 @@ class Decoding:
             self._steady = lanes, shape, active, placed
         counts, (tokens, active, *sampling) = self._steady[2:]
         positions = np.array([0 if sequence is None else sequence.consumed for sequence in lanes], np.int32)
-        batch = Batch(tokens, active, positions, self._blocks(int(positions.max()) + 1, guesses))
+        batch = Batch(tokens, active, positions, self._blocks(int(positions.max()) + 1, mtp_drafts))
         timing = self._time(shape)
-        drawn = engine.run(shape, pool, batch, *sampling, owners=lanes, counts=counts)
+        sampled = engine.run(shape, pool, batch, *sampling, owners=lanes, counts=counts)
         if timing is not None:
-            timing.dispatched(drawn.token)
+            timing.dispatched(sampled.token)
         draws = _taking_part(lanes)
         for sequence, _ in draws:
             sequence.consumed += 1
-        return Flight(drawn, draws, timing=timing)
+        return DispatchedStep(sampled, draws, timing=timing)
 
     def _verify(
         self,
@@ -121,39 +121,39 @@ class Decoding:
         lanes: list[Sequence | None],
         drafts: list[tuple[int, ...]],
         top: int | None,
-    ) -> Flight:
+    ) -> DispatchedStep:
         """What the sequences drew last and their drafts behind it, as far as these turn out to be right."""
         engine, tokens = self._engine, speculation.tokens + 1
         feeds = [
             None if s is None else Feed((LAST_SAMPLED, *draft), s.consumed) for s, draft in zip(lanes, drafts, strict=True)
         ]
-        guesses = speculation.guesses(lanes, verifying=True)
-        shape = Shape("verify", pool.size, tokens, top, self._processor, guesses)
+        mtp_drafts = speculation.mtp_drafts(lanes, verifying=True)
+        shape = Shape("verify", pool.size, tokens, top, self._processor, mtp_drafts)
         batch = Batch.of(feeds, tokens)
         end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
-        batch = batch._replace(kv_blocks=self._blocks(end, guesses))
+        batch = batch._replace(kv_blocks=self._blocks(end, mtp_drafts))
         self._drafted = [len(draft) for draft in drafts]
         operands = (np.array(self._drafted, np.int32), *sampling_arrays(lanes))
         timing = self._time(shape)
-        accepted, drawn = engine.run(shape, pool, batch, *operands, owners=lanes, counts=None)
+        accepted, sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=None)
         engine.stats["verify_steps"] += 1
         if timing is not None:
-            timing.dispatched(drawn.token)
-        return Flight(drawn, _taking_part(lanes), accepted, timing)
+            timing.dispatched(sampled.token)
+        return DispatchedStep(sampled, _taking_part(lanes), accepted, timing)
 
-    def _blocks(self, end: int, guesses: int) -> np.ndarray:
-        """`kv_blocks` of a step whose lanes end at this position, and that guesses so many tokens behind it.
+    def _blocks(self, end: int, mtp_drafts: int) -> np.ndarray:
+        """`kv_blocks` of a step whose lanes end at this position, and that mtp_drafts so many tokens behind it.
 
         Guesses past the context are of no use to anybody.
         """
-        return blocks_for(min(end + guesses, self._engine.context))
+        return blocks_for(min(end + mtp_drafts, self._engine.context))
 
     def _time(self, shape: Shape) -> Timing | None:
         """Begin to measure a step that is run next, where drafts depend on it; its compilation does not count."""
         if self._speculation is None or self._engine.sanitizer is not None:
             return None
         self._engine.program(shape)
-        return self._speculation.times.begin((shape.step, shape.lanes, shape.guesses))
+        return self._speculation.times.begin((shape.step, shape.lanes, shape.mtp_drafts))
 
 
 def _taking_part(lanes: list[Sequence | None]) -> list[tuple[Sequence, int]]:

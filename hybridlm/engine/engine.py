@@ -9,8 +9,8 @@ import numpy as np
 
 from hybridlm.cpu_tuning import Tuned
 from hybridlm.devices.placement import ONE_DEVICE, Placement, numbers_on_a_device
-from hybridlm.drafting.acceptance import Trust
-from hybridlm.drafting.drafters import DRAFT_TOKENS, AsLoaded, HeadDrafter, Speculate, drafters
+from hybridlm.drafting.acceptance import AcceptancePrior
+from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, AsLoaded, MtpDrafter, Speculate, drafters
 from hybridlm.drafting.step_times import StepTimes
 from hybridlm.engine.speculation import Speculation
 from hybridlm.multiprocess.crew import Crew
@@ -21,7 +21,7 @@ from hybridlm.programs.calls import Calls
 from hybridlm.programs.examples import example_arguments
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.sanitized import Sanitized, Sanitizer
-from hybridlm.programs.shapes import AnyShape, CopyShape, Shape, lane_rung
+from hybridlm.programs.shapes import AnyShape, CopyShape, Shape, lane_bucket
 from hybridlm.rows.arrays import RowArrays
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import RowPool
@@ -34,7 +34,7 @@ from ir_passes.compile.planned_step import PlannedStep
 from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
 
-STAGING = 4
+MAX_PREFILL_ROWS = 4
 """Most rows of the pool in which prompts and texts are consumed, a chunk of each at a time.
 Four chunks are enough rows for the matrix products to be as fast as they get, and few enough that the sequences that
 decode do not wait long.
@@ -90,9 +90,9 @@ class Engine:
         fingerprint: str,
         dtype: str,
         sanitizer: Sanitizer | None = None,
-        staging: int = STAGING,
+        staging: int = MAX_PREFILL_ROWS,
         speculate: Speculate = None,
-        draft_tokens: int = DRAFT_TOKENS,
+        draft_tokens: int = DEFAULT_DRAFT_TOKENS,
         prefix_cache: CacheBudget | None = None,
         placement: Placement = ONE_DEVICE,
         crew: Crew | None = None,
@@ -105,11 +105,11 @@ class Engine:
         self.tuned: Tuned | None = None
         self.speculate: Speculate = speculate
         self.draft_tokens, self._times = draft_tokens, StepTimes()
-        self._trust, self._trust_in_head = Trust(), Trust(0.9)
+        self._prior, self._mtp_prior = AcceptancePrior(), AcceptancePrior(0.9)
         self.vocab_size = Vocabulary.of(model.config).size
         self.stats = {
             "steps": 0, "row_copies": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
-            "draws": 0, "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0,
+            "sampled_lanes": 0, "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0,
             "speculation_pauses": 0,
         }  # fmt: skip
         self.checked = self.checked or sanitizer is not None
@@ -130,7 +130,7 @@ class Engine:
         make = drafters(self.speculate if speculate == "as loaded" else speculate, self._head)
         if make is None:
             return None
-        trust = self._trust_in_head if make is HeadDrafter else self._trust
+        trust = self._mtp_prior if make is MtpDrafter else self._prior
         return Speculation(make, self.draft_tokens, self._times, trust, self.vocab_size)
 
     def set_tuned(self, tuned: Tuned) -> None:
@@ -150,8 +150,8 @@ class Engine:
         return sum(numbers_on_a_device(one) * one.dtype.itemsize for one in rows)
 
     @property
-    def guesses(self) -> int:
-        """Tokens that the model's own head guesses in a step, where a call does not say who drafts."""
+    def mtp_drafts(self) -> int:
+        """Tokens that the model's own head mtp_drafts in a step, where a call does not say who drafts."""
         return self.draft_tokens if self.speculate == "mtp" else 0
 
     def new_rows(self, count: int) -> Rows:
@@ -184,16 +184,16 @@ class Engine:
         rows, longer = (self.row_arrays.abstract(1, context) for context in contexts)
         return StateKind(self._model, self._dtype, self.context, layout_of(rows, longer, self.placement))
 
-    def rung(self, count: int, most: int) -> int:
+    def bucket(self, count: int, most: int) -> int:
         """Rows of the pool for so many sequences: the next power of two on every device, at most `most` on all."""
         devices = self.placement.data
-        return max(devices * lane_rung(-(-count // devices), most // devices), self._fewest)
+        return max(devices * lane_bucket(-(-count // devices), most // devices), self._fewest)
 
-    def rungs(self, most: int) -> list[int]:
+    def buckets(self, most: int) -> list[int]:
         """The sizes that a pool of at most so many rows has."""
-        return sorted({self.rung(count, most) for count in range(1, most + 1)})
+        return sorted({self.bucket(count, most) for count in range(1, most + 1)})
 
-    def borrow(self, use: Literal["staging", "decode"], size: int) -> RowPool:
+    def borrow(self, use: Literal["prefill", "decode"], size: int) -> RowPool:
         """A pool of so many rows, none of them held: the one that an earlier run gave back, or a new one.
 
         What rows contain has no meaning: a sequence that begins starts from zero state inside the step.
@@ -205,12 +205,12 @@ class Engine:
         del kept  # its memory goes before the new pool comes
         return self.new_pool(size)
 
-    def give_back(self, use: Literal["staging", "decode"], pool: RowPool) -> None:
+    def give_back(self, use: Literal["prefill", "decode"], pool: RowPool) -> None:
         """Keep a pool for the next run, unless a step was cut short while it had the rows."""
         if pool.whole:
             self._kept[use] = pool
 
-    def give_up(self, use: Literal["staging", "decode"]) -> None:
+    def give_up(self, use: Literal["prefill", "decode"]) -> None:
         """Free the pool that an earlier run gave back, if there is one."""
         self._kept.pop(use, None)
 

@@ -12,10 +12,10 @@ from hybridlm.multiprocess.crew import Crew
 from hybridlm.multiprocess.environment import Disagreement, ProcessLost, leave
 from hybridlm.multiprocess.records import Operation
 from hybridlm.programs.operations import PARTS, run_of
-from hybridlm.rows.kept import KeptArrays
+from hybridlm.rows.kept import CachedBuffers
 from hybridlm.rows.pool import RowPool
 
-Things = dict[int, RowPool | KeptArrays]
+Things = dict[int, RowPool | CachedBuffers]
 
 
 def follow(engine: Engine, crew: Crew) -> None:
@@ -69,7 +69,7 @@ def _keep(engine: Engine, crew: Crew, things: Things, operation: Operation) -> N
 def _restore(engine: Engine, crew: Crew, things: Things, operation: Operation) -> None:
     number, rows, part, kept, _ = operation.numbers
     arrays = things[kept]
-    assert isinstance(arrays, KeptArrays)
+    assert isinstance(arrays, CachedBuffers)
     engine.moves.put_back(arrays, PARTS[part], _pool(crew, things, number, rows), operation.arrays)
 
 

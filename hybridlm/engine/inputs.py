@@ -7,7 +7,7 @@ from typing import Any
 from hybridlm.engine.prefix import Prefix
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import Request, ResolvedParams
-from hybridlm.requests.validation import MOST_LOGPROBS, check_length, resolve, to_items, to_token_ids
+from hybridlm.requests.validation import MAX_LOGPROBS, check_length, resolve, to_items, to_token_ids
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.text.tokenizer import Tokenizer
 
@@ -31,9 +31,9 @@ class Inputs:
     require: Callable[[Snapshot], None]
 
     @property
-    def most_logprobs(self) -> int:
+    def max_logprobs(self) -> int:
         """How many of the most likely tokens of a position can be asked for."""
-        return min(self.vocab_size, MOST_LOGPROBS)
+        return min(self.vocab_size, MAX_LOGPROBS)
 
     def encode(self, item: Any, where: str) -> tuple[int, ...]:
         """Token ids of one item, which fit the context; raises TypeError or ValueError that names it."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from hybridlm.checkpoint import ParameterPath, Shards
 from hybridlm.devices.placement import ONE_DEVICE, Placement
-from hybridlm.engine.engine import STAGING, Engine
+from hybridlm.engine.engine import MAX_PREFILL_ROWS, Engine
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.programs.shapes import Shape
 from models import KV_BLOCK, Decoder, Weight
@@ -31,7 +31,7 @@ class Demand:
     Attributes:
         weights: the parameters.
         row: context -> the rows of one sequence.
-        lanes, staging: rows of the decode and of the staging pool that each device has.
+        lanes, staging: rows of the decode and of the prefill pool that each device has.
         context: most tokens of a sequence.
         scratch: of the largest compiled step; 0 while none has been compiled.
         kept: most that the states of earlier prompts may take.
@@ -174,7 +174,7 @@ def admit_model(
     """
     # The host's share lies in the same memory where that is the device's.
     kept = 0 if budget is None else sum(budget) if platform() == "cpu" else budget.device
-    devices, staging = placement.data, placement.staging(lanes, STAGING)
+    devices, staging = placement.data, placement.staging(lanes, MAX_PREFILL_ROWS)
     row = model.state_size(cache_dtype).of
     demand = Demand(weights, row, lanes // devices, staging // devices, context, kept=kept, devices=devices)
     demand.require(available_memory(placement))
@@ -192,6 +192,6 @@ def admit_steps(engine: Engine, demand: Demand) -> None:
         return
     largest = [Shape("generate", engine.staging, engine.chunk), Shape("generate", engine.lanes, 1)]
     if engine.speculate is not None:
-        largest.append(Shape("verify", engine.lanes, engine.draft_tokens + 1, guesses=engine.guesses))
+        largest.append(Shape("verify", engine.lanes, engine.draft_tokens + 1, mtp_drafts=engine.mtp_drafts))
     scratch = max(engine.program(shape).certificate.memory.temp for shape in largest)
     replace(demand, scratch=scratch).require(left + demand.weights)

@@ -1,6 +1,6 @@
 """Who takes part in the next step: sequences join, are prefilled, decode, and leave at any step.
 
-A sequence waits, then consumes its prompt in a row of the staging pool, then decodes in a row of the decode pool until
+A sequence waits, then consumes its prompt in a row of the prefill pool, then decodes in a row of the decode pool until
 it ends. Staging goes first while there is room, because a decode step costs the same however many of its lanes are
 idle. Steps are dispatched without waiting for the tokens of the one before: what a lane drew last lies in its row.
 """
@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from hybridlm.engine.decoding import Decoding, Flight
+from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
@@ -48,7 +48,7 @@ class Scheduler:
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
         self._arrived = 0
-        self._staging: RowPool | None = None
+        self._prefill_pool: RowPool | None = None
         self._decode: RowPool | None = None
 
     @property
@@ -71,7 +71,7 @@ class Scheduler:
         self._release(sequence)
         self._engine.forget(sequence)
 
-    def next(self) -> Flight | None:
+    def next(self) -> DispatchedStep | None:
         """Dispatch the next step; None where no sequence has anything left to compute."""
         self._admit()
         if self.prefilling:
@@ -84,27 +84,27 @@ class Scheduler:
         """Whether the next step can be decided only when all tokens of those before have been read."""
         return not self.prefilling and self._decoding.needs_tokens(self.decoding)
 
-    def settle(self, flight: Flight, accepted: np.ndarray) -> None:
+    def settle(self, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
         """It is known how many tokens of each lane a step that verified has accepted."""
         assert self._decode is not None
-        self._decoding.settle(self._decode, flight, accepted)
-        self._release_finished(flight)
+        self._decoding.settle(self._decode, dispatched, accepted)
+        self._release_finished(dispatched)
 
-    def distrust(self, sequence: Sequence) -> None:
+    def invalidate(self, sequence: Sequence) -> None:
         """What a sequence has led to is wrong: no other goes on from a state of its tokens."""
         if self._engine.prefix_cache is not None:
-            self._engine.prefix_cache.distrust((*sequence.request.prompt, *sequence.generated))
+            self._engine.prefix_cache.invalidate((*sequence.request.prompt, *sequence.generated))
 
     def close(self) -> None:
         """End every sequence and give the pools back."""
         self.waiting.clear()
         for sequence in self.joined:
             self._release(sequence)
-        if self._staging is not None:
-            self._engine.give_back("staging", self._staging)
+        if self._prefill_pool is not None:
+            self._engine.give_back("prefill", self._prefill_pool)
         if self._decode is not None:
             self._engine.give_back("decode", self._decode)
-        self._staging = self._decode = None
+        self._prefill_pool = self._decode = None
 
     def check_integrity(self) -> None:
         """Every row is free or held by one sequence, which is in one state.
@@ -114,7 +114,7 @@ class Scheduler:
         """
         faults = []
         for name, pool, sequences in (
-            ("staging", self._staging, self.prefilling),
+            ("prefill", self._prefill_pool, self.prefilling),
             ("decode", self._decode, self.decoding),
         ):
             slots = [sequence.slot for sequence in sequences]
@@ -138,7 +138,7 @@ class Scheduler:
             self._engine.prefix_cache.check_integrity()
 
     def _admit(self) -> None:
-        """Give rows of the staging pool to those that wait, as long as each will find a lane to decode in."""
+        """Give rows of the prefill pool to those that wait, as long as each will find a lane to decode in."""
         engine = self._engine
         room = engine.lanes - len(self.joined)
         if not self.waiting or not room:
@@ -146,30 +146,30 @@ class Scheduler:
         joining, held = self._next_of_queue(min(room, len(self.waiting)))
         if not joining:
             return
-        wanted = engine.rung(len(joining) + len(self.prefilling), engine.staging)
-        size = 0 if self._staging is None else self._staging.size
+        wanted = engine.bucket(len(joining) + len(self.prefilling), engine.staging)
+        size = 0 if self._prefill_pool is None else self._prefill_pool.size
         # A pool that is larger serves as well, unless those that are held would have been its lanes.
-        if self._staging is None or ((size != wanted if held else size < wanted) and not self.prefilling):
-            if self._staging is not None:
-                engine.give_back("staging", self._staging)
-            self._staging = engine.borrow("staging", wanted)
+        if self._prefill_pool is None or ((size != wanted if held else size < wanted) and not self.prefilling):
+            if self._prefill_pool is not None:
+                engine.give_back("prefill", self._prefill_pool)
+            self._prefill_pool = engine.borrow("prefill", wanted)
         for sequence in joining:
-            sequence.slot = self._staging.acquire()
+            sequence.slot = self._prefill_pool.acquire()
             self.prefilling.append(sequence)
-            self._begin(sequence, self._staging)
+            self._begin(sequence, self._prefill_pool)
 
     def _next_of_queue(self, most: int) -> tuple[list[Sequence], bool]:
         """Who joins next, and whether others wait for what these are reading, because their prompts begin alike."""
         cache, joining, held = self._engine.prefix_cache, list[Sequence](), []
         free = self._engine.staging
-        if self.prefilling and self._staging is not None:
-            free = self._staging.owner.free
+        if self.prefilling and self._prefill_pool is not None:
+            free = self._prefill_pool.owner.free
         for _ in range(min(most, free)):
             entry = heapq.heappop(self.waiting)
             request = entry[2].request
             if cache is None:
                 joining.append(entry[2])
-            elif cache.awaits(request.prompt, self.prefilling + joining):
+            elif cache.should_wait(request.prompt, self.prefilling + joining):
                 held.append(entry)
             else:
                 entry[2].stops = cache.stops(request.prompt, cache.begin(request.prompt, request.start))
@@ -183,20 +183,20 @@ class Scheduler:
         engine, cache = self._engine, self._engine.prefix_cache
         prompt, start = sequence.request.prompt, sequence.request.start
         assert sequence.slot is not None
-        with nullcontext(start) if cache is None else cache.lent(prompt, start) as start:
+        with nullcontext(start) if cache is None else cache.pinned(prompt, start) as start:
             if start is not None:
                 sequence.consumed = engine.moves.restore(start, staging, sequence.slot, prompt, owner=sequence)
 
-    def _prefill(self) -> Flight:
-        """The next chunk of every prompt in the staging pool; those that are done move to the decode pool."""
-        engine, pool = self._engine, self._staging
+    def _prefill(self) -> DispatchedStep:
+        """The next chunk of every prompt in the prefill pool; those that are done move to the decode pool."""
+        engine, pool = self._engine, self._prefill_pool
         assert pool is not None
         lanes = self._by_lane(pool, self.prefilling)
         feeds = [None if s is None else Feed(s.next_part(engine.chunk), s.consumed) for s in lanes]
         shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor)
         batch = Batch.of(feeds, engine.chunk)
         counts = np.asarray(batch.lengths)
-        drawn = engine.run(shape, pool, batch, *sampling_arrays(lanes), owners=lanes, counts=counts)
+        sampled = engine.run(shape, pool, batch, *sampling_arrays(lanes), owners=lanes, counts=counts)
         draws: list[tuple[Sequence, int]] = []
         for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):
             if sequence is not None and feed is not None:
@@ -208,7 +208,7 @@ class Scheduler:
                     draws.append((sequence, lane))
         for sequence, _ in draws:
             self._move_on(sequence, pool)
-        return Flight(drawn, draws)
+        return DispatchedStep(sampled, draws)
 
     def _keep(self, sequence: Sequence, pool: RowPool) -> None:
         """Keep the state that the steps dispatched so far leave in a sequence's row, for prompts that go on from it."""
@@ -220,7 +220,7 @@ class Scheduler:
             cache.keep(pool, sequence.slot, tokens[: sequence.consumed], owner=sequence)
 
     def _move_on(self, sequence: Sequence, staging: RowPool) -> None:
-        """From the staging pool to the decode pool, or out, if its first token is its last."""
+        """From the prefill pool to the decode pool, or out, if its first token is its last."""
         if not sequence.left(self._engine.context):
             self._release(sequence)
             return
@@ -232,24 +232,24 @@ class Scheduler:
         sequence.slot = slot
         self.decoding.append(sequence)
 
-    def _draw(self) -> Flight:
+    def _draw(self) -> DispatchedStep:
         """One token of every sequence that decodes, or more where drafts promise them."""
         pool = self._decode
         assert pool is not None
-        flight = self._decoding.step(pool, self._by_lane(pool, self.decoding), self._top(self.decoding))
-        if flight.accepted is None:
-            self._release_finished(flight)
-        return flight
+        dispatched = self._decoding.step(pool, self._by_lane(pool, self.decoding), self._top(self.decoding))
+        if dispatched.accepted is None:
+            self._release_finished(dispatched)
+        return dispatched
 
-    def _release_finished(self, flight: Flight) -> None:
+    def _release_finished(self, dispatched: DispatchedStep) -> None:
         """Sequences that have nothing left to draw give up their rows; the others of a step keep them."""
-        for sequence, _ in flight.draws:
+        for sequence, _ in dispatched.sequences:
             if sequence.slot is not None and not sequence.left(self._engine.context):
                 self._release(sequence)
 
     def _fit(self, count: int) -> None:
         """Make the decode pool large enough for so many sequences."""
-        size = self._engine.rung(count, self._engine.lanes)
+        size = self._engine.bucket(count, self._engine.lanes)
         if self._decode is None:
             self._decode = self._engine.borrow("decode", size)
         elif self._decode.size < size:
@@ -257,7 +257,7 @@ class Scheduler:
 
     def _shrink(self) -> None:
         """Leave a pool that is larger than needed, where the rest of the run is long enough to pay for it."""
-        size = self._engine.rung(len(self.decoding), self._engine.lanes)
+        size = self._engine.bucket(len(self.decoding), self._engine.lanes)
         if self._decode is None or not self.decoding or self.waiting or 2 * size > self._decode.size:
             return
         if max(sequence.left(self._engine.context) for sequence in self.decoding) >= SHRINK_TOKENS:
@@ -277,7 +277,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         """Take a sequence out of its pool, if it is in one."""
-        for pool, sequences in ((self._staging, self.prefilling), (self._decode, self.decoding)):
+        for pool, sequences in ((self._prefill_pool, self.prefilling), (self._decode, self.decoding)):
             if sequence in sequences:
                 sequences.remove(sequence)
                 assert pool is not None and sequence.slot is not None

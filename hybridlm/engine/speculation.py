@@ -1,14 +1,14 @@
 """Whether the next step of the decode pool verifies drafts, and which.
 
-Drafts never change what is drawn; the only question is time. A step that verifies takes longer than one that draws a
+Drafts never change what is sampled; the only question is time. A step that verifies takes longer than one that draws a
 token of each lane, and gives more tokens if drafts are right. Both are measured: the times of the steps as they run,
 and how often each sequence's drafts were right.
 """
 
 from collections.abc import Callable, Sequence
 
-from hybridlm.drafting.acceptance import Trust
-from hybridlm.drafting.drafters import Drafter, HeadDrafter
+from hybridlm.drafting.acceptance import AcceptancePrior
+from hybridlm.drafting.drafters import Drafter, MtpDrafter
 from hybridlm.drafting.drafts import Drafting
 from hybridlm.drafting.step_times import StepTimes
 from hybridlm.requests.sequence import Sequence as Alive
@@ -37,21 +37,21 @@ class Speculation:
 
     always = False
 
-    def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, trust: Trust, vocab_size: int):
+    def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, trust: AcceptancePrior, vocab_size: int):
         self._drafters, self.tokens, self.times, self._vocab_size = drafters, tokens, times, vocab_size
-        self._trust = trust
+        self._prior = trust
         self._wait, self._refused = 0, AGAIN
-        self._head, self._guessed = drafters is HeadDrafter, False
+        self._head, self._guessed = drafters is MtpDrafter, False
 
     def begin(self, prompt: Sequence[int]) -> Drafting:
         """For a sequence that joins."""
-        return Drafting(self._drafters(), prompt, self._trust.begin())
+        return Drafting(self._drafters(), prompt, self._prior.begin())
 
     def looks(self, sequences: Sequence[Alive], context: int) -> bool:
-        """Whether the next step needs to know what the one before has drawn.
+        """Whether the next step needs to know what the one before has sampled.
 
         Waiting for that costs time. It is worth it where there are drafts behind the tokens that have been read, be
-        they one short: where text repeats itself, there are. A head's guesses come with what that step has drawn.
+        they one short: where text repeats itself, there are. A head's mtp_drafts come with what that step has sampled.
         """
         if self._head:
             return self._guessed
@@ -64,7 +64,7 @@ class Speculation:
     def drafts(self, lanes: Sequence[Alive | None], context: int) -> list[tuple[int, ...]] | None:
         """The drafts of every lane; None where the next step had better have none.
 
-        Everything that the lanes have drawn must have been read.
+        Everything that the lanes have sampled must have been read.
 
         Raises:
             TypeError, ValueError: a drafter's answer is none.
@@ -80,12 +80,12 @@ class Speculation:
             return proposed
         return proposed if self._worth_it(lanes, proposed) else None
 
-    def guesses(self, lanes: Sequence[Alive | None], verifying: bool) -> int:
-        """How many tokens the model's own head guesses in the next step, for the one behind it to verify.
+    def mtp_drafts(self, lanes: Sequence[Alive | None], verifying: bool) -> int:
+        """How many tokens the model's own head mtp_drafts in the next step, for the one behind it to verify.
 
         Args:
             lanes: the sequences.
-            verifying: whether the next step verifies drafts. One that draws guesses where that promises to pay.
+            verifying: whether the next step verifies drafts. One that draws mtp_drafts where that promises to pay.
         """
         if not self._head:
             return 0
@@ -94,7 +94,7 @@ class Speculation:
 
     def _asks(self, lanes: Sequence[Alive | None]) -> bool:
         """Whether a step had better guess, none of whose lanes has drafts."""
-        asking = [s is not None and s.drafting is not None and s.drafting.acceptance.drafts(s.drawn) for s in lanes]
+        asking = [s is not None and s.drafting is not None and s.drafting.acceptance.drafts(s.sampled) for s in lanes]
         if self.always or not any(asking):
             return self.always
         return self.times.known(self.steps(len(lanes))[0]) and self._worth_it(
@@ -110,7 +110,7 @@ class Speculation:
         return self._wait > MEASURED_AGAIN
 
     def steps(self, lanes: int) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
-        """Kinds of the two steps of a pool, by which their times are kept: what they do, lanes, guesses."""
+        """Kinds of the two steps of a pool, by which their times are kept: what they do, lanes, mtp_drafts."""
         return ("generate", lanes, 0), ("verify", lanes, self.tokens if self._head else 0)
 
     def cost(self, lanes: int) -> float:
@@ -123,16 +123,16 @@ class Speculation:
         assert sequence.drafting is not None
         acceptance = sequence.drafting.acceptance
         acceptance.learn(drafted, accepted)
-        self._trust.learn(drafted, accepted)
+        self._prior.learn(drafted, accepted)
         _, verify = self.steps(lanes)
         if self.always or not self.times.known(verify) or 1 + acceptance.expected(self.tokens) > self.cost(lanes):
             return False
-        acceptance.pause(sequence.drawn)
+        acceptance.pause(sequence.sampled)
         return True
 
     def _propose(self, sequence: Alive, context: int) -> tuple[int, ...]:
         drafting = sequence.drafting
-        if drafting is None or not drafting.acceptance.drafts(sequence.drawn):
+        if drafting is None or not drafting.acceptance.drafts(sequence.sampled):
             return ()
         return drafting.propose(sequence.generated, min(self.tokens, sequence.left(context) - 1), self._vocab_size)
 

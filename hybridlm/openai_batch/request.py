@@ -105,7 +105,7 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
     said = body.need("messages", LIST) if chat else body.need("prompt", ANYTHING)
     variables = body.take("chat_template_kwargs", OBJECT, {}) if chat else {}
     echo = body.take("echo", BOOLEAN, False) if not chat else False
-    top = _take_logprobs(body, chat, inputs.most_logprobs)
+    top = _take_logprobs(body, chat, inputs.max_logprobs)
     n = body.take("n", whole(1, MOST_CHOICES), 1)
     max_tokens = _take_max_tokens(body, chat, inputs.context)
     sampling = _take_sampling(body, custom_id)

@@ -1,6 +1,6 @@
 """States of prompts that were read, for later prompts that begin with the same tokens (`load(prefix_cache=)`).
 
-A radix tree says which tokens lie before which state; `KeptMemory` where its arrays are. A prompt goes on from the
+A radix tree says which tokens lie before which state; `CacheMemory` where its arrays are. A prompt goes on from the
 deepest state that it reaches, by the same moves as from an explicit prefix.
 """
 
@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 from hybridlm.prefix_cache.budget import CacheBudget
-from hybridlm.prefix_cache.memory import KeptMemory
+from hybridlm.prefix_cache.memory import CacheMemory
 from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.prefix_cache.radix_tree import Node, RadixTree, TreeError, common_length
 from hybridlm.requests.sequence import Sequence as Reading
-from hybridlm.rows.kept import KeptArrays
+from hybridlm.rows.kept import CachedBuffers
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot
 from ir_passes.host.slot_owner import Slot
@@ -25,7 +25,7 @@ from models import KV_BLOCK
 EVERY = 8
 """A state is kept at least every so many chunks of a long prompt."""
 
-Place = Node[Snapshot, KeptArrays]
+Place = Node[Snapshot, CachedBuffers]
 
 
 class PrefixCache:
@@ -49,11 +49,11 @@ class PrefixCache:
                 f"{moves.span_bytes:,} B for every {KV_BLOCK} positions of keys and values)"
             )
         self._moves, self._chunk = moves, chunk
-        self._tree: RadixTree[Snapshot, KeptArrays] = RadixTree(moves.grows)
-        self._places: dict[KeptArrays, Place] = {}
+        self._tree: RadixTree[Snapshot, CachedBuffers] = RadixTree(moves.grows)
+        self._places: dict[CachedBuffers, Place] = {}
         # Not a method: a tree of states refers to nothing that refers to it, so that all go with the cache.
         self._drop = partial(_drop, self._tree, self._places)
-        self._memory = KeptMemory(budget, self._drop)
+        self._memory = CacheMemory(budget, self._drop)
         self._lock = threading.RLock()
         self._hits = self._misses = self._refused = 0
 
@@ -73,7 +73,7 @@ class PrefixCache:
         }
 
     @contextmanager
-    def lent(self, prompt: Sequence[int], start: Snapshot | None) -> Iterator[Snapshot | None]:
+    def pinned(self, prompt: Sequence[int], start: Snapshot | None) -> Iterator[Snapshot | None]:
         """The deepest state that a prompt can go on from, to be used inside a `with`: it cannot be dropped there.
 
         At least one token of the prompt is left, which predicts what comes behind it.
@@ -94,15 +94,15 @@ class PrefixCache:
             lent = replace(snapshot, spans=place.all_pieces)
             used = _arrays(place)
             for kept in used:
-                kept.pins += 1
+                kept.refcount += 1
             try:
                 for kept in used:
                     self._memory.add(kept)
-                    self._memory.bring(kept)
+                    self._memory.page_in(kept)
                 yield lent
             finally:
                 for kept in used:
-                    kept.pins -= 1
+                    kept.refcount -= 1
 
     def begin(self, prompt: Sequence[int], start: Snapshot | None) -> int:
         """After how many tokens a prompt would go on now; arguments as for `lent`."""
@@ -110,7 +110,7 @@ class PrefixCache:
             place = self._tree.deepest(prompt, len(prompt) - 1)
         return max(0 if place is None else place.position, 0 if start is None else start.label.position)
 
-    def awaits(self, prompt: Sequence[int], reading: Sequence[Reading]) -> bool:
+    def should_wait(self, prompt: Sequence[int], reading: Sequence[Reading]) -> bool:
         """Whether a prompt had better wait until one of those that are being read has got as far as both go together.
 
         It would save reading a chunk at least, and what is being read leaves a state there.
@@ -174,7 +174,7 @@ class PrefixCache:
                 needed = self._moves.bytes_of(len(tokens), sum(piece.count for piece in known))
                 if self._memory.fits(needed):
                     break
-                if needed > self._memory.budget.device or not self._memory.relieve():
+                if needed > self._memory.budget.device or not self._memory.evict_one():
                     self._refused += 1
                     return
             snapshot = self._moves.take(pool, slot, tokens, owner, known)
@@ -184,12 +184,12 @@ class PrefixCache:
             self._places[snapshot.state] = place
             self._use(place)
 
-    def distrust(self, tokens: Sequence[int]) -> None:
+    def invalidate(self, tokens: Sequence[int]) -> None:
         """Let go of every state that these tokens reach: something that they led to was wrong."""
         with self._lock:
             for place in self._tree.match(tokens).node.path:
                 if place.state is not None and place.state.state is not None:
-                    self._memory.let_go(self._drop(place.state.state) or ())
+                    self._memory.discard(self._drop(place.state.state) or ())
 
     def check_integrity(self) -> None:
         """The tree is whole, and what it refers to is what is accounted for, within the budgets.
@@ -204,7 +204,7 @@ class PrefixCache:
             faults = self._memory.faults(kept)
             if states != set(self._places) or any(self._places[one].parent is None for one in self._places):
                 faults.append(f"{len(states)} states in the tree, {len(self._places)} places of states")
-            if any(one.pins for one in kept):
+            if any(one.refcount for one in kept):
                 faults.append("arrays that are pinned, and nobody uses them")
             if faults:
                 raise TreeError("; ".join(faults))
@@ -216,8 +216,8 @@ class PrefixCache:
 
 
 def _drop(
-    tree: RadixTree[Snapshot, KeptArrays], places: dict[KeptArrays, Place], kept: KeptArrays
-) -> list[KeptArrays] | None:
+    tree: RadixTree[Snapshot, CachedBuffers], places: dict[CachedBuffers, Place], kept: CachedBuffers
+) -> list[CachedBuffers] | None:
     """Take a state out of the tree; returns it and the spans that lead to no other, None for what is no state.
 
     Raises:
@@ -226,13 +226,13 @@ def _drop(
     place = places.get(kept)
     if place is None:
         return None
-    if kept.pins:
+    if kept.refcount:
         raise TreeError(f"a state at position {kept.position} cannot be dropped while it is in use")
     del places[kept]
     return [kept, *tree.remove(place)]
 
 
-def _arrays(place: Place) -> list[KeptArrays]:
+def _arrays(place: Place) -> list[CachedBuffers]:
     """All arrays of the state at a place, each once: those of fixed size, then the spans."""
     state = [] if place.state is None or place.state.state is None else [place.state.state]
     return [*state, *dict.fromkeys(piece.buffer for piece in place.all_pieces)]

@@ -4,10 +4,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from hybridlm.prefix_cache.budget import CacheBudget
-from hybridlm.rows.kept import KeptArrays
+from hybridlm.rows.kept import CachedBuffers
 
 
-class KeptMemory:
+class CacheMemory:
     """Keeps within its budgets what it is given, in the order of use.
 
     What is moved to the host and what is dropped is always what was used the longest ago and is not pinned. Only states
@@ -23,32 +23,32 @@ class KeptMemory:
         spills, evictions: arrays that were moved to the host, and states that were dropped to make room.
     """
 
-    def __init__(self, budget: CacheBudget, drop: Callable[[KeptArrays], Iterable[KeptArrays] | None]):
+    def __init__(self, budget: CacheBudget, drop: Callable[[CachedBuffers], Iterable[CachedBuffers] | None]):
         self.budget, self._drop = budget, drop
-        self._device: OrderedDict[KeptArrays, None] = OrderedDict()
-        self._host: OrderedDict[KeptArrays, None] = OrderedDict()
+        self._device: OrderedDict[CachedBuffers, None] = OrderedDict()
+        self._host: OrderedDict[CachedBuffers, None] = OrderedDict()
         self.device_bytes = self.host_bytes = self.spills = self.evictions = 0
 
     def fits(self, needed: int) -> bool:
         """Whether so many bytes more fit the device's budget as it is."""
         return self.device_bytes + needed <= self.budget.device
 
-    def relieve(self) -> bool:
+    def evict_one(self) -> bool:
         """Move what was used the longest ago off the device, or drop a state; False where all is in use."""
-        oldest = next((kept for kept in self._device if not kept.pins), None)
+        oldest = next((kept for kept in self._device if not kept.refcount), None)
         if oldest is None:
             return False
         if not self._room_on_host(oldest.nbytes):
             return self._drop_one((*self._host, *self._device))
         if oldest in self._device:  # it may have gone with a state that was dropped to make room
-            self.let_go([oldest])
+            self.discard([oldest])
             oldest.to_host()
             self._host[oldest] = None
             self.host_bytes += oldest.nbytes
             self.spills += 1
         return True
 
-    def add(self, kept: KeptArrays) -> None:
+    def add(self, kept: CachedBuffers) -> None:
         """Something new on the device, for which there is room; or that is there already, and is used."""
         if kept in self._host:
             self._host.move_to_end(kept)
@@ -58,18 +58,18 @@ class KeptMemory:
             self._device[kept] = None
         self._device.move_to_end(kept)
 
-    def bring(self, kept: KeptArrays) -> None:
+    def page_in(self, kept: CachedBuffers) -> None:
         """Move something that is pinned back to the device, as far as there is or can be made room."""
         if kept not in self._host or kept.nbytes > self.budget.device:
             return
         while not self.fits(kept.nbytes):
-            if not self.relieve():
+            if not self.evict_one():
                 return
-        self.let_go([kept])
+        self.discard([kept])
         kept.to_device()
         self.add(kept)
 
-    def let_go(self, gone: Iterable[KeptArrays]) -> None:
+    def discard(self, gone: Iterable[CachedBuffers]) -> None:
         """These are kept no longer."""
         for kept in gone:
             if kept in self._device:
@@ -79,7 +79,7 @@ class KeptMemory:
                 del self._host[kept]
                 self.host_bytes -= kept.nbytes
 
-    def faults(self, expected: set[KeptArrays]) -> list[str]:
+    def faults(self, expected: set[CachedBuffers]) -> list[str]:
         """What is wrong with the account, given all that should be kept."""
         device, host = set(self._device), set(self._host)
         faults = []
@@ -104,11 +104,11 @@ class KeptMemory:
                 return False
         return True
 
-    def _drop_one(self, among: Iterable[KeptArrays]) -> bool:
+    def _drop_one(self, among: Iterable[CachedBuffers]) -> bool:
         """Drop the first state that is not in use; returns whether there is one."""
         for kept in among:
-            if not kept.pins and (gone := self._drop(kept)) is not None:
-                self.let_go(gone)
+            if not kept.refcount and (gone := self._drop(kept)) is not None:
+                self.discard(gone)
                 self.evictions += 1
                 return True
         return False

@@ -11,7 +11,7 @@ from hybridlm.programs.calls import Calls
 from hybridlm.programs.operations import part_operation
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.rows.arrays import maker_of_zeros
-from hybridlm.rows.kept import KeptArrays, Piece
+from hybridlm.rows.kept import CachedBuffers, Piece
 from hybridlm.rows.parts import Part, PartShape
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot, SnapshotLabel, StateKind, label_of, nothing_consumed
@@ -87,7 +87,7 @@ class RowMoves:
         return (kept, pool, *scalars) if shape.kept else (pool, kept, *scalars)
 
     def take(
-        self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any, known: Sequence[Piece[KeptArrays]] = ()
+        self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any, known: Sequence[Piece[CachedBuffers]] = ()
     ) -> Snapshot:
         """Copy the state of a row as the steps that were dispatched leave it.
 
@@ -168,9 +168,9 @@ class RowMoves:
             spans.append(Piece(self._from_host("span", padded, first, mark), 0, count))
         return Snapshot(label, state, tuple(spans), mark)
 
-    def _from_host(self, part: Part, arrays: list[np.ndarray], position: int, mark: Label | None) -> KeptArrays:
+    def _from_host(self, part: Part, arrays: list[np.ndarray], position: int, mark: Label | None) -> CachedBuffers:
         rows = tuple(np.broadcast_to(array, (self._fewest, *array.shape)).copy() for array in arrays)
-        kept = KeptArrays(self._on_device(part, rows), position, mark)
+        kept = CachedBuffers(self._on_device(part, rows), position, mark)
         if self._sanitizer is not None and mark is not None:
             self._sanitizer.label(kept, self._fewest, mark)
         return kept
@@ -205,28 +205,28 @@ class RowMoves:
 
     def _keep(
         self, part: Part, pool: RowPool, slot: Slot, operands: tuple[int, ...], position: int, mark: Label | None
-    ) -> KeptArrays:
+    ) -> CachedBuffers:
         maps = (pool.owner.bind([slot], 1), *_scalars(*operands))
         if self._sanitizer is None:
             return self.keep(part, pool, maps, position)
         shape, places = self._shape(part, True, pool.size), self._places[part]
         sanitized = self._sanitizer.program(shape, *shape.step(), self.example_arguments)
-        kept = KeptArrays((), position, mark)
+        kept = CachedBuffers((), position, mark)
         kept.arrays = self._sanitizer.keep(sanitized, self._keeping(part, pool, maps), kept, pool, places)
         return kept
 
     def keep(
         self, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...], position: int, number: int | None = None
-    ) -> KeptArrays:
+    ) -> CachedBuffers:
         """Dispatch the step that moves a part of a row out of a pool.
 
         Args:
             part, pool: which part of a row of which pool.
             maps: int32 [1] each: the row, and what else the step takes.
-            position: see `KeptArrays`.
+            position: see `CachedBuffers`.
             number: what other processes know the result by; None where this one decides.
         """
-        kept, crew = KeptArrays((), position, None), self._calls.crew
+        kept, crew = CachedBuffers((), position, None), self._calls.crew
         if crew is not None:
             number = crew.named(kept, number)
             crew.tell(*part_operation(number, part, True, crew.number(pool), pool.size, position, maps))
@@ -242,7 +242,7 @@ class RowMoves:
 
     def _restore(
         self,
-        kept: KeptArrays,
+        kept: CachedBuffers,
         part: Part,
         pool: RowPool,
         slot: Slot,
@@ -260,7 +260,7 @@ class RowMoves:
         args = self._restoring(part, leaves, kept, maps)
         self._replace(pool, part, leaves, tree, self._sanitizer.restore(sanitized, args, kept, pool, places, mark))
 
-    def put_back(self, kept: KeptArrays, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...]) -> None:
+    def put_back(self, kept: CachedBuffers, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...]) -> None:
         """Dispatch the step that moves what is kept back into a row; arguments as for `keep`."""
         crew = self._calls.crew
         if crew is not None:
@@ -272,7 +272,7 @@ class RowMoves:
         self._replace(pool, part, leaves, tree, new)
 
     def _restoring(
-        self, part: Part, leaves: list[Any], kept: KeptArrays, maps: tuple[np.ndarray, ...]
+        self, part: Part, leaves: list[Any], kept: CachedBuffers, maps: tuple[np.ndarray, ...]
     ) -> tuple[Any, ...]:
         """The arguments of the step that moves a part back into a pool of these arrays."""
         row, *operands = maps

@@ -14,7 +14,7 @@ from hybridlm.steps.operands import Batch
 
 STEPS = ("generate", "verify", "score")
 PARTS: tuple[Part, ...] = ("state", "span")
-RUN = ("pool", "rows", "step", "lanes", "tokens per lane", "log-probabilities", "guesses")
+RUN = ("pool", "rows", "step", "lanes", "tokens per lane", "log-probabilities", "mtp_drafts")
 COPY = ("source", "rows of the source", "target", "rows of the target", "slot that is read", "slot that is written")
 KEEP = ("pool", "rows", "part", "kept", "position", "slot", *(f"operand {i}" for i in range(3)))
 _SAMPLING = (*Sampling._fields, "sampling_mode")
@@ -36,15 +36,15 @@ def run_operation(pool: int, rows: int, shape: Shape, operands: Sequence[Any]) -
     if shape.processor is not None:
         raise ValueError("logits_processor: a function of yours cannot be sent to other processes; load in one process")
     top = -1 if shape.top is None else shape.top
-    numbers = (pool, rows, STEPS.index(shape.step), shape.lanes, shape.tokens, top, shape.guesses)
+    numbers = (pool, rows, STEPS.index(shape.step), shape.lanes, shape.tokens, top, shape.mtp_drafts)
     own = {"score": ("targets",), "verify": ("drafted", *_SAMPLING), "generate": _SAMPLING}[shape.step]
     return Operation("run", numbers, tuple(jax.tree.leaves(operands))), (*RUN, *Batch._fields, *own)
 
 
 def run_of(operation: Operation) -> tuple[int, int, Shape, Batch, tuple[Any, ...]]:
     """The pool, its rows, the program and the operands of `run_operation`."""
-    pool, rows, step, lanes, tokens, top, guesses = operation.numbers
-    shape = Shape(STEPS[step], lanes, tokens, None if top < 0 else top, None, guesses)
+    pool, rows, step, lanes, tokens, top, mtp_drafts = operation.numbers
+    shape = Shape(STEPS[step], lanes, tokens, None if top < 0 else top, None, mtp_drafts)
     batch, rest = Batch(*operation.arrays[:4]), operation.arrays[4:]
     if shape.step == "score":
         return pool, rows, shape, batch, rest
@@ -72,7 +72,7 @@ def part_operation(
         part: which part.
         keep: whether it is moved out of the pool.
         pool, rows: number and size of the pool.
-        position: see `KeptArrays`.
+        position: see `CachedBuffers`.
         operands: int32 [1] each: the row, and those of the step that are its own.
     """
     numbers = (pool, rows, PARTS.index(part), kept, position)

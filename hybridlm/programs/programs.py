@@ -99,11 +99,11 @@ class Programs:
         if isinstance(shape, CopyShape):
             return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
         if shape.step == "generate":
-            screened = shape.top is None and shape.processor is None and shape.lanes in self.int8_head_lanes
-            step = generate_step(self._structure, shape.top, shape.processor, shape.guesses, screened)
+            with_int8_head = shape.top is None and shape.processor is None and shape.lanes in self.int8_head_lanes
+            step = generate_step(self._structure, shape.top, shape.processor, shape.mtp_drafts, with_int8_head)
             return step, GENERATE_CONTRACT
         if shape.step == "verify":
-            return verify_step(self._structure, shape.top, shape.processor, shape.guesses), VERIFY_CONTRACT
+            return verify_step(self._structure, shape.top, shape.processor, shape.mtp_drafts), VERIFY_CONTRACT
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
 
     def compiled(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridlm.rows.kept import KeptArrays
+from hybridlm.rows.kept import CachedBuffers
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.structure import Rows
@@ -38,7 +38,7 @@ class Sanitizer:
         self._ledger = RowLedger()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._next = itertools.count(1)
-        self._ghosts: weakref.WeakKeyDictionary[RowPool | KeptArrays, Ghosts] = weakref.WeakKeyDictionary()
+        self._ghosts: weakref.WeakKeyDictionary[RowPool | CachedBuffers, Ghosts] = weakref.WeakKeyDictionary()
         self._programs: dict[Any, Sanitized] = {}
 
     def run(
@@ -92,7 +92,7 @@ class Sanitizer:
         return rows
 
     def keep(
-        self, program: Sanitized, args: tuple[Any, ...], kept: KeptArrays, pool: RowPool, places: list[int]
+        self, program: Sanitized, args: tuple[Any, ...], kept: CachedBuffers, pool: RowPool, places: list[int]
     ) -> tuple[jax.Array, ...]:
         """Run the move of a part of a row to where it is kept, with its labels; `places`: its arrays among the pool's.
 
@@ -108,7 +108,7 @@ class Sanitizer:
         self,
         program: Sanitized,
         args: tuple[Any, ...],
-        kept: KeptArrays,
+        kept: CachedBuffers,
         pool: RowPool,
         places: list[int],
         mark: Label | None = None,
@@ -179,7 +179,7 @@ class Sanitizer:
         """The label of a state that no step has left: nobody else's, after so many tokens, before the next step."""
         return Label(next(self._next), position, epoch=self._ledger.epoch)
 
-    def label(self, kept: KeptArrays, rows: int, mark: Label) -> None:
+    def label(self, kept: CachedBuffers, rows: int, mark: Label) -> None:
         """All rows that are kept say this."""
         ghost = np.tile(np.array(mark, np.int32), (rows, 1))
         self._ghosts[kept] = tuple(jax.numpy.array(ghost) for _ in kept.arrays)

@@ -16,7 +16,7 @@ class Shape:
         lanes, tokens: N and T.
         top: log-probabilities reported (None: none at all).
         processor: the logits processor, None for none.
-        guesses: tokens that the model's own head guesses behind the one drawn.
+        mtp_drafts: tokens that the model's own head mtp_drafts behind the one sampled.
     """
 
     step: Literal["generate", "verify", "score"]
@@ -24,14 +24,14 @@ class Shape:
     tokens: int
     top: int | None = None
     processor: LogitsProcessor | None = None
-    guesses: int = 0
+    mtp_drafts: int = 0
 
     def __str__(self) -> str:
         top = "" if not self.top and (self.top is None or self.step == "score") else f" top={self.top}"
         name = getattr(self.processor, "__qualname__", type(self.processor).__name__)
-        guesses = f" guesses={self.guesses}" if self.guesses else ""
+        mtp_drafts = f" mtp_drafts={self.mtp_drafts}" if self.mtp_drafts else ""
         name = f" processor={name}" if self.processor else ""
-        return f"{self.step} {self.lanes}x{self.tokens}{top}{guesses}{name}"
+        return f"{self.step} {self.lanes}x{self.tokens}{top}{mtp_drafts}{name}"
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,6 @@ S = TypeVar("S", Shape, CopyShape, PartShape, AnyShape)
 """One of the kinds of shapes, or any."""
 
 
-def lane_rung(count: int, lanes: int) -> int:
+def lane_bucket(count: int, lanes: int) -> int:
     """The compiled number of lanes for `count` sequences: the next power of two, at most `lanes`."""
     return min(1 << max(count - 1, 0).bit_length(), lanes)

@@ -7,7 +7,7 @@ from html import escape
 from hybridlm.text.tokenizer import Tokenizer
 
 MOST_TOKENS = 2000
-"""Of a longer text only so many tokens are drawn: a notebook keeps every output."""
+"""Of a longer text only so many tokens are sampled: a notebook keeps every output."""
 UNLIKELIEST = 12.0
 """Natural logarithm below which every token has the darkest colour: a chance of 6 in a million."""
 
@@ -23,8 +23,8 @@ def strip(
         greedy: whether each is the most likely one; None where that is not known.
         tokenizer: of the model.
     """
-    drawn = token_ids[:MOST_TOKENS]
-    cells = list(_cells(drawn, _shown(drawn, tokenizer), logprobs, greedy))
+    sampled = token_ids[:MOST_TOKENS]
+    cells = list(_cells(sampled, _shown(sampled, tokenizer), logprobs, greedy))
     left_out = len(token_ids) - len(cells)
     more = f"<p>{left_out:,} more tokens are left out.</p>" if left_out else ""
     key = "".join(f'<span style="{_cell_style(value)}">{value:g}</span>' for value in (0.0, -1.0, -3.0, -6.0, -12.0))

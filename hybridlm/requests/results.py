@@ -34,7 +34,7 @@ class Completion:
 
     Attributes:
         text: decoded text without the stop that ended it; None where the model has no tokenizer.
-        token_ids: the tokens drawn, the stop token that ended it included.
+        token_ids: the tokens sampled, the stop token that ended it included.
         logprobs: natural log-probability of each token before temperature, filters and processors; None where not
             asked for.
         top_logprobs: for each token, the most likely tokens at its position and their log-probabilities, best first;
@@ -58,9 +58,9 @@ class Completion:
     def _repr_html_(self) -> str:
         """As notebooks show it: the text, or the token ids, and a strip of the log-probabilities where asked for."""
         said = " ".join(map(str, self.token_ids)) if self.text is None else self.text
-        counts = f"{len(self.prompt_token_ids):,} tokens of prompt, {len(self.token_ids):,} drawn"
-        drawn = "" if self.logprobs is None else strip(self.token_ids, self.logprobs, None, self.tokenizer)
-        return preformatted(said) + table([("ended by", self.finish_reason), ("tokens", counts)]) + drawn
+        counts = f"{len(self.prompt_token_ids):,} tokens of prompt, {len(self.token_ids):,} sampled"
+        sampled = "" if self.logprobs is None else strip(self.token_ids, self.logprobs, None, self.tokenizer)
+        return preformatted(said) + table([("ended by", self.finish_reason), ("tokens", counts)]) + sampled
 
 
 @dataclass(frozen=True)

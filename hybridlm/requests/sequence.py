@@ -64,7 +64,7 @@ class Sequence:
         request: what was asked for.
         consumed: tokens that its state has seen once the dispatched steps have run.
         slot: its row; None while it waits and after its last step was dispatched.
-        generated: tokens drawn and read back.
+        generated: tokens sampled and read back.
         logprobs, top_logprobs: of these tokens, where asked for.
         finish_reason: why it ended; None while it is alive.
         drafting: its drafts; None for a sequence without.
@@ -92,10 +92,10 @@ class Sequence:
         return self.consumed < len(self.request.prompt)
 
     @property
-    def drawn(self) -> int:
+    def sampled(self) -> int:
         """Tokens that the dispatched steps draw."""
         return max(0, self.consumed - len(self.request.prompt) + 1)
 
     def left(self, context: int) -> int:
         """Most tokens that it may still draw, by its limit and by the room in the context."""
-        return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.drawn
+        return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.sampled

@@ -11,7 +11,7 @@ from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import ResolvedParams
 from hybridlm.text.tokenizer import Tokenizer
 
-MOST_LOGPROBS = 1000
+MAX_LOGPROBS = 1000
 """Of the most likely tokens of a position, as many as can be asked for in any vocabulary."""
 
 
@@ -99,7 +99,7 @@ def resolve(
         if not good(value):
             faults.append(f"{name}: expected {expected}, got {value!r}")
 
-    most = min(vocab_size, MOST_LOGPROBS)
+    most = min(vocab_size, MAX_LOGPROBS)
     need("max_tokens", lambda x: _is_whole(x) and x >= 1, "a whole number of at least 1")
     need("temperature", lambda x: _is_number(x) and x >= 0, "a number of at least 0 (0 is greedy)")
     need("top_k", lambda x: _is_whole(x) and 0 <= x < 2**31, "a whole number of at least 0 (0 keeps all)")

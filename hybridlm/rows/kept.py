@@ -9,7 +9,7 @@ import numpy as np
 from ir_passes.host.row_ledger import Label
 
 
-class KeptArrays:
+class CachedBuffers:
     """The arrays of fixed size at one position, or what the growing arrays have of `KV_BLOCK` positions.
 
     They never change. They may be moved between the device and the host, all of them together.
@@ -18,17 +18,17 @@ class KeptArrays:
         arrays: in the order of the layout.
         position: of a state, how many tokens it has seen; of a span, the position of its first place.
         mark: what the sanitizer says of the row that they were taken from; None without one.
-        pins: how often they are in use; while they are, they stay where they are.
+        refcount: how often they are in use; while they are, they stay where they are.
     """
 
-    __slots__ = ("__weakref__", "_places", "arrays", "mark", "pins", "position")
+    __slots__ = ("__weakref__", "_places", "arrays", "mark", "refcount", "position")
 
     def __init__(self, arrays: tuple[jax.Array | np.ndarray, ...], position: int, mark: Label | None):
-        self.arrays, self.position, self.mark, self.pins = arrays, position, mark, 0
+        self.arrays, self.position, self.mark, self.refcount = arrays, position, mark, 0
         self._places: tuple[Any, ...] = ()
 
     def __repr__(self) -> str:
-        return f"KeptArrays({self.nbytes:,} B at position {self.position}, on the {'device' if self.here else 'host'})"
+        return f"CachedBuffers({self.nbytes:,} B at position {self.position}, on the {'device' if self.here else 'host'})"
 
     @property
     def nbytes(self) -> int:

@@ -1,6 +1,6 @@
 """Rows of a pool: who holds them, and the copy of a row from one pool to another.
 
-A sequence is prefilled in a row of the staging pool and continues in a row of a decode pool; pools have as many rows as
+A sequence is prefilled in a row of the prefill pool and continues in a row of a decode pool; pools have as many rows as
 their steps have lanes. The copy is a step of its own, one lane wide: it reads one row by a read map and writes one row
 by a write map, in all arrays of the group.
 """

@@ -17,7 +17,7 @@ import numpy as np
 
 from hybridlm.devices.mesh import MODEL
 from hybridlm.devices.placement import Placement
-from hybridlm.rows.kept import KeptArrays, Piece
+from hybridlm.rows.kept import CachedBuffers, Piece
 from hybridlm.rows.pool import RowPool
 from ir_passes.host.row_ledger import Label
 from ir_passes.host.slot_owner import Slot
@@ -119,8 +119,8 @@ class Snapshot:
     """
 
     label: SnapshotLabel
-    state: KeptArrays | None
-    spans: tuple[Piece[KeptArrays], ...] = ()
+    state: CachedBuffers | None
+    spans: tuple[Piece[CachedBuffers], ...] = ()
     mark: Label | None = None
 
     @property

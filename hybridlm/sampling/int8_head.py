@@ -74,7 +74,7 @@ def int8_copy_bytes(head: Array) -> int:
 
 
 def build_int8_head(words: UInt32[Array, "vocab half"]) -> Int8Head:
-    """The screen of a head, from its words; the radius of a row that is not finite is NaN."""
+    """The int8 head of a vocabulary head, from its words; the radius of a row that is not finite is NaN."""
     return Int8Head(words, *_narrow_copy(words))
 
 
@@ -105,7 +105,7 @@ def _narrow_copy(
 def sample_with_int8_head(
     hidden: Float32[Array, "lane hidden"],
     taking_part: Bool[Array, "lane"],
-    screen: Int8Head,
+    int8_head: Int8Head,
     sampling: Sampling,
     sampling_mode: Int32[Array, ""],
     otherwise: Callable[[], Int32[Array, "lane"]],
@@ -117,42 +117,42 @@ def sample_with_int8_head(
     Args:
         hidden: the final residual stream.
         taking_part: lanes that draw; the tokens of others have no meaning.
-        screen: of the head.
+        int8_head: of the head.
         sampling, sampling_mode: as for `sample_tokens`.
         otherwise: the draw from all logits.
     """
     sampled = jnp.asarray(sampling.temperature) > 0
     found = lax.cond(
         (sampling_mode == GREEDY) | (sampling_mode >= BESIDE_GREEDY),
-        lambda: most_likely_by_int8_head(hidden, taking_part & ~sampled, screen),
-        lambda: jnp.full(len(hidden), len(screen.codes), jnp.int32),
+        lambda: most_likely_by_int8_head(hidden, taking_part & ~sampled, int8_head),
+        lambda: jnp.full(len(hidden), len(int8_head.codes), jnp.int32),
     )
     return lax.cond(sampling_mode == GREEDY, lambda: found, lambda: jnp.where(sampled, otherwise(), found))
 
 
 def most_likely_by_int8_head(
-    hidden: Float32[Array, "lane hidden"], asked: Bool[Array, "lane"], screen: Int8Head
+    hidden: Float32[Array, "lane hidden"], asked: Bool[Array, "lane"], int8_head: Int8Head
 ) -> Int32[Array, "lane"]:
     """The first token with the highest logit of each lane; the size of the vocabulary where a logit is NaN.
 
     Args:
         hidden: the final residual stream, which is rounded to bfloat16.
         asked: lanes whose token is wanted; others have the size of the vocabulary.
-        screen: of the head.
+        int8_head: of the head.
     """
     rounded = lax.reduce_precision(hidden, exponent_bits=8, mantissa_bits=7)
-    bounds = group_upper_bounds(rounded, screen)
-    return lax.map(lambda lane: _search(lane[0], lane[1], lane[2], screen.words), (rounded, bounds, asked))
+    bounds = group_upper_bounds(rounded, int8_head)
+    return lax.map(lambda lane: _search(lane[0], lane[1], lane[2], int8_head.words), (rounded, bounds, asked))
 
 
-def group_upper_bounds(x: Float32[Array, "lane hidden"], screen: Int8Head) -> Float32[Array, "lane group"]:
+def group_upper_bounds(x: Float32[Array, "lane hidden"], int8_head: Int8Head) -> Float32[Array, "lane group"]:
     """No logit of a group is higher; infinity for an input that is zero or not finite.
 
     Args:
         x: bfloat16 numbers.
-        screen: of the head.
+        int8_head: of the head.
     """
-    lanes, (vocab, hidden) = len(x), screen.codes.shape
+    lanes, (vocab, hidden) = len(x), int8_head.codes.shape
     numbers = rotated(x)
     step = jnp.max(jnp.abs(numbers), axis=1, keepdims=True) / LEVELS
     steps = numbers / step
@@ -163,14 +163,14 @@ def group_upper_bounds(x: Float32[Array, "lane hidden"], screen: Int8Head) -> Fl
     # Everything of a lane lies together, in the order of the lanes.
     columns = [jnp.concatenate([codes if i == j else zeros for j in range(joined)], axis=1) for i in range(joined)]
     products = lax.dot_general(
-        screen.codes.reshape((-1, joined * hidden)),
+        int8_head.codes.reshape((-1, joined * hidden)),
         own_array(jnp.stack(columns, axis=1).reshape((-1, joined * hidden))),
         (((1,), (1,)), ((), ())),
         preferred_element_type=jnp.int32,
     )
     products = own_array(products).reshape((-1, lanes, joined)).astype(jnp.float32)
-    logits = screen.scale[:, None] * step.T * jnp.swapaxes(products, 1, 2).reshape((vocab, lanes))
-    bounds = logits + screen.radius[:, None] * norm.T + screen.reach[:, None] * rounded.T
+    logits = int8_head.scale[:, None] * step.T * jnp.swapaxes(products, 1, 2).reshape((vocab, lanes))
+    bounds = logits + int8_head.radius[:, None] * norm.T + int8_head.reach[:, None] * rounded.T
     bounds = own_array(jnp.where(jnp.isnan(bounds), jnp.inf, bounds))
     return jnp.max(bounds.reshape((-1, GROUP, lanes)), axis=1).T
 

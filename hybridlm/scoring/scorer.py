@@ -1,4 +1,4 @@
-"""Scoring: log-probabilities of whole texts, a chunk of each at a time in the rows of the staging pool."""
+"""Scoring: log-probabilities of whole texts, a chunk of each at a time in the rows of the prefill pool."""
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -58,15 +58,15 @@ def score(
         yield Scoring(i, texts[i], prefix)  # a single token is predicted by nothing
     if not predicted:
         return
-    size = engine.rung(len(predicted), engine.staging)
+    size = engine.bucket(len(predicted), engine.staging)
     waiting = ScoringQueue({i: texts[i] for i in predicted}, prefix, engine.chunk, _most_kept(engine, size))
     if waiting.shares:
         engine.give_up("decode")
-    pool = engine.borrow("staging", size)
+    pool = engine.borrow("prefill", size)
     try:
         yield from _score(engine, pool, waiting, top)
     finally:
-        engine.give_back("staging", pool)
+        engine.give_back("prefill", pool)
 
 
 def _most_kept(engine: Engine, lanes: int) -> int:

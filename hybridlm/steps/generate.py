@@ -29,17 +29,17 @@ class SampledTokens(NamedTuple):
     """What a generating step says about each lane's next token; a verifying step, about the next of each token.
 
     Attributes:
-        token: the token drawn.
+        token: the token sampled.
         logprob: its log-probability before temperature and processing; None where not asked for.
         top_tokens, top_logprobs: the most likely tokens, best first; None where not asked for.
-        guesses: what the model's own head expects behind the lane's next token; None where not asked for.
+        mtp_drafts: what the model's own head expects behind the lane's next token; None where not asked for.
     """
 
     token: Int32[Array, "*lane"]
     logprob: Float32[Array, "*lane"] | None
     top_tokens: Int32[Array, "*lane top"] | None
     top_logprobs: Float32[Array, "*lane top"] | None
-    guesses: Int32[Array, "lane guess"] | None = None
+    mtp_drafts: Int32[Array, "lane guess"] | None = None
 
 
 GENERATE_CONTRACT = LaneContract(
@@ -52,8 +52,8 @@ def generate_step(
     structure: Structure,
     top: int | None,
     processor: LogitsProcessor | None,
-    guesses: int = 0,
-    screened: bool = False,
+    mtp_drafts: int = 0,
+    with_int8_head: bool = False,
 ) -> Step:
     """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, sampling_mode) -> (SampledTokens, rows)`.
 
@@ -63,12 +63,12 @@ def generate_step(
         structure: of the model.
         top: None for tokens alone, otherwise with log-probabilities, of the token and of the `top` most likely ones.
         processor: changes the logits of each lane before the draw.
-        guesses: how many tokens the model's own head guesses behind the one that is drawn; `kv_blocks` then has room
+        mtp_drafts: how many tokens the model's own head mtp_drafts behind the one that is sampled; `kv_blocks` then has room
             for as many positions more.
-        screened: tokens alone, without a processor; the most likely ones are found with the head's screen, which is
+        with_int8_head: tokens alone, without a processor; the most likely ones are found with the int8 head, which is
             the last of `params`.
     """
-    assert not screened or (top is None and processor is None), "a screen finds tokens, no log-probabilities"
+    assert not with_int8_head or (top is None and processor is None), "the int8 head finds tokens, no log-probabilities"
 
     def step(
         params: tuple[Any, ...],
@@ -80,7 +80,7 @@ def generate_step(
         sampling: Sampling,
         sampling_mode: Int32[Array, ""],
     ) -> tuple[SampledTokens, Rows]:
-        screen = params[-1] if screened else None
+        int8_head = params[-1] if with_int8_head else None
         model = structure.rebuild(params)
         tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
         hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks)
@@ -92,14 +92,14 @@ def generate_step(
             logits = Vocabulary.of(model.config).whole(model.logits(hidden))
             return sample_with_logprobs(logits, last_token, positions + lengths, sampling, sampling_mode, top, processor)
 
-        if screen is None:
-            drawn = from_logits()
+        if int8_head is None:
+            sampled = from_logits()
         else:
             with jax.named_scope("head"):
-                token = sample_with_int8_head(hidden, lengths > 0, screen, sampling, sampling_mode, lambda: from_logits().token)
-            drawn = SampledTokens(token, None, None, None)
+                token = sample_with_int8_head(hidden, lengths > 0, int8_head, sampling, sampling_mode, lambda: from_logits().token)
+            sampled = SampledTokens(token, None, None, None)
         lanes = Lanes(lengths, positions, kv_blocks, sampling, sampling_mode)
-        return finish_step(model, Rows(layers, rows.token), drawn.token, drawn, lanes, guesses, processor)
+        return finish_step(model, Rows(layers, rows.token), sampled.token, sampled, lanes, mtp_drafts, processor)
 
     return step
 
@@ -108,26 +108,26 @@ def finish_step(
     model: Decoder,
     rows: Rows,
     token: Int32[Array, "lane"],
-    drawn: SampledTokens,
+    sampled: SampledTokens,
     lanes: Lanes,
-    guesses: int,
+    mtp_drafts: int,
     processor: LogitsProcessor | None,
 ) -> tuple[SampledTokens, Rows]:
     """Keep in each lane's row the token that it goes on with, and let the model's own head guess behind it.
 
     Args:
-        model: with a head, where it guesses.
+        model: with a head, where it mtp_drafts.
         rows: the layers' new state, and the tokens before the step, which idle lanes keep.
         token: what each lane goes on with.
-        drawn: all that the step has drawn.
+        sampled: all that the step has sampled.
         lanes: where they stand after the step.
-        guesses, processor: as for `generate_step`.
+        mtp_drafts, processor: as for `generate_step`.
     """
     layers = rows.layers
-    if guesses:
-        found, layers = guess(model, layers, token, lanes, guesses, processor)
-        drawn = drawn._replace(guesses=found)
-    return drawn, Rows(layers, jnp.where(lanes.consumed[:, None] > 0, token[:, None], rows.token))
+    if mtp_drafts:
+        found, layers = guess(model, layers, token, lanes, mtp_drafts, processor)
+        sampled = sampled._replace(mtp_drafts=found)
+    return sampled, Rows(layers, jnp.where(lanes.consumed[:, None] > 0, token[:, None], rows.token))
 
 
 def sample_with_logprobs(

@@ -22,7 +22,7 @@ class Rows(NamedTuple):
 
     Attributes:
         layers: state of the model's layers.
-        token: the token drawn last.
+        token: the token sampled last.
     """
 
     layers: tuple

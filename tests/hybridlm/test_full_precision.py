@@ -58,8 +58,8 @@ def test_every_product_of_every_step(name: str) -> None:
 def test_every_product_of_a_head(name: str) -> None:
     sizes: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "float32", "chunk": CHUNK}
     lm = hybridlm.load(GOLDEN / name, speculate="mtp", draft_tokens=2, **sizes)
-    check(lm.engine, Shape("generate", LANES, 1, 2, guesses=2))
-    check(lm.engine, Shape("verify", LANES, 3, 2, guesses=2))
+    check(lm.engine, Shape("generate", LANES, 1, 2, mtp_drafts=2))
+    check(lm.engine, Shape("verify", LANES, 3, 2, mtp_drafts=2))
 
 
 @pytest.mark.parametrize("form", [gather_form, block_form, ragged_form])

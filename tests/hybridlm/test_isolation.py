@@ -112,8 +112,8 @@ SHAPES = (
 EVERY_SHAPE = (*SHAPES, pytest.param(Shape("verify", LANES, CHUNK, 2), marks=pytest.mark.long))
 
 
-# with what the model's own head guesses behind each lane's token
-GUESSING = (Shape("generate", LANES, 1, 2, guesses=2), Shape("verify", LANES, CHUNK, 2, guesses=2))
+# with what the model's own head mtp_drafts behind each lane's token
+GUESSING = (Shape("generate", LANES, 1, 2, mtp_drafts=2), Shape("verify", LANES, CHUNK, 2, mtp_drafts=2))
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def test_events_tell_every_token_once(text_lm: hybridlm.LM) -> None:
         texts[event.index] = texts.get(event.index, "") + event.text
         if event.completion is not None:
             assert tokens[event.index] == event.completion.token_ids and texts[event.index] == event.completion.text
-    assert len(tokens) == len(PROMPTS) and all(len(drawn) == 9 for drawn in tokens.values())
+    assert len(tokens) == len(PROMPTS) and all(len(sampled) == 9 for sampled in tokens.values())
 
 
 def test_of_those_that_wait_the_highest_priority_goes_first(text_lm: hybridlm.LM) -> None:

@@ -58,7 +58,7 @@ class Replayed:
             self._replay([text.tokens for text in self.texts[start : start + lanes]])
 
     def submit(self, session: hybridlm.Session, number: int, most: int, **settings: Any) -> int:
-        """Ask for a text; returns the number of the request. It is drawn by the text's key, whichever that is."""
+        """Ask for a text; returns the number of the request. It is sampled by the text's key, whichever that is."""
         text, index = self.texts[number], session._submitted
         asked: Any = {**text.settings, "max_tokens": most, **settings}
         request = self.lm._inputs.request(index, text.prompt, hybridlm.SamplingParams(**asked))
@@ -156,7 +156,7 @@ class Run:
     def move(self) -> None:
         """Move the rows of all that decode to another pool, as the scheduler does when its size changes."""
         session = self._session
-        while session._flights and session._flights[0].accepted is not None:
+        while session._in_flight and session._in_flight[0].accepted is not None:
             session._read()
         pool = session._scheduler._decode
         if pool is not None:
@@ -173,16 +173,16 @@ class Run:
             assert completion.token_ids == generated[: len(completion.token_ids)]
             self._ended.add(event.index)
         scheduler = self._session._scheduler
-        for pool, sequences in ((scheduler._staging, scheduler.prefilling), (scheduler._decode, scheduler.decoding)):
+        for pool, sequences in ((scheduler._prefill_pool, scheduler.prefilling), (scheduler._decode, scheduler.decoding)):
             for sequence in sequences:
                 assert pool is not None and sequence.slot is not None
                 self._check(pool, sequence, pool.lanes([sequence.slot])[0])
 
     def _check(self, pool: RowPool, sequence: Alive, lane: int) -> None:
         consumed = sequence.consumed
-        for flight in self._session._flights:
-            if flight.accepted is not None and (sequence, lane) in flight.draws:
-                consumed += int(flight.accepted[lane])  # the host learns it in the next step
+        for dispatched in self._session._in_flight:
+            if dispatched.accepted is not None and (sequence, lane) in dispatched.sequences:
+                consumed += int(dispatched.accepted[lane])  # the host learns it in the next step
         if consumed:
             self._replayed.check(self._numbers[sequence.request.index], pool.look(), lane, consumed)
             self.checked += 1

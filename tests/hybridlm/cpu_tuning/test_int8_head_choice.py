@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[Any, float]:
     """What searching takes, by lanes, in place of the clock; all logits took 1 s for 1, 2, 4, 8 and 16 lanes."""
     found = dict.fromkeys((1, 2, 4, 8, 16), 0.5)
     monkeypatch.setattr(int8_head_choice, "MIN_ELEMENTS", 1)
-    monkeypatch.setattr(int8_head_choice, "_seconds", lambda lanes, screen: found[lanes])
+    monkeypatch.setattr(int8_head_choice, "_seconds", lambda lanes, int8_head: found[lanes])
     for lanes in found:
         keep(tmp_path, Product.of(lanes, HEAD), 1.0)
     return found
@@ -58,7 +58,7 @@ def test_it_is_made_for_a_quarter_and_used_where_it_is_faster(tmp_path: Path, cl
     assert found is not None and found.lanes == {2, 4, 8}
     assert found.bytes == int8_copy_bytes(HEAD) == 64 * (16 + 12)
     expected = build_int8_head(words(HEAD))
-    for one, other in zip(found.screen, expected, strict=True):
+    for one, other in zip(found.int8_head, expected, strict=True):
         np.testing.assert_array_equal(one, other)
     assert chosen_int8_head(HEAD, [1, 2, 8], times(tmp_path), None) is None
 
@@ -107,7 +107,7 @@ def test_search_is_measured_by_itself() -> None:
 
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[hybridlm.LM, hybridlm.LM]:
-    """One checkpoint without a screen, and with one for all numbers of lanes but 2; groups of four tokens."""
+    """One checkpoint without an int8 head, and with one for all numbers of lanes but 2; groups of four tokens."""
     directory = write_random_checkpoint("next_base", tmp_path / "checkpoint")
     plain = hybridlm.load(directory, **SETTINGS)
     monkeypatch.setattr(sampling_int8_head, "GROUP", 4)

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridlm.drafting.acceptance import NEWEST, PAUSE, Acceptance, Trust
-from hybridlm.drafting.drafters import HeadDrafter, NgramDrafter, checked_proposal, drafters
+from hybridlm.drafting.acceptance import NEWEST, PAUSE, Acceptance, AcceptancePrior
+from hybridlm.drafting.drafters import MtpDrafter, NgramDrafter, checked_proposal, drafters
 
 
 def longest_match(tokens: list[int], k: int) -> list[int]:
@@ -99,7 +99,7 @@ def test_pauses_grow_until_drafts_are_right_again() -> None:
 
 
 def test_new_sequences_are_trusted_as_the_last_ones_were() -> None:
-    trust = Trust()
+    trust = AcceptancePrior()
     assert Acceptance(trust.rate).expected(4) > 2
     for _ in range(100):
         trust.learn(4, 0)
@@ -112,8 +112,8 @@ def test_new_sequences_are_trusted_as_the_last_ones_were() -> None:
 
 
 def test_the_first_drafts_of_all_count_more_than_later_ones() -> None:
-    """Where a step that verifies costs as much as 1.5 others, two sequences find out that guesses are never right."""
-    trust = Trust(0.9)
+    """Where a step that verifies costs as much as 1.5 others, two sequences find out that mtp_drafts are never right."""
+    trust = AcceptancePrior(0.9)
     trust.learn(4, 0)
     trust.learn(4, 0)
     assert trust.rate == pytest.approx(0.3) and Acceptance(trust.rate).expected(4) < 0.5
@@ -124,12 +124,12 @@ def test_the_first_drafts_of_all_count_more_than_later_ones() -> None:
 
 
 def test_guesses_of_a_head_are_for_the_place_they_were_made_for() -> None:
-    drafter = HeadDrafter()
+    drafter = MtpDrafter()
     assert drafter.propose([3], 4) == []
     drafter.hear(5, [7, 8, 9])
     assert drafter.propose([1] * 5, 4) == [7, 8, 9] and drafter.propose([1] * 5, 2) == [7, 8]
     assert drafter.propose([1] * 6, 4) == [] == drafter.propose([1] * 4, 4)
     make = drafters("mtp")
-    assert make is not None and isinstance(make(), HeadDrafter)
+    assert make is not None and isinstance(make(), MtpDrafter)
     with pytest.raises(ValueError, match=r"which is read where it is asked for: hybridlm.load\(..., speculate='mtp'"):
         drafters("mtp", has_head=False)

@@ -12,7 +12,7 @@ from head_checkpoints import GOLDEN, write_agreeing, write_headless
 
 import hybridlm
 from hybridlm import CheckpointError, ConfigError
-from hybridlm.drafting.acceptance import Trust
+from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.engine.speculation import Speculation
 from hybridlm.requests.results import Completion
 
@@ -61,10 +61,10 @@ def test_random_guesses_change_nothing(ordinary: hybridlm.LM, always: None, sett
 def test_all_guesses_of_a_head_that_agrees_are_accepted(
     agreeing: hybridlm.LM, always: None, settings: dict[str, Any]
 ) -> None:
-    """With a temperature too: guesses are drawn with the noise that the tokens in their places are drawn with."""
+    """With a temperature too: mtp_drafts are sampled with the noise that the tokens in their places are sampled with."""
     found, counted = drafted(agreeing, PROMPTS, **settings)
     assert counted["accepted_tokens"] == counted["drafted_tokens"] > 0
-    # one token from the prompt, one with the first guesses, then four at a time
+    # one token from the prompt, one with the first mtp_drafts, then four at a time
     most = max(len(one.token_ids) for one in found)
     assert counted["verify_steps"] <= len(found) / 3 * (most / 4 + 3)
 
@@ -105,7 +105,7 @@ def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybrid
     pool = engine.new_row()
     slot = pool.acquire()
     assert engine.prefix_cache is not None
-    with engine.prefix_cache.lent([*prompt, 5], None) as snapshot:
+    with engine.prefix_cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and snapshot.spans[:2] and snapshot.spans[1].first == 1
         first = snapshot.spans[0].buffer
         first.arrays = tuple(array.at[:, 6].set(jnp.nan) for array in map(jnp.asarray, first.arrays))
@@ -148,7 +148,7 @@ def test_a_head_is_asked_as_long_as_it_pays(
     monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 3.0)
     monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.known", lambda self, step: True)
     for lm in (ordinary, agreeing):
-        monkeypatch.setattr(lm.engine, "_trust_in_head", Trust(0.9))
+        monkeypatch.setattr(lm.engine, "_trust_in_head", AcceptancePrior(0.9))
     _, counted = drafted(ordinary, PROMPTS, **SETTINGS)
     assert 0 < counted["verify_steps"] <= 2 * len(PROMPTS) and counted["speculation_pauses"]
     _, counted = drafted(ordinary, PROMPTS[:4], **SETTINGS)

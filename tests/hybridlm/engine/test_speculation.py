@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hybridlm
-from hybridlm.drafting.acceptance import Trust
+from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.engine.speculation import Speculation
 from hybridlm.requests.results import Completion
 
@@ -187,7 +187,7 @@ def test_drafts_that_do_not_pay_stop(
     """Where a step that verifies costs as much as 1.5 that draw, sequences without right drafts stop drafting."""
     monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 1.5)
     monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.known", lambda self, step: True)
-    monkeypatch.setattr(text_lm.engine, "_trust", Trust())
+    monkeypatch.setattr(text_lm.engine, "_trust", AcceptancePrior())
     before, drafter = text_lm.stats, Never()
     check(text_lm.generate(PROMPTS, speculate=drafter, **SETTINGS), plain)
     after = text_lm.stats

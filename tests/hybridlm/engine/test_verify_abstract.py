@@ -206,12 +206,12 @@ def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None
 @pytest.mark.long
 @pytest.mark.parametrize("name", WITH_HEAD)
 def test_published_models_with_their_head(tmp_path: Path, name: str, nothing_runs: None) -> None:
-    """The head guesses as many tokens as are verified: both steps, proved at the real size."""
+    """The head mtp_drafts as many tokens as are verified: both steps, proved at the real size."""
     engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])), head=True)
-    assert engine.guesses == 4
+    assert engine.mtp_drafts == 4
     ordinary = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
     assert engine.row_bytes_on_a_device > ordinary.row_bytes_on_a_device, "keys, values and a hidden state of the head"
-    for shape in (Shape("generate", 64, 1, guesses=4), Shape("verify", 64, 5, guesses=4)):
+    for shape in (Shape("generate", 64, 1, mtp_drafts=4), Shape("verify", 64, 5, mtp_drafts=4)):
         step = engine.planned(shape)
         assert any(line.startswith("non-interference") for line in step.proved)
         assert any(line.startswith("accepted") for line in step.proved) == (shape.step == "verify")

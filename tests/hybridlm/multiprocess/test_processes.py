@@ -37,7 +37,7 @@ OPERANDS = (*BATCH, *SAMPLING, np.arange(4, dtype=np.uint32), np.array(True))
 
 
 def test_what_is_told_is_what_is_run() -> None:
-    shape = Shape("generate", 4, 3, top=2, guesses=1)
+    shape = Shape("generate", 4, 3, top=2, mtp_drafts=1)
     operation, fields = run_operation(7, 4, shape, OPERANDS)
     assert len(fields) == len(operation.numbers) + len(operation.arrays)
     pool, rows, told, batch, (sampling, sampled) = run_of(from_records(to_records(5, operation), 5))

@@ -50,7 +50,7 @@ def test_a_completion_is_escaped():
     page = Completion(MARKUP, [7, 8], [-0.5, -9.0], None, "stop", [1, 2, 3])._repr_html_()
     read = Reader(page)
     assert "script" not in read.tags and MARKUP in read.text and "http" not in page
-    assert "3 tokens of prompt, 2 drawn" in read.text and 'title="token 1: id 8, -9.000"' in page
+    assert "3 tokens of prompt, 2 sampled" in read.text and 'title="token 1: id 8, -9.000"' in page
 
 
 def test_a_completion_without_text_shows_its_tokens():

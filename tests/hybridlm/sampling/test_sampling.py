@@ -17,14 +17,14 @@ from hybridlm.sampling.sampling import (
     GREEDY,
     SAMPLED,
     Sampling,
-    draw,
+sample_tokens,
     kept_by_filters,
     most_likely,
 )
 
 VOCAB, LANES = 11, 6000
 LOGITS = np.array([2.0, 1.5, 1.4, 0.2, 0.1, 0.0, -0.5, -1.0, -3.0, -5.0, 1.9], np.float32)
-run = jax.jit(draw)
+run = jax.jit(sample_tokens)
 
 
 def settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7, lanes=LANES) -> Sampling:
@@ -157,10 +157,10 @@ def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(
     args = (logits, every_setting(23), np.arange(23, dtype=np.int32), np.int32(sampling_mode))
     together = np.asarray(run(*args))
     monkeypatch.setattr(sampling, "MAX_BATCHED_LOGITS", logits.size)
-    loops = [str(jax.make_jaxpr(lambda *args: draw(*args))(*args)).count("length=23")]
+    loops = [str(jax.make_jaxpr(lambda *args: sample_tokens(*args))(*args)).count("length=23")]
     monkeypatch.setattr(sampling, "MAX_BATCHED_LOGITS", logits.size - 1)
-    loops.append(str(jax.make_jaxpr(lambda *args: draw(*args))(*args)).count("length=23"))
-    one_by_one = jax.jit(lambda *args: draw(*args))(*args)
+    loops.append(str(jax.make_jaxpr(lambda *args: sample_tokens(*args))(*args)).count("length=23"))
+    one_by_one = jax.jit(lambda *args: sample_tokens(*args))(*args)
     assert loops == [0, 1] and together[4] == 300
     np.testing.assert_array_equal(one_by_one, together)
     assert np.unique(together).size > 15

@@ -72,13 +72,13 @@ def inputs(rng: np.random.Generator, lanes: int) -> dict[str, np.ndarray]:
 def test_no_logit_is_above_its_bound_and_the_token_is_the_most_likely_one(lanes: int) -> None:
     rng = np.random.default_rng(lanes)
     for head_name, head in heads(rng).items():
-        screen = build_int8_head(head)
+        int8_head = build_int8_head(head)
         for name, x in inputs(rng, lanes).items():
             logits = exact(head, x)
             highest = logits.reshape((lanes, -1, GROUP)).max(axis=2)
-            bounds = np.asarray(group_upper_bounds(jnp.asarray(x.astype(bfloat16), jnp.float32), screen))
+            bounds = np.asarray(group_upper_bounds(jnp.asarray(x.astype(bfloat16), jnp.float32), int8_head))
             assert (bounds >= highest).all(), (head_name, name)
-            found = np.asarray(search(x, np.ones(lanes, bool), screen))
+            found = np.asarray(search(x, np.ones(lanes, bool), int8_head))
             # float32 sums: of logits that are so close either may be found
             off = 1e-5 * np.abs(head.astype(np.float64)).max() * np.abs(x).max() * HIDDEN**0.5
             assert (np.take_along_axis(logits, found[:, None], axis=1)[:, 0] >= logits.max(axis=1) - off).all()
@@ -122,10 +122,10 @@ def test_of_equal_logits_the_first_is_found() -> None:
     across = rng.normal(size=HIDDEN)
     across -= (across @ x[0]) / (x[0] @ x[0]) * x[0]
     head[VOCAB - 3] = 0.2 * head[best[0]] + 100 * across
-    screen = build_int8_head(head)
-    bounds = np.asarray(group_upper_bounds(jnp.asarray(x[:1].astype(bfloat16), jnp.float32), screen))[0]
+    int8_head = build_int8_head(head)
+    bounds = np.asarray(group_upper_bounds(jnp.asarray(x[:1].astype(bfloat16), jnp.float32), int8_head))[0]
     assert bounds.argmax() == len(bounds) - 1 and exact(head, x[:1]).argmax() == first[0]
-    assert np.asarray(search(x[:1], np.ones(1, bool), screen)).tolist() == first[:1]
+    assert np.asarray(search(x[:1], np.ones(1, bool), int8_head)).tolist() == first[:1]
     same = np.tile(rng.normal(size=(1, HIDDEN)), (VOCAB, 1))
     assert np.asarray(search(x, np.ones(2, bool), build_int8_head(same))).tolist() == [0, 0]
 
@@ -138,45 +138,45 @@ def test_inputs_without_bounds_are_searched_whole(value: float) -> None:
     x[1] = 0.0 if value == 0.0 else x[1]
     x[1, 4] = value
     logits = exact(head, x)
-    screen = build_int8_head(head)
+    int8_head = build_int8_head(head)
     expected = np.where(np.isnan(logits).any(axis=1), VOCAB, logits.argmax(axis=1))
-    assert np.asarray(search(x, np.ones(3, bool), screen)).tolist() == expected.tolist()
+    assert np.asarray(search(x, np.ones(3, bool), int8_head)).tolist() == expected.tolist()
     assert not np.isnan(value) or expected[1] == VOCAB
     # infinity times nothing is no number: it may stand in the last group that is looked at
     head[VOCAB - 1, 4] = 0.0
     with_zero = np.asarray(search(x, np.ones(3, bool), build_int8_head(head)))
     assert with_zero[1] == (0 if value == 0.0 else VOCAB)
     # and the others are found as alone, bit for bit the same step or not
-    alone = [int(search(x[i : i + 1], np.ones(1, bool), screen)[0]) for i in (0, 2)]
+    alone = [int(search(x[i : i + 1], np.ones(1, bool), int8_head)[0]) for i in (0, 2)]
     assert alone == expected[[0, 2]].tolist()
 
 
 def test_lanes_that_are_not_asked_are_not_searched() -> None:
     rng = np.random.default_rng(4)
-    screen = build_int8_head(rng.normal(size=(VOCAB, HIDDEN)))
+    int8_head = build_int8_head(rng.normal(size=(VOCAB, HIDDEN)))
     x = rng.normal(size=(3, HIDDEN)).astype(np.float32)
-    found = np.asarray(search(x, np.array([True, False, True]), screen))
-    every = np.asarray(search(x, np.ones(3, bool), screen))
+    found = np.asarray(search(x, np.array([True, False, True]), int8_head))
+    every = np.asarray(search(x, np.ones(3, bool), int8_head))
     assert found[1] == VOCAB and found[[0, 2]].tolist() == every[[0, 2]].tolist()
 
 
 def test_a_lane_of_temperature_0_draws_the_same_beside_any_other() -> None:
     rng = np.random.default_rng(5)
-    screen = build_int8_head(rng.normal(size=(VOCAB, HIDDEN)))
+    int8_head = build_int8_head(rng.normal(size=(VOCAB, HIDDEN)))
     x = rng.normal(size=(3, HIDDEN)).astype(np.float32)
     other = jnp.array([11, 12, 13], jnp.int32)
 
     @jax.jit
-    def drawn(screen: Int8Head, sampling: Sampling, sampling_mode: jax.Array) -> jax.Array:
-        return sample_with_int8_head(jnp.asarray(x), jnp.ones(3, bool), screen, sampling, sampling_mode, lambda: other)
+    def sampled(int8_head: Int8Head, sampling: Sampling, sampling_mode: jax.Array) -> jax.Array:
+        return sample_with_int8_head(jnp.asarray(x), jnp.ones(3, bool), int8_head, sampling, sampling_mode, lambda: other)
 
     def draw(temperature: list[float], sampling_mode: int) -> list[int]:
         sampling, _ = sampling_arrays([None] * 3)
         sampling = sampling._replace(temperature=np.array(temperature, np.float32))
-        return np.asarray(drawn(screen, sampling, np.int32(sampling_mode))).tolist()
+        return np.asarray(sampled(int8_head, sampling, np.int32(sampling_mode))).tolist()
 
     greedy = draw([0, 0, 0], GREEDY)
-    assert greedy == np.asarray(search(x, np.ones(3, bool), screen)).tolist()
+    assert greedy == np.asarray(search(x, np.ones(3, bool), int8_head)).tolist()
     assert draw([0, 1, 0], SAMPLED + BESIDE_GREEDY) == [greedy[0], 12, greedy[2]]
     assert draw([0.7, 1, 0], FILTERED + BESIDE_GREEDY) == [11, 12, greedy[2]]
     assert draw([0.7, 1, 2], SAMPLED) == [11, 12, 13]
@@ -186,16 +186,16 @@ def test_a_lane_of_temperature_0_draws_the_same_beside_any_other() -> None:
 
 def test_copy_is_of_eight_bits_and_says_what_it_takes() -> None:
     head = np.random.default_rng(6).normal(size=(VOCAB, HIDDEN))
-    screen = build_int8_head(head)
-    assert (screen.codes.dtype, screen.codes.shape) == (jnp.int8, (VOCAB, HIDDEN))
-    assert np.abs(np.asarray(screen.codes, np.int32)).max(axis=1).tolist() == [127] * VOCAB
-    kept = np.asarray(screen.codes, np.float64) * np.asarray(screen.scale, np.float64)[:, None]
+    int8_head = build_int8_head(head)
+    assert (int8_head.codes.dtype, int8_head.codes.shape) == (jnp.int8, (VOCAB, HIDDEN))
+    assert np.abs(np.asarray(int8_head.codes, np.int32)).max(axis=1).tolist() == [127] * VOCAB
+    kept = np.asarray(int8_head.codes, np.float64) * np.asarray(int8_head.scale, np.float64)[:, None]
     numbers = np.asarray(rotated(jnp.asarray(head.astype(bfloat16), jnp.float32)), np.float64)
     off = np.linalg.norm(kept - numbers, axis=1)
-    assert (off <= np.asarray(screen.radius)).all() and (np.asarray(screen.radius) < 0.02 * HIDDEN**0.5).all()
-    reach, norm = np.asarray(screen.reach), np.linalg.norm(kept, axis=1)
+    assert (off <= np.asarray(int8_head.radius)).all() and (np.asarray(int8_head.radius) < 0.02 * HIDDEN**0.5).all()
+    reach, norm = np.asarray(int8_head.reach), np.linalg.norm(kept, axis=1)
     assert (norm <= reach).all() and (reach < 1.01 * norm).all()
-    assert int8_copy_bytes(jnp.asarray(head, jnp.bfloat16)) == sum(one.nbytes for one in screen[1:])
+    assert int8_copy_bytes(jnp.asarray(head, jnp.bfloat16)) == sum(one.nbytes for one in int8_head[1:])
 
 
 @pytest.mark.parametrize("lanes", [1, 3])

@@ -1,4 +1,4 @@
-"""What the head of a model guesses and keeps when drafts are accepted in part: against float64, from scratch."""
+"""What the head of a model mtp_drafts and keeps when drafts are accepted in part: against float64, from scratch."""
 
 import pathlib
 from typing import Any
@@ -23,7 +23,7 @@ PROMPTS = [[79, 59, 47, 25, 28, 3, 6, 1], [50, 52, 86], [36], [46, 56, 90, 67, 5
 
 
 class Lanes:
-    """The rows of four sequences, and a step that verifies and guesses, compiled once."""
+    """The rows of four sequences, and a step that verifies and mtp_drafts, compiled once."""
 
     def __init__(self) -> None:
         model = load_with_head(GOLDEN)
@@ -42,8 +42,8 @@ class Lanes:
             tokens[lane, : len(feed)] = feed
         lengths, at = (np.array(x, np.int32) for x in ([len(feed) for feed in feeds], positions))
         operands = (tokens, lengths, at, np.int32(1), np.array(drafts, np.int32), *sampling_arrays([None] * LANES))
-        (accepted, drawn), rows = self.step(self.params, rows, *operands)
-        return jax.device_get(accepted), jax.device_get(drawn), rows
+        (accepted, sampled), rows = self.step(self.params, rows, *operands)
+        return jax.device_get(accepted), jax.device_get(sampled), rows
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +61,13 @@ def test_guesses_go_on_from_what_was_accepted(lanes: Lanes) -> None:
             tokens = [*tokens, int(reference.forward(tokens).logits[-1].argmax())]
         return tokens
 
-    accepted, drawn, rows = lanes.run(lanes.rows(), PROMPTS, [0] * LANES, [0] * LANES)
+    accepted, sampled, rows = lanes.run(lanes.rows(), PROMPTS, [0] * LANES, [0] * LANES)
     assert accepted.tolist() == [len(prompt) for prompt in PROMPTS]
     texts = [continued(prompt, 4) for prompt in PROMPTS]
     for lane, prompt in enumerate(PROMPTS):
         seen = texts[lane][: len(prompt) + 1]
-        assert drawn.token[lane, len(prompt) - 1] == seen[-1]
-        assert drawn.guesses[lane].tolist() == reference.mtp_drafts(seen, GUESSES)
+        assert sampled.token[lane, len(prompt) - 1] == seen[-1]
+        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, GUESSES)
     # of three drafts all are right, or the first, or none; the last lane is idle
     behind = [text[-3:] for text in texts]
     wrong = [(token + 1) % 97 for token in behind[1]]
@@ -75,34 +75,34 @@ def test_guesses_go_on_from_what_was_accepted(lanes: Lanes) -> None:
     feeds = [[LAST_SAMPLED, *draft] for draft in drafts] + [[]]
     positions = [len(prompt) for prompt in PROMPTS]
     before = jax.device_get(rows)
-    accepted, drawn, rows = lanes.run(rows, feeds, positions, [3, 3, 3, 0])
+    accepted, sampled, rows = lanes.run(rows, feeds, positions, [3, 3, 3, 0])
     assert accepted.tolist() == [4, 2, 1, 0]
     for lane, count in enumerate(accepted[:3]):
         seen = continued(PROMPTS[lane], count + 1)
-        assert drawn.token[lane, count - 1] == seen[-1]
-        assert drawn.guesses[lane].tolist() == reference.mtp_drafts(seen, GUESSES)
+        assert sampled.token[lane, count - 1] == seen[-1]
+        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, GUESSES)
         # what the next token is paired with: the hidden state of the last accepted one
         hidden = reference.hidden(seen[:-1])[0][-1]
         np.testing.assert_allclose(rows.layers[-1].hidden[lane], hidden, atol=1e-3)
     for leaf, kept in zip(jax.tree.leaves(rows), jax.tree.leaves(before), strict=True):
         assert np.asarray(leaf)[3].tobytes() == kept[3].tobytes()
     # a step without drafts behind them, in rows that hold what was not accepted
-    accepted, drawn, rows = lanes.run(
+    accepted, sampled, rows = lanes.run(
         rows, [[LAST_SAMPLED]] * 4, [p + a for p, a in zip(positions, accepted, strict=True)], [0] * 4
     )
     for lane, count in enumerate((6, 4, 3, 2)):
         seen = continued(PROMPTS[lane], count)
-        assert drawn.token[lane, 0] == seen[-1]
-        assert drawn.guesses[lane].tolist() == reference.mtp_drafts(seen, GUESSES)
+        assert sampled.token[lane, 0] == seen[-1]
+        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, GUESSES)
 
 
 @pytest.mark.long
 def test_the_carried_hidden_state_is_of_accepted_tokens_only(lanes: Lanes) -> None:
     """Other tokens behind the accepted ones change no row but what lies behind them in caches."""
-    _, drawn, rows = lanes.run(lanes.rows(), PROMPTS, [0] * LANES, [0] * LANES)
+    _, sampled, rows = lanes.run(lanes.rows(), PROMPTS, [0] * LANES, [0] * LANES)
     tokens = np.full((LANES, TOKENS), 7, np.int32)
     tokens[:, 0] = LAST_SAMPLED
-    tokens[0, 1] = drawn.guesses[0][0]
+    tokens[0, 1] = sampled.mtp_drafts[0][0]
     lengths, positions = (np.array(x, np.int32) for x in ([5, 4, 2, 1], [len(prompt) for prompt in PROMPTS]))
     operands = (tokens, lengths, positions, np.int32(1), lengths - 1, *sampling_arrays([None] * LANES))
     args = (lanes.params, rows, *operands)

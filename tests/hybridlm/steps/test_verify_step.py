@@ -60,12 +60,12 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one(steps: Steps, scene: Scen
 def test_rows_are_bitwise_those_of_the_accepted_tokens_alone(steps: Steps, scene: Scene) -> None:
     """The same program with these tokens and no others: nothing else of the step is in the rows."""
     rows, lanes, expected = scene
-    _, drawn, after = steps.verify(rows, lanes)
+    _, sampled, after = steps.verify(rows, lanes)
     alone = [lane.but(lane.tokens[:count], ()) for lane, count in zip(lanes, expected, strict=True)]
     accepted, drawn_alone, want = steps.verify(rows, alone)
     assert accepted.tolist() == expected
     for lane, end in enumerate(scene.ends):
-        assert drawn[lane, : expected[lane]].tolist() == drawn_alone[lane, : expected[lane]].tolist()
+        assert sampled[lane, : expected[lane]].tolist() == drawn_alone[lane, : expected[lane]].tolist()
         for got, other in zip(states(after, lane, end), states(want, lane, end), strict=True):
             assert got.tobytes() == other.tobytes()
     check_same(after.token, want.token)
@@ -91,7 +91,7 @@ def test_rejected_drafts_do_not_matter(steps: Steps, scene: Scene) -> None:
 
 @LONG
 def test_no_token_behind_the_accepted_ones_reaches_a_row(steps: Steps, scene: Scene) -> None:
-    """What the certificate leaves to measurement: other tokens behind them, drawn at random, in every lane at once."""
+    """What the certificate leaves to measurement: other tokens behind them, sampled at random, in every lane at once."""
     step, contract = steps.lm.engine.programs.step(Shape("verify", steps.lanes, steps.tokens))
     batch = Batch.of([lane.feed for lane in scene.lanes], steps.tokens)
     drafts = np.array([len(lane.drafts) for lane in scene.lanes], np.int32)
@@ -104,11 +104,11 @@ def test_no_token_behind_the_accepted_ones_reaches_a_row(steps: Steps, scene: Sc
 
 
 def test_the_same_as_one_token_at_a_time(steps: Steps, scene: Scene) -> None:
-    """What is drawn, and the state to go on from, against steps that consume the accepted tokens singly."""
-    _, drawn, after = steps.verify(scene.rows, scene.lanes)
+    """What is sampled, and the state to go on from, against steps that consume the accepted tokens singly."""
+    _, sampled, after = steps.verify(scene.rows, scene.lanes)
     drawn_singly, want = steps.one_by_one(scene)
     for lane, (count, end) in enumerate(zip(scene.accepted, scene.ends, strict=True)):
-        assert drawn[lane, :count].tolist() == drawn_singly[lane, :count].tolist()
+        assert sampled[lane, :count].tolist() == drawn_singly[lane, :count].tolist()
         for got, other in zip(states(after, lane, end), states(want, lane, end), strict=True):
             np.testing.assert_allclose(got, other, atol=5e-5, rtol=1e-4)
     check_same(after.token, want.token)
@@ -210,9 +210,9 @@ def test_drafts_beside_lanes_that_accepted_last_step_and_draft_nothing_now(steps
 def test_accept(length: int, drafts: int, wrong_at: int | None, expected: int) -> None:
     """Every place of the first wrong token, with certain tokens before the drafts."""
     tokens = np.arange(10, 15, dtype=np.int32)[None]
-    drawn = tokens + 1
+    sampled = tokens + 1
     if wrong_at is not None:
-        drawn[0, wrong_at - 1] += 7
-    counts = accept(jnp.array(tokens), jnp.array(drawn), jnp.array([length]), jnp.array([drafts]))
+        sampled[0, wrong_at - 1] += 7
+    counts = accept(jnp.array(tokens), jnp.array(sampled), jnp.array([length]), jnp.array([drafts]))
     assert counts.tolist() == [expected]
     assert counts.dtype == jnp.int32

@@ -149,7 +149,7 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
                 session.cancel(cancelled[step])
             scheduler = session._scheduler
             if step == MOVED_AT and scheduler._decode is not None:
-                while session._flights and session._flights[0].accepted is not None:
+                while session._in_flight and session._in_flight[0].accepted is not None:
                     session._read()  # as the session itself does before rows move
                 scheduler._resize(scheduler._decode.size)
             for event in session.step():

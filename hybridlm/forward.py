@@ -74,7 +74,7 @@ def in_order(params: Mapping[str, Array], names: tuple[str, ...]) -> tuple[Array
     return tuple(params[name] for name in names)
 
 
-class Split(NamedTuple):
+class ForwardSharding(NamedTuple):
     """How the arrays of a forward pass lie over a mesh.
 
     Attributes:
@@ -90,7 +90,7 @@ class Split(NamedTuple):
     logits: PartitionSpec
 
 
-def split_over(placement: Placement, params: Sequence[Array], layers: Any) -> Split | None:
+def forward_sharding(placement: Placement, params: Sequence[Array], layers: Any) -> ForwardSharding | None:
     """How a forward pass is split: as its parameters and its state are; None on one device.
 
     Args:
@@ -103,7 +103,7 @@ def split_over(placement: Placement, params: Sequence[Array], layers: Any) -> Sp
     held, specs = jax.tree.map(lambda one: one.sharding.spec, (params, layers))
     lane = next((spec[0] for spec in jax.tree.leaves(specs) if len(spec)), None)
     model = MODEL if placement.size(MODEL) > 1 else None
-    return Split(placement.mesh, held, specs, PartitionSpec(lane), PartitionSpec(lane, None, model))
+    return ForwardSharding(placement.mesh, held, specs, PartitionSpec(lane), PartitionSpec(lane, None, model))
 
 
 @partial(jax.jit, static_argnums=(0, 5, 6))
@@ -114,7 +114,7 @@ def run(
     layers: tuple,
     position: Array,
     blocks: int,
-    split: Split | None = None,
+    split: ForwardSharding | None = None,
 ) -> tuple[Array, tuple[Array, ...], tuple]:
     """All tokens of every lane in one step, from the given state.
 
@@ -162,7 +162,7 @@ def forward(
         state = SequenceState(0, zeros(types))
     start = int(state.position)
     end = start + lanes.shape[1]
-    split = split_over(placement, engine.params, types)
+    split = forward_sharding(placement, engine.params, types)
     operand = jax.device_put(lanes.astype(np.int32), None if split is None else NamedSharding(split.mesh, split.lanes))
     position = placement.put_whole(np.int32(start))
     with kept_in(engine.programs.cache):

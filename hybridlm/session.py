@@ -232,7 +232,7 @@ class Session:
                         _append(sequence, sampled, place)
                         self._grow(sequence)
                 if sampled.mtp_drafts is not None and sequence.drafting is not None:
-                    sequence.drafting.hear(len(sequence.generated), sampled.mtp_drafts[lane].tolist())
+                    sequence.drafting.observe(len(sequence.generated), sampled.mtp_drafts[lane].tolist())
         except BaseException:
             self.close()
             raise
@@ -254,7 +254,7 @@ class Session:
     def _finish_reason(self, sequence: Sequence, text: GrowingText | None) -> FinishReason | None:
         if sequence.generated[-1] in sequence.request.params.stop_token_ids or (text is not None and text.stopped):
             return "stop"
-        done = len(sequence.generated) == sequence.sampled and not sequence.left(self._engine.context)
+        done = len(sequence.generated) == sequence.sampled and not sequence.remaining(self._engine.context)
         return "length" if done else None
 
     def _end(self, sequence: Sequence, reason: FinishReason, token: int | None) -> None:

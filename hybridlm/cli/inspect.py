@@ -70,9 +70,9 @@ def inspect(
 
 def _shape(engine: Engine, which: Which) -> Shape:
     if which is Which.SCORE:
-        return Shape("score", engine.staging, engine.chunk, 0)
+        return Shape("score", engine.prefill_rows, engine.chunk, 0)
     if which is Which.PROMPT:
-        return Shape("generate", engine.staging, engine.chunk)
+        return Shape("generate", engine.prefill_rows, engine.chunk)
     return Shape("generate", engine.lanes, 1)
 
 

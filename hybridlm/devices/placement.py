@@ -64,7 +64,7 @@ class Placement:
         """The axis that rows are split over; None where each device has all of them."""
         return DATA if self.data > 1 else None
 
-    def staging(self, lanes: int, most: int) -> int:
+    def prefill_rows(self, lanes: int, most: int) -> int:
         """Rows of the prefill pool: at most so many and as many as lanes, but one on every device."""
         return min(lanes, -(-most // self.data) * self.data)
 

@@ -2,15 +2,15 @@
 
 DECAY = 0.9
 """What the next drafts leave of the weight of all before."""
-PAUSE = 32
+MIN_PAUSE = 32
 """Tokens that a sequence draws without drafts after these have not paid; twice as many each time in a row."""
-GOOD = 0.6
+MIN_TRUSTED_RATE = 0.6
 """Share of right drafts from which a sequence is trusted as at its beginning."""
-TRIED_AGAIN = 16
+RETRY_INTERVAL = 16
 """One of so many sequences begins without regard to the last ones."""
-PRIOR = 2.0
+PRIOR_WEIGHT = 2.0
 """Drafts of earlier sequences that count as a new one's own."""
-NEWEST = 0.15
+MIN_LEARNING_RATE = 0.15
 """Share that the newest drafts have in what is expected of the next sequence's, once there were enough of them."""
 
 
@@ -30,15 +30,15 @@ class AcceptancePrior:
     def begin(self) -> float:
         """The rate for a sequence that begins: one of so many is tried whatever the last ones were like."""
         self._begun += 1
-        return self.rate if self._begun % TRIED_AGAIN else max(self.rate, self._hope)
+        return self.rate if self._begun % RETRY_INTERVAL else max(self.rate, self._hope)
 
-    def learn(self, drafted: int, accepted: int) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         """Of so many drafts the first `accepted` were right.
 
         What was hoped for counts as one time, so that the first drafts of all say more than later ones.
         """
         self._learned += 1
-        self.rate += max(NEWEST, 1 / (self._learned + 1)) * (accepted / min(accepted + 1, drafted) - self.rate)
+        self.rate += max(MIN_LEARNING_RATE, 1 / (self._learned + 1)) * (accepted / min(accepted + 1, drafted) - self.rate)
 
 
 class Acceptance:
@@ -52,8 +52,8 @@ class Acceptance:
     """
 
     def __init__(self, rate: float) -> None:
-        self._right, self._tried = PRIOR * rate, PRIOR
-        self._resume, self._wait = 0, PAUSE
+        self._right, self._tried = PRIOR_WEIGHT * rate, PRIOR_WEIGHT
+        self._resume, self._wait = 0, MIN_PAUSE
         self.pauses = 0
 
     @property
@@ -65,14 +65,14 @@ class Acceptance:
         """Drafts of so many that are accepted on average: each counts only if all before it are right."""
         return sum(self.rate**place for place in range(1, drafts + 1))
 
-    def learn(self, drafted: int, accepted: int) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         """Of so many drafts the first `accepted` were right."""
         self._right = DECAY * self._right + accepted
         self._tried = DECAY * self._tried + min(accepted + 1, drafted)
-        if self.rate > GOOD:
-            self._wait = PAUSE
+        if self.rate > MIN_TRUSTED_RATE:
+            self._wait = MIN_PAUSE
 
-    def drafts(self, sampled: int) -> bool:
+    def should_draft(self, sampled: int) -> bool:
         """Whether to draft, after so many tokens."""
         return sampled >= self._resume
 
@@ -80,5 +80,5 @@ class Acceptance:
         """Stop drafting after so many tokens; what the next drafts are like is open."""
         self._resume = sampled + self._wait
         self._wait *= 2
-        self._right, self._tried = PRIOR / 2, PRIOR
+        self._right, self._tried = PRIOR_WEIGHT / 2, PRIOR_WEIGHT
         self.pauses += 1

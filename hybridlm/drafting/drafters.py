@@ -7,7 +7,7 @@ import numpy as np
 
 DEFAULT_DRAFT_TOKENS = 4
 """Drafts of a lane in a step, where nobody says otherwise."""
-LONGEST, SHORTEST = 4, 2
+MAX_NGRAM, MIN_NGRAM = 4, 2
 """Tokens that must come again: after one alone, too much can follow."""
 
 
@@ -42,11 +42,11 @@ class NgramDrafter:
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
         """See `Drafter`. The tokens of later calls must go on from those of earlier ones."""
-        for place in range(max(self._seen, SHORTEST), len(token_ids)):
-            for size in range(SHORTEST, min(LONGEST, place) + 1):
+        for place in range(max(self._seen, MIN_NGRAM), len(token_ids)):
+            for size in range(MIN_NGRAM, min(MAX_NGRAM, place) + 1):
                 self._behind[tuple(token_ids[place - size : place])] = place
         self._seen = len(token_ids)
-        for size in range(min(LONGEST, len(token_ids)), SHORTEST - 1, -1):
+        for size in range(min(MAX_NGRAM, len(token_ids)), MIN_NGRAM - 1, -1):
             place = self._behind.get(tuple(token_ids[-size:]))
             if place is not None:
                 return list(token_ids[place : place + k])
@@ -59,7 +59,7 @@ class MtpDrafter:
     def __init__(self) -> None:
         self._after, self._guesses = 0, list[int]()
 
-    def hear(self, after: int, mtp_drafts: Sequence[int]) -> None:
+    def observe(self, after: int, mtp_drafts: Sequence[int]) -> None:
         """A step has guessed what follows so many tokens."""
         self._after, self._guesses = after, list(mtp_drafts)
 
@@ -68,8 +68,8 @@ class MtpDrafter:
         return self._guesses[:k] if len(token_ids) == self._after else []
 
 
-NAMED: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "mtp": MtpDrafter}
-KNOWN = ", ".join(map(repr, NAMED))
+DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "mtp": MtpDrafter}
+DRAFTER_NAMES = ", ".join(map(repr, DRAFTERS))
 
 
 def drafters(speculate: Speculate, has_head: bool = True) -> Callable[[], Drafter] | None:
@@ -86,17 +86,17 @@ def drafters(speculate: Speculate, has_head: bool = True) -> Callable[[], Drafte
     if speculate is None:
         return None
     if isinstance(speculate, str):
-        if speculate not in NAMED:
-            raise ValueError(f"speculate: expected {KNOWN}, None or an object with propose(), got {speculate!r}")
+        if speculate not in DRAFTERS:
+            raise ValueError(f"speculate: expected {DRAFTER_NAMES}, None or an object with propose(), got {speculate!r}")
         if speculate == "mtp" and not has_head:
             raise ValueError(
                 "speculate: 'mtp' needs the model's multi-token-prediction head, which is read where it is asked for: "
                 "hybridlm.load(..., speculate='mtp')"
             )
-        return NAMED[speculate]
+        return DRAFTERS[speculate]
     if isinstance(speculate, type) or not callable(getattr(speculate, "propose", None)):
         raise TypeError(
-            f"speculate: expected {KNOWN}, None or an object with propose(token_ids, k) -> list[int], got {speculate!r}"
+            f"speculate: expected {DRAFTER_NAMES}, None or an object with propose(token_ids, k) -> list[int], got {speculate!r}"
         )
     return lambda: speculate
 

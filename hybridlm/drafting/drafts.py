@@ -25,10 +25,10 @@ class Drafting:
         self._last: tuple[int, int, tuple[int, ...]] = (0, 0, ())
         self.acceptance = Acceptance(rate)
 
-    def hear(self, generated: int, mtp_drafts: Sequence[int]) -> None:
+    def observe(self, generated: int, mtp_drafts: Sequence[int]) -> None:
         """The model's own head has guessed what follows so many generated tokens."""
         if isinstance(self._drafter, MtpDrafter):
-            self._drafter.hear(self._prompt + generated, mtp_drafts)
+            self._drafter.observe(self._prompt + generated, mtp_drafts)
             self._last = (0, 0, ())
 
     def propose(self, generated: Sequence[int], most: int, vocab_size: int) -> tuple[int, ...]:

@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-KEPT = 9
-NEEDED = 3
+MAX_TIMES = 9
+MIN_TIMES = 3
 
 
 class StepTimes:
     """The last few durations of every kind of step."""
 
     def __init__(self) -> None:
-        self._seconds: dict[Any, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._seconds: dict[Any, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_TIMES))
 
-    def begin(self, step: Any) -> "Timing":
+    def begin(self, step: Any) -> "StepTiming":
         """A step of this kind begins now."""
-        return Timing(self._seconds[step])
+        return StepTiming(self._seconds[step])
 
     def known(self, step: Any) -> bool:
         """Whether enough have been measured."""
-        return len(self._seconds[step]) >= NEEDED
+        return len(self._seconds[step]) >= MIN_TIMES
 
     def least(self, step: Any) -> float:
         """Of the last ones, in seconds: what else the machine does makes steps slower, never faster.
@@ -32,7 +32,7 @@ class StepTimes:
         return min(self._seconds[step])
 
 
-class Timing:
+class StepTiming:
     """One step on its way; made by `StepTimes.begin`."""
 
     def __init__(self, kept: deque[float]):

@@ -75,6 +75,6 @@ def abstract_engine(
     # Without weights there is no fingerprint, and no state that would need one.
     speculate = "mtp" if head else None
     return Engine(
-        model, params, programs, lanes, context, chunk, caches, "", dtype, staging=MAX_PREFILL_ROWS, speculate=speculate,
+        model, params, programs, lanes, context, chunk, caches, "", dtype, prefill_rows=MAX_PREFILL_ROWS, speculate=speculate,
         placement=placement,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hybridlm.drafting.step_times import Timing
+from hybridlm.drafting.step_times import StepTiming
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
@@ -26,15 +26,15 @@ class DispatchedStep(NamedTuple):
 
     Attributes:
         sampled: its outputs, which may not have been computed yet.
-        draws: the sequences that drew a token in it, with their lanes.
-        accepted: of a step that verifies, how many of each lane's tokens were accepted; None of one that draws.
+        sequences: the sequences that drew a token in it, with their lanes.
+        accepted: of a step that verifies, how many of each lane's tokens were accepted; None of one that samples.
         timing: measures it; None for one that is not measured.
     """
 
     sampled: SampledTokens
-    draws: list[tuple[Sequence, int]]
+    sequences: list[tuple[Sequence, int]]
     accepted: jax.Array | None = None
-    timing: Timing | None = None
+    timing: StepTiming | None = None
 
 
 class Decoding:
@@ -58,7 +58,7 @@ class Decoding:
 
     def needs_tokens(self, sequences: list[Sequence]) -> bool:
         """Whether their next step can be decided only when all that they have sampled has been read."""
-        return self._speculation is not None and self._speculation.looks(sequences, self._engine.context)
+        return self._speculation is not None and self._speculation.should_draft(sequences, self._engine.context)
 
     def step(self, pool: RowPool, lanes: list[Sequence | None], top: int | None) -> DispatchedStep:
         """Dispatch the next step.
@@ -75,7 +75,7 @@ class Decoding:
                 if drafts is not None:
                     return self._verify(speculation, pool, lanes, drafts, top)
             else:
-                speculation.rest()
+                speculation.skip()
         return self._draw(pool, lanes, top, 0 if speculation is None else speculation.mtp_drafts(lanes, verifying=False))
 
     def settle(self, pool: RowPool, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
@@ -91,7 +91,7 @@ class Decoding:
             if drafted:
                 engine.stats["drafted_tokens"] += drafted
                 engine.stats["accepted_tokens"] += count - 1
-                engine.stats["speculation_pauses"] += speculation.learn(sequence, pool.size, drafted, count - 1)
+                engine.stats["speculation_pauses"] += speculation.observe(sequence, pool.size, drafted, count - 1)
 
     def _draw(self, pool: RowPool, lanes: list[Sequence | None], top: int | None, mtp_drafts: int) -> DispatchedStep:
         """One token of each, and so many mtp_drafts behind it."""
@@ -109,10 +109,10 @@ class Decoding:
         sampled = engine.run(shape, pool, batch, *sampling, owners=lanes, counts=counts)
         if timing is not None:
             timing.dispatched(sampled.token)
-        draws = _taking_part(lanes)
-        for sequence, _ in draws:
+        sequences = _taking_part(lanes)
+        for sequence, _ in sequences:
             sequence.consumed += 1
-        return DispatchedStep(sampled, draws, timing=timing)
+        return DispatchedStep(sampled, sequences, timing=timing)
 
     def _verify(
         self,
@@ -148,7 +148,7 @@ class Decoding:
         """
         return blocks_for(min(end + mtp_drafts, self._engine.context))
 
-    def _time(self, shape: Shape) -> Timing | None:
+    def _time(self, shape: Shape) -> StepTiming | None:
         """Begin to measure a step that is run next, where drafts depend on it; its compilation does not count."""
         if self._speculation is None or self._engine.sanitizer is not None:
             return None

@@ -55,7 +55,7 @@ class Engine:
         cache_dtype: dtype of convolution and key/value state.
         fingerprint, dtype: of the checkpoint, and of the matrices.
         sanitizer: follows whose state each row holds; None runs the compiled steps as they are.
-        staging: most prompts that are consumed at the same time, if there are so many lanes.
+        prefill_rows: most prompts that are consumed at the same time, if there are so many lanes.
         speculate, draft_tokens: who drafts, where a call does not say, and most drafts of a lane in a step.
         prefix_cache: bytes for the states of prompts that were read; None keeps none.
         placement: the devices; the parameters lie on them, and the programs are compiled for them.
@@ -67,7 +67,7 @@ class Engine:
     Attributes:
         params: what every step is given: the parameters, or what tuning made of them.
         tuned: what tuning has chosen; None without.
-        staging: rows in which prompts are consumed.
+        prefill_rows: rows in which prompts are consumed.
         row_arrays: what rows consist of.
         calls: calls the compiled steps, and reads what they return.
         stats: counters of steps and tokens.
@@ -90,7 +90,7 @@ class Engine:
         fingerprint: str,
         dtype: str,
         sanitizer: Sanitizer | None = None,
-        staging: int = MAX_PREFILL_ROWS,
+        prefill_rows: int = MAX_PREFILL_ROWS,
         speculate: Speculate = None,
         draft_tokens: int = DEFAULT_DRAFT_TOKENS,
         prefix_cache: CacheBudget | None = None,
@@ -99,7 +99,7 @@ class Engine:
     ):
         self.lanes, self.context, self.chunk = lanes, context, chunk
         self.placement, self.calls = placement, Calls(programs, crew, placement.share_threads)
-        self.staging = placement.staging(lanes, staging)
+        self.prefill_rows = placement.prefill_rows(lanes, prefill_rows)
         self.params, self.programs, self.sanitizer = params, programs, sanitizer
         self._loaded = params
         self.tuned: Tuned | None = None

@@ -31,7 +31,7 @@ class Demand:
     Attributes:
         weights: the parameters.
         row: context -> the rows of one sequence.
-        lanes, staging: rows of the decode and of the prefill pool that each device has.
+        lanes, prefill_rows: rows of the decode and of the prefill pool that each device has.
         context: most tokens of a sequence.
         scratch: of the largest compiled step; 0 while none has been compiled.
         kept: most that the states of earlier prompts may take.
@@ -41,7 +41,7 @@ class Demand:
     weights: int
     row: Callable[[int], int]
     lanes: int
-    staging: int
+    prefill_rows: int
     context: int
     scratch: int = 0
     kept: int = 0
@@ -50,7 +50,7 @@ class Demand:
     @property
     def rows(self) -> int:
         """Bytes of both pools."""
-        return (self.lanes + self.staging) * self.row(self.context)
+        return (self.lanes + self.prefill_rows) * self.row(self.context)
 
     @property
     def total(self) -> int:
@@ -69,7 +69,7 @@ class Demand:
         each = f" on each of {self.devices} devices" if self.devices > 1 else ""
         raise InsufficientMemory(
             f"the model does not fit{each}: weights {in_words(self.weights)} + rows of {self.lanes} decoding and "
-            f"{self.staging} staged sequences x {in_words(self.row(self.context))} at a context of {self.context}"
+            f"{self.prefill_rows} staged sequences x {in_words(self.row(self.context))} at a context of {self.context}"
             f"{scratch}{kept} = {in_words(self.total)}, available are {in_words(available)}; "
             f"{self._would_fit(available)}"
         )
@@ -77,10 +77,10 @@ class Demand:
     def _would_fit(self, available: int) -> str:
         left = available - self.weights - self.scratch - self.kept
         lanes = max(
-            (n for n in range(1, self.lanes) if (n + min(n, self.staging)) * self.row(self.context) <= left), default=0
+            (n for n in range(1, self.lanes) if (n + min(n, self.prefill_rows)) * self.row(self.context) <= left), default=0
         )
         contexts = range(KV_BLOCK, self.context, KV_BLOCK)
-        context = max((c for c in contexts if (self.lanes + self.staging) * self.row(c) <= left), default=0)
+        context = max((c for c in contexts if (self.lanes + self.prefill_rows) * self.row(c) <= left), default=0)
         options = [f"lanes={lanes * self.devices}"] if lanes else []
         options += [f"context={context}"] if context else []
         options += ["a smaller prefix_cache"] if self.kept and self.total - self.kept <= available else []
@@ -174,9 +174,9 @@ def admit_model(
     """
     # The host's share lies in the same memory where that is the device's.
     kept = 0 if budget is None else sum(budget) if platform() == "cpu" else budget.device
-    devices, staging = placement.data, placement.staging(lanes, MAX_PREFILL_ROWS)
+    devices, prefill_rows = placement.data, placement.prefill_rows(lanes, MAX_PREFILL_ROWS)
     row = model.state_size(cache_dtype).of
-    demand = Demand(weights, row, lanes // devices, staging // devices, context, kept=kept, devices=devices)
+    demand = Demand(weights, row, lanes // devices, prefill_rows // devices, context, kept=kept, devices=devices)
     demand.require(available_memory(placement))
     return demand
 
@@ -190,7 +190,7 @@ def admit_steps(engine: Engine, demand: Demand) -> None:
     left = available_memory(engine.placement)
     if left is None or 2 * (demand.rows + demand.kept) < left:
         return
-    largest = [Shape("generate", engine.staging, engine.chunk), Shape("generate", engine.lanes, 1)]
+    largest = [Shape("generate", engine.prefill_rows, engine.chunk), Shape("generate", engine.lanes, 1)]
     if engine.speculate is not None:
         largest.append(Shape("verify", engine.lanes, engine.draft_tokens + 1, mtp_drafts=engine.mtp_drafts))
     scratch = max(engine.program(shape).certificate.memory.temp for shape in largest)

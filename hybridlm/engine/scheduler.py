@@ -36,7 +36,7 @@ class Scheduler:
 
     Attributes:
         waiting: sequences that have no row, as a heap of (-priority, order of arrival, sequence).
-        prefilling, decoding: sequences with a row of the staging and of the decode pool, in the order they joined.
+        prefilling, decoding: sequences with a row of the prefill and of the decode pool, in the order they joined.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Scheduler:
         self.decoding: list[Sequence] = []
         self._arrived = 0
         self._prefill_pool: RowPool | None = None
-        self._decode: RowPool | None = None
+        self._decode_pool: RowPool | None = None
 
     @property
     def joined(self) -> list[Sequence]:
@@ -66,8 +66,8 @@ class Scheduler:
         """A sequence ends; a step that still runs for it touches only its own row, which the next holder overwrites."""
         self.waiting = [entry for entry in self.waiting if entry[2] is not sequence]
         heapq.heapify(self.waiting)
-        if sequence.finish_reason == "stop" and sequence in self.decoding and self._decode is not None:
-            self._keep(sequence, self._decode)  # the next turn of a conversation goes on from here
+        if sequence.finish_reason == "stop" and sequence in self.decoding and self._decode_pool is not None:
+            self._keep(sequence, self._decode_pool)  # the next turn of a conversation goes on from here
         self._release(sequence)
         self._engine.forget(sequence)
 
@@ -86,8 +86,8 @@ class Scheduler:
 
     def settle(self, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
         """It is known how many tokens of each lane a step that verified has accepted."""
-        assert self._decode is not None
-        self._decoding.settle(self._decode, dispatched, accepted)
+        assert self._decode_pool is not None
+        self._decoding.settle(self._decode_pool, dispatched, accepted)
         self._release_finished(dispatched)
 
     def invalidate(self, sequence: Sequence) -> None:
@@ -102,9 +102,9 @@ class Scheduler:
             self._release(sequence)
         if self._prefill_pool is not None:
             self._engine.give_back("prefill", self._prefill_pool)
-        if self._decode is not None:
-            self._engine.give_back("decode", self._decode)
-        self._prefill_pool = self._decode = None
+        if self._decode_pool is not None:
+            self._engine.give_back("decode", self._decode_pool)
+        self._prefill_pool = self._decode_pool = None
 
     def check_integrity(self) -> None:
         """Every row is free or held by one sequence, which is in one state.
@@ -115,7 +115,7 @@ class Scheduler:
         faults = []
         for name, pool, sequences in (
             ("prefill", self._prefill_pool, self.prefilling),
-            ("decode", self._decode, self.decoding),
+            ("decode", self._decode_pool, self.decoding),
         ):
             slots = [sequence.slot for sequence in sequences]
             if None in slots:
@@ -146,7 +146,7 @@ class Scheduler:
         joining, held = self._next_of_queue(min(room, len(self.waiting)))
         if not joining:
             return
-        wanted = engine.bucket(len(joining) + len(self.prefilling), engine.staging)
+        wanted = engine.bucket(len(joining) + len(self.prefilling), engine.prefill_rows)
         size = 0 if self._prefill_pool is None else self._prefill_pool.size
         # A pool that is larger serves as well, unless those that are held would have been its lanes.
         if self._prefill_pool is None or ((size != wanted if held else size < wanted) and not self.prefilling):
@@ -161,7 +161,7 @@ class Scheduler:
     def _next_of_queue(self, most: int) -> tuple[list[Sequence], bool]:
         """Who joins next, and whether others wait for what these are reading, because their prompts begin alike."""
         cache, joining, held = self._engine.prefix_cache, list[Sequence](), []
-        free = self._engine.staging
+        free = self._engine.prefill_rows
         if self.prefilling and self._prefill_pool is not None:
             free = self._prefill_pool.owner.free
         for _ in range(min(most, free)):
@@ -172,32 +172,32 @@ class Scheduler:
             elif cache.should_wait(request.prompt, self.prefilling + joining):
                 held.append(entry)
             else:
-                entry[2].stops = cache.stops(request.prompt, cache.begin(request.prompt, request.start))
+                entry[2].stops = cache.stops(request.prompt, cache.cached_length(request.prompt, request.start))
                 joining.append(entry[2])
         for entry in held:
             heapq.heappush(self.waiting, entry)
         return joining, bool(held)
 
-    def _begin(self, sequence: Sequence, staging: RowPool) -> None:
+    def _begin(self, sequence: Sequence, prefill_pool: RowPool) -> None:
         """Let a sequence go on from the deepest state that is known of its prompt."""
         engine, cache = self._engine, self._engine.prefix_cache
         prompt, start = sequence.request.prompt, sequence.request.start
         assert sequence.slot is not None
         with nullcontext(start) if cache is None else cache.pinned(prompt, start) as start:
             if start is not None:
-                sequence.consumed = engine.moves.restore(start, staging, sequence.slot, prompt, owner=sequence)
+                sequence.consumed = engine.moves.restore(start, prefill_pool, sequence.slot, prompt, owner=sequence)
 
     def _prefill(self) -> DispatchedStep:
         """The next chunk of every prompt in the prefill pool; those that are done move to the decode pool."""
         engine, pool = self._engine, self._prefill_pool
         assert pool is not None
         lanes = self._by_lane(pool, self.prefilling)
-        feeds = [None if s is None else Feed(s.next_part(engine.chunk), s.consumed) for s in lanes]
+        feeds = [None if s is None else Feed(s.next_chunk(engine.chunk), s.consumed) for s in lanes]
         shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor)
         batch = Batch.of(feeds, engine.chunk)
         counts = np.asarray(batch.lengths)
         sampled = engine.run(shape, pool, batch, *sampling_arrays(lanes), owners=lanes, counts=counts)
-        draws: list[tuple[Sequence, int]] = []
+        sampling: list[tuple[Sequence, int]] = []
         for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):
             if sequence is not None and feed is not None:
                 sequence.consumed += len(feed.tokens)
@@ -205,10 +205,10 @@ class Scheduler:
                 if sequence.consumed in sequence.stops:
                     self._keep(sequence, pool)
                 if not sequence.prefilling:
-                    draws.append((sequence, lane))
-        for sequence, _ in draws:
+                    sampling.append((sequence, lane))
+        for sequence, _ in sampling:
             self._move_on(sequence, pool)
-        return DispatchedStep(sampled, draws)
+        return DispatchedStep(sampled, sampling)
 
     def _keep(self, sequence: Sequence, pool: RowPool) -> None:
         """Keep the state that the steps dispatched so far leave in a sequence's row, for prompts that go on from it."""
@@ -219,22 +219,22 @@ class Scheduler:
         if sequence.consumed <= len(tokens):
             cache.keep(pool, sequence.slot, tokens[: sequence.consumed], owner=sequence)
 
-    def _move_on(self, sequence: Sequence, staging: RowPool) -> None:
+    def _move_on(self, sequence: Sequence, prefill_pool: RowPool) -> None:
         """From the prefill pool to the decode pool, or out, if its first token is its last."""
-        if not sequence.left(self._engine.context):
+        if not sequence.remaining(self._engine.context):
             self._release(sequence)
             return
         self._fit(len(self.joined) + len(self.waiting))
-        assert self._decode is not None and sequence.slot is not None
-        slot = self._decode.acquire()
-        self._engine.copy(staging, sequence.slot, self._decode, slot)
+        assert self._decode_pool is not None and sequence.slot is not None
+        slot = self._decode_pool.acquire()
+        self._engine.copy(prefill_pool, sequence.slot, self._decode_pool, slot)
         self._release(sequence)
         sequence.slot = slot
         self.decoding.append(sequence)
 
     def _draw(self) -> DispatchedStep:
         """One token of every sequence that decodes, or more where drafts promise them."""
-        pool = self._decode
+        pool = self._decode_pool
         assert pool is not None
         dispatched = self._decoding.step(pool, self._by_lane(pool, self.decoding), self._top(self.decoding))
         if dispatched.accepted is None:
@@ -244,28 +244,28 @@ class Scheduler:
     def _release_finished(self, dispatched: DispatchedStep) -> None:
         """Sequences that have nothing left to draw give up their rows; the others of a step keep them."""
         for sequence, _ in dispatched.sequences:
-            if sequence.slot is not None and not sequence.left(self._engine.context):
+            if sequence.slot is not None and not sequence.remaining(self._engine.context):
                 self._release(sequence)
 
     def _fit(self, count: int) -> None:
         """Make the decode pool large enough for so many sequences."""
         size = self._engine.bucket(count, self._engine.lanes)
-        if self._decode is None:
-            self._decode = self._engine.borrow("decode", size)
-        elif self._decode.size < size:
+        if self._decode_pool is None:
+            self._decode_pool = self._engine.borrow("decode", size)
+        elif self._decode_pool.size < size:
             self._resize(size)
 
     def _shrink(self) -> None:
         """Leave a pool that is larger than needed, where the rest of the run is long enough to pay for it."""
         size = self._engine.bucket(len(self.decoding), self._engine.lanes)
-        if self._decode is None or not self.decoding or self.waiting or 2 * size > self._decode.size:
+        if self._decode_pool is None or not self.decoding or self.waiting or 2 * size > self._decode_pool.size:
             return
-        if max(sequence.left(self._engine.context) for sequence in self.decoding) >= SHRINK_TOKENS:
+        if max(sequence.remaining(self._engine.context) for sequence in self.decoding) >= SHRINK_TOKENS:
             self._resize(size)
 
     def _resize(self, size: int) -> None:
         """Move every sequence that decodes to a pool of another size."""
-        old, new = self._decode, self._engine.new_pool(size)
+        old, new = self._decode_pool, self._engine.new_pool(size)
         assert old is not None
         for sequence in self.decoding:
             assert sequence.slot is not None
@@ -273,11 +273,11 @@ class Scheduler:
             self._engine.copy(old, sequence.slot, new, slot)
             old.owner.release(sequence.slot)
             sequence.slot = slot
-        self._decode = new
+        self._decode_pool = new
 
     def _release(self, sequence: Sequence) -> None:
         """Take a sequence out of its pool, if it is in one."""
-        for pool, sequences in ((self._prefill_pool, self.prefilling), (self._decode, self.decoding)):
+        for pool, sequences in ((self._prefill_pool, self.prefilling), (self._decode_pool, self.decoding)):
             if sequence in sequences:
                 sequences.remove(sequence)
                 assert pool is not None and sequence.slot is not None

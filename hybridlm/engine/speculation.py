@@ -13,11 +13,11 @@ from hybridlm.drafting.drafts import Drafting
 from hybridlm.drafting.step_times import StepTimes
 from hybridlm.requests.sequence import Sequence as Alive
 
-GAIN = 1.02
+MIN_SPEEDUP = 1.02
 """Tokens per second that drafts must promise over no drafts."""
-AGAIN, RARELY = 8, 512
+MIN_WAIT, MAX_WAIT = 8, 512
 """Steps without a look at drafts after they did not pay for all lanes together: twice as many each time in a row."""
-MEASURED_AGAIN = 64
+REMEASURE_AFTER = 64
 """After so many steps without a look, drafts that do not pay are verified once, for their time may be another now."""
 
 
@@ -40,24 +40,24 @@ class Speculation:
     def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, trust: AcceptancePrior, vocab_size: int):
         self._drafters, self.tokens, self.times, self._vocab_size = drafters, tokens, times, vocab_size
         self._prior = trust
-        self._wait, self._refused = 0, AGAIN
-        self._head, self._guessed = drafters is MtpDrafter, False
+        self._wait, self._refused = 0, MIN_WAIT
+        self._head, self._mtp_next = drafters is MtpDrafter, False
 
     def begin(self, prompt: Sequence[int]) -> Drafting:
         """For a sequence that joins."""
         return Drafting(self._drafters(), prompt, self._prior.begin())
 
-    def looks(self, sequences: Sequence[Alive], context: int) -> bool:
+    def should_draft(self, sequences: Sequence[Alive], context: int) -> bool:
         """Whether the next step needs to know what the one before has sampled.
 
         Waiting for that costs time. It is worth it where there are drafts behind the tokens that have been read, be
         they one short: where text repeats itself, there are. A head's mtp_drafts come with what that step has sampled.
         """
         if self._head:
-            return self._guessed
+            return self._mtp_next
         return not self._wait and any(self._propose(sequence, context) for sequence in sequences)
 
-    def rest(self) -> None:
+    def skip(self) -> None:
         """A step has passed without a look at drafts."""
         self._wait = max(0, self._wait - 1)
 
@@ -89,12 +89,12 @@ class Speculation:
         """
         if not self._head:
             return 0
-        self._guessed = not self._wait and (verifying or self._asks(lanes))
-        return self.tokens if verifying or self._guessed else 0
+        self._mtp_next = not self._wait and (verifying or self._asks(lanes))
+        return self.tokens if verifying or self._mtp_next else 0
 
     def _asks(self, lanes: Sequence[Alive | None]) -> bool:
         """Whether a step had better guess, none of whose lanes has drafts."""
-        asking = [s is not None and s.drafting is not None and s.drafting.acceptance.drafts(s.sampled) for s in lanes]
+        asking = [s is not None and s.drafting is not None and s.drafting.acceptance.should_draft(s.sampled) for s in lanes]
         if self.always or not any(asking):
             return self.always
         return self.times.known(self.steps(len(lanes))[0]) and self._worth_it(
@@ -104,10 +104,10 @@ class Speculation:
     def _worth_it(self, lanes: Sequence[Alive | None], drafts: list[tuple[int, ...]]) -> bool:
         """Whether drafts are to be verified: they pay, or it has to be measured whether they do."""
         if not self.times.known(self.steps(len(lanes))[1]) or self._pays(lanes, drafts, self.cost(len(lanes))):
-            self._refused = AGAIN
+            self._refused = MIN_WAIT
             return True
-        self._wait, self._refused = self._refused, min(2 * self._refused, RARELY)
-        return self._wait > MEASURED_AGAIN
+        self._wait, self._refused = self._refused, min(2 * self._refused, MAX_WAIT)
+        return self._wait > REMEASURE_AFTER
 
     def steps(self, lanes: int) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
         """Kinds of the two steps of a pool, by which their times are kept: what they do, lanes, mtp_drafts."""
@@ -118,12 +118,12 @@ class Speculation:
         plain, verify = self.steps(lanes)
         return self.times.least(verify) / self.times.least(plain)
 
-    def learn(self, sequence: Alive, lanes: int, drafted: int, accepted: int) -> bool:
+    def observe(self, sequence: Alive, lanes: int, drafted: int, accepted: int) -> bool:
         """Of a sequence's drafts the first `accepted` were right; returns whether it stops drafting for a while."""
         assert sequence.drafting is not None
         acceptance = sequence.drafting.acceptance
-        acceptance.learn(drafted, accepted)
-        self._prior.learn(drafted, accepted)
+        acceptance.observe(drafted, accepted)
+        self._prior.observe(drafted, accepted)
         _, verify = self.steps(lanes)
         if self.always or not self.times.known(verify) or 1 + acceptance.expected(self.tokens) > self.cost(lanes):
             return False
@@ -132,13 +132,13 @@ class Speculation:
 
     def _propose(self, sequence: Alive, context: int) -> tuple[int, ...]:
         drafting = sequence.drafting
-        if drafting is None or not drafting.acceptance.drafts(sequence.sampled):
+        if drafting is None or not drafting.acceptance.should_draft(sequence.sampled):
             return ()
-        return drafting.propose(sequence.generated, min(self.tokens, sequence.left(context) - 1), self._vocab_size)
+        return drafting.propose(sequence.generated, min(self.tokens, sequence.remaining(context) - 1), self._vocab_size)
 
     def _pays(self, lanes: Sequence[Alive | None], proposed: list[tuple[int, ...]], cost: float) -> bool:
         alive = [(s, drafts) for s, drafts in zip(lanes, proposed, strict=True) if s is not None]
         expected = sum(
             1 + (s.drafting.acceptance.expected(len(drafts)) if s.drafting is not None else 0) for s, drafts in alive
         )
-        return expected > GAIN * cost * len(alive)
+        return expected > MIN_SPEEDUP * cost * len(alive)

@@ -131,7 +131,7 @@ class Crew:
         """What process 0 tells next; meanwhile this looks whether what was run has gone well.
 
         Raises:
-            PlanError: what it told is damaged.
+            BroadcastError: what it told is damaged.
             Disagreement: see `call`.
             ProcessLost: it does not answer.
         """

@@ -21,7 +21,7 @@ _ROOM = RECORD - _HEADER.size
 _DTYPES = tuple(map(np.dtype, ("int32", "uint32", "float32", "bool")))
 
 
-class PlanError(RuntimeError):
+class BroadcastError(RuntimeError):
     """A process was told something that is damaged, or out of turn."""
 
 
@@ -68,10 +68,10 @@ def from_records(data: bytes, epoch: int) -> Operation:
         epoch: how many operations were told before.
 
     Raises:
-        PlanError: a record is damaged or missing, or tells of another epoch.
+        BroadcastError: a record is damaged or missing, or tells of another epoch.
     """
     if not data or len(data) % RECORD:
-        raise PlanError(f"plan {epoch}: expected whole records of {RECORD} B, got {len(data)} B")
+        raise BroadcastError(f"plan {epoch}: expected whole records of {RECORD} B, got {len(data)} B")
     total, body, kind, count = len(data) // RECORD, b"", 0, 0
     for part in range(total):
         record = data[part * RECORD : (part + 1) * RECORD]
@@ -80,14 +80,14 @@ def from_records(data: bytes, epoch: int) -> Operation:
         found = _checksum(tuple(fields), rest)
         magic, kind, count, number, parts, told, used = fields
         if found != checksum or magic != _MAGIC:
-            raise PlanError(
+            raise BroadcastError(
                 f"plan {epoch}, record {part}: checksum: expected {checksum:08x}, got {found:08x}; it was damaged on "
                 "its way"
             )
         if told != epoch:
-            raise PlanError(f"plan {epoch}, record {part}: epoch: expected {epoch}, got {told}; a plan was lost")
+            raise BroadcastError(f"plan {epoch}, record {part}: epoch: expected {epoch}, got {told}; a plan was lost")
         if (number, parts) != (part, total):
-            raise PlanError(f"plan {epoch}: expected record {part} of {total}, got {number} of {parts}")
+            raise BroadcastError(f"plan {epoch}: expected record {part} of {total}, got {number} of {parts}")
         body += rest[:used]
     return Operation(KINDS[kind], *_decoded(body, count))
 

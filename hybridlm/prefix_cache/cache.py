@@ -22,7 +22,7 @@ from hybridlm.rows.snapshot import Snapshot
 from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK
 
-EVERY = 8
+MAX_CHUNKS_BETWEEN_STATES = 8
 """A state is kept at least every so many chunks of a long prompt."""
 
 Place = Node[Snapshot, CachedBuffers]
@@ -91,7 +91,7 @@ class PrefixCache:
                 return
             self._hits += 1
             assert place is not None
-            lent = replace(snapshot, spans=place.all_pieces)
+            pinned = replace(snapshot, spans=place.all_spans)
             used = _arrays(place)
             for kept in used:
                 kept.refcount += 1
@@ -99,13 +99,13 @@ class PrefixCache:
                 for kept in used:
                     self._memory.add(kept)
                     self._memory.page_in(kept)
-                yield lent
+                yield pinned
             finally:
                 for kept in used:
                     kept.refcount -= 1
 
-    def begin(self, prompt: Sequence[int], start: Snapshot | None) -> int:
-        """After how many tokens a prompt would go on now; arguments as for `lent`."""
+    def cached_length(self, prompt: Sequence[int], start: Snapshot | None) -> int:
+        """After how many tokens a prompt would go on now; arguments as for `pinned`."""
         with self._lock:
             place = self._tree.deepest(prompt, len(prompt) - 1)
         return max(0 if place is None else place.position, 0 if start is None else start.label.position)
@@ -119,7 +119,7 @@ class PrefixCache:
             prompt: its tokens.
             reading: prompts that are being read; a stop is added to them where they have none.
         """
-        found, tokens = self.begin(prompt, None), tuple(prompt)
+        found, tokens = self.cached_length(prompt, None), tuple(prompt)
         for other in reading:
             shared = min(common_length(tokens, other.request.prompt), len(tokens) - 1)
             meets = max((stop for stop in other.stops if stop <= shared), default=0)
@@ -134,7 +134,7 @@ class PrefixCache:
 
         At its end: a conversation goes on from there. Where the last step of it begins: the same prompt again goes on
         from there, because one token has to be left. Where it leaves what is known, if that saves a later prompt a
-        chunk: there its step is cut short. And every `EVERY` chunks.
+        chunk: there its step is cut short. And every `MAX_CHUNKS_BETWEEN_STATES` chunks.
 
         Args:
             prompt: its tokens.
@@ -148,7 +148,7 @@ class PrefixCache:
             end = min(at + self._chunk, len(prompt), *([cut] if at < cut else []))
             if end == len(prompt):
                 stops |= {at, end} - {begin}
-            if end // (EVERY * self._chunk) > at // (EVERY * self._chunk):
+            if end // (MAX_CHUNKS_BETWEEN_STATES * self._chunk) > at // (MAX_CHUNKS_BETWEEN_STATES * self._chunk):
                 stops.add(end)
             at = end
         return tuple(sorted(stops))
@@ -171,7 +171,7 @@ class PrefixCache:
                 return
             while True:
                 known = self._tree.known(tokens)
-                needed = self._moves.bytes_of(len(tokens), sum(piece.count for piece in known))
+                needed = self._moves.bytes_of(len(tokens), sum(span.count for span in known))
                 if self._memory.fits(needed):
                     break
                 if needed > self._memory.budget.device or not self._memory.evict_one():
@@ -235,4 +235,4 @@ def _drop(
 def _arrays(place: Place) -> list[CachedBuffers]:
     """All arrays of the state at a place, each once: those of fixed size, then the spans."""
     state = [] if place.state is None or place.state.state is None else [place.state.state]
-    return [*state, *dict.fromkeys(piece.buffer for piece in place.all_pieces)]
+    return [*state, *dict.fromkeys(span.buffer for span in place.all_spans)]

@@ -11,8 +11,8 @@ from hybridlm.programs.calls import Calls
 from hybridlm.programs.operations import part_operation
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.rows.arrays import maker_of_zeros
-from hybridlm.rows.kept import CachedBuffers, Piece
-from hybridlm.rows.parts import Part, PartShape
+from hybridlm.rows.kept import CachedBuffers, BufferSpan
+from hybridlm.rows.parts import RowPart, PartShape
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot, SnapshotLabel, StateKind, label_of, nothing_consumed
 from hybridlm.steps.structure import Rows
@@ -56,7 +56,7 @@ class RowMoves:
         self.kind, self._stats = kind, stats
         self._overlap = 1 if head else 0  # positions that a span repeats of the one before it
         layout = kind.layout
-        self._places: dict[Part, list[int]] = {
+        self._places: dict[RowPart, list[int]] = {
             "state": [i for i, one in enumerate(layout) if one.positions is None],
             "span": [i for i, one in enumerate(layout) if one.positions is not None],
         }
@@ -70,7 +70,7 @@ class RowMoves:
 
     def shapes(self, pool: int) -> list[PartShape]:
         """The steps between a pool of so many rows and what is kept."""
-        parts: list[Part] = ["state", "span"] if self.grows else ["state"]
+        parts: list[RowPart] = ["state", "span"] if self.grows else ["state"]
         return [self._shape(part, kept, pool) for part in parts for kept in (True, False)]
 
     def bytes_of(self, position: int, known: int) -> int:
@@ -87,7 +87,7 @@ class RowMoves:
         return (kept, pool, *scalars) if shape.kept else (pool, kept, *scalars)
 
     def take(
-        self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any, known: Sequence[Piece[CachedBuffers]] = ()
+        self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any, known: Sequence[BufferSpan[CachedBuffers]] = ()
     ) -> Snapshot:
         """Copy the state of a row as the steps that were dispatched leave it.
 
@@ -104,13 +104,13 @@ class RowMoves:
         if not tokens:
             return nothing_consumed(self.kind)
         mark = None if self._sanitizer is None else self._sanitizer.mark(owner)
-        spans, at = list(known), sum(piece.count for piece in known)
+        spans, at = list(known), sum(span.count for span in known)
         # With a head a span that goes on from another one begins with the last position of that one, as it is now.
         lead = min(at, self._overlap) if self.grows and at < label.position else 0
         for first in range(at - lead, label.position if self.grows else 0, KV_BLOCK):
             count, before = min(KV_BLOCK, label.position - first), lead if first < at else 0
             kept = self._keep("span", pool, slot, (first, count), first, mark)
-            spans.append(Piece(kept, before, count - before))
+            spans.append(BufferSpan(kept, before, count - before))
         self._stats["row_copies"] += 1
         return Snapshot(label, self._keep("state", pool, slot, (), label.position, mark), tuple(spans), mark)
 
@@ -165,17 +165,17 @@ class RowMoves:
             count = min(KV_BLOCK, label.position - first)
             parts = [array[first : first + count] for array in grown]
             padded = [np.concatenate((one, np.zeros((KV_BLOCK - count, *one.shape[1:]), one.dtype))) for one in parts]
-            spans.append(Piece(self._from_host("span", padded, first, mark), 0, count))
+            spans.append(BufferSpan(self._from_host("span", padded, first, mark), 0, count))
         return Snapshot(label, state, tuple(spans), mark)
 
-    def _from_host(self, part: Part, arrays: list[np.ndarray], position: int, mark: Label | None) -> CachedBuffers:
+    def _from_host(self, part: RowPart, arrays: list[np.ndarray], position: int, mark: Label | None) -> CachedBuffers:
         rows = tuple(np.broadcast_to(array, (self._fewest, *array.shape)).copy() for array in arrays)
         kept = CachedBuffers(self._on_device(part, rows), position, mark)
         if self._sanitizer is not None and mark is not None:
             self._sanitizer.label(kept, self._fewest, mark)
         return kept
 
-    def _types(self, part: Part) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def _types(self, part: RowPart) -> tuple[jax.ShapeDtypeStruct, ...]:
         """What is kept of a part, by its types: its own rows, the same on all devices along the data; positions first.
 
         The other dimensions lie as in a pool.
@@ -193,18 +193,18 @@ class RowMoves:
         sharding = self._placement.over(None, *split)
         return jax.ShapeDtypeStruct((self._fewest, *shape), one.dtype, sharding=sharding)
 
-    def _on_device(self, part: Part, arrays: tuple[jax.Array | np.ndarray, ...]) -> tuple[jax.Array, ...]:
+    def _on_device(self, part: RowPart, arrays: tuple[jax.Array | np.ndarray, ...]) -> tuple[jax.Array, ...]:
         """Kept arrays where they belong; those that are there already stay."""
         return jax.device_put(arrays, tuple(one.sharding for one in self._kept[part]))
 
-    def _part(self, leaves: list[Any], part: Part) -> tuple[Any, ...]:
+    def _part(self, leaves: list[Any], part: RowPart) -> tuple[Any, ...]:
         return tuple(leaves[i] for i in self._places[part])
 
-    def _shape(self, part: Part, kept: bool, pool: int) -> PartShape:
+    def _shape(self, part: RowPart, kept: bool, pool: int) -> PartShape:
         return PartShape(part, kept, pool, self._fewest, self._axes if part == "span" else ())
 
     def _keep(
-        self, part: Part, pool: RowPool, slot: Slot, operands: tuple[int, ...], position: int, mark: Label | None
+        self, part: RowPart, pool: RowPool, slot: Slot, operands: tuple[int, ...], position: int, mark: Label | None
     ) -> CachedBuffers:
         maps = (pool.owner.bind([slot], 1), *_scalars(*operands))
         if self._sanitizer is None:
@@ -216,7 +216,7 @@ class RowMoves:
         return kept
 
     def keep(
-        self, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...], position: int, number: int | None = None
+        self, part: RowPart, pool: RowPool, maps: tuple[np.ndarray, ...], position: int, number: int | None = None
     ) -> CachedBuffers:
         """Dispatch the step that moves a part of a row out of a pool.
 
@@ -234,7 +234,7 @@ class RowMoves:
         (kept.arrays,) = self._calls(shape, self.example_arguments, *self._keeping(part, pool, maps))
         return kept
 
-    def _keeping(self, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
+    def _keeping(self, part: RowPart, pool: RowPool, maps: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
         """The arguments of the step that moves a part out of a pool."""
         row, *operands = maps
         placed = self._placement.put_whole((row, *_scalars(0), *operands))
@@ -243,7 +243,7 @@ class RowMoves:
     def _restore(
         self,
         kept: CachedBuffers,
-        part: Part,
+        part: RowPart,
         pool: RowPool,
         slot: Slot,
         operands: tuple[int, ...],
@@ -260,7 +260,7 @@ class RowMoves:
         args = self._restoring(part, leaves, kept, maps)
         self._replace(pool, part, leaves, tree, self._sanitizer.restore(sanitized, args, kept, pool, places, mark))
 
-    def put_back(self, kept: CachedBuffers, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...]) -> None:
+    def put_back(self, kept: CachedBuffers, part: RowPart, pool: RowPool, maps: tuple[np.ndarray, ...]) -> None:
         """Dispatch the step that moves what is kept back into a row; arguments as for `keep`."""
         crew = self._calls.crew
         if crew is not None:
@@ -272,14 +272,14 @@ class RowMoves:
         self._replace(pool, part, leaves, tree, new)
 
     def _restoring(
-        self, part: Part, leaves: list[Any], kept: CachedBuffers, maps: tuple[np.ndarray, ...]
+        self, part: RowPart, leaves: list[Any], kept: CachedBuffers, maps: tuple[np.ndarray, ...]
     ) -> tuple[Any, ...]:
         """The arguments of the step that moves a part back into a pool of these arrays."""
         row, *operands = maps
         arrays = self._on_device(part, kept.arrays)
         return (self._part(leaves, part), arrays, *self._placement.put_whole((*_scalars(0), row, *operands)))
 
-    def _replace(self, pool: RowPool, part: Part, leaves: list[Any], tree: Any, new: Sequence[Any]) -> None:
+    def _replace(self, pool: RowPool, part: RowPart, leaves: list[Any], tree: Any, new: Sequence[Any]) -> None:
         """Give a pool its arrays again, those of a part in a new version."""
         for i, array in zip(self._places[part], new, strict=True):
             leaves[i] = array

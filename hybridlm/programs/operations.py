@@ -8,12 +8,12 @@ import numpy as np
 
 from hybridlm.multiprocess.records import Operation
 from hybridlm.programs.shapes import Shape
-from hybridlm.rows.parts import Part
+from hybridlm.rows.parts import RowPart
 from hybridlm.sampling.sampling import Sampling
 from hybridlm.steps.operands import Batch
 
 STEPS = ("generate", "verify", "score")
-PARTS: tuple[Part, ...] = ("state", "span")
+PARTS: tuple[RowPart, ...] = ("state", "span")
 RUN = ("pool", "rows", "step", "lanes", "tokens per lane", "log-probabilities", "mtp_drafts")
 COPY = ("source", "rows of the source", "target", "rows of the target", "slot that is read", "slot that is written")
 KEEP = ("pool", "rows", "part", "kept", "position", "slot", *(f"operand {i}" for i in range(3)))
@@ -63,7 +63,7 @@ def copy_operation(numbers: tuple[int, int, int, int], maps: tuple[np.ndarray, n
 
 
 def part_operation(
-    kept: int, part: Part, keep: bool, pool: int, rows: int, position: int, operands: Sequence[np.ndarray]
+    kept: int, part: RowPart, keep: bool, pool: int, rows: int, position: int, operands: Sequence[np.ndarray]
 ) -> tuple[Operation, Fields]:
     """A part of a row that is kept, or put back.
 

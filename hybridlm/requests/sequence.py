@@ -81,7 +81,7 @@ class Sequence:
     drafting: "Drafting | None" = None
     stops: tuple[int, ...] = ()
 
-    def next_part(self, chunk: int) -> tuple[int, ...]:
+    def next_chunk(self, chunk: int) -> tuple[int, ...]:
         """What the next step consumes of the prompt: a chunk, or what is left of it before the next stop."""
         end = min([self.consumed + chunk, *(stop for stop in self.stops if stop > self.consumed)])
         return self.request.prompt[self.consumed : end]
@@ -96,6 +96,6 @@ class Sequence:
         """Tokens that the dispatched steps draw."""
         return max(0, self.consumed - len(self.request.prompt) + 1)
 
-    def left(self, context: int) -> int:
+    def remaining(self, context: int) -> int:
         """Most tokens that it may still draw, by its limit and by the room in the context."""
         return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.sampled

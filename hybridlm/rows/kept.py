@@ -54,7 +54,7 @@ B = TypeVar("B", bound=Hashable)
 """What an edge keeps pieces of; compared by identity."""
 
 
-class Piece(NamedTuple, Generic[B]):
+class BufferSpan(NamedTuple, Generic[B]):
     """A part of a buffer: what it has of `count` tokens in a row, the first of them at `first`."""
 
     buffer: B

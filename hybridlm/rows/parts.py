@@ -20,7 +20,7 @@ from ir_passes import Lane, LaneContract, name_dims
 from models import KV_BLOCK
 from models.state.state import StateArray
 
-Part = Literal["state", "span"]
+RowPart = Literal["state", "span"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PartShape:
         axes: of each array of a span, the axis of a row that counts positions.
     """
 
-    part: Part
+    part: RowPart
     kept: bool
     pool: int
     rows: int

@@ -17,7 +17,7 @@ import numpy as np
 
 from hybridlm.devices.mesh import MODEL
 from hybridlm.devices.placement import Placement
-from hybridlm.rows.kept import CachedBuffers, Piece
+from hybridlm.rows.kept import CachedBuffers, BufferSpan
 from hybridlm.rows.pool import RowPool
 from ir_passes.host.row_ledger import Label
 from ir_passes.host.slot_owner import Slot
@@ -120,13 +120,13 @@ class Snapshot:
 
     label: SnapshotLabel
     state: CachedBuffers | None
-    spans: tuple[Piece[CachedBuffers], ...] = ()
+    spans: tuple[BufferSpan[CachedBuffers], ...] = ()
     mark: Label | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        kept = {piece.buffer for piece in self.spans} | ({self.state} if self.state is not None else set())
+        kept = {span.buffer for span in self.spans} | ({self.state} if self.state is not None else set())
         return sum(one.nbytes for one in kept)
 
     def require(self, kind: StateKind) -> None:

@@ -58,7 +58,7 @@ def score(
         yield Scoring(i, texts[i], prefix)  # a single token is predicted by nothing
     if not predicted:
         return
-    size = engine.bucket(len(predicted), engine.staging)
+    size = engine.bucket(len(predicted), engine.prefill_rows)
     waiting = ScoringQueue({i: texts[i] for i in predicted}, prefix, engine.chunk, _most_kept(engine, size))
     if waiting.shares:
         engine.give_up("decode")

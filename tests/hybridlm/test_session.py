@@ -100,8 +100,8 @@ def test_rows_move_when_the_pool_grows_and_shrinks(text_lm: hybridlm.LM, monkeyp
                 for prompt in PROMPTS[:2]:
                     session.submit(prompt, max_tokens=4, ignore_eos=True)
             found |= {event.index: event.completion for event in session.step() if event.completion}
-            if session._scheduler._decode is not None:
-                sizes.append(session._scheduler._decode.size)
+            if session._scheduler._decode_pool is not None:
+                sizes.append(session._scheduler._decode_pool.size)
             if not session.busy:
                 break
     assert list(dict.fromkeys(sizes)) == [1, 3] and sizes[-1] == 1

@@ -158,7 +158,7 @@ class Run:
         session = self._session
         while session._in_flight and session._in_flight[0].accepted is not None:
             session._read()
-        pool = session._scheduler._decode
+        pool = session._scheduler._decode_pool
         if pool is not None:
             session._scheduler._resize(pool.size)
 
@@ -173,7 +173,7 @@ class Run:
             assert completion.token_ids == generated[: len(completion.token_ids)]
             self._ended.add(event.index)
         scheduler = self._session._scheduler
-        for pool, sequences in ((scheduler._prefill_pool, scheduler.prefilling), (scheduler._decode, scheduler.decoding)):
+        for pool, sequences in ((scheduler._prefill_pool, scheduler.prefilling), (scheduler._decode_pool, scheduler.decoding)):
             for sequence in sequences:
                 assert pool is not None and sequence.slot is not None
                 self._check(pool, sequence, pool.lanes([sequence.slot])[0])

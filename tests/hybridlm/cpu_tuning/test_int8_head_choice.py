@@ -191,7 +191,7 @@ def test_copy_leaves_as_much_as_rows_take_twice(
 
     monkeypatch.setattr(tuning, "chosen_int8_head", chosen)
     engine = pair[1].engine
-    rows = (engine.lanes + engine.staging) * engine.row_bytes_on_a_device
+    rows = (engine.lanes + engine.prefill_rows) * engine.row_bytes_on_a_device
     for left in (None, 10 * rows):
         monkeypatch.setattr(loading, "available_memory", lambda placement, left=left: left)
         hybridlm.load(pair[1].path, tune=True, **SETTINGS)

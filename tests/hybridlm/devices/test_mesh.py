@@ -104,8 +104,8 @@ def test_pools_have_as_many_rows_on_every_device(text_lm: hybridlm.LM, monkeypat
     monkeypatch.setattr(engine, "_fewest", 4)
     assert engine.buckets(12) == [4, 8, 12]
     assert [engine.bucket(count, 24) for count in (1, 4, 5, 9, 17, 24)] == [4, 4, 8, 16, 24, 24]
-    assert [over.staging(lanes, 4) for lanes in (4, 12)] == [4, 4] and Placement(hybridlm.mesh(8)).staging(16, 4) == 8
-    assert ONE_DEVICE.staging(3, 4) == 3 and lane_bucket(5, 6) == 6
+    assert [over.prefill_rows(lanes, 4) for lanes in (4, 12)] == [4, 4] and Placement(hybridlm.mesh(8)).prefill_rows(16, 4) == 8
+    assert ONE_DEVICE.prefill_rows(3, 4) == 3 and lane_bucket(5, 6) == 6
 
 
 def test_a_row_moves_between_devices_bit_for_bit() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridlm.drafting.acceptance import NEWEST, PAUSE, Acceptance, AcceptancePrior
+from hybridlm.drafting.acceptance import MIN_LEARNING_RATE, MIN_PAUSE, Acceptance, AcceptancePrior
 from hybridlm.drafting.drafters import MtpDrafter, NgramDrafter, checked_proposal, drafters
 
 
@@ -77,56 +77,56 @@ def test_acceptance() -> None:
     one = Acceptance(0.5)
     assert one.expected(4) == pytest.approx(0.5 + 0.25 + 0.125 + 0.0625)
     for _ in range(20):
-        one.learn(4, 4)
+        one.observe(4, 4)
     assert one.expected(4) > 3.5
     for _ in range(20):
-        one.learn(4, 0)
+        one.observe(4, 0)
     assert one.expected(4) < 0.6
 
 
 def test_pauses_grow_until_drafts_are_right_again() -> None:
     one = Acceptance(0.5)
-    assert one.drafts(0)
+    assert one.should_draft(0)
     one.pause(10)
-    assert not one.drafts(10 + PAUSE - 1) and one.drafts(10 + PAUSE)
+    assert not one.should_draft(10 + MIN_PAUSE - 1) and one.should_draft(10 + MIN_PAUSE)
     one.pause(50)
-    assert not one.drafts(50 + 2 * PAUSE - 1) and one.drafts(50 + 2 * PAUSE)
+    assert not one.should_draft(50 + 2 * MIN_PAUSE - 1) and one.should_draft(50 + 2 * MIN_PAUSE)
     assert one.rate == 0.5 and one.pauses == 2
     for _ in range(20):
-        one.learn(4, 4)
+        one.observe(4, 4)
     one.pause(200)
-    assert one.drafts(200 + PAUSE)
+    assert one.should_draft(200 + MIN_PAUSE)
 
 
 def test_new_sequences_are_trusted_as_the_last_ones_were() -> None:
     trust = AcceptancePrior()
     assert Acceptance(trust.rate).expected(4) > 2
     for _ in range(100):
-        trust.learn(4, 0)
+        trust.observe(4, 0)
     assert Acceptance(trust.rate).expected(4) < 0.1
     begun = [trust.begin() for _ in range(32)]
     assert [rate > 0.7 for rate in begun].count(True) == 2
     for _ in range(100):
-        trust.learn(1, 1)
+        trust.observe(1, 1)
     assert Acceptance(trust.rate).expected(4) > 3.5
 
 
 def test_the_first_drafts_of_all_count_more_than_later_ones() -> None:
     """Where a step that verifies costs as much as 1.5 others, two sequences find out that mtp_drafts are never right."""
     trust = AcceptancePrior(0.9)
-    trust.learn(4, 0)
-    trust.learn(4, 0)
+    trust.observe(4, 0)
+    trust.observe(4, 0)
     assert trust.rate == pytest.approx(0.3) and Acceptance(trust.rate).expected(4) < 0.5
     for _ in range(100):
-        trust.learn(4, 0)
-    trust.learn(4, 4)
-    assert trust.rate == pytest.approx(NEWEST, abs=1e-6)
+        trust.observe(4, 0)
+    trust.observe(4, 4)
+    assert trust.rate == pytest.approx(MIN_LEARNING_RATE, abs=1e-6)
 
 
 def test_guesses_of_a_head_are_for_the_place_they_were_made_for() -> None:
     drafter = MtpDrafter()
     assert drafter.propose([3], 4) == []
-    drafter.hear(5, [7, 8, 9])
+    drafter.observe(5, [7, 8, 9])
     assert drafter.propose([1] * 5, 4) == [7, 8, 9] and drafter.propose([1] * 5, 2) == [7, 8]
     assert drafter.propose([1] * 6, 4) == [] == drafter.propose([1] * 4, 4)
     make = drafters("mtp")

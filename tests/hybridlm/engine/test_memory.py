@@ -24,7 +24,7 @@ def row(context: int) -> int:
 
 
 def demand(scratch: int = 0) -> Demand:
-    return Demand(weights=100 * MB, row=row, lanes=8, staging=4, context=4096, scratch=scratch)
+    return Demand(weights=100 * MB, row=row, lanes=8, prefill_rows=4, context=4096, scratch=scratch)
 
 
 def test_the_sum() -> None:
@@ -82,7 +82,7 @@ def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkey
     hybridlm.load(text_lm.path, lanes=8, context=256)
     hybridlm.load(text_lm.path, lanes=8, context=256, mesh=hybridlm.mesh(data=4))
     one, each = seen[0], seen[1]
-    assert (each.lanes, each.staging, each.devices) == (2, 1, 4) and (one.lanes, one.staging) == (8, 4)
+    assert (each.lanes, each.prefill_rows, each.devices) == (2, 1, 4) and (one.lanes, one.prefill_rows) == (8, 4)
     assert each.row(256) == one.row(256) and one.weights // 4 - 64 <= each.weights <= one.weights // 4
     monkeypatch.undo()
     found = available_memory(Placement(hybridlm.mesh(data=4)))

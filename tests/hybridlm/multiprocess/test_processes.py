@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import hybridlm
 from hybridlm.cli.main import app
-from hybridlm.multiprocess.records import RECORD, Operation, PlanError, from_records, to_records
+from hybridlm.multiprocess.records import RECORD, Operation, BroadcastError, from_records, to_records
 from hybridlm.programs.operations import run_of, run_operation
 from hybridlm.programs.shapes import Shape
 
@@ -54,11 +54,11 @@ def test_large_operands_take_further_records_of_the_same_size() -> None:
     told = from_records(records, 0)
     assert told.numbers == (1, -2)
     np.testing.assert_array_equal(told.arrays[0], operation.arrays[0])
-    with pytest.raises(PlanError, match="expected record 0 of 2, got 0 of 3"):
+    with pytest.raises(BroadcastError, match="expected record 0 of 2, got 0 of 3"):
         from_records(records[: 2 * RECORD], 0)
-    with pytest.raises(PlanError, match="expected record 0 of 3, got 1 of 3"):
+    with pytest.raises(BroadcastError, match="expected record 0 of 3, got 1 of 3"):
         from_records(records[RECORD : 2 * RECORD] + records[:RECORD] + records[2 * RECORD :], 0)
-    with pytest.raises(PlanError, match=r"plan 1, record 0: epoch: expected 1, got 0; a plan was lost"):
+    with pytest.raises(BroadcastError, match=r"plan 1, record 0: epoch: expected 1, got 0; a plan was lost"):
         from_records(records, 1)
 
 
@@ -66,7 +66,7 @@ def test_large_operands_take_further_records_of_the_same_size() -> None:
 def test_a_flipped_bit_is_found_wherever_it_is(place: int) -> None:
     records = bytearray(to_records(3, run_operation(7, 4, Shape("generate", 4, 3), OPERANDS)[0]))
     records[place] ^= 4
-    with pytest.raises(PlanError, match=r"plan 3, record 0: checksum: expected [0-9a-f]{8}, got"):
+    with pytest.raises(BroadcastError, match=r"plan 3, record 0: checksum: expected [0-9a-f]{8}, got"):
         from_records(bytes(records), 3)
 
 

@@ -96,8 +96,8 @@ def test_where_process_0_no_longer_listens_jax_ends_the_others_for_that(store: S
     with socket.create_server(("127.0.0.1", 0)) as server:
         store.address = f"127.0.0.1:{server.getsockname()[1]}"
         assert watch.reason() is None
-    watch.known = "process 2 has ended: PlanError: damaged"
-    assert (watch.reason() or "").startswith("process 2 has ended: PlanError: damaged; process 1 (")
+    watch.known = "process 2 has ended: BroadcastError: damaged"
+    assert (watch.reason() or "").startswith("process 2 has ended: BroadcastError: damaged; process 1 (")
 
 
 @pytest.mark.parametrize(("reason", "status", "said"), [("'gone'", 3, "error: gone\n"), ("None", -6, "")])
@@ -140,8 +140,8 @@ def test_where_the_store_does_not_answer_process_0_is_lost(
 
 
 def test_what_a_process_says_of_its_end_is_the_reason(store: Store, watch: Watch, ended: list[int]) -> None:
-    store.said["failed/2"] = b"process 2 has ended: PlanError: damaged"
+    store.said["failed/2"] = b"process 2 has ended: BroadcastError: damaged"
     watch.find_out()
-    assert watch.known == "process 2 has ended: PlanError: damaged"
+    assert watch.known == "process 2 has ended: BroadcastError: damaged"
     watch.failed("because")
     assert store.said["failed/1"] == b"process 1 has ended: because"

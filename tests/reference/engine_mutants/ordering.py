@@ -27,9 +27,9 @@ def taken(patch: pytest.MonkeyPatch, change) -> None:
 def lanes_of_now(patch: pytest.MonkeyPatch) -> None:
     def change(session: Session, dispatched: DispatchedStep, sampled: Any) -> tuple[DispatchedStep, Any]:
         scheduler = session._scheduler
-        if scheduler._decode is None or any(one.prefilling for one, _ in dispatched.sequences):
+        if scheduler._decode_pool is None or any(one.prefilling for one, _ in dispatched.sequences):
             return dispatched, sampled
-        now = scheduler._by_lane(scheduler._decode, scheduler.decoding)
+        now = scheduler._by_lane(scheduler._decode_pool, scheduler.decoding)
         known = [one for one, _ in dispatched.sequences]
         return dispatched._replace(sequences=[(one, lane) for lane, one in enumerate(now) if one and one in known]), sampled
 

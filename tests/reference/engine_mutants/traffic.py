@@ -148,10 +148,10 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
             if step in cancelled and cancelled[step] in session._alive:
                 session.cancel(cancelled[step])
             scheduler = session._scheduler
-            if step == MOVED_AT and scheduler._decode is not None:
+            if step == MOVED_AT and scheduler._decode_pool is not None:
                 while session._in_flight and session._in_flight[0].accepted is not None:
                     session._read()  # as the session itself does before rows move
-                scheduler._resize(scheduler._decode.size)
+                scheduler._resize(scheduler._decode_pool.size)
             for event in session.step():
                 if event.completion is not None:
                     found[event.index] = Alone(event.completion.token_ids, event.completion.finish_reason)

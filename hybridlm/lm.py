@@ -21,11 +21,11 @@ from hybridlm.checkpoint.saved_write import Described, save_checkpoint
 from hybridlm.devices.machine import Machine
 from hybridlm.drafting.drafters import AsLoaded, Speculate
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.follower import follow
 from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix, compute_prefix
 from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up
+from hybridlm.engine.worker import run_worker
 from hybridlm.files.atomic import new_path
 from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
 from hybridlm.openai_batch.batch_file import BatchFileReport, BatchModel, batch_file
@@ -485,13 +485,13 @@ class LM:
         A process that cannot go on, because another has ended, does not answer or was told something else, says why
         and ends (status 70); in process 0 an error is raised, unless it waits for a process that does not answer.
         """
-        crew = self.engine.calls.crew
-        if crew is None:
+        process_group = self.engine.calls.process_group
+        if process_group is None:
             return False
-        if crew.leads:
-            atexit.register(crew.end)
+        if process_group.is_leader:
+            atexit.register(process_group.end)
             return False
-        follow(self.engine, crew)
+        run_worker(self.engine, process_group)
         return True
 
     @property

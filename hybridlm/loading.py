@@ -21,7 +21,7 @@ from hybridlm.engine.memory import Demand, admit_model, admit_steps, available_m
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.files.strict_json import read_object
 from hybridlm.lm import LM
-from hybridlm.multiprocess.crew import Crew
+from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.prefix_cache.budget import cache_budget
 from hybridlm.programs.compilation_cache import cache_of
 from hybridlm.programs.programs import Certify, Programs
@@ -109,7 +109,7 @@ def load(
     folder = None if cache.folder is None else cache.folder / "products"
     if tune:
         check_tune(folder, mesh)
-    crew = Crew(placement) if placement.several_processes else None
+    process_group = ProcessGroup(placement) if placement.several_processes else None
     cache_dtype = dtype_of_caches(dtype)
     abstract, weights = family.abstract(config.share(placement.devices)), family.weights(config)
     cuts = {} if placement.devices == ALONE else family.abstract(config).cuts()
@@ -125,8 +125,8 @@ def load(
     certificates = None if cache.folder is None else cache.folder / "certificates"
     programs = Programs(structure, certify, certificates, placement, cache.setting)
     fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
-    if crew is not None:
-        crew.agree_on(
+    if process_group is not None:
+        process_group.agree_on(
             "settings",
             {
                 "checkpoint": fingerprint,
@@ -157,7 +157,7 @@ def load(
         draft_tokens=draft_tokens,
         prefix_cache=budget,
         placement=placement,
-        crew=crew,
+        process_group=process_group,
     )
     if tune and folder is not None:
         shapes = [shape for shape in all_shapes(engine) if isinstance(shape, Shape)]

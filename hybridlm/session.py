@@ -1,9 +1,8 @@
 """A run of the engine: requests go in at any time, tokens come out step by step."""
 
 import time
-import typing
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Unpack
 
@@ -17,7 +16,7 @@ from hybridlm.engine.speculation import Speculation
 from hybridlm.errors import NumericalError
 from hybridlm.requests.results import Completion
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
-from hybridlm.requests.sequence import FinishReason, Request, Sequence
+from hybridlm.requests.sequence import ActiveSequence, FinishReason, Request
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.generate import SampledTokens
 from hybridlm.text.stop_strings import GrowingText
@@ -73,7 +72,7 @@ class Session:
     ):
         self._engine, self._tokenizer, self._to_request = engine, tokenizer, to_request
         self._scheduler = Scheduler(engine, processor, speculation)
-        self._alive: dict[int, Sequence] = {}
+        self._alive: dict[int, ActiveSequence] = {}
         self._texts: dict[int, GrowingText] = {}
         self._events: list[Event] = []
         self._in_flight: deque[DispatchedStep] = deque()
@@ -102,7 +101,7 @@ class Session:
     @takes_settings
     def submit(
         self,
-        prompt: str | typing.Sequence[int],
+        prompt: str | Sequence[int],
         sampling_params: SamplingParams | None = None,
         *,
         priority: int = 0,
@@ -133,7 +132,7 @@ class Session:
     def add(self, request: Request) -> None:
         """Queue a request that has been checked."""
         self._submitted = request.index + 1
-        sequence = self._alive[request.index] = Sequence(request)
+        sequence = self._alive[request.index] = ActiveSequence(request)
         if self._tokenizer is not None:
             self._texts[request.index] = GrowingText(self._tokenizer, request.params.stop_strings)
         if len(request.prompt) < self._engine.context:
@@ -239,7 +238,7 @@ class Session:
         if wrong is not None:
             raise wrong
 
-    def _grow(self, sequence: Sequence) -> None:
+    def _grow(self, sequence: ActiveSequence) -> None:
         index, token = sequence.request.index, sequence.generated[-1]
         self._engine.stats["generated_tokens"] += 1
         text = self._texts.get(index)
@@ -251,13 +250,13 @@ class Session:
         else:
             self._end(sequence, reason, token)
 
-    def _finish_reason(self, sequence: Sequence, text: GrowingText | None) -> FinishReason | None:
+    def _finish_reason(self, sequence: ActiveSequence, text: GrowingText | None) -> FinishReason | None:
         if sequence.generated[-1] in sequence.request.params.stop_token_ids or (text is not None and text.stopped):
             return "stop"
         done = len(sequence.generated) == sequence.sampled and not sequence.remaining(self._engine.context)
         return "length" if done else None
 
-    def _end(self, sequence: Sequence, reason: FinishReason, token: int | None) -> None:
+    def _end(self, sequence: ActiveSequence, reason: FinishReason, token: int | None) -> None:
         """The last event of a request."""
         index, asked = sequence.request.index, sequence.request.params.logprobs
         text = self._texts.get(index)
@@ -275,14 +274,14 @@ class Session:
         )
         self._events.append(Event(index, token, "" if text is None else text.take(final=True), completion))
 
-    def _forget(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _forget(self, sequence: ActiveSequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         self._scheduler.leave(sequence)
         del self._alive[sequence.request.index]
         self._texts.pop(sequence.request.index, None)
 
 
-def _append(sequence: Sequence, sampled: SampledTokens, place: tuple[int, ...]) -> None:
+def _append(sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]) -> None:
     """Keep what a step drew at a lane, or behind a token of a lane, as NumPy arrays."""
     asked = sequence.request.params.logprobs
     sequence.generated.append(int(sampled.token[place]))

@@ -8,7 +8,7 @@ import typer
 from hybridlm.cli.options import Debug, reported
 from hybridlm.multiprocess import environment
 from hybridlm.multiprocess.joining import join
-from hybridlm.multiprocess.launch import Failed
+from hybridlm.multiprocess.launch import LaunchError
 from hybridlm.multiprocess.launch import launch as start
 
 COMMANDS = ("generate", "score")
@@ -34,7 +34,7 @@ def launch(
     timeout: Annotated[
         float,
         typer.Option(help="Seconds after which a process that has died or does not answer has ended all, at most 60."),
-    ] = environment.MOST_SECONDS,
+    ] = environment.MAX_TIMEOUT,
     debug: Debug = False,
 ) -> None:
     """Run a command in several processes, over all their devices: `hybridlm launch -n 4 -- score ...`.
@@ -49,14 +49,14 @@ def launch(
             join(timeout, devices)
             assert context.parent is not None
             status = context.parent.command.main(command, prog_name="hybridlm", standalone_mode=False)
-            if status == environment.LOST:
-                environment.leave()
+            if status == environment.EXIT_PEER_LOST:
+                environment.exit_peer_lost()
             raise typer.Exit(status or 0)
         if processes < 1:
             raise ValueError(f"launch: expected at least one process, got {processes}")
         own = [f"--timeout={timeout:g}", *([] if devices is None else [f"--devices={devices}"])]
         try:
             start([sys.executable, "-m", "hybridlm", "launch", *own, "--", *command], processes, timeout)
-        except Failed as error:
+        except LaunchError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(error.status) from None

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from hybridlm.errors import MissingExtra, NumericalError
-from hybridlm.multiprocess.environment import LOST, Disagreement, ProcessLost
+from hybridlm.multiprocess.environment import EXIT_PEER_LOST, Disagreement, ProcessLost
 from ir_passes import AuditError
 
 EXPECTED = (
@@ -86,7 +86,7 @@ def reported(debug: bool) -> Iterator[None]:
             if debug:
                 raise
             typer.echo(f"error: {'; '.join([_message(error), *_notes(error)])}", err=True)
-            raise typer.Exit(LOST if isinstance(error, ProcessLost | Disagreement) else 1) from None
+            raise typer.Exit(EXIT_PEER_LOST if isinstance(error, ProcessLost | Disagreement) else 1) from None
 
 
 def console_for_table() -> Console:

@@ -14,7 +14,14 @@ from hybridlm.cpu_tuning.products import MIN_ELEMENTS, MIN_GAIN
 from hybridlm.cpu_tuning.store import TimeStore
 from hybridlm.cpu_tuning.variants import INT8_HEAD, Product
 from hybridlm.progress import counting_progress
-from hybridlm.sampling.int8_head import MAX_LANES, Int8Head, supports_int8_head, int8_copy_bytes, most_likely_by_int8_head, build_int8_head
+from hybridlm.sampling.int8_head import (
+    MAX_LANES,
+    Int8Head,
+    build_int8_head,
+    int8_copy_bytes,
+    most_likely_by_int8_head,
+    supports_int8_head,
+)
 
 MIN_GAIN_FOR_COPY = 1.25
 """Minimum speed-up for one number of lanes: the copy takes half of what the head takes. Where there is a copy, MIN_GAIN

@@ -1,18 +1,15 @@
-"""Times of matrix products by variant: files beside the compiled steps, one for each product and machine.
-
-A file that cannot be read, or holds something else than it should, is as good as none: its product is measured anew.
-"""
+"""Times of matrix products by variant: files beside the compiled steps, one for each product and machine."""
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from hybridlm.cpu_tuning.variants import PACKED, Product, Variant
 from hybridlm.devices.machine import Machine
-from hybridlm.files.atomic import replacing
+from ir_passes.files.record import from_json, to_json
+from ir_passes.files.store import FileStore
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.record import MOST_CHARACTERS, RecordError, from_json, to_json
 
 VERSION = 7
 
@@ -50,23 +47,19 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class TimeStore:
-    """A directory of measured products, which any number of processes may read and write.
+class TimeStore(FileStore):
+    """A directory of measured products.
 
     Attributes:
-        directory: made when the first product is kept.
         machine: the one whose times are found.
     """
 
-    directory: Path
     machine: Machine
 
     def find(self, product: Product) -> dict[Variant, float] | None:
         """Return the seconds that are kept of each variant; None where none are."""
-        try:
-            with self._path(product).open("rb") as file:
-                kept = from_json(Measured, file.read(MOST_CHARACTERS + 1))
-        except (OSError, RecordError):
+        kept = self.read_record(self._name(product), partial(from_json, Measured))
+        if kept is None:
             return None
         can = product.variants
         found: dict[Variant, float] = {
@@ -88,9 +81,8 @@ class TimeStore:
         """
         times = tuple(Timed(variant, round(1e3 * one, 6)) for variant, one in seconds.items())
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            with replacing(self._path(product)) as file:
-                file.write(to_json(Measured(VERSION, self.machine, product, times)))
+            content = to_json(Measured(VERSION, self.machine, product, times))
+            self.write_file(self._name(product), content.encode())
         except OSError as error:
             _log.warning("the time of a product was not kept, the next process measures it again: %s", error)
 
@@ -103,5 +95,5 @@ class TimeStore:
             self.directory,
         )
 
-    def _path(self, product: Product) -> Path:
-        return self.directory / f"{fingerprint((VERSION, self.machine, product))}.json"
+    def _name(self, product: Product) -> str:
+        return f"{fingerprint((VERSION, self.machine, product))}.json"

@@ -14,7 +14,7 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.requests.sequence import Sequence
+from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens
@@ -32,7 +32,7 @@ class DispatchedStep(NamedTuple):
     """
 
     sampled: SampledTokens
-    sequences: list[tuple[Sequence, int]]
+    sequences: list[tuple[ActiveSequence, int]]
     accepted: jax.Array | None = None
     timing: StepTiming | None = None
 
@@ -49,18 +49,18 @@ class Decoding:
     def __init__(self, engine: Engine, processor: LogitsProcessor | None, speculation: Speculation | None):
         self._engine, self._processor, self._speculation = engine, processor, speculation
         self._drafted: list[int] = []
-        self._steady: tuple[list[Sequence | None], Shape, np.ndarray, tuple[Any, ...]] | None = None
+        self._steady: tuple[list[ActiveSequence | None], Shape, np.ndarray, tuple[Any, ...]] | None = None
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: ActiveSequence) -> None:
         """A sequence joins the queue."""
         if self._speculation is not None:
             sequence.drafting = self._speculation.begin(sequence.request.prompt)
 
-    def needs_tokens(self, sequences: list[Sequence]) -> bool:
+    def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
         """Whether their next step can be decided only when all that they have sampled has been read."""
         return self._speculation is not None and self._speculation.should_draft(sequences, self._engine.context)
 
-    def step(self, pool: RowPool, lanes: list[Sequence | None], top: int | None) -> DispatchedStep:
+    def step(self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None) -> DispatchedStep:
         """Dispatch the next step.
 
         Args:
@@ -93,7 +93,7 @@ class Decoding:
                 engine.stats["accepted_tokens"] += count - 1
                 engine.stats["speculation_pauses"] += speculation.observe(sequence, pool.size, drafted, count - 1)
 
-    def _draw(self, pool: RowPool, lanes: list[Sequence | None], top: int | None, mtp_drafts: int) -> DispatchedStep:
+    def _draw(self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None, mtp_drafts: int) -> DispatchedStep:
         """One token of each, and so many mtp_drafts behind it."""
         engine = self._engine
         shape = Shape("generate", pool.size, 1, top, self._processor, mtp_drafts)
@@ -118,7 +118,7 @@ class Decoding:
         self,
         speculation: Speculation,
         pool: RowPool,
-        lanes: list[Sequence | None],
+        lanes: list[ActiveSequence | None],
         drafts: list[tuple[int, ...]],
         top: int | None,
     ) -> DispatchedStep:
@@ -156,5 +156,5 @@ class Decoding:
         return self._speculation.times.begin((shape.step, shape.lanes, shape.mtp_drafts))
 
 
-def _taking_part(lanes: list[Sequence | None]) -> list[tuple[Sequence, int]]:
+def _taking_part(lanes: list[ActiveSequence | None]) -> list[tuple[ActiveSequence, int]]:
     return [(sequence, lane) for lane, sequence in enumerate(lanes) if sequence is not None]

@@ -13,7 +13,7 @@ from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, AsLoaded, MtpDrafter, Speculate, drafters
 from hybridlm.drafting.step_times import StepTimes
 from hybridlm.engine.speculation import Speculation
-from hybridlm.multiprocess.crew import Crew
+from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
@@ -59,7 +59,7 @@ class Engine:
         speculate, draft_tokens: who drafts, where a call does not say, and most drafts of a lane in a step.
         prefix_cache: bytes for the states of prompts that were read; None keeps none.
         placement: the devices; the parameters lie on them, and the programs are compiled for them.
-        crew: the processes that have these devices; None where this one has them all.
+        process_group: the processes that have these devices; None where this one has them all.
 
     Raises:
         ValueError: `prefix_cache` is less than one state.
@@ -95,10 +95,10 @@ class Engine:
         draft_tokens: int = DEFAULT_DRAFT_TOKENS,
         prefix_cache: CacheBudget | None = None,
         placement: Placement = ONE_DEVICE,
-        crew: Crew | None = None,
+        process_group: ProcessGroup | None = None,
     ):
         self.lanes, self.context, self.chunk = lanes, context, chunk
-        self.placement, self.calls = placement, Calls(programs, crew, placement.share_threads)
+        self.placement, self.calls = placement, Calls(programs, process_group, placement.share_threads)
         self.prefill_rows = placement.prefill_rows(lanes, prefill_rows)
         self.params, self.programs, self.sanitizer = params, programs, sanitizer
         self._loaded = params
@@ -236,11 +236,11 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
-        self.calls.tell_run(shape, pool, (*batch, *operands))
+        self.calls.broadcast_run(shape, pool, (*batch, *operands))
         placed = self.placement.put((*batch, *operands))
         if self.sanitizer is None:
             outputs, rows = self.calls(shape, self.example_arguments, self.params, pool.take(), *placed)
-            outputs = self.calls.whole(outputs)
+            outputs = self.calls.replicate(outputs)
         else:
             sanitized, given = self._sanitized(self.sanitizer, shape), tuple(placed[len(batch) :])
             outputs, rows = self.sanitizer.run(sanitized, pool, self.params, batch, given, owners, counts)
@@ -258,7 +258,7 @@ class Engine:
     def copy_row(self, source: RowPool, read: np.ndarray, target: RowPool, write: np.ndarray) -> None:
         """The same of rows by their numbers, int32 [1] each."""
         shape = CopyShape(source.size, target.size)
-        self.calls.tell_copy(source, target, (read, write))
+        self.calls.broadcast_copy(source, target, (read, write))
         maps = self.placement.put_whole((read, write))
         if self.sanitizer is None:
             (copied,) = self.calls(shape, self.example_arguments, target.take(), source.look(), *maps)

@@ -15,7 +15,7 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.requests.sequence import Sequence
+from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.operands import Batch, Feed
@@ -44,25 +44,25 @@ class Scheduler:
     ):
         self._engine, self._processor = engine, processor
         self._decoding = Decoding(engine, processor, speculation)
-        self.waiting: list[tuple[int, int, Sequence]] = []
-        self.prefilling: list[Sequence] = []
-        self.decoding: list[Sequence] = []
+        self.waiting: list[tuple[int, int, ActiveSequence]] = []
+        self.prefilling: list[ActiveSequence] = []
+        self.decoding: list[ActiveSequence] = []
         self._arrived = 0
         self._prefill_pool: RowPool | None = None
         self._decode_pool: RowPool | None = None
 
     @property
-    def joined(self) -> list[Sequence]:
+    def joined(self) -> list[ActiveSequence]:
         """Sequences that have a row."""
         return self.prefilling + self.decoding
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: ActiveSequence) -> None:
         """A sequence joins the queue."""
         self._decoding.begin(sequence)
         heapq.heappush(self.waiting, (-sequence.request.priority, self._arrived, sequence))
         self._arrived += 1
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: ActiveSequence) -> None:
         """A sequence ends; a step that still runs for it touches only its own row, which the next holder overwrites."""
         self.waiting = [entry for entry in self.waiting if entry[2] is not sequence]
         heapq.heapify(self.waiting)
@@ -90,7 +90,7 @@ class Scheduler:
         self._decoding.settle(self._decode_pool, dispatched, accepted)
         self._release_finished(dispatched)
 
-    def invalidate(self, sequence: Sequence) -> None:
+    def invalidate(self, sequence: ActiveSequence) -> None:
         """What a sequence has led to is wrong: no other goes on from a state of its tokens."""
         if self._engine.prefix_cache is not None:
             self._engine.prefix_cache.invalidate((*sequence.request.prompt, *sequence.generated))
@@ -158,9 +158,9 @@ class Scheduler:
             self.prefilling.append(sequence)
             self._begin(sequence, self._prefill_pool)
 
-    def _next_of_queue(self, most: int) -> tuple[list[Sequence], bool]:
+    def _next_of_queue(self, most: int) -> tuple[list[ActiveSequence], bool]:
         """Who joins next, and whether others wait for what these are reading, because their prompts begin alike."""
-        cache, joining, held = self._engine.prefix_cache, list[Sequence](), []
+        cache, joining, held = self._engine.prefix_cache, list[ActiveSequence](), []
         free = self._engine.prefill_rows
         if self.prefilling and self._prefill_pool is not None:
             free = self._prefill_pool.owner.free
@@ -178,7 +178,7 @@ class Scheduler:
             heapq.heappush(self.waiting, entry)
         return joining, bool(held)
 
-    def _begin(self, sequence: Sequence, prefill_pool: RowPool) -> None:
+    def _begin(self, sequence: ActiveSequence, prefill_pool: RowPool) -> None:
         """Let a sequence go on from the deepest state that is known of its prompt."""
         engine, cache = self._engine, self._engine.prefix_cache
         prompt, start = sequence.request.prompt, sequence.request.start
@@ -197,7 +197,7 @@ class Scheduler:
         batch = Batch.of(feeds, engine.chunk)
         counts = np.asarray(batch.lengths)
         sampled = engine.run(shape, pool, batch, *sampling_arrays(lanes), owners=lanes, counts=counts)
-        sampling: list[tuple[Sequence, int]] = []
+        sampling: list[tuple[ActiveSequence, int]] = []
         for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):
             if sequence is not None and feed is not None:
                 sequence.consumed += len(feed.tokens)
@@ -210,7 +210,7 @@ class Scheduler:
             self._move_on(sequence, pool)
         return DispatchedStep(sampled, sampling)
 
-    def _keep(self, sequence: Sequence, pool: RowPool) -> None:
+    def _keep(self, sequence: ActiveSequence, pool: RowPool) -> None:
         """Keep the state that the steps dispatched so far leave in a sequence's row, for prompts that go on from it."""
         cache, tokens = self._engine.prefix_cache, (*sequence.request.prompt, *sequence.generated)
         if cache is None or sequence.slot is None or not pool.settled:
@@ -219,7 +219,7 @@ class Scheduler:
         if sequence.consumed <= len(tokens):
             cache.keep(pool, sequence.slot, tokens[: sequence.consumed], owner=sequence)
 
-    def _move_on(self, sequence: Sequence, prefill_pool: RowPool) -> None:
+    def _move_on(self, sequence: ActiveSequence, prefill_pool: RowPool) -> None:
         """From the prefill pool to the decode pool, or out, if its first token is its last."""
         if not sequence.remaining(self._engine.context):
             self._release(sequence)
@@ -275,7 +275,7 @@ class Scheduler:
             sequence.slot = slot
         self._decode_pool = new
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: ActiveSequence) -> None:
         """Take a sequence out of its pool, if it is in one."""
         for pool, sequences in ((self._prefill_pool, self.prefilling), (self._decode_pool, self.decoding)):
             if sequence in sequences:
@@ -284,13 +284,13 @@ class Scheduler:
                 pool.owner.release(sequence.slot)
                 sequence.slot = None
 
-    def _by_lane(self, pool: RowPool, sequences: list[Sequence]) -> list[Sequence | None]:
-        lanes: list[Sequence | None] = [None] * pool.size
+    def _by_lane(self, pool: RowPool, sequences: list[ActiveSequence]) -> list[ActiveSequence | None]:
+        lanes: list[ActiveSequence | None] = [None] * pool.size
         for lane, sequence in zip(pool.lanes([s.slot for s in sequences if s.slot]), sequences, strict=True):
             lanes[lane] = sequence
         return lanes
 
-    def _top(self, sequences: list[Sequence]) -> int | None:
+    def _top(self, sequences: list[ActiveSequence]) -> int | None:
         """The most log-probabilities that one of them asks for."""
         return max(
             (s.request.params.logprobs for s in sequences if s.request.params.logprobs is not None), default=None

@@ -18,7 +18,6 @@ from hybridlm.checkpoint import CheckpointError, SafetensorsFile
 from hybridlm.checkpoint.safetensors import NAMES, Entry, write_safetensors
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import replacing
-from hybridlm.files.strict_json import unique_keys
 from hybridlm.rows.snapshot import (
     ArrayLayout,
     Snapshot,
@@ -28,6 +27,7 @@ from hybridlm.rows.snapshot import (
     nothing_consumed,
     token_hash,
 )
+from ir_passes.files.strict_json import parse_json
 
 FORMAT = "hybridlm snapshot 2"
 """Version 1 held recurrent states as [key, value]: where both have one size, its shapes say no different."""
@@ -138,8 +138,8 @@ def _hash(metadata: Mapping[str, str], arrays: Iterator[np.ndarray]) -> str:
 
 def _json(path: Path, name: str, text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=unique_keys)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise SnapshotError(f"{path}: {name} cannot be read as JSON: {error}") from error
 
 

@@ -11,7 +11,7 @@ from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.drafting.drafters import Drafter, MtpDrafter
 from hybridlm.drafting.drafts import Drafting
 from hybridlm.drafting.step_times import StepTimes
-from hybridlm.requests.sequence import Sequence as Alive
+from hybridlm.requests.sequence import ActiveSequence
 
 MIN_SPEEDUP = 1.02
 """Tokens per second that drafts must promise over no drafts."""
@@ -47,7 +47,7 @@ class Speculation:
         """For a sequence that joins."""
         return Drafting(self._drafters(), prompt, self._prior.begin())
 
-    def should_draft(self, sequences: Sequence[Alive], context: int) -> bool:
+    def should_draft(self, sequences: Sequence[ActiveSequence], context: int) -> bool:
         """Whether the next step needs to know what the one before has sampled.
 
         Waiting for that costs time. It is worth it where there are drafts behind the tokens that have been read, be
@@ -61,7 +61,7 @@ class Speculation:
         """A step has passed without a look at drafts."""
         self._wait = max(0, self._wait - 1)
 
-    def drafts(self, lanes: Sequence[Alive | None], context: int) -> list[tuple[int, ...]] | None:
+    def drafts(self, lanes: Sequence[ActiveSequence | None], context: int) -> list[tuple[int, ...]] | None:
         """The drafts of every lane; None where the next step had better have none.
 
         Everything that the lanes have sampled must have been read.
@@ -80,7 +80,7 @@ class Speculation:
             return proposed
         return proposed if self._worth_it(lanes, proposed) else None
 
-    def mtp_drafts(self, lanes: Sequence[Alive | None], verifying: bool) -> int:
+    def mtp_drafts(self, lanes: Sequence[ActiveSequence | None], verifying: bool) -> int:
         """How many tokens the model's own head mtp_drafts in the next step, for the one behind it to verify.
 
         Args:
@@ -92,7 +92,7 @@ class Speculation:
         self._mtp_next = not self._wait and (verifying or self._asks(lanes))
         return self.tokens if verifying or self._mtp_next else 0
 
-    def _asks(self, lanes: Sequence[Alive | None]) -> bool:
+    def _asks(self, lanes: Sequence[ActiveSequence | None]) -> bool:
         """Whether a step had better guess, none of whose lanes has drafts."""
         asking = [s is not None and s.drafting is not None and s.drafting.acceptance.should_draft(s.sampled) for s in lanes]
         if self.always or not any(asking):
@@ -101,7 +101,7 @@ class Speculation:
             lanes, [(0,) * self.tokens if one else () for one in asking]
         )
 
-    def _worth_it(self, lanes: Sequence[Alive | None], drafts: list[tuple[int, ...]]) -> bool:
+    def _worth_it(self, lanes: Sequence[ActiveSequence | None], drafts: list[tuple[int, ...]]) -> bool:
         """Whether drafts are to be verified: they pay, or it has to be measured whether they do."""
         if not self.times.known(self.steps(len(lanes))[1]) or self._pays(lanes, drafts, self.cost(len(lanes))):
             self._refused = MIN_WAIT
@@ -118,7 +118,7 @@ class Speculation:
         plain, verify = self.steps(lanes)
         return self.times.least(verify) / self.times.least(plain)
 
-    def observe(self, sequence: Alive, lanes: int, drafted: int, accepted: int) -> bool:
+    def observe(self, sequence: ActiveSequence, lanes: int, drafted: int, accepted: int) -> bool:
         """Of a sequence's drafts the first `accepted` were right; returns whether it stops drafting for a while."""
         assert sequence.drafting is not None
         acceptance = sequence.drafting.acceptance
@@ -130,13 +130,13 @@ class Speculation:
         acceptance.pause(sequence.sampled)
         return True
 
-    def _propose(self, sequence: Alive, context: int) -> tuple[int, ...]:
+    def _propose(self, sequence: ActiveSequence, context: int) -> tuple[int, ...]:
         drafting = sequence.drafting
         if drafting is None or not drafting.acceptance.should_draft(sequence.sampled):
             return ()
         return drafting.propose(sequence.generated, min(self.tokens, sequence.remaining(context) - 1), self._vocab_size)
 
-    def _pays(self, lanes: Sequence[Alive | None], proposed: list[tuple[int, ...]], cost: float) -> bool:
+    def _pays(self, lanes: Sequence[ActiveSequence | None], proposed: list[tuple[int, ...]], cost: float) -> bool:
         alive = [(s, drafts) for s, drafts in zip(lanes, proposed, strict=True) if s is not None]
         expected = sum(
             1 + (s.drafting.acceptance.expected(len(drafts)) if s.drafting is not None else 0) for s, drafts in alive

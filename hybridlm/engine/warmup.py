@@ -19,8 +19,8 @@ COMPILE_SECONDS = 120.0
 
 def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[str, float]:
     """See `LM.warmup`."""
-    if engine.calls.crew is not None:
-        engine.calls.crew.tell(Operation("warm up", (int(every_bucket),)))
+    if engine.calls.process_group is not None:
+        engine.calls.process_group.broadcast(Operation("warm up", (int(every_bucket),)))
     shapes = all_shapes(engine, only_full=not every_bucket)
     seconds: dict[str, float] = {}
 

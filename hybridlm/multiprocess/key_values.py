@@ -41,11 +41,11 @@ class KeyValues:
                 raise
             return None
 
-    def under(self, folder: str) -> dict[str, bytes]:
+    def list(self, folder: str) -> dict[str, bytes]:
         """All that was said under names that begin with "folder/", by the rest of the name."""
         found = self._client.key_value_dir_get_bytes(f"{self._folder}/{folder}/")
         return {name.rsplit("/", 1)[-1]: value for name, value in found}
 
-    def forget(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         """Nothing was said under this name, nor under any that begins with "name/"."""
         self._client.key_value_delete(f"{self._folder}/{name}")

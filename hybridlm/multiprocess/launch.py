@@ -10,12 +10,12 @@ import time
 from collections.abc import Sequence
 from typing import IO
 
-from hybridlm.multiprocess.environment import ADDRESS, COUNT, LOST, NUMBER
+from hybridlm.multiprocess.environment import ADDRESS, COUNT, EXIT_PEER_LOST, NUMBER
 
-_LOOK = 0.1
+_POLL_SECONDS = 0.1
 
 
-class Failed(RuntimeError):
+class LaunchError(RuntimeError):
     """A process has failed; all others were ended.
 
     Attributes:
@@ -39,20 +39,20 @@ def launch(command: Sequence[str], count: int, timeout: float) -> None:
         timeout: seconds within which all others have ended after one has failed, or process 0 has come to its end.
 
     Raises:
-        Failed: one has failed; names it.
+        LaunchError: one has failed; names it.
     """
     address = f"127.0.0.1:{_free_port()}"
     processes: list[subprocess.Popen[bytes]] = []
     pumps: list[threading.Thread] = []
     received: list[int] = []
 
-    def hand_on(number: int, frame: object) -> None:
+    def forward_signal(number: int, frame: object) -> None:
         received.append(number)
         for process in processes:
             if process.poll() is None:
                 process.send_signal(number)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, forward_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         for i in range(count):
             variables = {**os.environ, ADDRESS: address, COUNT: str(count), NUMBER: str(i)}
@@ -89,27 +89,27 @@ def _wait(processes: list[subprocess.Popen[bytes]], timeout: float, received: li
             end = time.monotonic() + timeout / 2
         for i, process in enumerate(processes):
             # Who ends because another one has, says so by its status.
-            if process.poll() and (failed is None or failed[1] == LOST != process.returncode):
+            if process.poll() and (failed is None or failed[1] == EXIT_PEER_LOST != process.returncode):
                 if failed is None:
-                    end = time.monotonic() + timeout * (0.35 if process.returncode == LOST else 0.75)
+                    end = time.monotonic() + timeout * (0.35 if process.returncode == EXIT_PEER_LOST else 0.75)
                 failed = i, process.returncode
         if end is not None and time.monotonic() > end:
             break
-        time.sleep(_LOOK)
+        time.sleep(_POLL_SECONDS)
     found = [(i, status) for i, process in enumerate(processes) if (status := process.poll())]
-    found = [one for one in found if one[1] != LOST] or found
+    found = [one for one in found if one[1] != EXIT_PEER_LOST] or found
     left = [str(i) for i, process in enumerate(processes) if process.poll() is None]
     if received:
-        raise Failed(f"ended by {signal.Signals(received[0]).name}", 128 + received[0])
-    if left and found and all(status == LOST for _, status in found):
-        raise Failed(f"process {', '.join(left)} did not answer and was killed; the others ended because of it", LOST)
+        raise LaunchError(f"ended by {signal.Signals(received[0]).name}", 128 + received[0])
+    if left and found and all(status == EXIT_PEER_LOST for _, status in found):
+        raise LaunchError(f"process {', '.join(left)} did not answer and was killed; the others ended because of it", EXIT_PEER_LOST)
     if found:
-        i, status = failed if failed is not None and failed[1] != LOST else found[0]
+        i, status = failed if failed is not None and failed[1] != EXIT_PEER_LOST else found[0]
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         others = f"; {', '.join(left)} did not answer and were killed" if left else ""
-        raise Failed(f"process {i} (pid {processes[i].pid}) {how}, and with it all others{others}", _as_shell(status))
+        raise LaunchError(f"process {i} (pid {processes[i].pid}) {how}, and with it all others{others}", _as_shell(status))
     if left:
-        raise Failed(f"process 0 has ended, and {', '.join(left)} did not within {timeout / 2:g} s: killed", 1)
+        raise LaunchError(f"process 0 has ended, and {', '.join(left)} did not within {timeout / 2:g} s: killed", 1)
 
 
 def _as_shell(status: int) -> int:

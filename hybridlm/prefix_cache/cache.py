@@ -15,8 +15,8 @@ from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.memory import CacheMemory
 from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.prefix_cache.radix_tree import Node, RadixTree, TreeError, common_length
-from hybridlm.requests.sequence import Sequence as Reading
-from hybridlm.rows.kept import CachedBuffers
+from hybridlm.requests.sequence import ActiveSequence
+from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot
 from ir_passes.host.slot_owner import Slot
@@ -110,7 +110,7 @@ class PrefixCache:
             place = self._tree.deepest(prompt, len(prompt) - 1)
         return max(0 if place is None else place.position, 0 if start is None else start.label.position)
 
-    def should_wait(self, prompt: Sequence[int], reading: Sequence[Reading]) -> bool:
+    def should_wait(self, prompt: Sequence[int], reading: Sequence[ActiveSequence]) -> bool:
         """Whether a prompt had better wait until one of those that are being read has got as far as both go together.
 
         It would save reading a chunk at least, and what is being read leaves a state there.

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from hybridlm.prefix_cache.budget import CacheBudget
-from hybridlm.rows.kept import CachedBuffers
+from hybridlm.rows.cached_buffers import CachedBuffers
 
 
 class CacheMemory:

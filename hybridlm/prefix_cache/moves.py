@@ -11,8 +11,8 @@ from hybridlm.programs.calls import Calls
 from hybridlm.programs.operations import part_operation
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.rows.arrays import maker_of_zeros
-from hybridlm.rows.kept import CachedBuffers, BufferSpan
-from hybridlm.rows.parts import RowPart, PartShape
+from hybridlm.rows.cached_buffers import BufferSpan, CachedBuffers
+from hybridlm.rows.parts import PartShape, RowPart
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot, SnapshotLabel, StateKind, label_of, nothing_consumed
 from hybridlm.steps.structure import Rows
@@ -226,10 +226,10 @@ class RowMoves:
             position: see `CachedBuffers`.
             number: what other processes know the result by; None where this one decides.
         """
-        kept, crew = CachedBuffers((), position, None), self._calls.crew
-        if crew is not None:
-            number = crew.named(kept, number)
-            crew.tell(*part_operation(number, part, True, crew.number(pool), pool.size, position, maps))
+        kept, process_group = CachedBuffers((), position, None), self._calls.process_group
+        if process_group is not None:
+            number = process_group.register(kept, number)
+            process_group.broadcast(*part_operation(number, part, True, process_group.number(pool), pool.size, position, maps))
         shape = self._shape(part, True, pool.size)
         (kept.arrays,) = self._calls(shape, self.example_arguments, *self._keeping(part, pool, maps))
         return kept
@@ -262,10 +262,10 @@ class RowMoves:
 
     def put_back(self, kept: CachedBuffers, part: RowPart, pool: RowPool, maps: tuple[np.ndarray, ...]) -> None:
         """Dispatch the step that moves what is kept back into a row; arguments as for `keep`."""
-        crew = self._calls.crew
-        if crew is not None:
-            numbers = crew.number(kept), crew.number(pool)
-            crew.tell(*part_operation(numbers[0], part, False, numbers[1], pool.size, kept.position, maps))
+        process_group = self._calls.process_group
+        if process_group is not None:
+            numbers = process_group.number(kept), process_group.number(pool)
+            process_group.broadcast(*part_operation(numbers[0], part, False, numbers[1], pool.size, kept.position, maps))
         leaves, tree = jax.tree.flatten(pool.take())
         shape = self._shape(part, False, pool.size)
         (new,) = self._calls(shape, self.example_arguments, *self._restoring(part, leaves, kept, maps))

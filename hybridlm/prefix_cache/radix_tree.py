@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from hybridlm.rows.kept import B, BufferSpan
+from hybridlm.rows.cached_buffers import B, BufferSpan
 
 S = TypeVar("S")
 """What a node keeps."""

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridlm.multiprocess.crew import Crew
+from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.multiprocess.records import Operation
 from hybridlm.programs.operations import copy_operation, run_operation
 from hybridlm.programs.programs import Programs
@@ -23,52 +23,52 @@ class Calls:
 
     Args:
         programs: has it.
-        crew: the processes that run it together; None for this one alone.
+        process_group: the processes that run it together; None for this one alone.
         share_threads: see `Placement.share_threads`.
     """
 
-    def __init__(self, programs: Programs, crew: Crew | None, share_threads: bool):
-        self._programs, self.crew, self._in_flight = programs, crew, InFlight(share_threads)
+    def __init__(self, programs: Programs, process_group: ProcessGroup | None, share_threads: bool):
+        self._programs, self.process_group, self._in_flight = programs, process_group, InFlight(share_threads)
 
     def __call__(self, shape: S, examples: Callable[[S], tuple[Any, ...]], *args: Any) -> Any:
         """Call it with arguments; `examples` gives some of a shape to compile it for.
 
-        Raises IsolationError, AuditError, HloError where the step is refused; in a crew, as `Crew.call`.
+        Raises IsolationError, AuditError, HloError where the step is refused; in a process_group, as `ProcessGroup.call`.
         """
-        if self.crew is not None:  # it never has more than a few on their way
-            return self.crew.call(shape, lambda: self._programs.compiled(shape, examples), args)
+        if self.process_group is not None:  # it never has more than a few on their way
+            return self.process_group.call(shape, lambda: self._programs.compiled(shape, examples), args)
         results = self._programs.compiled(shape, examples)(*args)
         self._in_flight.add(results)
         return results
 
     def new_pool(self, count: int, new_rows: Callable[[int], Rows]) -> RowPool:
         """A pool of so many rows, in all processes."""
-        if self.crew is None:
+        if self.process_group is None:
             return RowPool(new_rows(count))
-        number = self.crew.new_number()
-        self.crew.tell(Operation("rows", (number, count)))
+        number = self.process_group.new_number()
+        self.process_group.broadcast(Operation("rows", (number, count)))
         pool = RowPool(new_rows(count))
-        self.crew.named(pool, number)
+        self.process_group.register(pool, number)
         return pool
 
-    def tell_run(self, shape: Shape, pool: RowPool, operands: Sequence[Any]) -> None:
+    def broadcast_run(self, shape: Shape, pool: RowPool, operands: Sequence[Any]) -> None:
         """The step that is called next, and its operands on the host."""
-        if self.crew is not None:
-            self.crew.tell(*run_operation(self.crew.number(pool), pool.size, shape, operands))
+        if self.process_group is not None:
+            self.process_group.broadcast(*run_operation(self.process_group.number(pool), pool.size, shape, operands))
 
-    def tell_copy(self, source: RowPool, target: RowPool, maps: tuple[np.ndarray, np.ndarray]) -> None:
+    def broadcast_copy(self, source: RowPool, target: RowPool, maps: tuple[np.ndarray, np.ndarray]) -> None:
         """The copy of a row that is called next; the row that is read and the one that is written, int32 [1] each."""
-        if self.crew is not None:
-            numbers = self.crew.number(source), source.size, self.crew.number(target), target.size
-            self.crew.tell(*copy_operation(numbers, maps))
+        if self.process_group is not None:
+            numbers = self.process_group.number(source), source.size, self.process_group.number(target), target.size
+            self.process_group.broadcast(*copy_operation(numbers, maps))
 
-    def whole(self, outputs: Any) -> Any:
+    def replicate(self, outputs: Any) -> Any:
         """What a step returned of all lanes, where `read` can read it."""
-        return outputs if self.crew is None else self.crew.whole(outputs)
+        return outputs if self.process_group is None else self.process_group.replicate(outputs)
 
     def read(self, outputs: Any) -> Any:
-        """Wait for what steps returned; on the host. In a crew, raises as `Crew.call`."""
-        return jax.device_get(outputs) if self.crew is None else self.crew.read(outputs)
+        """Wait for what steps returned; on the host. In a process_group, raises as `ProcessGroup.call`."""
+        return jax.device_get(outputs) if self.process_group is None else self.process_group.read(outputs)
 
 
 MOST = 16

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.devices.sharded_step import sharded
-from hybridlm.multiprocess.agreement import EXAMPLE, compared
+from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
 from hybridlm.programs.compilation_cache import kept_in
 from hybridlm.programs.shapes import AnyShape, CopyShape, S, Shape
 from hybridlm.rows.parts import PartShape
@@ -139,8 +139,8 @@ class Programs:
         step, contract = self.step(shape)
         mesh = self._placement.mesh
         if self._placement.several_processes:
-            step, contract = compared(step, contract)
-            args += self._placement.examples([EXAMPLE], whole=True)
+            step, contract = with_operand_check(step, contract)
+            args += self._placement.examples([EXAMPLE_DIGEST], whole=True)
         return step if mesh is None else sharded(step, args, contract, mesh), args, contract
 
     def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridlm.rows.kept import CachedBuffers
+from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.structure import Rows

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hybridlm.requests.sequence import ResolvedParams
-from hybridlm.requests.sequence import Sequence as Alive
+from hybridlm.requests.sequence import ActiveSequence, ResolvedParams
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling
 
 
-def sampling_arrays(lanes: Sequence[Alive | None]) -> tuple[Sampling, np.ndarray]:
+def sampling_arrays(lanes: Sequence[ActiveSequence | None]) -> tuple[Sampling, np.ndarray]:
     """The sampling settings of every lane, and how the lanes draw (int32 [], see `sample_tokens`)."""
     idle = ResolvedParams()
     params = [idle if sequence is None else sequence.request.params for sequence in lanes]

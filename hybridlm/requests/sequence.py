@@ -54,7 +54,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class Sequence:
+class ActiveSequence:
     """A request that has joined, and what it has generated so far.
 
     Steps run one ahead of what is read back, so two counts differ: what the dispatched steps consume and draw, and what

@@ -17,7 +17,7 @@ import numpy as np
 
 from hybridlm.devices.mesh import MODEL
 from hybridlm.devices.placement import Placement
-from hybridlm.rows.kept import CachedBuffers, BufferSpan
+from hybridlm.rows.cached_buffers import BufferSpan, CachedBuffers
 from hybridlm.rows.pool import RowPool
 from ir_passes.host.row_ledger import Label
 from ir_passes.host.slot_owner import Slot

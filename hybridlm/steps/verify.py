@@ -15,7 +15,7 @@ from jaxtyping import Int32
 
 from hybridlm.sampling.sampling import LogitsProcessor, Sampling
 from hybridlm.sampling.vocab_parallel import Vocabulary
-from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens, sample_with_logprobs, finish_step
+from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens, finish_step, sample_with_logprobs
 from hybridlm.steps.mtp_drafts import Lanes
 from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared

@@ -10,7 +10,7 @@ import numpy as np
 import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.requests.sequence import Sequence as Alive
+from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.operands import Batch, Feed
 
@@ -178,7 +178,7 @@ class Run:
                 assert pool is not None and sequence.slot is not None
                 self._check(pool, sequence, pool.lanes([sequence.slot])[0])
 
-    def _check(self, pool: RowPool, sequence: Alive, lane: int) -> None:
+    def _check(self, pool: RowPool, sequence: ActiveSequence, lane: int) -> None:
         consumed = sequence.consumed
         for dispatched in self._session._in_flight:
             if dispatched.accepted is not None and (sequence, lane) in dispatched.sequences:

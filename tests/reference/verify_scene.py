@@ -11,8 +11,7 @@ import numpy as np
 import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.requests.sequence import Request, ResolvedParams
-from hybridlm.requests.sequence import Sequence as Alive
+from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams
 from hybridlm.steps.operands import Batch, Feed
 from hybridlm.steps.structure import Rows
 
@@ -55,9 +54,9 @@ class Lane:
         return Feed(self.tokens, len(self.past)) if self.certain else None
 
     @cached_property
-    def owner(self) -> Alive | None:
+    def owner(self) -> ActiveSequence | None:
         params = ResolvedParams(temperature=1.0)
-        return None if self.sampled is None else Alive(Request(self.sampled, (1,), params))
+        return None if self.sampled is None else ActiveSequence(Request(self.sampled, (1,), params))
 
 
 class Scene(NamedTuple):

@@ -21,9 +21,9 @@ from hybridlm.cpu_tuning.variants import Product
 from hybridlm.devices.machine import Machine
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.requests.sequence import Request, ResolvedParams, Sequence
+from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams
 from hybridlm.sampling import int8_head as sampling_int8_head
-from hybridlm.sampling.int8_head import int8_copy_bytes, build_int8_head
+from hybridlm.sampling.int8_head import build_int8_head, int8_copy_bytes
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED
 
 pytestmark = pytest.mark.slow
@@ -228,11 +228,11 @@ def test_no_lane_reaches_another(pair: tuple[hybridlm.LM, hybridlm.LM]) -> None:
 
 
 def test_host_says_whether_a_greedy_lane_is_beside_sampled_ones() -> None:
-    def alive(**params: Any) -> Sequence:
-        return Sequence(Request(0, (1,), ResolvedParams(**params)))
+    def alive(**params: Any) -> ActiveSequence:
+        return ActiveSequence(Request(0, (1,), ResolvedParams(**params)))
 
     greedy, sampled, filtered = alive(), alive(temperature=1.0), alive(temperature=1.0, top_k=3)
-    together: list[tuple[list[Sequence | None], int]] = [
+    together: list[tuple[list[ActiveSequence | None], int]] = [
         ([None, greedy], GREEDY),
         ([None, sampled], SAMPLED),
         ([greedy, sampled, None], SAMPLED + BESIDE_GREEDY),

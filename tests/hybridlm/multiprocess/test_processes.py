@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import hybridlm
 from hybridlm.cli.main import app
-from hybridlm.multiprocess.records import RECORD, Operation, BroadcastError, from_records, to_records
+from hybridlm.multiprocess.records import RECORD, BroadcastError, Operation, from_records, to_records
 from hybridlm.programs.operations import run_of, run_operation
 from hybridlm.programs.shapes import Shape
 

@@ -16,8 +16,8 @@ from hybridlm.engine.warmup import all_shapes
 from hybridlm.prefix_cache.budget import cache_budget
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.radix_tree import TreeError
-from hybridlm.requests.sequence import Request, ResolvedParams, Sequence
-from hybridlm.rows.kept import CachedBuffers
+from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams
+from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.steps.structure import Rows
 from models import KV_BLOCK
 
@@ -152,7 +152,7 @@ def test_prompts_wait_for_what_another_one_reads() -> None:
         grows, state_bytes, span_bytes = True, 1, 1
 
     cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]  # a stand-in
-    other = Sequence(Request(0, tuple(range(40)), ResolvedParams()), stops=(32, 36, 40))
+    other = ActiveSequence(Request(0, tuple(range(40)), ResolvedParams()), stops=(32, 36, 40))
     assert not cache.should_wait([*range(3), 99, 98], [other]), "less than a chunk together"
     assert cache.should_wait([*range(38), 99], [other]) and other.stops == (32, 36, 40), "it goes on from 36"
     assert cache.should_wait(range(40), [other]) and other.stops == (32, 36, 40), "one token of the same prompt is left"

@@ -17,9 +17,9 @@ from hybridlm.sampling.sampling import (
     GREEDY,
     SAMPLED,
     Sampling,
-sample_tokens,
     kept_by_filters,
     most_likely,
+    sample_tokens,
 )
 
 VOCAB, LANES = 11, 6000

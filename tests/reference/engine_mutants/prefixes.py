@@ -12,8 +12,8 @@ from hybridlm.engine.scheduler import Scheduler
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.memory import CacheMemory
 from hybridlm.prefix_cache.moves import RowMoves
-from hybridlm.requests.sequence import Sequence
-from hybridlm.rows.kept import CachedBuffers
+from hybridlm.requests.sequence import ActiveSequence
+from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot
 from ir_passes.host.slot_owner import SlotOwner
@@ -55,7 +55,7 @@ def of_the_first_row(patch: pytest.MonkeyPatch) -> None:
 
 
 def labelled_as_the_whole_prompt(patch: pytest.MonkeyPatch) -> None:
-    def keep(self: Scheduler, sequence: Sequence, pool: RowPool) -> None:
+    def keep(self: Scheduler, sequence: ActiveSequence, pool: RowPool) -> None:
         assert self._engine.prefix_cache is not None and sequence.slot is not None
         self._engine.prefix_cache.keep(pool, sequence.slot, sequence.request.prompt, owner=sequence)
 
@@ -66,7 +66,7 @@ def counted_one_ahead(patch: pytest.MonkeyPatch) -> None:
     """The counter that names a state is that of the next step, where the step reads one token."""
     right = Scheduler._keep
 
-    def keep(self: Scheduler, sequence: Sequence, pool: RowPool) -> None:
+    def keep(self: Scheduler, sequence: ActiveSequence, pool: RowPool) -> None:
         ahead = sequence.consumed < len(sequence.request.prompt)
         sequence.consumed += ahead
         right(self, sequence, pool)
@@ -206,7 +206,7 @@ def one_span_for_all(patch: pytest.MonkeyPatch) -> None:
         last.extend(one.arrays for one in list(self._host)[-1:])
         return done
 
-    patch.setattr(CacheMemory, "page_in", bring)
+    patch.setattr(CacheMemory, "page_in", page_in)
     patch.setattr(CacheMemory, "evict_one", noted)
 
 
@@ -219,7 +219,7 @@ def any_tokens(patch: pytest.MonkeyPatch) -> None:
         deepest = max(found, key=lambda place: place.position, default=None)
         return right(self, prompt if deepest is None else [*_tokens(deepest), *prompt[deepest.position :]], start)
 
-    patch.setattr(PrefixCache, "pinned", lent)
+    patch.setattr(PrefixCache, "pinned", pinned)
 
 
 def _tokens(place: Any) -> list[int]:

@@ -1,8 +1,8 @@
-"""What a process says where JAX ends it because another one has gone.
+"""What a process says where JAX ends it because another one has is_unreachable.
 
 The client of JAX's coordination service, which lives in process 0, calls `abort()` as soon as the connection breaks,
 with a message that names nobody; no exception is raised, and no Python function can be given to it in its place. So the
-signal that `abort()` sends itself is caught: the thread that called it then says who has gone, and ends the process.
+signal that `abort()` sends itself is caught: the thread that called it then says who has is_unreachable, and ends the process.
 """
 
 import atexit
@@ -13,13 +13,13 @@ import socket
 import time
 from collections.abc import Callable
 
-_LOOKS, _PAUSE = 4, 0.25
+_ATTEMPTS, _PAUSE = 4, 0.25
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 _installed: list[object] = []
 """What C calls must not be collected."""
 
 
-def say_at_abort(reason: Callable[[], str | None], status: int) -> None:
+def report_at_abort(reason: Callable[[], str | None], status: int) -> None:
     """At `abort()` say why, and end.
 
     Args:
@@ -40,10 +40,10 @@ def say_at_abort(reason: Callable[[], str | None], status: int) -> None:
     _installed[:] = [handler]
 
 
-def gone(address: str) -> bool:
-    """Whether nobody listens at an address, "host:port"; a process that is being killed has a second to be gone."""
+def is_unreachable(address: str) -> bool:
+    """Whether nobody listens at an address, "host:port"; a process that is being killed has a second to be is_unreachable."""
     host, port = address.rsplit(":", 1)
-    for _ in range(_LOOKS):
+    for _ in range(_ATTEMPTS):
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_PAUSE).close()
         except OSError:

@@ -8,11 +8,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from hybridlm.devices.mesh import mesh
 from hybridlm.devices.sharded_step import sharded
-from hybridlm.multiprocess.agreement import EXAMPLE, compared
+from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
 from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
 from ir_passes import CompiledStep, compile_step
-from ir_passes.proof.output_claims import AGREEMENT
+from ir_passes.contract.statements import Claim
 
 MESH = mesh(data=2)
 SPLIT, WHOLE = NamedSharding(MESH, PartitionSpec("data")), NamedSharding(MESH, PartitionSpec())
@@ -21,11 +21,11 @@ MAP = np.zeros(1, np.int32)
 
 @pytest.fixture(scope="module")
 def step() -> CompiledStep:
-    copy, contract = compared(copy_row(SplitRows("data"), SplitRows("data")), copy_contract(4, 4))
+    copy, contract = with_operand_check(copy_row(SplitRows("data"), SplitRows("data")), copy_contract(4, 4))
     types = (
         *[((4, 3), jnp.float32, SPLIT)] * 2,
         *[((1,), jnp.int32, WHOLE)] * 2,
-        (EXAMPLE.shape, EXAMPLE.dtype, WHOLE),
+        (EXAMPLE_DIGEST.shape, EXAMPLE_DIGEST.dtype, WHOLE),
     )
     args = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=place) for shape, dtype, place in types)
     return compile_step(sharded(copy, args, contract, MESH), args, contract)
@@ -40,11 +40,11 @@ def whole(one: np.ndarray, other: np.ndarray) -> jax.Array:
 @pytest.mark.parametrize("told", ["the same", "another word", "another row"])
 def test_rows_are_written_where_all_were_told_the_same(step: CompiledStep, told: str) -> None:
     before, source = jnp.zeros((4, 3)), jnp.arange(12, dtype=jnp.float32).reshape(4, 3)
-    words, write = EXAMPLE.copy(), MAP + np.int32(3)
+    words, write = EXAMPLE_DIGEST.copy(), MAP + np.int32(3)
     words[7] = told == "another word"
     slots = whole(write, write - np.int32(told == "another row"))
     pools = jax.device_put((before, source), SPLIT)
-    after, agree = step(*pools, whole(MAP, MAP), slots, whole(EXAMPLE, words))
+    after, agree = step(*pools, whole(MAP, MAP), slots, whole(EXAMPLE_DIGEST, words))
     assert [bool(shard.data) for shard in agree.addressable_shards] == [told == "the same"] * 2
     expected = np.zeros((4, 3), np.float32)
     expected[3] = source[0] if told == "the same" else 0
@@ -52,5 +52,5 @@ def test_rows_are_written_where_all_were_told_the_same(step: CompiledStep, told:
 
 
 def test_the_proof_says_so(step: CompiledStep) -> None:
-    assert AGREEMENT in step.certificate.proved
+    assert Claim.AGREEMENT in {one.id for one in step.certificate.proved}
     assert [one.operation for one in step.certificate.collectives].count("pmax") == 1

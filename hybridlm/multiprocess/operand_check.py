@@ -2,7 +2,7 @@
 
 Every process puts the operands of a step on its own devices, and nothing checks that they are those of the others: an
 array that is whole on every device is taken to be the same there. So each process adds what its plan amounts to
-(`words`), and where two devices were given different ones, or different slot maps, no row changes on any of them.
+(`digest`), and where two devices were given different ones, or different slot maps, no row changes on any of them.
 """
 
 import functools
@@ -15,13 +15,13 @@ import numpy as np
 from ir_passes import Lane, LaneContract, Shared, SlotMap
 from ir_passes.proof.agreement import devices_agree
 
-WORDS = 32
+DIGEST_WORDS = 32
 """Numbers of 32 bits that a plan amounts to."""
-EXAMPLE = np.zeros(WORDS, np.uint32)
+EXAMPLE_DIGEST = np.zeros(DIGEST_WORDS, np.uint32)
 
 
-def compared(step: Callable[..., tuple], contract: LaneContract) -> tuple[Callable[..., tuple], LaneContract]:
-    """The same step with one argument more, `words`, and one result more: whether devices agree.
+def with_operand_check(step: Callable[..., tuple], contract: LaneContract) -> tuple[Callable[..., tuple], LaneContract]:
+    """The same step with one argument more, `digest`, and one result more: whether devices agree.
 
     Args:
         step: positional arguments in, a tuple out; run inside `jax.shard_map`.
@@ -32,9 +32,9 @@ def compared(step: Callable[..., tuple], contract: LaneContract) -> tuple[Callab
 
     @functools.wraps(step)
     def run(*given: Any) -> tuple:
-        *args, words = given
+        *args, digest = given
         maps = [arg for arg, entry in zip(args, entries, strict=True) if isinstance(entry, SlotMap)]
-        agree = devices_agree((words, maps))
+        agree = devices_agree((digest, maps))
         for i, entry in enumerate(entries):
             if isinstance(entry, Lane) and entry.role == "length":
                 args[i] = jnp.where(agree, args[i], jnp.int32(0))

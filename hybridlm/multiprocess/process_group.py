@@ -13,14 +13,14 @@ import jax
 import numpy as np
 
 from hybridlm.devices.placement import Placement
-from hybridlm.multiprocess.agreement import WORDS
 from hybridlm.multiprocess.environment import Disagreement, ProcessLost
+from hybridlm.multiprocess.heartbeat import take_heartbeat
 from hybridlm.multiprocess.key_values import KeyValues
+from hybridlm.multiprocess.operand_check import DIGEST_WORDS
 from hybridlm.multiprocess.records import KINDS, Operation, from_records, to_records
-from hybridlm.multiprocess.watch import take_watch
 from ir_passes import CompiledStep
 
-_AHEAD = 16
+_MAX_IN_FLIGHT = 16
 """Operations that a process runs ahead of what it knows to have gone well."""
 _BLOCK = 256
 """Plans that are forgotten together."""
@@ -28,25 +28,25 @@ _POLL = 0.5
 _counter = itertools.count()
 
 
-class Told(NamedTuple):
+class PendingStep(NamedTuple):
     """A step on its way.
 
     Attributes:
         epoch: of its operation.
-        what: the step, in words.
-        fields: names of the words.
-        words: what this process's plan amounts to.
+        what: the step, in digest.
+        fields: names of the digest.
+        digest: what this process's plan amounts to.
         agree: what the step found, on the devices.
     """
 
     epoch: int
     what: str
     fields: tuple[str, ...]
-    words: np.ndarray
+    digest: np.ndarray
     agree: Any
 
 
-class Crew:
+class ProcessGroup:
     """This process, among those that run one model.
 
     Args:
@@ -54,26 +54,26 @@ class Crew:
 
     Attributes:
         process, count: which process this is, of how many.
-        leads: whether this is process 0.
-        watch: over the others.
+        is_leader: whether this is process 0.
+        heartbeat: over the others.
     """
 
     def __init__(self, placement: Placement):
         self.process, self.count = jax.process_index(), jax.process_count()
-        self.leads = self.process == 0
+        self.is_leader = self.process == 0
         self._placement = placement
         # Models are loaded in the same order in all processes.
         self._store = KeyValues(f"hybridlm/{next(_counter)}")
-        self.watch = take_watch(self._store, self.process)
+        self.heartbeat = take_heartbeat(self._store, self.process)
         self._epoch = 0
         self._current: tuple[int, Operation, tuple[str, ...]] = 0, Operation("end"), ()
-        self._on_way: deque[Told] = deque()
+        self._pending: deque[PendingStep] = deque()
         self._same: set[Any] = set()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._next_number = itertools.count()
         self._gone: deque[int] = deque()
         self._over = False
-        self._whole = jax.jit(lambda tree: tree, out_shardings=placement.over())
+        self._replicate = jax.jit(lambda tree: tree, out_shardings=placement.over())
 
     def agree_on(self, name: str, values: dict[str, Any], where: str = "") -> None:
         """Check that all processes have the same values.
@@ -90,7 +90,7 @@ class Crew:
         with self.waiting():
             mine = {field: str(value) for field, value in values.items()}
             self._store.set(f"{name}/{self.process}", json.dumps(mine).encode())
-            said = [json.loads(self._heard(f"{name}/{other}")) for other in range(self.count)]
+            said = [json.loads(self._receive(f"{name}/{other}")) for other in range(self.count)]
         faults = [
             f"process {other}: {field}: expected {value} as process 0 has, got {one.get(field)}"
             for other, one in enumerate(said)
@@ -100,28 +100,28 @@ class Crew:
         if faults:
             raise Disagreement(f"{where}{'; '.join(faults)}")
 
-    def _heard(self, name: str) -> bytes:
+    def _receive(self, name: str) -> bytes:
         """What another process says, however long that takes, unless one has ended."""
         while (said := self._store.get(name, _POLL)) is None:
-            self._go_on()
+            self._raise_if_lost()
         return said
 
-    def _go_on(self) -> None:
+    def _raise_if_lost(self) -> None:
         """Raises ProcessLost where it is known that a process has ended."""
-        if self.watch.known is not None:
-            self.watch.stop()
-            raise ProcessLost(f"{self.watch.known}; what was on its way is lost, run the same command again")
+        if self.heartbeat.failure is not None:
+            self.heartbeat.stop()
+            raise ProcessLost(f"{self.heartbeat.failure}; what was on its way is lost, run the same command again")
 
     # -- telling
 
-    def tell(self, operation: Operation, fields: tuple[str, ...] = ()) -> None:
+    def broadcast(self, operation: Operation, fields: tuple[str, ...] = ()) -> None:
         """What is run next; process 0 tells the others.
 
         Args:
             operation: it.
             fields: names of its numbers and then of its arrays.
         """
-        if self.leads:
+        if self.is_leader:
             while self._gone:
                 self._send(Operation("drop", (self._gone.popleft(),)))
             self._send(operation)
@@ -137,30 +137,30 @@ class Crew:
         """
         while True:
             with self.waiting():
-                data = self._store.get(self._plan(self._epoch), _POLL)
+                data = self._store.get(self._key(self._epoch), _POLL)
             self._check()
-            self._go_on()
+            self._raise_if_lost()
             if data is not None:
                 operation = from_records(data, self._epoch)
                 self._epoch += 1
-                self.watch.epoch = self._epoch
+                self.heartbeat.epoch = self._epoch
                 return operation
 
     def end(self) -> None:
         """Process 0 has nothing more to run."""
-        if self.leads and not self._over:
+        if self.is_leader and not self._over:
             self._over = True
             self._send(Operation("end"))
-        self.watch.stop()
+        self.heartbeat.stop()
 
     def _send(self, operation: Operation) -> None:
         with self.waiting():
-            self._store.set(self._plan(self._epoch), to_records(self._epoch, operation))
+            self._store.set(self._key(self._epoch), to_records(self._epoch, operation))
         self._epoch += 1
-        self.watch.epoch = self._epoch
+        self.heartbeat.epoch = self._epoch
 
     @staticmethod
-    def _plan(epoch: int) -> str:
+    def _key(epoch: int) -> str:
         return f"plan/{epoch // _BLOCK}/{epoch}"
 
     # -- what is told of
@@ -173,11 +173,11 @@ class Crew:
         """A number that nothing has."""
         return next(self._next_number)
 
-    def named(self, thing: Any, number: int | None = None) -> int:
+    def register(self, thing: Any, number: int | None = None) -> int:
         """Give it a number; where process 0 lets go of it, the others do."""
         number = self.new_number() if number is None else number
         self._numbers[thing] = number
-        if self.leads:
+        if self.is_leader:
             weakref.finalize(thing, self._gone.append, number).atexit = False
         return number
 
@@ -195,19 +195,19 @@ class Crew:
         with self.compiling(str(shape)):
             program = compiled()
         with self.waiting():
-            self._check(len(self._on_way) >= _AHEAD)
+            self._check(len(self._pending) >= _MAX_IN_FLIGHT)
             if shape not in self._same:
-                self._same_program(shape, program)
-            words = self._words(epoch, operation, program)
-            *results, agree = program(*args, self._placement.put_whole(words))
+                self._agree_on_program(shape, program)
+            digest = self._digest_of(epoch, operation, program)
+            *results, agree = program(*args, self._placement.put_whole(digest))
         named = ("epoch", "operation", "program", *fields)
-        self._on_way.append(Told(epoch, str(shape), named, words, agree))
+        self._pending.append(PendingStep(epoch, str(shape), named, digest, agree))
         return tuple(results)
 
-    def whole(self, outputs: Any) -> Any:
+    def replicate(self, outputs: Any) -> Any:
         """What a step returned of all lanes, on every device, for the host to read."""
         with self.waiting():
-            return self._whole(outputs)
+            return self._replicate(outputs)
 
     def read(self, outputs: Any) -> Any:
         """Wait for what a step returned. Raises as `call`."""
@@ -219,11 +219,11 @@ class Crew:
     @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
         """This process is about to do what may take long."""
-        self.watch.busy = what
+        self.heartbeat.busy = what
         try:
             yield
         finally:
-            self.watch.busy = ""
+            self.heartbeat.busy = ""
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -231,42 +231,42 @@ class Crew:
         try:
             yield
         except jax.errors.JaxRuntimeError:
-            self.watch.find_out()
-            self._go_on()
+            self.heartbeat.wait_for_cause()
+            self._raise_if_lost()
             raise
 
-    def _words(self, epoch: int, operation: Operation, program: CompiledStep) -> np.ndarray:
+    def _digest_of(self, epoch: int, operation: Operation, program: CompiledStep) -> np.ndarray:
         numbers = [number & 0xFFFFFFFF for number in operation.numbers]
         found = [epoch, KINDS.index(operation.kind), _digest(program), *numbers]
         found += [zlib.crc32(array.tobytes()) for array in operation.arrays]
-        words = np.zeros(WORDS, np.uint32)
-        words[: len(found)] = found
-        return words
+        digest = np.zeros(DIGEST_WORDS, np.uint32)
+        digest[: len(found)] = found
+        return digest
 
     def check_all(self) -> None:
         """Wait for all steps. Raises as `call`."""
         with self.waiting():
-            while self._on_way:
+            while self._pending:
                 self._check(wait=True)
 
     def _check(self, wait: bool = False) -> None:
         """Look at the steps that are done; `wait` for the oldest."""
-        while self._on_way and (wait or self._on_way[0].agree.is_ready()):
-            wait, told = False, self._on_way.popleft()
+        while self._pending and (wait or self._pending[0].agree.is_ready()):
+            wait, told = False, self._pending.popleft()
             with self.waiting():
                 agree = bool(told.agree.addressable_shards[0].data)
             if not agree:
                 self._disagree(told)
-            if self.leads and told.epoch % _BLOCK == 0 and told.epoch:
-                self._store.forget(f"plan/{told.epoch // _BLOCK - 1}")
+            if self.is_leader and told.epoch % _BLOCK == 0 and told.epoch:
+                self._store.delete(f"plan/{told.epoch // _BLOCK - 1}")
 
-    def _disagree(self, told: Told) -> None:
+    def _disagree(self, told: PendingStep) -> None:
         """Find out who was told what."""
         where = f"operation {told.epoch} ({told.what}): processes were told different things, no row was written: "
-        self.agree_on(f"words/{told.epoch}", dict(zip(told.fields, told.words.tolist(), strict=False)), where)
+        self.agree_on(f"digest/{told.epoch}", dict(zip(told.fields, told.digest.tolist(), strict=False)), where)
         raise Disagreement(f"{where}other slot maps reached their devices")
 
-    def _same_program(self, shape: Any, program: CompiledStep) -> None:
+    def _agree_on_program(self, shape: Any, program: CompiledStep) -> None:
         """Wait until every process has compiled a program: the first to run it would wait for too long on a device."""
         prints = program.certificate.fingerprints
         values = {"program": prints.compiled, "order of collectives": prints.schedule}

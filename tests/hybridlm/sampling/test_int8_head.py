@@ -12,11 +12,11 @@ from hybridlm.sampling import int8_head
 from hybridlm.sampling.int8_head import (
     GROUP,
     Int8Head,
-    supports_int8_head,
-    int8_copy_bytes,
-    sample_with_int8_head,
     group_upper_bounds,
+    int8_copy_bytes,
     most_likely_by_int8_head,
+    sample_with_int8_head,
+    supports_int8_head,
 )
 from hybridlm.sampling.rotation import rotated
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling

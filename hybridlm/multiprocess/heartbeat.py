@@ -17,15 +17,15 @@ from typing import NamedTuple
 
 import jax
 
-from hybridlm.multiprocess.environment import LOST, patience
+from hybridlm.multiprocess.abort_report import is_unreachable, report_at_abort
+from hybridlm.multiprocess.environment import EXIT_PEER_LOST, peer_timeout
 from hybridlm.multiprocess.key_values import KeyValues
-from hybridlm.multiprocess.last_words import gone, say_at_abort
 
 BEATS = 10.0
 """A process says that it is there so many times within the timeout, or once a second if that is more often."""
 
 
-class Sign(NamedTuple):
+class HeartbeatRecord(NamedTuple):
     """What a process says of itself.
 
     Attributes:
@@ -41,20 +41,20 @@ class Sign(NamedTuple):
     busy: str
 
 
-class Watch:
+class Heartbeat:
     """Watches over the other processes.
 
     Args:
         store: where signs are left.
         process: which this is.
         timeout: seconds after which one that is silent, or lags behind, has ended all others. They notice after half.
-        members: processes that are known to be there as the watch begins; of others nothing is expected before their
+        members: processes that are failure to be there as the heartbeat begins; of others nothing is expected before their
             first sign.
         end: ends this process, for tests; takes the exit status.
 
     Attributes:
-        epoch, busy: of this process; see `Sign`.
-        known: why another process has ended, as soon as that is known.
+        epoch, busy: of this process; see `HeartbeatRecord`.
+        failure: why another process has ended, as soon as that is failure.
     """
 
     def __init__(
@@ -70,122 +70,122 @@ class Watch:
         self._interval = min(1.0, timeout / BEATS)
         self._name = f"process {process} (pid {os.getpid()} on {socket.gethostname()})"
         self.epoch, self.busy = 0, ""
-        self.known: str | None = None
-        self._signs: dict[int, Sign] = {}
-        self._since = dict.fromkeys(members, time.monotonic())
-        self._abreast: dict[int, float] = {}
+        self.failure: str | None = None
+        self._signs: dict[int, HeartbeatRecord] = {}
+        self._last_seen = dict.fromkeys(members, time.monotonic())
+        self._caught_up: dict[int, float] = {}
         self._stopped = threading.Event()
-        self._heard = time.monotonic()
-        for run in (self._say, self._judge):
-            threading.Thread(target=run, name=f"hybridlm-watch{run.__name__}", daemon=True).start()
+        self._last_answer = time.monotonic()
+        for run in (self._send_loop, self._check_loop):
+            threading.Thread(target=run, name=f"hybridlm-heartbeat{run.__name__}", daemon=True).start()
 
     def stop(self) -> None:
         """The run is over: whoever ends now has done what there was to do."""
         self._stopped.set()
 
     def reason(self) -> str | None:
-        """Why JAX ends this process: what is known, or process 0 has gone, or another is silent; None for none."""
-        found = self.known
+        """Why JAX ends this process: what is failure, or process 0 has gone, or another is silent; None for none."""
+        found = self.failure
         if found is None and not self._stopped.is_set():
-            if self._process != 0 and gone(self._store.address):
-                found = f"{self._named(0)} has ended, or its host is gone"
+            if self._process != 0 and is_unreachable(self._store.address):
+                found = f"{self._name_of(0)} has ended, or its host is gone"
             elif (silent := self._silent(self._patience / 2)) is not None:
                 found = silent[1]
         return None if found is None else f"{found}; {self._name} ends"
 
-    def failed(self, message: str) -> None:
+    def report_failure(self, message: str) -> None:
         """Tell the others why this process cannot go on."""
-        self._blame(self._process, f"process {self._process} has ended: {message}")
+        self._publish_failure(self._process, f"process {self._process} has ended: {message}")
 
-    def find_out(self) -> None:
-        """Let it be known why a step has failed that all processes run: one said why it ended, or has fallen silent.
+    def wait_for_cause(self) -> None:
+        """Let it be failure why a step has failed that all processes run: one said why it ended, or has fallen silent.
 
         Waits a while for one to be silent for long enough.
         """
         end = time.monotonic() + self._patience / 2
-        while self.known is None and time.monotonic() < end:
+        while self.failure is None and time.monotonic() < end:
             silent = self._silent(3 * self._interval)
             if silent is not None:
-                self._blame(*silent)
-                self.known = silent[1]
+                self._publish_failure(*silent)
+                self.failure = silent[1]
             time.sleep(self._interval / 4)
 
-    def _blame(self, other: int, message: str) -> None:
+    def _publish_failure(self, other: int, message: str) -> None:
         """Say why a process cannot go on, which others would take for one that has fallen silent for no reason."""
         with suppress(jax.errors.JaxRuntimeError):
             self._store.set(f"failed/{other}", message.encode())
 
-    def _say(self) -> None:
+    def _send_loop(self) -> None:
         """Leave a sign, and take those of the others."""
         beat = 0
         while not self._stopped.is_set():
             beat += 1
             try:
-                sign = Sign(beat, self._name, self.epoch, self.busy)
+                sign = HeartbeatRecord(beat, self._name, self.epoch, self.busy)
                 self._store.set(f"alive/{self._process}", json.dumps(sign).encode())
-                self._take({int(number): Sign(*json.loads(one)) for number, one in self._store.under("alive").items()})
-                failed = {int(number): text.decode() for number, text in self._store.under("failed").items()}
-                self._heard = time.monotonic()
-                self.known = self.known or next((why for one, why in failed.items() if one != self._process), None)
+                self._update({int(number): HeartbeatRecord(*json.loads(one)) for number, one in self._store.list("alive").items()})
+                failed = {int(number): text.decode() for number, text in self._store.list("failed").items()}
+                self._last_answer = time.monotonic()
+                self.failure = self.failure or next((why for one, why in failed.items() if one != self._process), None)
             except jax.errors.JaxRuntimeError:
-                pass  # no answer: `_judge` counts for how long
+                pass  # no answer: `_check_loop` counts for how long
             self._stopped.wait(self._interval)
 
-    def _take(self, signs: dict[int, Sign]) -> None:
+    def _update(self, signs: dict[int, HeartbeatRecord]) -> None:
         now = time.monotonic()
         told = max((sign.epoch for sign in signs.values()), default=0)
         for other, sign in signs.items():
             if sign != self._signs.get(other):
-                self._since[other] = now
+                self._last_seen[other] = now
             before = self._signs.get(other)
             if before is None or sign.busy or sign.epoch == told or sign.epoch != before.epoch:
-                self._abreast[other] = now
+                self._caught_up[other] = now
         self._signs = signs
 
-    def _judge(self) -> None:
+    def _check_loop(self) -> None:
         since = None
         while not self._stopped.wait(self._interval):
             found = self._silent(self._patience) or self._lagging()
-            since = since or (None if self.known is None else time.monotonic())
+            since = since or (None if self.failure is None else time.monotonic())
             if found is not None:
-                self._leave(found[1])
-            elif self.known is not None and since is not None and time.monotonic() - since > self._patience / 4:
-                self._leave(self.known)  # what this process waits for does not fail by itself
+                self._exit_now(found[1])
+            elif self.failure is not None and since is not None and time.monotonic() - since > self._patience / 4:
+                self._exit_now(self.failure)  # what this process waits for does not fail by itself
 
-    def _leave(self, reason: str) -> None:
+    def _exit_now(self, reason: str) -> None:
         if not self._stopped.is_set():
             print(f"error: {reason}; {self._name} ends", file=sys.stderr, flush=True)
-            self.known = self.known or reason  # and not why JAX may end this process meanwhile
+            self.failure = self.failure or reason  # and not why JAX may end this process meanwhile
             self._stopped.set()
             if self._process == 0:
                 time.sleep(self._patience / 4)  # the others learn here why they end
-            self._end(LOST)
+            self._end(EXIT_PEER_LOST)
 
     def _silent(self, seconds: float) -> tuple[int, str] | None:
         """A process that has said nothing for so long, and what is to be said of it."""
         now = time.monotonic()
-        quiet = now - self._heard
+        quiet = now - self._last_answer
         if quiet > seconds:  # the store is in process 0
-            return 0, self._quiet(0, quiet)
-        for other, since in list(self._since.items()):  # which another thread adds to
+            return 0, self._describe_silence(0, quiet)
+        for other, since in list(self._last_seen.items()):  # which another thread adds to
             quiet = now - since
             if other != self._process and quiet > seconds:
-                return other, self._quiet(other, quiet)
+                return other, self._describe_silence(other, quiet)
         return None
 
-    def _quiet(self, other: int, seconds: float) -> str:
-        named = self._named(other)
+    def _describe_silence(self, other: int, seconds: float) -> str:
+        named = self._name_of(other)
         return f"{named} has not answered for {seconds:.0f} s: it was killed or stopped, or its host is gone"
 
-    def _named(self, other: int) -> str:
+    def _name_of(self, other: int) -> str:
         sign = self._signs.get(other)
         return f"process {other}" if sign is None else sign.name
 
     def _lagging(self) -> tuple[int, str] | None:
         now = time.monotonic()
         for other, sign in self._signs.items():
-            behind = now - self._abreast[other]
-            if behind > self._patience and now - self._since[other] < self._patience / 2:
+            behind = now - self._caught_up[other]
+            if behind > self._patience and now - self._last_seen[other] < self._patience / 2:
                 return other, (
                     f"{sign.name} answers, but has stood at operation {sign.epoch} for {behind:.0f} s, while others "
                     "are past it"
@@ -193,21 +193,21 @@ class Watch:
         return None
 
 
-_begun: list[Watch] = []
+_begun: list[Heartbeat] = []
 
 
-def begin_watch() -> None:
-    """Watch over all processes from here, where every one of them is."""
+def start_heartbeat() -> None:
+    """Heartbeat over all processes from here, where every one of them is."""
     process, members = jax.process_index(), range(jax.process_count())
-    watch = Watch(KeyValues("hybridlm/joined"), process, patience(), members)
-    say_at_abort(watch.reason, LOST)
-    _begun.append(watch)
+    heartbeat = Heartbeat(KeyValues("hybridlm/joined"), process, peer_timeout(), members)
+    report_at_abort(heartbeat.reason, EXIT_PEER_LOST)
+    _begun.append(heartbeat)
 
 
-def take_watch(store: KeyValues, process: int) -> Watch:
-    """The watch over the processes that run a model: the one that was begun, for the first of them."""
+def take_heartbeat(store: KeyValues, process: int) -> Heartbeat:
+    """The heartbeat over the processes that run a model: the one that was begun, for the first of them."""
     if _begun:
         return _begun.pop()
-    watch = Watch(store, process, patience())
-    say_at_abort(watch.reason, LOST)
-    return watch
+    heartbeat = Heartbeat(store, process, peer_timeout())
+    report_at_abort(heartbeat.reason, EXIT_PEER_LOST)
+    return heartbeat

@@ -11,7 +11,6 @@ and bfloat16 in the file; the recall printed last is the file's.
 
 import argparse
 import json
-import os
 import random
 import time
 from pathlib import Path
@@ -29,6 +28,7 @@ from tokenizers import Tokenizer
 
 from hybridlm import demo, models
 from hybridlm.demo.stories import HOLDERS, question_about, reply_to
+from hybridlm.files.atomic import replacing
 
 ROW = 128
 """Tokens of a training row: a story, a question with its reply, and replies about the other things."""
@@ -153,12 +153,10 @@ def holders_at(step: int, stage: Stage) -> int:
 
 def save(directory: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
     """Write config.json and model.safetensors, each whole or not at all."""
-    half = directory / "model.safetensors.tmp"
-    half.write_bytes(serialize(tensors, metadata={"format": "pt"}))
-    os.replace(half, directory / "model.safetensors")
-    half = directory / "config.json.tmp"
-    half.write_text(json.dumps(config, indent=2) + "\n")
-    os.replace(half, directory / "config.json")
+    with replacing(directory / "model.safetensors") as file:
+        file.buffer.write(serialize(tensors, metadata={"format": "pt"}))
+    with replacing(directory / "config.json") as file:
+        file.write(json.dumps(config, indent=2) + "\n")
 
 
 class Training:

@@ -144,6 +144,7 @@ LAYERS = {
         host measure proof scratch xla_audit
         contract
         jaxpr
+        files
     """,
 }
 """Package -> its folders and files, top first. Each may import from the lines below and, without a circle, its own."""

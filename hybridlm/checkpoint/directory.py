@@ -11,7 +11,8 @@ import numpy as np
 
 from hybridlm.checkpoint.safetensors import SafetensorsFile, TensorInfo
 from hybridlm.errors import CheckpointError
-from hybridlm.files.strict_json import MEGABYTE, read_object, unique_keys
+from hybridlm.files.strict_json import MEGABYTE, read_object
+from ir_passes.files.strict_json import unique_keys
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

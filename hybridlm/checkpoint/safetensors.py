@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from hybridlm.errors import CheckpointError
-from hybridlm.files.strict_json import unique_keys
+from ir_passes.files.strict_json import parse_json
 
 MAX_HEADER_BYTES = 100_000_000
 # NumPy's limit; it also bounds the work on a hostile header.
@@ -152,18 +152,14 @@ def _read_header(path: Path, prefix: bytes, read: Any, size: int) -> bytes:
     return read(length)
 
 
-def _no_constants(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _parse_header(path: Path, header: bytes, available: int) -> tuple[Mapping[str, TensorInfo], Mapping[str, str]]:
     if not header.startswith(b"{"):
         raise CheckpointError(
             path, f"not a safetensors file: expected a header that begins with '{{', got {header[:8]!r}"
         )
     try:
-        entries = json.loads(header.decode(), object_pairs_hook=unique_keys, parse_constant=_no_constants)
-    except (ValueError, RecursionError) as error:
+        entries = parse_json(header)
+    except ValueError as error:
         raise CheckpointError(path, f"the header cannot be read as JSON: {error}") from error
     faults: list[str] = []
     metadata = entries.pop("__metadata__", None)

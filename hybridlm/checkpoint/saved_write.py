@@ -1,6 +1,5 @@
 """Writes a model as a checkpoint of ours: an Orbax checkpoint of its parameters, an index, and the small files."""
 
-import json
 import logging
 import os
 import secrets
@@ -18,6 +17,8 @@ from hybridlm.checkpoint.hub import FILES
 from hybridlm.checkpoint.saved_index import DTYPES, FORMAT, INDEX, WEIGHTS, checksum, digest, dump_index
 from hybridlm.errors import CheckpointError
 from hybridlm.files.atomic import sync
+from hybridlm.files.strict_json import MEGABYTE, read_object
+from ir_passes.files.atomic import partial_path
 
 SMALL_FILES = tuple(name for name in FILES if "safetensors" not in name)
 
@@ -115,7 +116,7 @@ def _new_directory(target: Path) -> Iterator[Path]:
     token = np.frombuffer(secrets.token_bytes(4), np.uint8)
     if jax.process_count() > 1:
         token = np.asarray(multihost_utils.broadcast_one_to_all(token))
-    partial = target.with_name(f".{target.name}.{token.tobytes().hex()}.partial")
+    partial = partial_path(target, token.tobytes().hex())
     first = jax.process_index() == 0
     try:
         if first:
@@ -165,7 +166,7 @@ def _only_errors(logger: logging.Logger) -> Iterator[None]:
 def _tiles(directory: Path, name: str, at: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     """The tiles of an array that has been written."""
     folder = directory / WEIGHTS / name
-    layout = json.loads((folder / ".zarray").read_text())
+    layout = read_object(folder / ".zarray", MEGABYTE)
     shape, chunks = layout["shape"], layout["chunks"]
     plain = (layout["compressor"], layout["filters"], layout["order"]) == (None, None, "C")
     if not plain or any(size % chunk for size, chunk in zip(shape, chunks, strict=True)):

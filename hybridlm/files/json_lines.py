@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hybridlm.files.strict_json import unique_keys
+from ir_passes.files.strict_json import parse_json
 
 Id = str | int | None
 
@@ -50,13 +50,13 @@ def parse_object(line: bytes) -> dict[str, Any]:
     if not line.strip():
         raise ValueError("expected a JSON object, the line is blank")
     try:
-        value = json.loads(line.decode(), object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
+        value = parse_json(line)
     except UnicodeDecodeError as error:
         raise ValueError(f"expected UTF-8: {error}") from error
     except json.JSONDecodeError as error:
         # Its own text speaks of "line 1", which is not the line of the file.
         raise ValueError(f"expected a JSON object, but {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"expected a JSON object, but it cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, got {type(value).__name__}")
@@ -111,7 +111,3 @@ def dump(value: Any) -> str:
         ValueError: a number that is not finite; put it through `finite`.
     """
     return _ENCODER.encode(value)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")

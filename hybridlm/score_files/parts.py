@@ -6,7 +6,6 @@ manifest does not name has not happened. Its last line says that the output has 
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +16,8 @@ from typing import IO, Any
 from hybridlm.files.atomic import naming, sync
 from hybridlm.files.json_lines import dump
 from hybridlm.score_files.rows import Target
+from ir_passes.files.atomic import whole_file
+from ir_passes.files.strict_json import parse_json
 
 FORMAT = 1
 """Version of the manifest; another one is refused."""
@@ -125,7 +126,7 @@ class Parts:
         if len(whole) != len(content):
             os.truncate(self._manifest, len(whole))
         try:
-            return [json.loads(line) for line in whole.splitlines()]
+            return [parse_json(line) for line in whole.splitlines()]
         except ValueError as error:
             raise ValueError(f"{self._manifest}: cannot be read ({error}); {_WAY_OUT}") from error
 
@@ -143,15 +144,9 @@ class Parts:
             ValueError: a part is not what was written.
         """
         whole = self.folder / "whole"
-        try:
-            with naming(whole), whole.open("wb") as file:
-                target.join(self._contents(), file)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            whole.unlink(missing_ok=True)  # what a full disk needs most is room
-            raise
-        os.replace(whole, self.output)
+        whole.unlink(missing_ok=True)  # a run that was killed here left it
+        with naming(whole), whole_file(self.output, whole) as file:
+            target.join(self._contents(), file)
         sync(self.output.parent)
         self._append({"over": "joined"})
         self.joined = True

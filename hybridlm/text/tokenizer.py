@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from hybridlm.errors import CheckpointError
-from hybridlm.files.strict_json import MEGABYTE, read_object
+from hybridlm.files.strict_json import MEGABYTE, read_object, read_text
 from hybridlm.text.chat_template import ChatTemplate, ChatTemplateError
 from hybridlm.text.stream_decoder import StreamDecoder
 
@@ -74,7 +74,7 @@ class Tokenizer:
         config: dict[str, Any] = {}
         if (directory / "tokenizer_config.json").exists():
             config = read_object(directory / "tokenizer_config.json", MAX_CONFIG_BYTES)
-        text = _read_text(directory / "tokenizer.json", MAX_TOKENIZER_BYTES)
+        text = read_text(directory / "tokenizer.json", MAX_TOKENIZER_BYTES)
         try:
             backend = tokenizers.Tokenizer.from_str(text)
         except Exception as error:
@@ -196,17 +196,6 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
 
-def _read_text(path: Path, limit: int) -> str:
-    with path.open("rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise CheckpointError(path, f"expected at most {limit:,} bytes, found {path.stat().st_size:,}")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(path, f"expected UTF-8: {error}") from error
-
-
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     special: dict[str, str] = {}
     for role in SPECIAL_TOKENS:
@@ -247,7 +236,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], specia
 
 def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if (directory / "chat_template.jinja").exists():
-        return {"default": _read_text(directory / "chat_template.jinja", MAX_TEMPLATE_BYTES)}
+        return {"default": read_text(directory / "chat_template.jinja", MAX_TEMPLATE_BYTES)}
     found = config.get("chat_template")
     if found is None:
         return {}

@@ -9,6 +9,7 @@ import hashlib
 import os
 import zipfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -20,7 +21,9 @@ from ir_passes.compile.calling import Calling
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.versions import current_versions
 from ir_passes.contract.contract import BoundContract
-from ir_passes.jaxpr import ir, record
+from ir_passes.files import record
+from ir_passes.files.atomic import whole_file
+from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import named
 from ir_passes.xla_audit.hlo import argument_shardings, kept_arguments
 
@@ -88,9 +91,10 @@ class Exported:
     text: str | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file, which `load_exported` reads."""
+        """Write one file, which `load_exported` reads; it appears whole or not at all."""
         contents = (self.certificate.to_json().encode(), record.to_json(self.signature).encode(), self.program)
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        whole = whole_file(Path(os.path.realpath(path)))
+        with whole as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in zip(MEMBERS, contents, strict=True):
                 archive.writestr(name, content)
 

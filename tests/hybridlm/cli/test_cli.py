@@ -448,7 +448,7 @@ def test_batch(lm: hybridlm.LM, tmp_path: Path):
     assert [choice["text"] for choice in first["response"]["body"]["choices"]] == texts
     assert second["error"]["message"] == "line 2: tools: is not supported"
     message = refused("batch", "-m", "tiny", "-i", tmp_path / "in.jsonl", "-o", tmp_path / "in.jsonl")
-    assert "is the input, too" in message
+    assert "also the input" in message
 
 
 def test_eval_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
@@ -459,7 +459,7 @@ def test_eval_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 def test_eval_asks_for_a_place_to_write_before_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hybridlm.errors.find_spec", lambda name: name)
-    for output, fault in ((tmp_path / "absent" / "x.json", "no such directory"), (tmp_path, "no regular file")):
+    for output, fault in ((tmp_path / "absent" / "x.json", "no such directory"), (tmp_path, "expected a regular file")):
         assert fault in refused("eval", "-m", "no-such-model", "-t", "any", "-o", output)
 
 

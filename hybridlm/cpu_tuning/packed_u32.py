@@ -47,7 +47,7 @@ def multiply_packed(
 
     A library's product packs the weight in every call, which takes two to three times as long as reading it. Sums of
     elementwise products do not: `VECTOR` partial sums of each output in each group of terms, and their sum. Measured
-    beside other variants: docs/performance-without-amx.md.
+    beside other variants: docs/performance.md.
 
     Args:
         rows: the inputs.

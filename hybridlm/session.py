@@ -1,4 +1,4 @@
-"""A run of the engine: requests go in at any time, tokens come out step by step."""
+"""A session of the engine: submit requests at any time, receive tokens step by step."""
 
 import time
 from collections import deque
@@ -32,8 +32,8 @@ class Event(NamedTuple):
     Attributes:
         index: number of the request.
         token: the token sampled; None for a request that ended without one (no room in the context, cancelled).
-        text: text that it settles; "" where there is no tokenizer.
-        completion: the whole completion, with its last token.
+        text: text that is final with this token; "" without a tokenizer.
+        completion: the whole completion, with its last token; None before.
     """
 
     index: int
@@ -43,7 +43,7 @@ class Event(NamedTuple):
 
 
 class Session:
-    """Requests that are driven by hand; `LM.session` makes it.
+    """Requests that are run step by step; `LM.session` makes it.
 
         with lm.session() as session:
             first = session.submit("Once upon a time")
@@ -52,14 +52,14 @@ class Session:
                     ...
 
     Sequences join and leave at any step. Each `step` dispatches one step to the device and returns the tokens of the
-    one before. A session has pools of its own; sessions do not see each other.
+    previous one. A session has pools of its own; sessions do not see each other.
 
     Args:
         engine: runs the steps.
-        tokenizer: None where tokens have no text.
-        to_request: checks what `submit` is given.
-        processor: changes the logits of each lane before the draw.
-        speculation: what is drafted; None for nothing.
+        tokenizer: None if tokens have no text.
+        to_request: checks the arguments of `submit` and makes a request of them.
+        processor: changes the logits of each lane before sampling.
+        speculation: when to draft and verify; None never drafts.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """Whether a request has not ended, or its end has not been returned by `step`."""
+        """Whether a request is unfinished, or its end has not been returned by `step`."""
         return bool(self._alive or self._events)
 
     @takes_settings
@@ -113,12 +113,12 @@ class Session:
         Args:
             prompt: a string or a list of token ids.
             sampling_params: how its tokens are sampled and when it ends.
-            priority: of those that wait, the highest goes first; the ones of equal priority in the order they came.
-            prefix: the prompt continues it (see `LM.prefix`).
+            priority: of the waiting requests the highest priority goes first; equal ones in order of arrival.
+            prefix: state of a common beginning that the prompt continues (see `LM.prefix`).
             **settings: fields of `SamplingParams`.
 
         Returns:
-            The number of the request, which its events carry: 0, 1, ... It is part of the key of its draws.
+            The number of the request, which its events carry: 0, 1, ... It is part of the key of its random numbers.
 
         Raises:
             TypeError, ValueError: the prompt or a setting is wrong; nothing was queued.
@@ -141,26 +141,26 @@ class Session:
             self._end(sequence, "length", None)
 
     def cancel(self, index: int) -> None:
-        """End a request as it is; `step` returns its completion, with the finish reason "cancelled".
+        """End a request now; `step` returns its completion, with the finish reason "cancelled".
 
         Raises:
-            KeyError: no request of this number is alive.
+            KeyError: no active request has this number.
         """
         if index not in self._alive:
             raise KeyError(f"request {index} is not alive; alive are {sorted(self._alive)}")
         self._end(self._alive[index], "cancelled", None)
 
     def step(self) -> list[Event]:
-        """Dispatch the next step, then wait for the one before and return its tokens.
+        """Dispatch the next step, then wait for the previous one and return its tokens.
 
         Returns:
-            Events in the order of the lanes. The list may be empty: a step that consumes the first part of a prompt
-            draws nothing, and the first step has none before it.
+            Events in the order of the lanes. The list may be empty: a step that prefills the first part of a prompt
+                samples nothing, and the first step has no predecessor.
 
         Raises:
             NumericalError: the logits of a request are not numbers. It has ended; the others go on in the next call.
             IsolationError, AuditError, HloError: a step is refused (see `load`).
-            RowsLost: an earlier step was interrupted; the session is closed, its requests are to be submitted again.
+            RowsLost: an earlier step was interrupted; the session is closed, submit its requests again.
             RuntimeError: the session is closed.
         """
         self._require_open()
@@ -181,7 +181,7 @@ class Session:
         return events
 
     def check_integrity(self) -> None:
-        """Check that every row of the pools is free or held by one live request.
+        """Check that every row of the pools is free or held by one active request.
 
         Raises:
             SlotError: it is not; lists every fault.
@@ -189,7 +189,7 @@ class Session:
         self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """End every request without a completion and give the rows back. Closing twice does nothing."""
+        """End every request without a completion and release the rows. Closing twice does nothing."""
         if not self._closed:
             self._closed = True
             self._alive.clear()
@@ -201,17 +201,18 @@ class Session:
             raise RuntimeError("the session is closed; open another one with lm.session()")
 
     def _read(self) -> None:
-        """Wait for the oldest step that is on its way, and take what it has sampled."""
-        # Whoever interrupts the wait finds the step still there.
+        """Wait for the oldest step in flight and process its outputs."""
+        # The step stays in the queue until its outputs have arrived, so that an interrupted wait can be repeated.
         dispatched = self._in_flight[0]
-        with dispatched.timing.reading(dispatched.sampled.token, self._done) if dispatched.timing is not None else nullcontext():
+        timing = dispatched.timing
+        with nullcontext() if timing is None else timing.reading(dispatched.sampled.token, self._done):
             accepted, sampled = self._engine.calls.read((dispatched.accepted, dispatched.sampled))
         self._done = time.perf_counter()
         self._in_flight.popleft()
         self._take(dispatched, sampled, accepted)
 
     def _take(self, dispatched: DispatchedStep, sampled: SampledTokens, accepted: np.ndarray | None) -> None:
-        """The tokens of a step have come: what they settle."""
+        """Process the outputs of a step: append tokens, end requests, keep the drafts of the MTP head."""
         wrong: NumericalError | None = None
         try:
             if accepted is not None:
@@ -221,7 +222,7 @@ class Session:
                 places = [(lane,)] if accepted is None else [(lane, place) for place in range(accepted[lane])]
                 for place in places:
                     if sequence.finish_reason is not None:
-                        break  # it ended while this step was on its way, or with a token before
+                        break  # it ended while this step was in flight, or with an earlier token
                     if sampled.token[place] >= self._engine.vocab_size:
                         position = len(sequence.request.prompt) + len(sequence.generated)
                         wrong = wrong or NumericalError(f"request {sequence.request.index}", position)
@@ -257,7 +258,7 @@ class Session:
         return "length" if done else None
 
     def _end(self, sequence: ActiveSequence, reason: FinishReason, token: int | None) -> None:
-        """The last event of a request."""
+        """Append the last event of a request."""
         index, asked = sequence.request.index, sequence.request.params.logprobs
         text = self._texts.get(index)
         if text is not None:
@@ -282,11 +283,13 @@ class Session:
 
 
 def _append(sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]) -> None:
-    """Keep what a step drew at a lane, or behind a token of a lane, as NumPy arrays."""
+    """Append the outputs of a step (NumPy arrays) at `place`: a lane, or a lane and one of its tokens."""
     asked = sequence.request.params.logprobs
     sequence.generated.append(int(sampled.token[place]))
     if asked is not None and sampled.logprob is not None:
         sequence.logprobs.append(float(sampled.logprob[place]))
     if asked and sampled.top_tokens is not None and sampled.top_logprobs is not None:
-        best = zip(sampled.top_tokens[place][:asked].tolist(), sampled.top_logprobs[place][:asked].tolist(), strict=True)
+        best = zip(
+            sampled.top_tokens[place][:asked].tolist(), sampled.top_logprobs[place][:asked].tolist(), strict=True
+        )
         sequence.top_logprobs.append(dict(best))

@@ -12,7 +12,7 @@ from hybridlm.programs.shapes import Shape
 from hybridlm.requests.results import Score
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.queue import ScoringQueue
-from hybridlm.scoring.text import Scoring
+from hybridlm.scoring.text import ScoredText
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.score import Scored
 
@@ -41,7 +41,7 @@ def checked(scores: list[Score]) -> list[Score]:
 
 def score(
     engine: Engine, texts: Sequence[tuple[int, ...]], top: int = 0, prefix: Prefix | None = None
-) -> Generator[Scoring, None, None]:
+) -> Generator[ScoredText, None, None]:
     """Score every token of every text, longest first; yields each text when it is done.
 
     What texts have in common at their beginning is scored once, as far as it is whole chunks: every number is the one
@@ -55,7 +55,7 @@ def score(
     """
     predicted = [i for i, text in enumerate(texts) if len(text) > 1]
     for i in set(range(len(texts))).difference(predicted):
-        yield Scoring(i, texts[i], prefix)  # a single token is predicted by nothing
+        yield ScoredText(i, texts[i], prefix)  # a single token is predicted by nothing
     if not predicted:
         return
     size = engine.bucket(len(predicted), engine.prefill_rows)
@@ -79,10 +79,10 @@ def _most_kept(engine: Engine, lanes: int) -> int:
     return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
 
 
-def _score(engine: Engine, pool: RowPool, waiting: ScoringQueue, top: int) -> Iterator[Scoring]:
+def _score(engine: Engine, pool: RowPool, waiting: ScoringQueue, top: int) -> Iterator[ScoredText]:
     shape = Shape("score", pool.size, engine.chunk, top)
-    lanes: list[Scoring | None] = [None] * pool.size
-    flights: deque[tuple[Scored, list[tuple[int, Scoring, int, int]]]] = deque()
+    lanes: list[ScoredText | None] = [None] * pool.size
+    flights: deque[tuple[Scored, list[tuple[int, ScoredText, int, int]]]] = deque()
     while flights or waiting or any(lanes):
         while pool.owner.free and (text := waiting.take()) is not None:
             _join(engine, pool, lanes, text)
@@ -101,7 +101,7 @@ def _score(engine: Engine, pool: RowPool, waiting: ScoringQueue, top: int) -> It
                         yield text
 
 
-def _join(engine: Engine, pool: RowPool, lanes: list[Scoring | None], text: Scoring) -> None:
+def _join(engine: Engine, pool: RowPool, lanes: list[ScoredText | None], text: ScoredText) -> None:
     """Give a row to a text, with the state that it goes on from."""
     text.slot = pool.acquire()
     lanes[pool.lanes([text.slot])[0]] = text
@@ -110,12 +110,12 @@ def _join(engine: Engine, pool: RowPool, lanes: list[Scoring | None], text: Scor
 
 
 def _dispatch(
-    engine: Engine, pool: RowPool, shape: Shape, lanes: list[Scoring | None], waiting: ScoringQueue
-) -> tuple[Scored, list[tuple[int, Scoring, int, int]]]:
+    engine: Engine, pool: RowPool, shape: Shape, lanes: list[ScoredText | None], waiting: ScoringQueue
+) -> tuple[Scored, list[tuple[int, ScoredText, int, int]]]:
     """One step: its outputs, and what of them belongs to which text: (lane, text, first token, number of tokens)."""
     feeds = [None if text is None else text.feed(shape.tokens) for text in lanes]
     targets = np.zeros((pool.size, shape.tokens), np.int32)
-    parts: list[tuple[int, Scoring, int, int]] = []
+    parts: list[tuple[int, ScoredText, int, int]] = []
     for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):
         if text is not None and feed is not None:
             count = len(feed.tokens)
@@ -132,7 +132,7 @@ def _dispatch(
                 text.snapshot = engine.moves.take(pool, text.slot, text.tokens[:-1], owner=text, known=known)
                 # Restoring counts the part for each of its texts; once it has been computed.
                 engine.stats["prefix_tokens_saved"] -= text.consumed
-                waiting.consumed(text)
+                waiting.prefilled(text)
             pool.owner.release(text.slot)
             text.slot = None
             engine.forget(text)

@@ -12,7 +12,7 @@ from ir_passes.host.slot_owner import Slot
 
 
 @dataclass(eq=False)
-class Scoring:
+class ScoredText:
     """A text, or a part that texts have in common, which owns a lane while it is scored.
 
     Attributes:
@@ -32,11 +32,11 @@ class Scoring:
     index: int | None
     tokens: tuple[int, ...]
     prefix: Prefix | None = None
-    parent: "Scoring | None" = None
+    parent: "ScoredText | None" = None
     consumed: int = 0
     slot: Slot | None = None
     snapshot: Snapshot | None = None
-    children: "list[Scoring]" = field(default_factory=list)
+    children: "list[ScoredText]" = field(default_factory=list)
     logprobs: np.ndarray = field(init=False)
     greedy: np.ndarray = field(init=False)
     top_logprobs: list[dict[int, float]] = field(init=False)

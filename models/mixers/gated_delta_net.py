@@ -13,9 +13,10 @@ from models.layers.initial import decay_rates, matrix, parameter
 from models.layers.norms import l2_norm, rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
-from models.ops.delta_rule import DeltaGiven, delta_rule
+from models.ops.delta_rule import DeltaTokens, delta_rule
 from models.ops.layout import merge_heads
 from models.ops.linear import linear
+from models.ops.recurrence import RecurrenceInputs
 from models.sharding.cut import Part, columns, rows
 from models.sharding.devices import ALONE, Devices
 from models.sharding.share import divided
@@ -94,32 +95,31 @@ class GatedDeltaNet(Recurrent):
         c = self.config
         return conv_recurrent(c.kernel, c.parts, c.value_heads, c.key_size, c.value_size)
 
-    def given(self, x: Activations) -> tuple[DeltaGiven, Float32[Array, "lane token inner"]]:
-        decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(
+    def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
+        log_decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(
             linear(x, self.in_proj_a[...]) + self.dt_bias[...][None, None]
         )
         beta = scaled(jax.nn.sigmoid(linear(x, self.in_proj_b[...])), self.config.strongest_write)
-        return DeltaGiven(linear(x, self.in_proj_qkv[...]), decay, beta), linear(x, self.in_proj_z[...])
+        return DeltaTokens(linear(x, self.in_proj_qkv[...]), log_decay, beta), linear(x, self.in_proj_z[...])
 
     def recur(
-        self, given: DeltaGiven, info: LaneInfo, state: ConvRecurrentState
+        self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
-        lanes, tokens, _ = given.conv.shape
-        mixed, conv = layer_conv(given.conv, self.conv1d[...], state.conv, info)
+        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info)
+        lanes, length, _ = mixed.shape
         q, k, v = jnp.split(silu(mixed), [c.key_width, 2 * c.key_width], axis=-1)
-        q, k = (y.reshape((lanes, tokens, c.key_heads, c.key_size)) for y in (q, k))
-        v = v.reshape((lanes, tokens, c.value_heads, c.value_size))
+        q, k = (y.reshape((lanes, length, c.key_heads, c.key_size)) for y in (q, k))
+        v = v.reshape((lanes, length, c.value_heads, c.value_size))
         q, k = l2_norm(q) * c.key_size**-0.5, l2_norm(k)
         q, k = (jnp.repeat(y, c.value_heads // c.key_heads, axis=2) for y in (q, k))
-        out, recurrent = delta_rule(
-            q, k, v, given.decay, given.beta, state.recurrent, info.valid, info.fresh, info.verifying
-        )
+        inputs = RecurrenceInputs(q, k, v, tokens.log_decay, state.recurrent, info.valid, info.fresh, tokens.beta)
+        out, recurrent = delta_rule(inputs, keep_state=info.verifying)
         return out, ConvRecurrentState(conv, recurrent)
 
-    def finish(
-        self, mixed: Float32[Array, "lane token value_head value"], rest: Float32[Array, "lane token inner"]
+    def project_out(
+        self, mixed: Float32[Array, "lane token value_head value"], gate: Float32[Array, "lane token inner"]
     ) -> Activations:
         c = self.config
-        gated = silu_gated(rest.reshape(mixed.shape), rms_norm(mixed, self.norm[...], c.eps))
+        gated = silu_gated(gate.reshape(mixed.shape), rms_norm(mixed, self.norm[...], c.eps))
         return linear(merge_heads(gated), self.out_proj[...])

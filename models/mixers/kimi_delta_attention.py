@@ -17,9 +17,10 @@ from models.layers.initial import decay_rates, matrix, parameter
 from models.layers.norms import l2_norm, rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
-from models.ops.delta_rule import DeltaGiven, delta_rule
+from models.ops.delta_rule import DeltaTokens, delta_rule
 from models.ops.layout import merge_heads
 from models.ops.linear import linear
+from models.ops.recurrence import RecurrenceInputs
 from models.sharding.cut import Part, columns, rows
 from models.sharding.devices import ALONE, Devices
 from models.sharding.share import divided
@@ -110,25 +111,24 @@ class KimiDeltaAttention(Recurrent):
         rate = jnp.exp(self.A_log[...])[None, None, :, None]
         return -rate * jax.nn.softplus(f) if c.lower_bound is None else c.lower_bound * jax.nn.sigmoid(rate * f)
 
-    def given(self, x: Activations) -> tuple[DeltaGiven, Float32[Array, "lane token inner"]]:
+    def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
         beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...]))
-        return DeltaGiven(linear(x, self.in_proj_qkv[...]), self.log_decay(x), beta), self.gate(x)
+        return DeltaTokens(linear(x, self.in_proj_qkv[...]), self.log_decay(x), beta), self.gate(x)
 
     def recur(
-        self, given: DeltaGiven, info: LaneInfo, state: ConvRecurrentState
+        self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
-        mixed, conv = layer_conv(given.conv, self.conv1d[...], state.conv, info)
+        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info)
         heads = (*mixed.shape[:2], c.heads, c.head_size)
         q, k, v = (part.reshape(heads) for part in jnp.split(silu(mixed), 3, axis=-1))
         q, k = l2_norm(q) * c.head_size**-0.5, l2_norm(k)
-        out, recurrent = delta_rule(
-            q, k, v, given.decay, given.beta, state.recurrent, info.valid, info.fresh, info.verifying
-        )
+        inputs = RecurrenceInputs(q, k, v, tokens.log_decay, state.recurrent, info.valid, info.fresh, tokens.beta)
+        out, recurrent = delta_rule(inputs, keep_state=info.verifying)
         return out, ConvRecurrentState(conv, recurrent)
 
-    def finish(
-        self, mixed: Float32[Array, "lane token value_head value"], rest: Float32[Array, "lane token inner"]
+    def project_out(
+        self, mixed: Float32[Array, "lane token value_head value"], gate: Float32[Array, "lane token inner"]
     ) -> Activations:
-        gated = rms_norm(mixed, self.norm[...], self.config.eps) * jax.nn.sigmoid(rest.reshape(mixed.shape))
+        gated = rms_norm(mixed, self.norm[...], self.config.eps) * jax.nn.sigmoid(gate.reshape(mixed.shape))
         return linear(merge_heads(gated), self.out_proj[...])

@@ -17,6 +17,7 @@ from models.layers.norms import rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
 from models.ops.linear import linear
+from models.ops.recurrence import RecurrenceInputs
 from models.ops.ssd import ssd
 from models.sharding.cut import Part, columns, rows
 from models.sharding.devices import ALONE, Devices
@@ -85,8 +86,8 @@ class Mamba2Config:
         return Mamba2(self, hidden, rngs)
 
 
-class MambaGiven(NamedTuple):
-    """What the layer gives to its convolution and its recurrence of each token.
+class Mamba2Tokens(NamedTuple):
+    """Per-token inputs of the layer's short convolution and recurrence; they do not depend on the state.
 
     Attributes:
         conv: inputs of the convolution, channels [x | B | C].
@@ -117,7 +118,7 @@ class Mamba2(Recurrent):
         c = self.config
         return conv_recurrent(c.kernel, c.parts[1:4], c.heads, c.state_size, c.head_size)
 
-    def given(self, x: Activations) -> tuple[MambaGiven, Float32[Array, "lane token inner"]]:
+    def project_in(self, x: Activations) -> tuple[Mamba2Tokens, Float32[Array, "lane token inner"]]:
         c = self.config
         projected = linear(x, self.in_proj[...])
         if any(factor != 1.0 for factor in c.multipliers):
@@ -128,29 +129,30 @@ class Mamba2(Recurrent):
         low, high = c.step_limits
         if low > 0.0 or high < math.inf:
             step = jnp.clip(step, low, high)
-        return MambaGiven(conv, step), z
+        return Mamba2Tokens(conv, step), z
 
     def recur(
-        self, given: MambaGiven, info: LaneInfo, state: ConvRecurrentState
+        self, tokens: Mamba2Tokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
-        lanes, tokens, _ = given.conv.shape
+        lanes, length, _ = tokens.conv.shape
         bias = None if self.conv_bias is None else self.conv_bias[...]
-        mixed, conv = layer_conv(given.conv, self.conv1d[...], state.conv, info, bias)
+        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, bias)
         # the bias gives tokens that are not real something to hand on
         mixed = jnp.where(info.valid[:, :, None], silu(mixed), 0.0)
         value, key, query = jnp.split(mixed, [c.width, c.width + c.groups * c.state_size], axis=-1)
-        key, query = (part.reshape((lanes, tokens, c.groups, c.state_size)) for part in (key, query))
-        value = value.reshape((lanes, tokens, c.heads, c.head_size))
-        decay = -jnp.exp(self.A_log[...])[None, None] * given.step
-        written = given.step[..., None] * value
-        out, recurrent = ssd(query, key, written, decay, state.recurrent, info.valid, info.fresh, info.verifying)
+        key, query = (part.reshape((lanes, length, c.groups, c.state_size)) for part in (key, query))
+        value = value.reshape((lanes, length, c.heads, c.head_size))
+        log_decay = -jnp.exp(self.A_log[...])[None, None] * tokens.step
+        written = tokens.step[..., None] * value
+        inputs = RecurrenceInputs(query, key, written, log_decay, state.recurrent, info.valid, info.fresh)
+        out, recurrent = ssd(inputs, keep_state=info.verifying)
         return out + self.D[...][None, None, :, None] * value, ConvRecurrentState(conv, recurrent)
 
-    def finish(
-        self, mixed: Float32[Array, "lane token value_head value"], rest: Float32[Array, "lane token inner"]
+    def project_out(
+        self, mixed: Float32[Array, "lane token value_head value"], gate: Float32[Array, "lane token inner"]
     ) -> Activations:
-        return linear(self._gate(mixed.reshape(rest.shape), rest), self.out_proj[...])
+        return linear(self._gate(mixed.reshape(gate.shape), gate), self.out_proj[...])
 
     def _gate(
         self, y: Float32[Array, "lane token inner"], z: Float32[Array, "lane token inner"]

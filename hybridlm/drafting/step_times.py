@@ -16,24 +16,24 @@ class StepTimes:
     def __init__(self) -> None:
         self._seconds: dict[Any, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_TIMES))
 
-    def begin(self, step: Any) -> "StepTiming":
+    def start(self, step: Any) -> "StepTiming":
         """A step of this kind begins now."""
         return StepTiming(self._seconds[step])
 
-    def known(self, step: Any) -> bool:
+    def measured(self, step: Any) -> bool:
         """Whether enough have been measured."""
         return len(self._seconds[step]) >= MIN_TIMES
 
-    def least(self, step: Any) -> float:
+    def min_seconds(self, step: Any) -> float:
         """Of the last ones, in seconds: what else the machine does makes steps slower, never faster.
 
-        `known` says whether there are any.
+        `measured` says whether there are any.
         """
         return min(self._seconds[step])
 
 
 class StepTiming:
-    """One step on its way; made by `StepTimes.begin`."""
+    """One step on its way; made by `StepTimes.start`."""
 
     def __init__(self, kept: deque[float]):
         self._kept, self._began = kept, time.perf_counter()

@@ -76,7 +76,7 @@ class Decoding:
                     return self._verify(speculation, pool, lanes, drafts, top)
             else:
                 speculation.skip()
-        return self._draw(pool, lanes, top, 0 if speculation is None else speculation.mtp_drafts(lanes, verifying=False))
+        return self._generate(pool, lanes, top, 0 if speculation is None else speculation.mtp_draft_count(lanes, verifying=False))
 
     def settle(self, pool: RowPool, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
         """It is known how many tokens of each lane a step that verified has accepted, int32 [N]."""
@@ -93,7 +93,7 @@ class Decoding:
                 engine.stats["accepted_tokens"] += count - 1
                 engine.stats["speculation_pauses"] += speculation.observe(sequence, pool.size, drafted, count - 1)
 
-    def _draw(self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None, mtp_drafts: int) -> DispatchedStep:
+    def _generate(self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None, mtp_drafts: int) -> DispatchedStep:
         """One token of each, and so many mtp_drafts behind it."""
         engine = self._engine
         shape = Shape("generate", pool.size, 1, top, self._processor, mtp_drafts)
@@ -109,7 +109,7 @@ class Decoding:
         sampled = engine.run(shape, pool, batch, *sampling, owners=lanes, counts=counts)
         if timing is not None:
             timing.dispatched(sampled.token)
-        sequences = _taking_part(lanes)
+        sequences = _active_lanes(lanes)
         for sequence, _ in sequences:
             sequence.consumed += 1
         return DispatchedStep(sampled, sequences, timing=timing)
@@ -127,7 +127,7 @@ class Decoding:
         feeds = [
             None if s is None else Feed((LAST_SAMPLED, *draft), s.consumed) for s, draft in zip(lanes, drafts, strict=True)
         ]
-        mtp_drafts = speculation.mtp_drafts(lanes, verifying=True)
+        mtp_drafts = speculation.mtp_draft_count(lanes, verifying=True)
         shape = Shape("verify", pool.size, tokens, top, self._processor, mtp_drafts)
         batch = Batch.of(feeds, tokens)
         end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
@@ -139,7 +139,7 @@ class Decoding:
         engine.stats["verify_steps"] += 1
         if timing is not None:
             timing.dispatched(sampled.token)
-        return DispatchedStep(sampled, _taking_part(lanes), accepted, timing)
+        return DispatchedStep(sampled, _active_lanes(lanes), accepted, timing)
 
     def _blocks(self, end: int, mtp_drafts: int) -> np.ndarray:
         """`kv_blocks` of a step whose lanes end at this position, and that mtp_drafts so many tokens behind it.
@@ -153,8 +153,8 @@ class Decoding:
         if self._speculation is None or self._engine.sanitizer is not None:
             return None
         self._engine.program(shape)
-        return self._speculation.times.begin((shape.step, shape.lanes, shape.mtp_drafts))
+        return self._speculation.times.start((shape.step, shape.lanes, shape.mtp_drafts))
 
 
-def _taking_part(lanes: list[ActiveSequence | None]) -> list[tuple[ActiveSequence, int]]:
+def _active_lanes(lanes: list[ActiveSequence | None]) -> list[tuple[ActiveSequence, int]]:
     return [(sequence, lane) for lane, sequence in enumerate(lanes) if sequence is not None]

@@ -130,8 +130,8 @@ class Engine:
         make = drafters(self.speculate if speculate == "as loaded" else speculate, self._head)
         if make is None:
             return None
-        trust = self._mtp_prior if make is MtpDrafter else self._prior
-        return Speculation(make, self.draft_tokens, self._times, trust, self.vocab_size)
+        prior = self._mtp_prior if make is MtpDrafter else self._prior
+        return Speculation(make, self.draft_tokens, self._times, prior, self.vocab_size)
 
     def set_tuned(self, tuned: Tuned) -> None:
         """Give the steps that are compiled from now on tuned parameters."""

@@ -67,7 +67,7 @@ class Scheduler:
         self.waiting = [entry for entry in self.waiting if entry[2] is not sequence]
         heapq.heapify(self.waiting)
         if sequence.finish_reason == "stop" and sequence in self.decoding and self._decode_pool is not None:
-            self._keep(sequence, self._decode_pool)  # the next turn of a conversation goes on from here
+            self._cache_state(sequence, self._decode_pool)  # the next turn of a conversation goes on from here
         self._release(sequence)
         self._engine.forget(sequence)
 
@@ -77,7 +77,7 @@ class Scheduler:
         if self.prefilling:
             return self._prefill()
         self._shrink()
-        return self._draw() if self.decoding else None
+        return self._decode_step() if self.decoding else None
 
     @property
     def needs_tokens(self) -> bool:
@@ -143,7 +143,7 @@ class Scheduler:
         room = engine.lanes - len(self.joined)
         if not self.waiting or not room:
             return
-        joining, held = self._next_of_queue(min(room, len(self.waiting)))
+        joining, held = self._next_waiting(min(room, len(self.waiting)))
         if not joining:
             return
         wanted = engine.bucket(len(joining) + len(self.prefilling), engine.prefill_rows)
@@ -156,9 +156,9 @@ class Scheduler:
         for sequence in joining:
             sequence.slot = self._prefill_pool.acquire()
             self.prefilling.append(sequence)
-            self._begin(sequence, self._prefill_pool)
+            self._restore_prefix(sequence, self._prefill_pool)
 
-    def _next_of_queue(self, most: int) -> tuple[list[ActiveSequence], bool]:
+    def _next_waiting(self, most: int) -> tuple[list[ActiveSequence], bool]:
         """Who joins next, and whether others wait for what these are reading, because their prompts begin alike."""
         cache, joining, held = self._engine.prefix_cache, list[ActiveSequence](), []
         free = self._engine.prefill_rows
@@ -178,7 +178,7 @@ class Scheduler:
             heapq.heappush(self.waiting, entry)
         return joining, bool(held)
 
-    def _begin(self, sequence: ActiveSequence, prefill_pool: RowPool) -> None:
+    def _restore_prefix(self, sequence: ActiveSequence, prefill_pool: RowPool) -> None:
         """Let a sequence go on from the deepest state that is known of its prompt."""
         engine, cache = self._engine, self._engine.prefix_cache
         prompt, start = sequence.request.prompt, sequence.request.start
@@ -203,14 +203,14 @@ class Scheduler:
                 sequence.consumed += len(feed.tokens)
                 engine.stats["prompt_tokens"] += len(feed.tokens)
                 if sequence.consumed in sequence.stops:
-                    self._keep(sequence, pool)
+                    self._cache_state(sequence, pool)
                 if not sequence.prefilling:
                     sampling.append((sequence, lane))
         for sequence, _ in sampling:
-            self._move_on(sequence, pool)
+            self._start_decoding(sequence, pool)
         return DispatchedStep(sampled, sampling)
 
-    def _keep(self, sequence: ActiveSequence, pool: RowPool) -> None:
+    def _cache_state(self, sequence: ActiveSequence, pool: RowPool) -> None:
         """Keep the state that the steps dispatched so far leave in a sequence's row, for prompts that go on from it."""
         cache, tokens = self._engine.prefix_cache, (*sequence.request.prompt, *sequence.generated)
         if cache is None or sequence.slot is None or not pool.settled:
@@ -219,12 +219,12 @@ class Scheduler:
         if sequence.consumed <= len(tokens):
             cache.keep(pool, sequence.slot, tokens[: sequence.consumed], owner=sequence)
 
-    def _move_on(self, sequence: ActiveSequence, prefill_pool: RowPool) -> None:
+    def _start_decoding(self, sequence: ActiveSequence, prefill_pool: RowPool) -> None:
         """From the prefill pool to the decode pool, or out, if its first token is its last."""
         if not sequence.remaining(self._engine.context):
             self._release(sequence)
             return
-        self._fit(len(self.joined) + len(self.waiting))
+        self._grow(len(self.joined) + len(self.waiting))
         assert self._decode_pool is not None and sequence.slot is not None
         slot = self._decode_pool.acquire()
         self._engine.copy(prefill_pool, sequence.slot, self._decode_pool, slot)
@@ -232,7 +232,7 @@ class Scheduler:
         sequence.slot = slot
         self.decoding.append(sequence)
 
-    def _draw(self) -> DispatchedStep:
+    def _decode_step(self) -> DispatchedStep:
         """One token of every sequence that decodes, or more where drafts promise them."""
         pool = self._decode_pool
         assert pool is not None
@@ -247,7 +247,7 @@ class Scheduler:
             if sequence.slot is not None and not sequence.remaining(self._engine.context):
                 self._release(sequence)
 
-    def _fit(self, count: int) -> None:
+    def _grow(self, count: int) -> None:
         """Make the decode pool large enough for so many sequences."""
         size = self._engine.bucket(count, self._engine.lanes)
         if self._decode_pool is None:

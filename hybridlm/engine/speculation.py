@@ -28,7 +28,7 @@ class Speculation:
         drafters: makes the drafter of a sequence.
         tokens: most drafts of a lane in a step (K).
         times: of the steps, kept from run to run.
-        trust: in the drafts of new sequences, the same.
+        prior: in the drafts of new sequences, the same.
         vocab_size: token ids are below it.
 
     Attributes:
@@ -37,9 +37,9 @@ class Speculation:
 
     always = False
 
-    def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, trust: AcceptancePrior, vocab_size: int):
+    def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, prior: AcceptancePrior, vocab_size: int):
         self._drafters, self.tokens, self.times, self._vocab_size = drafters, tokens, times, vocab_size
-        self._prior = trust
+        self._prior = prior
         self._wait, self._refused = 0, MIN_WAIT
         self._head, self._mtp_next = drafters is MtpDrafter, False
 
@@ -74,13 +74,13 @@ class Speculation:
             return None
         if self.always:
             return proposed
-        if not self.times.known(self.steps(len(lanes))[0]):
+        if not self.times.measured(self.steps(len(lanes))[0]):
             return None
         if self._wait:  # a head has guessed although it does not pay, for the time to be measured
             return proposed
-        return proposed if self._worth_it(lanes, proposed) else None
+        return proposed if self._should_verify(lanes, proposed) else None
 
-    def mtp_drafts(self, lanes: Sequence[ActiveSequence | None], verifying: bool) -> int:
+    def mtp_draft_count(self, lanes: Sequence[ActiveSequence | None], verifying: bool) -> int:
         """How many tokens the model's own head mtp_drafts in the next step, for the one behind it to verify.
 
         Args:
@@ -89,21 +89,21 @@ class Speculation:
         """
         if not self._head:
             return 0
-        self._mtp_next = not self._wait and (verifying or self._asks(lanes))
+        self._mtp_next = not self._wait and (verifying or self._should_propose(lanes))
         return self.tokens if verifying or self._mtp_next else 0
 
-    def _asks(self, lanes: Sequence[ActiveSequence | None]) -> bool:
+    def _should_propose(self, lanes: Sequence[ActiveSequence | None]) -> bool:
         """Whether a step had better guess, none of whose lanes has drafts."""
         asking = [s is not None and s.drafting is not None and s.drafting.acceptance.should_draft(s.sampled) for s in lanes]
         if self.always or not any(asking):
             return self.always
-        return self.times.known(self.steps(len(lanes))[0]) and self._worth_it(
+        return self.times.measured(self.steps(len(lanes))[0]) and self._should_verify(
             lanes, [(0,) * self.tokens if one else () for one in asking]
         )
 
-    def _worth_it(self, lanes: Sequence[ActiveSequence | None], drafts: list[tuple[int, ...]]) -> bool:
+    def _should_verify(self, lanes: Sequence[ActiveSequence | None], drafts: list[tuple[int, ...]]) -> bool:
         """Whether drafts are to be verified: they pay, or it has to be measured whether they do."""
-        if not self.times.known(self.steps(len(lanes))[1]) or self._pays(lanes, drafts, self.cost(len(lanes))):
+        if not self.times.measured(self.steps(len(lanes))[1]) or self._pays(lanes, drafts, self.cost(len(lanes))):
             self._refused = MIN_WAIT
             return True
         self._wait, self._refused = self._refused, min(2 * self._refused, MAX_WAIT)
@@ -116,7 +116,7 @@ class Speculation:
     def cost(self, lanes: int) -> float:
         """Time of a step that verifies, in those of one that draws; both have been measured."""
         plain, verify = self.steps(lanes)
-        return self.times.least(verify) / self.times.least(plain)
+        return self.times.min_seconds(verify) / self.times.min_seconds(plain)
 
     def observe(self, sequence: ActiveSequence, lanes: int, drafted: int, accepted: int) -> bool:
         """Of a sequence's drafts the first `accepted` were right; returns whether it stops drafting for a while."""
@@ -125,7 +125,7 @@ class Speculation:
         acceptance.observe(drafted, accepted)
         self._prior.observe(drafted, accepted)
         _, verify = self.steps(lanes)
-        if self.always or not self.times.known(verify) or 1 + acceptance.expected(self.tokens) > self.cost(lanes):
+        if self.always or not self.times.measured(verify) or 1 + acceptance.expected(self.tokens) > self.cost(lanes):
             return False
         acceptance.pause(sequence.sampled)
         return True

@@ -104,7 +104,7 @@ def _narrow_copy(
 
 def sample_with_int8_head(
     hidden: Float32[Array, "lane hidden"],
-    taking_part: Bool[Array, "lane"],
+    active: Bool[Array, "lane"],
     int8_head: Int8Head,
     sampling: Sampling,
     sampling_mode: Int32[Array, ""],
@@ -116,7 +116,7 @@ def sample_with_int8_head(
 
     Args:
         hidden: the final residual stream.
-        taking_part: lanes that draw; the tokens of others have no meaning.
+        active: lanes that draw; the tokens of others have no meaning.
         int8_head: of the head.
         sampling, sampling_mode: as for `sample_tokens`.
         otherwise: the draw from all logits.
@@ -124,7 +124,7 @@ def sample_with_int8_head(
     sampled = jnp.asarray(sampling.temperature) > 0
     found = lax.cond(
         (sampling_mode == GREEDY) | (sampling_mode >= BESIDE_GREEDY),
-        lambda: most_likely_by_int8_head(hidden, taking_part & ~sampled, int8_head),
+        lambda: most_likely_by_int8_head(hidden, active & ~sampled, int8_head),
         lambda: jnp.full(len(hidden), len(int8_head.codes), jnp.int32),
     )
     return lax.cond(sampling_mode == GREEDY, lambda: found, lambda: jnp.where(sampled, otherwise(), found))

@@ -14,7 +14,7 @@ from jaxtyping import Float32, Int32
 from hybridlm.sampling.int8_head import sample_with_int8_head
 from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
-from hybridlm.steps.mtp_drafts import Lanes, guess
+from hybridlm.steps.mtp_drafts import DraftingLanes, propose_mtp_drafts
 from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared, rowwise
 from models import Decoder
@@ -39,7 +39,7 @@ class SampledTokens(NamedTuple):
     logprob: Float32[Array, "*lane"] | None
     top_tokens: Int32[Array, "*lane top"] | None
     top_logprobs: Float32[Array, "*lane top"] | None
-    mtp_drafts: Int32[Array, "lane guess"] | None = None
+    mtp_drafts: Int32[Array, "lane propose_mtp_drafts"] | None = None
 
 
 GENERATE_CONTRACT = LaneContract(
@@ -98,7 +98,7 @@ def generate_step(
             with jax.named_scope("head"):
                 token = sample_with_int8_head(hidden, lengths > 0, int8_head, sampling, sampling_mode, lambda: from_logits().token)
             sampled = SampledTokens(token, None, None, None)
-        lanes = Lanes(lengths, positions, kv_blocks, sampling, sampling_mode)
+        lanes = DraftingLanes(lengths, positions, kv_blocks, sampling, sampling_mode)
         return finish_step(model, Rows(layers, rows.token), sampled.token, sampled, lanes, mtp_drafts, processor)
 
     return step
@@ -109,11 +109,11 @@ def finish_step(
     rows: Rows,
     token: Int32[Array, "lane"],
     sampled: SampledTokens,
-    lanes: Lanes,
+    lanes: DraftingLanes,
     mtp_drafts: int,
     processor: LogitsProcessor | None,
 ) -> tuple[SampledTokens, Rows]:
-    """Keep in each lane's row the token that it goes on with, and let the model's own head guess behind it.
+    """Keep in each lane's row the token that it goes on with, and let the model's own head propose_mtp_drafts behind it.
 
     Args:
         model: with a head, where it mtp_drafts.
@@ -125,7 +125,7 @@ def finish_step(
     """
     layers = rows.layers
     if mtp_drafts:
-        found, layers = guess(model, layers, token, lanes, mtp_drafts, processor)
+        found, layers = propose_mtp_drafts(model, layers, token, lanes, mtp_drafts, processor)
         sampled = sampled._replace(mtp_drafts=found)
     return sampled, Rows(layers, jnp.where(lanes.consumed[:, None] > 0, token[:, None], rows.token))
 

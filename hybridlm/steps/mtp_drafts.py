@@ -13,8 +13,8 @@ from models import Decoder, MtpDecoder
 from models.decoder.mtp import MtpState
 
 
-class Lanes(NamedTuple):
-    """Where lanes stand when they guess, and how they draw.
+class DraftingLanes(NamedTuple):
+    """Where lanes stand when they propose_mtp_drafts, and how they draw.
 
     Attributes:
         consumed: tokens that the step has consumed; a lane of which it is 0 has not sampled, and mtp_drafts nothing.
@@ -30,17 +30,17 @@ class Lanes(NamedTuple):
     sampling_mode: Int32[Array, ""]
 
 
-def guess(
+def propose_mtp_drafts(
     model: Decoder,
     layers: tuple[Any, ...],
     token: Int32[Array, "lane"],
-    lanes: Lanes,
+    lanes: DraftingLanes,
     count: int,
     processor: LogitsProcessor | None,
-) -> tuple[Int32[Array, "lane guess"], tuple[Any, ...]]:
+) -> tuple[Int32[Array, "lane propose_mtp_drafts"], tuple[Any, ...]]:
     """The next tokens as the head expects them.
 
-    A guess is sampled with the key of its position: the model draws with the same noise later, and where the head's
+    A propose_mtp_drafts is sampled with the key of its position: the model draws with the same noise later, and where the head's
     logits are like the model's, so is the token. What the head keeps of mtp_drafts lies behind the sequence, at positions
     that nothing looks at before they are written again.
 

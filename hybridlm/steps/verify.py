@@ -16,7 +16,7 @@ from jaxtyping import Int32
 from hybridlm.sampling.sampling import LogitsProcessor, Sampling
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens, finish_step, sample_with_logprobs
-from hybridlm.steps.mtp_drafts import Lanes
+from hybridlm.steps.mtp_drafts import DraftingLanes
 from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared
 from models import Decoder
@@ -56,12 +56,12 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         model = structure.rebuild(params)
         tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
         hidden, kept = model(tokens, lengths, positions, rows.layers, kv_blocks, verifying=True)
-        sampled = _draw_behind_each(model, hidden, tokens, positions, sampling, sampling_mode, top, processor)
+        sampled = _sample_after_each(model, hidden, tokens, positions, sampling, sampling_mode, top, processor)
         accepted = accept(tokens, sampled.token, lengths, drafts)
         layers = model.commit(kept, tokens, accepted, positions, rows.layers, kv_blocks)
         last = jnp.where(accepted > 0, accepted - 1, 0)[:, None]
         token = jnp.take_along_axis(sampled.token, last, axis=1, mode="fill")[:, 0]
-        lanes = Lanes(accepted, positions, kv_blocks, sampling, sampling_mode)
+        lanes = DraftingLanes(accepted, positions, kv_blocks, sampling, sampling_mode)
         sampled, rows = finish_step(model, Rows(layers, rows.token), token, sampled, lanes, mtp_drafts, processor)
         return (accepted, sampled), rows
 
@@ -88,7 +88,7 @@ def accept(
     return jnp.where(lengths > 0, 1 + jnp.sum(run, axis=1, dtype=jnp.int32), 0)
 
 
-def _draw_behind_each(
+def _sample_after_each(
     model: Decoder,
     hidden: Array,
     tokens: Array,

@@ -99,28 +99,28 @@ def test_pauses_grow_until_drafts_are_right_again() -> None:
 
 
 def test_new_sequences_are_trusted_as_the_last_ones_were() -> None:
-    trust = AcceptancePrior()
-    assert Acceptance(trust.rate).expected(4) > 2
+    prior = AcceptancePrior()
+    assert Acceptance(prior.rate).expected(4) > 2
     for _ in range(100):
-        trust.observe(4, 0)
-    assert Acceptance(trust.rate).expected(4) < 0.1
-    begun = [trust.begin() for _ in range(32)]
+        prior.observe(4, 0)
+    assert Acceptance(prior.rate).expected(4) < 0.1
+    begun = [prior.begin() for _ in range(32)]
     assert [rate > 0.7 for rate in begun].count(True) == 2
     for _ in range(100):
-        trust.observe(1, 1)
-    assert Acceptance(trust.rate).expected(4) > 3.5
+        prior.observe(1, 1)
+    assert Acceptance(prior.rate).expected(4) > 3.5
 
 
 def test_the_first_drafts_of_all_count_more_than_later_ones() -> None:
     """Where a step that verifies costs as much as 1.5 others, two sequences find out that mtp_drafts are never right."""
-    trust = AcceptancePrior(0.9)
-    trust.observe(4, 0)
-    trust.observe(4, 0)
-    assert trust.rate == pytest.approx(0.3) and Acceptance(trust.rate).expected(4) < 0.5
+    prior = AcceptancePrior(0.9)
+    prior.observe(4, 0)
+    prior.observe(4, 0)
+    assert prior.rate == pytest.approx(0.3) and Acceptance(prior.rate).expected(4) < 0.5
     for _ in range(100):
-        trust.observe(4, 0)
-    trust.observe(4, 4)
-    assert trust.rate == pytest.approx(MIN_LEARNING_RATE, abs=1e-6)
+        prior.observe(4, 0)
+    prior.observe(4, 4)
+    assert prior.rate == pytest.approx(MIN_LEARNING_RATE, abs=1e-6)
 
 
 def test_guesses_of_a_head_are_for_the_place_they_were_made_for() -> None:

@@ -26,16 +26,16 @@ def settings_in_order_of_joining(patch: pytest.MonkeyPatch) -> None:
 
 def operands_kept(patch: pytest.MonkeyPatch, by_lane: bool) -> None:
     """What is kept on the device is used for other sequences: whoever they are, or those of the same lanes."""
-    right = Decoding._draw
+    right = Decoding._generate
 
-    def draw(self: Decoding, pool: RowPool, lanes: list[ActiveSequence | None], *rest: Any) -> Any:
+    def generate(self: Decoding, pool: RowPool, lanes: list[ActiveSequence | None], *rest: Any) -> Any:
         if self._steady is not None:
             held = [one is None for one in self._steady[0]]
             if not by_lane or held == [one is None for one in lanes]:
                 self._steady = (lanes, *self._steady[1:])
         return right(self, pool, lanes, *rest)
 
-    patch.setattr(Decoding, "_draw", draw)
+    patch.setattr(Decoding, "_generate", generate)
 
 
 def kept_for_the_shape(patch: pytest.MonkeyPatch) -> None:
@@ -82,13 +82,13 @@ def lanes_exchanged(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_token_further(patch: pytest.MonkeyPatch) -> None:
-    right = Scheduler._draw
+    right = Scheduler._decode_step
 
     def wrong(self: Scheduler) -> Any:
         self.decoding[0].consumed += 1
         return right(self)
 
-    patch.setattr(Scheduler, "_draw", wrong)
+    patch.setattr(Scheduler, "_decode_step", wrong)
 
 
 def never_copied(patch: pytest.MonkeyPatch) -> None:

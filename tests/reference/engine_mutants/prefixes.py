@@ -59,12 +59,12 @@ def labelled_as_the_whole_prompt(patch: pytest.MonkeyPatch) -> None:
         assert self._engine.prefix_cache is not None and sequence.slot is not None
         self._engine.prefix_cache.keep(pool, sequence.slot, sequence.request.prompt, owner=sequence)
 
-    patch.setattr(Scheduler, "_keep", keep)
+    patch.setattr(Scheduler, "_cache_state", keep)
 
 
 def counted_one_ahead(patch: pytest.MonkeyPatch) -> None:
     """The counter that names a state is that of the next step, where the step reads one token."""
-    right = Scheduler._keep
+    right = Scheduler._cache_state
 
     def keep(self: Scheduler, sequence: ActiveSequence, pool: RowPool) -> None:
         ahead = sequence.consumed < len(sequence.request.prompt)
@@ -72,7 +72,7 @@ def counted_one_ahead(patch: pytest.MonkeyPatch) -> None:
         right(self, sequence, pool)
         sequence.consumed -= ahead
 
-    patch.setattr(Scheduler, "_keep", keep)
+    patch.setattr(Scheduler, "_cache_state", keep)
 
 
 def shared_state_written(patch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,9 @@ from models.families.family import Family
 from models.families.granite_hybrid import GRANITE_HYBRID
 from models.families.kimi_linear import KIMI_LINEAR
 from models.families.lfm2 import LFM2, LFM2_MOE
-from models.families.nemotron_h import NEMOTRON_H
+from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
-from models.families.pure_mamba2 import MAMBA2
-from models.families.qwen3_5 import QWEN3_5
-from models.families.qwen3_5_moe import QWEN3_5_MOE
+from models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from models.families.qwen3_next import QWEN3_NEXT
 
 FAMILIES = (

@@ -148,7 +148,7 @@ def _print_statements(console: Console, found: Iterable[Any]) -> None:
     every = list(found)
     for heading in ("proved", "audited", "not_audited", "assumed", "not_covered"):
         said = (getattr(one, heading, None) or () for one in every)
-        lines = dict.fromkeys(line for one in said for line in ((one,) if isinstance(one, str) else one))
+        lines = dict.fromkeys(str(line) for one in said for line in ((one,) if isinstance(one, str) else one))
         if lines:
             console.print(Text(f"\n{heading.replace('_', ' ')}:"))
         for line in lines:

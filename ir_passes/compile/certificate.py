@@ -4,18 +4,15 @@ A certificate holds for one executable: it names the traced program, the program
 and the HLO that XLA made of it, by hashes that are the same in every process.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ir_passes.jaxpr import record
+from ir_passes.contract.statements import Statement
+from ir_passes.files import record
 from ir_passes.jaxpr.collectives import Collective, Exchanging
 from ir_passes.report import html
 
 FORMAT = 4
-NOT_COVERED = (
-    "the machine code below XLA's scheduled HLO, drivers and hardware",
-    "bitwise equality between different compiled shapes, numbers of lanes or devices",
-    "what the caller does with slot maps, lengths and pools between two calls",
-)
 
 
 @dataclass(frozen=True)
@@ -131,13 +128,14 @@ class Certificate(Exchanging):
         equations: of the compiled jaxpr, of one device.
         versions, fingerprints: of what made it, and of what was made.
         contract: the entries, arrays of one argument and entry in one line.
-        proved: statements that hold of the compiled jaxpr.
-        audited: statements that hold of XLA's schedule and buffer assignment.
+        proved: claims that hold of the compiled jaxpr; ids of `Claim`.
+        audited: claims that hold of XLA's schedule and buffer assignment; ids of `AuditClaim`.
         not_audited: why there was no audit; None if there was one.
-        assumed: what both take for granted: declared operations, declassified values, slot maps.
-        not_covered: what nobody looked at.
-        faults: what the proof and the audit refuse; empty unless `certify` is "warn".
-        notes: remarks of the proof.
+        assumed: what both take for granted: declared operations, declassified values, slot maps; ids of `Assumption`.
+        not_covered: what neither looks at; ids of `NotCovered`.
+        faults: violations and findings, under the ids of `ViolationKind` and `FindingKind`, or "not-audited"; empty
+            unless `certify` is "warn".
+        notes: remarks of the proof; ids of `Note`.
         passes: the rewrites in order.
         copies: pool-sized copies, with the line that made them.
         neighbours: what lies beside the results of custom calls, whose bodies nobody looked at.
@@ -157,13 +155,13 @@ class Certificate(Exchanging):
     versions: Versions
     fingerprints: Fingerprints
     contract: tuple[str, ...]
-    proved: tuple[str, ...]
-    audited: tuple[str, ...]
+    proved: tuple[Statement, ...]
+    audited: tuple[Statement, ...]
     not_audited: str | None
-    assumed: tuple[str, ...]
-    not_covered: tuple[str, ...]
-    faults: tuple[str, ...]
-    notes: tuple[str, ...]
+    assumed: tuple[Statement, ...]
+    not_covered: tuple[Statement, ...]
+    faults: tuple[Statement, ...]
+    notes: tuple[Statement, ...]
     passes: tuple[PassEffect, ...]
     copies: tuple[str, ...]
     neighbours: tuple[str, ...]
@@ -223,7 +221,7 @@ class Certificate(Exchanging):
         ]
         return "\n".join(lines)
 
-    def _sections(self) -> list[tuple[str, tuple[str, ...]]]:
+    def _sections(self) -> Sequence[tuple[str, tuple[str | Statement, ...]]]:
         return [
             ("contract", self.contract),
             ("proved", self.proved),

@@ -21,6 +21,7 @@ from ir_passes.compile.versions import current_versions
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.declared import declarations
 from ir_passes.contract.opaque_names import bodies
+from ir_passes.contract.statements import Refusal, Statement
 from ir_passes.jaxpr.collectives import schedule_of
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.mesh import device_of, mesh_of
@@ -146,18 +147,18 @@ def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
 
 def _audit(
     program: CompiledProgram, bound: BoundContract, certify: Certify, **options: Any
-) -> tuple[AuditReport | None, tuple[str, ...], str | None]:
+) -> tuple[AuditReport | None, tuple[Statement, ...], str | None]:
     """The report; the faults, where they only warn; and why there is no report, if there is none."""
     try:
         with paused():
             report = audit(program.compiled, bound, dump=program.dump, **options)
         if certify == "error":
             return report.require(), (), None
-        faults, why = tuple(map(str, report.findings)), None
+        faults, why = tuple(finding.statement for finding in report.findings), None
     except HloError as error:
         if certify == "error":
             raise
-        report, faults, why = None, (f"the program was not audited: {error}",), str(error)
+        report, faults, why = None, (Refusal.NOT_AUDITED.statement(why=error),), str(error)
     warn(faults)
     return report, faults, why
 
@@ -231,7 +232,7 @@ class CompiledStep:
         self._run = self._entry
         if findings and self._certify == "error":
             raise AuditError(findings)
-        warn([str(finding) for finding in findings])
+        warn([finding.statement for finding in findings])
 
     def report(self) -> str:
         """Certificate and plan in words."""

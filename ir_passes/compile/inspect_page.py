@@ -85,7 +85,7 @@ def _statements(certificate: Certificate) -> Iterable[str]:
         ("Contract", certificate.contract),
     ):
         if lines:
-            yield f"<h2>{heading}</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+            yield f"<h2>{heading}</h2><ul>{''.join(f'<li>{escape(str(line))}</li>' for line in lines)}</ul>"
 
 
 def _matrix(certificate: Certificate, measured: Dependence | None) -> str:

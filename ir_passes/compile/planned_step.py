@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ir_passes.compile.certificate import NOT_COVERED
 from ir_passes.compile.proving import prove
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.normal_form import flatten
+from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import Collective, Exchanging, schedule_of
 from ir_passes.jaxpr.mesh import of_one_device
@@ -28,7 +28,7 @@ class PlannedStep(Exchanging):
         bound: the contract, leaf by leaf.
         equations: of the program after the rewrites, of one device.
         proved, assumed: statements of the proof.
-        not_covered: what nobody looked at.
+        not_covered: what the proof does not look at.
         collectives: what devices exchange, in the order of the program.
         plan: the arena of its scratch.
         seconds: of each phase.
@@ -36,9 +36,9 @@ class PlannedStep(Exchanging):
 
     bound: BoundContract
     equations: int
-    proved: tuple[str, ...]
-    assumed: tuple[str, ...]
-    not_covered: tuple[str, ...]
+    proved: tuple[Statement, ...]
+    assumed: tuple[Statement, ...]
+    not_covered: tuple[Statement, ...]
     collectives: tuple[Collective, ...]
     plan: Plan
     seconds: dict[str, float]
@@ -68,7 +68,10 @@ def plan_step(
         len(of_one_device(proved.graph.program).jaxpr.eqns),
         proved.proof.proved,
         proved.proof.assumed,
-        ("what XLA makes of the step: it was not compiled", *NOT_COVERED),
+        tuple(
+            [NotCovered.COMPILED_PROGRAM.statement(why="it was not compiled")]
+            + [one.statement() for one in NEVER_COVERED]
+        ),
         tuple(one.collective for one in schedule_of(proved.graph.program)),
         plan,
         clock.seconds,

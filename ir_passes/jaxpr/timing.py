@@ -1,8 +1,7 @@
-"""Seconds of the phases of a compilation.
+"""The time of a compilation: the seconds of its phases, and a pause of Python's cycle collector while one runs.
 
-Pausing Python's cycle collector while an analysis makes many small objects, none of them garbage.
-
-It would walk all of them again and again, which is a sixth of the time of an analysis.
+An analysis makes many small objects, none of them garbage. The collector would walk all of them again and again, which
+is a sixth of the time of an analysis.
 """
 
 import gc
@@ -37,7 +36,7 @@ class Clock:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """No cycles are collected inside; of several threads inside, the one that found it running starts it again."""
+    """Pause the cycle collector; of several threads inside, the one that found it running starts it again."""
     running = gc.isenabled()
     gc.disable()
     try:

@@ -8,10 +8,6 @@ from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import Kept, Range, Value
 from ir_passes.proof.violations import Place, Violation, ViolationKind
 
-IDLE = "idle: a lane whose length is 0 keeps its rows"
-ACCEPTED = "accepted: a count of accepted tokens is never negative, and 0 for a lane whose length is 0"
-AGREEMENT = "agreement: where devices were given different operands that the step compares, no row changes"
-
 
 def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value]) -> list[Violation]:
     """Outputs that hold something else than the contract says.

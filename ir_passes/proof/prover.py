@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ir_passes.contract.contract import BoundContract, SlotMap
+from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
 from ir_passes.proof.owners import Order
@@ -61,9 +62,9 @@ class Prover:
     violations: list[Violation] = field(default_factory=list)
     accesses: list[RowAccess] = field(default_factory=list)
     versions: PoolVersions = field(default_factory=PoolVersions)
-    assumed: set[str] = field(default_factory=set)
+    assumed: set[Statement] = field(default_factory=set)
     declared: dict[str, list[Any]] = field(default_factory=dict)
-    notes: set[str] = field(default_factory=set)
+    notes: set[Statement] = field(default_factory=set)
     observe: Callable[[Any, list[Value], list[Value]], None] | None = None
     sort_keys: dict[Order, int] = field(default_factory=dict)
     known: dict[Any, Env] = field(default_factory=dict)

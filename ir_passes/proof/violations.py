@@ -1,34 +1,31 @@
-"""What a lane proof can find wrong with a step.
-
-The equations around a fault, with what the proof knew of every variable in them.
-"""
+"""Violations that the lane proof finds in a step, and their explanation by the equations around each fault."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from ir_passes.contract.statements import Statement, StatementId
 from ir_passes.jaxpr import ir
 
 
-class ViolationKind(StrEnum):
-    """The fault of a step; the list is closed."""
+class ViolationKind(StatementId):
+    """The fault of a step: the value is its id, `sentence` says it in words. The list is closed."""
 
-    CROSS_LANE = "one lane reaches another"
-    WRONG_ROW = "a row that is not the lane's"
-    FRAME = "rows outside the slot map may change"
-    STALE = "a version of a pool is read after its successor was made"
-    LABEL = "a dimension carries another dimension's values"
-    COUPLING = "pools of one group move differently"
-    IDLE = "an idle lane's rows may change"
-    AGREEMENT = "rows may change though devices disagree"
-    ACCEPTED = "a count of accepted tokens may be wrong"
-    BOUNDS = "a row index may be out of bounds"
-    CONSTANT = "a row, position or pool is a constant"
-    CONTROL = "control flow depends on a lane"
-    COLLECTIVE = "a collective mixes lanes"
-    UNKNOWN = "an operation without a rule"
-    OPAQUE = "an operation that no declaration fits"
+    CROSS_LANE = "cross-lane", "What belongs to one lane may depend on another lane."
+    WRONG_ROW = "wrong-row", "A lane may reach a pool row that is not its own."
+    FRAME = "frame", "Pool rows that the slot map does not name may change."
+    STALE = "stale-pool", "A version of a pool is used after its successor was made."
+    LABEL = "dimensions", "A dimension of a pool is written with the values of another dimension."
+    COUPLING = "coupling", "Pools of one group are written at different rows."
+    IDLE = "idle", "The rows of a lane of length 0 may change."
+    AGREEMENT = "agreement", "Rows may change although devices were given different operands."
+    ACCEPTED = "accepted", "A number of accepted tokens may be negative, or not 0 for a lane of length 0."
+    BOUNDS = "bounds", "A row index may be out of bounds."
+    CONSTANT = "constants", "A row index, a position or a pool is a constant of the program."
+    CONTROL = "control-flow", "Control flow that all lanes share depends on one lane."
+    COLLECTIVE = "collective", "A collective may mix lanes."
+    UNKNOWN = "no-rule", "The proof has no rule for an operation."
+    OPAQUE = "opaque", "A custom call, kernel or callback fits no declaration of the contract."
 
 
 @dataclass(frozen=True)
@@ -67,10 +64,16 @@ class Violation:
     concerned: tuple[str, ...] = field(default=(), compare=False)
     place: Place | None = field(default=None, compare=False, repr=False)
 
-    def __str__(self) -> str:
+    @property
+    def statement(self) -> Statement:
+        """The violation as a fault of a certificate."""
         operation = f"{self.primitive} at " if self.primitive else ""
         about = f"\n  concerns {', '.join(self.concerned)}" if self.concerned else ""
-        return f"{self.kind}: {self.message}{about}\n  {operation}{self.source}\n  {self.remedy}"
+        text = f"{self.kind.sentence}\n  {self.message}{about}\n  {operation}{self.source}\n  {self.remedy}"
+        return Statement(self.kind.value, ", ".join(self.concerned), text)
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.statement.sentence}"
 
 
 class IsolationError(ValueError):

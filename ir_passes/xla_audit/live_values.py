@@ -8,6 +8,7 @@ then its body. A value lives from the tick of the instruction that defines it to
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ir_passes.contract.statements import NotCovered, Statement
 from ir_passes.xla_audit.program import Array, Computation, Executable, Index, Instruction, Slice
 
 FOREVER = 1 << 62
@@ -63,7 +64,7 @@ class LiveValues:
         executed: instructions in the order of the clock; those of computations that are called.
         looped: ids of instructions that run inside a loop.
         carries: what loops and branches hand over.
-        uncovered: what this dataflow does not know, in words.
+        uncovered: what this dataflow does not know.
     """
 
     values: tuple[Value, ...]
@@ -71,7 +72,7 @@ class LiveValues:
     executed: tuple[Instruction, ...]
     looped: frozenset[int]
     carries: tuple[Carry, ...]
-    uncovered: tuple[str, ...]
+    uncovered: tuple[Statement, ...]
 
     def made_by(self, one: Instruction) -> Iterator[tuple[Index, int]]:
         """Index and position in `values` of what an instruction defines; not of what it hands on."""
@@ -99,7 +100,7 @@ class _Flow:
         self._executed: list[Instruction] = []
         self._looped: set[int] = set()
         self._carries: list[Carry] = []
-        self._uncovered: dict[str, None] = {}
+        self._uncovered: dict[Statement, None] = {}
         self._loops = 0
 
     def run(self) -> LiveValues:
@@ -199,7 +200,7 @@ class _Flow:
         if one.opcode == "conditional":
             return self._branch(one, operands)
         if one.opcode.endswith(("-start", "-done", "-update")) or one.opcode in ("send", "recv"):
-            self._uncovered[f"{one.opcode} is asynchronous; what it reads is taken as read when it starts"] = None
+            self._uncovered[NotCovered.ASYNCHRONOUS.statement(one.opcode)] = None
         at = self._tick()
         for operand in operands:
             self._use(operand.values(), at)

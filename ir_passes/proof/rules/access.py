@@ -7,6 +7,7 @@ from typing import Any
 
 from jax.lax import GatherScatterMode
 
+from ir_passes.contract.statements import Assumption, Note
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows, Symbol, axis_of, moved
 from ir_passes.proof.site import Site
@@ -252,8 +253,7 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
     if together <= 1 or not varying or (isinstance(counting, Iota) and access.index_shape[counting.axis] == together):
         return None
     if all(isinstance(value.owner, Common) for value in access.columns.values()):
-        source = ir.source_of(site.eqn)
-        site.prover.assumed.add(f"shared indices of {site.name!r} at {source} are sorted: indices_are_sorted=True")
+        site.prover.assumed.add(Assumption.SORTED_INDICES.statement(f"{site.name} at {ir.source_of(site.eqn)}"))
         return None
     message = "indices of lanes are said to be sorted, and nothing shows that they are"
     return site.mixed(message, "leave indices_are_sorted out")
@@ -265,4 +265,4 @@ def bounds_note(site: Site, operand: Value, access: Access, dim: int) -> None:
         return
     for other in access.columns:
         if other != dim and not access.inside(other):
-            site.prover.notes.add(f"{site.name!r} may index a pool out of bounds along axis {other}, inside its row")
+            site.prover.notes.add(Note.INDEX_INSIDE_ROW.statement(site.name, axis=other))

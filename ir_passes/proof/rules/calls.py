@@ -2,6 +2,7 @@
 
 from ir_passes.contract.contract import Lane, Shared
 from ir_passes.contract.declared import RowWise, declaration_of, other_body
+from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Owner, Rows, axis_of, moved
 from ir_passes.proof.rules.registry import rule
@@ -26,7 +27,7 @@ def call(site: Site, *operands: Value) -> list[Value]:
         body = ir.body_of(site.eqn)
         assert body is not None
         return site.prover.run(body.jaxpr, [site.prover.constant(c) for c in body.consts], list(operands))
-    site.prover.assumed.add(f"row-wise: {declaration.name}")
+    site.prover.assumed.add(Assumption.ROW_WISE.statement(declaration.name))
     return _row_wise(site, declaration, operands)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from ir_passes.contract.contract import SlotMap
 from ir_passes.contract.declared import CROSSING
+from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr.dtypes import is_integer, widens
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dim_classes import NAMED
@@ -220,13 +221,13 @@ def identity(site: Site, *operands: Value) -> list[Value]:
     """The operands themselves; a declassified one is everyone's."""
     label = str(site.params.get("name", ""))
     if site.name == "name" and label.startswith(CROSSING):
-        site.prover.assumed.add(f"declassified: {label.removeprefix(CROSSING)}")
+        site.prover.assumed.add(Assumption.DECLASSIFIED.statement(label.removeprefix(CROSSING)))
         if compares_devices(site.eqn):
             site.prover.comparisons.append(site.eqn)
         return [Value(COMMON, range=FALSE if site.eqn is site.prover.disagreeing else None)]
     if site.name == "name" and label.startswith(NAMED):
         names = ", ".join(name or "." for name in label.removeprefix(NAMED).split(","))
-        site.prover.assumed.add(f"dimensions named: {names}")
+        site.prover.assumed.add(Assumption.DIMENSIONS_NAMED.statement(names))
     return list(operands)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ir_passes.contract.statements import Assumption, Note
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.proof.owners import COMMON, Backwards, Common, OneLane, Order, Owner, PoolRows, Rows, Symbol, axis_of
 from ir_passes.proof.rules.registry import rule
@@ -32,9 +33,9 @@ def shard_map(site: Site, *operands: Value) -> list[Value]:
     devices = {axis: size for axis, size in mesh.devices_of(site.params["mesh"]).items() if axis in manual}
     mark = site.prover.fresh()
     if any(_whole_somewhere(spec, devices) for spec in site.params["in_specs"]):
-        site.prover.assumed.add("arguments that several devices have whole are the same on all of them")
+        site.prover.assumed.add(Assumption.REPLICATED_ARGUMENTS.statement())
     if not site.params["check_vma"]:
-        site.prover.notes.add("a result that several devices have whole is what one of them has: check_vma is False")
+        site.prover.notes.add(Note.REPLICATED_RESULTS.statement())
     inputs = [
         _sharded(site, value, shape, Split.of(spec, devices))
         for value, shape, spec in zip(operands, site.shapes, site.params["in_specs"], strict=True)

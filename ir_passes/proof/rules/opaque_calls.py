@@ -8,6 +8,7 @@ from ir_passes.contract.contract import Lane, Opaque, Pool, Shared, SlotMap
 from ir_passes.contract.declared import opaque_of
 from ir_passes.contract.opaque import donors, fits, lengths_of, maps_of
 from ir_passes.contract.opaque_names import exact_name, same_body, short_name
+from ir_passes.contract.statements import Assumption, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, Rows, axis_of, describe, moved
 from ir_passes.proof.rules.pool_rows import map_fault, record
@@ -55,13 +56,13 @@ def _one_body(site: Site, name: str) -> None:
     site.report(ViolationKind.OPAQUE, message, remedy)
 
 
-def assumed(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[str]:
-    """What is believed of every call of a declared operation, with its line."""
+def assumed(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[Statement]:
+    """The assumption about every call of a declared operation, with its line."""
     for name, calls in declared.items():
-        keeps = ", which keeps the rows of lanes of length 0" if [*lengths_of(opaque[name])] else ""
-        lines = Counter(f"opaque: {exact_name(one)}, called at {ir.source_of(one)}" for one in calls)
-        for line, times in lines.items():
-            yield f"{line}{f' ({times} calls)' if times > 1 else ''}{keeps}"
+        kind = Assumption.OPAQUE_IDLE if [*lengths_of(opaque[name])] else Assumption.OPAQUE
+        places = Counter(f"{exact_name(one)}, called at {ir.source_of(one)}" for one in calls)
+        for place, times in places.items():
+            yield kind.statement(f"{place} ({times} calls)" if times > 1 else place)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""The steps of sequences that decode: one token of each, or drafts that are verified.
+"""Steps of the decode pool: one token per sequence, or verified drafts (speculative decoding).
 
-Steps that draw one token are dispatched without waiting for the tokens of the one before: what a lane drew last lies in
-its row. Drafts are guessed from those tokens, so a step that verifies waits for them.
+Steps that sample one token are dispatched before the previous step's tokens have been read: the token a lane sampled
+last is in its row. Drafts are proposed from the sampled tokens, so a step that verifies waits for them.
 """
 
 from typing import Any, NamedTuple
@@ -26,9 +26,9 @@ class DispatchedStep(NamedTuple):
 
     Attributes:
         sampled: its outputs, which may not have been computed yet.
-        sequences: the sequences that drew a token in it, with their lanes.
-        accepted: of a step that verifies, how many of each lane's tokens were accepted; None of one that samples.
-        timing: measures it; None for one that is not measured.
+        sequences: the sequences that sample a token in it, with their lanes.
+        accepted: number of accepted tokens per lane, for a step that verifies; None for one that samples.
+        timing: measures it; None if it is not measured.
     """
 
     sampled: SampledTokens
@@ -41,9 +41,9 @@ class Decoding:
     """Dispatches the steps of a decode pool.
 
     Args:
-        engine: runs them.
-        processor: changes the logits of each lane before the draw.
-        speculation: what is drafted; None for nothing.
+        engine: runs the steps.
+        processor: changes the logits of each lane before sampling.
+        speculation: decides what is drafted; None never drafts.
     """
 
     def __init__(self, engine: Engine, processor: LogitsProcessor | None, speculation: Speculation | None):
@@ -52,12 +52,12 @@ class Decoding:
         self._steady: tuple[list[ActiveSequence | None], Shape, np.ndarray, tuple[Any, ...]] | None = None
 
     def begin(self, sequence: ActiveSequence) -> None:
-        """A sequence joins the queue."""
+        """Prepare a sequence that joins the queue."""
         if self._speculation is not None:
             sequence.drafting = self._speculation.begin(sequence.request.prompt)
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
-        """Whether their next step can be decided only when all that they have sampled has been read."""
+        """Whether the next step of these sequences can be decided only once all their sampled tokens have been read."""
         return self._speculation is not None and self._speculation.should_draft(sequences, self._engine.context)
 
     def step(self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None) -> DispatchedStep:
@@ -65,8 +65,8 @@ class Decoding:
 
         Args:
             pool: the rows.
-            lanes: who has each of them.
-            top: log-probabilities to report.
+            lanes: the sequence in each of them.
+            top: number of log-probabilities to report.
         """
         speculation = self._speculation
         if speculation is not None:
@@ -76,16 +76,18 @@ class Decoding:
                     return self._verify(speculation, pool, lanes, drafts, top)
             else:
                 speculation.skip()
-        return self._generate(pool, lanes, top, 0 if speculation is None else speculation.mtp_draft_count(lanes, verifying=False))
+        return self._generate(
+            pool, lanes, top, 0 if speculation is None else speculation.mtp_draft_count(lanes, verifying=False)
+        )
 
     def settle(self, pool: RowPool, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
-        """It is known how many tokens of each lane a step that verified has accepted, int32 [N]."""
+        """Process the number of accepted tokens per lane of a step that verified, int32 [N]."""
         engine, speculation = self._engine, self._speculation
         assert speculation is not None
         pool.advance(accepted)
         for sequence, lane in dispatched.sequences:
             if sequence.slot is None:
-                continue  # it has left while the step was on its way
+                continue  # it left while the step was in flight
             count, drafted = int(accepted[lane]), self._drafted[lane]
             sequence.consumed += count
             if drafted:
@@ -93,8 +95,10 @@ class Decoding:
                 engine.stats["accepted_tokens"] += count - 1
                 engine.stats["speculation_pauses"] += speculation.observe(sequence, pool.size, drafted, count - 1)
 
-    def _generate(self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None, mtp_drafts: int) -> DispatchedStep:
-        """One token of each, and so many mtp_drafts behind it."""
+    def _generate(
+        self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None, mtp_drafts: int
+    ) -> DispatchedStep:
+        """Dispatch a step that samples one token per lane, followed by `mtp_drafts` drafts of the model's MTP head."""
         engine = self._engine
         shape = Shape("generate", pool.size, 1, top, self._processor, mtp_drafts)
         if self._steady is None or self._steady[:2] != (lanes, shape):
@@ -122,10 +126,11 @@ class Decoding:
         drafts: list[tuple[int, ...]],
         top: int | None,
     ) -> DispatchedStep:
-        """What the sequences drew last and their drafts behind it, as far as these turn out to be right."""
+        """Dispatch a step that verifies drafts after the last sampled tokens."""
         engine, tokens = self._engine, speculation.tokens + 1
         feeds = [
-            None if s is None else Feed((LAST_SAMPLED, *draft), s.consumed) for s, draft in zip(lanes, drafts, strict=True)
+            None if s is None else Feed((LAST_SAMPLED, *draft), s.consumed)
+            for s, draft in zip(lanes, drafts, strict=True)
         ]
         mtp_drafts = speculation.mtp_draft_count(lanes, verifying=True)
         shape = Shape("verify", pool.size, tokens, top, self._processor, mtp_drafts)
@@ -142,14 +147,14 @@ class Decoding:
         return DispatchedStep(sampled, _active_lanes(lanes), accepted, timing)
 
     def _blocks(self, end: int, mtp_drafts: int) -> np.ndarray:
-        """`kv_blocks` of a step whose lanes end at this position, and that mtp_drafts so many tokens behind it.
+        """Return `kv_blocks` of a step whose lanes end at position `end` and that drafts `mtp_drafts` tokens after it.
 
-        Guesses past the context are of no use to anybody.
+        Drafts past the context are never used.
         """
         return blocks_for(min(end + mtp_drafts, self._engine.context))
 
     def _time(self, shape: Shape) -> StepTiming | None:
-        """Begin to measure a step that is run next, where drafts depend on it; its compilation does not count."""
+        """Start measuring the next step, if drafting depends on its time; compilation is not counted."""
         if self._speculation is None or self._engine.sanitizer is not None:
             return None
         self._engine.program(shape)

@@ -1,8 +1,8 @@
-"""Who takes part in the next step: sequences join, are prefilled, decode, and leave at any step.
+"""Continuous batching: sequences join, are prefilled, decode, and leave at any step.
 
-A sequence waits, then consumes its prompt in a row of the prefill pool, then decodes in a row of the decode pool until
-it ends. Staging goes first while there is room, because a decode step costs the same however many of its lanes are
-idle. Steps are dispatched without waiting for the tokens of the one before: what a lane drew last lies in its row.
+A sequence waits, then is prefilled in a row of the prefill pool, then decodes in a row of the decode pool until it
+ends. Prefill goes first while there is room, because a decode step costs the same however many of its lanes are idle.
+Steps are dispatched before the previous step's tokens have been read: the token a lane sampled last is in its row.
 """
 
 import heapq
@@ -22,20 +22,20 @@ from hybridlm.steps.operands import Batch, Feed
 from ir_passes.host.slot_owner import SlotError
 
 SHRINK_TOKENS = 256
-"""A decode pool shrinks if one of its sequences may draw so many more tokens: below, compiling the smaller step and
-moving the rows costs more than it saves."""
+"""A decode pool shrinks if one of its sequences may still sample this many tokens; with fewer, compiling the smaller
+step and moving the rows costs more than it saves."""
 
 
 class Scheduler:
-    """The sequences of one run and the pools that they live in.
+    """The sequences of one run and the pools they are in.
 
     Args:
         engine: runs the steps.
-        processor: changes the logits of each lane before the draw.
-        speculation: what is drafted; None for nothing.
+        processor: changes the logits of each lane before sampling.
+        speculation: decides what is drafted; None never drafts.
 
     Attributes:
-        waiting: sequences that have no row, as a heap of (-priority, order of arrival, sequence).
+        waiting: sequences without a row, as a heap of (-priority, order of arrival, sequence).
         prefilling, decoding: sequences with a row of the prefill and of the decode pool, in the order they joined.
     """
 
@@ -53,26 +53,26 @@ class Scheduler:
 
     @property
     def joined(self) -> list[ActiveSequence]:
-        """Sequences that have a row."""
+        """Sequences with a row."""
         return self.prefilling + self.decoding
 
     def add(self, sequence: ActiveSequence) -> None:
-        """A sequence joins the queue."""
+        """Add a sequence to the queue."""
         self._decoding.begin(sequence)
         heapq.heappush(self.waiting, (-sequence.request.priority, self._arrived, sequence))
         self._arrived += 1
 
     def leave(self, sequence: ActiveSequence) -> None:
-        """A sequence ends; a step that still runs for it touches only its own row, which the next holder overwrites."""
+        """Remove a sequence that ends; a step in flight only touches its own row, which the next holder overwrites."""
         self.waiting = [entry for entry in self.waiting if entry[2] is not sequence]
         heapq.heapify(self.waiting)
         if sequence.finish_reason == "stop" and sequence in self.decoding and self._decode_pool is not None:
-            self._cache_state(sequence, self._decode_pool)  # the next turn of a conversation goes on from here
+            self._cache_state(sequence, self._decode_pool)  # the next turn of a conversation continues it
         self._release(sequence)
         self._engine.forget(sequence)
 
     def next(self) -> DispatchedStep | None:
-        """Dispatch the next step; None where no sequence has anything left to compute."""
+        """Dispatch the next step; None if no sequence has anything left to compute."""
         self._admit()
         if self.prefilling:
             return self._prefill()
@@ -81,17 +81,17 @@ class Scheduler:
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether the next step can be decided only when all tokens of those before have been read."""
+        """Whether the next step can be decided only once all tokens of the previous steps have been read."""
         return not self.prefilling and self._decoding.needs_tokens(self.decoding)
 
     def settle(self, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
-        """It is known how many tokens of each lane a step that verified has accepted."""
+        """Process the number of accepted tokens per lane of a step that verified."""
         assert self._decode_pool is not None
         self._decoding.settle(self._decode_pool, dispatched, accepted)
         self._release_finished(dispatched)
 
     def invalidate(self, sequence: ActiveSequence) -> None:
-        """What a sequence has led to is wrong: no other goes on from a state of its tokens."""
+        """Remove the cached states of a sequence with wrong results, so that no other sequence continues them."""
         if self._engine.prefix_cache is not None:
             self._engine.prefix_cache.invalidate((*sequence.request.prompt, *sequence.generated))
 
@@ -107,7 +107,7 @@ class Scheduler:
         self._prefill_pool = self._decode_pool = None
 
     def check_integrity(self) -> None:
-        """Every row is free or held by one sequence, which is in one state.
+        """Check that every row is free or held by one sequence, and every sequence is in one queue.
 
         Raises:
             SlotError: with everything that is wrong.
@@ -138,7 +138,7 @@ class Scheduler:
             self._engine.prefix_cache.check_integrity()
 
     def _admit(self) -> None:
-        """Give rows of the prefill pool to those that wait, as long as each will find a lane to decode in."""
+        """Give rows of the prefill pool to waiting sequences, as long as each will find a lane to decode in."""
         engine = self._engine
         room = engine.lanes - len(self.joined)
         if not self.waiting or not room:
@@ -148,7 +148,7 @@ class Scheduler:
             return
         wanted = engine.bucket(len(joining) + len(self.prefilling), engine.prefill_rows)
         size = 0 if self._prefill_pool is None else self._prefill_pool.size
-        # A pool that is larger serves as well, unless those that are held would have been its lanes.
+        # A larger pool serves as well, unless its extra lanes were meant for sequences that are held back.
         if self._prefill_pool is None or ((size != wanted if held else size < wanted) and not self.prefilling):
             if self._prefill_pool is not None:
                 engine.give_back("prefill", self._prefill_pool)
@@ -159,7 +159,10 @@ class Scheduler:
             self._restore_prefix(sequence, self._prefill_pool)
 
     def _next_waiting(self, most: int) -> tuple[list[ActiveSequence], bool]:
-        """Who joins next, and whether others wait for what these are reading, because their prompts begin alike."""
+        """Return the sequences that join next, and whether others are held back.
+
+        A sequence is held back while one of these is prefilling a prefix that both have in common.
+        """
         cache, joining, held = self._engine.prefix_cache, list[ActiveSequence](), []
         free = self._engine.prefill_rows
         if self.prefilling and self._prefill_pool is not None:
@@ -179,7 +182,7 @@ class Scheduler:
         return joining, bool(held)
 
     def _restore_prefix(self, sequence: ActiveSequence, prefill_pool: RowPool) -> None:
-        """Let a sequence go on from the deepest state that is known of its prompt."""
+        """Start a sequence from the deepest cached state of its prompt."""
         engine, cache = self._engine, self._engine.prefix_cache
         prompt, start = sequence.request.prompt, sequence.request.start
         assert sequence.slot is not None
@@ -188,7 +191,7 @@ class Scheduler:
                 sequence.consumed = engine.moves.restore(start, prefill_pool, sequence.slot, prompt, owner=sequence)
 
     def _prefill(self) -> DispatchedStep:
-        """The next chunk of every prompt in the prefill pool; those that are done move to the decode pool."""
+        """Dispatch the next chunk of every prompt in the prefill pool; those that are done move to the decode pool."""
         engine, pool = self._engine, self._prefill_pool
         assert pool is not None
         lanes = self._by_lane(pool, self.prefilling)
@@ -211,16 +214,16 @@ class Scheduler:
         return DispatchedStep(sampled, sampling)
 
     def _cache_state(self, sequence: ActiveSequence, pool: RowPool) -> None:
-        """Keep the state that the steps dispatched so far leave in a sequence's row, for prompts that go on from it."""
+        """Cache the state of a sequence's row, as the dispatched steps leave it, for prompts that continue it."""
         cache, tokens = self._engine.prefix_cache, (*sequence.request.prompt, *sequence.generated)
         if cache is None or sequence.slot is None or not pool.settled:
             return
-        # More than is known are drafts that were accepted behind the end.
+        # A state beyond the known tokens contains drafts that were accepted after the end.
         if sequence.consumed <= len(tokens):
             cache.keep(pool, sequence.slot, tokens[: sequence.consumed], owner=sequence)
 
     def _start_decoding(self, sequence: ActiveSequence, prefill_pool: RowPool) -> None:
-        """From the prefill pool to the decode pool, or out, if its first token is its last."""
+        """Move a sequence from the prefill pool to the decode pool, or out if its first token is its last."""
         if not sequence.remaining(self._engine.context):
             self._release(sequence)
             return
@@ -233,7 +236,7 @@ class Scheduler:
         self.decoding.append(sequence)
 
     def _decode_step(self) -> DispatchedStep:
-        """One token of every sequence that decodes, or more where drafts promise them."""
+        """Dispatch a step that samples one token per decoding sequence, or verifies drafts."""
         pool = self._decode_pool
         assert pool is not None
         dispatched = self._decoding.step(pool, self._by_lane(pool, self.decoding), self._top(self.decoding))
@@ -242,13 +245,13 @@ class Scheduler:
         return dispatched
 
     def _release_finished(self, dispatched: DispatchedStep) -> None:
-        """Sequences that have nothing left to draw give up their rows; the others of a step keep them."""
+        """Release the rows of sequences that have nothing left to sample."""
         for sequence, _ in dispatched.sequences:
             if sequence.slot is not None and not sequence.remaining(self._engine.context):
                 self._release(sequence)
 
     def _grow(self, count: int) -> None:
-        """Make the decode pool large enough for so many sequences."""
+        """Make the decode pool large enough for `count` sequences."""
         size = self._engine.bucket(count, self._engine.lanes)
         if self._decode_pool is None:
             self._decode_pool = self._engine.borrow("decode", size)
@@ -256,7 +259,7 @@ class Scheduler:
             self._resize(size)
 
     def _shrink(self) -> None:
-        """Leave a pool that is larger than needed, where the rest of the run is long enough to pay for it."""
+        """Move to a smaller decode pool if the rest of the run is long enough to pay for it."""
         size = self._engine.bucket(len(self.decoding), self._engine.lanes)
         if self._decode_pool is None or not self.decoding or self.waiting or 2 * size > self._decode_pool.size:
             return
@@ -264,7 +267,7 @@ class Scheduler:
             self._resize(size)
 
     def _resize(self, size: int) -> None:
-        """Move every sequence that decodes to a pool of another size."""
+        """Move every decoding sequence to a pool of another size."""
         old, new = self._decode_pool, self._engine.new_pool(size)
         assert old is not None
         for sequence in self.decoding:
@@ -276,7 +279,7 @@ class Scheduler:
         self._decode_pool = new
 
     def _release(self, sequence: ActiveSequence) -> None:
-        """Take a sequence out of its pool, if it is in one."""
+        """Release the row of a sequence, if it has one."""
         for pool, sequences in ((self._prefill_pool, self.prefilling), (self._decode_pool, self.decoding)):
             if sequence in sequences:
                 sequences.remove(sequence)
@@ -291,7 +294,7 @@ class Scheduler:
         return lanes
 
     def _top(self, sequences: list[ActiveSequence]) -> int | None:
-        """The most log-probabilities that one of them asks for."""
+        """Return the largest number of log-probabilities that a sequence requests; None if none does."""
         return max(
             (s.request.params.logprobs for s in sequences if s.request.params.logprobs is not None), default=None
         )

@@ -1,7 +1,4 @@
-"""Compiling every step of a model ahead of its first use.
-
-Every step that an engine runs.
-"""
+"""Compilation of every step of an engine ahead of its first use."""
 
 import time
 import warnings
@@ -14,7 +11,7 @@ from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
 from hybridlm.progress import counting_progress
 
 COMPILE_SECONDS = 120.0
-"""Budget of one step, from tracing to its certificate; what takes longer is named in a warning."""
+"""Budget of one step, from tracing to its certificate; slower steps are named in a warning."""
 
 
 def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[str, float]:
@@ -30,7 +27,7 @@ def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[s
         return str(shape), time.perf_counter() - start
 
     with counting_progress(progress, "compiling", len(shapes)) as done, ThreadPoolExecutor(cores()) as pool:
-        # The steps of the model take the longest; the moves of rows fill the gaps.
+        # Model steps take longest and come first; the moves of rows fill the gaps.
         waiting = [pool.submit(compiled, shape) for shape in shapes]
         try:
             for one in as_completed(waiting):
@@ -51,15 +48,14 @@ def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[s
 
 
 def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) -> list[AnyShape]:
-    """Steps that consume prompts, that draw one token of each lane, that verify drafts, that score, and that move rows.
+    """Return all step shapes: prefill, one token per lane, verification of drafts, scoring, and moves of rows.
 
-    Rows are copied between pools, and states are moved out of a pool to be kept, and back into one.
-
-    Requests with log-probabilities or a logits processor of the user's have steps of their own, compiled on first use.
+    Rows are copied between pools, and states are moved out of a pool into the prefix cache and back. Requests with
+    log-probabilities or a logits processor have steps of their own, compiled on first use.
 
     Args:
-        only_full: for the largest number of lanes alone, and states that are kept only with a prefix cache.
-        drafts: those that verify drafts too, where the engine does not draft of itself.
+        only_full: only for the largest number of lanes, and moves of states only with a prefix cache.
+        drafts: include steps that verify drafts, even if the engine does not draft by default.
     """
     prefill, decode = ([most] if only_full else engine.buckets(most) for most in (engine.prefill_rows, engine.lanes))
     shapes: list[AnyShape] = []
@@ -75,6 +71,6 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
     if not only_full or engine.prefix_cache is not None:
         shapes += [shape for pool in prefill for shape in engine.moves.shapes(pool)]
     if engine.prefix_cache is not None:
-        # What an answer ends with is kept from where it was decoded.
+        # The final state of an answer is cached from the decode pool.
         shapes += [shape for pool in decode for shape in engine.moves.shapes(pool) if shape.kept]
     return list(dict.fromkeys(shapes))

@@ -1,4 +1,4 @@
-"""What processes other than the first do: run what process 0 tells, in its order, until it has nothing more to run."""
+"""The worker loop of processes other than 0: repeat the operations that process 0 broadcasts, in order."""
 
 import sys
 from collections.abc import Callable
@@ -19,7 +19,10 @@ Things = dict[int, RowPool | CachedBuffers]
 
 
 def run_worker(engine: Engine, process_group: ProcessGroup) -> None:
-    """Take part until process 0 has ended; a process that cannot go on says why and ends: all others wait for it."""
+    """Repeat operations until process 0 ends; a process that cannot go on reports why and exits.
+
+    It must exit, since all other processes wait for it.
+    """
     things: Things = {}
     try:
         while (operation := process_group.next()).kind != "end":
@@ -84,12 +87,12 @@ _OPERATIONS: dict[str, Callable[[Engine, ProcessGroup, Things, Operation], Any]]
 
 
 def _pool(process_group: ProcessGroup, things: Things, number: int, rows: int) -> RowPool:
-    """A pool of this process; raises Disagreement if it has another size than that of process 0."""
+    """Return a pool of this process; raises Disagreement if its size differs from that in process 0."""
     pool = things[number]
     assert isinstance(pool, RowPool)
     if pool.size != rows:
         raise Disagreement(
-            f"process {process_group.process}: rows of pool {number}: expected {rows} as process 0 has, got {pool.size}; no row "
-            "was written"
+            f"process {process_group.process}: rows of pool {number}: expected {rows} as process 0 has, got "
+            f"{pool.size}; no row was written"
         )
     return pool

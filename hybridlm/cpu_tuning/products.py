@@ -71,6 +71,6 @@ def fastest(product: Product, seconds: Mapping[Variant, float]) -> Variant:
     return default if default in seconds and seconds[default] <= seconds[best] * MIN_GAIN else best
 
 
-def in_words(variants: Mapping[Product, Variant]) -> str:
+def describe_variants(variants: Mapping[Product, Variant]) -> str:
     """Return what is not as by default, for what the bits of results depend on."""
     return ", ".join(f"{one} as {form}" for one, form in sorted(variants.items()) if form != one.default) or "default"

@@ -9,7 +9,7 @@ import jax
 
 from hybridlm.cpu_tuning.derived_params import TunedWeight, tuned_weight
 from hybridlm.cpu_tuning.int8_head_choice import chosen_int8_head
-from hybridlm.cpu_tuning.products import chosen_variants, in_words, large_products
+from hybridlm.cpu_tuning.products import chosen_variants, describe_variants, large_products
 from hybridlm.cpu_tuning.store import TimeStore
 from hybridlm.devices.machine import Machine
 from models.platform import platform
@@ -84,5 +84,5 @@ def tune(
     tuned = tuple(tuned_weight(one, variants) for one in params)
     chosen = None if head is None else chosen_int8_head(head, lanes, store, room, progress)
     if chosen is None:
-        return Tuned(tuned, frozenset(), 0, in_words(variants))
-    return Tuned((*tuned, chosen.int8_head), chosen.lanes, chosen.bytes, in_words(variants))
+        return Tuned(tuned, frozenset(), 0, describe_variants(variants))
+    return Tuned((*tuned, chosen.int8_head), chosen.lanes, chosen.bytes, describe_variants(variants))

@@ -61,14 +61,14 @@ class Demand:
         """
         if available is None or self.total <= available:
             return
-        scratch = f" + scratch of the largest step {in_words(self.scratch)}" if self.scratch else ""
-        kept = f" + prefix_cache {in_words(self.kept)}" if self.kept else ""
+        scratch = f" + scratch of the largest step {format_bytes(self.scratch)}" if self.scratch else ""
+        kept = f" + prefix_cache {format_bytes(self.kept)}" if self.kept else ""
         each = f" on each of {self.devices} devices" if self.devices > 1 else ""
         raise InsufficientMemory(
-            f"the model does not fit{each}: weights {in_words(self.weights)} + rows of {self.lanes} decoding and "
-            f"{self.prefill_rows} prefilling sequences x {in_words(self.row(self.context))} at a context of "
+            f"the model does not fit{each}: weights {format_bytes(self.weights)} + rows of {self.lanes} decoding and "
+            f"{self.prefill_rows} prefilling sequences x {format_bytes(self.row(self.context))} at a context of "
             f"{self.context}"
-            f"{scratch}{kept} = {in_words(self.total)}, available are {in_words(available)}; "
+            f"{scratch}{kept} = {format_bytes(self.total)}, available are {format_bytes(available)}; "
             f"{self._would_fit(available)}"
         )
 
@@ -122,7 +122,7 @@ def _control_group() -> int | None:
     return int(limit.read_text()) - int(used.read_text())
 
 
-def in_words(count: int) -> str:
+def format_bytes(count: int) -> str:
     if count < 1000:
         return f"{count} B"
     power = min(int(math.log(count, 1000)), 4)

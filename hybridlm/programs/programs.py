@@ -158,7 +158,7 @@ class Programs:
                 )
         except (IsolationError, AuditError, HloError) as error:
             error.add_note(
-                f"The step is {_in_words(shape)}; it was not run. For experiments, hybridlm.load(..., certify='warn') "
+                f"The step is {_describe(shape)}; it was not run. For experiments, hybridlm.load(..., certify='warn') "
                 "runs such steps all the same."
             )
             raise
@@ -174,7 +174,7 @@ class Programs:
         _log.warning(
             "the step %s is proved, but what XLA made of it is not audited, and so it may be of others (see "
             "`lm.certificates`): %s",
-            _in_words(shape),
+            _describe(shape),
             certificate.not_audited,
         )
 
@@ -192,9 +192,9 @@ class Programs:
         try:
             return plan_step(step, args, contract, passes=PASSES)
         except IsolationError as error:
-            error.add_note(f"The step is {_in_words(shape)}.")
+            error.add_note(f"The step is {_describe(shape)}.")
             raise
 
 
-def _in_words(shape: AnyShape) -> str:
+def _describe(shape: AnyShape) -> str:
     return f"{shape} (lanes x tokens)" if isinstance(shape, Shape) else str(shape)

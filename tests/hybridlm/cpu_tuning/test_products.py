@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from hybridlm.cpu_tuning import products, store
-from hybridlm.cpu_tuning.products import chosen_variants, fastest, in_words, large_products
+from hybridlm.cpu_tuning.products import chosen_variants, fastest, describe_variants, large_products
 from hybridlm.cpu_tuning.store import TimeStore
 from hybridlm.cpu_tuning.variants import PACKED, Product, Variant
 from hybridlm.devices.machine import Machine
@@ -87,8 +87,8 @@ def test_what_was_measured_is_kept_and_announced(
     assert found == {PRODUCT: "rows x weight", other: "weight x rows"}
     assert clock["measured"] == [PRODUCT, other] and len(caplog.messages) == 2
     assert chosen_variants({PRODUCT: WEIGHTS, other: WEIGHTS}, kept) == found and len(caplog.messages) == 2
-    assert in_words(found) == "4x16x24 bfloat16 as rows x weight"
-    assert in_words({}) == in_words({other: "weight x rows"}) == "default"
+    assert describe_variants(found) == "4x16x24 bfloat16 as rows x weight"
+    assert describe_variants({}) == describe_variants({other: "weight x rows"}) == "default"
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Machine)])

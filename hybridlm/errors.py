@@ -52,7 +52,7 @@ def require_extra(what: str, package: str, extra: str) -> None:
         raise MissingExtra(what, package, extra)
 
 
-SHOWN = 40
+MAX_SHOWN = 40
 
 
 class CheckpointError(ValueError):
@@ -74,9 +74,9 @@ class CheckpointError(ValueError):
             lines = [f"{self.where}: {self.faults[0]}"]
         else:
             lines = [f"{self.where}: {len(self.faults)} faults"]
-            lines += [f"  {fault}" for fault in self.faults[:SHOWN]]
-            if len(self.faults) > SHOWN:
-                lines.append(f"  ... and {len(self.faults) - SHOWN} more (all of them in .faults)")
+            lines += [f"  {fault}" for fault in self.faults[:MAX_SHOWN]]
+            if len(self.faults) > MAX_SHOWN:
+                lines.append(f"  ... and {len(self.faults) - MAX_SHOWN} more (all of them in .faults)")
         if advice:
             lines.append(advice)
         super().__init__("\n".join(lines))

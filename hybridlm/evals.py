@@ -28,7 +28,7 @@ from hybridlm.text.tokenizer import Tokenizer
 
 MAX_GEN_TOKS = 256
 """Tokens that a task gets which does not say how many: that of lm_eval's own models."""
-WINDOW = 1024
+MAX_QUEUED = 1024
 """Requests that go through one queue; the results of more are not held in memory together."""
 
 
@@ -169,7 +169,7 @@ class HybridLM(TemplateLM):
 
 
 def _windows(requests: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (requests[start : start + WINDOW] for start in range(0, len(requests), WINDOW))
+    return (requests[start : start + MAX_QUEUED] for start in range(0, len(requests), MAX_QUEUED))
 
 
 register_model("hybridlm")(HybridLM)

@@ -15,7 +15,7 @@ import numpy as np
 
 from hybridlm.checkpoint import CheckpointError, dotted, fingerprint_of, open_checkpoint
 from hybridlm.checkpoint.pieces import saved_pieces
-from hybridlm.checkpoint.saved_write import Described, save_checkpoint
+from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
 from hybridlm.devices.machine import Machine
 from hybridlm.drafting.drafters import AsLoaded, Speculate
 from hybridlm.engine.engine import Engine
@@ -32,7 +32,7 @@ from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import Request
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.score_files.score_file import WINDOW, ScoreFileReport, score_file
+from hybridlm.score_files.score_file import DEFAULT_WINDOW, ScoreFileReport, score_file
 from hybridlm.score_files.score_rows import Scorer
 from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
@@ -238,7 +238,7 @@ class LM:
         output: str | os.PathLike[str],
         *,
         strict: bool = False,
-        window: int = WINDOW,
+        window: int = DEFAULT_WINDOW,
         shard: str | None = None,
         restart: bool = False,
         progress: bool | None = None,
@@ -430,7 +430,7 @@ class LM:
         whole = family_of(source.config).abstract(self.config)
         cuts = {dotted(path): each for path, each in whole.cuts().items()}
         parameters = {name: saved_pieces(array, cuts.get(name, ())) for name, array in self.params.items()}
-        model = Described(__version__, self.config.family, dtype, self.fingerprint)
+        model = ModelDescription(__version__, self.config.family, dtype, self.fingerprint)
         save_checkpoint(target, self.path, model, parameters)
 
     def warmup(self, *, every_bucket: bool = False, progress: bool | None = None) -> dict[str, float]:

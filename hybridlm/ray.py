@@ -26,7 +26,7 @@ from hybridlm.loading import load
 from hybridlm.score_files.arrow import COLUMNS, columns_of, read_rows, schema_of_scores, table_of_scores
 from hybridlm.score_files.score_rows import score_rows
 
-BATCH_ROWS = 1024
+DEFAULT_BATCH_ROWS = 1024
 
 
 def score_dataset(
@@ -35,7 +35,7 @@ def score_dataset(
     actors: int = 1,
     num_cpus: float | None = None,
     num_gpus: float | None = None,
-    batch_size: int = BATCH_ROWS,
+    batch_size: int = DEFAULT_BATCH_ROWS,
     **settings: Any,
 ) -> Dataset:
     """Log-probability of every token of every row of a dataset, as `LM.score_file` gives them for a file.

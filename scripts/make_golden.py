@@ -28,9 +28,9 @@ from tiny_variants import GOLDEN, GREEDY_TOKENS, RAGGED_LENGTHS, Variant, ragged
 from transformers_oracle import Oracle, log_probabilities
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SMALLEST_MARGIN = 5e-3
-LARGEST_NOISE = 4e-4
-ATTEMPTS = 200
+MIN_MARGIN = 5e-3
+MAX_NOISE = 4e-4
+MAX_ATTEMPTS = 200
 
 
 def main() -> None:
@@ -84,17 +84,19 @@ def write_expected(variant: Variant, seed: int, directory: pathlib.Path) -> None
 
 def choose_prompt(oracle: Oracle, variant: Variant, seed: int, index: int) -> tuple[list[int], Greedy, float, float]:
     """The first prompt of its length without a near tie: its tokens, continuation, smallest margin and noise."""
-    for attempt in range(ATTEMPTS):
+    for attempt in range(MAX_ATTEMPTS):
         prompt = ragged_prompts(variant, seed, attempt)[index]
         best = np.sort(oracle.logits(prompt), axis=-1)
         margin = float((best[:, -1] - best[:, -2]).min())
-        if margin <= SMALLEST_MARGIN:
+        if margin <= MIN_MARGIN:
             continue
         greedy = oracle.greedy(prompt, GREEDY_TOKENS)
         noise = oracle.noise([*prompt, *greedy.tokens.tolist()])
-        if greedy.margins.min() > SMALLEST_MARGIN and noise < LARGEST_NOISE:
+        if greedy.margins.min() > MIN_MARGIN and noise < MAX_NOISE:
             return prompt, greedy, margin, noise
-    raise RuntimeError(f"{variant.name}: no prompt of length {RAGGED_LENGTHS[index]} without a near tie in {ATTEMPTS}")
+    raise RuntimeError(
+        f"{variant.name}: no prompt of length {RAGGED_LENGTHS[index]} without a near tie in {MAX_ATTEMPTS}"
+    )
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def config_of(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-class Rows:
+class TrainingRows:
     """Training rows: tokens [rows, ROW + 1], loss weights of the same shape, and lengths [rows]."""
 
     def __init__(self, tokenizer: Tokenizer, rows: int):
@@ -180,7 +180,7 @@ class Training:
             raise ValueError(f"the model and its list of weights differ: {params.keys() ^ names.keys()}")
         self.params = {path: initial(names[path], value) for path, value in params.items()}
         self._names, self._seed, self._silent = names, seed, silent
-        self._rows = Rows(tokenizer, rows)
+        self._rows = TrainingRows(tokenizer, rows)
         self._check = jax.jit(self.loss)
 
     def loss(self, params: Params, attention: jax.Array, *batch: jax.Array) -> tuple[jax.Array, Any]:

@@ -17,7 +17,7 @@ from models import kv_blocks
 WARM_UP = 5
 
 
-class Ours:
+class EngineSide:
     """`lanes` sequences with prompts of `prompt` tokens; the next token is the most likely one.
 
     A step's time is that of the program, and of bringing its tokens to the host and back, as the engine does.

@@ -35,7 +35,9 @@ class Traffic:
     unread: Mapping[int, int] = field(default_factory=dict)
 
     @staticmethod
-    def of(model: Decoder, params: dict[str, jax.Array], cache_dtype: Any, with_int8_head: Iterable[int] = ()) -> "Traffic":
+    def of(
+        model: Decoder, params: dict[str, jax.Array], cache_dtype: Any, with_int8_head: Iterable[int] = ()
+    ) -> "Traffic":
         """Of a model, from its parameters' and its state's sizes.
 
         Args:

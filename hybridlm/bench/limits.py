@@ -14,8 +14,8 @@ from jax import lax
 from hybridlm.devices.machine import cores
 from models.platform import platform
 
-SQUARE = 2048
-REPEATS = 7
+DEFAULT_SQUARE = 2048
+DEFAULT_REPEATS = 7
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Limits:
     bfloat16_flops: float
 
 
-def measure_limits(read: int = 1 << 30, square: int = SQUARE) -> Limits:
+def measure_limits(read: int = 1 << 30, square: int = DEFAULT_SQUARE) -> Limits:
     """Measure the default device.
 
     Args:
@@ -42,7 +42,7 @@ def measure_limits(read: int = 1 << 30, square: int = SQUARE) -> Limits:
     return Limits(_read(read), _multiply(jnp.float32, square), _multiply(jnp.bfloat16, square))
 
 
-def best_seconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:
+def best_seconds(run: Callable[[], Any], repeats: int = DEFAULT_REPEATS) -> float:
     """Shortest time of `run`, which has been called once before."""
     run()
     times = []

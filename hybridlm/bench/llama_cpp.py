@@ -10,7 +10,7 @@ class LlamaCppError(RuntimeError):
     """The benchmark of llama.cpp failed or printed no table."""
 
 
-class LlamaCpp:
+class LlamaCppSide:
     """`lanes` sequences with prompts of `prompt` tokens. It draws no tokens: it decodes any.
 
     Args:

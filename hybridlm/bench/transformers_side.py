@@ -17,7 +17,7 @@ def cache_argument(model: Any) -> str:
     return next((name for name in ("cache", "cache_params") if name in taken), "past_key_values")
 
 
-class Transformers:
+class TransformersSide:
     """`lanes` sequences with prompts of `prompt` tokens, decoded with a cache; the next token is the most likely one.
 
     Args:

@@ -13,7 +13,7 @@ from models import Family, Source, Weight
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenSource:
     """The source that the checkpoint has for one parameter.
 
     Attributes:
@@ -28,7 +28,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReadPlan:
     """What will be read.
 
     Attributes:
@@ -36,11 +36,11 @@ class Plan:
         skipped: pattern of the family -> how many tensors it leaves unread.
     """
 
-    choices: tuple[Choice, ...]
+    choices: tuple[ChosenSource, ...]
     skipped: Mapping[str, int]
 
 
-def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> Plan:
+def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadPlan:
     """Chooses a source for each parameter, from headers alone.
 
     Where a checkpoint has all tensors of several options the first one whose shapes fit counts, and what others name
@@ -83,10 +83,10 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> Plan:
         raise CheckpointError(
             checkpoint.path, faults, f"(The configuration in config.json was read as family {family.name}.)"
         )
-    return Plan(choices, dict(skipped))
+    return ReadPlan(choices, dict(skipped))
 
 
-def _choose(checkpoint: CheckpointDirectory, weight: Weight, present: Mapping[str, str]) -> Choice:
+def _choose(checkpoint: CheckpointDirectory, weight: Weight, present: Mapping[str, str]) -> ChosenSource:
     def lacking(source: Source) -> tuple[float, int]:
         """How much of it is missing; of options with the same names, how much of it has another shape."""
         found = {name: checkpoint.info(present[name]).shape for name in source.shapes if name in present}
@@ -94,7 +94,7 @@ def _choose(checkpoint: CheckpointDirectory, weight: Weight, present: Mapping[st
         return 1 - len(found) / len(source.shapes), other
 
     source = min(weight.options, key=lacking)
-    return Choice(weight, source, {name: present.get(name, name) for name in source.shapes})
+    return ChosenSource(weight, source, {name: present.get(name, name) for name in source.shapes})
 
 
 def _missing(

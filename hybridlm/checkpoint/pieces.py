@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hybridlm.checkpoint.saved_write import Piece
+from hybridlm.checkpoint.saved_write import SavedPiece
 from models import Cut, Part
 
 
-def saved_pieces(array: jax.Array, cuts: Sequence[Cut]) -> tuple[tuple[int, ...], list[Piece]]:
+def saved_pieces(array: jax.Array, cuts: Sequence[Cut]) -> tuple[tuple[int, ...], list[SavedPiece]]:
     """The shape of a whole parameter, and pieces that are each one run in every dimension that devices share.
 
     Such a piece can be cut for any number of devices into runs of its own. Of an array over a mesh each device gives
@@ -32,7 +32,7 @@ def saved_pieces(array: jax.Array, cuts: Sequence[Cut]) -> tuple[tuple[int, ...]
         at = [0] * array.ndim
         for cut, part, _ in piece:
             at[cut.dim] = sum(one.size for one in cut.parts[:part])
-        pieces.append(Piece(tuple(at), _piece(array, shape, piece)))
+        pieces.append(SavedPiece(tuple(at), _piece(array, shape, piece)))
     return tuple(shape), pieces
 
 

@@ -68,7 +68,7 @@ class LoadedWeights(NamedTuple):
     report: LoadReport
 
 
-class Read(NamedTuple):
+class ReadParameter(NamedTuple):
     """One parameter that has been read.
 
     Attributes:
@@ -95,7 +95,7 @@ def gather(
     path: Path,
     weights: Sequence[Weight],
     kept: Sequence[np.dtype],
-    read: Iterable[Read],
+    read: Iterable[ReadParameter],
     progress: Progress | None,
     skipped: Mapping[str, int] = MappingProxyType({}),
     notes: tuple[str, ...] = (),

@@ -238,7 +238,7 @@ NAMES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F1
 """The format's name of a dtype."""
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """An array that will be written."""
 
     name: str
@@ -247,7 +247,7 @@ class Entry(NamedTuple):
 
 
 def write_safetensors(
-    file: BinaryIO, entries: Iterable[Entry], arrays: Iterable[np.ndarray], metadata: Mapping[str, str]
+    file: BinaryIO, entries: Iterable[TensorEntry], arrays: Iterable[np.ndarray], metadata: Mapping[str, str]
 ) -> None:
     """Write a header and the arrays behind it.
 

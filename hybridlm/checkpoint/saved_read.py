@@ -10,7 +10,15 @@ import jax
 import numpy as np
 
 from hybridlm.checkpoint.cast import aligned_empty, converted
-from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress, Read, dotted, gather, kept_dtypes
+from hybridlm.checkpoint.report import (
+    LoadedWeights,
+    ParameterPath,
+    Progress,
+    ReadParameter,
+    dotted,
+    gather,
+    kept_dtypes,
+)
 from hybridlm.checkpoint.saved_index import AGAIN, SavedDirectory, Tile, checksum
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
 from hybridlm.errors import CheckpointError
@@ -51,12 +59,12 @@ def load_saved_weights(
     kept = kept_dtypes(weights, dtype)
     _require_parameters(saved, family, weights)
 
-    def read(weight: Weight, kind: np.dtype) -> Read:
+    def read(weight: Weight, kind: np.dtype) -> ReadParameter:
         name, own = dotted(weight.path), shards_of(weight, shards)
         reading, stored = _Reading(saved, name), saved.parameters[name].dtype
         array = jax.block_until_ready(own.build(lambda windows, shape: reading.part(windows, shape, kind)))
         reading.verify()
-        return Read(array, [] if stored == kind else [stored.name])
+        return ReadParameter(array, [] if stored == kind else [stored.name])
 
     with ThreadPoolExecutor(READERS) as readers:
         return gather(saved.path, weights, kept, readers.map(read, weights, kept), progress)

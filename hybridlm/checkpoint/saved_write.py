@@ -23,7 +23,7 @@ from ir_passes.files.atomic import partial_path
 SMALL_FILES = tuple(name for name in FILES if "safetensors" not in name)
 
 
-class Piece(NamedTuple):
+class SavedPiece(NamedTuple):
     """A part of a parameter that is saved as an array of its own.
 
     Attributes:
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     array: jax.Array | np.ndarray
 
 
-class Described(NamedTuple):
+class ModelDescription(NamedTuple):
     """What the index says of the model.
 
     Attributes:
@@ -52,7 +52,10 @@ class Described(NamedTuple):
 
 
 def save_checkpoint(
-    target: Path, source: Path, model: Described, parameters: Mapping[str, tuple[tuple[int, ...], Sequence[Piece]]]
+    target: Path,
+    source: Path,
+    model: ModelDescription,
+    parameters: Mapping[str, tuple[tuple[int, ...], Sequence[SavedPiece]]],
 ) -> None:
     """Write a checkpoint beside its place, and give it its name when everything is on the disk.
 

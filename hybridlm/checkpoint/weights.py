@@ -8,8 +8,8 @@ import numpy as np
 
 from hybridlm.checkpoint.cast import aligned_empty, convert
 from hybridlm.checkpoint.directory import CheckpointDirectory
-from hybridlm.checkpoint.header_check import Choice, check
-from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress, Read, gather, kept_dtypes
+from hybridlm.checkpoint.header_check import ChosenSource, check
+from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress, ReadParameter, gather, kept_dtypes
 from hybridlm.checkpoint.safetensors import READABLE
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
 from models import Family
@@ -47,19 +47,19 @@ def load_weights(
     weights = [choice.weight for choice in plan.choices]
     kept = kept_dtypes(weights, dtype)
 
-    def read() -> Iterator[Read]:
+    def read() -> Iterator[ReadParameter]:
         for choice, kind in zip(plan.choices, kept, strict=True):
             names = choice.names.values()
             array = _load(checkpoint, choice, kind, shards_of(choice.weight, shards))
             stored = {checkpoint.info(name).dtype for name in names}
             for name in names:
                 checkpoint.files[name].release(name)
-            yield Read(array, [name for name in stored if READABLE[name] != kind])
+            yield ReadParameter(array, [name for name in stored if READABLE[name] != kind])
 
     return gather(checkpoint.path, weights, kept, read(), progress, plan.skipped, checkpoint.notes)
 
 
-def _load(checkpoint: CheckpointDirectory, choice: Choice, kind: np.dtype, shards: Shards) -> jax.Array:
+def _load(checkpoint: CheckpointDirectory, choice: ChosenSource, kind: np.dtype, shards: Shards) -> jax.Array:
     weight, source, names = choice.weight, choice.source, choice.names
 
     def part(windows: Iterator[tuple[Window, Window]], shape: tuple[int, ...]) -> np.ndarray:

@@ -12,21 +12,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hybridlm.bench.engine_side import Ours
+from hybridlm.bench.engine_side import EngineSide
 from hybridlm.bench.floor import Traffic, floor_seconds
 from hybridlm.bench.limits import Limits, measure_limits
-from hybridlm.bench.llama_cpp import LlamaCpp
+from hybridlm.bench.llama_cpp import LlamaCppSide
 from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import profile
 from hybridlm.bench.sides import Side, Timing, in_turns
-from hybridlm.bench.transformers_side import Transformers
+from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli.options import Chunk, Debug, Dtype, Model, Tune, console_for_table, reported
 from hybridlm.errors import require_extra
 from hybridlm.lm import LM
 from hybridlm.loading import load
 
-CONTEXT = 512
-LANES = [1, 2, 4, 8, 16, 32]
+DEFAULT_CONTEXT = 512
+DEFAULT_LANES = [1, 2, 4, 8, 16, 32]
 
 
 class Against(StrEnum):
@@ -39,7 +39,9 @@ class Against(StrEnum):
 
 def bench(
     model: Model,
-    lanes: Annotated[list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")] = LANES,
+    lanes: Annotated[
+        list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")
+    ] = DEFAULT_LANES,
     tokens: Annotated[int, typer.Option(min=2, help="Steps of each round.")] = 24,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every engine has its turn.")] = 3,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 32,
@@ -54,7 +56,7 @@ def bench(
         bool,
         typer.Option("--profile", help="Say which parts of the model the time goes to, of decoding and of --prefill."),
     ] = False,
-    context: Annotated[int, typer.Option(min=1, help="Most tokens of a sequence.")] = CONTEXT,
+    context: Annotated[int, typer.Option(min=1, help="Most tokens of a sequence.")] = DEFAULT_CONTEXT,
     dtype: Dtype = None,
     chunk: Chunk = None,
     tune: Tune = False,
@@ -83,7 +85,7 @@ def bench(
         speeds: dict[str, list[float]] = {}
         fractions: dict[str, list[float]] = {}
         for number in lanes:
-            ours = Ours(lm, number, prompt)
+            ours = EngineSide(lm, number, prompt)
             sides: list[Side] = [ours, *_others(against or [], lm, number, prompt, context, llama_bench, gguf)]
             timings = in_turns(sides, lambda side: statistics.median(side.decode(tokens)), rounds)
             floor = floor_seconds(traffic, limits, number, prompt + tokens)
@@ -110,13 +112,13 @@ def _others(
     for one in against:
         if one is Against.LLAMA_CPP:
             assert program is not None and gguf is not None
-            sides.append(LlamaCpp(program, gguf, lanes, prompt))
+            sides.append(LlamaCppSide(program, gguf, lanes, prompt))
         else:
-            sides.append(Transformers(lm.path, one.value.partition("-")[2], lanes, prompt, context))
+            sides.append(TransformersSide(lm.path, one.value.partition("-")[2], lanes, prompt, context))
     return sides
 
 
-def _measure_texts(console: Console, sides: list[Side], ours: Ours, lanes: int, tokens: int, rounds: int) -> None:
+def _measure_texts(console: Console, sides: list[Side], ours: EngineSide, lanes: int, tokens: int, rounds: int) -> None:
     """Reading prompts, and scoring texts: the peers' time for reading stands beside both."""
 
     def turns(measure: Callable[[], float]) -> list[Timing]:
@@ -156,7 +158,7 @@ def _print_rows(
     console.print(table)
 
 
-def _print_profiles(console: Console, ours: Ours, tokens: int, prefill: int) -> None:
+def _print_profiles(console: Console, ours: EngineSide, tokens: int, prefill: int) -> None:
     profiles = {"a step": profile(ours.program, lambda: sum(ours.decode(tokens)), tokens)}
     if prefill:
         profiles["prefill"] = profile(ours.reading, lambda: ours.prefill(prefill), 1)

@@ -29,7 +29,7 @@ from hybridlm.requests.results import Completion
 from hybridlm.session import Event
 
 
-class Prompt(NamedTuple):
+class NamedPrompt(NamedTuple):
     """A text or token ids, and what names it in the output."""
 
     id: Id
@@ -121,11 +121,11 @@ def generate(
                 _write(f"==> {name} <==\n{_shown(completion)}\n")
 
 
-def _read_prompts(arguments: list[str], file: Path | None) -> list[Prompt]:
+def _read_prompts(arguments: list[str], file: Path | None) -> list[NamedPrompt]:
     if arguments and file is not None:
         raise typer.BadParameter("give prompts as arguments or in a file, not both", param_hint="--file")
     if arguments:
-        return [Prompt(None, argument) for argument in arguments]
+        return [NamedPrompt(None, argument) for argument in arguments]
     if file is not None:
         with file.open("rb") as source:
             return _read_lines(source, str(file), file.suffix.lower() == ".jsonl")
@@ -134,7 +134,7 @@ def _read_prompts(arguments: list[str], file: Path | None) -> list[Prompt]:
     return _read_lines(sys.stdin.buffer, "standard input", False)
 
 
-def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[Prompt]:
+def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[NamedPrompt]:
     prompts, faults = [], []
     for number, line in numbered_lines(source):
         try:
@@ -148,15 +148,15 @@ def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[Prompt]
     return prompts
 
 
-def _read_json(line: bytes) -> Prompt:
+def _read_json(line: bytes) -> NamedPrompt:
     value = parse_object(line)
-    return Prompt(read_id(value), read_item(value, ("prompt", "text"))[1])
+    return NamedPrompt(read_id(value), read_item(value, ("prompt", "text"))[1])
 
 
-def _read_text(line: bytes) -> Prompt:
+def _read_text(line: bytes) -> NamedPrompt:
     if not line:
         raise ValueError("expected a prompt, the line is blank")
-    return Prompt(None, line.decode())
+    return NamedPrompt(None, line.decode())
 
 
 def _chat_ids(lm: LM, message: str | list[Any]) -> list[int]:
@@ -197,7 +197,7 @@ def _shown(completion: Completion) -> str:
     return " ".join(map(str, completion.token_ids)) if completion.text is None else completion.text
 
 
-def _row(given: list[Prompt], n: int, index: int, completion: Completion) -> dict[str, Any]:
+def _row(given: list[NamedPrompt], n: int, index: int, completion: Completion) -> dict[str, Any]:
     tops = completion.top_logprobs
     return {
         "prompt": index // n,

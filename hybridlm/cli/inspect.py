@@ -21,7 +21,7 @@ from ir_passes.compile.inspect_page import inspect_page
 from ir_passes.measure.dependence import measured_dependence
 
 
-class Which(StrEnum):
+class StepKind(StrEnum):
     """A step of the largest number of lanes."""
 
     DECODE = "decode"
@@ -33,8 +33,8 @@ def inspect(
     model: Model,
     html: Annotated[Path | None, typer.Option(help="Write one page without anything from outside.")] = None,
     step: Annotated[
-        Which, typer.Option(help="One token at a time, prompts in chunks, or scoring in chunks.")
-    ] = Which.DECODE,
+        StepKind, typer.Option(help="One token at a time, prompts in chunks, or scoring in chunks.")
+    ] = StepKind.DECODE,
     lanes: Lanes = 8,
     context: Context = None,
     dtype: Dtype = None,
@@ -68,10 +68,10 @@ def inspect(
         typer.echo(f"{html}: {title}, {compiled.certificate.state}")
 
 
-def _shape(engine: Engine, which: Which) -> Shape:
-    if which is Which.SCORE:
+def _shape(engine: Engine, which: StepKind) -> Shape:
+    if which is StepKind.SCORE:
         return Shape("score", engine.prefill_rows, engine.chunk, 0)
-    if which is Which.PROMPT:
+    if which is StepKind.PROMPT:
         return Shape("generate", engine.prefill_rows, engine.chunk)
     return Shape("generate", engine.lanes, 1)
 

@@ -9,7 +9,7 @@ import typer
 from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, reported
 from hybridlm.devices.mesh import read_mesh
 from hybridlm.loading import load
-from hybridlm.score_files.score_file import WINDOW
+from hybridlm.score_files.score_file import DEFAULT_WINDOW
 
 
 def score(
@@ -29,7 +29,7 @@ def score(
         ),
     ],
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be scored.")] = False,
-    window: Annotated[int, typer.Option(help="Most rows scored together and kept as a part.")] = WINDOW,
+    window: Annotated[int, typer.Option(help="Most rows scored together and kept as a part.")] = DEFAULT_WINDOW,
     shard: Annotated[
         str | None,
         typer.Option(metavar="I/N", help="Only share I of N, from 0/N; to OUTPUT with the share in its name."),

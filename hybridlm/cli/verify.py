@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridlm.cli.options import Context, Debug, Dtype, OnMesh, Tune, console_for_table, reported
-from hybridlm.cli.verify_table import Cells, Compiled, Planned, Verified
+from hybridlm.cli.verify_report import Cells, CompiledReport, PlannedReport, VerifyReport
 from hybridlm.devices.mesh import abstract_mesh, read_mesh, read_sizes
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.engine import Engine
@@ -19,7 +19,7 @@ from hybridlm.loading import load
 from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
 from ir_passes import AuditError, IsolationError
 
-LANES = 8
+DEFAULT_LANES = 8
 
 
 def verify(
@@ -68,25 +68,25 @@ def verify(
     of a step; with --abstract the devices need not be there.
     """
     with reported(debug):
-        engine, verified = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh, tune)
+        engine, report = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh, tune)
         console = console_for_table()
-        table, faults = Table(title=verified.title, title_justify="left", title_style=""), list[str]()
-        for heading in ("step", "lanes", "tokens", *verified.headings):
+        table, faults = Table(title=report.title, title_justify="left", title_style=""), list[str]()
+        for heading in ("step", "lanes", "tokens", *report.headings):
             table.add_column(heading, justify="left" if heading == "step" else "right")
         for shape in all_shapes(engine, full or abstract, drafts=True):
             with console.status(f"{shape}"):
-                cells, fault = _checked(verified, shape, explain)
+                cells, fault = _checked(report, shape, explain)
             table.add_row(*_place(shape), *cells)
             faults += fault
         console.print(table)
-        _print_statements(console, verified.found)
-        _print_exchanges(console, verified)
+        _print_statements(console, report.found)
+        _print_exchanges(console, report)
         if faults:
             for fault in faults:
                 typer.echo(f"\n{fault}", err=True)
             typer.echo(f"\nerror: {len(faults)} of {table.row_count} steps failed", err=True)
             raise typer.Exit(1)
-        console.print(Text(f"all {table.row_count} steps are {verified.summary}"))
+        console.print(Text(f"all {table.row_count} steps are {report.summary}"))
 
 
 def _subject(
@@ -100,8 +100,8 @@ def _subject(
     chunk: int | None,
     mesh: str | None,
     tune: bool,
-) -> tuple[Engine, Verified]:
-    """What is verified, and how; raises ValueError for options that contradict each other."""
+) -> tuple[Engine, VerifyReport]:
+    """Return the engine and the report of what is verified; ValueError for options that contradict each other."""
     if model is not None and config is not None:
         raise ValueError("--model and --config: expected one of them, got both")
     if not abstract:
@@ -109,9 +109,9 @@ def _subject(
             raise ValueError("--config: a config.json without its weights can only be verified with --abstract")
         if model is None:
             raise ValueError("expected --model, or --config with --abstract, got neither")
-        most = LANES if lanes is None else lanes
+        most = DEFAULT_LANES if lanes is None else lanes
         lm = load(model, lanes=most, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh), tune=tune)
-        return lm.engine, Compiled(lm.engine, out)
+        return lm.engine, CompiledReport(lm.engine, out)
     if config is None:
         got = "--model" if model is not None else "neither"
         raise ValueError(f"--abstract: expected --config, the path of a config.json, got {got}")
@@ -121,14 +121,14 @@ def _subject(
         raise ValueError("--out: a certificate is of a compiled step, and --abstract compiles none")
     devices = None if mesh is None else abstract_mesh(**read_sizes(mesh))
     engine = abstract_engine(config, lanes, context, dtype, chunk, devices)
-    return engine, Planned(engine)
+    return engine, PlannedReport(engine)
 
 
-def _checked(verified: Verified, shape: AnyShape, explain: bool) -> tuple[Cells, list[str]]:
+def _checked(report: VerifyReport, shape: AnyShape, explain: bool) -> tuple[Cells, list[str]]:
     """The cells of a step, and its fault if it has one."""
     no, yes = Text("NO", "bold red"), Text("yes", "green")
     try:
-        return verified.cells(shape), []
+        return report.cells(shape), []
     except IsolationError as error:
         return ("", no), [error.explain() if explain else _described(error)]
     except AuditError as error:
@@ -155,9 +155,9 @@ def _print_statements(console: Console, found: Iterable[Any]) -> None:
             console.print(Text(f"  {line}"))
 
 
-def _print_exchanges(console: Console, verified: Verified) -> None:
+def _print_exchanges(console: Console, report: VerifyReport) -> None:
     """What devices exchange in each step, alike ones in one line."""
-    for name, lines in verified.exchanged.items():
+    for name, lines in report.exchanged.items():
         console.print(Text(f"\nexchanged by {name}:"))
         for line in lines or ("nothing",):
             console.print(Text(f"  {line}"))

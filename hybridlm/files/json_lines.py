@@ -9,7 +9,7 @@ from ir_passes.files.strict_json import parse_json
 
 Id = str | int | None
 
-WINDOW_BYTES = 16_000_000
+MAX_WINDOW_BYTES = 16_000_000
 """Most bytes of a window of lines, but for one longer line: they are held in memory together."""
 
 
@@ -34,7 +34,7 @@ def windows(lines: Iterable[tuple[int, bytes]], most: int) -> Iterator[list[tupl
     for number, line in lines:
         window.append((number, line))
         size += len(line)
-        if len(window) >= most or size >= WINDOW_BYTES:
+        if len(window) >= most or size >= MAX_WINDOW_BYTES:
             yield window
             window, size = [], 0
     if window:

@@ -27,9 +27,9 @@ from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import Request
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-COMPLETIONS_MAX_TOKENS = 16
+DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default; a chat goes on to the end of the context."""
-MOST_CHOICES = 1024
+MAX_CHOICES = 1024
 NEUTRAL: Mapping[str, Any] = {
     "stream": False, "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "logit_bias": {},
     "response_format": {"type": "text"},
@@ -38,7 +38,7 @@ NEUTRAL: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Prompt:
+class TokenizedPrompt:
     """Token ids that fit the context, and the text that they came from, where it was text."""
 
     token_ids: tuple[int, ...]
@@ -66,7 +66,7 @@ class OpenAIRequest:
     chat: bool
     model: Any
     user: Any
-    prompts: list[Prompt]
+    prompts: list[TokenizedPrompt]
     requests: list[Request]
     echo: bool
     top: int | None
@@ -106,7 +106,7 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
     variables = body.take("chat_template_kwargs", OBJECT, {}) if chat else {}
     echo = body.take("echo", BOOLEAN, False) if not chat else False
     top = _take_logprobs(body, chat, inputs.max_logprobs)
-    n = body.take("n", whole(1, MOST_CHOICES), 1)
+    n = body.take("n", whole(1, MAX_CHOICES), 1)
     max_tokens = _take_max_tokens(body, chat, inputs.context)
     sampling = _take_sampling(body, custom_id)
     token_ids = body.take("return_token_ids", BOOLEAN, inputs.tokenizer is None)
@@ -142,7 +142,7 @@ def _take_max_tokens(body: Fields, chat: bool, context: int) -> int:
     found = [number for number in given if number is not None]
     if len(set(found)) > 1:
         body.fault(f"max_completion_tokens: is {found[0]}, max_tokens is {found[1]}; give one of them")
-    return found[0] if found else context if chat else COMPLETIONS_MAX_TOKENS
+    return found[0] if found else context if chat else DEFAULT_COMPLETION_TOKENS
 
 
 def _take_sampling(body: Fields, custom_id: str) -> SamplingParams:
@@ -161,7 +161,7 @@ def _take_sampling(body: Fields, custom_id: str) -> SamplingParams:
     )
 
 
-def _prompts(said: Any, inputs: Inputs) -> list[Prompt]:
+def _prompts(said: Any, inputs: Inputs) -> list[TokenizedPrompt]:
     """A text, token ids, or a list of either."""
     items = said if isinstance(said, list) and not all(isinstance(item, int) for item in said) else [said]
     if said == [] or not (
@@ -169,18 +169,18 @@ def _prompts(said: Any, inputs: Inputs) -> list[Prompt]:
     ):
         raise ValueError("prompt: expected a string, a list of strings, a list of token ids or a list of such lists")
     return [
-        Prompt(
+        TokenizedPrompt(
             inputs.encode(item, f"prompt[{i}]" if items is said else "prompt"), item if isinstance(item, str) else None
         )
         for i, item in enumerate(items)
     ]
 
 
-def _chat_prompt(messages: list[Any], variables: dict[str, Any], inputs: Inputs) -> list[Prompt]:
+def _chat_prompt(messages: list[Any], variables: dict[str, Any], inputs: Inputs) -> list[TokenizedPrompt]:
     if inputs.tokenizer is None:
         raise ValueError(f"messages: the checkpoint has no tokenizer.json; send token ids to {COMPLETIONS}")
     plain = [_flat(i, message) for i, message in enumerate(messages)]
-    return [Prompt(inputs.encode(inputs.tokenizer.encode_chat(plain, **variables), "messages"))]
+    return [TokenizedPrompt(inputs.encode(inputs.tokenizer.encode_chat(plain, **variables), "messages"))]
 
 
 def _flat(index: int, message: Any) -> Any:

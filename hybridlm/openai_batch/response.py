@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridlm.openai_batch.logprobs import TokenLogprobs
-from hybridlm.openai_batch.request import OpenAIRequest, Prompt
+from hybridlm.openai_batch.request import OpenAIRequest, TokenizedPrompt
 from hybridlm.requests.results import Completion, Score
 from hybridlm.text.tokenizer import Tokenizer
 
@@ -54,7 +54,7 @@ def response_body(
 
 def _choice(
     request: OpenAIRequest,
-    prompt: Prompt,
+    prompt: TokenizedPrompt,
     score: Score | None,
     completion: Completion | None,
     tokenizer: Tokenizer | None,
@@ -84,7 +84,7 @@ def _choice(
     return choice
 
 
-def _written(prompt: Prompt, tokenizer: Tokenizer) -> str:
+def _written(prompt: TokenizedPrompt, tokenizer: Tokenizer) -> str:
     """The text of a prompt: what the user wrote, where it was text."""
     return tokenizer.decode(prompt.token_ids, skip_special_tokens=False) if prompt.text is None else prompt.text
 

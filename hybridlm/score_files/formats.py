@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hybridlm.errors import require_extra
-from hybridlm.score_files.rows import IdKinds, Source, Target
+from hybridlm.score_files.rows import IdKinds, ScoreTarget, TextSource
 
 
 def format_of(path: Path) -> str:
@@ -24,7 +24,7 @@ def format_of(path: Path) -> str:
     return ending
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path) -> TextSource:
     """The rows of a file; raises as `format_of`, OSError, and ValueError for what cannot hold texts."""
     ending = format_of(path)
     if not stat.S_ISREG(path.stat().st_mode):
@@ -39,7 +39,7 @@ def open_source(path: Path) -> Source:
     return ParquetRows(path)
 
 
-def target_for(path: Path) -> Callable[[IdKinds], Target]:
+def target_for(path: Path) -> Callable[[IdKinds], ScoreTarget]:
     """What makes the format of an output, once the kinds of its ids are known; raises as `format_of`."""
     if format_of(path) == ".jsonl":
         from hybridlm.score_files.jsonl import JsonScores

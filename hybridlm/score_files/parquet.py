@@ -11,8 +11,8 @@ from hybridlm.score_files.arrow import columns_of, read_rows, schema_of_scores, 
 from hybridlm.score_files.rows import IdKinds, InputRow, Mark, OutputRow
 
 BATCH_ROWS = 1024
-GROUP_ROWS = 1 << 16
-GROUP_BYTES = 1 << 26
+MAX_GROUP_ROWS = 1 << 16
+MAX_GROUP_BYTES = 1 << 26
 """Parts are gathered into a row group of the output until it has so many rows or bytes."""
 
 
@@ -105,8 +105,8 @@ class ParquetScores:
             for part in parts:
                 gathered.append(pq.read_table(pa.BufferReader(part)))
                 if (
-                    sum(one.num_rows for one in gathered) >= GROUP_ROWS
-                    or sum(one.nbytes for one in gathered) >= GROUP_BYTES
+                    sum(one.num_rows for one in gathered) >= MAX_GROUP_ROWS
+                    or sum(one.nbytes for one in gathered) >= MAX_GROUP_BYTES
                 ):
                     _write_group(writer, gathered)
                     gathered = []

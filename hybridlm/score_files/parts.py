@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from hybridlm.files.atomic import naming, sync
 from hybridlm.files.json_lines import dump
-from hybridlm.score_files.rows import Target
+from hybridlm.score_files.rows import ScoreTarget
 from ir_passes.files.atomic import whole_file
 from ir_passes.files.strict_json import parse_json
 
@@ -27,7 +27,7 @@ Origin = Mapping[str, str | int]
 
 
 @dataclass(frozen=True)
-class Part:
+class PartRecord:
     """What the manifest says of a part.
 
     Attributes:
@@ -61,7 +61,7 @@ class Parts:
         self.output, self.folder = output, folder
         self._manifest = folder / "manifest.jsonl"
         self._ours = False
-        self.done: list[Part] = []
+        self.done: list[PartRecord] = []
         self.joined = False
 
     def resume(self, origin: Origin, restart: bool) -> None:
@@ -103,7 +103,7 @@ class Parts:
                 f"{self.folder}: holds parts of a run from something else ({'; '.join(differ)}). Run it as it was to "
                 f"continue; {_WAY_OUT}"
             )
-        self.done = [Part(**line) for line in lines[1 : len(lines) - self.joined]]
+        self.done = [PartRecord(**line) for line in lines[1 : len(lines) - self.joined]]
         for number, part in enumerate(self.done):
             if not self.joined and _size(self._path(number)) != part.bytes:
                 raise self._damaged(number)
@@ -132,12 +132,12 @@ class Parts:
 
     def add(self, content: bytes, rows: int, tokens: int, errors: int, error: str | None) -> None:
         """Write the next part. When this returns, no crash loses it; what fails before leaves the ones before it."""
-        part = Part(rows, tokens, errors, error, len(content), hashlib.sha256(content).hexdigest())
+        part = PartRecord(rows, tokens, errors, error, len(content), hashlib.sha256(content).hexdigest())
         _write(self._path(len(self.done)), content)
         self._append(asdict(part))
         self.done.append(part)
 
-    def join(self, target: Target) -> None:
+    def join(self, target: ScoreTarget) -> None:
         """Make the output of the parts; it appears, or replaces an older file, whole.
 
         Raises:

@@ -50,7 +50,7 @@ class OutputRow(NamedTuple):
     error: str | None
 
 
-class Source(Protocol):
+class TextSource(Protocol):
     """A file of texts.
 
     Attributes:
@@ -64,7 +64,7 @@ class Source(Protocol):
         ...
 
 
-class Target(Protocol):
+class ScoreTarget(Protocol):
     """A format of scores. What it writes is a function of the rows alone."""
 
     def part(self, rows: list[OutputRow]) -> bytes:

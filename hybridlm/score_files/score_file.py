@@ -11,11 +11,11 @@ from hybridlm.files.atomic import replaceable
 from hybridlm.progress import score_progress
 from hybridlm.score_files.formats import format_version, open_source, target_for
 from hybridlm.score_files.parts import Origin, Parts, parts_of
-from hybridlm.score_files.rows import InputRow, OutputRow, Source, Target
+from hybridlm.score_files.rows import InputRow, OutputRow, ScoreTarget, TextSource
 from hybridlm.score_files.score_rows import Scorer, score_rows
-from hybridlm.score_files.survey import WINDOW_BYTES, Survey, Window, identity, survey, used_twice
+from hybridlm.score_files.survey import MAX_WINDOW_BYTES, RowWindow, Survey, identity, survey, used_twice
 
-WINDOW = 4096
+DEFAULT_WINDOW = 4096
 """Rows that are scored together, unless they are long."""
 
 
@@ -43,7 +43,7 @@ def score_file(
     input: str | os.PathLike[str],
     output: str | os.PathLike[str],
     strict: bool = False,
-    window: int = WINDOW,
+    window: int = DEFAULT_WINDOW,
     shard: str | None = None,
     restart: bool = False,
     progress: bool | None = None,
@@ -111,20 +111,20 @@ def _origin(scorer: Scorer, output: Path, found: Survey, window: int, shard: str
     return {
         "input": f"sha256 {found.sha256}",
         **scorer.origin,
-        "window": f"{window} rows, {WINDOW_BYTES} bytes",
+        "window": f"{window} rows, {MAX_WINDOW_BYTES} bytes",
         "shard": shard or "none",
         "output": format_version(output),
     }
 
 
-def _windows(source: Source, windows: Sequence[Window]) -> Iterator[list[InputRow]]:
+def _windows(source: TextSource, windows: Sequence[RowWindow]) -> Iterator[list[InputRow]]:
     """The rows of consecutive windows."""
     rows = source.rows(windows[0].start) if windows else iter(())
     for window in windows:
         yield [row for row, _ in islice(rows, window.rows)]
 
 
-def _checked(source: Source, found: Survey, rows: list[InputRow]) -> list[InputRow]:
+def _checked(source: TextSource, found: Survey, rows: list[InputRow]) -> list[InputRow]:
     """The same rows; an id that an earlier row of the file has is a fault."""
     faults = {
         row.number: used_twice(source, found.repeated[row.number]) for row in rows if row.number in found.repeated
@@ -138,7 +138,7 @@ def _refuse(input: Path, errors: Iterable[str | None]) -> None:
             raise ValueError(f"{input}: {error}")
 
 
-def _add(parts: Parts, target: Target, rows: list[OutputRow]) -> None:
+def _add(parts: Parts, target: ScoreTarget, rows: list[OutputRow]) -> None:
     errors = [row.error for row in rows if row.error is not None]
     tokens = sum(len(row.score.token_ids) for row in rows if row.score is not None)
     parts.add(target.part(rows), len(rows), tokens, len(errors), errors[0] if errors else None)

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from hybridlm.files.json_lines import Id
-from hybridlm.score_files.rows import START, IdKinds, Mark, Source
+from hybridlm.score_files.rows import START, IdKinds, Mark, TextSource
 
-WINDOW_BYTES = 1 << 20
+MAX_WINDOW_BYTES = 1 << 20
 """A window ends behind the row that brings it to so many bytes: what a kill may cost stays small."""
 
 
 @dataclass(frozen=True)
-class Window:
+class RowWindow:
     """Rows that are scored together.
 
     Attributes:
@@ -41,12 +41,12 @@ class Survey:
     """
 
     sha256: str
-    windows: list[Window]
+    windows: list[RowWindow]
     repeated: dict[int, int]
     ids: IdKinds
 
 
-def survey(path: Path, source: Source, window: int, strict: bool, report: Callable[[int], None]) -> Survey:
+def survey(path: Path, source: TextSource, window: int, strict: bool, report: Callable[[int], None]) -> Survey:
     """Read a file once, and once more where hashes say that an id may be there twice.
 
     Memory: 9 bytes for each id, some hundred for each window and for each id that is there twice.
@@ -72,12 +72,12 @@ def survey(path: Path, source: Source, window: int, strict: bool, report: Callab
             hashes.append(hash(row.id))
             kinds.setdefault(_kind(row.id), row.number)
         count, size = count + 1, size + row.size
-        if count >= window or size >= WINDOW_BYTES:
-            windows.append(Window(begin, count))
+        if count >= window or size >= MAX_WINDOW_BYTES:
+            windows.append(RowWindow(begin, count))
             begin, count, size = mark, 0, 0
             report(mark.row)
     if count:
-        windows.append(Window(begin, count))
+        windows.append(RowWindow(begin, count))
     if not windows:
         raise ValueError(f"{path}: holds no rows; expected at least one")
     repeated = _repeated(source, _twice(hashes))
@@ -87,7 +87,7 @@ def survey(path: Path, source: Source, window: int, strict: bool, report: Callab
     return Survey(sha256, windows, repeated, kinds)
 
 
-def used_twice(source: Source, first: int) -> str:
+def used_twice(source: TextSource, first: int) -> str:
     """The fault of a row whose id is that of an earlier one."""
     return f"id: is used twice, first in {source.unit} {first}; ids have to be distinct or absent"
 
@@ -111,7 +111,7 @@ def _twice(hashes: "array[int]") -> set[int]:
     return set(values[1:][values[1:] == values[:-1]].tolist())
 
 
-def _repeated(source: Source, hashes: set[int]) -> dict[int, int]:
+def _repeated(source: TextSource, hashes: set[int]) -> dict[int, int]:
     """Rows whose id, of one of these hashes, an earlier row has; looks at the ids themselves."""
     first: dict[Id, int] = {}
     repeated = {}

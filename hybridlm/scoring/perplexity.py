@@ -18,7 +18,7 @@ from hybridlm.text.tokenizer import Tokenizer
 CONVENTIONS = ("rolling", "strided", "llama.cpp")
 
 
-class Window(NamedTuple):
+class TextWindow(NamedTuple):
     """Part of a text, of which the last tokens, `predicted` of them, count."""
 
     tokens: tuple[int, ...]
@@ -45,7 +45,7 @@ def first_token(tokenizer: Tokenizer | None) -> int | None:
     return tokenizer.bos_token_id if tokenizer.encode("")[:1] == [tokenizer.bos_token_id] else None
 
 
-def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[Window]:
+def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[TextWindow]:
     """Windows that predict every token of a text once: the `loglikelihood_rolling` of lm_eval.
 
     A window predicts as many tokens as fit behind the last token of the window before. The last one has fewer left to
@@ -59,10 +59,12 @@ def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[Windo
     whole = (prefix, *tokens)
     starts = range(0, len(tokens), size - 1)
     ends = [min(start + size, len(whole)) for start in starts]
-    return [Window(whole[max(0, end - size) : end], end - start - 1) for start, end in zip(starts, ends, strict=True)]
+    return [
+        TextWindow(whole[max(0, end - size) : end], end - start - 1) for start, end in zip(starts, ends, strict=True)
+    ]
 
 
-def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[Window]:
+def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[TextWindow]:
     """Windows that begin `stride` tokens apart and count what the one before has not: transformers' documentation.
 
     Nothing predicts the first token of a text, nor that of a window that begins where the one before has ended.
@@ -77,14 +79,14 @@ def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[Windo
         end = min(start + size, len(tokens))
         counted = min(end - done, end - start - 1)
         if counted:
-            windows.append(Window(tuple(tokens[start:end]), counted))
+            windows.append(TextWindow(tuple(tokens[start:end]), counted))
         done = end
         if end == len(tokens):
             break
     return windows
 
 
-def second_half_windows(tokens: Sequence[int], size: int, first: int | None) -> list[Window]:
+def second_half_windows(tokens: Sequence[int], size: int, first: int | None) -> list[TextWindow]:
     """Windows side by side, of each the second half counts: llama.cpp's `llama-perplexity`.
 
     Args:
@@ -95,7 +97,7 @@ def second_half_windows(tokens: Sequence[int], size: int, first: int | None) -> 
     windows = []
     for start in range(0, len(tokens) - size + 1, size):
         part = tuple(tokens[start : start + size])
-        windows.append(Window(part if first is None else (first, *part[1:]), size - size // 2 - 1))
+        windows.append(TextWindow(part if first is None else (first, *part[1:]), size - size // 2 - 1))
     return [window for window in windows if window.predicted]
 
 
@@ -106,7 +108,7 @@ def windows_of(
     stride: int | None,
     tokenizer: Tokenizer | None,
     eos_token_ids: Sequence[int],
-) -> Callable[[Sequence[int]], list[Window]]:
+) -> Callable[[Sequence[int]], list[TextWindow]]:
     """What cuts a text into windows; arguments as for `LM.perplexity`.
 
     Raises:
@@ -133,7 +135,7 @@ def windows_of(
 
 
 def corpus_perplexity(
-    windows: Iterable[tuple[int, Window]], score: Callable[[list[tuple[int, ...]]], list[Score]], most: int
+    windows: Iterable[tuple[int, TextWindow]], score: Callable[[list[tuple[int, ...]]], list[Score]], most: int
 ) -> float:
     """exp of the mean negative log-probability over the tokens that count in any window, summed in float64.
 

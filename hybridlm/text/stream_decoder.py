@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
 # A UTF-8 character has at most four bytes, so at most three replacement characters can still become one.
-_UNSETTLED = 3
+_MAX_UNSETTLED = 3
 # Tokens after which the window is cut although its end is not valid UTF-8; the work per token stays bounded.
-_WINDOW = 64
+_MAX_WINDOW = 64
 
 
 class StreamDecoder:
@@ -30,7 +30,7 @@ class StreamDecoder:
         self._window.append(token_id)
         text = self._decode(self._window)
         trailing = len(text) - len(text.rstrip(REPLACEMENT))
-        return self._give(text, len(text) - min(trailing, _UNSETTLED))
+        return self._give(text, len(text) - min(trailing, _MAX_UNSETTLED))
 
     def flush(self) -> str:
         """The text that was held back, when no token follows; an incomplete character is U+FFFD."""
@@ -45,7 +45,7 @@ class StreamDecoder:
         if self._given == len(text):
             self._cut(self._context)
             self._context = len(self._window)
-        elif len(self._window) > _WINDOW:
+        elif len(self._window) > _MAX_WINDOW:
             self._cut_where_equal(text)
         return piece
 

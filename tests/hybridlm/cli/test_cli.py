@@ -379,7 +379,7 @@ def embedded(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> Iterator[h
     """A small demo: three stories of one holder. The model has learned nothing: its answers are wrong, and equal."""
     monkeypatch.setattr(cli_demo, "load", lambda *args, **settings: loaded)
     monkeypatch.setattr(cli_demo, "STORIES", 3)
-    monkeypatch.setattr(cli_demo, "RIGHT", 0)
+    monkeypatch.setattr(cli_demo, "MIN_RIGHT", 0)
     monkeypatch.setattr(cli_demo, "MAX_TOKENS", 6)
     monkeypatch.setattr(demo, "story", lambda seed: story(seed, holders=1))
     yield loaded
@@ -418,7 +418,7 @@ def test_demo_sees_a_leak(embedded: hybridlm.LM):
 
 def test_demo_refuses_wrong_answers(embedded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     """Equal as they are."""
-    monkeypatch.setattr(cli_demo, "RIGHT", 2)
+    monkeypatch.setattr(cli_demo, "MIN_RIGHT", 2)
     result = run("demo")
     assert result.exit_code == 1 and "all 3 answers are equal" in result.stdout
     assert result.stderr.startswith("error: 0 of 3 answers are right, expected at least 2: ")

@@ -43,6 +43,8 @@ def test_of_parts_within_parts_the_outermost_and_the_innermost_are_kept() -> Non
     parts, part_of = shared_prefixes(texts, 1, 0)
     assert [(part.tokens, part.parent) for part in parts] == [((0, 1, 2), None), ((0, 1, 2, 3, 4, 5, 6), 0)]
     assert part_of == [0, 0, 1, 1, 0]
+    longer = [(*one, 20 + i, 30) for i, one in enumerate(texts)]
+    assert shared_prefixes(longer, 1, 0) == (parts, part_of), "texts that go on alone are no prefixes"
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9).map(tuple), max_size=12), st.integers(1, 3))

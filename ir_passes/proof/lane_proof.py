@@ -17,6 +17,7 @@ from ir_passes.proof.owners import COMMON, OneLane, Owner, PoolRows, Rows
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules import opaque_calls
 from ir_passes.proof.rules.all import RULES
+from ir_passes.proof.site import interpret
 from ir_passes.proof.values import Kept, Slot, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind
 
@@ -105,7 +106,7 @@ def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
     assert RULES
     prover.reorders = any(eqn.primitive.name == "sort" for eqn in ir.all_eqns(flat.jaxpr))
     inputs = [_input(prover, leaf, one) for leaf, one in enumerate(prover.bound.inputs)]
-    return prover.run(flat.jaxpr, [prover.constant(const) for const in flat.consts], inputs)
+    return interpret(prover, flat.jaxpr, [prover.constant(const) for const in flat.consts], inputs)
 
 
 def _input(prover: Prover, leaf: int, one: Bound) -> Value:

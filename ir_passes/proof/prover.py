@@ -1,6 +1,7 @@
-"""The walk over a program that gives every variable its abstract value, equation by equation.
+"""The state of one abstract interpretation of a program, which the transfer functions share.
 
-What an operation does to ownership is the business of `ir_passes.proof.rules`; this module owns what rules share: value
+The abstract values (`ir_passes.proof.values`) form a lattice of owners; `ir_passes.proof.rules` holds the transfer
+function of each operation, and `ir_passes.proof.site.interpret` applies them equation by equation. Here are value
 numbers, pool versions, the record of pool accesses, and the violations.
 """
 
@@ -18,9 +19,9 @@ from ir_passes.jaxpr import ir, mesh
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
 from ir_passes.proof.owners import Order
 from ir_passes.proof.pool_versions import PoolVersions
-from ir_passes.proof.site import RowAccess, Site
 from ir_passes.proof.values import Constant, Iota, Value
 from ir_passes.proof.violations import Violation
+from ir_passes.proof.walk import RowAccess
 
 Env = dict[Any, Value]
 IOTA_SIZE = 1 << 16
@@ -29,7 +30,7 @@ IOTA_SIZE = 1 << 16
 
 @dataclass
 class Prover:
-    """State of one walk.
+    """State of one abstract interpretation.
 
     Attributes:
         bound: the contract.
@@ -120,20 +121,6 @@ class Prover:
         if found is None:
             found = self._numbers[key] = self.fresh()
         return found
-
-    def run(self, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
-        """Abstract results of a program without free variables."""
-        env: Env = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
-        self.known[jaxpr] = env
-        for index, eqn in enumerate(jaxpr.eqns):
-            operands = [self.read(env, atom) for atom in eqn.invars]
-            site = Site(self, eqn, jaxpr, index, env)
-            results = site.apply(operands)
-            if self.observe is not None:
-                self.observe(eqn, operands, results)
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [self.read(env, atom) for atom in jaxpr.outvars]
 
     def read(self, env: Env, atom: Any) -> Value:
         """The value of an operand."""

@@ -1,33 +1,29 @@
-"""One equation under analysis: what a rule sees of it, and how it reports."""
+"""The abstract interpreter, and one equation under it: what a transfer function sees, and how it reports."""
 
-from __future__ import annotations
-
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ir_passes.contract.declared import declaration_of
 from ir_passes.jaxpr import ir
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.owners import COMMON, Common, Mixed, Owner, PoolRows, Rows, describe
+from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules.intervals import fits
 from ir_passes.proof.rules.registry import ELEMENTWISE, INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
 from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
 from ir_passes.proof.values import Constant, Iota, Value
 from ir_passes.proof.violations import Place, Violation, ViolationKind
 
-if TYPE_CHECKING:
-    from ir_passes.proof.prover import Prover
-
 
 @dataclass(slots=True)
 class Site:
-    """One equation under analysis: what a rule sees besides its operands.
+    """One equation under analysis: everything that a transfer function (a rule) sees besides its operands.
 
     Attributes:
-        prover: the walk.
+        prover: the state of the interpretation.
         eqn: the equation.
-        jaxpr, index, env: the program it stands in, where, and the values before it.
+        jaxpr, index, env: the program it stands in, its place there, and the values before it.
     """
 
     prover: Prover
@@ -184,23 +180,18 @@ class Site:
         return replace(one, unframed=unframed, writers=one.writers | other.writers)
 
 
-@dataclass(frozen=True)
-class RowAccess:
-    """One access to the rows of a pool.
-
-    Attributes:
-        leaf: index of the pool among the step's flattened inputs.
-        write: whether it writes.
-        coordinate: what identifies the row: equal coordinates are the same rows.
-        lane: the lane of a single row, None for the rows of all lanes.
-        site: where.
-    """
-
-    leaf: int
-    write: bool
-    coordinate: Hashable
-    lane: Any
-    site: Site
+def interpret(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
+    """Return the abstract results of a program without free variables, by the transfer function of each equation."""
+    env: dict[Any, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+    prover.known[jaxpr] = env
+    for index, eqn in enumerate(jaxpr.eqns):
+        operands = [prover.read(env, atom) for atom in eqn.invars]
+        results = Site(prover, eqn, jaxpr, index, env).apply(operands)
+        if prover.observe is not None:
+            prover.observe(eqn, operands, results)
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [prover.read(env, atom) for atom in jaxpr.outvars]
 
 
 def _frozen(params: dict[str, Any]) -> Hashable:

@@ -4,18 +4,13 @@ Rows in an order that depends on all lanes belong each to one lane, but where a 
 differs along that axis tells the rows where they lie: what comes of it, put back in order, depends on every lane.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, Owner, Rows
 from ir_passes.proof.rules.registry import ELEMENTWISE
 from ir_passes.proof.values import Value
-
-if TYPE_CHECKING:
-    from ir_passes.proof.site import Site
+from ir_passes.proof.walk import Equation
 
 Shape = tuple[int, ...]
 _ALIGNED_BY_RULE = {
@@ -26,7 +21,7 @@ _ALIGNED_BY_RULE = {
 REMEDY = "use what does not differ between rows, or undo the order first"
 
 
-def uniform_axes(site: Site, operands: list[Value]) -> frozenset[int]:
+def uniform_axes(site: Equation, operands: list[Value]) -> frozenset[int]:
     """Axes along which the first result of an operation on shared arrays is known to be the same.
 
     Nothing is known of operations that are not named here: a running sum of ones counts, and random bits of one key
@@ -73,7 +68,7 @@ def disordered(owner: Owner) -> bool:
     return isinstance(owner, Rows) and owner.order is not None
 
 
-def reveals_order(site: Site, owner: Owner, operands: list[Value]) -> bool:
+def reveals_order(site: Equation, owner: Owner, operands: list[Value]) -> bool:
     """Whether a shared operand tells rows of a result where they lie."""
     if not isinstance(owner, Rows) or owner.order is None or site.name in _ALIGNED_BY_RULE:
         return False

@@ -8,6 +8,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import OneLane
 from ir_passes.proof.prover import Prover
+from ir_passes.proof.site import interpret
 from ir_passes.proof.values import Columns, Slot, Value
 from ir_passes.rewrites.graph import Graph
 
@@ -70,7 +71,7 @@ def facts_in(body: ir.ClosedJaxpr, bound: BoundContract) -> IndexFacts:
     """What is known of the values of a body whatever it is given: it may run at several places and many times."""
     prover = Prover(bound)
     consts = [prover.constant(const) for const in body.consts]
-    prover.run(body.jaxpr, consts, [Value(number=prover.fresh()) for _ in body.jaxpr.invars])
+    interpret(prover, body.jaxpr, consts, [Value(number=prover.fresh()) for _ in body.jaxpr.invars])
     return IndexFacts(prover, body.jaxpr)
 
 

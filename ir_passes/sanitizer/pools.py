@@ -1,6 +1,6 @@
 """Reads and writes of pools under the sanitizer: which lane addresses which row, and what a written row says."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +10,10 @@ from ir_passes.jaxpr import ir
 from ir_passes.sanitizer import moves
 from ir_passes.sanitizer.moves import Window, rows_axis, window_of
 from ir_passes.sanitizer.tags import LABEL, UNKNOWN, Ints, Tags, along, nobody, numpy_of, range_along, range_of
-
-if TYPE_CHECKING:
-    from ir_passes.sanitizer.interpreter import Interpreter
+from ir_passes.sanitizer.walk import Walk
 
 
-def read(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
+def read(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
     """A gather or dynamic slice. Some rows of a pool are for the lanes whose slots address them."""
     first, rest = tags[0], tags[1:]
     assert first is not None
@@ -36,7 +34,7 @@ def read(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tag
     return Tags(window.spread(lanes), taken.rows, first.pools, derived=True)
 
 
-def write(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
+def write(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
     """A scatter or dynamic update slice over a pool. A write of part of a row stamps the row."""
     pool, rest = tags[0], tags[1:]
     assert pool is not None
@@ -63,7 +61,7 @@ def write(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Ta
 
 
 def settle(
-    run: "Interpreter",
+    run: Walk,
     where: ir.JaxprEqn | str,
     tags: Tags | None,
     shape: tuple[int, ...],
@@ -119,7 +117,7 @@ def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Window, sliced: bool) 
     return tuple(shape)
 
 
-def _addressing(run: "Interpreter", window: Window, tags: list[Tags | None], sliced: bool) -> Ints | None:
+def _addressing(run: Walk, window: Window, tags: list[Tags | None], sliced: bool) -> Ints | None:
     """The lane of each row number: of the slot map that it came from, or its place where there is one per lane."""
     if window.column is None:
         return None

@@ -6,7 +6,7 @@ from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Owner, Rows, axis_of, moved
 from ir_passes.proof.rules.registry import rule
-from ir_passes.proof.site import Site
+from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY, disordered, tells_places
 from ir_passes.proof.values import Value
 from ir_passes.proof.violations import ViolationKind
@@ -26,7 +26,7 @@ def call(site: Site, *operands: Value) -> list[Value]:
     if declaration is None:
         body = ir.body_of(site.eqn)
         assert body is not None
-        return site.prover.run(body.jaxpr, [site.prover.constant(c) for c in body.consts], list(operands))
+        return interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], list(operands))
     site.prover.assumed.add(Assumption.ROW_WISE.statement(declaration.name))
     return _row_wise(site, declaration, operands)
 

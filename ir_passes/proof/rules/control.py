@@ -7,7 +7,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, Mixed, OneLane, Order, Owner, PoolRows, Rows, Symbol, axis_of, moved
 from ir_passes.proof.rules.intervals import dtype_range, hull
 from ir_passes.proof.rules.registry import rule
-from ir_passes.proof.site import Site
+from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY
 from ir_passes.proof.values import Constant, Kept, Slot, Value
 from ir_passes.proof.views import entered, left
@@ -86,7 +86,7 @@ def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
     for branch in branches:
         prover.versions.consumed = set(before)
         with prover.decided_by(site.eqn.invars[0]):
-            values = prover.run(branch.jaxpr, [prover.constant(c) for c in branch.consts], operands)
+            values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], operands)
         consumed |= prover.versions.consumed
         merged = values if merged is None else [merge(site, a, b) for a, b in zip(merged, values, strict=True)]
     prover.versions.consumed = consumed
@@ -105,9 +105,9 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
 
     def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         with prover.decided_by(condition.jaxpr.outvars[0]):
-            test = prover.run(condition.jaxpr, [prover.constant(c) for c in condition.consts], [*outer, *carry])
+            test = interpret(prover, condition.jaxpr, [prover.constant(c) for c in condition.consts], [*outer, *carry])
             consts = [prover.constant(c) for c in body.consts]
-            return prover.run(body.jaxpr, consts, [*inner, *carry]), test
+            return interpret(prover, body.jaxpr, consts, [*inner, *carry]), test
 
     carry, test = _settled(site, list(operands[of_condition + of_body :]), once, {}, prover.fresh())
     writes = [record for record in prover.accesses[start:] if record.write]
@@ -226,7 +226,7 @@ def scan(site: Site, *operands: Value) -> list[Value]:
 
     def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         inputs = [*consts, *carry, *(value.but(number=prover.fresh()) for value in taken)]
-        results = prover.run(body.jaxpr, [prover.constant(c) for c in body.consts], inputs)
+        results = interpret(prover, body.jaxpr, [prover.constant(c) for c in body.consts], inputs)
         return results[:num_carry], results[num_carry:]
 
     counters = _counters(body.jaxpr, num_consts, carry, length)

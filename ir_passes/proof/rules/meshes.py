@@ -9,7 +9,7 @@ from ir_passes.contract.statements import Assumption, Note
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.proof.owners import COMMON, Backwards, Common, OneLane, Order, Owner, PoolRows, Rows, Symbol, axis_of
 from ir_passes.proof.rules.registry import rule
-from ir_passes.proof.site import Site
+from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.values import Ahead, Iota, Kept, Slot, Value
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
@@ -41,7 +41,7 @@ def shard_map(site: Site, *operands: Value) -> list[Value]:
         for value, shape, spec in zip(operands, site.shapes, site.params["in_specs"], strict=True)
     ]
     with site.prover.on(devices, bool(site.params["check_vma"])):
-        results = site.prover.run(body.jaxpr, [site.prover.constant(c) for c in body.consts], inputs)
+        results = interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], inputs)
     return [
         _put_together(site, value, tuple(var.aval.shape), Split.of(spec, devices), mark)
         for value, var, spec in zip(results, site.eqn.outvars, site.params["out_specs"], strict=True)

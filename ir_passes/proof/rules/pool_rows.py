@@ -6,11 +6,12 @@ from dataclasses import replace
 from ir_passes.contract.contract import SlotMap
 from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows
 from ir_passes.proof.rules.access import Access, constant_of
-from ir_passes.proof.site import RowAccess, Site
+from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, tells_places
 from ir_passes.proof.values import Ahead, Constant, Iota, Kept, Slot, Value
 from ir_passes.proof.views import View, entered, left
 from ir_passes.proof.violations import ViolationKind
+from ir_passes.proof.walk import RowAccess
 
 _PLACES = "rows of a pool are used with what depends on their place in an order that depends on all lanes"
 _BY_SLOT = "index rows with the lane's entry in the slot map, unchanged"

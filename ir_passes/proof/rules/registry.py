@@ -1,17 +1,13 @@
 """The table of rules, and the rule for what is not in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ir_passes.jaxpr import ir
 from ir_passes.proof.values import Value
 from ir_passes.proof.violations import ViolationKind
-
-if TYPE_CHECKING:
-    from ir_passes.proof.site import Site
+from ir_passes.proof.walk import Equation
 
 Rule = Callable[..., list[Value]]
 IDENTITIES = (
@@ -121,7 +117,7 @@ def rule_of(eqn: Any) -> Rule:
     return found
 
 
-def _unknown(site: Site, *operands: Value) -> list[Value]:
+def _unknown(site: Equation, *operands: Value) -> list[Value]:
     """An operation that nothing is known of: every element of its results may depend on every lane."""
     message = f"nothing is known of {site.name!r}"
     remedy = "declare it with Opaque or rowwise, or use operations that have a rule"

@@ -428,7 +428,7 @@ class LM:
         if fingerprint_of(source, dtype) != self.fingerprint:
             raise CheckpointError(self.path, "has changed since it was loaded; config.json and tokenizer are its")
         whole = family_of(source.config).abstract(self.config)
-        cuts = {dotted(path): each for path, each in whole.cuts().items()}
+        cuts = {dotted(path): each for path, each in whole.sharded_dims().items()}
         parameters = {name: saved_pieces(array, cuts.get(name, ())) for name, array in self.params.items()}
         model = ModelDescription(__version__, self.config.family, dtype, self.fingerprint)
         save_checkpoint(target, self.path, model, parameters)

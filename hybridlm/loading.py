@@ -32,7 +32,7 @@ from hybridlm.steps.structure import flatten
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
 from models import DecoderConfig
-from models.sharding.devices import ALONE
+from models.sharding.devices import SINGLE_DEVICE
 
 _log = logging.getLogger("hybridlm")
 
@@ -111,8 +111,8 @@ def load(
         check_tune(folder, mesh)
     process_group = ProcessGroup(placement) if placement.several_processes else None
     cache_dtype = dtype_of_caches(dtype)
-    abstract, weights = family.abstract(config.share(placement.devices)), family.weights(config)
-    cuts = {} if placement.devices == ALONE else family.abstract(config).cuts()
+    abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
+    cuts = {} if placement.devices == SINGLE_DEVICE else family.abstract(config).sharded_dims()
     shards = placement.shards(weights, cuts)
     size = weight_bytes(weights, dtype, shards, placement)
     demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)

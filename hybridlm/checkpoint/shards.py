@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from models.sharding.cut import Cut
+from models.sharding.sharded_dim import ShardedDim
 from models.weights.sources import Weight, Window
 
 
@@ -29,10 +29,10 @@ class Shards(NamedTuple):
     """
 
     shape: tuple[int, ...]
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[ShardedDim, ...] = ()
     sharding: NamedSharding | None = None
 
-    def _along(self, cut: Cut) -> int:
+    def _along(self, cut: ShardedDim) -> int:
         assert self.sharding is not None
         return self.sharding.mesh.shape[cut.axis]
 
@@ -51,7 +51,7 @@ class Shards(NamedTuple):
         """Of one device."""
         shape = list(self.shape)
         for cut in self.cuts:  # of a share all devices have the same number of entries
-            shape[cut.dim] = sum(one.stop - one.start for one in cut.indices(0, self._along(cut)))
+            shape[cut.dim] = sum(one.stop - one.start for one in cut.slices(0, self._along(cut)))
         return tuple(shape)
 
     def local_bytes(self, dtype: np.dtype) -> int:
@@ -77,7 +77,7 @@ class Shards(NamedTuple):
         for cut in self.cuts:
             device = at[cut.dim] // local[cut.dim]
             pieces[cut.dim], start = [], 0
-            for one in cut.indices(device, self._along(cut)):
+            for one in cut.slices(device, self._along(cut)):
                 size = one.stop - one.start
                 pieces[cut.dim].append((one, slice(start, start + size)))
                 start += size

@@ -12,8 +12,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from hybridlm.checkpoint import ParameterPath, Shards
 from hybridlm.devices.mesh import DATA, EXPERT, MODEL, with_all_axes
 from models import Weight
-from models.sharding.cut import Cut
 from models.sharding.devices import Devices
+from models.sharding.sharded_dim import ShardedDim
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Placement:
         return split + [None] * (len(array.shape) - len(split))
 
     def shards(
-        self, weights: Sequence[Weight], cuts: Mapping[ParameterPath, tuple[Cut, ...]]
+        self, weights: Sequence[Weight], cuts: Mapping[ParameterPath, tuple[ShardedDim, ...]]
     ) -> dict[ParameterPath, Shards]:
         """How parameters lie: split as their cuts say, and the same along all other axes."""
         found: dict[ParameterPath, Shards] = {}

@@ -16,17 +16,17 @@ from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import Programs
 from hybridlm.steps.structure import flatten
 from models import DecoderConfig, Family
-from models.sharding.cut import Cut
-from models.sharding.devices import ALONE
+from models.sharding.devices import SINGLE_DEVICE
+from models.sharding.sharded_dim import ShardedDim
 
 DEFAULT_LANES, DEFAULT_PREFILL_ROWS, DEFAULT_CHUNK = 64, 8, 256
 """Serving-size defaults for a large model: decoding sequences, prompts prefilled at a time, tokens of each chunk."""
 
 
 @lru_cache(maxsize=1)
-def cuts_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[Cut, ...]]:
+def cuts_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[ShardedDim, ...]]:
     """Return the shards of a whole model's parameters; cached, since one model is often planned for several meshes."""
-    return family.abstract(config).cuts()
+    return family.abstract(config).sharded_dims()
 
 
 def abstract_engine(
@@ -59,8 +59,8 @@ def abstract_engine(
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, "error", None, DEFAULT_CHUNK)
     placement = Placement(mesh)
     check_lanes(lanes, placement.data)
-    model, found = family.abstract(config.share(placement.devices)), family.weights(config)
-    shards = placement.shards(found, {} if placement.devices == ALONE else cuts_of(family, config))
+    model, found = family.abstract(config.shard(placement.devices)), family.weights(config)
+    shards = placement.shards(found, {} if placement.devices == SINGLE_DEVICE else cuts_of(family, config))
     weights = {
         weight.path: jax.ShapeDtypeStruct(
             shards[weight.path].global_shape,

@@ -40,9 +40,9 @@ class RowArrays:
     def _over_devices(self, lanes: str | None, one: jax.ShapeDtypeStruct, array: StateArray) -> jax.ShapeDtypeStruct:
         """An array as one device has it, over the devices: parts of one dimension follow one another."""
         shape, split = list(one.shape), [lanes, *[None] * (len(one.shape) - 1)]
-        if array.cut is not None:
-            shape[array.cut.dim] *= self._placement.size(MODEL)
-            split[array.cut.dim] = MODEL
+        if array.sharded_dim is not None:
+            shape[array.sharded_dim.dim] *= self._placement.size(MODEL)
+            split[array.sharded_dim.dim] = MODEL
         return jax.ShapeDtypeStruct(tuple(shape), one.dtype, sharding=self._placement.over(*split))
 
     def zeros(self, count: int, context: int) -> Rows:

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float32, Int32
 from hybridlm.sampling.sampling import group_max, most_likely
 from models import DecoderConfig
 from models.ops.layout import own_array
-from models.sharding.devices import MODEL, held_rows
+from models.sharding.devices import MODEL, local_rows
 
 Logits = Float32[Array, "row held"]
 TERMS = 16
@@ -62,7 +62,7 @@ class Vocabulary(NamedTuple):
         """The logit of a token of each row."""
         if self.devices == 1:
             return jnp.take_along_axis(logits, token[:, None], axis=1, mode="fill")
-        found, inside = held_rows(token, MODEL, self.held)
+        found, inside = local_rows(token, MODEL, self.held)
         inside = jnp.where(found, inside, 0)
         own = jnp.take_along_axis(logits, inside[:, None], axis=1, mode="fill")
         return lax.psum(jnp.where(found[:, None], own, 0.0), MODEL)

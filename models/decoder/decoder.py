@@ -13,12 +13,12 @@ from jaxtyping import Float32, Int32
 
 from models.layers.activations import scaled
 from models.layers.embedding import embedding_rows
-from models.layers.initial import cuts_of, matrix
+from models.layers.initial import matrix, sharded_dims_of
 from models.layers.norms import RMSNorm
 from models.ops.linear import linear
-from models.sharding.cut import Cut, Part, rows
-from models.sharding.devices import ALONE, MODEL, Devices, held_rows, summed
-from models.sharding.share import Size, share_model
+from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices, all_reduce, local_rows
+from models.sharding.shard_sizes import ShardedSize, shard_configs
+from models.sharding.sharded_dim import Segment, ShardedDim, shard_outputs
 from models.state.shapes import Activations, LaneInfo, Lengths, Positions, TokenMask, Tokens
 from models.state.state import Stateful, StateSize, state_size
 
@@ -27,7 +27,7 @@ from models.state.state import Stateful, StateSize, state_size
 class BranchConfig(Protocol):
     """Sizes of a mixer or feed-forward layer; `build` makes it, `share` gives the sizes of one of several devices."""
 
-    def share(self, devices: Devices) -> "BranchConfig": ...
+    def shard(self, devices: Devices) -> "BranchConfig": ...
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> Any: ...
 
@@ -38,8 +38,8 @@ class PostNorm:
 
     inner: BranchConfig
 
-    def share(self, devices: Devices) -> "PostNorm":
-        return PostNorm(self.inner.share(devices))
+    def shard(self, devices: Devices) -> "PostNorm":
+        return PostNorm(self.inner.shard(devices))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
         return self.inner.build(hidden, rngs)
@@ -82,24 +82,24 @@ class DecoderConfig:
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     head: tuple[BranchConfig, ...] | None = None
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
-    def share(self, devices: Devices) -> "DecoderConfig":
+    def shard(self, devices: Devices) -> "DecoderConfig":
         """What each of several devices has of the model.
 
         Raises:
-            ShareError: with everything that does not divide, and the numbers of devices that would do.
+            ShardingError: with everything that does not divide, and the numbers of devices that would do.
             ValueError: this is a share already.
         """
-        if self.devices != ALONE:
+        if self.devices != SINGLE_DEVICE:
             raise ValueError(f"expected the config of a whole model, got that of a share of {self.devices}")
-        vocabulary = Size("DecoderConfig.vocab_size", self.vocab_size)
+        vocabulary = ShardedSize("DecoderConfig.vocab_size", self.vocab_size)
         branches = dict.fromkeys(branch for layer in (*self.layers, self.head or ()) for branch in layer)
-        parts = share_model(branches, devices, (vocabulary,))
+        parts = shard_configs(branches, devices, (vocabulary,))
         return replace(
             self,
             vocab_size=self.vocab_size // devices.model,
@@ -121,7 +121,7 @@ class Branch(nnx.Module):
     def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
         """What is added to the residual stream, and the branch's state."""
         y, state = self.inner(x if self.post_norm else self.norm(x), info, state)
-        y = summed(y, self.summed_over)
+        y = all_reduce(y, self.summed_over)
         return self.norm(y) if self.post_norm else y, state
 
 
@@ -169,22 +169,22 @@ class Decoder(Stateful):
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         self.config = config
-        vocabulary = (rows(Part(config.vocab_size, config.vocab_size)),)
-        self.embed_tokens = matrix(rngs, config.vocab_size, config.hidden_size, cuts=vocabulary)
+        vocabulary = (shard_outputs(Segment(config.vocab_size, config.vocab_size)),)
+        self.embed_tokens = matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
         self.layers = nnx.List([Layer(config, branches, rngs) for branches in config.layers])
         self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
-        self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, cuts=vocabulary)
+        self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
 
-    def cuts(self) -> dict[tuple[str | int, ...], tuple[Cut, ...]]:
+    def sharded_dims(self) -> dict[tuple[str | int, ...], tuple[ShardedDim, ...]]:
         """How the parameters are cut into the shares of several devices, by path; all of the others has each device.
 
-        Said of the whole model: a parameter of the model of `config.share(devices)`, on the device at places i along
-        `model` and j along `expert`, is what `Cut.indices` of i or j leaves of the whole one in each dimension.
+        Said of the whole model: a parameter of the model of `config.shard(devices)`, on the device at places i along
+        `model` and j along `expert`, is what `ShardedDim.indices` of i or j leaves of the whole one in each dimension.
         """
-        if self.config.devices != ALONE:
+        if self.config.devices != SINGLE_DEVICE:
             raise ValueError(f"cuts are those of the whole model; this is a share of {self.config.devices}")
         flat: list[tuple[Any, nnx.Variable]] = list(nnx.to_flat_state(nnx.state(self, nnx.Param)))
-        return {path: cuts_of(variable) for path, variable in flat if cuts_of(variable)}
+        return {path: sharded_dims_of(variable) for path, variable in flat if sharded_dims_of(variable)}
 
     def state_arrays(self) -> tuple:
         return tuple(tuple(branch.inner.state_arrays() for branch in layer.branches) for layer in self.layers)
@@ -201,10 +201,10 @@ class Decoder(Stateful):
         """The embedding of the tokens that are seen, zero in the place of others, which are not looked at."""
         axes = self.config.devices.several((MODEL,))
         if axes:
-            here, tokens = held_rows(tokens, MODEL, self.config.vocab_size)
+            here, tokens = local_rows(tokens, MODEL, self.config.vocab_size)
             seen = seen & here
         found = embedding_rows(self.embed_tokens[...], jnp.where(seen, tokens, 0))
-        found = summed(jnp.where(seen[:, :, None], found, 0.0), axes)
+        found = all_reduce(jnp.where(seen[:, :, None], found, 0.0), axes)
         return scaled(found, self.config.embedding_multiplier)
 
     def __call__(

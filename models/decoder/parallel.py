@@ -7,7 +7,7 @@ from flax import nnx
 from models.decoder.decoder import BranchConfig
 from models.layers.activations import scaled
 from models.sharding.devices import Devices
-from models.sharding.share import ShareError, share_all
+from models.sharding.shard_sizes import ShardingError, try_shard_configs
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import Stateful
 
@@ -19,11 +19,11 @@ class ParallelConfig:
     layers: tuple[BranchConfig, ...]
     multipliers: tuple[float, ...]
 
-    def share(self, devices: Devices) -> "ParallelConfig":
+    def shard(self, devices: Devices) -> "ParallelConfig":
         """What one device has of each layer."""
-        parts, faults = share_all(self.layers, devices)
+        parts, faults = try_shard_configs(self.layers, devices)
         if faults:
-            raise ShareError(devices, faults)
+            raise ShardingError(devices, faults)
         return replace(self, layers=tuple(parts[layer] for layer in self.layers))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Parallel":

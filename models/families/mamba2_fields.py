@@ -70,7 +70,7 @@ def mamba2_weights(c: Mamba2Config, hidden: int, at: Path, name: str) -> list[We
     if c.norm != "none":
         vectors["norm"], shapes["norm"] = "norm.weight", (c.width,)
     return [
-        tensor((*at, "in_proj"), f"{name}.in_proj.weight", (sum(part.size for part in c.parts), hidden)),
+        tensor((*at, "in_proj"), f"{name}.in_proj.weight", (sum(part.size for part in c.segments), hidden)),
         tensor((*at, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
         tensor((*at, "out_proj"), f"{name}.out_proj.weight", (hidden, c.width)),
         *(tensor((*at, part), f"{name}.{found}", shapes[part], float32=True) for part, found in vectors.items()),

@@ -11,9 +11,9 @@ from jaxtyping import Float32
 from models.layers.activations import scaled, silu_gated
 from models.layers.initial import matrix
 from models.ops.linear import linear
-from models.sharding.cut import Part, columns, rows
-from models.sharding.devices import ALONE, Devices
-from models.sharding.share import divided
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import Stateful
 
@@ -47,11 +47,11 @@ class MlpConfig:
     activation: Activation = "swiglu"
     gate_multiplier: float = 1.0
     out_multiplier: float = 1.0
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
-    def share(self, devices: Devices) -> "MlpConfig":
+    def shard(self, devices: Devices) -> "MlpConfig":
         """The columns of one device."""
-        return divided(self, devices, "width")
+        return shard_config(self, devices, "width")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mlp":
         return Mlp(self, hidden, rngs)
@@ -62,11 +62,11 @@ class Mlp(Stateless):
 
     def __init__(self, config: MlpConfig, hidden: int, rngs: nnx.Rngs):
         self.config = config
-        width = Part(config.width, config.width)
+        width = Segment(config.width, config.width)
         gated = config.activation == "swiglu"
-        self.gate_proj = matrix(rngs, config.width, hidden, cuts=(rows(width),)) if gated else None
-        self.up_proj = matrix(rngs, config.width, hidden, cuts=(rows(width),))
-        self.down_proj = matrix(rngs, hidden, config.width, cuts=(columns(width),))
+        self.gate_proj = matrix(rngs, config.width, hidden, sharded=(shard_outputs(width),)) if gated else None
+        self.up_proj = matrix(rngs, config.width, hidden, sharded=(shard_outputs(width),))
+        self.down_proj = matrix(rngs, hidden, config.width, sharded=(shard_inputs(width),))
 
     def project(self, x: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows hidden"]:
         if self.gate_proj is None:

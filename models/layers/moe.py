@@ -14,9 +14,9 @@ from models.layers.mlp import Activation, MlpConfig, Stateless, relu_squared
 from models.layers.router import RouterConfig
 from models.ops.expert_dot import expert_dot
 from models.ops.linear import linear
-from models.sharding.cut import Cut, Part, experts
-from models.sharding.devices import ALONE, EXPERT, MODEL, Devices, held_rows
-from models.sharding.share import Size, divided
+from models.sharding.devices import EXPERT, MODEL, SINGLE_DEVICE, Devices, local_rows
+from models.sharding.shard_sizes import ShardedSize, shard_config
+from models.sharding.sharded_dim import Segment, ShardedDim, shard_experts
 from models.state.shapes import Activations, LaneInfo
 
 
@@ -40,17 +40,17 @@ class MoeConfig:
     shared_gate: bool = False
     activation: Activation = "swiglu"
     latent: int | None = None
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
     @property
-    def held(self) -> int:
+    def local_experts(self) -> int:
         """Experts of one device."""
         return self.router.experts // self.devices.expert
 
-    def share(self, devices: Devices) -> "MoeConfig":
+    def shard(self, devices: Devices) -> "MoeConfig":
         """The experts of one device and the columns of each that it has; the shared layer's columns."""
-        whole = Size("RouterConfig.experts", self.router.experts, EXPERT)
-        return divided(self, devices, "width", "shared_width", others=(whole,))
+        whole = ShardedSize("RouterConfig.experts", self.router.experts, EXPERT)
+        return shard_config(self, devices, "width", "shared_width", others=(whole,))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Moe":
         return Moe(self, hidden, rngs)
@@ -72,12 +72,14 @@ class Moe(Stateless):
         self.config = config
         self.router = c.router.build(hidden, rngs)
         inner = hidden if c.latent is None else c.latent
-        width, own = Part(c.width, c.width), experts(c.router.experts)
+        width, own = Segment(c.width, c.width), shard_experts(c.router.experts)
         if c.activation == "swiglu":
-            self.gate_up_proj = matrix(rngs, c.held, 2 * c.width, inner, cuts=(own, Cut(1, MODEL, (width, width))))
+            self.gate_up_proj = matrix(
+                rngs, c.local_experts, 2 * c.width, inner, sharded=(own, ShardedDim(1, MODEL, (width, width)))
+            )
         else:
-            self.up_proj = matrix(rngs, c.held, c.width, inner, cuts=(own, Cut(1, MODEL, (width,))))
-        self.down_proj = matrix(rngs, c.held, inner, c.width, cuts=(own, Cut(2, MODEL, (width,))))
+            self.up_proj = matrix(rngs, c.local_experts, c.width, inner, sharded=(own, ShardedDim(1, MODEL, (width,))))
+        self.down_proj = matrix(rngs, c.local_experts, inner, c.width, sharded=(own, ShardedDim(2, MODEL, (width,))))
         if c.latent is not None:
             self.latent_in, self.latent_out = matrix(rngs, c.latent, hidden), matrix(rngs, hidden, c.latent)
         shared = MlpConfig(c.shared_width, c.activation, devices=c.devices) if c.shared_width else None
@@ -91,8 +93,8 @@ class Moe(Stateless):
         expert = expert.reshape((-1,))
         spread = c.devices.expert > 1
         if spread:
-            here, expert = held_rows(expert, EXPERT, c.held)
-            expert = jnp.where(here, expert, c.held)
+            here, expert = local_rows(expert, EXPERT, c.local_experts)
+            expert = jnp.where(here, expert, c.local_experts)
         seen = rows if c.latent is None else linear(rows, self.latent_in[...])
         visits = jnp.repeat(seen, c.router.per_token, axis=0)
         if c.activation == "swiglu":

@@ -15,9 +15,9 @@ from models.layers.rope import Rope
 from models.ops.float32 import full_einsum
 from models.ops.layout import turned
 from models.ops.linear import linear
-from models.sharding.cut import Part, columns, rows
-from models.sharding.devices import ALONE, Devices
-from models.sharding.share import divided
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.sharding.varying import varying_like
 from models.state.shapes import Activations, KeyCache, LaneInfo, ValueCache
 from models.state.state import KV_BLOCK, Stateful, named, state_array
@@ -55,9 +55,9 @@ class QkNorm:
         """Values that are normed together."""
         return heads * head_dim if self.all_heads else head_dim
 
-    def build(self, heads: Part, head_dim: int, devices: Devices) -> RMSNorm:
-        cuts = (rows(heads),) if self.all_heads else ()
-        return RMSNorm(self.size(heads.units, head_dim), self.eps, self.offset, cuts, devices)
+    def build(self, heads: Segment, head_dim: int, devices: Devices) -> RMSNorm:
+        sharded = (shard_outputs(heads),) if self.all_heads else ()
+        return RMSNorm(self.size(heads.units, head_dim), self.eps, self.offset, sharded, devices)
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ class AttentionConfig:
     qk_norm: QkNorm | None = None
     output_gate: bool = False
     scale: float | None = None
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
-    def share(self, devices: Devices) -> "AttentionConfig":
+    def shard(self, devices: Devices) -> "AttentionConfig":
         """Heads of one device; of fewer key/value heads than devices each has the one that its queries see."""
-        return divided(self, devices, "heads", repeated=("kv_heads",))
+        return shard_config(self, devices, "heads", repeated=("kv_heads",))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Attention":
         return Attention(self, hidden, rngs)
@@ -190,19 +190,19 @@ class Attention(Stateful):
     def __init__(self, config: AttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        queries = Part(c.heads * c.head_dim, c.heads)
-        keys = Part(c.kv_heads * c.head_dim, c.kv_heads, repeats=True)
-        gated = Part(2 * queries.size, c.heads) if c.output_gate else queries
-        self.q_proj = matrix(rngs, gated.size, hidden, cuts=(rows(gated),))
-        self.k_proj = matrix(rngs, keys.size, hidden, cuts=(rows(keys),))
-        self.v_proj = matrix(rngs, keys.size, hidden, cuts=(rows(keys),))
-        self.o_proj = matrix(rngs, hidden, queries.size, cuts=(columns(queries),))
+        queries = Segment(c.heads * c.head_dim, c.heads)
+        keys = Segment(c.kv_heads * c.head_dim, c.kv_heads, replicable=True)
+        gated = Segment(2 * queries.size, c.heads) if c.output_gate else queries
+        self.q_proj = matrix(rngs, gated.size, hidden, sharded=(shard_outputs(gated),))
+        self.k_proj = matrix(rngs, keys.size, hidden, sharded=(shard_outputs(keys),))
+        self.v_proj = matrix(rngs, keys.size, hidden, sharded=(shard_outputs(keys),))
+        self.o_proj = matrix(rngs, hidden, queries.size, sharded=(shard_inputs(queries),))
         self.q_norm = c.qk_norm.build(queries, c.head_dim, c.devices) if c.qk_norm else None
         self.k_norm = c.qk_norm.build(keys, c.head_dim, c.devices) if c.qk_norm else None
 
     def state_arrays(self) -> KVCache:
         size = self.config.head_dim
-        heads = (Part(self.config.kv_heads, self.config.kv_heads, repeats=True),)
+        heads = (Segment(self.config.kv_heads, self.config.kv_heads, replicable=True),)
         key = state_array(kv_head=heads, context=None, key=size)
         return KVCache(key, state_array(kv_head=heads, context=None, value=size))
 

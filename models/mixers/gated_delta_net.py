@@ -17,9 +17,9 @@ from models.ops.delta_rule import DeltaTokens, delta_rule
 from models.ops.layout import merge_heads
 from models.ops.linear import linear
 from models.ops.recurrence import RecurrenceInputs
-from models.sharding.cut import Part, columns, rows
-from models.sharding.devices import ALONE, Devices
-from models.sharding.share import divided
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import ConvRecurrentState, conv_recurrent
 
@@ -44,7 +44,7 @@ class GatedDeltaNetConfig:
     kernel: int
     eps: float
     strongest_write: float = 1.0
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
     @property
     def key_width(self) -> int:
@@ -60,14 +60,14 @@ class GatedDeltaNetConfig:
         return 2 * self.key_width + self.value_width
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def segments(self) -> tuple[Segment, ...]:
         """The channels [q | k | v], by heads."""
-        keys = Part(self.key_width, self.key_heads, repeats=True)
-        return keys, keys, Part(self.value_width, self.value_heads)
+        keys = Segment(self.key_width, self.key_heads, replicable=True)
+        return keys, keys, Segment(self.value_width, self.value_heads)
 
-    def share(self, devices: Devices) -> "GatedDeltaNetConfig":
+    def shard(self, devices: Devices) -> "GatedDeltaNetConfig":
         """Heads of one device; of fewer key heads than devices each has the one that its value heads use."""
-        return divided(self, devices, "value_heads", repeated=("key_heads",))
+        return shard_config(self, devices, "value_heads", repeated=("key_heads",))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedDeltaNet":
         return GatedDeltaNet(self, hidden, rngs)
@@ -79,21 +79,21 @@ class GatedDeltaNet(Recurrent):
     def __init__(self, config: GatedDeltaNetConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        channels, heads = rows(*c.parts), rows(Part(c.value_heads, c.value_heads))
-        values = Part(c.value_width, c.value_heads)
-        self.in_proj_qkv = matrix(rngs, c.channels, hidden, cuts=(channels,))
-        self.in_proj_z = matrix(rngs, c.value_width, hidden, cuts=(rows(values),))
-        self.in_proj_b = matrix(rngs, c.value_heads, hidden, cuts=(heads,))
-        self.in_proj_a = matrix(rngs, c.value_heads, hidden, cuts=(heads,))
-        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, cuts=(channels,))
+        channels, heads = shard_outputs(*c.segments), shard_outputs(Segment(c.value_heads, c.value_heads))
+        values = Segment(c.value_width, c.value_heads)
+        self.in_proj_qkv = matrix(rngs, c.channels, hidden, sharded=(channels,))
+        self.in_proj_z = matrix(rngs, c.value_width, hidden, sharded=(shard_outputs(values),))
+        self.in_proj_b = matrix(rngs, c.value_heads, hidden, sharded=(heads,))
+        self.in_proj_a = matrix(rngs, c.value_heads, hidden, sharded=(heads,))
+        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, sharded=(channels,))
         self.A_log = decay_rates(rngs, c.value_heads, heads)
         self.dt_bias = parameter(jnp.ones((c.value_heads,), jnp.float32), heads)
         self.norm = nnx.Param(jnp.ones((c.value_size,), jnp.float32))
-        self.out_proj = matrix(rngs, hidden, c.value_width, cuts=(columns(values),))
+        self.out_proj = matrix(rngs, hidden, c.value_width, sharded=(shard_inputs(values),))
 
     def state_arrays(self) -> ConvRecurrentState:
         c = self.config
-        return conv_recurrent(c.kernel, c.parts, c.value_heads, c.key_size, c.value_size)
+        return conv_recurrent(c.kernel, c.segments, c.value_heads, c.key_size, c.value_size)
 
     def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
         log_decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(

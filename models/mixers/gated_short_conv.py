@@ -11,9 +11,9 @@ from jaxtyping import Float32
 from models.layers.initial import matrix
 from models.layers.short_conv import conv_tail, convolve, layer_window
 from models.ops.linear import linear
-from models.sharding.cut import Part, columns, rows
-from models.sharding.devices import ALONE, Devices
-from models.sharding.share import divided
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, ConvState, LaneInfo
 from models.state.state import Stateful, state_array
 
@@ -38,11 +38,11 @@ class GatedShortConvConfig:
 
     kernel: int
     channels: int
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
-    def share(self, devices: Devices) -> "GatedShortConvConfig":
+    def shard(self, devices: Devices) -> "GatedShortConvConfig":
         """The channels of one device."""
-        return divided(self, devices, "channels")
+        return shard_config(self, devices, "channels")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedShortConv":
         return GatedShortConv(self, hidden, rngs)
@@ -53,14 +53,14 @@ class GatedShortConv(Stateful):
 
     def __init__(self, config: GatedShortConvConfig, hidden: int, rngs: nnx.Rngs):
         self.config = config
-        channels = Part(config.channels, config.channels)
-        self.in_proj = matrix(rngs, 3 * channels.size, hidden, cuts=(rows(channels, channels, channels),))
-        self.conv = matrix(rngs, channels.size, 1, config.kernel, cuts=(rows(channels),))
-        self.out_proj = matrix(rngs, hidden, channels.size, cuts=(columns(channels),))
+        channels = Segment(config.channels, config.channels)
+        self.in_proj = matrix(rngs, 3 * channels.size, hidden, sharded=(shard_outputs(channels, channels, channels),))
+        self.conv = matrix(rngs, channels.size, 1, config.kernel, sharded=(shard_outputs(channels),))
+        self.out_proj = matrix(rngs, hidden, channels.size, sharded=(shard_inputs(channels),))
 
     def state_arrays(self) -> GatedShortConvState:
         c = self.config
-        return GatedShortConvState(state_array(tap=c.kernel - 1, channel=(Part(c.channels, c.channels),)))
+        return GatedShortConvState(state_array(tap=c.kernel - 1, channel=(Segment(c.channels, c.channels),)))
 
     def __call__(self, x: Activations, info: LaneInfo, state: GatedShortConvState) -> tuple[Activations, Any]:
         """As `Recurrent`; what it keeps where `info.verifying` are the convolution's inputs, with those before."""

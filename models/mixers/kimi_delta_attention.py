@@ -21,9 +21,9 @@ from models.ops.delta_rule import DeltaTokens, delta_rule
 from models.ops.layout import merge_heads
 from models.ops.linear import linear
 from models.ops.recurrence import RecurrenceInputs
-from models.sharding.cut import Part, columns, rows
-from models.sharding.devices import ALONE, Devices
-from models.sharding.share import divided
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import ConvRecurrentState, conv_recurrent
 
@@ -48,7 +48,7 @@ class KimiDeltaAttentionConfig:
     eps: float
     bottleneck: int | None
     lower_bound: float | None = None
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
     @property
     def width(self) -> int:
@@ -60,13 +60,13 @@ class KimiDeltaAttentionConfig:
         return 3 * self.width
 
     @property
-    def part(self) -> Part:
+    def segment(self) -> Segment:
         """Channels of the queries, and of the keys, the values, the decay or the gate: by heads."""
-        return Part(self.width, self.heads)
+        return Segment(self.width, self.heads)
 
-    def share(self, devices: Devices) -> "KimiDeltaAttentionConfig":
+    def shard(self, devices: Devices) -> "KimiDeltaAttentionConfig":
         """The heads of one device; the bottleneck is every device's."""
-        return divided(self, devices, "heads")
+        return shard_config(self, devices, "heads")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "KimiDeltaAttention":
         return KimiDeltaAttention(self, hidden, rngs)
@@ -75,9 +75,11 @@ class KimiDeltaAttentionConfig:
 class GateProjection(nnx.Module):
     """From the residual stream to every channel of every head, through a bottleneck or directly."""
 
-    def __init__(self, width: Part, bottleneck: int | None, hidden: int, rngs: nnx.Rngs):
+    def __init__(self, width: Segment, bottleneck: int | None, hidden: int, rngs: nnx.Rngs):
         self.down = None if bottleneck is None else matrix(rngs, bottleneck, hidden)
-        self.up = matrix(rngs, width.size, hidden if bottleneck is None else bottleneck, cuts=(rows(width),))
+        self.up = matrix(
+            rngs, width.size, hidden if bottleneck is None else bottleneck, sharded=(shard_outputs(width),)
+        )
 
     def __call__(self, x: Activations) -> Array:
         return linear(x if self.down is None else linear(x, self.down[...]), self.up[...])
@@ -89,20 +91,20 @@ class KimiDeltaAttention(Recurrent):
     def __init__(self, config: KimiDeltaAttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        channels, heads = rows(c.part, c.part, c.part), rows(Part(c.heads, c.heads))
-        self.in_proj_qkv = matrix(rngs, c.channels, hidden, cuts=(channels,))
-        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, cuts=(channels,))
-        self.decay = GateProjection(c.part, c.bottleneck, hidden, rngs)
-        self.in_proj_b = matrix(rngs, c.heads, hidden, cuts=(heads,))
+        channels, heads = shard_outputs(c.segment, c.segment, c.segment), shard_outputs(Segment(c.heads, c.heads))
+        self.in_proj_qkv = matrix(rngs, c.channels, hidden, sharded=(channels,))
+        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, sharded=(channels,))
+        self.decay = GateProjection(c.segment, c.bottleneck, hidden, rngs)
+        self.in_proj_b = matrix(rngs, c.heads, hidden, sharded=(heads,))
         self.A_log = decay_rates(rngs, c.heads, heads)
-        self.dt_bias = parameter(jnp.ones((c.width,), jnp.float32), rows(c.part))
-        self.gate = GateProjection(c.part, c.bottleneck, hidden, rngs)
+        self.dt_bias = parameter(jnp.ones((c.width,), jnp.float32), shard_outputs(c.segment))
+        self.gate = GateProjection(c.segment, c.bottleneck, hidden, rngs)
         self.norm = nnx.Param(jnp.ones((c.head_size,), jnp.float32))
-        self.out_proj = matrix(rngs, hidden, c.width, cuts=(columns(c.part),))
+        self.out_proj = matrix(rngs, hidden, c.width, sharded=(shard_inputs(c.segment),))
 
     def state_arrays(self) -> ConvRecurrentState:
         c = self.config
-        return conv_recurrent(c.kernel, (c.part,) * 3, c.heads, c.head_size, c.head_size)
+        return conv_recurrent(c.kernel, (c.segment,) * 3, c.heads, c.head_size, c.head_size)
 
     def log_decay(self, x: Activations) -> Array:
         """g <= 0, float32 [lane, token, head, key]."""

@@ -13,9 +13,9 @@ from models.layers.norms import RMSNorm
 from models.layers.rope import Rope
 from models.mixers.attention import KVCache, append, attend
 from models.ops.linear import linear
-from models.sharding.cut import Part, columns, rows
-from models.sharding.devices import ALONE, Devices
-from models.sharding.share import divided
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import Stateful, named, state_array
 
@@ -44,7 +44,7 @@ class LatentAttentionConfig:
     rope: Rope | None = None
     head_gate: bool = False
     eps: float = 1e-6
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
     @property
     def query_size(self) -> int:
@@ -55,9 +55,9 @@ class LatentAttentionConfig:
         """Values that are kept of a token."""
         return self.rank + self.shared_size
 
-    def share(self, devices: Devices) -> "LatentAttentionConfig":
+    def shard(self, devices: Devices) -> "LatentAttentionConfig":
         """The heads of one device."""
-        return divided(self, devices, "heads")
+        return shard_config(self, devices, "heads")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "LatentAttention":
         return LatentAttention(self, hidden, rngs)
@@ -90,15 +90,15 @@ class LatentAttention(Stateful):
     def __init__(self, config: LatentAttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        heads = (rows(Part(c.heads, c.heads)),)
-        queries, values = (Part(c.heads * size, c.heads) for size in (c.query_size, c.value_size))
-        self.q_proj = matrix(rngs, queries.size, hidden, cuts=(rows(queries),))
+        heads = (shard_outputs(Segment(c.heads, c.heads)),)
+        queries, values = (Segment(c.heads * size, c.heads) for size in (c.query_size, c.value_size))
+        self.q_proj = matrix(rngs, queries.size, hidden, sharded=(shard_outputs(queries),))
         self.row_proj = matrix(rngs, c.row_size, hidden)
         self.row_norm = RMSNorm(c.rank, c.eps)
-        self.key_up = matrix(rngs, c.heads, c.rank, c.key_size, cuts=heads)
-        self.value_up = matrix(rngs, c.heads, c.value_size, c.rank, cuts=heads)
-        self.gate = matrix(rngs, c.heads, hidden, cuts=heads) if c.head_gate else None
-        self.o_proj = matrix(rngs, hidden, values.size, cuts=(columns(values),))
+        self.key_up = matrix(rngs, c.heads, c.rank, c.key_size, sharded=heads)
+        self.value_up = matrix(rngs, c.heads, c.value_size, c.rank, sharded=heads)
+        self.gate = matrix(rngs, c.heads, hidden, sharded=heads) if c.head_gate else None
+        self.o_proj = matrix(rngs, hidden, values.size, sharded=(shard_inputs(values),))
 
     def state_arrays(self) -> KVCache:
         return KVCache(state_array(kv_head=1, context=None, key=self.config.row_size), None)

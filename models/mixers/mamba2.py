@@ -19,9 +19,9 @@ from models.mixers.recurrent import Recurrent
 from models.ops.linear import linear
 from models.ops.recurrence import RecurrenceInputs
 from models.ops.ssd import ssd
-from models.sharding.cut import Part, columns, rows
-from models.sharding.devices import ALONE, Devices
-from models.sharding.share import divided
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo, over_last
 from models.state.state import ConvRecurrentState, conv_recurrent
 
@@ -41,7 +41,7 @@ class Mamba2Config:
         norm: "gated" norms `y * silu(z)`, "normed" is gated after its norm, "none" has no norm.
         multipliers: factors on the five parts [z | x | B | C | dt] of the input projection.
         devices: that share the layer; heads and groups are those of one of them.
-        neighbours: so many devices have heads of the same group.
+        group_devices: so many devices have heads of the same group.
     """
 
     heads: int
@@ -54,8 +54,8 @@ class Mamba2Config:
     step_limits: tuple[float, float] = (0.0, math.inf)
     norm: Literal["gated", "normed", "none"] = "gated"
     multipliers: tuple[float, ...] = (1.0,) * 5
-    devices: Devices = ALONE
-    neighbours: int = 1
+    devices: Devices = SINGLE_DEVICE
+    group_devices: int = 1
 
     @property
     def width(self) -> int:
@@ -67,20 +67,20 @@ class Mamba2Config:
         return self.width + 2 * self.groups * self.state_size
 
     @property
-    def inner(self) -> Part:
+    def inner(self) -> Segment:
         """What the layer works on, by heads."""
-        return Part(self.width, self.heads)
+        return Segment(self.width, self.heads)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def segments(self) -> tuple[Segment, ...]:
         """Rows of the input projection: z, x, B, C and the time steps; the convolution has those in the middle."""
-        shared = Part(self.groups * self.state_size, self.groups, repeats=True)
-        return self.inner, self.inner, shared, shared, Part(self.heads, self.heads)
+        shared = Segment(self.groups * self.state_size, self.groups, replicable=True)
+        return self.inner, self.inner, shared, shared, Segment(self.heads, self.heads)
 
-    def share(self, devices: Devices) -> "Mamba2Config":
+    def shard(self, devices: Devices) -> "Mamba2Config":
         """Heads of one device and their groups; a group with heads on several devices is on each of them."""
-        part = divided(self, devices, "heads", repeated=("groups",))
-        return replace(part, neighbours=max(devices.model // self.groups, 1))
+        part = shard_config(self, devices, "heads", repeated=("groups",))
+        return replace(part, group_devices=max(devices.model // self.groups, 1))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mamba2":
         return Mamba2(self, hidden, rngs)
@@ -104,25 +104,25 @@ class Mamba2(Recurrent):
     def __init__(self, config: Mamba2Config, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        channels, heads = rows(*c.parts[1:4]), rows(c.parts[4])
-        self.in_proj = matrix(rngs, c.width + c.channels + c.heads, hidden, cuts=(rows(*c.parts),))
-        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, cuts=(channels,))
+        channels, heads = shard_outputs(*c.segments[1:4]), shard_outputs(c.segments[4])
+        self.in_proj = matrix(rngs, c.width + c.channels + c.heads, hidden, sharded=(shard_outputs(*c.segments),))
+        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, sharded=(channels,))
         self.conv_bias = parameter(jnp.zeros((c.channels,), jnp.float32), channels) if c.conv_bias else None
         self.A_log = decay_rates(rngs, c.heads, heads)
         self.dt_bias = parameter(jnp.ones((c.heads,), jnp.float32), heads)
         self.D = parameter(jnp.ones((c.heads,), jnp.float32), heads)
-        self.norm = parameter(jnp.ones((c.width,), jnp.float32), rows(c.inner)) if c.norm != "none" else None
-        self.out_proj = matrix(rngs, hidden, c.width, cuts=(columns(c.inner),))
+        self.norm = parameter(jnp.ones((c.width,), jnp.float32), shard_outputs(c.inner)) if c.norm != "none" else None
+        self.out_proj = matrix(rngs, hidden, c.width, sharded=(shard_inputs(c.inner),))
 
     def state_arrays(self) -> ConvRecurrentState:
         c = self.config
-        return conv_recurrent(c.kernel, c.parts[1:4], c.heads, c.state_size, c.head_size)
+        return conv_recurrent(c.kernel, c.segments[1:4], c.heads, c.state_size, c.head_size)
 
     def project_in(self, x: Activations) -> tuple[Mamba2Tokens, Float32[Array, "lane token inner"]]:
         c = self.config
         projected = linear(x, self.in_proj[...])
         if any(factor != 1.0 for factor in c.multipliers):
-            factors = np.repeat(np.array(c.multipliers, np.float32), [part.size for part in c.parts])
+            factors = np.repeat(np.array(c.multipliers, np.float32), [part.size for part in c.segments])
             projected = projected * over_last(jnp.asarray(factors), projected)
         z, conv, step = jnp.split(projected, [c.width, c.width + c.channels], axis=-1)
         step = jax.nn.softplus(step + self.dt_bias[...][None, None])
@@ -166,6 +166,6 @@ class Mamba2(Recurrent):
             y = y * gate
         grouped = y.reshape((*y.shape[:-1], c.groups, c.width // c.groups))
         ones = jnp.ones((c.width // c.groups,), jnp.float32)
-        normed = rms_norm(grouped, ones, c.eps, c.devices, c.neighbours)
+        normed = rms_norm(grouped, ones, c.eps, c.devices, c.group_devices)
         y = normed.reshape(y.shape) * over_last(self.norm[...], y)
         return y * gate if c.norm == "normed" else y

@@ -37,11 +37,11 @@ class Devices(NamedTuple):
         return tuple(axis for axis in axes if self.along(axis) > 1)
 
 
-ALONE = Devices()
+SINGLE_DEVICE = Devices()
 """One device, which has the whole model."""
 
 
-def summed(part: Array, axes: tuple[str, ...]) -> Array:
+def all_reduce(part: Array, axes: tuple[str, ...]) -> Array:
     """The sum over the devices along mesh axes of what each of them has; `part` itself where there are no axes.
 
     Raises:
@@ -54,36 +54,36 @@ def summed(part: Array, axes: tuple[str, ...]) -> Array:
         raise ValueError(
             f"the sum over the devices along {', '.join(axes)}: expected a part from each of them, found a value that "
             f"is the same along {', '.join(same)}. Run the step under jax.shard_map with check_vma=True, with every "
-            "parameter split as `Decoder.cuts` has it; a layer that is not split has `summed_over = ()`."
+            "parameter split as `Decoder.sharded_dims` has it; a layer that is not split has `summed_over = ()`."
         )
     return lax.psum(part, axes)
 
 
-def held_rows(
-    number: Int32[Array, "*rows"], axis: str, held: int
+def local_rows(
+    number: Int32[Array, "*rows"], axis: str, local: int
 ) -> tuple[Bool[Array, "*rows"], Int32[Array, "*rows"]]:
-    """Which numbers of something split over `axis`, `held` to a device, are this device's, and their numbers here.
+    """Which numbers of something split over `axis`, `local` to a device, are this device's, and their numbers here.
 
     The second means nothing where the first is false.
     """
-    here = number - lax.axis_index(axis) * held
-    return (here >= 0) & (here < held), here
+    here = number - lax.axis_index(axis) * local
+    return (here >= 0) & (here < local), here
 
 
-def mean_of_neighbours(
-    x: Float32[Array, "*rows one"], devices: Devices, neighbours: int
+def mean_over_group(
+    x: Float32[Array, "*rows one"], devices: Devices, group_devices: int
 ) -> Float32[Array, "*rows one"]:
-    """The mean over each `neighbours` devices that lie side by side along `model`.
+    """The mean over each `group_devices` devices that lie side by side along `model`.
 
     Args:
         x: of this device, the last dimension 1.
-        devices: of the model; `neighbours` divides those along `model`.
-        neighbours: 1 gives x itself.
+        devices: of the model; `group_devices` divides those along `model`.
+        group_devices: 1 gives x itself.
     """
-    if neighbours == 1:
+    if group_devices == 1:
         return x
     # a psum over some of the devices of an axis is none that shard_map can follow: each group has a place of its own
-    mine = jnp.arange(devices.model // neighbours) == lax.axis_index(MODEL) // neighbours
+    mine = jnp.arange(devices.model // group_devices) == lax.axis_index(MODEL) // group_devices
     mine = mine.reshape((1,) * (x.ndim - 1) + mine.shape)
     every = lax.psum(jnp.where(mine, x, 0.0), MODEL)
-    return jnp.sum(jnp.where(mine, every, 0.0), axis=-1, keepdims=True) / neighbours
+    return jnp.sum(jnp.where(mine, every, 0.0), axis=-1, keepdims=True) / group_devices

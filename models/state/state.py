@@ -16,8 +16,8 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from models.sharding.cut import Cut, Part
 from models.sharding.devices import MODEL
+from models.sharding.sharded_dim import Segment, ShardedDim
 from models.state.shapes import ConvState, LaneInfo, RecurrentState
 
 KV_BLOCK = 128
@@ -44,20 +44,20 @@ class StateArray:
         sizes: name (as in `models.state.shapes`) and size of each dimension after the lanes; None for a cache's
         positions. dtype: None for the dtype of caches.
         split: name of the dimension that is split over the devices along `model`; None where all have the whole array.
-        parts: of that dimension, as in a `Cut`.
+        parts: of that dimension, as in a `ShardedDim`.
     """
 
     sizes: tuple[tuple[str, int | None], ...]
     dtype: DTypeLike | None
-    split: str | None = None
-    parts: tuple[Part, ...] = ()
+    sharded: str | None = None
+    segments: tuple[Segment, ...] = ()
 
     @property
-    def cut(self) -> Cut | None:
+    def sharded_dim(self) -> ShardedDim | None:
         """How the array, lanes first, is split; None where it is not."""
-        if self.split is None:
+        if self.sharded is None:
             return None
-        return Cut(1 + [name for name, _ in self.sizes].index(self.split), MODEL, self.parts)
+        return ShardedDim(1 + [name for name, _ in self.sizes].index(self.sharded), MODEL, self.segments)
 
     @property
     def grows(self) -> bool:
@@ -83,7 +83,7 @@ class StateArray:
         return jnp.dtype(dtype if self.dtype is None else self.dtype).itemsize
 
 
-def state_array(dtype: DTypeLike | None = None, **sizes: int | None | tuple[Part, ...]) -> Any:
+def state_array(dtype: DTypeLike | None = None, **sizes: int | None | tuple[Segment, ...]) -> Any:
     """A `StateArray`; its type is left open, for it stands in a state where the array will be.
 
     Args:
@@ -112,11 +112,11 @@ class ConvRecurrentState(NamedTuple):
     recurrent: RecurrentState
 
 
-def conv_recurrent(kernel: int, channels: tuple[Part, ...], heads: int, key: int, value: int) -> ConvRecurrentState:
+def conv_recurrent(kernel: int, channels: tuple[Segment, ...], heads: int, key: int, value: int) -> ConvRecurrentState:
     """The arrays of a `ConvRecurrentState`."""
     return ConvRecurrentState(
         state_array(tap=kernel - 1, channel=channels),
-        state_array(jnp.float32, value_head=(Part(heads, heads),), value=value, key=key),
+        state_array(jnp.float32, value_head=(Segment(heads, heads),), value=value, key=key),
     )
 
 

@@ -16,11 +16,11 @@ from hybridlm.checkpoint.saved_index import open_saved
 from hybridlm.checkpoint.saved_read import _Reading
 from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
 from hybridlm.checkpoint.shards import Shards
-from models import Cut, Part
+from models import Segment, ShardedDim
 from models.weights.sources import Window
 
-PARTS = (Part(16, 8), Part(8, 2, repeats=True), Part(4, 1, repeats=True))
-CUT = Cut(0, "model", PARTS)
+PARTS = (Segment(16, 8), Segment(8, 2, replicable=True), Segment(4, 1, replicable=True))
+CUT = ShardedDim(0, "model", PARTS)
 WHOLE = np.arange(CUT.size * 6, dtype=np.float32).reshape(CUT.size, 6)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from models.sharding.devices import ALONE, EXPERT, MODEL, Devices
+from models.sharding.devices import EXPERT, MODEL, SINGLE_DEVICE, Devices
 
 C = TypeVar("C")
 MOST = 256
@@ -13,36 +13,36 @@ NOBODY = (1 << 61) - 1
 """A prime number of devices that no size can be divided by."""
 
 
-class Size(NamedTuple):
+class ShardedSize(NamedTuple):
     """A size of a config that is divided among devices.
 
     Attributes:
         field: where it stands in the config.
         size: of the whole model.
         axis: mesh axis whose devices share it.
-        repeats: each of several devices may have the same, where there are more devices than it counts.
+        replicable: each of several devices may have the same, where there are more devices than it counts.
     """
 
     field: str
     size: int
     axis: str = MODEL
-    repeats: bool = False
+    replicable: bool = False
 
     def fits(self, devices: int) -> bool:
         """Whether so many devices can share it."""
-        return self.size % devices == 0 or (self.repeats and devices % self.size == 0)
+        return self.size % devices == 0 or (self.replicable and devices % self.size == 0)
 
     def fault(self, devices: Devices) -> str:
         """What is wrong with it, and which numbers of devices are right."""
         fitting = [str(count) for count in range(1, min(self.size, MOST) + 1) if self.size % count == 0]
-        more = f", or any multiple of {self.size}" if self.repeats else ""
+        more = f", or any multiple of {self.size}" if self.replicable else ""
         return (
             f"{self.field} = {self.size} is not divided by {devices.along(self.axis)} devices along {self.axis!r}; "
             f"{', '.join(fitting)} would do{more}"
         )
 
 
-class ShareError(ValueError):
+class ShardingError(ValueError):
     """A model that cannot be spread over so many devices.
 
     Attributes:
@@ -63,17 +63,19 @@ class ShareError(ValueError):
 class Divisible(Protocol):
     """A config that can be shared."""
 
-    def share(self, devices: Devices) -> Any: ...
+    def shard(self, devices: Devices) -> Any: ...
 
 
-def check_sizes(devices: Devices, sizes: Sequence[Size]) -> None:
-    """Raise `ShareError` with every size that the devices cannot share."""
+def check_sizes(devices: Devices, sizes: Sequence[ShardedSize]) -> None:
+    """Raise `ShardingError` with every size that the devices cannot share."""
     faults = [size.fault(devices) for size in sizes if not size.fits(devices.along(size.axis))]
     if faults:
-        raise ShareError(devices, faults)
+        raise ShardingError(devices, faults)
 
 
-def divided(config: C, devices: Devices, *fields: str, repeated: Sequence[str] = (), others: Sequence[Size] = ()) -> C:
+def shard_config(
+    config: C, devices: Devices, *fields: str, repeated: Sequence[str] = (), others: Sequence[ShardedSize] = ()
+) -> C:
     """A dataclass with fields divided by the devices along `model`, and `devices` in the field of that name.
 
     Args:
@@ -84,11 +86,12 @@ def divided(config: C, devices: Devices, *fields: str, repeated: Sequence[str] =
         others: further sizes that have to be divided, by who asks.
 
     Raises:
-        ShareError: with every size that does not divide.
+        ShardingError: with every size that does not divide.
     """
     name = type(config).__name__
     sizes = [
-        Size(f"{name}.{field}", getattr(config, field), MODEL, field in repeated) for field in (*fields, *repeated)
+        ShardedSize(f"{name}.{field}", getattr(config, field), MODEL, field in repeated)
+        for field in (*fields, *repeated)
     ]
     check_sizes(devices, [*sizes, *others])
     new: dict[str, Any] = {field: max(getattr(config, field) // devices.model, 1) for field in repeated}
@@ -96,21 +99,21 @@ def divided(config: C, devices: Devices, *fields: str, repeated: Sequence[str] =
     return replace(config, **new, devices=devices)  # type: ignore[type-var]  # a type variable cannot say "any dataclass"
 
 
-def share_all(
-    configs: Iterable[Divisible], devices: Devices, sizes: Sequence[Size] = ()
+def try_shard_configs(
+    configs: Iterable[Divisible], devices: Devices, sizes: Sequence[ShardedSize] = ()
 ) -> tuple[dict[Any, Any], list[str]]:
     """What one device has of each config, and every fault of them and of further sizes, each once."""
     shares: dict[Any, Any] = {}
     faults = [size.fault(devices) for size in sizes if not size.fits(devices.along(size.axis))]
     for config in configs:
         try:
-            shares[config] = config.share(devices)
-        except ShareError as error:
+            shares[config] = config.shard(devices)
+        except ShardingError as error:
             faults += error.faults
     return shares, list(dict.fromkeys(faults))
 
 
-def share_model(configs: Iterable[Divisible], devices: Devices, sizes: Sequence[Size]) -> dict[Any, Any]:
+def shard_configs(configs: Iterable[Divisible], devices: Devices, sizes: Sequence[ShardedSize]) -> dict[Any, Any]:
     """What one device has of each config of a model's layers.
 
     Args:
@@ -119,14 +122,14 @@ def share_model(configs: Iterable[Divisible], devices: Devices, sizes: Sequence[
         sizes: further ones that are divided.
 
     Raises:
-        ShareError: with every size that does not divide, and the numbers of devices that would do.
+        ShardingError: with every size that does not divide, and the numbers of devices that would do.
     """
     configs = list(configs)
 
     def fits(axis: str, count: int) -> bool:
-        return not share_all(configs, ALONE._replace(**{axis: count}), sizes)[1]
+        return not try_shard_configs(configs, SINGLE_DEVICE._replace(**{axis: count}), sizes)[1]
 
-    shares, faults = share_all(configs, devices, sizes)
+    shares, faults = try_shard_configs(configs, devices, sizes)
     if not faults:
         return shares
     lines = []
@@ -134,4 +137,4 @@ def share_model(configs: Iterable[Divisible], devices: Devices, sizes: Sequence[
         counts = [str(count) for count in range(1, MOST + 1) if fits(axis, count)]
         # devices along an axis that nothing is split along all compute the same
         lines.append(f"{axis} = {'anything' if fits(axis, NOBODY) else ', '.join(counts)}")
-    raise ShareError(devices, faults, f"\nIt can be split over {' and over '.join(lines)}.")
+    raise ShardingError(devices, faults, f"\nIt can be split over {' and over '.join(lines)}.")

@@ -1,6 +1,6 @@
 """How a parameter is cut into the shares of several devices.
 
-Rows that belong to several parts ([q | k | v], [gate | up]) are never cut as one run: each part is, and a device's
+Rows that belong to several segments ([q | k | v], [gate | up]) are never cut as one run: each part is, and a device's
 share is its piece of every part, one after another. A piece is a number of whole units (heads, groups); a part that may
 be repeated and has fewer units than there are devices gives one unit to several neighbours.
 """
@@ -11,40 +11,40 @@ from typing import NamedTuple
 from models.sharding.devices import EXPERT, MODEL
 
 
-class Part(NamedTuple):
+class Segment(NamedTuple):
     """A run of entries of one dimension that is cut for itself.
 
     Attributes:
         size: its entries.
         units: how many indivisible units they are, of equal size.
-        repeats: a unit may lie on several devices, where there are more devices than units.
+        replicable: a unit may lie on several devices, where there are more devices than units.
     """
 
     size: int
     units: int
-    repeats: bool = False
+    replicable: bool = False
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardedDim:
     """One dimension of an array, split over the devices along one mesh axis.
 
     Attributes:
         dim: the dimension.
         axis: `models.sharding.devices.MODEL` or `EXPERT`.
-        parts: in the order in which they lie in the whole array.
+        segments: in the order in which they lie in the whole array.
     """
 
     dim: int
     axis: str
-    parts: tuple[Part, ...]
+    segments: tuple[Segment, ...]
 
     @property
     def size(self) -> int:
         """Entries of the dimension in the whole array."""
-        return sum(part.size for part in self.parts)
+        return sum(part.size for part in self.segments)
 
-    def indices(self, device: int, devices: int) -> list[slice]:
+    def slices(self, device: int, devices: int) -> list[slice]:
         """Where the share of one device lies in the whole array: a slice of each part, in their order.
 
         Args:
@@ -52,11 +52,11 @@ class Cut:
             devices: devices along the axis; a number that `DecoderConfig.share` accepts.
         """
         found, start = [], 0
-        for part in self.parts:
+        for part in self.segments:
             unit = part.size // part.units
             if part.units % devices == 0:
                 first, count = device * (part.units // devices), part.units // devices
-            elif part.repeats and devices % part.units == 0:
+            elif part.replicable and devices % part.units == 0:
                 first, count = device // (devices // part.units), 1
             else:
                 raise ValueError(
@@ -68,16 +68,16 @@ class Cut:
         return found
 
 
-def rows(*parts: Part) -> Cut:
+def shard_outputs(*segments: Segment) -> ShardedDim:
     """The first dimension, split over `model`: what a projection gives."""
-    return Cut(0, MODEL, parts)
+    return ShardedDim(0, MODEL, segments)
 
 
-def columns(*parts: Part) -> Cut:
+def shard_inputs(*segments: Segment) -> ShardedDim:
     """The second of two dimensions, split over `model`: what a projection takes."""
-    return Cut(1, MODEL, parts)
+    return ShardedDim(1, MODEL, segments)
 
 
-def experts(count: int) -> Cut:
+def shard_experts(count: int) -> ShardedDim:
     """The first dimension, one entry for each expert, split over `expert`."""
-    return Cut(0, EXPERT, (Part(count, count),))
+    return ShardedDim(0, EXPERT, (Segment(count, count),))

@@ -34,9 +34,9 @@ from shares import (
     tiny,
 )
 
-from models import Cut, Decoder, Devices, Part, ShareError
-from models.sharding.cut import rows
-from models.sharding.devices import summed
+from models import Decoder, Devices, Segment, ShardedDim, ShardingError
+from models.sharding.devices import all_reduce
+from models.sharding.sharded_dim import shard_outputs
 
 NEMOTRON = {"mamba_num_heads": 8, "n_groups": 2}
 CASES: dict[str, dict[str, Any]] = {
@@ -110,8 +110,8 @@ def test_shares_compute_a_token() -> None:
         pytest.param("mamba2_base", (1, 4, 1), groups_in_turn, id="vLLM#13660: B and C of another group"),
     ],
 )
-def test_shares_of_other_units_are_found(name: str, axes: Axes, recut: Callable[[Cut], Cut]) -> None:
-    """The mistakes that `Cut` is there for: every shape is right, and each device has some of other heads' rows."""
+def test_shares_of_other_units_are_found(name: str, axes: Axes, recut: Callable[[ShardedDim], ShardedDim]) -> None:
+    """The mistakes that `ShardedDim` is there for: every shape is right, and each device has some of other heads' rows."""
     model = tiny(name, **CASES[name])
     whole = random_model(model)
     expected, tolerance = on_one_device(whole, one_token), TOLERANCES[model.family.name]
@@ -141,9 +141,9 @@ def test_what_every_device_has_is_not_summed() -> None:
     over = jax.sharding.PartitionSpec("model")
     on = functools.partial(jax.shard_map, mesh=mesh_of((1, 2, 1)), out_specs=jax.sharding.PartitionSpec())
     x = jnp.arange(4.0)
-    np.testing.assert_array_equal(on(lambda x: summed(x, ("model",)), in_specs=over)(x), [2, 4])
+    np.testing.assert_array_equal(on(lambda x: all_reduce(x, ("model",)), in_specs=over)(x), [2, 4])
     with pytest.raises(ValueError, match="a part from each of them, found a value that is the same along model"):
-        on(lambda x: summed(x, ("model",)), in_specs=jax.sharding.PartitionSpec())(x)
+        on(lambda x: all_reduce(x, ("model",)), in_specs=jax.sharding.PartitionSpec())(x)
 
 
 @pytest.mark.parametrize(
@@ -154,44 +154,44 @@ def test_cuts_leave_the_shapes_of_a_share(name: str, devices: Devices) -> None:
     """Every parameter and every array of the state, of each device."""
     model = tiny(name, **CASES[name])
     whole = nnx.eval_shape(lambda: model.family.build(model.config, nnx.Rngs(0)))
-    share = nnx.eval_shape(lambda: model.family.build(model.config.share(devices), nnx.Rngs(0)))
-    cuts = whole.cuts()
+    share = nnx.eval_shape(lambda: model.family.build(model.config.shard(devices), nnx.Rngs(0)))
+    cuts = whole.sharded_dims()
     parts = dict(nnx.to_flat_state(nnx.state(share, nnx.Param)))
     flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(whole, nnx.Param)))
     for path, variable in flat:
         shape = list(variable.shape)
         for cut in cuts.get(path, ()):
             assert cut.size == shape[cut.dim], path
-            pieces = cut.indices(devices.along(cut.axis) - 1, devices.along(cut.axis))
+            pieces = cut.slices(devices.along(cut.axis) - 1, devices.along(cut.axis))
             shape[cut.dim] = sum(piece.stop - piece.start for piece in pieces)
         assert tuple(shape) == parts[path].shape, path
     for array, part in zip(jax.tree.leaves(whole.state_arrays()), jax.tree.leaves(share.state_arrays()), strict=True):
-        assert array.split == part.split and array.dtype == part.dtype
+        assert array.sharded == part.sharded and array.dtype == part.dtype
         for (dim, size), (_, own) in zip(array.sizes, part.sizes, strict=True):
-            if dim != array.split:
+            if dim != array.sharded:
                 assert size == own
-        if array.cut is not None:
-            pieces = array.cut.indices(0, devices.model)
-            assert dict(part.sizes)[array.split] == sum(piece.stop - piece.start for piece in pieces)
+        if array.sharded_dim is not None:
+            pieces = array.sharded_dim.slices(0, devices.model)
+            assert dict(part.sizes)[array.sharded] == sum(piece.stop - piece.start for piece in pieces)
 
 
 def test_pieces_of_a_cut() -> None:
     """Queries of three heads are split, the key of one head is repeated."""
-    cut = rows(Part(6, 3), Part(2, 1, repeats=True))
-    assert [cut.indices(device, 3) for device in range(3)] == [
+    cut = shard_outputs(Segment(6, 3), Segment(2, 1, replicable=True))
+    assert [cut.slices(device, 3) for device in range(3)] == [
         [slice(2 * device, 2 * device + 2), slice(6, 8)] for device in range(3)
     ]
     whole = np.arange(8)
     assert spread(whole, (cut,), Devices(3)).tolist() == [0, 1, 6, 7, 2, 3, 6, 7, 4, 5, 6, 7]
     np.testing.assert_array_equal(joined(spread(whole, (cut,), Devices(3)), cut, Devices(3)), whole)
     with pytest.raises(ValueError, match="3 units cannot be split over 2 devices along model"):
-        cut.indices(0, 2)
+        cut.slices(0, 2)
 
 
 def test_sizes_that_do_not_divide_are_refused_together() -> None:
     config = tiny("sparse_base", vocab_size=331).config
-    with pytest.raises(ShareError) as error:
-        config.share(Devices(8, 3))
+    with pytest.raises(ShardingError) as error:
+        config.shard(Devices(8, 3))
     assert error.value.faults == [
         "DecoderConfig.vocab_size = 331 is not divided by 8 devices along 'model'; 1 would do",
         "GatedDeltaNetConfig.value_heads = 4 is not divided by 8 devices along 'model'; 1, 2, 4 would do",
@@ -203,12 +203,12 @@ def test_sizes_that_do_not_divide_are_refused_together() -> None:
 
 def test_only_whole_models_are_cut() -> None:
     dense = tiny("dense_base")
-    with pytest.raises(ShareError, match=r"over model = 1, 2, 4 and over expert = anything\."):
-        dense.config.share(Devices(3, 2))
-    share = dense.config.share(Devices(2))
+    with pytest.raises(ShardingError, match=r"over model = 1, 2, 4 and over expert = anything\."):
+        dense.config.shard(Devices(3, 2))
+    share = dense.config.shard(Devices(2))
     with pytest.raises(
         ValueError, match=r"expected the config of a whole model, got that of a share of Devices\(model=2"
     ):
-        share.share(Devices(2))
+        share.shard(Devices(2))
     with pytest.raises(ValueError, match="cuts are those of the whole model"):
-        nnx.eval_shape(lambda: dense.family.build(share, nnx.Rngs(0))).cuts()
+        nnx.eval_shape(lambda: dense.family.build(share, nnx.Rngs(0))).sharded_dims()

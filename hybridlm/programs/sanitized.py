@@ -18,7 +18,7 @@ from hybridlm.rows.pool import RowPool
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.structure import Rows
 from ir_passes import LaneContract, prove_isolation
-from ir_passes.host.row_ledger import Label, RowLedger, Turn
+from ir_passes.host.row_ledger import Label, RowLedger, LaneWork
 from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 
 Ghosts = tuple[jax.Array, ...]
@@ -59,7 +59,7 @@ class Sanitizer:
         step, call = program
         positions, most = np.asarray(batch.positions), np.asarray(batch.lengths) if counts is None else counts
         turns = [
-            None if owner is None else Turn(self._number(owner), int(positions[lane]), int(most[lane]))
+            None if owner is None else LaneWork(self._number(owner), int(positions[lane]), int(most[lane]))
             for lane, owner in enumerate(owners)
         ]
         expected = self._ledger.expect(turns)

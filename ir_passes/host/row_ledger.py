@@ -63,7 +63,7 @@ class Expected(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Turn:
+class LaneWork:
     """What one lane does in a step.
 
     Attributes:
@@ -90,7 +90,7 @@ class RowLedger:
         self.epoch = 0
         self._labels: dict[int, Label] = {}
 
-    def expect(self, turns: Sequence[Turn | None]) -> Expected:
+    def expect(self, turns: Sequence[LaneWork | None]) -> Expected:
         """The expectations of the next step, for lanes in this order; None is a lane that nobody has.
 
         A lane of length 0 may find anything, because nothing it computes is kept: its rows must be moved as they are.
@@ -118,7 +118,7 @@ class RowLedger:
         found, left = (np.array([pair[side] for pair in pairs], np.int32).reshape(len(turns), 4) for side in (0, 1))
         return Expected(frozen_copy(found), frozen_copy(left))
 
-    def _expect(self, turn: Turn | None) -> tuple[Label, Label]:
+    def _expect(self, turn: LaneWork | None) -> tuple[Label, Label]:
         idle, nobody = Label(Owner.ANY), Label(Owner.NOBODY, epoch=self.epoch)
         if turn is None:
             return idle, nobody

@@ -12,7 +12,7 @@ from zoo import gated_delta
 from zoo.catalogue import PROGRAMS
 from zoo.program import LANES, Program
 
-from ir_passes.host.row_ledger import LedgerError, RowLedger, Turn
+from ir_passes.host.row_ledger import LedgerError, RowLedger, LaneWork
 from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 from ir_passes.sanitizer.verdict import SanitizerError
 
@@ -46,7 +46,7 @@ class Session:
         self.pools: Any = jax.tree.map(np.zeros_like, pools)
         self.ghosts = self.made.ghosts()
 
-    def step(self, turns: Sequence[Turn | None], slots: Sequence[int], fresh: Sequence[bool] | None = None) -> None:
+    def step(self, turns: Sequence[LaneWork | None], slots: Sequence[int], fresh: Sequence[bool] | None = None) -> None:
         """One step of sequences on rows; lanes at position 0 are fresh unless it is said otherwise."""
         idle = LANES - len(turns)
         if fresh is None:
@@ -65,8 +65,8 @@ class Session:
         self.ghosts = tuple(ghost.at[target].set(ghost[source]) for ghost in self.ghosts)
 
 
-def turn(owner: int, position: int, layout: int = 0) -> Turn:
-    return Turn(owner, position, 1, layout)
+def turn(owner: int, position: int, layout: int = 0) -> LaneWork:
+    return LaneWork(owner, position, 1, layout)
 
 
 def honest() -> Session:

@@ -90,7 +90,7 @@ class RowLedger:
         self.epoch = 0
         self._labels: dict[int, Label] = {}
 
-    def expect(self, turns: Sequence[LaneWork | None]) -> Expected:
+    def expect(self, work: Sequence[LaneWork | None]) -> Expected:
         """The expectations of the next step, for lanes in this order; None is a lane that nobody has.
 
         A lane of length 0 may find anything, because nothing it computes is kept: its rows must be moved as they are.
@@ -99,37 +99,37 @@ class RowLedger:
             LedgerError: an owner is not positive or has two lanes, or continues without a label.
         """
         faults, seen = [], dict[int, int]()
-        for lane, turn in enumerate(turns):
-            if turn is None:
+        for lane, lane_work in enumerate(work):
+            if lane_work is None:
                 continue
-            if turn.owner <= 0:
-                faults.append(f"lane {lane}: expected a positive owner, got {turn.owner}")
-            if seen.setdefault(turn.owner, lane) != lane:
-                faults.append(f"lanes {seen[turn.owner]} and {lane} both belong to owner {turn.owner}")
-            if turn.length > 0 and turn.position > 0 and turn.owner not in self._labels:
+            if lane_work.owner <= 0:
+                faults.append(f"lane {lane}: expected a positive owner, got {lane_work.owner}")
+            if seen.setdefault(lane_work.owner, lane) != lane:
+                faults.append(f"lanes {seen[lane_work.owner]} and {lane} both belong to owner {lane_work.owner}")
+            if lane_work.length > 0 and lane_work.position > 0 and lane_work.owner not in self._labels:
                 faults.append(
-                    f"lane {lane}: owner {turn.owner} continues at position {turn.position} but was never at 0; "
+                    f"lane {lane}: owner {lane_work.owner} continues at position {lane_work.position} but was never at 0; "
                     "adopt the label of the snapshot or parent that its rows were copied from"
                 )
         if faults:
             raise LedgerError("; ".join(faults))
         self.epoch += 1
-        pairs = [self._expect(turn) for turn in turns]
-        found, left = (np.array([pair[side] for pair in pairs], np.int32).reshape(len(turns), 4) for side in (0, 1))
+        pairs = [self._expect(lane_work) for lane_work in work]
+        found, left = (np.array([pair[side] for pair in pairs], np.int32).reshape(len(work), 4) for side in (0, 1))
         return Expected(frozen_copy(found), frozen_copy(left))
 
-    def _expect(self, turn: LaneWork | None) -> tuple[Label, Label]:
+    def _expect(self, lane_work: LaneWork | None) -> tuple[Label, Label]:
         idle, nobody = Label(Owner.ANY), Label(Owner.NOBODY, epoch=self.epoch)
-        if turn is None:
+        if lane_work is None:
             return idle, nobody
-        before = self._labels.get(turn.owner, nobody)
-        if turn.length == 0:
+        before = self._labels.get(lane_work.owner, nobody)
+        if lane_work.length == 0:
             return idle, before
-        after = Label(turn.owner, turn.position + turn.length, turn.layout, self.epoch)
-        self._labels[turn.owner] = after
-        if turn.position == 0:
+        after = Label(lane_work.owner, lane_work.position + lane_work.length, lane_work.layout, self.epoch)
+        self._labels[lane_work.owner] = after
+        if lane_work.position == 0:
             return Label(Owner.FRESH), after
-        return Label(before.owner, turn.position, turn.layout, before.epoch), after
+        return Label(before.owner, lane_work.position, lane_work.layout, before.epoch), after
 
     def label(self, owner: int) -> Label:
         """What the rows of a sequence say now, for a snapshot or a fork of it.

@@ -255,7 +255,7 @@ class RowMoves:
             return
         shape, places = self._shape(part, False, pool.size), self._places[part]
         sanitized = self._sanitizer.program(shape, *shape.step(), self.example_arguments)
-        self._sanitizer.ghosts(pool)
+        self._sanitizer.shadow_labels(pool)
         leaves, tree = jax.tree.flatten(pool.take())
         args = self._restoring(part, leaves, kept, maps)
         self._replace(pool, part, leaves, tree, self._sanitizer.restore(sanitized, args, kept, pool, places, mark))

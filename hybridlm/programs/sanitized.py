@@ -23,7 +23,7 @@ from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 
 Ghosts = tuple[jax.Array, ...]
 Sanitized = tuple[SanitizedStep, Callable[..., Any]]
-"""A step with its checks, and what runs it: (arguments, ghosts, expected) -> (outputs, rows, ghosts, verdict)."""
+"""A step with its checks, and what runs it: (arguments, shadow_labels, expected) -> (outputs, rows, shadow_labels, verdict)."""
 
 
 class Sanitizer:
@@ -63,9 +63,9 @@ class Sanitizer:
             for lane, owner in enumerate(owners)
         ]
         expected = self._ledger.expect(turns)
-        ghosts = self.ghosts(pool)
-        outputs, rows, ghosts, verdict = call((params, pool.take(), *batch, *operands), ghosts, expected)
-        self._ghosts[pool] = ghosts
+        shadow_labels = self.shadow_labels(pool)
+        outputs, rows, shadow_labels, verdict = call((params, pool.take(), *batch, *operands), shadow_labels, expected)
+        self._ghosts[pool] = shadow_labels
         step.require(verdict, expected)
         self.steps += 1
         if counts is None:
@@ -74,20 +74,20 @@ class Sanitizer:
 
     def _shorten(self, pool: RowPool, owners: Sequence[Any], fewer: np.ndarray) -> None:
         """A step has consumed fewer tokens of each lane than it was given: what it left is name_pool_dims accordingly."""
-        ghosts = [np.array(ghost) for ghost in self._ghosts[pool]]
+        shadow_labels = [np.array(ghost) for ghost in self._ghosts[pool]]
         for lane, owner in enumerate(owners):
             if owner is not None and fewer[lane]:
                 number = self._number(owner)
                 left = self._ledger.label(number)
                 label = left._replace(position=left.position - int(fewer[lane]))
                 self._ledger.adopt(number, label)
-                for ghost in ghosts:
+                for ghost in shadow_labels:
                     ghost[(ghost == left).all(axis=1)] = label
-        self._ghosts[pool] = tuple(jax.numpy.array(ghost) for ghost in ghosts)
+        self._ghosts[pool] = tuple(jax.numpy.array(ghost) for ghost in shadow_labels)
 
     def copy(self, program: Sanitized, target: RowPool, source: RowPool, maps: tuple[Any, Any]) -> Rows:
         """Run the copy of a row, with its labels."""
-        into, out_of = self.ghosts(target), self.ghosts(source)
+        into, out_of = self.shadow_labels(target), self.shadow_labels(source)
         rows, self._ghosts[target] = self._move(program, (target.take(), source.look(), *maps), into, out_of)
         return rows
 
@@ -99,9 +99,9 @@ class Sanitizer:
         Returns:
             The arrays that are kept.
         """
-        ghosts = self.ghosts(pool)
+        shadow_labels = self.shadow_labels(pool)
         fresh = tuple(jax.numpy.zeros((len(array), 4), jax.numpy.int32) for array in args[0])
-        arrays, self._ghosts[kept] = self._move(program, args, fresh, tuple(ghosts[i] for i in places))
+        arrays, self._ghosts[kept] = self._move(program, args, fresh, tuple(shadow_labels[i] for i in places))
         return arrays
 
     def restore(
@@ -118,29 +118,29 @@ class Sanitizer:
         With a mark, what still says what it said when it was kept says that from now on: of states that begin alike,
         the later ones go on from keys and values that the first has left.
         """
-        ghosts, source = list(self._ghosts[pool]), [np.asarray(ghost) for ghost in self._ghosts[kept]]
+        shadow_labels, source = list(self._ghosts[pool]), [np.asarray(ghost) for ghost in self._ghosts[kept]]
         if mark is not None:
             said, says = np.array(kept.mark, np.int32), np.array(mark, np.int32)
             source = [np.where((rows == said).all(axis=1, keepdims=True), says, rows) for rows in source]
-        into, out_of = tuple(ghosts[i] for i in places), tuple(map(jax.numpy.asarray, source))
+        into, out_of = tuple(shadow_labels[i] for i in places), tuple(map(jax.numpy.asarray, source))
         arrays, moved = self._move(program, args, into, out_of)
         for i, ghost in zip(places, moved, strict=True):
-            ghosts[i] = ghost
-        self._ghosts[pool] = tuple(ghosts)
+            shadow_labels[i] = ghost
+        self._ghosts[pool] = tuple(shadow_labels)
         return arrays
 
     def _move(self, program: Sanitized, args: tuple[Any, ...], into: Ghosts, out_of: Ghosts) -> tuple[Any, Ghosts]:
-        """Run a step of one lane that computes nothing: what it returns of the target, and the target's ghosts."""
+        """Run a step of one lane that computes nothing: what it returns of the target, and the target's shadow_labels."""
         step, call = program
         expected = self._ledger.expect([None])
-        arrays, ghosts, verdict = call(args, (*into, *out_of), expected)
+        arrays, shadow_labels, verdict = call(args, (*into, *out_of), expected)
         step.require(verdict, expected)
-        return arrays, ghosts[: len(into)]
+        return arrays, shadow_labels[: len(into)]
 
     def program(
         self, shape: Any, step: Callable[..., Any], contract: LaneContract, arguments: Callable[[Any], tuple[Any, ...]]
     ) -> Sanitized:
-        """A step, proved and with its ghosts; compiled when it is first called.
+        """A step, proved and with its shadow_labels; compiled when it is first called.
 
         Raises:
             IsolationError: it is not proved.
@@ -155,8 +155,8 @@ class Sanitizer:
             masked += [path for path in paths if path.endswith(".token")]
             safe = sanitize(step, args, contract, masked=masked)
 
-            def call(args: tuple[Any, ...], ghosts: Ghosts, expected: Any) -> Any:
-                return safe.step(*args, ghosts=ghosts, expected=expected)
+            def call(args: tuple[Any, ...], shadow_labels: Ghosts, expected: Any) -> Any:
+                return safe.step(*args, shadow_labels=shadow_labels, expected=expected)
 
             self._programs[shape] = safe, jax.jit(call)
         return self._programs[shape]
@@ -189,8 +189,8 @@ class Sanitizer:
             self._numbers[owner] = next(self._next)
         return self._numbers[owner]
 
-    def ghosts(self, pool: RowPool) -> Ghosts:
-        """The ghosts of a pool: rows that nobody has written yet are fresh."""
+    def shadow_labels(self, pool: RowPool) -> Ghosts:
+        """The shadow_labels of a pool: rows that nobody has written yet are fresh."""
         if pool not in self._ghosts:
             leaves = jax.tree.leaves(pool.look())
             self._ghosts[pool] = tuple(jax.numpy.zeros((pool.size, 4), jax.numpy.int32) for _ in leaves)

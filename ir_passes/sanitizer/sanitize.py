@@ -1,6 +1,6 @@
 """A step with a ghost beside every pool: who wrote each row, at which position, in which layout, in which step.
 
-The ghosts are moved by the very indices that move the state, and whatever is computed with is compared with what its
+The shadow_labels are moved by the very indices that move the state, and whatever is computed with is compared with what its
 lane must find. That shows what no proof of the step can: that the slot map, the positions and the snapshots which the
 host hands to it are those of the sequences that it means.
 """
@@ -34,7 +34,7 @@ class SanitizedStep:
 
     Attributes:
         bound: the contract.
-        pools: index among the inputs of each pool, in the order of the ghosts.
+        pools: index among the inputs of each pool, in the order of the shadow_labels.
         checks: the places where labels are compared.
     """
 
@@ -45,30 +45,30 @@ class SanitizedStep:
 
     @property
     def ghost_bytes(self) -> int:
-        """Bytes of all ghosts: 16 for each row of each pool."""
+        """Bytes of all shadow_labels: 16 for each row of each pool."""
         return sum(16 * rows for rows in self._rows())
 
-    def ghosts(self) -> tuple[Array, ...]:
+    def shadow_labels(self) -> tuple[Array, ...]:
         """Ghosts of pools that are all zeros, int32 [rows, 4] for each pool."""
         return tuple(jnp.zeros((rows, 4), jnp.int32) for rows in self._rows())
 
-    def step(self, *args: Any, ghosts: tuple[Array, ...], expected: Expected) -> tuple[Any, ...]:
-        """The results of the step, then the new ghosts and a `Verdict`. Can be traced and compiled like the step.
+    def step(self, *args: Any, shadow_labels: tuple[Array, ...], expected: Expected) -> tuple[Any, ...]:
+        """The results of the step, then the new shadow_labels and a `Verdict`. Can be traced and compiled like the step.
 
         Args:
             args: of the step.
-            ghosts: one for each pool.
+            shadow_labels: one for each pool.
             expected: what `RowLedger.expect` says of this step.
 
         Raises:
             ValueError: shapes or dtypes are not those that the step was sanitized for.
         """
         values = jax.tree.leaves(args)
-        self._check_shapes([*values, *ghosts, *expected])
+        self._check_shapes([*values, *shadow_labels, *expected])
         expected = Expected(*(jnp.asarray(labels) for labels in expected))
         judge = Judge(expected, {i: self.bound.inputs[i].path for i in self.pools}, self._masked)
         run = Interpreter(self.bound.lanes, judge)
-        outs, new = self._run(run, values, ghosts)
+        outs, new = self._run(run, values, shadow_labels)
         if run.untracked:
             lines = "; ".join(run.untracked)
             raise UntrackedError(f"{lines}; address pools by gather, scatter or dynamic slices at lanes' slots")
@@ -93,7 +93,7 @@ class SanitizedStep:
         wanted += [(f"ghost {i}", (rows, 4), int32) for i, rows in enumerate(self._rows())]
         wanted += [(f"expected {name}", (lanes, 4), int32) for name in Expected._fields]
         if len(values) != len(wanted):
-            raise ValueError(f"expected {len(wanted)} arrays with ghosts and expectations, got {len(values)}")
+            raise ValueError(f"expected {len(wanted)} arrays with shadow_labels and expectations, got {len(values)}")
         faults = []
         for (path, shape, dtype), value in zip(wanted, values, strict=True):
             got = np.shape(value), dtype_of(value)
@@ -102,9 +102,9 @@ class SanitizedStep:
         if faults:
             raise ValueError("; ".join(faults) + "; sanitize the step for these shapes")
 
-    def _run(self, run: Interpreter, values: list[Any], ghosts: tuple[Array, ...]) -> tuple[list[Any], tuple]:
+    def _run(self, run: Interpreter, values: list[Any], shadow_labels: tuple[Array, ...]) -> tuple[list[Any], tuple]:
         mapped = {name for entry in self.bound.inputs if isinstance(entry.entry, SlotMap) for name in entry.entry.names}
-        by_pool = dict(zip(self.pools, ghosts, strict=True))
+        by_pool = dict(zip(self.pools, shadow_labels, strict=True))
         tags = [_input_tags(i, entry, mapped, by_pool.get(i)) for i, entry in enumerate(self.bound.inputs)]
         outs, out_tags = run.run(self._program, values, tags)
         sources = {output: source for source, output in self.bound.successors.items()}
@@ -144,10 +144,10 @@ def sanitize(
     tree = jax.tree.structure(jax.eval_shape(fn, *args))
     step = SanitizedStep(row_major(ir.trace(fn, *args)), bound, tree, frozenset(paths[path] for path in masked))
 
-    def check(args: tuple, ghosts: tuple, expected: Expected) -> Any:
-        return step.step(*args, ghosts=ghosts, expected=expected)
+    def check(args: tuple, shadow_labels: tuple, expected: Expected) -> Any:
+        return step.step(*args, shadow_labels=shadow_labels, expected=expected)
 
-    jax.eval_shape(check, args, step.ghosts(), RowLedger().expect([None] * bound.lanes))
+    jax.eval_shape(check, args, step.shadow_labels(), RowLedger().expect([None] * bound.lanes))
     return step
 
 

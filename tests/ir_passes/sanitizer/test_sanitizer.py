@@ -131,7 +131,7 @@ PROGRAMS: dict[Step, tuple[SanitizedStep, Any, Any]] = {}
 
 
 class Host:
-    """Runs a sanitized step with its pools, ghosts and ledger."""
+    """Runs a sanitized step with its pools, shadow_labels and ledger."""
 
     def __init__(self, step: Step, contract: LaneContract = CONTRACT, args: tuple | None = None):
         args = example() if args is None else args
@@ -139,7 +139,7 @@ class Host:
             sanitized = sanitize(step, args, contract)
             PROGRAMS[step] = sanitized, jax.jit(step), jax.jit(sanitized.step, compiler_options=FAST)
         self.sanitized, self.plain, self.compiled = PROGRAMS[step]
-        self.pools, self.ghosts = args[1:3], self.sanitized.ghosts()
+        self.pools, self.shadow_labels = args[1:3], self.sanitized.shadow_labels()
         self.ledger = RowLedger()
 
     def take(self, slots: Any, turns: list[LaneWork | None]) -> Array:
@@ -151,7 +151,7 @@ class Host:
         slots = jnp.array(slots, jnp.int32)
         args = (weights(), *self.pools, slots, lengths, positions, x)
         want = self.plain(*args)
-        out, *new, self.ghosts, verdict = self.compiled(*args, ghosts=self.ghosts, expected=expected)
+        out, *new, self.shadow_labels, verdict = self.compiled(*args, shadow_labels=self.shadow_labels, expected=expected)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), (out, *new), want)
         self.pools = tuple(new)
         self.sanitized.require(verdict, expected)
@@ -193,14 +193,14 @@ def test_right_steps_pass_with_slots_reused(name: str) -> None:
 def test_ghosts_cost_sixteen_bytes_a_row_and_pool() -> None:
     sanitized = sanitize(GATHERED, example(), CONTRACT)
     assert sanitized.ghost_bytes == 2 * SLOTS * 16
-    assert sum(ghost.nbytes for ghost in sanitized.ghosts()) == sanitized.ghost_bytes
+    assert sum(ghost.nbytes for ghost in sanitized.shadow_labels()) == sanitized.ghost_bytes
 
 
 def test_rows_say_who_wrote_them_and_when() -> None:
     host = Host(GATHERED)
     start(host, (5, 3), (9, 1))
     host.take([1, 0, 3], [LaneWork(9, 1, 1), None, LaneWork(5, 1, 0)])
-    for ghost in host.ghosts:
+    for ghost in host.shadow_labels:
         assert ghost.tolist()[1] == [9, 2, 0, 2]
         assert ghost.tolist()[3] == [5, 1, 0, 1]
         assert ghost.tolist()[2] == [0, 0, 0, 0]
@@ -281,9 +281,9 @@ def test_row_that_no_step_wrote() -> None:
 def test_write_lost_in_a_later_step_shows_in_the_position() -> None:
     host = Host(GATHERED)
     start(host, (5, 3))
-    old = host.pools, host.ghosts
+    old = host.pools, host.shadow_labels
     host.take([3, 0, 0], [LaneWork(5, 1, 1), None, None])
-    host.pools, host.ghosts = old
+    host.pools, host.shadow_labels = old
     fails(host, "wrong position .*position 2, .*found owner 5, position 1", [3, 0, 0], [LaneWork(5, 2, 1), None, None])
 
 
@@ -301,10 +301,10 @@ def test_layout_that_the_reader_does_not_expect() -> None:
 def test_state_of_the_same_position_but_another_time() -> None:
     host = Host(GATHERED)
     start(host, (5, 3))
-    old = host.pools, host.ghosts
+    old = host.pools, host.shadow_labels
     host.ledger.epoch += 3
     start(host, (5, 3))
-    host.pools, host.ghosts = old
+    host.pools, host.shadow_labels = old
     fails(host, "wrong epoch .*epoch 5; found .*epoch 1", [3, 0, 0], [LaneWork(5, 1, 1), None, None])
 
 
@@ -322,7 +322,7 @@ def test_reads_of_rows_that_the_lane_does_not_own(read: Callable) -> None:
     host = Host(GATHERED)
     start(host, (5, 4), (6, 3), (7, 1))
     bad = Host(batched(read=read))
-    bad.pools, bad.ghosts, bad.ledger = host.pools, host.ghosts, host.ledger
+    bad.pools, bad.shadow_labels, bad.ledger = host.pools, host.shadow_labels, host.ledger
     error = fails(bad, "lane 0, row", [4, 3, 1], [LaneWork(5, 1, 1), LaneWork(6, 1, 1), LaneWork(7, 1, 1)])
     assert 0 in error.lanes
 
@@ -332,7 +332,7 @@ def test_lane_that_computes_with_anothers_row_is_told_apart() -> None:
     host = Host(GATHERED)
     start(host, (5, 4), (6, 3), (7, 1))
     bad = Host(batched(read=lambda s: s[::-1], write=lambda s: s[::-1]))
-    bad.pools, bad.ghosts, bad.ledger = host.pools, host.ghosts, host.ledger
+    bad.pools, bad.shadow_labels, bad.ledger = host.pools, host.shadow_labels, host.ledger
     fails(bad, "lane 0, row 1: wrong lane", [4, 3, 1], [LaneWork(5, 1, 1), LaneWork(6, 1, 1), LaneWork(7, 1, 1)])
 
 
@@ -351,7 +351,7 @@ def test_writes_to_anothers_row() -> None:
 def test_pools_of_a_group_moved_by_different_indices() -> None:
     host = Host(batched(write_ssm=lambda s: jnp.where(s > 0, s % (SLOTS - 1) + 1, 0)))
     start(host, (5, 4), (6, 2))
-    assert host.ghosts[0].tolist()[4][0] == 5 and host.ghosts[1].tolist()[5][0] == 5
+    assert host.shadow_labels[0].tolist()[4][0] == 5 and host.shadow_labels[1].tolist()[5][0] == 5
     fails(
         host, "lane 0, row 4: .* reads argument 2 .*found owner fresh", [4, 2, 0], [LaneWork(5, 1, 1), LaneWork(6, 1, 1), None]
     )
@@ -404,7 +404,7 @@ def copied(host: Host, source: list[int], target: list[int]) -> None:
     args = (*host.pools, jnp.array(source, jnp.int32), jnp.array(target, jnp.int32))
     step = sanitize(copy, args, COPY)
     expected = host.ledger.expect([None] * N)
-    conv, ssm, host.ghosts, verdict = jax.jit(step.step)(*args, ghosts=host.ghosts, expected=expected)
+    conv, ssm, host.shadow_labels, verdict = jax.jit(step.step)(*args, shadow_labels=host.shadow_labels, expected=expected)
     host.pools = conv, ssm
     step.require(verdict, expected)
 
@@ -444,9 +444,9 @@ def test_a_snapshot_restored_at_the_wrong_position() -> None:
 
 def test_a_snapshot_of_one_pool_only() -> None:
     host, labels = snapshots()
-    both = host.ghosts
+    both = host.shadow_labels
     copied(host, [5, 0, 0], [2, 0, 0])
-    host.ghosts = (host.ghosts[0], both[1])
+    host.shadow_labels = (host.shadow_labels[0], both[1])
     host.ledger.adopt(8, labels[2])
     fails(host, "reads argument 2 .*found owner fresh", [2, 0, 0], [LaneWork(8, 2, 1), None, None])
 
@@ -467,9 +467,9 @@ def test_row_pools() -> None:
     host.take([0] * N, [LaneWork(5, 0, 1), LaneWork(6, 0, 1), None])
     host.take([0] * N, [LaneWork(5, 1, 1), LaneWork(6, 1, 0), LaneWork(7, 0, 1)])
     host.take([0] * N, [LaneWork(8, 0, 1), LaneWork(6, 1, 1), None])
-    assert [ghost.tolist()[1] for ghost in host.ghosts] == [[6, 2, 0, 3]] * 2
+    assert [ghost.tolist()[1] for ghost in host.shadow_labels] == [[6, 2, 0, 3]] * 2
     swap = np.array([1, 0, 2])
-    host.pools, host.ghosts = jax.tree.map(lambda rows: rows[swap], (host.pools, host.ghosts))
+    host.pools, host.shadow_labels = jax.tree.map(lambda rows: rows[swap], (host.pools, host.shadow_labels))
     turns: list[LaneWork | None] = [LaneWork(8, 1, 1), LaneWork(6, 2, 1), None]
     fails(host, "lane 0, row 0: wrong owner .*owner 8, .*found owner 6", [0] * N, turns)
 
@@ -514,12 +514,12 @@ def test_pools_stacked_over_layers() -> None:
     ledger = RowLedger()
     sanitized = sanitize(stack(), args, STACKED)
     assert sanitized.ghost_bytes == 16 * SLOTS
-    ghosts, (pool, slots, x) = sanitized.ghosts(), args
+    shadow_labels, (pool, slots, x) = sanitized.shadow_labels(), args
     for position in range(3):
         expected = ledger.expect([LaneWork(4 + lane, position, 1) for lane in range(N)])
-        _, pool, ghosts, verdict = jax.jit(sanitized.step)(pool, slots, x, ghosts=ghosts, expected=expected)
+        _, pool, shadow_labels, verdict = jax.jit(sanitized.step)(pool, slots, x, shadow_labels=shadow_labels, expected=expected)
         sanitized.require(verdict, expected)
-    assert ghosts[0].tolist()[1:4] == [[4 + lane, 3, 0, 3] for lane in range(N)]
+    assert shadow_labels[0].tolist()[1:4] == [[4 + lane, 3, 0, 3] for lane in range(N)]
 
 
 @pytest.mark.long
@@ -528,9 +528,9 @@ def test_a_layer_that_is_moved_unlike_the_others() -> None:
     sanitized = sanitize(stack(lambda slots, layer: jnp.where(layer == 1, slots + 1, slots)), args, STACKED)
     ledger = RowLedger()
     expected = ledger.expect([LaneWork(4 + lane, 0, 1) for lane in range(N)])
-    *_, ghosts, verdict = sanitized.step(*args, ghosts=sanitized.ghosts(), expected=expected)
+    *_, shadow_labels, verdict = sanitized.step(*args, shadow_labels=sanitized.shadow_labels(), expected=expected)
     expected = ledger.expect([LaneWork(4 + lane, 1, 1) for lane in range(N)])
-    *_, verdict = sanitized.step(*args, ghosts=ghosts, expected=expected)
+    *_, verdict = sanitized.step(*args, shadow_labels=shadow_labels, expected=expected)
     with pytest.raises(SanitizerError, match="found owner mixed"):
         sanitized.require(verdict, expected)
 
@@ -551,12 +551,12 @@ def test_caches_are_masked_by_position() -> None:
     strict, lenient = (sanitize(cache_step, args, CACHE, masked=masked) for masked in ((), ("argument 0",)))
 
     def serve(sanitized: SanitizedStep, owners: tuple[int, ...]) -> None:
-        ledger, ghosts = RowLedger(), sanitized.ghosts()
+        ledger, shadow_labels = RowLedger(), sanitized.shadow_labels()
         for owner in owners:
             for position in range(2):
                 expected = ledger.expect([LaneWork(owner, position, 1), None, None])
                 now = jnp.array([position, 0, 0], jnp.int32)
-                *_, ghosts, verdict = sanitized.step(args[0], args[1], now, args[3], ghosts=ghosts, expected=expected)
+                *_, shadow_labels, verdict = sanitized.step(args[0], args[1], now, args[3], shadow_labels=shadow_labels, expected=expected)
                 sanitized.require(verdict, expected)
 
     serve(lenient, (4, 5))
@@ -581,9 +581,9 @@ def test_a_row_with_new_and_old_tokens_is_new() -> None:
     args = (jnp.zeros((SLOTS, 8)), jnp.array([1, 2, 0], jnp.int32), jnp.zeros(N, jnp.int32), jnp.ones(N))
     sanitized, ledger = sanitize(step, args, CACHE), RowLedger()
     expected = ledger.expect([LaneWork(4, 0, 1), LaneWork(5, 0, 1), None])
-    *_, ghosts, verdict = sanitized.step(*args, ghosts=sanitized.ghosts(), expected=expected)
+    *_, shadow_labels, verdict = sanitized.step(*args, shadow_labels=sanitized.shadow_labels(), expected=expected)
     sanitized.require(verdict, expected)
-    assert ghosts[0].tolist()[1:3] == [[4, 1, 0, 1], [5, 1, 0, 1]]
+    assert shadow_labels[0].tolist()[1:3] == [[4, 1, 0, 1], [5, 1, 0, 1]]
 
 
 MOVED: dict[str, Callable[[Array], Array]] = {
@@ -649,7 +649,7 @@ def test_shapes_are_checked() -> None:
     sanitized = sanitize(GATHERED, example(), CONTRACT)
     expected = RowLedger().expect([None] * (N + 1))
     with pytest.raises(ValueError, match=r"expected found: expected int32\[3, 4\], got int32\[4, 4\]"):
-        sanitized.step(*example(), ghosts=sanitized.ghosts(), expected=expected)
+        sanitized.step(*example(), shadow_labels=sanitized.shadow_labels(), expected=expected)
 
 
 @pytest.mark.long
@@ -660,7 +660,7 @@ def test_the_verdict_is_of_the_first_fault_and_traced_again_alike() -> None:
     args = (weights(), *host.pools, jnp.array([2, 0, 0], jnp.int32), jnp.ones(N, jnp.int32), jnp.ones(N, jnp.int32))
     sanitized: SanitizedStep = host.sanitized
     results = [
-        run(*args, jnp.ones((N, WIDTH)), ghosts=host.ghosts, expected=expected)[-1]
+        run(*args, jnp.ones((N, WIDTH)), shadow_labels=host.shadow_labels, expected=expected)[-1]
         for run in (host.compiled, jax.jit(lambda *args, **kwargs: sanitized.step(*args, **kwargs)))
     ]
     assert results[0].code.tolist()[0] != 0

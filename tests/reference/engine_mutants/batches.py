@@ -102,12 +102,12 @@ def one_array_stays_behind(patch: pytest.MonkeyPatch) -> None:
     def wrong(self: Engine, source: RowPool, read: Any, target: RowPool, write: Any) -> None:
         before = target.look().layers
         assert self.sanitizer is not None
-        ghosts = self.sanitizer.ghosts(target)
+        shadow_labels = self.sanitizer.shadow_labels(target)
         right(self, source, read, target, write)
         after = target.take()
         target.put(after._replace(layers=(before[0], *after.layers[1:])))
         kept = self.sanitizer._ghosts[target]
-        self.sanitizer._ghosts[target] = (*ghosts[:2], *kept[2:])
+        self.sanitizer._ghosts[target] = (*shadow_labels[:2], *kept[2:])
 
     patch.setattr(Engine, "copy", wrong)
 

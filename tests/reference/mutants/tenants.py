@@ -33,7 +33,7 @@ FORGETFUL = DECODE.but(step=ignores_fresh)
 def _sanitized(step: Callable[..., Any]) -> tuple[SanitizedStep, Callable[..., Any]]:
     program = next(one for one in (DECODE, FORGETFUL) if one.step is step)
     made = sanitize(step, program.args(), program.contract)
-    return made, jax.jit(lambda args, ghosts, expected: made.step(*args, ghosts=ghosts, expected=expected))
+    return made, jax.jit(lambda args, shadow_labels, expected: made.step(*args, shadow_labels=shadow_labels, expected=expected))
 
 
 class Session:
@@ -44,7 +44,7 @@ class Session:
         self.made, self.run = _sanitized(program.step)
         self.weights, pools, _, self.x, _ = program.args()
         self.pools: Any = jax.tree.map(np.zeros_like, pools)
-        self.ghosts = self.made.ghosts()
+        self.shadow_labels = self.made.shadow_labels()
 
     def step(self, turns: Sequence[LaneWork | None], slots: Sequence[int], fresh: Sequence[bool] | None = None) -> None:
         """One step of sequences on rows; lanes at position 0 are fresh unless it is said otherwise."""
@@ -54,15 +54,15 @@ class Session:
         expected = self.ledger.expect([*turns, *[None] * idle])
         at = np.array([*slots, *[0] * idle], np.int32)
         args = (self.weights, self.pools, at, self.x, np.array([*fresh, *[False] * idle]))
-        _, self.pools, self.ghosts, verdict = self.run(args, self.ghosts, expected)
+        _, self.pools, self.shadow_labels, verdict = self.run(args, self.shadow_labels, expected)
         self.made.require(verdict, expected)
 
     def copy(self, source: int, target: int) -> None:
-        """The rows of all pools and ghosts, one onto another."""
+        """The rows of all pools and shadow_labels, one onto another."""
         self.pools = jax.tree.map(lambda pool: np.array(pool), self.pools)
         for leaf in jax.tree.leaves(self.pools):
             leaf[target] = leaf[source]
-        self.ghosts = tuple(ghost.at[target].set(ghost[source]) for ghost in self.ghosts)
+        self.shadow_labels = tuple(ghost.at[target].set(ghost[source]) for ghost in self.shadow_labels)
 
 
 def turn(owner: int, position: int, layout: int = 0) -> LaneWork:

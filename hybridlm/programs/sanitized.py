@@ -38,7 +38,7 @@ class Sanitizer:
         self._ledger = RowLedger()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._next = itertools.count(1)
-        self._ghosts: weakref.WeakKeyDictionary[RowPool | CachedBuffers, Ghosts] = weakref.WeakKeyDictionary()
+        self._shadow_labels: weakref.WeakKeyDictionary[RowPool | CachedBuffers, Ghosts] = weakref.WeakKeyDictionary()
         self._programs: dict[Any, Sanitized] = {}
 
     def run(
@@ -65,7 +65,7 @@ class Sanitizer:
         expected = self._ledger.expect(turns)
         shadow_labels = self.shadow_labels(pool)
         outputs, rows, shadow_labels, verdict = call((params, pool.take(), *batch, *operands), shadow_labels, expected)
-        self._ghosts[pool] = shadow_labels
+        self._shadow_labels[pool] = shadow_labels
         step.require(verdict, expected)
         self.steps += 1
         if counts is None:
@@ -74,7 +74,7 @@ class Sanitizer:
 
     def _shorten(self, pool: RowPool, owners: Sequence[Any], fewer: np.ndarray) -> None:
         """A step has consumed fewer tokens of each lane than it was given: what it left is name_pool_dims accordingly."""
-        shadow_labels = [np.array(ghost) for ghost in self._ghosts[pool]]
+        shadow_labels = [np.array(ghost) for ghost in self._shadow_labels[pool]]
         for lane, owner in enumerate(owners):
             if owner is not None and fewer[lane]:
                 number = self._number(owner)
@@ -83,12 +83,12 @@ class Sanitizer:
                 self._ledger.adopt(number, label)
                 for ghost in shadow_labels:
                     ghost[(ghost == left).all(axis=1)] = label
-        self._ghosts[pool] = tuple(jax.numpy.array(ghost) for ghost in shadow_labels)
+        self._shadow_labels[pool] = tuple(jax.numpy.array(ghost) for ghost in shadow_labels)
 
     def copy(self, program: Sanitized, target: RowPool, source: RowPool, maps: tuple[Any, Any]) -> Rows:
         """Run the copy of a row, with its labels."""
         into, out_of = self.shadow_labels(target), self.shadow_labels(source)
-        rows, self._ghosts[target] = self._move(program, (target.take(), source.look(), *maps), into, out_of)
+        rows, self._shadow_labels[target] = self._move(program, (target.take(), source.look(), *maps), into, out_of)
         return rows
 
     def keep(
@@ -101,7 +101,7 @@ class Sanitizer:
         """
         shadow_labels = self.shadow_labels(pool)
         fresh = tuple(jax.numpy.zeros((len(array), 4), jax.numpy.int32) for array in args[0])
-        arrays, self._ghosts[kept] = self._move(program, args, fresh, tuple(shadow_labels[i] for i in places))
+        arrays, self._shadow_labels[kept] = self._move(program, args, fresh, tuple(shadow_labels[i] for i in places))
         return arrays
 
     def restore(
@@ -118,7 +118,7 @@ class Sanitizer:
         With a mark, what still says what it said when it was kept says that from now on: of states that begin alike,
         the later ones go on from keys and values that the first has left.
         """
-        shadow_labels, source = list(self._ghosts[pool]), [np.asarray(ghost) for ghost in self._ghosts[kept]]
+        shadow_labels, source = list(self._shadow_labels[pool]), [np.asarray(ghost) for ghost in self._shadow_labels[kept]]
         if mark is not None:
             said, says = np.array(kept.mark, np.int32), np.array(mark, np.int32)
             source = [np.where((rows == said).all(axis=1, keepdims=True), says, rows) for rows in source]
@@ -126,7 +126,7 @@ class Sanitizer:
         arrays, moved = self._move(program, args, into, out_of)
         for i, ghost in zip(places, moved, strict=True):
             shadow_labels[i] = ghost
-        self._ghosts[pool] = tuple(shadow_labels)
+        self._shadow_labels[pool] = tuple(shadow_labels)
         return arrays
 
     def _move(self, program: Sanitized, args: tuple[Any, ...], into: Ghosts, out_of: Ghosts) -> tuple[Any, Ghosts]:
@@ -182,7 +182,7 @@ class Sanitizer:
     def label(self, kept: CachedBuffers, rows: int, mark: Label) -> None:
         """All rows that are kept say this."""
         ghost = np.tile(np.array(mark, np.int32), (rows, 1))
-        self._ghosts[kept] = tuple(jax.numpy.array(ghost) for _ in kept.arrays)
+        self._shadow_labels[kept] = tuple(jax.numpy.array(ghost) for _ in kept.arrays)
 
     def _number(self, owner: Any) -> int:
         if owner not in self._numbers:
@@ -191,7 +191,7 @@ class Sanitizer:
 
     def shadow_labels(self, pool: RowPool) -> Ghosts:
         """The shadow_labels of a pool: rows that nobody has written yet are fresh."""
-        if pool not in self._ghosts:
+        if pool not in self._shadow_labels:
             leaves = jax.tree.leaves(pool.look())
-            self._ghosts[pool] = tuple(jax.numpy.zeros((pool.size, 4), jax.numpy.int32) for _ in leaves)
-        return self._ghosts[pool]
+            self._shadow_labels[pool] = tuple(jax.numpy.zeros((pool.size, 4), jax.numpy.int32) for _ in leaves)
+        return self._shadow_labels[pool]

@@ -106,8 +106,8 @@ def one_array_stays_behind(patch: pytest.MonkeyPatch) -> None:
         right(self, source, read, target, write)
         after = target.take()
         target.put(after._replace(layers=(before[0], *after.layers[1:])))
-        kept = self.sanitizer._ghosts[target]
-        self.sanitizer._ghosts[target] = (*shadow_labels[:2], *kept[2:])
+        kept = self.sanitizer._shadow_labels[target]
+        self.sanitizer._shadow_labels[target] = (*shadow_labels[:2], *kept[2:])
 
     patch.setattr(Engine, "copy", wrong)
 

@@ -21,7 +21,7 @@ from ir_passes import LaneContract, prove_isolation
 from ir_passes.host.row_ledger import Label, RowLedger, LaneWork
 from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 
-Ghosts = tuple[jax.Array, ...]
+ShadowLabels = tuple[jax.Array, ...]
 Sanitized = tuple[SanitizedStep, Callable[..., Any]]
 """A step with its checks, and what runs it: (arguments, shadow_labels, expected) -> (outputs, rows, shadow_labels, verdict)."""
 
@@ -38,7 +38,7 @@ class Sanitizer:
         self._ledger = RowLedger()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._next = itertools.count(1)
-        self._shadow_labels: weakref.WeakKeyDictionary[RowPool | CachedBuffers, Ghosts] = weakref.WeakKeyDictionary()
+        self._shadow_labels: weakref.WeakKeyDictionary[RowPool | CachedBuffers, ShadowLabels] = weakref.WeakKeyDictionary()
         self._programs: dict[Any, Sanitized] = {}
 
     def run(
@@ -129,7 +129,7 @@ class Sanitizer:
         self._shadow_labels[pool] = tuple(shadow_labels)
         return arrays
 
-    def _move(self, program: Sanitized, args: tuple[Any, ...], into: Ghosts, out_of: Ghosts) -> tuple[Any, Ghosts]:
+    def _move(self, program: Sanitized, args: tuple[Any, ...], into: ShadowLabels, out_of: ShadowLabels) -> tuple[Any, ShadowLabels]:
         """Run a step of one lane that computes nothing: what it returns of the target, and the target's shadow_labels."""
         step, call = program
         expected = self._ledger.expect([None])
@@ -155,7 +155,7 @@ class Sanitizer:
             masked += [path for path in paths if path.endswith(".token")]
             safe = sanitize(step, args, contract, masked=masked)
 
-            def call(args: tuple[Any, ...], shadow_labels: Ghosts, expected: Any) -> Any:
+            def call(args: tuple[Any, ...], shadow_labels: ShadowLabels, expected: Any) -> Any:
                 return safe.step(*args, shadow_labels=shadow_labels, expected=expected)
 
             self._programs[shape] = safe, jax.jit(call)
@@ -189,7 +189,7 @@ class Sanitizer:
             self._numbers[owner] = next(self._next)
         return self._numbers[owner]
 
-    def shadow_labels(self, pool: RowPool) -> Ghosts:
+    def shadow_labels(self, pool: RowPool) -> ShadowLabels:
         """The shadow_labels of a pool: rows that nobody has written yet are fresh."""
         if pool not in self._shadow_labels:
             leaves = jax.tree.leaves(pool.look())

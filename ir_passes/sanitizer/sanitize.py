@@ -49,7 +49,7 @@ class SanitizedStep:
         return sum(16 * rows for rows in self._rows())
 
     def shadow_labels(self) -> tuple[Array, ...]:
-        """Ghosts of pools that are all zeros, int32 [rows, 4] for each pool."""
+        """ShadowLabels of pools that are all zeros, int32 [rows, 4] for each pool."""
         return tuple(jnp.zeros((rows, 4), jnp.int32) for rows in self._rows())
 
     def step(self, *args: Any, shadow_labels: tuple[Array, ...], expected: Expected) -> tuple[Any, ...]:

@@ -44,7 +44,7 @@ class SanitizedStep:
         self._program, self._tree, self._masked = program, tree, masked
 
     @property
-    def ghost_bytes(self) -> int:
+    def shadow_label_bytes(self) -> int:
         """Bytes of all shadow_labels: 16 for each row of each pool."""
         return sum(16 * rows for rows in self._rows())
 

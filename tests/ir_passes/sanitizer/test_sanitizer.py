@@ -192,8 +192,8 @@ def test_right_steps_pass_with_slots_reused(name: str) -> None:
 
 def test_ghosts_cost_sixteen_bytes_a_row_and_pool() -> None:
     sanitized = sanitize(GATHERED, example(), CONTRACT)
-    assert sanitized.ghost_bytes == 2 * SLOTS * 16
-    assert sum(ghost.nbytes for ghost in sanitized.shadow_labels()) == sanitized.ghost_bytes
+    assert sanitized.shadow_label_bytes == 2 * SLOTS * 16
+    assert sum(ghost.nbytes for ghost in sanitized.shadow_labels()) == sanitized.shadow_label_bytes
 
 
 def test_rows_say_who_wrote_them_and_when() -> None:
@@ -513,7 +513,7 @@ def test_pools_stacked_over_layers() -> None:
     args = (jnp.zeros((LAYERS, SLOTS, WIDTH)), jnp.array([1, 2, 3], jnp.int32), jnp.ones((N, WIDTH)))
     ledger = RowLedger()
     sanitized = sanitize(stack(), args, STACKED)
-    assert sanitized.ghost_bytes == 16 * SLOTS
+    assert sanitized.shadow_label_bytes == 16 * SLOTS
     shadow_labels, (pool, slots, x) = sanitized.shadow_labels(), args
     for position in range(3):
         expected = ledger.expect([LaneWork(4 + lane, position, 1) for lane in range(N)])

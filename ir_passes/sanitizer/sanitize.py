@@ -110,7 +110,7 @@ class SanitizedStep:
         sources = {output: source for source, output in self.bound.successors.items()}
         for i, (entry, tag) in enumerate(zip(self.bound.outputs, out_tags, strict=True)):
             if i in sources:
-                by_pool[sources[i]] = _output_ghost(run, entry, sources[i], mapped, tag)
+                by_pool[sources[i]] = _output_shadow(run, entry, sources[i], mapped, tag)
             elif tag is not None and tag.whole:
                 run.untracked.setdefault(f"{entry.path}: returns a whole pool that the contract does not name")
             elif tag is not None and tag.pending:
@@ -171,7 +171,7 @@ def _input_tags(index: int, bound: Bound, mapped: set[str], ghost: Array | None)
     return Tags(lanes, numbered(slots, ghost.reshape((*slots.shape, 4))), (index,), whole, derived=True)
 
 
-def _output_ghost(run: Interpreter, bound: Bound, source: int, mapped: set[str], tag: Tags | None) -> Array:
+def _output_shadow(run: Interpreter, bound: Bound, source: int, mapped: set[str], tag: Tags | None) -> Array:
     entry = bound.entry
     assert isinstance(entry, Pool)
     rows, rank = bound.shape[entry.axis], len(bound.shape)

@@ -190,7 +190,7 @@ def test_right_steps_pass_with_slots_reused(name: str) -> None:
     assert born > 2 * SLOTS
 
 
-def test_ghosts_cost_sixteen_bytes_a_row_and_pool() -> None:
+def test_shadow_labels_cost_sixteen_bytes_a_row_and_pool() -> None:
     sanitized = sanitize(GATHERED, example(), CONTRACT)
     assert sanitized.shadow_label_bytes == 2 * SLOTS * 16
     assert sum(ghost.nbytes for ghost in sanitized.shadow_labels()) == sanitized.shadow_label_bytes

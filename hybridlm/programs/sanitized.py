@@ -1,4 +1,4 @@
-"""Steps with a ghost beside every array of their rows (`load(sanitize=True)`): whose state does a lane really find?
+"""Steps with a shadow beside every array of their rows (`load(sanitize=True)`): whose state does a lane really find?
 
 The proof says what a step does with the rows that it is given; the sanitizer sees whether these are the rows of the
 sequences that the scheduler means: after every step it compares the labels that moved with the rows to those that the
@@ -74,16 +74,16 @@ class Sanitizer:
 
     def _shorten(self, pool: RowPool, owners: Sequence[Any], fewer: np.ndarray) -> None:
         """A step has consumed fewer tokens of each lane than it was given: what it left is name_pool_dims accordingly."""
-        shadow_labels = [np.array(ghost) for ghost in self._shadow_labels[pool]]
+        shadow_labels = [np.array(shadow) for shadow in self._shadow_labels[pool]]
         for lane, owner in enumerate(owners):
             if owner is not None and fewer[lane]:
                 number = self._number(owner)
                 left = self._ledger.label(number)
                 label = left._replace(position=left.position - int(fewer[lane]))
                 self._ledger.adopt(number, label)
-                for ghost in shadow_labels:
-                    ghost[(ghost == left).all(axis=1)] = label
-        self._shadow_labels[pool] = tuple(jax.numpy.array(ghost) for ghost in shadow_labels)
+                for shadow in shadow_labels:
+                    shadow[(shadow == left).all(axis=1)] = label
+        self._shadow_labels[pool] = tuple(jax.numpy.array(shadow) for shadow in shadow_labels)
 
     def copy(self, program: Sanitized, target: RowPool, source: RowPool, maps: tuple[Any, Any]) -> Rows:
         """Run the copy of a row, with its labels."""
@@ -118,14 +118,14 @@ class Sanitizer:
         With a mark, what still says what it said when it was kept says that from now on: of states that begin alike,
         the later ones go on from keys and values that the first has left.
         """
-        shadow_labels, source = list(self._shadow_labels[pool]), [np.asarray(ghost) for ghost in self._shadow_labels[kept]]
+        shadow_labels, source = list(self._shadow_labels[pool]), [np.asarray(shadow) for shadow in self._shadow_labels[kept]]
         if mark is not None:
             said, says = np.array(kept.mark, np.int32), np.array(mark, np.int32)
             source = [np.where((rows == said).all(axis=1, keepdims=True), says, rows) for rows in source]
         into, out_of = tuple(shadow_labels[i] for i in places), tuple(map(jax.numpy.asarray, source))
         arrays, moved = self._move(program, args, into, out_of)
-        for i, ghost in zip(places, moved, strict=True):
-            shadow_labels[i] = ghost
+        for i, shadow in zip(places, moved, strict=True):
+            shadow_labels[i] = shadow
         self._shadow_labels[pool] = tuple(shadow_labels)
         return arrays
 
@@ -181,8 +181,8 @@ class Sanitizer:
 
     def label(self, kept: CachedBuffers, rows: int, mark: Label) -> None:
         """All rows that are kept say this."""
-        ghost = np.tile(np.array(mark, np.int32), (rows, 1))
-        self._shadow_labels[kept] = tuple(jax.numpy.array(ghost) for _ in kept.arrays)
+        shadow = np.tile(np.array(mark, np.int32), (rows, 1))
+        self._shadow_labels[kept] = tuple(jax.numpy.array(shadow) for _ in kept.arrays)
 
     def _number(self, owner: Any) -> int:
         if owner not in self._numbers:

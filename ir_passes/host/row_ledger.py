@@ -20,8 +20,8 @@ class Owner(IntEnum):
     """Owners that are no sequence; those of sequences are positive.
 
     Attributes:
-        FRESH: zero state, nobody's. A new ghost pool is all zeros, as a new pool is.
-        COMPUTED: no row of a pool but something computed; never in a ghost pool.
+        FRESH: zero state, nobody's. A new shadow pool is all zeros, as a new pool is.
+        COMPUTED: no row of a pool but something computed; never in a shadow pool.
         OUTSIDE: read past the end of the pool.
         MIXED: parts of one row that are not the same sequence's, or written by no one lane.
         ANY: in an expectation, no expectation.

@@ -1,4 +1,4 @@
-"""A step with a ghost beside every pool: who wrote each row, at which position, in which layout, in which step.
+"""A step with a shadow beside every pool: who wrote each row, at which position, in which layout, in which step.
 
 The shadow_labels are moved by the very indices that move the state, and whatever is computed with is compared with what its
 lane must find. That shows what no proof of the step can: that the slot map, the positions and the snapshots which the
@@ -90,7 +90,7 @@ class SanitizedStep:
     def _check_shapes(self, values: list[Any]) -> None:
         int32, lanes = np.dtype(np.int32), self.bound.lanes
         wanted = [(entry.path, entry.shape, entry.dtype) for entry in self.bound.inputs]
-        wanted += [(f"ghost {i}", (rows, 4), int32) for i, rows in enumerate(self._rows())]
+        wanted += [(f"shadow {i}", (rows, 4), int32) for i, rows in enumerate(self._rows())]
         wanted += [(f"expected {name}", (lanes, 4), int32) for name in Expected._fields]
         if len(values) != len(wanted):
             raise ValueError(f"expected {len(wanted)} arrays with shadow_labels and expectations, got {len(values)}")
@@ -123,7 +123,7 @@ class SanitizedStep:
 def sanitize(
     fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, *, masked: Collection[str] = ()
 ) -> SanitizedStep:
-    """Trace `fn(*args)` and put a ghost beside every pool of its contract.
+    """Trace `fn(*args)` and put a shadow beside every pool of its contract.
 
     Args:
         fn: the step, as for `LaneContract.bind`.
@@ -156,19 +156,19 @@ def _rows_of(bound: Bound) -> int:
     return bound.shape[bound.entry.axis]
 
 
-def _input_tags(index: int, bound: Bound, mapped: set[str], ghost: Array | None) -> Tags | None:
+def _input_tags(index: int, bound: Bound, mapped: set[str], shadow: Array | None) -> Tags | None:
     entry, rank = bound.entry, len(bound.shape)
     if isinstance(entry, Lane):
         return computed(along(bound.shape[entry.axis], entry.axis, rank))
     if isinstance(entry, SlotMap):
         return computed(along(bound.shape[0], 0, 1))
-    if not isinstance(entry, Pool) or ghost is None:
+    if not isinstance(entry, Pool) or shadow is None:
         return None
     rows = bound.shape[entry.axis]
     slots = along(rows, entry.axis, rank)
     whole = entry.group in mapped
     lanes = nobody(rank) if whole else slots
-    return Tags(lanes, numbered(slots, ghost.reshape((*slots.shape, 4))), (index,), whole, derived=True)
+    return Tags(lanes, numbered(slots, shadow.reshape((*slots.shape, 4))), (index,), whole, derived=True)
 
 
 def _output_shadow(run: Interpreter, bound: Bound, source: int, mapped: set[str], tag: Tags | None) -> Array:

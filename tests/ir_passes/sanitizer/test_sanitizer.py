@@ -193,17 +193,17 @@ def test_right_steps_pass_with_slots_reused(name: str) -> None:
 def test_shadow_labels_cost_sixteen_bytes_a_row_and_pool() -> None:
     sanitized = sanitize(GATHERED, example(), CONTRACT)
     assert sanitized.shadow_label_bytes == 2 * SLOTS * 16
-    assert sum(ghost.nbytes for ghost in sanitized.shadow_labels()) == sanitized.shadow_label_bytes
+    assert sum(shadow.nbytes for shadow in sanitized.shadow_labels()) == sanitized.shadow_label_bytes
 
 
 def test_rows_say_who_wrote_them_and_when() -> None:
     host = Host(GATHERED)
     start(host, (5, 3), (9, 1))
     host.take([1, 0, 3], [LaneWork(9, 1, 1), None, LaneWork(5, 1, 0)])
-    for ghost in host.shadow_labels:
-        assert ghost.tolist()[1] == [9, 2, 0, 2]
-        assert ghost.tolist()[3] == [5, 1, 0, 1]
-        assert ghost.tolist()[2] == [0, 0, 0, 0]
+    for shadow in host.shadow_labels:
+        assert shadow.tolist()[1] == [9, 2, 0, 2]
+        assert shadow.tolist()[3] == [5, 1, 0, 1]
+        assert shadow.tolist()[2] == [0, 0, 0, 0]
 
 
 def fails(host: Host, message: str, slots: Any, turns: list[LaneWork | None]) -> SanitizerError:
@@ -467,7 +467,7 @@ def test_row_pools() -> None:
     host.take([0] * N, [LaneWork(5, 0, 1), LaneWork(6, 0, 1), None])
     host.take([0] * N, [LaneWork(5, 1, 1), LaneWork(6, 1, 0), LaneWork(7, 0, 1)])
     host.take([0] * N, [LaneWork(8, 0, 1), LaneWork(6, 1, 1), None])
-    assert [ghost.tolist()[1] for ghost in host.shadow_labels] == [[6, 2, 0, 3]] * 2
+    assert [shadow.tolist()[1] for shadow in host.shadow_labels] == [[6, 2, 0, 3]] * 2
     swap = np.array([1, 0, 2])
     host.pools, host.shadow_labels = jax.tree.map(lambda rows: rows[swap], (host.pools, host.shadow_labels))
     turns: list[LaneWork | None] = [LaneWork(8, 1, 1), LaneWork(6, 2, 1), None]

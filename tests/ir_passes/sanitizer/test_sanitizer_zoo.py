@@ -43,9 +43,9 @@ def run(program: Program) -> None:
     labels = np.array([Label(10 + lane, 3, 0, 1) for lane in range(lanes)], np.int32)
     left = np.array([Label(10 + lane, 4, 0, 2) for lane in range(lanes)], np.int32)
     shadow_labels = []
-    for index, ghost in zip(sanitized.pools, sanitized.shadow_labels(), strict=True):
+    for index, shadow in zip(sanitized.pools, sanitized.shadow_labels(), strict=True):
         rows = groups.get(sanitized.bound.inputs[index].entry.group, np.arange(lanes))  # pyright: ignore  # a pool
-        shadow_labels.append(jnp.asarray(ghost).at[np.where(rows > 0, rows, len(ghost))].set(labels, mode="drop"))
+        shadow_labels.append(jnp.asarray(shadow).at[np.where(rows > 0, rows, len(shadow))].set(labels, mode="drop"))
         if sanitized.bound.inputs[index].entry.group not in groups:  # pyright: ignore  # a pool
             shadow_labels[-1] = jnp.asarray(labels)
     found = labels.copy()
@@ -61,7 +61,7 @@ def run(program: Program) -> None:
     sanitized.require(verdict, expected)
     want = jax.jit(program.step)(*args)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), tuple(out), tuple(want))
-    assert all(ghost.shape == old.shape for ghost, old in zip(new, shadow_labels, strict=True))
+    assert all(shadow.shape == old.shape for shadow, old in zip(new, shadow_labels, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def _sanitized(step: Callable[..., Any]) -> tuple[SanitizedStep, Callable[..., A
 
 
 class Session:
-    """Sequences that take steps on one pool, with a ghost beside it."""
+    """Sequences that take steps on one pool, with a shadow beside it."""
 
     def __init__(self, program: Program = DECODE):
         self.ledger = RowLedger()
@@ -62,7 +62,7 @@ class Session:
         self.pools = jax.tree.map(lambda pool: np.array(pool), self.pools)
         for leaf in jax.tree.leaves(self.pools):
             leaf[target] = leaf[source]
-        self.shadow_labels = tuple(ghost.at[target].set(ghost[source]) for ghost in self.shadow_labels)
+        self.shadow_labels = tuple(shadow.at[target].set(shadow[source]) for shadow in self.shadow_labels)
 
 
 def turn(owner: int, position: int, layout: int = 0) -> LaneWork:

@@ -9,7 +9,7 @@ from models.sharding.devices import Devices
 from models.sharding.shard_sizes import ShardingError
 from models.sharding.sharded_dim import Segment, ShardedDim
 from models.state.state import KV_BLOCK, kv_blocks
-from models.weights.sources import Source, Weight
+from models.weights.sources import Weight, WeightSource
 
 DISTRIBUTION = "hybridlm"
 
@@ -26,7 +26,7 @@ __all__ = [
     "MtpDecoder",
     "Segment",
     "ShardingError",
-    "Source",
+    "WeightSource",
     "UnsupportedModel",
     "Weight",
     "family_of",

@@ -9,7 +9,7 @@ from typing import Any
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.safetensors import READABLE, unreadable
 from hybridlm.errors import CheckpointError
-from models import Family, Source, Weight
+from models import Family, Weight, WeightSource
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ChosenSource:
     """
 
     weight: Weight
-    source: Source
+    source: WeightSource
     names: Mapping[str, str]
 
 
@@ -87,7 +87,7 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
 
 
 def _choose(checkpoint: CheckpointDirectory, weight: Weight, present: Mapping[str, str]) -> ChosenSource:
-    def lacking(source: Source) -> tuple[float, int]:
+    def lacking(source: WeightSource) -> tuple[float, int]:
         """How much of it is missing; of options with the same names, how much of it has another shape."""
         found = {name: checkpoint.info(present[name]).shape for name in source.shapes if name in present}
         other = sum(tuple(source.shapes[name]) != tuple(shape) for name, shape in found.items())

@@ -23,7 +23,7 @@ from hybridlm.checkpoint.saved_index import AGAIN, SavedDirectory, Tile, checksu
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
 from hybridlm.errors import CheckpointError
 from models import Family, Weight
-from models.weights.sources import Window
+from models.weights.sources import ArraySlice
 
 READERS = 4
 """Files that are read at the same time."""
@@ -105,7 +105,9 @@ class _Reading:
         self._read = Counter[Tile]()
         self._verified: set[Tile] = set()
 
-    def part(self, windows: Iterable[tuple[Window, Window]], shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    def part(
+        self, windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...], kind: np.dtype
+    ) -> np.ndarray:
         """An array of some pieces of the parameter.
 
         Args:

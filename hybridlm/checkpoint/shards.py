@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from models.sharding.sharded_dim import ShardedDim
-from models.weights.sources import Weight, Window
+from models.weights.sources import ArraySlice, Weight
 
 
 class Shards(NamedTuple):
@@ -66,7 +66,7 @@ class Shards(NamedTuple):
             shape[cut.dim] *= self._along(cut)
         return tuple(shape)
 
-    def windows(self, at: tuple[int, ...]) -> Iterator[tuple[Window, Window]]:
+    def windows(self, at: tuple[int, ...]) -> Iterator[tuple[ArraySlice, ArraySlice]]:
         """The pieces that one device has: where each lies in the whole parameter, and where in the device's array.
 
         Args:
@@ -84,7 +84,9 @@ class Shards(NamedTuple):
         for piece in itertools.product(*pieces):
             yield tuple(source for source, _ in piece), tuple(target for _, target in piece)
 
-    def build(self, host: Callable[[Iterator[tuple[Window, Window]], tuple[int, ...]], np.ndarray]) -> jax.Array:
+    def build(
+        self, host: Callable[[Iterator[tuple[ArraySlice, ArraySlice]], tuple[int, ...]], np.ndarray]
+    ) -> jax.Array:
         """The array over all devices of this process, made of one host array for each different part.
 
         Args:

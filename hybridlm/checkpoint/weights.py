@@ -13,7 +13,7 @@ from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress, R
 from hybridlm.checkpoint.safetensors import READABLE
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
 from models import Family
-from models.weights.sources import Window
+from models.weights.sources import ArraySlice
 
 
 def load_weights(
@@ -62,7 +62,7 @@ def load_weights(
 def _load(checkpoint: CheckpointDirectory, choice: ChosenSource, kind: np.dtype, shards: Shards) -> jax.Array:
     weight, source, names = choice.weight, choice.source, choice.names
 
-    def part(windows: Iterator[tuple[Window, Window]], shape: tuple[int, ...]) -> np.ndarray:
+    def part(windows: Iterator[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
         # What XLA takes over without a copy. A view of the file would change with it.
         result, filled = aligned_empty(shape, kind), 0
         for window, target in windows:

@@ -10,7 +10,7 @@ from jax import Array, lax
 from jaxtyping import Float, Float32, UInt32
 
 from hybridlm.sampling.int8_head import unpack_u32
-from models.ops.layout import turned
+from models.ops.layout import materialized_transpose
 from models.sharding.varying import varying_like
 
 VECTOR = 8
@@ -69,14 +69,14 @@ def multiply_packed(
     pieces = -(-len(rows) * outputs * groups * VECTOR * 4 // MAX_PARTIAL_BYTES)
     size = -(-outputs // pieces)
     if pieces == 1:
-        return turned(_partial_sums(even, odd, words, inner, 0, size))
+        return materialized_transpose(_partial_sums(even, odd, words, inner, 0, size))
 
     def piece(index: Array, y: Array) -> Array:
         start = jnp.minimum(index * size, outputs - size)  # the last piece has some of the one before it, too
         return lax.dynamic_update_slice_in_dim(y, _partial_sums(even, odd, words, inner, start, size), start, axis=0)
 
     empty = varying_like(jnp.zeros((outputs, len(rows)), jnp.float32), even, odd, words)
-    return turned(lax.fori_loop(0, pieces, piece, empty))
+    return materialized_transpose(lax.fori_loop(0, pieces, piece, empty))
 
 
 def _partial_sums(

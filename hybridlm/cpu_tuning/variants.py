@@ -7,7 +7,7 @@ from jax import Array
 from jaxtyping import Float, Float32, UInt32
 
 from hybridlm.cpu_tuning.packed_u32 import SHARED_TERMS, VECTOR, groups_of_terms, multiply_packed
-from models.ops.linear import FEW_ROWS, dot
+from models.ops.linear import MAX_WEIGHT_FIRST_ROWS, dot
 
 MAX_TUNED_ROWS = 64
 """Row counts up to this many are tuned individually; products of more rows have their default variant."""
@@ -46,7 +46,7 @@ class Product:
     @property
     def default(self) -> Variant:
         """The variant that `models.ops.linear.dot` has by itself."""
-        return "weight x rows" if self.rows <= FEW_ROWS else "rows x weight"
+        return "weight x rows" if self.rows <= MAX_WEIGHT_FIRST_ROWS else "rows x weight"
 
     @property
     def variants(self) -> tuple[Variant, ...]:

@@ -17,7 +17,7 @@ from models.layers.initial import matrix
 from models.layers.norms import RMSNorm
 from models.ops.linear import linear
 from models.state.shapes import Activations, LaneInfo, Lengths, Positions, Tokens
-from models.state.state import Stateful, named, state_array
+from models.state.state import Stateful, name_dims, state_array
 
 
 class MtpState(NamedTuple):
@@ -102,9 +102,9 @@ class MtpDecoder(Decoder):
         fresh = lane_info(tokens, lengths, positions, kv_blocks).fresh
         carried = jnp.where(fresh[:, None], 0.0, head.hidden)
         # The newest is taken from what the pairs are made of, so that XLA writes it where the one before them was.
-        past = named(hidden, None, None, "hidden")
+        past = name_dims(hidden, None, None, "hidden")
         seen = lax.optimization_barrier(jnp.concatenate([carried[:, None], past], axis=1))
-        _, kept = self.consume_pairs(tokens, seen[:, :-1], lengths, positions, head.layer, kv_blocks)
+        _, kept = self.mtp_forward(tokens, seen[:, :-1], lengths, positions, head.layer, kv_blocks)
         return hidden, (*layers, MtpState(kept, seen if verifying else _newest(seen, lengths, head.hidden)))
 
     def commit(
@@ -121,7 +121,7 @@ class MtpDecoder(Decoder):
         rows = self.mtp.layer.commit(given.layer, lane_info(tokens, lengths, positions, kv_blocks), head.layer)
         return (*layers, MtpState(rows, _newest(given.hidden, lengths, head.hidden)))
 
-    def consume_pairs(
+    def mtp_forward(
         self,
         tokens: Tokens,
         before: Activations,

@@ -16,7 +16,7 @@ from models.layers.rope import Rope
 from models.layers.router import RouterConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
-from models.weights.sources import Source, Weight, joined, rows, tensor
+from models.weights.sources import Weight, WeightSource, joined, rows, tensor
 
 
 def read_moe(reader: ConfigReader) -> MoeConfig:
@@ -110,7 +110,7 @@ def delta_attention_weights(
         Weight(
             (*at, "A_log"),
             (c.heads,),
-            (Source({f"{name}.A_log": a_log}, take=lambda tensor, window: tensor.reshape(-1)[window]),),
+            (WeightSource({f"{name}.A_log": a_log}, take=lambda tensor, window: tensor.reshape(-1)[window]),),
             float32=True,
         ),
         tensor((*at, "dt_bias"), f"{name}.dt_bias", (c.width,), float32=True),
@@ -162,12 +162,12 @@ def latent_attention_weights(
         Weight(
             (*at, "key_up"),
             (c.heads, c.rank, c.key_size),
-            (Source({up: up_shape}, take=lambda tensor, window: heads(tensor)[0][window]),),
+            (WeightSource({up: up_shape}, take=lambda tensor, window: heads(tensor)[0][window]),),
         ),
         Weight(
             (*at, "value_up"),
             (c.heads, c.value_size, c.rank),
-            (Source({up: up_shape}, take=lambda tensor, window: heads(tensor)[1][window]),),
+            (WeightSource({up: up_shape}, take=lambda tensor, window: heads(tensor)[1][window]),),
         ),
         tensor((*at, "o_proj"), [f"{name}.{output}.weight" for output in outputs], (hidden, c.heads * c.value_size)),
     ]

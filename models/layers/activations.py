@@ -11,18 +11,18 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float32
 
-LEAST = -80.0
+MIN_EXPONENT = -80.0
 """Below this the exponential of the negated input could overflow in a derivative; silu is 0 there to 33 decimals."""
 
 
 def silu(x: Array) -> Array:
     """`x * sigmoid(x)` (arXiv:1702.03118)."""
-    return x / (1.0 + jnp.exp(-jnp.maximum(x, LEAST)))
+    return x / (1.0 + jnp.exp(-jnp.maximum(x, MIN_EXPONENT)))
 
 
 def silu_gated(gate: Array, up: Array) -> Array:
     """`silu(gate) * up` (arXiv:2002.05202)."""
-    return gate * up / (1.0 + jnp.exp(-jnp.maximum(gate, LEAST)))
+    return gate * up / (1.0 + jnp.exp(-jnp.maximum(gate, MIN_EXPONENT)))
 
 
 def scaled(x: Float32[Array, "*rows size"], factor: float) -> Float32[Array, "*rows size"]:

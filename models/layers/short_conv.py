@@ -5,7 +5,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int32
 
 from models.state.shapes import LaneInfo
-from models.state.state import named
+from models.state.state import name_dims
 
 
 def layer_conv(
@@ -59,7 +59,7 @@ def conv_window(
     It is computed once, for the convolution and for what is kept: else XLA may compute the latter from the state alone,
     and would have to copy that before it writes there.
     """
-    x = named(jnp.where(valid[:, :, None], x, 0.0), None, None, "channel")
+    x = name_dims(jnp.where(valid[:, :, None], x, 0.0), None, None, "channel")
     return lax.optimization_barrier(jnp.concatenate([state.astype(jnp.float32), x], axis=1))
 
 
@@ -87,7 +87,7 @@ def conv_tail(
     else:
         last = lengths[:, None] + jnp.arange(taps, dtype=jnp.int32)[None, :]
         tail = jnp.take_along_axis(window, last[:, :, None], axis=1, mode="fill")
-    tail = named(tail, None, "tap", None)
+    tail = name_dims(tail, None, "tap", None)
     return jnp.where((lengths > 0)[:, None, None], tail.astype(state.dtype), state)
 
 

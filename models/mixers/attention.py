@@ -13,16 +13,16 @@ from models.layers.initial import matrix
 from models.layers.norms import RMSNorm
 from models.layers.rope import Rope
 from models.ops.float32 import full_einsum
-from models.ops.layout import turned
+from models.ops.layout import materialized_transpose
 from models.ops.linear import linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.sharding.varying import varying_like
 from models.state.shapes import Activations, KeyCache, LaneInfo, ValueCache
-from models.state.state import KV_BLOCK, Stateful, named, state_array
+from models.state.state import KV_BLOCK, Stateful, name_dims, state_array
 
-FEW_QUERIES = 64
+MAX_KEYS_FIRST_QUERIES = 64
 """Up to so many rows of queries for each key/value head, scores take 0.6 to 1.1 of the time with the keys on the left;
 with 256 and more, 1.0 to 1.2."""
 
@@ -179,9 +179,9 @@ def _scores(
     query: Float32[Array, "lane kv_head query key"], key: Float32[Array, "lane kv_head position key"]
 ) -> Float32[Array, "lane kv_head query position"]:
     """Of each query with each key. XLA:CPU packs a product's right operand in every call: that is the smaller one."""
-    if query.shape[2] > FEW_QUERIES:
+    if query.shape[2] > MAX_KEYS_FIRST_QUERIES:
         return full_einsum("nhqd,nhkd->nhqk", query, key)
-    return turned(full_einsum("nhkd,nhqd->nhkq", key, query))
+    return materialized_transpose(full_einsum("nhkd,nhqd->nhkq", key, query))
 
 
 class Attention(Stateful):
@@ -216,12 +216,12 @@ class Attention(Stateful):
             q, gate = jnp.split(q, 2, axis=-1)
         k = linear(x, self.k_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
         v = linear(x, self.v_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
-        v = named(v, None, None, "kv_head", "value")
+        v = name_dims(v, None, None, "kv_head", "value")
         if self.q_norm is not None and self.k_norm is not None:
             q, k = normed(self.q_norm, q), normed(self.k_norm, k)
         if c.rope is not None:
             q, k = c.rope(q, at), c.rope(k, at)
-        state = append(state, named(k, None, None, "kv_head", "key"), v, at, info.valid)
+        state = append(state, name_dims(k, None, None, "kv_head", "key"), v, at, info.valid)
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
         out = attend(q * scale, state, at, info.valid, info.kv_blocks)
         if gate is not None:

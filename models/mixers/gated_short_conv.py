@@ -17,7 +17,7 @@ from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, ConvState, LaneInfo
 from models.state.state import Stateful, state_array
 
-Window = Float32[Array, "lane input channel"]
+ConvWindow = Float32[Array, "lane input channel"]
 
 
 class GatedShortConvState(NamedTuple):
@@ -70,5 +70,5 @@ class GatedShortConv(Stateful):
         y = linear(c * mixed, self.out_proj[...])
         return y, window if info.verifying else self.commit(window, info, state)
 
-    def commit(self, kept: Window, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
+    def commit(self, kept: ConvWindow, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
         return GatedShortConvState(conv_tail(kept, info.lengths, state.conv))

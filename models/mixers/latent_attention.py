@@ -17,7 +17,7 @@ from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo
-from models.state.state import Stateful, named, state_array
+from models.state.state import Stateful, name_dims, state_array
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class LatentAttention(Stateful):
         latent, shared = self.row_norm(row[..., : c.rank]), row[:, :, None, c.rank :]
         if c.rope is not None:
             q_shared, shared = c.rope(q_shared, at), c.rope(shared, at)
-        row = named(jnp.concatenate([latent[:, :, None], shared], axis=-1), None, None, None, "key")
+        row = name_dims(jnp.concatenate([latent[:, :, None], shared], axis=-1), None, None, None, "key")
         state = append(state, row, None, at, info.valid)
         query = jnp.concatenate([head_dot(q, self.key_up[...]), q_shared], axis=-1) * c.query_size**-0.5
         seen = attend(query, state, at, info.valid, info.kv_blocks, value_size=c.rank)

@@ -12,14 +12,14 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.ops.float32 import full_einsum
-from models.ops.layout import own_array
+from models.ops.layout import materialize
 
-Rows = Float32[Array, "*batch token key"]
+KeyRows = Float32[Array, "*batch token key"]
 HeadDecay = Float32[Array, "*batch token"]
 ChannelDecay = Float32[Array, "*batch token key"]
 
 
-class Decayed(NamedTuple):
+class DecayedChunk(NamedTuple):
     """What the recurrence needs of a chunk of tokens; with G_ij the decay of token j until token i, both of the chunk.
 
     Attributes:
@@ -35,7 +35,7 @@ class Decayed(NamedTuple):
     system: Float32[Array, "*batch token token"]
     reads: Float32[Array, "*batch row key"]
     since: Float32[Array, "*batch token 1"]
-    k_out: Rows
+    k_out: KeyRows
     end: Float32[Array, "*batch channel"]
 
 
@@ -47,19 +47,19 @@ def _triangle(size: int, diagonal: int, rank: int) -> Array:
 def decays_between(g: HeadDecay) -> tuple[HeadDecay, Float32[Array, "*batch token token"]]:
     """The logarithms' sums since the beginning of the chunk, and what is left at token i of token j <= i, else zero."""
     # An array of its own: XLA would add up the last of it again for each pair of tokens.
-    total = own_array(jnp.cumsum(g, axis=-1))
+    total = materialize(jnp.cumsum(g, axis=-1))
     lower = _triangle(g.shape[-1], 0, g.ndim + 1)
     return total, jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
 
 
-def head_decay(q: Rows, k: Rows, g: HeadDecay) -> Decayed:
+def head_decay(q: KeyRows, k: KeyRows, g: HeadDecay) -> DecayedChunk:
     """One decay per head and token: products, of queries and keys and with the state, are weighted afterwards."""
     total, left = decays_between(g)
     strict = _triangle(g.shape[-1], -1, g.ndim + 1)
     reads = jnp.concatenate([k, q], axis=-2)
     of_k, of_q = jnp.split(full_einsum("...ik,...jk->...ij", reads, k), 2, axis=-2)
     end = total[..., -1:]
-    return Decayed(
+    return DecayedChunk(
         scores=of_q * left,
         system=jnp.where(strict, of_k * left, 0.0),
         reads=reads,
@@ -74,7 +74,7 @@ def power_of_two(tokens: int) -> int:
     return 1 << (tokens - 1).bit_length()
 
 
-def channel_decay(q: Rows, k: Rows, g: ChannelDecay) -> Decayed:
+def channel_decay(q: KeyRows, k: KeyRows, g: ChannelDecay) -> DecayedChunk:
     """One decay per channel and token (arXiv:2510.26692): it cannot be taken out of the products.
 
     The chunk, a power of two, is put together from single tokens by doubling. Of two neighbouring halves a key of the
@@ -89,7 +89,7 @@ def channel_decay(q: Rows, k: Rows, g: ChannelDecay) -> Decayed:
         return x[..., 0, :, :], x[..., 1, :, :]
 
     def doubled(x: Array) -> Array:
-        """Rows in blocks twice as long."""
+        """KeyRows in blocks twice as long."""
         return x.reshape((*x.shape[:-3], x.shape[-3] // 2, 2 * x.shape[-2], x.shape[-1]))
 
     def filled(x: Array, across: Array) -> Array:
@@ -116,7 +116,7 @@ def channel_decay(q: Rows, k: Rows, g: ChannelDecay) -> Decayed:
         q, k = doubled(q), doubled(k)
     since, until = since[..., 0, :, :], until[..., 0, :, :]
     decay = jnp.exp(since)
-    return Decayed(
+    return DecayedChunk(
         scores=scores[..., 0, :, :],
         system=system[..., 0, :, :],
         reads=jnp.concatenate([whole_k * decay, whole_q * decay], axis=-2),

@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from models.ops.chunk_decay import channel_decay, head_decay, power_of_two
 from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum, multiply_few
-from models.ops.layout import own_array
+from models.ops.layout import materialize
 from models.ops.recurrence import ChannelGates, HeadGates, RecurrenceInputs, RecurrenceOutputs
 from models.ops.triangular import unit_lower_inverse
 
@@ -119,7 +119,7 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
         return delta, since * read_q + full_einsum("nhij,nhjv->nhiv", scores, delta)
 
     # Else XLA transposes the values into another order first, and copies that.
-    rest = own_array(v), corrected, decayed.scores, decayed.since
+    rest = materialize(v), corrected, decayed.scores, decayed.since
     chunks = ChunkOperands(decayed.reads, decayed.k_out, decayed.end, rest)
     return scan_chunks(inputs, chunks, write, keep_state)
 

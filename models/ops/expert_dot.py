@@ -15,19 +15,19 @@ from models.ops.float32 import full_einsum
 from models.platform import platform
 from models.sharding.varying import varying_like
 
-GATHER_ROWS = 32
+MAX_GATHER_ROWS = 32
 """Up to this many rows, gathering one matrix per row is the fastest form on a CPU."""
 BLOCK = 16
-"""Rows of one expert that are multiplied together by the block form."""
+"""TokenRows of one expert that are multiplied together by the block form."""
 
-Rows = Float32[Array, "row in"]
-Experts = Float[Array, "expert out in"]
-Assignment = Int32[Array, "row"]
-Result = Float32[Array, "row out"]
+TokenRows = Float32[Array, "row in"]
+ExpertWeights = Float[Array, "expert out in"]
+ExpertIds = Int32[Array, "row"]
+ExpertRows = Float32[Array, "row out"]
 
 
 @partial(jax.jit, static_argnames="absent")
-def expert_dot(x: Rows, weight: Experts, expert: Assignment, absent: bool = False) -> Result:
+def expert_dot(x: TokenRows, weight: ExpertWeights, expert: ExpertIds, absent: bool = False) -> ExpertRows:
     """`y[r] = weight[expert[r]] @ x[r]`, accumulated in float32; a narrower weight meets a row rounded to its dtype.
 
     Args:
@@ -45,10 +45,10 @@ def expert_dot(x: Rows, weight: Experts, expert: Assignment, absent: bool = Fals
     return jnp.where(here[:, None], _product(x, weight, expert), 0.0)
 
 
-def _product(x: Rows, weight: Experts, expert: Assignment) -> Result:
+def _product(x: TokenRows, weight: ExpertWeights, expert: ExpertIds) -> ExpertRows:
     if platform() != "cpu":
         return ragged_form(x, weight, expert)
-    if x.shape[0] <= GATHER_ROWS:
+    if x.shape[0] <= MAX_GATHER_ROWS:
         return gather_form(x, weight, expert)
     return block_form(x, weight, expert)
 
@@ -57,13 +57,13 @@ def _precision(weight: Array) -> lax.Precision | None:
     return lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
 
 
-def gather_form(x: Rows, weight: Experts, expert: Assignment) -> Result:
+def gather_form(x: TokenRows, weight: ExpertWeights, expert: ExpertIds) -> ExpertRows:
     """Gather a matrix for every row: for the few rows of a decode step."""
     matrices, rounded = weight[expert].astype(jnp.float32), x.astype(weight.dtype).astype(jnp.float32)
     return full_einsum("roi,ri->ro", matrices, rounded)
 
 
-def block_form(x: Rows, weight: Experts, expert: Assignment, block: int = BLOCK) -> Result:
+def block_form(x: TokenRows, weight: ExpertWeights, expert: ExpertIds, block: int = BLOCK) -> ExpertRows:
     """Sort rows by expert, fill each group up to whole blocks, and multiply block by block."""
     count, experts = x.shape[0], weight.shape[0]
     blocks = count // block + min(count, experts)
@@ -92,10 +92,10 @@ def block_form(x: Rows, weight: Experts, expert: Assignment, block: int = BLOCK)
     return jnp.zeros((count, weight.shape[1]), jnp.float32).at[order].set(y[place])
 
 
-def ragged_form(x: Rows, weight: Experts, expert: Assignment) -> Result:
+def ragged_form(x: TokenRows, weight: ExpertWeights, expert: ExpertIds) -> ExpertRows:
     """Sort rows by expert and let the backend multiply the ragged groups (`jax.lax.ragged_dot`).
 
-    Rows of absent experts come last and are in no group: what they give means nothing.
+    TokenRows of absent experts come last and are in no group: what they give means nothing.
     """
     order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
     sizes = jnp.zeros((weight.shape[0],), jnp.int32).at[expert].add(1)

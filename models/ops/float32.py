@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.ops.layout import own_array
+from models.ops.layout import materialize
 
 VECTOR = 4
 """Partial sums of each product. With 128 channels of keys, 8 take 1.1 times as long, 16 take 1.2 times."""
-MOST_TERMS = 32
+MAX_TERMS = 32
 """Of a partial sum: groups of 16 take twice as long as one of 32; 64 run no faster and compile twice as long."""
 
 
@@ -37,15 +37,15 @@ def multiply_few(
     """
     inputs = matrix.shape[3]
     vector = math.gcd(VECTOR, inputs)
-    terms = next(count for count in range(min(MOST_TERMS, inputs // vector), 0, -1) if inputs // vector % count == 0)
+    terms = next(count for count in range(min(MAX_TERMS, inputs // vector), 0, -1) if inputs // vector % count == 0)
     # [lane, head, out, row, group of terms, term, place in a vector]: a row of the matrix is read once, for all rows.
-    rows = _last_first(own_array(rows)).reshape((*rows.shape[:2], 1, rows.shape[2], -1, terms, vector))
+    rows = _last_first(materialize(rows)).reshape((*rows.shape[:2], 1, rows.shape[2], -1, terms, vector))
     matrix = matrix.reshape((*matrix.shape[:3], 1, -1, terms, vector))
     # Slices of the matrix are reversed, and not all of it, which XLA would write a second time.
     products = [rows[..., i, :] * _last_first(matrix[..., i, :]) for i in range(terms)]
     # Two chains of sums, which do not wait for each other; in an array of their own, or XLA would read the matrix again
     # wherever the result is used.
-    sums = own_array(_sum([_sum(chain) for chain in (products[::2], products[1::2]) if chain]))
+    sums = materialize(_sum([_sum(chain) for chain in (products[::2], products[1::2]) if chain]))
     y = _sum([sums[..., group, place] for place in range(vector) for group in range(sums.shape[-2])])
     return jnp.swapaxes(_last_first(y), 2, 3)
 

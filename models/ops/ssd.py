@@ -17,7 +17,7 @@ from jax import Array, lax
 from models.ops.chunk_decay import decays_between
 from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum, multiply_few
-from models.ops.layout import own_array
+from models.ops.layout import materialize
 from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
 
 CHUNK = 32
@@ -43,7 +43,7 @@ def ssd_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     decayed = jnp.where(inputs.fresh[:, None, None, None], 0.0, jnp.exp(g)[:, :, None, None] * inputs.state)
     updated = jnp.where(real, decayed + v[:, :, :, None] * k[:, :, None, :], inputs.state)
     # Else every use of it repeats the last additions.
-    out = own_array(multiply_few(q[:, :, None], updated)[:, None, :, 0])
+    out = materialize(multiply_few(q[:, :, None], updated)[:, None, :, 0])
     return RecurrenceOutputs(jnp.where(real, out, 0.0), updated)
 
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from models.sharding.devices import EXPERT, MODEL, SINGLE_DEVICE, Devices
 
 C = TypeVar("C")
-MOST = 256
+MAX_LISTED_DEVICES = 256
 """Devices along an axis up to which numbers are listed."""
-NOBODY = (1 << 61) - 1
+INDIVISIBLE = (1 << 61) - 1
 """A prime number of devices that no size can be divided by."""
 
 
@@ -34,7 +34,7 @@ class ShardedSize(NamedTuple):
 
     def fault(self, devices: Devices) -> str:
         """What is wrong with it, and which numbers of devices are right."""
-        fitting = [str(count) for count in range(1, min(self.size, MOST) + 1) if self.size % count == 0]
+        fitting = [str(count) for count in range(1, min(self.size, MAX_LISTED_DEVICES) + 1) if self.size % count == 0]
         more = f", or any multiple of {self.size}" if self.replicable else ""
         return (
             f"{self.field} = {self.size} is not divided by {devices.along(self.axis)} devices along {self.axis!r}; "
@@ -60,7 +60,7 @@ class ShardingError(ValueError):
 
 
 @runtime_checkable
-class Divisible(Protocol):
+class Shardable(Protocol):
     """A config that can be shared."""
 
     def shard(self, devices: Devices) -> Any: ...
@@ -100,7 +100,7 @@ def shard_config(
 
 
 def try_shard_configs(
-    configs: Iterable[Divisible], devices: Devices, sizes: Sequence[ShardedSize] = ()
+    configs: Iterable[Shardable], devices: Devices, sizes: Sequence[ShardedSize] = ()
 ) -> tuple[dict[Any, Any], list[str]]:
     """What one device has of each config, and every fault of them and of further sizes, each once."""
     shares: dict[Any, Any] = {}
@@ -113,7 +113,7 @@ def try_shard_configs(
     return shares, list(dict.fromkeys(faults))
 
 
-def shard_configs(configs: Iterable[Divisible], devices: Devices, sizes: Sequence[ShardedSize]) -> dict[Any, Any]:
+def shard_configs(configs: Iterable[Shardable], devices: Devices, sizes: Sequence[ShardedSize]) -> dict[Any, Any]:
     """What one device has of each config of a model's layers.
 
     Args:
@@ -134,7 +134,7 @@ def shard_configs(configs: Iterable[Divisible], devices: Devices, sizes: Sequenc
         return shares
     lines = []
     for axis in (MODEL, EXPERT):
-        counts = [str(count) for count in range(1, MOST + 1) if fits(axis, count)]
+        counts = [str(count) for count in range(1, MAX_LISTED_DEVICES + 1) if fits(axis, count)]
         # devices along an axis that nothing is split along all compute the same
-        lines.append(f"{axis} = {'anything' if fits(axis, NOBODY) else ', '.join(counts)}")
+        lines.append(f"{axis} = {'anything' if fits(axis, INDIVISIBLE) else ', '.join(counts)}")
     raise ShardingError(devices, faults, f"\nIt can be split over {' and over '.join(lines)}.")

@@ -192,7 +192,7 @@ def _fields(arrays: Any) -> list[tuple[str, StateArray]]:
     return [(jax.tree_util.keystr(path, simple=True, separator="."), array) for path, array in leaves]
 
 
-def named(x: Array, *names: str | None) -> Array:
+def name_dims(x: Array, *names: str | None) -> Array:
     """`x`, its dimensions named; nothing is computed.
 
     A step is proved to write to each dimension of a layer's state what belongs there, even where sizes agree. Of what a

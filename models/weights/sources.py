@@ -11,26 +11,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-Window = tuple[slice, ...]
+ArraySlice = tuple[slice, ...]
 """A part of an array: slices of step 1 of its first dimensions, or of all; of the others it has everything."""
 
 
-class Piece(NamedTuple):
+class TensorSlice(NamedTuple):
     """What one tensor gives to a window of a parameter.
 
     Attributes:
         name: canonical name of the tensor.
-        taken: what of the tensor, for `Source.take`: a window and an ellipsis.
+        taken: what of the tensor, for `WeightSource.take`: a window and an ellipsis.
         place: where that lies in the window of the parameter.
     """
 
     name: str
     taken: tuple
-    place: Window
+    place: ArraySlice
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightSource:
     """One way to make a parameter of the tensors of a checkpoint.
 
     Attributes:
@@ -42,10 +42,10 @@ class Source:
     """
 
     shapes: Mapping[str, tuple[int, ...]]
-    places: Mapping[str, Window] | None = None
+    places: Mapping[str, ArraySlice] | None = None
     take: Callable[[np.ndarray, tuple], np.ndarray] = operator.getitem
 
-    def pieces(self, window: Window, shape: tuple[int, ...]) -> Iterator[Piece]:
+    def pieces(self, window: ArraySlice, shape: tuple[int, ...]) -> Iterator[TensorSlice]:
         """What a window of the parameter is made of; tensors that have nothing in it are left out.
 
         Args:
@@ -59,16 +59,16 @@ class Source:
             place = _entries(() if self.places is None else self.places[name], shape)
             both = [range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(place, wanted, strict=True)]
             if all(both):
-                yield Piece(name, (*_counted_from(place, both), ...), _counted_from(wanted, both))
+                yield TensorSlice(name, (*_counted_from(place, both), ...), _counted_from(wanted, both))
 
 
-def _entries(window: Window, shape: tuple[int, ...]) -> list[range]:
+def _entries(window: ArraySlice, shape: tuple[int, ...]) -> list[range]:
     """Which entries of each dimension a window has; dimensions that it does not name are whole."""
     named = [range(size)[one] for one, size in zip(window, shape, strict=False)]
     return named + [range(size) for size in shape[len(window) :]]
 
 
-def _counted_from(start: Sequence[range], entries: Sequence[range]) -> Window:
+def _counted_from(start: Sequence[range], entries: Sequence[range]) -> ArraySlice:
     return tuple(slice(b.start - a.start, b.stop - a.start) for a, b in zip(start, entries, strict=True))
 
 
@@ -85,7 +85,7 @@ class Weight:
 
     path: tuple[str | int, ...]
     shape: tuple[int, ...]
-    options: tuple[Source, ...]
+    options: tuple[WeightSource, ...]
     float32: bool = False
 
 
@@ -94,24 +94,24 @@ def tensor(
 ) -> Weight:
     """A parameter that is one tensor of the checkpoint as it stands, under one name or the one of several it has."""
     names = (name,) if isinstance(name, str) else name
-    return Weight(path, shape, tuple(Source({each: shape}) for each in names), float32)
+    return Weight(path, shape, tuple(WeightSource({each: shape}) for each in names), float32)
 
 
-def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> Source:
+def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> WeightSource:
     """The rows `index` of one tensor, in that order."""
-    return Source({name: shape}, take=lambda tensor, window: tensor[(index[window[0]], *window[1:])])
+    return WeightSource({name: shape}, take=lambda tensor, window: tensor[(index[window[0]], *window[1:])])
 
 
-def joined(shapes: Mapping[str, tuple[int, ...]]) -> Source:
+def joined(shapes: Mapping[str, tuple[int, ...]]) -> WeightSource:
     """The rows of several tensors, one tensor after another."""
     places, start = {}, 0
     for name, shape in shapes.items():
         places[name] = (slice(start, start + shape[0]),)
         start += shape[0]
-    return Source(shapes, places)
+    return WeightSource(shapes, places)
 
 
-def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> Source:
+def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> WeightSource:
     """`[expert, out, in]` from one matrix per expert, or from several that follow one another along `out`.
 
     Args:
@@ -123,12 +123,12 @@ def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> Source:
         for expert, parts in enumerate(names)
         for part, name in enumerate(parts)
     }
-    return Source(dict.fromkeys(places, shape), places, lambda tensor, window: tensor[None][window])
+    return WeightSource(dict.fromkeys(places, shape), places, lambda tensor, window: tensor[None][window])
 
 
 def expert_matrices(
     fused: str, name: str, parts: Sequence[str], experts: int, shape: tuple[int, int]
-) -> tuple[Source, ...]:
+) -> tuple[WeightSource, ...]:
     """The experts' matrices in one tensor, or one tensor for each expert and part.
 
     Args:
@@ -138,4 +138,4 @@ def expert_matrices(
         shape: shape of each of these matrices.
     """
     names = [[f"{name}.{e}.{part}.weight" for part in parts] for e in range(experts)]
-    return Source({fused: (experts, len(parts) * shape[0], shape[1])}), stacked(names, shape)
+    return WeightSource({fused: (experts, len(parts) * shape[0], shape[1])}), stacked(names, shape)

@@ -22,7 +22,7 @@ import numpy as np
 import hybridlm
 from hybridlm.checkpoint import CheckpointDirectory, load_weights, open_directory
 from hybridlm.devices.placement import Placement
-from models import Family, ShardedDim, Source, Weight, family_of
+from models import Family, ShardedDim, Weight, WeightSource, family_of
 from models.sharding.sharded_dim import Segment, shard_experts, shard_outputs
 from models.weights.sources import rows as rows_of
 from models.weights.sources import stacked
@@ -56,7 +56,8 @@ MODEL: dict[str, Any] = {
 def toy_weights(_: Any) -> list[Weight]:
     """Tensors as they are, experts that are stacked, rows in another order."""
     plain = [
-        Weight((f"plain.{i}",), (ROWS, COLUMNS), (Source({f"plain.{i}": (ROWS, COLUMNS)}),)) for i in range(LAYERS)
+        Weight((f"plain.{i}",), (ROWS, COLUMNS), (WeightSource({f"plain.{i}": (ROWS, COLUMNS)}),))
+        for i in range(LAYERS)
     ]
     names = [[f"expert.{e}.gate", f"expert.{e}.up"] for e in range(EXPERTS)]
     stack = Weight(("experts",), (EXPERTS, 2 * EXPERT_ROWS, COLUMNS), (stacked(names, (EXPERT_ROWS, COLUMNS)),))

@@ -17,7 +17,7 @@ from hybridlm.checkpoint.saved_read import _Reading
 from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
 from hybridlm.checkpoint.shards import Shards
 from models import Segment, ShardedDim
-from models.weights.sources import Window
+from models.weights.sources import ArraySlice
 
 PARTS = (Segment(16, 8), Segment(8, 2, replicable=True), Segment(4, 1, replicable=True))
 CUT = ShardedDim(0, "model", PARTS)
@@ -31,7 +31,7 @@ def laid(mesh: jax.sharding.Mesh) -> Shards:
 def of_device(shards: Shards) -> jax.Array:
     """The parameter over a mesh, made of what each process knows anyway."""
 
-    def host(windows: Iterable[tuple[Window, Window]], shape: tuple[int, ...]) -> np.ndarray:
+    def host(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
         result = np.empty(shape, np.float32)
         for source, target in windows:
             result[target] = WHOLE[source]

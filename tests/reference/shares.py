@@ -127,7 +127,7 @@ def scenario(model: Decoder, state: Any, tokens: Any, blocks: Any) -> Steps:
     if isinstance(model, MtpDecoder):
         head = state[-1]
         done = done + counted
-        out, _ = model.consume_pairs(one, head.hidden[:, None], jnp.ones_like(lengths), done, head.layer, blocks)
+        out, _ = model.mtp_forward(one, head.hidden[:, None], jnp.ones_like(lengths), done, head.layer, blocks)
     keep(out, state)
     return Steps(hidden, logits, states)
 

@@ -68,7 +68,7 @@ def step() -> Any:
         _, state = model(tokens, lengths, positions, state, blocks)
         head, end = state[-1], positions + lengths
         one = jnp.ones_like(lengths)
-        after, _ = model.consume_pairs(following[:, None], head.hidden[:, None], one, end, head.layer, blocks)
+        after, _ = model.mtp_forward(following[:, None], head.hidden[:, None], one, end, head.layer, blocks)
         return After(state, model.logits(after)[:, 0])
 
     return lambda *operands: jax.device_get(run(parameters, *operands))

@@ -10,7 +10,7 @@ from engine_mutants.layers import MUTANTS
 from recurrence_forms import on_arrays
 
 from ir_passes.xla_audit.hlo import read
-from models.ops.chunked_scan import ROWS_IN_SUMS
+from models.ops.chunked_scan import MAX_SUMMED_ROWS
 from models.ops.delta_rule import delta_rule, delta_rule_chunked, delta_rule_reference, delta_rule_step
 
 KERNEL, CHUNK = 4, 8
@@ -29,7 +29,7 @@ chunked = jax.jit(on_arrays(delta_rule_chunked, chunk=CHUNK))
 channel_chunked = jax.jit(on_arrays(delta_rule_chunked, chunk=CHANNEL_CHUNK))
 kept = jax.jit(on_arrays(delta_rule_chunked, chunk=CHUNK, keep_state=True))
 # more rows than are read for in sums
-longer = jax.jit(on_arrays(delta_rule_chunked, chunk=ROWS_IN_SUMS + 1))
+longer = jax.jit(on_arrays(delta_rule_chunked, chunk=MAX_SUMMED_ROWS + 1))
 channel_kept = jax.jit(on_arrays(delta_rule_chunked, chunk=CHANNEL_CHUNK, keep_state=True))
 reference = jax.jit(on_arrays(delta_rule_reference))
 PER_HEAD_AND_PER_CHANNEL = pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])

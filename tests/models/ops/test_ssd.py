@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from recurrence_forms import on_arrays
 
-from models.ops.chunked_scan import ROWS_IN_SUMS
+from models.ops.chunked_scan import MAX_SUMMED_ROWS
 from models.ops.ssd import ssd, ssd_chunked, ssd_reference, ssd_step
 
 KERNEL, CHUNK = 4, 8
@@ -21,7 +21,7 @@ TOLERANCE = 2e-5
 chunked = jax.jit(on_arrays(ssd_chunked, chunk=CHUNK))
 kept = jax.jit(on_arrays(ssd_chunked, chunk=CHUNK, keep_state=True))
 # more rows than are read for in sums
-longer = jax.jit(on_arrays(ssd_chunked, chunk=ROWS_IN_SUMS + 1))
+longer = jax.jit(on_arrays(ssd_chunked, chunk=MAX_SUMMED_ROWS + 1))
 reference = jax.jit(on_arrays(ssd_reference))
 
 

@@ -1,4 +1,4 @@
-"""Drafts of one sequence, and how far they are trusted."""
+"""Drafts of one sequence, and their acceptance rate."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ class Drafting:
     """The drafts of one sequence.
 
     Args:
-        drafter: mtp_drafts.
-        prompt: its tokens.
-        rate: how often its first mtp_drafts are expected to be right.
+        drafter: proposes them.
+        prompt: tokens of the prompt.
+        rate: expected acceptance rate of the first drafts.
 
     Attributes:
-        acceptance: how often the mtp_drafts are right.
+        acceptance: acceptance rate so far.
     """
 
     def __init__(self, drafter: Drafter, prompt: Sequence[int], rate: float):
@@ -26,16 +26,16 @@ class Drafting:
         self.acceptance = Acceptance(rate)
 
     def observe(self, generated: int, mtp_drafts: Sequence[int]) -> None:
-        """The model's own head has guessed what follows so many generated tokens."""
+        """Store the MTP drafts that follow the first `generated` generated tokens."""
         if isinstance(self._drafter, MtpDrafter):
             self._drafter.observe(self._prompt + generated, mtp_drafts)
             self._last = (0, 0, ())
 
     def propose(self, generated: Sequence[int], most: int, vocab_size: int) -> tuple[int, ...]:
-        """Guesses behind the tokens that were generated so far.
+        """Return drafts after the tokens generated so far.
 
         Raises:
-            TypeError, ValueError: the drafter's answer is none (see `checked_proposal`).
+            TypeError, ValueError: the drafter's answer is invalid (see `checked_proposal`).
         """
         self._tokens += generated[len(self._tokens) - self._prompt :]
         if self._last[:2] != (len(self._tokens), most):

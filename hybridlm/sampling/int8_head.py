@@ -1,5 +1,4 @@
-"""The int8 head: find the most likely tokens without all logits, with an int8 copy of the vocabulary head as
-pre-filter.
+"""The int8 head: find the most likely tokens without all logits, with an int8 copy of the head as pre-filter.
 
 The copy holds the head's rows as int8, half of its bytes, in a basis without outliers (`rotated`), and the input is
 rounded to int8 as well. The error of each logit computed from both is bounded (Cauchy-Schwarz: the norm of the rounding

@@ -1,7 +1,7 @@
-"""The one step function, with its two heads, and the contract beside each.
+"""The generating step, and its contract.
 
-Both heads share everything up to the final residual stream; `lengths` says how many of the T tokens of a lane are
-real, and a lane of length 0 keeps its rows.
+All steps share everything up to the final residual stream; `lengths` gives the number of real tokens of each lane, and
+a lane of length 0 keeps its rows.
 """
 
 from typing import Any, NamedTuple
@@ -22,17 +22,17 @@ from models.ops.expert_dot import expert_dot
 
 rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=({"absent": False}, {"absent": True}))
 LAST_SAMPLED = -1
-"""In place of a token: the one that the lane drew last, which the host may not know yet."""
+"""Placeholder for the token that the lane sampled last, which the host may not know yet."""
 
 
 class SampledTokens(NamedTuple):
-    """What a generating step says about each lane's next token; a verifying step, about the next of each token.
+    """Outputs of a generating step for each lane's next token; of a verifying step, for the next of each token.
 
     Attributes:
         token: the token sampled.
-        logprob: its log-probability before temperature and processing; None where not asked for.
-        top_tokens, top_logprobs: the most likely tokens, best first; None where not asked for.
-        mtp_drafts: what the model's own head expects behind the lane's next token; None where not asked for.
+        logprob: its log-probability before temperature and processing; None unless requested.
+        top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
+        mtp_drafts: tokens that the MTP head drafts after the lane's next token; None unless requested.
     """
 
     token: Int32[Array, "*lane"]
@@ -57,14 +57,14 @@ def generate_step(
 ) -> Step:
     """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, sampling_mode) -> (SampledTokens, rows)`.
 
-    A token that is `LAST_SAMPLED` is the one that the lane drew in its last step.
+    `LAST_SAMPLED` in `tokens` stands for the token that the lane sampled in its last step.
 
     Args:
-        structure: of the model.
+        structure: structure of the model.
         top: None for tokens alone, otherwise with log-probabilities, of the token and of the `top` most likely ones.
-        processor: changes the logits of each lane before the draw.
-        mtp_drafts: how many tokens the model's own head mtp_drafts behind the one that is sampled; `kv_blocks` then has room
-            for as many positions more.
+        processor: changes the logits of each lane before sampling.
+        mtp_drafts: number of tokens that the MTP head drafts after the sampled one; `kv_blocks` must have room for as
+            many more positions.
         with_int8_head: tokens alone, without a processor; the most likely ones are found with the int8 head, which is
             the last of `params`.
     """
@@ -90,13 +90,17 @@ def generate_step(
 
         def from_logits() -> SampledTokens:
             logits = Vocabulary.of(model.config).whole(model.logits(hidden))
-            return sample_with_logprobs(logits, last_token, positions + lengths, sampling, sampling_mode, top, processor)
+            return sample_with_logprobs(
+                logits, last_token, positions + lengths, sampling, sampling_mode, top, processor
+            )
 
         if int8_head is None:
             sampled = from_logits()
         else:
             with jax.named_scope("head"):
-                token = sample_with_int8_head(hidden, lengths > 0, int8_head, sampling, sampling_mode, lambda: from_logits().token)
+                token = sample_with_int8_head(
+                    hidden, lengths > 0, int8_head, sampling, sampling_mode, lambda: from_logits().token
+                )
             sampled = SampledTokens(token, None, None, None)
         lanes = DraftingLanes(lengths, positions, kv_blocks, sampling, sampling_mode)
         return finish_step(model, Rows(layers, rows.token), sampled.token, sampled, lanes, mtp_drafts, processor)
@@ -113,14 +117,14 @@ def finish_step(
     mtp_drafts: int,
     processor: LogitsProcessor | None,
 ) -> tuple[SampledTokens, Rows]:
-    """Keep in each lane's row the token that it goes on with, and let the model's own head propose_mtp_drafts behind it.
+    """Store in each lane's row the token that it continues with, and let the MTP head draft after it.
 
     Args:
-        model: with a head, where it mtp_drafts.
+        model: the model, with an MTP head if it drafts.
         rows: the layers' new state, and the tokens before the step, which idle lanes keep.
-        token: what each lane goes on with.
-        sampled: all that the step has sampled.
-        lanes: where they stand after the step.
+        token: the token that each lane continues with.
+        sampled: all tokens that the step has sampled.
+        lanes: positions and sampling settings after the step.
         mtp_drafts, processor: as for `generate_step`.
     """
     layers = rows.layers
@@ -139,14 +143,14 @@ def sample_with_logprobs(
     top: int | None,
     processor: LogitsProcessor | None,
 ) -> SampledTokens:
-    """The next token of each row of logits, and its log-probability where asked for.
+    """Sample the next token of each row of logits, with its log-probability if requested.
 
     Args:
-        logits: behind the last token of each row.
-        last_token: the token before the one to draw; None without a processor.
-        positions: of the tokens to draw.
+        logits: logits after the last token of each row.
+        last_token: the token before the one to sample; None without a processor.
+        positions: positions of the tokens to sample.
         sampling: settings of each row.
-        sampling_mode: how rows draw, as for `sample_tokens`.
+        sampling_mode: as for `sample_tokens`.
         top, processor: as for `generate_step`.
     """
     logprob = top_tokens = top_logprobs = None

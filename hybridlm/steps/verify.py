@@ -1,9 +1,9 @@
-"""The step that verifies drafts: forward, draw, accept and replay of exactly what is accepted, in one program.
+"""The verifying step of speculative decoding: forward, sample, accept and replay the accepted tokens, in one program.
 
-A lane consumes tokens that are certain (the one it drew last, or the next ones of its prompt) and behind them drafts,
-which are mtp_drafts of what it will draw. The token behind each of them is sampled with its usual key. A draft is accepted
-if it is the token that was sampled in its place, and every draft before it was: so a sequence draws what it would draw
-without drafts. Rows are written once, with the tokens that are accepted.
+A lane consumes certain tokens (the one it sampled last, or the next ones of its prompt) followed by drafts of what it
+will sample. The token after each of them is sampled with its usual key. A draft is accepted if it equals the token
+sampled in its place, and every draft before it was accepted: so a sequence samples what it would sample without drafts.
+Rows are written once, with the accepted tokens.
 """
 
 from typing import Any
@@ -30,15 +30,15 @@ VERIFY_CONTRACT = LaneContract(
 def verify_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, mtp_drafts: int = 0) -> Step:
     """`step(params, rows, tokens, lengths, positions, kv_blocks, drafts, sampling, sampling_mode)`.
 
-    Returns `((accepted, SampledTokens), rows)`: how many of each lane's tokens are accepted, and what was sampled behind each of
-    its T tokens, of which only those behind accepted tokens mean anything; the last of these is the lane's next token.
-    The first token of a lane may be `LAST_SAMPLED`. The last `drafts[i]` of a lane's tokens are drafts, fewer than all; with
-    none, all are accepted.
+    Returns `((accepted, SampledTokens), rows)`: the number of accepted tokens per lane, and the tokens sampled after
+    each of its T tokens, of which only those after accepted tokens mean anything; the last of these is the lane's next
+    token. The first token of a lane may be `LAST_SAMPLED`. The last `drafts[i]` of a lane's tokens are drafts, fewer
+    than all; without drafts all are accepted.
 
     Args:
-        structure: of the model.
+        structure: structure of the model.
         top: None for tokens alone, otherwise with log-probabilities, of each token and of the `top` most likely ones.
-        processor: changes the logits of each token before the draw.
+        processor: changes the logits of each token before sampling.
         mtp_drafts: as for `generate_step`.
     """
 
@@ -74,13 +74,13 @@ def accept(
     lengths: Int32[Array, "lane"],
     drafts: Int32[Array, "lane"],
 ) -> Int32[Array, "lane"]:
-    """How many of each lane's tokens are accepted: those that are certain, and the drafts up to the first wrong one.
+    """Return the number of accepted tokens per lane: certain tokens, and drafts up to the first wrong one.
 
     Args:
-        tokens: what each lane consumes.
-        sampled: the token behind each of them.
+        tokens: input of each lane.
+        sampled: the token sampled after each of them.
         lengths: real tokens of each lane; 0 accepts none.
-        drafts: how many of these, at the end, are drafts; fewer than all.
+        drafts: number of these, at the end, that are drafts; fewer than all.
     """
     place = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None]
     right = (place < (lengths - drafts)[:, None]) | (tokens[:, 1:] == sampled[:, :-1])
@@ -98,7 +98,7 @@ def _sample_after_each(
     top: int | None,
     processor: LogitsProcessor | None,
 ) -> SampledTokens:
-    """What is sampled behind every token of every lane: [lane, token, ..]."""
+    """Sample after every token of every lane: [lane, token, ..]."""
     lanes, count, size = hidden.shape
     behind = positions[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
     each = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), count, axis=0), sampling)

@@ -71,7 +71,7 @@ def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytes
     directory = write_text_checkpoint(tmp_path)
     monkeypatch.setattr(memory, "available_memory", lambda placement: 10_000)
     monkeypatch.setattr(loading, "load_parameters", lambda *args: pytest.fail("weights were read"))
-    with pytest.raises(InsufficientMemory, match="3 decoding and 3 staged sequences"):
+    with pytest.raises(InsufficientMemory, match="3 decoding and 3 prefilling sequences"):
         hybridlm.load(directory, lanes=3)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import hybridlm
 from hybridlm import Completion, Score
-from hybridlm.requests.result_html import MOST_TOKENS
+from hybridlm.requests.result_html import MAX_TOKENS_SHOWN
 
 MARKUP = "<script>alert('&')</script>\n\"quoted\""
 
@@ -67,11 +67,11 @@ def test_the_strip_gets_darker_and_marks_what_was_not_the_most_likely():
     assert "perplexity" in Reader(page).text
 
 
-@pytest.mark.parametrize("length", [1, MOST_TOKENS, MOST_TOKENS + 5])
+@pytest.mark.parametrize("length", [1, MAX_TOKENS_SHOWN, MAX_TOKENS_SHOWN + 5])
 def test_a_long_text_is_cut_short(length: int):
     page = score(length)._repr_html_()
-    assert page.count("title=") == min(length, MOST_TOKENS)
-    assert ("5 more tokens are left out" in page) == (length > MOST_TOKENS)
+    assert page.count("title=") == min(length, MAX_TOKENS_SHOWN)
+    assert ("5 more tokens are left out" in page) == (length > MAX_TOKENS_SHOWN)
     Reader(page)
 
 

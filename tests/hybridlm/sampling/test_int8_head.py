@@ -10,7 +10,7 @@ from hybridlm.cpu_tuning.packed_u32 import packed_u32
 from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.sampling import int8_head
 from hybridlm.sampling.int8_head import (
-    GROUP,
+    GROUP_TOKENS,
     Int8Head,
     group_upper_bounds,
     int8_copy_bytes,
@@ -75,7 +75,7 @@ def test_no_logit_is_above_its_bound_and_the_token_is_the_most_likely_one(lanes:
         int8_head = build_int8_head(head)
         for name, x in inputs(rng, lanes).items():
             logits = exact(head, x)
-            highest = logits.reshape((lanes, -1, GROUP)).max(axis=2)
+            highest = logits.reshape((lanes, -1, GROUP_TOKENS)).max(axis=2)
             bounds = np.asarray(group_upper_bounds(jnp.asarray(x.astype(bfloat16), jnp.float32), int8_head))
             assert (bounds >= highest).all(), (head_name, name)
             found = np.asarray(search(x, np.ones(lanes, bool), int8_head))
@@ -92,10 +92,10 @@ def test_what_rounding_takes_counts_where_all_of_it_points_the_same_way(side: st
     rng, hidden = np.random.default_rng(9), 1024
     basis = np.asarray(rotated(jnp.eye(hidden)), np.float64)
     signs = np.where(rng.random(hidden) < 0.5, -1.0, 1.0)
-    numbers = rng.integers(-30, 31, (GROUP, hidden)) + 0.4 * signs
+    numbers = rng.integers(-30, 31, (GROUP_TOKENS, hidden)) + 0.4 * signs
     numbers[:, 0] = 127
     taken, kept = (numbers @ basis.T).astype(np.float32), (signs @ basis.T).astype(np.float32)[None]
-    head, x = (taken, kept) if side == "head" else (np.repeat(kept, GROUP, axis=0), taken[:1])
+    head, x = (taken, kept) if side == "head" else (np.repeat(kept, GROUP_TOKENS, axis=0), taken[:1])
     bound = np.asarray(group_upper_bounds(jnp.asarray(x.astype(bfloat16), jnp.float32), build_int8_head(head)))[0, 0]
     logits = exact(head, x)
     assert logits.max() <= bound < logits.max() + 0.2 * hidden
@@ -207,7 +207,7 @@ def test_bounds_are_as_close_where_a_few_numbers_are_far_larger(lanes: int) -> N
     x[:, [9, 300, 301]] *= 100
     logits = exact(head, x)
     bounds = np.asarray(group_upper_bounds(jnp.asarray(x.astype(bfloat16), jnp.float32), build_int8_head(head)))
-    above = bounds - logits.reshape((lanes, -1, GROUP)).max(axis=2)
+    above = bounds - logits.reshape((lanes, -1, GROUP_TOKENS)).max(axis=2)
     norms = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(head, axis=1).max()
     assert (above >= 0).all() and (above < 0.03 * norms).all()
 

@@ -1,6 +1,6 @@
 """The host's side of a step: the holder of each row, and a ledger of what each row must hold."""
 
-from ir_passes.host.row_ledger import Expected, Label, LedgerError, RowLedger, LaneWork
+from ir_passes.host.row_ledger import Expected, Label, LaneWork, LedgerError, RowLedger
 from ir_passes.host.slot_owner import Slot, SlotError, SlotOwner, SlotsExhausted
 
 __all__ = [

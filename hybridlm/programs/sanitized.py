@@ -1,4 +1,4 @@
-"""Steps with a shadow beside every array of their rows (`load(sanitize=True)`): whose state does a lane really find?
+"""Steps with shadow labels beside their rows (`load(sanitize=True)`), which show whose state a lane finds.
 
 The proof says what a step does with the rows that it is given; the sanitizer sees whether these are the rows of the
 sequences that the scheduler means: after every step it compares the labels that moved with the rows to those that the
@@ -18,12 +18,12 @@ from hybridlm.rows.pool import RowPool
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.structure import Rows
 from ir_passes import LaneContract, prove_isolation
-from ir_passes.host.row_ledger import Label, RowLedger, LaneWork
+from ir_passes.host.row_ledger import Label, LaneWork, RowLedger
 from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 
 ShadowLabels = tuple[jax.Array, ...]
 Sanitized = tuple[SanitizedStep, Callable[..., Any]]
-"""A step with its checks, and what runs it: (arguments, shadow_labels, expected) -> (outputs, rows, shadow_labels, verdict)."""
+"""A step with its checks, and its call: (arguments, labels, expected) -> (outputs, rows, labels, verdict)."""
 
 
 class Sanitizer:
@@ -38,7 +38,9 @@ class Sanitizer:
         self._ledger = RowLedger()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._next = itertools.count(1)
-        self._shadow_labels: weakref.WeakKeyDictionary[RowPool | CachedBuffers, ShadowLabels] = weakref.WeakKeyDictionary()
+        self._shadow_labels: weakref.WeakKeyDictionary[RowPool | CachedBuffers, ShadowLabels] = (
+            weakref.WeakKeyDictionary()
+        )
         self._programs: dict[Any, Sanitized] = {}
 
     def run(
@@ -118,7 +120,10 @@ class Sanitizer:
         With a mark, what still says what it said when it was kept says that from now on: of states that begin alike,
         the later ones go on from keys and values that the first has left.
         """
-        shadow_labels, source = list(self._shadow_labels[pool]), [np.asarray(shadow) for shadow in self._shadow_labels[kept]]
+        shadow_labels, source = (
+            list(self._shadow_labels[pool]),
+            [np.asarray(shadow) for shadow in self._shadow_labels[kept]],
+        )
         if mark is not None:
             said, says = np.array(kept.mark, np.int32), np.array(mark, np.int32)
             source = [np.where((rows == said).all(axis=1, keepdims=True), says, rows) for rows in source]
@@ -129,8 +134,10 @@ class Sanitizer:
         self._shadow_labels[pool] = tuple(shadow_labels)
         return arrays
 
-    def _move(self, program: Sanitized, args: tuple[Any, ...], into: ShadowLabels, out_of: ShadowLabels) -> tuple[Any, ShadowLabels]:
-        """Run a step of one lane that computes nothing: what it returns of the target, and the target's shadow_labels."""
+    def _move(
+        self, program: Sanitized, args: tuple[Any, ...], into: ShadowLabels, out_of: ShadowLabels
+    ) -> tuple[Any, ShadowLabels]:
+        """Run a step of one lane that only moves rows; return what it gives, and the target's shadow labels."""
         step, call = program
         expected = self._ledger.expect([None])
         arrays, shadow_labels, verdict = call(args, (*into, *out_of), expected)
@@ -140,7 +147,7 @@ class Sanitizer:
     def program(
         self, shape: Any, step: Callable[..., Any], contract: LaneContract, arguments: Callable[[Any], tuple[Any, ...]]
     ) -> Sanitized:
-        """A step, proved and with its shadow_labels; compiled when it is first called.
+        """A step, proved and with its shadow labels; compiled when it is first called.
 
         Raises:
             IsolationError: it is not proved.
@@ -190,7 +197,7 @@ class Sanitizer:
         return self._numbers[owner]
 
     def shadow_labels(self, pool: RowPool) -> ShadowLabels:
-        """The shadow_labels of a pool: rows that nobody has written yet are fresh."""
+        """The shadow labels of a pool: rows that nobody has written yet are fresh."""
         if pool not in self._shadow_labels:
             leaves = jax.tree.leaves(pool.look())
             self._shadow_labels[pool] = tuple(jax.numpy.zeros((pool.size, 4), jax.numpy.int32) for _ in leaves)

@@ -20,8 +20,8 @@ class Owner(IntEnum):
     """Owners that are no sequence; those of sequences are positive.
 
     Attributes:
-        FRESH: zero state, nobody's. A new shadow pool is all zeros, as a new pool is.
-        COMPUTED: no row of a pool but something computed; never in a shadow pool.
+        FRESH: zero state, nobody's. New shadow labels are all zeros, as a new pool is.
+        COMPUTED: no row of a pool but something computed; never in shadow labels.
         OUTSIDE: read past the end of the pool.
         MIXED: parts of one row that are not the same sequence's, or written by no one lane.
         ANY: in an expectation, no expectation.
@@ -99,37 +99,37 @@ class RowLedger:
             LedgerError: an owner is not positive or has two lanes, or continues without a label.
         """
         faults, seen = [], dict[int, int]()
-        for lane, lane_work in enumerate(work):
-            if lane_work is None:
+        for lane, one in enumerate(work):
+            if one is None:
                 continue
-            if lane_work.owner <= 0:
-                faults.append(f"lane {lane}: expected a positive owner, got {lane_work.owner}")
-            if seen.setdefault(lane_work.owner, lane) != lane:
-                faults.append(f"lanes {seen[lane_work.owner]} and {lane} both belong to owner {lane_work.owner}")
-            if lane_work.length > 0 and lane_work.position > 0 and lane_work.owner not in self._labels:
+            if one.owner <= 0:
+                faults.append(f"lane {lane}: expected a positive owner, got {one.owner}")
+            if seen.setdefault(one.owner, lane) != lane:
+                faults.append(f"lanes {seen[one.owner]} and {lane} both belong to owner {one.owner}")
+            if one.length > 0 and one.position > 0 and one.owner not in self._labels:
                 faults.append(
-                    f"lane {lane}: owner {lane_work.owner} continues at position {lane_work.position} but was never at 0; "
+                    f"lane {lane}: owner {one.owner} continues at position {one.position} but was never at 0; "
                     "adopt the label of the snapshot or parent that its rows were copied from"
                 )
         if faults:
             raise LedgerError("; ".join(faults))
         self.epoch += 1
-        pairs = [self._expect(lane_work) for lane_work in work]
+        pairs = [self._expect(one) for one in work]
         found, left = (np.array([pair[side] for pair in pairs], np.int32).reshape(len(work), 4) for side in (0, 1))
         return Expected(frozen_copy(found), frozen_copy(left))
 
-    def _expect(self, lane_work: LaneWork | None) -> tuple[Label, Label]:
+    def _expect(self, one: LaneWork | None) -> tuple[Label, Label]:
         idle, nobody = Label(Owner.ANY), Label(Owner.NOBODY, epoch=self.epoch)
-        if lane_work is None:
+        if one is None:
             return idle, nobody
-        before = self._labels.get(lane_work.owner, nobody)
-        if lane_work.length == 0:
+        before = self._labels.get(one.owner, nobody)
+        if one.length == 0:
             return idle, before
-        after = Label(lane_work.owner, lane_work.position + lane_work.length, lane_work.layout, self.epoch)
-        self._labels[lane_work.owner] = after
-        if lane_work.position == 0:
+        after = Label(one.owner, one.position + one.length, one.layout, self.epoch)
+        self._labels[one.owner] = after
+        if one.position == 0:
             return Label(Owner.FRESH), after
-        return Label(before.owner, lane_work.position, lane_work.layout, before.epoch), after
+        return Label(before.owner, one.position, one.layout, before.epoch), after
 
     def label(self, owner: int) -> Label:
         """What the rows of a sequence say now, for a snapshot or a fork of it.

@@ -1,8 +1,8 @@
-"""A step with a shadow beside every pool: who wrote each row, at which position, in which layout, in which step.
+"""A step with shadow labels beside every pool: who wrote each row, at which position, in which layout and step.
 
-The shadow_labels are moved by the very indices that move the state, and whatever is computed with is compared with what its
-lane must find. That shows what no proof of the step can: that the slot map, the positions and the snapshots which the
-host hands to it are those of the sequences that it means.
+The same indices that move the state move its labels, and wherever a row is used, its label is compared with the one
+that the lane must find. That shows what no proof of the step can: that the slot map, the positions and the snapshots which
+the host passes belong to the sequences that it means.
 """
 
 from collections.abc import Callable, Collection
@@ -34,7 +34,7 @@ class SanitizedStep:
 
     Attributes:
         bound: the contract.
-        pools: index among the inputs of each pool, in the order of the shadow_labels.
+        pools: index among the inputs of each pool, in the order of the shadow labels.
         checks: the places where labels are compared.
     """
 
@@ -45,19 +45,19 @@ class SanitizedStep:
 
     @property
     def shadow_label_bytes(self) -> int:
-        """Bytes of all shadow_labels: 16 for each row of each pool."""
+        """Bytes of all shadow labels: 16 for each row of each pool."""
         return sum(16 * rows for rows in self._rows())
 
     def shadow_labels(self) -> tuple[Array, ...]:
-        """ShadowLabels of pools that are all zeros, int32 [rows, 4] for each pool."""
+        """Return the shadow labels of pools that are all zeros, int32 [rows, 4] for each pool."""
         return tuple(jnp.zeros((rows, 4), jnp.int32) for rows in self._rows())
 
     def step(self, *args: Any, shadow_labels: tuple[Array, ...], expected: Expected) -> tuple[Any, ...]:
-        """The results of the step, then the new shadow_labels and a `Verdict`. Can be traced and compiled like the step.
+        """Return the results of the step, then the new shadow labels and a `Verdict`; can be traced and compiled.
 
         Args:
             args: of the step.
-            shadow_labels: one for each pool.
+            shadow_labels: those of each pool.
             expected: what `RowLedger.expect` says of this step.
 
         Raises:
@@ -93,7 +93,7 @@ class SanitizedStep:
         wanted += [(f"shadow {i}", (rows, 4), int32) for i, rows in enumerate(self._rows())]
         wanted += [(f"expected {name}", (lanes, 4), int32) for name in Expected._fields]
         if len(values) != len(wanted):
-            raise ValueError(f"expected {len(wanted)} arrays with shadow_labels and expectations, got {len(values)}")
+            raise ValueError(f"expected {len(wanted)} arrays with shadow labels and expectations, got {len(values)}")
         faults = []
         for (path, shape, dtype), value in zip(wanted, values, strict=True):
             got = np.shape(value), dtype_of(value)
@@ -123,7 +123,7 @@ class SanitizedStep:
 def sanitize(
     fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, *, masked: Collection[str] = ()
 ) -> SanitizedStep:
-    """Trace `fn(*args)` and put a shadow beside every pool of its contract.
+    """Trace `fn(*args)` and put shadow labels beside every pool of its contract.
 
     Args:
         fn: the step, as for `LaneContract.bind`.

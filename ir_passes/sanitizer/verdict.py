@@ -215,5 +215,5 @@ def explain(verdict: Verdict, expected: Expected, checks: tuple[Check, ...]) -> 
         )
     if not lines:
         return None
-    hint = "stop the sequences of these lanes: their state is not theirs; compare the slot map with the work given to the ledger"
+    hint = "stop these lanes: their state is not theirs; compare the slot map with the work given to the ledger"
     return SanitizerError("; ".join([*lines, hint]), tuple(int(lane) for lane in np.flatnonzero(codes)))

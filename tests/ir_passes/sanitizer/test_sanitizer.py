@@ -11,7 +11,7 @@ import pytest
 from jax import Array, lax
 
 from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap
-from ir_passes.host.row_ledger import Expected, Label, LedgerError, Owner, RowLedger, LaneWork
+from ir_passes.host.row_ledger import Expected, Label, LaneWork, LedgerError, Owner, RowLedger
 from ir_passes.host.slot_owner import SlotOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.interpreter import Interpreter
@@ -131,7 +131,7 @@ PROGRAMS: dict[Step, tuple[SanitizedStep, Any, Any]] = {}
 
 
 class Host:
-    """Runs a sanitized step with its pools, shadow_labels and ledger."""
+    """Runs a sanitized step with its pools, shadow labels and ledger."""
 
     def __init__(self, step: Step, contract: LaneContract = CONTRACT, args: tuple | None = None):
         args = example() if args is None else args
@@ -151,7 +151,9 @@ class Host:
         slots = jnp.array(slots, jnp.int32)
         args = (weights(), *self.pools, slots, lengths, positions, x)
         want = self.plain(*args)
-        out, *new, self.shadow_labels, verdict = self.compiled(*args, shadow_labels=self.shadow_labels, expected=expected)
+        out, *new, self.shadow_labels, verdict = self.compiled(
+            *args, shadow_labels=self.shadow_labels, expected=expected
+        )
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), (out, *new), want)
         self.pools = tuple(new)
         self.sanitized.require(verdict, expected)
@@ -260,7 +262,10 @@ def test_slot_shared_by_two_live_sequences(same_step: bool) -> None:
         start(host, (5, 3))
         start(host, (6, 3))
     fails(
-        host, "lane 2, row 3: wrong owner .* expected owner 5, .*found owner 6", [0, 0, 3], [None, None, LaneWork(5, 1, 1)]
+        host,
+        "lane 2, row 3: wrong owner .* expected owner 5, .*found owner 6",
+        [0, 0, 3],
+        [None, None, LaneWork(5, 1, 1)],
     )
 
 
@@ -353,7 +358,10 @@ def test_pools_of_a_group_moved_by_different_indices() -> None:
     start(host, (5, 4), (6, 2))
     assert host.shadow_labels[0].tolist()[4][0] == 5 and host.shadow_labels[1].tolist()[5][0] == 5
     fails(
-        host, "lane 0, row 4: .* reads argument 2 .*found owner fresh", [4, 2, 0], [LaneWork(5, 1, 1), LaneWork(6, 1, 1), None]
+        host,
+        "lane 0, row 4: .* reads argument 2 .*found owner fresh",
+        [4, 2, 0],
+        [LaneWork(5, 1, 1), LaneWork(6, 1, 1), None],
     )
 
 
@@ -404,7 +412,9 @@ def copied(host: Host, source: list[int], target: list[int]) -> None:
     args = (*host.pools, jnp.array(source, jnp.int32), jnp.array(target, jnp.int32))
     step = sanitize(copy, args, COPY)
     expected = host.ledger.expect([None] * N)
-    conv, ssm, host.shadow_labels, verdict = jax.jit(step.step)(*args, shadow_labels=host.shadow_labels, expected=expected)
+    conv, ssm, host.shadow_labels, verdict = jax.jit(step.step)(
+        *args, shadow_labels=host.shadow_labels, expected=expected
+    )
     host.pools = conv, ssm
     step.require(verdict, expected)
 
@@ -517,7 +527,9 @@ def test_pools_stacked_over_layers() -> None:
     shadow_labels, (pool, slots, x) = sanitized.shadow_labels(), args
     for position in range(3):
         expected = ledger.expect([LaneWork(4 + lane, position, 1) for lane in range(N)])
-        _, pool, shadow_labels, verdict = jax.jit(sanitized.step)(pool, slots, x, shadow_labels=shadow_labels, expected=expected)
+        _, pool, shadow_labels, verdict = jax.jit(sanitized.step)(
+            pool, slots, x, shadow_labels=shadow_labels, expected=expected
+        )
         sanitized.require(verdict, expected)
     assert shadow_labels[0].tolist()[1:4] == [[4 + lane, 3, 0, 3] for lane in range(N)]
 
@@ -556,7 +568,9 @@ def test_caches_are_masked_by_position() -> None:
             for position in range(2):
                 expected = ledger.expect([LaneWork(owner, position, 1), None, None])
                 now = jnp.array([position, 0, 0], jnp.int32)
-                *_, shadow_labels, verdict = sanitized.step(args[0], args[1], now, args[3], shadow_labels=shadow_labels, expected=expected)
+                *_, shadow_labels, verdict = sanitized.step(
+                    args[0], args[1], now, args[3], shadow_labels=shadow_labels, expected=expected
+                )
                 sanitized.require(verdict, expected)
 
     serve(lenient, (4, 5))

@@ -68,6 +68,8 @@ def test_copies_out_of_one_row_are_followed() -> None:
     contract = LaneContract(CONTRACT.inputs, (Pool("kept"),))
     sanitized = sanitize(lambda *given: from_one_row(*given)[1:], ARGS, contract)
     shadow_labels = jnp.array([[7, 3, 0, 1]], jnp.int32), jnp.zeros((4, 4), jnp.int32)
-    _, (_, kept), verdict = jax.jit(sanitized.step)(*ARGS, shadow_labels=shadow_labels, expected=RowLedger().expect([None]))
+    _, (_, kept), verdict = jax.jit(sanitized.step)(
+        *ARGS, shadow_labels=shadow_labels, expected=RowLedger().expect([None])
+    )
     assert verdict.code.tolist() == [0]
     assert kept.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [7, 3, 0, 1], [0, 0, 0, 0]]

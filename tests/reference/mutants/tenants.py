@@ -12,7 +12,7 @@ from zoo import gated_delta
 from zoo.catalogue import PROGRAMS
 from zoo.program import LANES, Program
 
-from ir_passes.host.row_ledger import LedgerError, RowLedger, LaneWork
+from ir_passes.host.row_ledger import LaneWork, LedgerError, RowLedger
 from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 from ir_passes.sanitizer.verdict import SanitizerError
 
@@ -33,11 +33,13 @@ FORGETFUL = DECODE.but(step=ignores_fresh)
 def _sanitized(step: Callable[..., Any]) -> tuple[SanitizedStep, Callable[..., Any]]:
     program = next(one for one in (DECODE, FORGETFUL) if one.step is step)
     made = sanitize(step, program.args(), program.contract)
-    return made, jax.jit(lambda args, shadow_labels, expected: made.step(*args, shadow_labels=shadow_labels, expected=expected))
+    return made, jax.jit(
+        lambda args, shadow_labels, expected: made.step(*args, shadow_labels=shadow_labels, expected=expected)
+    )
 
 
 class Session:
-    """Sequences that take steps on one pool, with a shadow beside it."""
+    """Sequences that take steps on one pool, with shadow labels beside it."""
 
     def __init__(self, program: Program = DECODE):
         self.ledger = RowLedger()
@@ -58,7 +60,7 @@ class Session:
         self.made.require(verdict, expected)
 
     def copy(self, source: int, target: int) -> None:
-        """The rows of all pools and shadow_labels, one onto another."""
+        """The rows of all pools and shadow labels, one onto another."""
         self.pools = jax.tree.map(lambda pool: np.array(pool), self.pools)
         for leaf in jax.tree.leaves(self.pools):
             leaf[target] = leaf[source]

@@ -19,6 +19,7 @@ from hybridlm.cli.options import (
     OnMesh,
     Tune,
     reported,
+    setting,
 )
 from hybridlm.devices.mesh import read_mesh
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS
@@ -26,6 +27,7 @@ from hybridlm.files.json_lines import Id, dump, finite, numbered_lines, parse_ob
 from hybridlm.lm import LM
 from hybridlm.loading import load
 from hybridlm.requests.results import Completion
+from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.session import Event
 
 
@@ -47,18 +49,16 @@ def generate(
         typer.Option(help='A prompt per line; in a .jsonl file an object with "prompt", "text" or "token_ids".'),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's message: apply the template.")] = False,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens drawn for a prompt.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw from the k most likely tokens; 0 for all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the smallest set of this probability.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Draw from tokens at least this likely, relative to the first.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same tokens.")] = 0,
+    max_tokens: Annotated[int, setting("max_tokens")] = SamplingParams.max_tokens,
+    temperature: Annotated[float, setting("temperature")] = SamplingParams.temperature,
+    top_k: Annotated[int, setting("top_k")] = SamplingParams.top_k,
+    top_p: Annotated[float, setting("top_p")] = SamplingParams.top_p,
+    min_p: Annotated[float, setting("min_p")] = SamplingParams.min_p,
+    seed: Annotated[int, setting("seed")] = SamplingParams.seed,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends a completion; repeatable.")] = None,
     stop_id: Annotated[list[int] | None, typer.Option(help="A token id that ends a completion; repeatable.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end tokens.")] = False,
-    logprobs: Annotated[
-        int | None, typer.Option(help="With --json: log-probabilities, and of this many most likely tokens.")
-    ] = None,
+    ignore_eos: Annotated[bool, setting("ignore_eos", "--ignore-eos")] = SamplingParams.ignore_eos,
+    logprobs: Annotated[int | None, setting("logprobs", note="With --json.")] = SamplingParams.logprobs,
     n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="A JSON object per completion.")] = False,
     lanes: Lanes = 8,
@@ -99,15 +99,17 @@ def generate(
         items = [_chat_ids(lm, prompt.item) if chat else prompt.item for prompt in given]
         events = lm.stream(
             items,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
-            stop=[*(stop or ()), *(stop_id or ())],
-            ignore_eos=ignore_eos,
-            logprobs=logprobs,
+            SamplingParams(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                seed=seed,
+                stop=[*(stop or ()), *(stop_id or ())],
+                ignore_eos=ignore_eos,
+                logprobs=logprobs,
+            ),
             n=n,
         )
         if json:

@@ -1,6 +1,8 @@
 """What the commands share: options of `load`, and errors as one message instead of a traceback."""
 
+import inspect
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from rich.console import Console
 
 from hybridlm.errors import MissingExtra, NumericalError
 from hybridlm.multiprocess.environment import EXIT_PEER_LOST, Disagreement, ProcessLost
+from hybridlm.requests.sampling_params import SamplingParams
 from ir_passes import AuditError
 
 EXPECTED = (
@@ -60,6 +63,20 @@ Tune = Annotated[
     typer.Option("--tune", help="On a CPU: use the fastest variants of matrix products, measured at the first load."),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def setting(name: str, *flags: str, note: str = "") -> Any:
+    """Return the option of a field of `SamplingParams`; its help is what the class says of the field.
+
+    Args:
+        name: of the field.
+        flags: spellings of the option; by default made of the name.
+        note: follows the help.
+    """
+    docstring = inspect.getdoc(SamplingParams) or ""  # None under python -OO
+    said = re.search(rf"^ +{name}: (.*?)(?=^ +\w+: |\Z)", docstring, re.DOTALL | re.MULTILINE)
+    text = " ".join(said[1].split()) if said else ""
+    return typer.Option(*flags, help=f"{text[:1].upper()}{text[1:]} {note}".strip())
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """The command line: what the commands print, what they return to the shell, and that errors are one message."""
 
+import dataclasses
+import inspect
 import json
 import math
 import resource
@@ -78,6 +80,14 @@ def test_version():
 @pytest.mark.parametrize("command", ["demo", "generate", "score", "batch", "eval"])
 def test_help(command: str):
     assert printed(command, "--help").startswith(f"Usage: hybridlm {command}")
+
+
+def test_options_of_generate_are_the_fields_of_sampling_params():
+    options = inspect.signature(generate.generate).parameters
+    for field in dataclasses.fields(hybridlm.SamplingParams):
+        assert options[field.name].default == field.default
+        (option,) = options[field.name].annotation.__metadata__
+        assert len(option.help) > 10, field.name
 
 
 @pytest.mark.slow

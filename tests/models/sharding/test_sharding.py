@@ -110,8 +110,8 @@ def test_shares_compute_a_token() -> None:
         pytest.param("mamba2_base", (1, 4, 1), groups_in_turn, id="vLLM#13660: B and C of another group"),
     ],
 )
-def test_shares_of_other_units_are_found(name: str, axes: Axes, recut: Callable[[ShardedDim], ShardedDim]) -> None:
-    """The mistakes that `ShardedDim` is there for: every shape is right, and each device has some of other heads' rows."""
+def test_shards_of_other_units_are_found(name: str, axes: Axes, recut: Callable[[ShardedDim], ShardedDim]) -> None:
+    """The mistakes that `ShardedDim` prevents: every shape is right, but devices hold rows of other heads."""
     model = tiny(name, **CASES[name])
     whole = random_model(model)
     expected, tolerance = on_one_device(whole, one_token), TOLERANCES[model.family.name]

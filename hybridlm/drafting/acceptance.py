@@ -28,8 +28,10 @@ class AcceptancePrior:
         self.rate, self._hope, self._begun, self._learned = rate, rate, 0, 0
 
     def begin(self) -> float:
-        """Return the rate for a new sequence: every RETRY_INTERVAL-th one is tried again whatever the last ones were
-        like."""
+        """Return the rate for a new sequence.
+
+        Every RETRY_INTERVAL-th one is tried again, whatever the last ones were like.
+        """
         self._begun += 1
         return self.rate if self._begun % RETRY_INTERVAL else max(self.rate, self._hope)
 
@@ -65,7 +67,7 @@ class Acceptance:
         return self._right / self._tried
 
     def expected(self, drafts: int) -> float:
-        """Return the expected number of accepted drafts out of `drafts`: each counts only if all before it are right."""
+        """Return the expected number of accepted drafts: each counts only if all before it are right."""
         return sum(self.rate**place for place in range(1, drafts + 1))
 
     def observe(self, drafted: int, accepted: int) -> None:

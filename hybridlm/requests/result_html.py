@@ -8,8 +8,8 @@ from hybridlm.text.tokenizer import Tokenizer
 
 MAX_TOKENS_SHOWN = 2000
 """Maximum number of tokens shown: a notebook keeps every output."""
-MIN_LOGPROB = 12.0
-"""Log-probability at and below which a token has the darkest colour: 6 in a million."""
+MAX_NLL = 12.0
+"""Negative log-probability at and above which a token has the darkest colour: a chance of 6 in a million."""
 
 
 def strip(
@@ -69,7 +69,7 @@ def _cells(
 
 
 def _cell_style(logprob: float) -> str:
-    shade = 0.0 if math.isnan(logprob) else min(max(-logprob, 0.0) / MIN_LOGPROB, 1.0)
+    shade = 0.0 if math.isnan(logprob) else min(max(-logprob, 0.0) / MAX_NLL, 1.0)
     border = "1px dashed" if math.isnan(logprob) else "1px solid"
     return (
         f"background:rgba(217,48,37,{0.75 * shade:.3f});border:{border} rgba(128,128,128,.4);padding:0 .25em;margin:1px"

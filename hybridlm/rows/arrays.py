@@ -1,4 +1,4 @@
-"""The arrays that rows of a model consist of, by their types and where they lie, and as zeros."""
+"""Arrays of a pool's rows: ShapeDtypeStructs with shardings, and zeros."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,21 +16,21 @@ from models.state.state import StateArray
 
 
 class RowArrays:
-    """Makes rows.
+    """Makes the arrays of rows.
 
     Args:
-        model: what one device holds of the model.
-        dtype: of convolution and key/value state.
-        placement: the devices; rows are split over the axis of the data.
+        model: the model as one device holds it.
+        dtype: dtype of convolution states and KV cache.
+        placement: the devices; rows are split over the data axis.
     """
 
     def __init__(self, model: Decoder, dtype: DTypeLike, placement: Placement):
         self._model, self._dtype, self._placement = model, dtype, placement
 
     def abstract(self, count: int, context: int) -> Rows:
-        """So many rows of at most so many tokens, by their types alone."""
+        """ShapeDtypeStructs of `count` rows for contexts of up to `context` tokens."""
         layers = jax.eval_shape(lambda: self._model.init_state(count, context, self._dtype))
-        # What cannot be split is whole on every device.
+        # Rows that cannot be split evenly are replicated.
         lanes = DATA if count % self._placement.data == 0 else None
         layers = jax.tree.map(partial(self._over_devices, lanes), layers, self._model.state_arrays())
         over = self._placement.over(lanes)
@@ -38,7 +38,7 @@ class RowArrays:
         return Rows(layers, token)
 
     def _over_devices(self, lanes: str | None, one: jax.ShapeDtypeStruct, array: StateArray) -> jax.ShapeDtypeStruct:
-        """An array as one device has it, over the devices: parts of one dimension follow one another."""
+        """Return an array's global type: the devices' shards of one dimension follow one another."""
         shape, split = list(one.shape), [lanes, *[None] * (len(one.shape) - 1)]
         if array.sharded_dim is not None:
             shape[array.sharded_dim.dim] *= self._placement.size(MODEL)
@@ -46,19 +46,19 @@ class RowArrays:
         return jax.ShapeDtypeStruct(tuple(shape), one.dtype, sharding=self._placement.over(*split))
 
     def zeros(self, count: int, context: int) -> Rows:
-        """So many rows of zero state."""
+        """Allocate `count` rows of zero state."""
         return zeros(self.abstract(count, context))
 
 
 def zeros(types: Any) -> Any:
-    """Zeros of these types, each where its type says."""
+    """Allocate zeros for these ShapeDtypeStructs, with their shardings."""
     return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype, device=one.sharding), types)
 
 
 def maker_of_zeros(types: tuple[jax.ShapeDtypeStruct, ...]) -> Callable[[], tuple[jax.Array, ...]]:
-    """What makes such zeros in one call."""
+    """Return a function that allocates such zeros in one call."""
 
-    # Inside of a jitted function the place that jnp.zeros is given has no effect.
+    # Inside a jitted function the device argument of jnp.zeros has no effect.
     def made() -> tuple[jax.Array, ...]:
         return tuple(jnp.zeros(one.shape, one.dtype) for one in types)
 

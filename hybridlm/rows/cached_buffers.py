@@ -1,4 +1,4 @@
-"""Arrays of a state that outlive its row: where they are, and who uses them."""
+"""Cached buffers: arrays of a state that outlive its row, on the device or on the host, with a reference count."""
 
 from collections.abc import Hashable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -10,15 +10,15 @@ from ir_passes.host.row_ledger import Label
 
 
 class CachedBuffers:
-    """The arrays of fixed size at one position, or what the growing arrays have of `KV_BLOCK` positions.
+    """The arrays of fixed size at one position, or those of the growing arrays for `KV_BLOCK` positions.
 
-    They never change. They may be moved between the device and the host, all of them together.
+    They never change. All of them may be moved together between the device and the host.
 
     Attributes:
         arrays: in the order of the layout.
-        position: of a state, how many tokens it has seen; of a span, the position of its first place.
-        mark: what the sanitizer says of the row that they were taken from; None without one.
-        refcount: how often they are in use; while they are, they stay where they are.
+        position: of a state, the number of tokens it has seen; of a span, the position of its first place.
+        mark: the sanitizer's label of the row that they were copied from; None without one.
+        refcount: number of current uses; while it is above 0 they stay where they are.
     """
 
     __slots__ = ("__weakref__", "_places", "arrays", "mark", "refcount", "position")
@@ -28,7 +28,9 @@ class CachedBuffers:
         self._places: tuple[Any, ...] = ()
 
     def __repr__(self) -> str:
-        return f"CachedBuffers({self.nbytes:,} B at position {self.position}, on the {'device' if self.here else 'host'})"
+        return (
+            f"CachedBuffers({self.nbytes:,} B at position {self.position}, on the {'device' if self.here else 'host'})"
+        )
 
     @property
     def nbytes(self) -> int:
@@ -41,7 +43,7 @@ class CachedBuffers:
         self.arrays = tuple(jax.device_get(self.arrays))
 
     def to_device(self) -> None:
-        """Move them back to where they were."""
+        """Move them back to their devices."""
         self.arrays = tuple(jax.device_put(self.arrays, self._places))
 
     @property
@@ -51,11 +53,11 @@ class CachedBuffers:
 
 
 B = TypeVar("B", bound=Hashable)
-"""What an edge keeps pieces of; compared by identity."""
+"""Type of the buffers that edges have spans of; compared by identity."""
 
 
 class BufferSpan(NamedTuple, Generic[B]):
-    """A part of a buffer: what it has of `count` tokens in a row, the first of them at `first`."""
+    """Part of a buffer: the entries of `count` consecutive tokens, the first of them at `first`."""
 
     buffer: B
     first: int

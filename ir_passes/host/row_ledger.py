@@ -16,7 +16,7 @@ from jax import Array
 from ir_passes.host.slot_owner import frozen_copy
 
 
-class Owner(IntEnum):
+class ReservedOwner(IntEnum):
     """Owners that are no sequence; those of sequences are positive.
 
     Attributes:
@@ -45,7 +45,7 @@ class Label(NamedTuple):
     epoch: int = 0
 
     def __str__(self) -> str:
-        special = {int(owner): owner.name.lower() for owner in Owner}
+        special = {int(owner): owner.name.lower() for owner in ReservedOwner}
         owner = special.get(self.owner, str(self.owner))
         return f"owner {owner}, position {self.position}, layout {self.layout}, epoch {self.epoch}"
 
@@ -119,7 +119,7 @@ class RowLedger:
         return Expected(frozen_copy(found), frozen_copy(left))
 
     def _expect(self, one: LaneWork | None) -> tuple[Label, Label]:
-        idle, nobody = Label(Owner.ANY), Label(Owner.NOBODY, epoch=self.epoch)
+        idle, nobody = Label(ReservedOwner.ANY), Label(ReservedOwner.NOBODY, epoch=self.epoch)
         if one is None:
             return idle, nobody
         before = self._labels.get(one.owner, nobody)
@@ -128,7 +128,7 @@ class RowLedger:
         after = Label(one.owner, one.position + one.length, one.layout, self.epoch)
         self._labels[one.owner] = after
         if one.position == 0:
-            return Label(Owner.FRESH), after
+            return Label(ReservedOwner.FRESH), after
         return Label(before.owner, one.position, one.layout, before.epoch), after
 
     def label(self, owner: int) -> Label:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from ir_passes.contract.contract import BoundContract
-from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
 
 
 def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]) -> tuple[str, ...]:
@@ -20,7 +20,7 @@ def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]
         match owner:
             case Common():
                 continue
-            case Rows(axis, inner, start, _, split):
+            case LaneRows(axis, inner, start, _, split):
                 numbers.setdefault(split, set()).update(range(start, start + -(-shape[axis] // inner)))
             case OneLane(int(lane), split):
                 numbers.setdefault(split, set()).add(lane)

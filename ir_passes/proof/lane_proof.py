@@ -13,12 +13,12 @@ from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Claim, Note
 from ir_passes.jaxpr import ir
 from ir_passes.proof.dim_labels import label_violations
 from ir_passes.proof.output_claims import accepted, changed_rows, outputs, repeated
-from ir_passes.proof.owners import COMMON, OneLane, Owner, PoolRows, Rows
+from ir_passes.proof.owners import COMMON, LaneRows, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules import opaque_calls
 from ir_passes.proof.rules.all import RULES
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import Kept, Slot, Value
+from ir_passes.proof.values import Kept, SlotEntry, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind
 
 MAX_COUNT = int(np.iinfo(np.int32).max)
@@ -119,7 +119,7 @@ def _input(prover: Prover, leaf: int, one: Bound) -> Value:
             bounds = (0, 0) if role == "length" and prover.idle else None
             return Value(_lanes(axis, lanes), number, bounds)
         case SlotMap(_, size):
-            return Value(_lanes(0, lanes), number, (0, size - 1), Slot(leaf))
+            return Value(_lanes(0, lanes), number, (0, size - 1), SlotEntry(leaf))
         case Pool(group, axis):
             kept = Kept(leaf) if prover.idle or prover.disagreeing is not None else None
             owner: Owner = PoolRows(leaf, group, axis) if group in prover.mapped else _lanes(axis, lanes)
@@ -127,7 +127,7 @@ def _input(prover: Prover, leaf: int, one: Bound) -> Value:
 
 
 def _lanes(axis: int, lanes: int) -> Owner:
-    return OneLane(0) if lanes == 1 else Rows(axis)
+    return OneLane(0) if lanes == 1 else LaneRows(axis)
 
 
 def _coupling(prover: Prover) -> list[Violation]:

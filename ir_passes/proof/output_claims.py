@@ -3,7 +3,7 @@
 from ir_passes.contract.contract import Bound, Lane, Pool, Shared
 from ir_passes.jaxpr import ir
 from ir_passes.proof.concerned import concerned
-from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows, describe
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, describe
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import Kept, Range, Value
 from ir_passes.proof.violations import Place, Violation, ViolationKind
@@ -77,7 +77,7 @@ def _fits_lanes(owner: Owner, axis: int, length: int, lanes: int) -> bool:
         return True
     if isinstance(owner, OneLane):
         return lanes == 1 and owner.lane == 0
-    return owner == Rows(axis) and length == lanes
+    return owner == LaneRows(axis) and length == lanes
 
 
 def _pool_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:

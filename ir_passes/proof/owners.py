@@ -64,7 +64,7 @@ class Backwards:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class LaneRows:
     """Elements at index r of `axis` depend on lane `start + order(r) // inner`, and on shared inputs.
 
     Attributes:
@@ -115,7 +115,7 @@ class Mixed:
     cause: Violation
 
 
-Owner = Common | OneLane | Rows | PoolRows | Mixed
+Owner = Common | OneLane | LaneRows | PoolRows | Mixed
 COMMON = Common()
 
 
@@ -126,7 +126,7 @@ def describe(owner: Owner) -> str:
             return "shared"
         case OneLane(lane):
             return f"lane {lane}" if isinstance(lane, int) else "the lane of a loop index"
-        case Rows(axis, inner, start, order):
+        case LaneRows(axis, inner, start, order):
             rows = "lanes" if inner == 1 else f"lanes x {inner}"
             origin = f" from lane {start}" if start else ""
             placed = {Order: ", permuted", Backwards: ", the last first"}.get(type(order), "")
@@ -137,7 +137,7 @@ def describe(owner: Owner) -> str:
             return f"several lanes ({cause.primitive} at {cause.source})"
 
 
-_ALONG_AN_AXIS = (Rows, PoolRows)
+_ALONG_AN_AXIS = (LaneRows, PoolRows)
 
 
 def axis_of(owner: Owner) -> int | None:

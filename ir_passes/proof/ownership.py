@@ -7,7 +7,7 @@ from typing import Any
 from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import walk
-from ir_passes.proof.owners import Common, Mixed, OneLane, PoolRows, Rows
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, PoolRows
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import Value
 
@@ -49,7 +49,7 @@ def _described(value: Value, aval: Any, lanes: int) -> Ownership:
             return Ownership("shared")
         case OneLane(lane):
             return Ownership("lane", lane=lane if isinstance(lane, int) else None)
-        case Rows(axis, inner, start, order):
+        case LaneRows(axis, inner, start, order):
             whole = start == 0 and order is None and aval.shape[axis] == inner * lanes
             return Ownership("lanes", axis if whole else None)
         case PoolRows():

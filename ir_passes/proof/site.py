@@ -7,7 +7,7 @@ from typing import Any
 from ir_passes.contract.declared import declaration_of
 from ir_passes.jaxpr import ir
 from ir_passes.proof.concerned import concerned
-from ir_passes.proof.owners import COMMON, Common, Mixed, Owner, PoolRows, Rows, describe
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows, describe
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules.intervals import fits
 from ir_passes.proof.rules.registry import ELEMENTWISE, INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
@@ -136,7 +136,7 @@ class Site:
         place = Place(self.jaxpr, self.index, self.env)
         parts = [(self.prover.read(self.env, atom).owner, getattr(atom.aval, "shape", ())) for atom in self.eqn.invars]
         bound = self.prover.bound
-        about = concerned(bound, parts) or concerned(bound, [(Rows(0), (bound.lanes,))])
+        about = concerned(bound, parts) or concerned(bound, [(LaneRows(0), (bound.lanes,))])
         return Violation(kind, self.name, ir.source_of(self.eqn), message, remedy, about, place)
 
     def report(self, kind: ViolationKind, message: str, remedy: str) -> None:

@@ -7,7 +7,7 @@ differs along that axis tells the rows where they lie: what comes of it, put bac
 import math
 
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import Common, Owner, Rows
+from ir_passes.proof.owners import Common, LaneRows, Owner
 from ir_passes.proof.rules.registry import ELEMENTWISE
 from ir_passes.proof.values import Value
 from ir_passes.proof.walk import Equation
@@ -65,12 +65,12 @@ def tells_places(value: Value, shape: Shape, axis: int) -> bool:
 
 def disordered(owner: Owner) -> bool:
     """Whether rows lie in an order that may depend on all lanes."""
-    return isinstance(owner, Rows) and owner.order is not None
+    return isinstance(owner, LaneRows) and owner.order is not None
 
 
 def reveals_order(site: Equation, owner: Owner, operands: list[Value]) -> bool:
     """Whether a shared operand tells rows of a result where they lie."""
-    if not isinstance(owner, Rows) or owner.order is None or site.name in _ALIGNED_BY_RULE:
+    if not isinstance(owner, LaneRows) or owner.order is None or site.name in _ALIGNED_BY_RULE:
         return False
     for value, shape in zip(operands, site.shapes, strict=True):
         if not isinstance(value.owner, Common) or constant(value, shape):

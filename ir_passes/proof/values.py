@@ -27,7 +27,7 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class SlotEntry:
     """Elements of a lane are its entry in a slot map.
 
     Attributes:
@@ -113,7 +113,9 @@ class Implies:
     zero: bool
 
 
-Fact = Iota | Ahead | Slot | Permuted | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
+Fact = (
+    Iota | Ahead | SlotEntry | Permuted | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ir_passes.jaxpr.ir import source_of
 from ir_passes.proof.ownership import Ownership
-from ir_passes.scratch.plan import Placement, Plan
+from ir_passes.scratch.plan import PlacedBuffer, Plan
 
 WIDTH, ROW, MARGIN = 1100, 7, 60
 COLOURS = {"shared": "#9aa0a6", "pool": "#5f6368", "mixed": "#d93025", "body": "#c9b458"}
@@ -67,7 +67,7 @@ def arena_map(plan: Plan, owners: Owners, height: int = 420) -> str:
     return _svg(parts, height + 24)
 
 
-def _bar(plan: Plan, one: Placement, owners: Owners, x: float, y: float, width: float, height: float) -> str:
+def _bar(plan: Plan, one: PlacedBuffer, owners: Owners, x: float, y: float, width: float, height: float) -> str:
     eqn = plan.jaxpr.jaxpr.eqns[one.equation]
     owner = owners.get(eqn.outvars[one.result], Ownership("shared"))
     whose = owner.kind if owner.lane is None else f"lane {owner.lane}"

@@ -13,7 +13,7 @@ from ir_passes.rewrites.lane_labels import LaneLabels
 from ir_passes.rewrites.pool_access import READS, Box
 from ir_passes.rewrites.row_access import Start, indexed_dims, read_rows, row_index
 from ir_passes.rewrites.same_work import SameWork
-from ir_passes.rewrites.slot_entries import Constant, Entry, shape
+from ir_passes.rewrites.slot_entries import ConstantIndex, SlotIndex, shape
 
 SCATTERS: dict[str, Callable[..., jax.Array]] = {
     "dynamic_update_slice": lax.scatter,
@@ -91,9 +91,9 @@ class BatchedWork:
         var = eqn.outvars[0]
         facts = self.labels.accesses.facts
         mine = facts.of(var)
-        if isinstance(mine, Entry) and len(eqn.outvars) == 1:
+        if isinstance(mine, SlotIndex) and len(eqn.outvars) == 1:
             if [facts.of(other) for other in self.work.alike[var]] == [
-                Entry(mine.map, lane) for lane in range(self._lanes)
+                SlotIndex(mine.map, lane) for lane in range(self._lanes)
             ]:
                 slots = outside[self.labels.graph.program.jaxpr.invars[mine.map]]
                 batched[var] = lax.convert_element_type(
@@ -138,7 +138,7 @@ class BatchedWork:
         batched.update(zip(made, run(*values), strict=True))
 
     def _rows(self, box: Box, outside: dict[ir.Var, Any]) -> jax.Array:
-        if isinstance(box.row, Entry):
+        if isinstance(box.row, SlotIndex):
             return outside[self.labels.graph.program.jaxpr.invars[box.row.map]]
         return lax.iota(jnp.int32, self._lanes)
 
@@ -161,7 +161,7 @@ class BatchedWork:
         for dim, (atom, known) in enumerate(zip(atoms, box.starts, strict=True)):
             if dim == box.axis:
                 starts.append(rows)
-            elif isinstance(known, Constant):
+            elif isinstance(known, ConstantIndex):
                 starts.append(known.value)
             else:
                 starts.append(self._each(atom, outside, batched))

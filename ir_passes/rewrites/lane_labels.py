@@ -11,10 +11,10 @@ equation that mixes their results.
 from dataclasses import dataclass, field
 
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import OneLane, Rows
+from ir_passes.proof.owners import LaneRows, OneLane
 from ir_passes.rewrites.graph import Graph
 from ir_passes.rewrites.pool_access import READS, WRITES, Box, PoolAccesses
-from ir_passes.rewrites.slot_entries import Entry, shape
+from ir_passes.rewrites.slot_entries import SlotIndex, shape
 
 # Equations that only name a part of an array.
 NAMING = frozenset(
@@ -90,7 +90,7 @@ class LaneLabels:
     def _names_only(self, eqn: ir.JaxprEqn) -> bool:
         if id(eqn) in self.own or len(eqn.outvars) != 1:
             return False
-        if eqn.outvars[0] in self.roots or isinstance(self.accesses.facts.of(eqn.outvars[0]), Entry):
+        if eqn.outvars[0] in self.roots or isinstance(self.accesses.facts.of(eqn.outvars[0]), SlotIndex):
             return True
         operands = [var for var in ir.variables(eqn.invars) if var in self.lane_of]
         return eqn.primitive.name in NAMING and all(var in self.names for var in operands)
@@ -125,7 +125,7 @@ class LaneLabels:
         row = None if box is None else box.row
         if box is None or row is None:
             return None
-        if isinstance(row, Entry):
+        if isinstance(row, SlotIndex):
             return (row.lane, box) if row.map in self.accesses.distinct else None
         return (row.value, box) if self._lane_axis(self.accesses.version(eqn)) == box.axis else None
 
@@ -141,7 +141,7 @@ class LaneLabels:
     def _lane_axis(self, source: ir.Var) -> int | None:
         """The axis along which entry i is lane i's; None if there is none."""
         owner = self.accesses.facts.value(source).owner
-        if not isinstance(owner, Rows) or owner != Rows(owner.axis):
+        if not isinstance(owner, LaneRows) or owner != LaneRows(owner.axis):
             return None
         return owner.axis if shape(source)[owner.axis] == self.graph.bound.lanes else None
 

@@ -8,7 +8,7 @@ from ir_passes.rewrites.batched_work import first_version
 from ir_passes.rewrites.lane_labels import LaneLabels
 from ir_passes.rewrites.pool_access import WRITES
 from ir_passes.rewrites.same_work import Different, SameWork
-from ir_passes.rewrites.slot_entries import Entry
+from ir_passes.rewrites.slot_entries import SlotIndex
 
 # What JAX does not batch lane by lane, or would run for all lanes where one asks for it.
 BARRED = frozenset(
@@ -97,7 +97,7 @@ def _check_reads(labels: LaneLabels, work: SameWork, eqns: Sequence[ir.JaxprEqn]
             if id(eqn) not in labels.own:
                 raise Different(f"{eqn.primitive.name} at {ir.source_of(eqn)} reads more of a pool than its lane's row")
             row = labels.own[id(eqn)].row
-            slots = row.map if isinstance(row, Entry) else None
+            slots = row.map if isinstance(row, SlotIndex) else None
             if maps.setdefault(start, slots) != slots:
                 raise Different(f"rows of two slot maps are used at {ir.source_of(eqn)}")
             if eqn.primitive.name in WRITES:

@@ -17,7 +17,7 @@ from ir_passes.rewrites.lane_order import check_batchable, written_pools
 from ir_passes.rewrites.pool_access import PoolAccesses, pool_names
 from ir_passes.rewrites.same_work import Different, SameWork, operands_of_access, same_work
 from ir_passes.rewrites.schedule import schedule
-from ir_passes.rewrites.slot_entries import Entry, shape
+from ir_passes.rewrites.slot_entries import SlotIndex, shape
 
 ALIGNMENTS = 3
 """Rounds in which equations that only some lanes have are set aside."""
@@ -190,7 +190,7 @@ def _outside(labels: LaneLabels, work: SameWork, pools: dict[ir.Var, ir.Var]) ->
     eqns = [*work.named, *work.lanes[0]]
     made = {var for eqn in eqns for var in eqn.outvars}
     for eqn in eqns:
-        if isinstance(labels.accesses.facts.of(eqn.outvars[0]), Entry):
+        if isinstance(labels.accesses.facts.of(eqn.outvars[0]), SlotIndex):
             continue
         operands = ir.variables(eqn.invars)
         if id(eqn) in labels.own:

@@ -11,7 +11,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.rewrites.lane_labels import LaneLabels
 from ir_passes.rewrites.pool_access import WRITES, Box
-from ir_passes.rewrites.slot_entries import Constant, Entry
+from ir_passes.rewrites.slot_entries import ConstantIndex, SlotIndex
 
 
 class Different(Exception):
@@ -121,7 +121,7 @@ class _Equal:
         if a not in labels.names or b not in labels.names:
             return False
         mine, theirs = labels.accesses.facts.of(a), labels.accesses.facts.of(b)
-        if isinstance(mine, Entry) and isinstance(theirs, Entry) and a not in labels.roots:
+        if isinstance(mine, SlotIndex) and isinstance(theirs, SlotIndex) and a not in labels.roots:
             same = (mine.map, mine.lane, theirs.lane) == (theirs.map, 0, labels.lane_of[b])
             if not same or ir.types([a]) != ir.types([b]):
                 return False
@@ -193,10 +193,10 @@ def same_jaxpr(one: ir.ClosedJaxpr, other: ir.ClosedJaxpr) -> bool:
 def _same_box(one: Box, other: Box, lane: int) -> bool:
     """The same box, of lane 0's row and of another lane's."""
     mine, theirs = one.row, other.row
-    if isinstance(mine, Entry):
-        rows = isinstance(theirs, Entry) and (mine.map, mine.lane, theirs.lane) == (theirs.map, 0, lane)
+    if isinstance(mine, SlotIndex):
+        rows = isinstance(theirs, SlotIndex) and (mine.map, mine.lane, theirs.lane) == (theirs.map, 0, lane)
     else:
-        rows = (mine, theirs) == (Constant(0), Constant(lane))
+        rows = (mine, theirs) == (ConstantIndex(0), ConstantIndex(lane))
     return rows and one.sizes == other.sizes and _without(one.starts, one.axis) == _without(other.starts, other.axis)
 
 

@@ -9,26 +9,26 @@ from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import OneLane
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import Columns, Slot, Value
+from ir_passes.proof.values import Columns, SlotEntry, Value
 from ir_passes.rewrites.graph import Graph
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantIndex:
     """Every element is this integer."""
 
     value: int
 
 
 @dataclass(frozen=True)
-class Entry:
+class SlotIndex:
     """The only element is the entry of a lane in the slot map that is this input."""
 
     map: int
     lane: int
 
 
-Fact = Constant | Entry
+IndexFact = ConstantIndex | SlotIndex
 
 
 class IndexFacts:
@@ -47,17 +47,17 @@ class IndexFacts:
         """All that the proof knows of a value."""
         return self._prover.read(self._env, atom)
 
-    def of(self, atom: ir.Atom) -> Fact | None:
+    def of(self, atom: ir.Atom) -> IndexFact | None:
         """What a value is, if that is a constant or an entry."""
         return _fact(self.value(atom), math.prod(shape(atom)))
 
-    def columns(self, atom: ir.Atom) -> tuple[Fact | None, ...]:
+    def columns(self, atom: ir.Atom) -> tuple[IndexFact | None, ...]:
         """The components of an index array, one for each element of its last dimension."""
         value, count = self.value(atom), shape(atom)[-1]
         if isinstance(value.fact, Columns) and len(value.fact.values) == count:
             return tuple(_fact(part, math.prod(shape(atom)[:-1])) for part in value.fact.values)
         whole = self.of(atom)
-        return (whole,) * count if count == 1 or isinstance(whole, Constant) else (None,) * count
+        return (whole,) * count if count == 1 or isinstance(whole, ConstantIndex) else (None,) * count
 
 
 def facts_of(graph: Graph) -> IndexFacts:
@@ -80,10 +80,12 @@ def shape(atom: ir.Atom) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
 
 
-def _fact(value: Value, elements: int) -> Fact | None:
+def _fact(value: Value, elements: int) -> IndexFact | None:
     owner, fact = value.owner, value.fact
-    if isinstance(fact, Slot) and fact == Slot(fact.leaf) and isinstance(owner, OneLane) and elements == 1:
-        return Entry(fact.leaf, owner.lane) if isinstance(owner.lane, int) and owner == OneLane(owner.lane) else None
+    if isinstance(fact, SlotEntry) and fact == SlotEntry(fact.leaf) and isinstance(owner, OneLane) and elements == 1:
+        return (
+            SlotIndex(fact.leaf, owner.lane) if isinstance(owner.lane, int) and owner == OneLane(owner.lane) else None
+        )
     if value.range is not None and value.range[0] == value.range[1]:
-        return Constant(value.range[0])
+        return ConstantIndex(value.range[0])
     return None

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ir_passes.host.row_ledger import Owner
+from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.sanitizer import loops, pools
@@ -200,7 +200,7 @@ class Interpreter:
         if not isinstance(apart, np.ndarray) or apart.any():
             chosen = jnp.where(every, cases[1].lanes, jnp.where(mixed, UNKNOWN, cases[0].lanes))
             lanes = jnp.where(chosen == UNKNOWN, agreed, chosen)
-        both = constant_row(Owner.MIXED if whole else Owner.COMPUTED, rank)
+        both = constant_row(ReservedOwner.MIXED if whole else ReservedOwner.COMPUTED, rank)
         keep, mix = every[..., None], mixed[..., None]
         rows = jnp.where(keep, cases[1].some_rows, jnp.where(mix, both, cases[0].some_rows))
         return Tags(lanes, rows, _pools(cases), whole, any(case.derived for case in cases))

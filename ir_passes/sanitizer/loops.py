@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ir_passes.host.row_ledger import Owner
+from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.tags import LABEL, Ints, Tags, computed, constant_row
 from ir_passes.sanitizer.walk import Walk
@@ -103,7 +103,7 @@ def _stacked(tags: Sequence[Tags | None]) -> Tagged:
 def _agreed(stacked: Array) -> Array:
     """Rows of a stack of pools that must all have moved alike; rows that did not are mixed."""
     same = jnp.all(stacked == stacked[:1], axis=(0, -1))[..., None]
-    labels = jnp.where(same, stacked[0, ..., LABEL:], constant_row(Owner.MIXED, stacked.ndim - 2)[..., LABEL:])
+    labels = jnp.where(same, stacked[0, ..., LABEL:], constant_row(ReservedOwner.MIXED, stacked.ndim - 2)[..., LABEL:])
     return jnp.concatenate([stacked[0, ..., :LABEL], labels], axis=-1)[None]
 
 

@@ -1,8 +1,8 @@
 """A step with shadow labels beside every pool: who wrote each row, at which position, in which layout and step.
 
 The same indices that move the state move its labels, and wherever a row is used, its label is compared with the one
-that the lane must find. That shows what no proof of the step can: that the slot map, the positions and the snapshots which
-the host passes belong to the sequences that it means.
+that the lane must find. That shows what no proof of the step can: that the slot map, the positions and the snapshots
+which the host passes belong to the sequences that it means.
 """
 
 from collections.abc import Callable, Collection
@@ -15,7 +15,7 @@ from jax import Array
 
 from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, Pool, SlotMap
 from ir_passes.contract.normal_form import row_major
-from ir_passes.host.row_ledger import Expected, Owner, RowLedger
+from ir_passes.host.row_ledger import Expected, ReservedOwner, RowLedger
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import dtype_of
 from ir_passes.sanitizer.interpreter import ONE_ROW, Interpreter
@@ -182,5 +182,5 @@ def _output_shadow(run: Interpreter, bound: Bound, source: int, mapped: set[str]
     if tag is None or not tag.whole or tag.pools != (source,) or rows_axis(tag) != entry.axis:
         why = ONE_ROW if rows == 1 else f"is no chain of writes to {run.judge.paths[source]}"
         run.untracked.setdefault(f"{bound.path}: {why}")
-        return jnp.broadcast_to(constant_row(Owner.MIXED, 1)[..., LABEL:], (rows, 4))
+        return jnp.broadcast_to(constant_row(ReservedOwner.MIXED, 1)[..., LABEL:], (rows, 4))
     return jnp.asarray(tag.some_rows)[..., LABEL:].reshape((rows, 4))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ir_passes.host.row_ledger import Owner
+from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr.ir import JaxprEqn, shape_of
 
 Ints = np.ndarray | Array
@@ -58,7 +58,7 @@ class Tags:
     @property
     def some_rows(self) -> Ints:
         """The rows; those of something computed if there are none."""
-        return constant_row(Owner.COMPUTED, self.lanes.ndim) if self.rows is None else self.rows
+        return constant_row(ReservedOwner.COMPUTED, self.lanes.ndim) if self.rows is None else self.rows
 
     def map(self, operation: Callable[[Ints], Ints]) -> "Tags":
         """The same kind of value after an operation that takes and returns an array with columns."""
@@ -85,7 +85,7 @@ def nobody(rank: int) -> np.ndarray:
     return np.full((1,) * rank, UNKNOWN, np.int32)
 
 
-def constant_row(owner: Owner, rank: int) -> np.ndarray:
+def constant_row(owner: ReservedOwner, rank: int) -> np.ndarray:
     """One row for a whole value, with this owner and no number."""
     return np.array([UNKNOWN, owner, 0, 0, 0], np.int32).reshape((1,) * rank + (COLUMNS,))
 
@@ -109,7 +109,7 @@ def computed(lanes: Ints, derived: bool = False) -> Tags:
 
 def zero(rank: int) -> Tags:
     """Tags of zeros, the state of a sequence that begins."""
-    return Tags(nobody(rank), constant_row(Owner.FRESH, rank))
+    return Tags(nobody(rank), constant_row(ReservedOwner.FRESH, rank))
 
 
 def range_of(lanes: Iterable[Ints]) -> tuple[Ints, Ints]:

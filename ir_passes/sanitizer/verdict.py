@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ir_passes.host.row_ledger import Expected, Label, Owner
+from ir_passes.host.row_ledger import Expected, Label, ReservedOwner
 from ir_passes.jaxpr.ir import JaxprEqn, source_of
 from ir_passes.sanitizer.tags import LABEL, SLOT, UNKNOWN, Ints, Tags, constant_row, nobody, numpy_of
 
@@ -95,7 +95,9 @@ class Judge:
         stamps = _of(self.expected.left, lanes)
         if isinstance(lanes, np.ndarray) and not (lanes == UNKNOWN).any():
             return stamps
-        return jnp.where((lanes == UNKNOWN)[..., None], constant_row(Owner.MIXED, lanes.ndim)[..., LABEL:], stamps)
+        return jnp.where(
+            (lanes == UNKNOWN)[..., None], constant_row(ReservedOwner.MIXED, lanes.ndim)[..., LABEL:], stamps
+        )
 
     def compare(self, where: JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> None:
         """What `reader` computes with must be labelled as its lane expects, or as its lane itself left it.
@@ -116,16 +118,16 @@ class Judge:
         lanes = xp.where(reader == UNKNOWN, own, reader)
         expected, left = _of(self.expected.found, lanes), _of(self.expected.left, lanes)
         wanted, owner = expected[..., 0], found[..., 0]
-        excused = (owner == Owner.COMPUTED) | (wanted == Owner.ANY)
+        excused = (owner == ReservedOwner.COMPUTED) | (wanted == ReservedOwner.ANY)
         if set(tags.pools) <= self.masked:
-            excused |= wanted == Owner.FRESH
+            excused |= wanted == ReservedOwner.FRESH
         differs = found != expected
         wrong = jnp.any(differs, axis=-1) & jnp.any(found != left, axis=-1)
         kind = jnp.argmax(differs, axis=-1).astype(jnp.int32)
         bad = wrong & ~excused
         lost = lanes == UNKNOWN
         if not isinstance(lost, np.ndarray) or lost.any():
-            bad |= lost & (owner != Owner.COMPUTED)
+            bad |= lost & (owner != ReservedOwner.COMPUTED)
             kind = jnp.where(lost, FIELDS.index("lane"), kind)
         if mask is not None:
             bad &= mask
@@ -148,8 +150,10 @@ class Judge:
         kind = np.full((1,) * rank, FIELDS.index("lane"), np.int32)
         slots = nobody(rank) if slots is None else slots
         for lanes in (high, low):
-            live = _of(self.expected.found, lanes)[..., 0] != Owner.ANY
-            self.record(where, what, live & apart, lanes, kind, slots, constant_row(Owner.COMPUTED, rank)[..., LABEL:])
+            live = _of(self.expected.found, lanes)[..., 0] != ReservedOwner.ANY
+            self.record(
+                where, what, live & apart, lanes, kind, slots, constant_row(ReservedOwner.COMPUTED, rank)[..., LABEL:]
+            )
 
     def record(
         self, where: JaxprEqn | str, what: str, bad: Array, lanes: Ints, kind: Ints, slots: Ints, found: Ints

@@ -10,7 +10,7 @@ class PlanError(ValueError):
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacedBuffer:
     """A scratch value and its bytes.
 
     Attributes:
@@ -63,7 +63,7 @@ class Plan:
     """
 
     jaxpr: ir.ClosedJaxpr = field(repr=False)
-    placements: tuple[Placement, ...]
+    placements: tuple[PlacedBuffer, ...]
     views: frozenset[tuple[int, int]]
     blocks: dict[int, Block]
     size: int

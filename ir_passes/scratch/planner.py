@@ -13,7 +13,7 @@ from ir_passes.contract.declared import opaque_of
 from ir_passes.jaxpr import ir
 from ir_passes.scratch.liveness import Liveness, Scratch, exclusive, liveness
 from ir_passes.scratch.packing import Buffer, aligned, height, pack
-from ir_passes.scratch.plan import Block, Placement, Plan
+from ir_passes.scratch.plan import Block, PlacedBuffer, Plan
 from ir_passes.scratch.verifier import verify_plan
 
 OpaqueScratch = Callable[[ir.JaxprEqn], int]
@@ -94,7 +94,7 @@ def plan_liveness(
     buffers += [Buffer(block.bytes, equation, equation) for equation, block in blocks.items()]
     offsets = pack(buffers)
     placements = tuple(
-        Placement(
+        PlacedBuffer(
             value.equation,
             value.result,
             value.name,

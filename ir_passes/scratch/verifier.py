@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ir_passes.jaxpr import ir
-from ir_passes.scratch.plan import Block, Placement, Plan, PlanError
+from ir_passes.scratch.plan import Block, PlacedBuffer, Plan, PlanError
 
 Key = tuple[int, int]
 NO_SCRATCH = ("scatter", "reduce", "select_and", "argm", "cum")  # run their jaxpr inside one loop, on scalars
@@ -128,10 +128,10 @@ def _last_reads(jaxpr: Any, homes: dict[Any, Key], outermost: bool) -> dict[Key,
 
 def _placements(
     jaxpr: Any, plan: Plan, homes: dict[Any, Key], last: dict[Key, int], outermost: bool
-) -> dict[Key, Placement]:
+) -> dict[Key, PlacedBuffer]:
     """The placements by value: every scratch value once, nothing that is held, each of its value's size."""
     outputs = {homes[var] for var in _variables(jaxpr.outvars) if var in homes} if outermost else set[Key]()
-    placed: dict[Key, Placement] = {}
+    placed: dict[Key, PlacedBuffer] = {}
     for p in plan.placements:
         key = (p.equation, p.result)
         if key in placed:

@@ -20,7 +20,7 @@ Leaves = dict[Index, int]
 
 
 @dataclass(frozen=True)
-class Value:
+class LiveValue:
     """One value.
 
     Attributes:
@@ -67,7 +67,7 @@ class LiveValues:
         uncovered: what this dataflow does not know.
     """
 
-    values: tuple[Value, ...]
+    values: tuple[LiveValue, ...]
     of: dict[int, Leaves]
     executed: tuple[Instruction, ...]
     looped: frozenset[int]
@@ -115,11 +115,11 @@ class _Flow:
         for value in results.values():
             self._stop[self._find(value)] = FOREVER
         position: dict[int, int] = {}
-        values: list[Value] = []
+        values: list[LiveValue] = []
         for i, (instruction, index, array, where) in enumerate(self._defined):
             if self._same[i] == i:
                 position[i] = len(values)
-                values.append(Value(instruction, index, array, where, self._start[i], self._stop[i]))
+                values.append(LiveValue(instruction, index, array, where, self._start[i], self._stop[i]))
         of = {
             one: {index: position[self._find(value)] for index, value in leaves.items()}
             for one, leaves in self._of.items()

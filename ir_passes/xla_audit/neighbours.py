@@ -6,7 +6,7 @@ Nobody can say what a custom call, a kernel or a callback writes; where it would
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ir_passes.xla_audit.live_values import LiveValues, Value
+from ir_passes.xla_audit.live_values import LiveValue, LiveValues
 from ir_passes.xla_audit.program import Executable, Slice
 
 
@@ -46,7 +46,7 @@ def neighbours(executable: Executable, live: LiveValues) -> tuple[Neighbours, ..
     return tuple(found)
 
 
-def _of(value: Value, mine: Slice, live: Iterable[Value], target: str) -> Neighbours:
+def _of(value: LiveValue, mine: Slice, live: Iterable[LiveValue], target: str) -> Neighbours:
     before: list[tuple[int, str]] = []
     behind: list[tuple[int, str]] = []
     for other in live:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from ir_passes.contract.contract import Bound, BoundContract, Pool, SlotMap
 from ir_passes.xla_audit.findings import Finding, FindingKind, origin, where
-from ir_passes.xla_audit.live_values import LiveValues, Value
+from ir_passes.xla_audit.live_values import LiveValue, LiveValues
 from ir_passes.xla_audit.pool_values import PoolValues, positions
 from ir_passes.xla_audit.program import Executable, Index, Instruction
 
@@ -202,12 +202,12 @@ def _long(dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in dims if size != 1)
 
 
-def _as_large(value: Value, pools: dict[Key, list[Bound]]) -> bool:
+def _as_large(value: LiveValue, pools: dict[Key, list[Bound]]) -> bool:
     """Whether a value has the dtype of a pool and as many elements."""
     return any(value.array.dtype == dtype and value.array.count == math.prod(dims) for dtype, dims in pools)
 
 
-def _matching(value: Value, pools: dict[Key, list[Bound]], executable: Executable) -> list[Bound]:
+def _matching(value: LiveValue, pools: dict[Key, list[Bound]], executable: Executable) -> list[Bound]:
     """The pools that a value may be a version of: of its own type, or of one that it is read as."""
     if not _as_large(value, pools):
         return []
@@ -247,7 +247,7 @@ def _copied(one: Instruction, executable: Executable) -> list[int] | None:
     return None
 
 
-def _same_place(value: Value, operands: list[int], index: Index, live: LiveValues) -> bool:
+def _same_place(value: LiveValue, operands: list[int], index: Index, live: LiveValues) -> bool:
     """Whether a copy's source is the bytes that it writes, so that nothing moves."""
     return any(live.values[live.of[operand][()]].slice == value.slice for operand in operands)
 

@@ -9,10 +9,10 @@ from jax.lax import GatherScatterMode
 
 from ir_passes.contract.statements import Assumption, Note
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows, Symbol, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import constant
-from ir_passes.proof.values import Columns, Constant, Iota, Slot, Value
+from ir_passes.proof.values import Columns, Constant, Iota, SlotEntry, Value
 from ir_passes.proof.views import View, block, entered, left, reshaped
 from ir_passes.proof.violations import ViolationKind
 
@@ -65,7 +65,7 @@ class Access:
 
     def tells_places(self, owner: Owner, without: int | None = None) -> bool:
         """Whether a shared index differs between rows whose order depends on all lanes."""
-        if not isinstance(owner, Rows) or owner.order is None:
+        if not isinstance(owner, LaneRows) or owner.order is None:
             return False
         return any(
             isinstance(value.owner, Common) and not self.scalar and not constant(value, self.index_shape)
@@ -141,7 +141,7 @@ def constant_of(value: Value) -> int | None:
     return None
 
 
-def lane_at(access: Access, dim: int, rows: Rows) -> OneLane | None:
+def lane_at(access: Access, dim: int, rows: LaneRows) -> OneLane | None:
     """The lane whose row one shared index picks."""
     index = access.columns[dim]
     if rows.order is not None or not isinstance(index.owner, Common):
@@ -165,7 +165,7 @@ def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Va
         return list(indices.fact.values)
     if count == 1:
         return [indices]
-    fact = indices.fact if isinstance(indices.fact, Slot | Constant) else None
+    fact = indices.fact if isinstance(indices.fact, SlotEntry | Constant) else None
     numbers = [site.prover.number(("column", indices.number, k)) for k in range(count)]
     return [indices.but(number=number, fact=fact) for number in numbers]
 

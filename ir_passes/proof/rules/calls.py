@@ -4,7 +4,7 @@ from ir_passes.contract.contract import Lane, Shared
 from ir_passes.contract.declared import RowWise, declaration_of, other_body
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import Owner, Rows, axis_of, moved
+from ir_passes.proof.owners import LaneRows, Owner, axis_of, moved
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY, disordered, tells_places
@@ -75,7 +75,7 @@ def _as_rows(site: Site, owner: Owner, entry: Lane | Shared, name: str) -> Owner
     axis = axis_of(owner)
     if axis is None:
         return owner
-    if isinstance(entry, Lane) and axis == entry.axis and isinstance(owner, Rows):
+    if isinstance(entry, Lane) and axis == entry.axis and isinstance(owner, LaneRows):
         return moved(owner, 0)
     what = f"rows along axis {entry.axis}" if isinstance(entry, Lane) else "shared"
     message = f"an argument of {name} is declared as {what}, and holds different lanes along axis {axis}"

@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import Common, Mixed, OneLane, Order, Owner, PoolRows, Rows, Symbol, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.rules.intervals import dtype_range, hull
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY
-from ir_passes.proof.values import Constant, Kept, Slot, Value
+from ir_passes.proof.values import Constant, Kept, SlotEntry, Value
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
 
@@ -23,7 +23,7 @@ def merge(site: Site, one: Value, other: Value) -> Value:
     if one == other:
         return one
     owner = _merge_owners(site, one.owner, other.owner)
-    if isinstance(owner, Rows) and owner.order is not None and not _unordered(owner, one, other):
+    if isinstance(owner, LaneRows) and owner.order is not None and not _unordered(owner, one, other):
         owner = site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
     same_kept = one.kept == other.kept
     version = one.version if one.version == other.version else None
@@ -42,7 +42,7 @@ def merge(site: Site, one: Value, other: Value) -> Value:
     )
 
 
-def _unordered(owner: Rows, *values: Value) -> bool:
+def _unordered(owner: LaneRows, *values: Value) -> bool:
     """Whether the shared ones among some values do not differ along the axis of the rows."""
     return all(not isinstance(value.owner, Common) or owner.axis in value.uniform for value in values)
 
@@ -149,7 +149,7 @@ def _settled(
 
 
 def _entering(site: Site, value: Value, counter: Any) -> Value:
-    fact = value.fact if isinstance(value.fact, Slot) else None
+    fact = value.fact if isinstance(value.fact, SlotEntry) else None
     bounds = counter if counter is not None else value.range
     return value.but(number=0, fact=fact, range=bounds)
 
@@ -167,7 +167,7 @@ def _again(site: Site, old: Value, new: Value, counter: Any) -> Value:
         bounds = bounds if new.range and bounds[0] <= new.range[0] and new.range[1] <= bounds[1] else None
     kept = old.kept if old.kept == new.kept else None
     fact = old.fact if old.fact == new.fact else None
-    if isinstance(owner, Rows) and owner.order is not None and not _unordered(owner, old, new):
+    if isinstance(owner, LaneRows) and owner.order is not None and not _unordered(owner, old, new):
         owner = site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
     version = old.version if same_chain or old.version == new.version else None
     return Value(owner, 0, bounds, fact, kept, version, old.uniform & new.uniform)
@@ -182,7 +182,7 @@ def _outliving(site: Site, value: Value, mark: int) -> Value:
             "start every lane's iteration from shared values, or process the lanes as a batch",
         )
         return Value(owner, range=value.range)
-    if isinstance(owner, Rows) and isinstance(owner.order, Order) and owner.order.number >= mark:
+    if isinstance(owner, LaneRows) and isinstance(owner.order, Order) and owner.order.number >= mark:
         return Value(site.mixed("rows leave a loop in an order known only inside it", "undo the order inside"))
     return value
 
@@ -231,7 +231,7 @@ def scan(site: Site, *operands: Value) -> list[Value]:
 
     counters = _counters(body.jaxpr, num_consts, carry, length)
     carry, rest = _settled(site, carry, once, counters, loop)
-    sources = [value.owner for value in xs if isinstance(value.owner, Rows) and value.owner.axis == 0]
+    sources = [value.owner for value in xs if isinstance(value.owner, LaneRows) and value.owner.axis == 0]
     return [*carry, *(_stacked(site, value, loop, sources) for value in rest)]
 
 
@@ -240,9 +240,9 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value
     owner, step = value.owner, ("scan", loop)
     axis = axis_of(owner)
     if axis == 0:
-        if isinstance(owner, Rows) and owner.order is not None:
+        if isinstance(owner, LaneRows) and owner.order is not None:
             owner = site.mixed("a loop runs over rows in an order that depends on all lanes", REMEDY)
-        elif isinstance(owner, Rows):
+        elif isinstance(owner, LaneRows):
             layout = (owner.inner, owner.start, owner.order)
             owner = OneLane(Symbol(site.prover.number(("scan", loop, layout)), shape[0]), owner.split)
         else:
@@ -252,11 +252,11 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, step))
     kept = None if value.kept is None else Kept(value.kept.leaf, entered(value.kept.view, step))
-    fact = value.fact if isinstance(value.fact, Slot) else None
+    fact = value.fact if isinstance(value.fact, SlotEntry) else None
     return Value(owner, 0, value.range, fact, kept, site.prover.versions.part_of(value.version))
 
 
-def _stacked(site: Site, value: Value, loop: int, sources: list[Rows]) -> Value:
+def _stacked(site: Site, value: Value, loop: int, sources: list[LaneRows]) -> Value:
     """What each iteration gives, along a new axis 0."""
     owner, step = value.owner, ("scan", loop)
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):

@@ -24,7 +24,7 @@ from ir_passes.proof.values import (
     Permuted,
     RemainderOf,
     SignOf,
-    Slot,
+    SlotEntry,
     Spread,
     Value,
 )
@@ -109,7 +109,7 @@ def multiply(site: Site, x: Value, y: Value) -> list[Value]:
 def subtract(site: Site, x: Value, y: Value) -> list[Value]:
     """A lane's row less the rows of the devices before this one: where it is among the rows of this device."""
     bounds, fact = _bounds(site, (x, y)), None
-    if isinstance(x.fact, Slot) and x.fact.less is None and isinstance(y.fact, Ahead) and bounds is not None:
+    if isinstance(x.fact, SlotEntry) and x.fact.less is None and isinstance(y.fact, Ahead) and bounds is not None:
         fact = replace(x.fact, less=y.fact)
     return [Value(_combined(site, (x, y)), range=bounds, fact=fact)]
 
@@ -252,19 +252,19 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
     return [Value(owner, 0, bounds, _guarded(site, which, cases), kept, versions.pop() if len(versions) == 1 else None)]
 
 
-def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> Slot | None:
+def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | None:
     """A slot or a row past every pool."""
-    slots = [case for case in cases if isinstance(case.fact, Slot)]
-    others = [case for case in cases if not isinstance(case.fact, Slot)]
+    slots = [case for case in cases if isinstance(case.fact, SlotEntry)]
+    others = [case for case in cases if not isinstance(case.fact, SlotEntry)]
     if not slots or any(case.fact != slots[0].fact for case in slots):
         return None
     fact = slots[0].fact
-    assert isinstance(fact, Slot)
+    assert isinstance(fact, SlotEntry)
     entry = site.prover.bound.inputs[fact.leaf].entry
     assert isinstance(entry, SlotMap)
     size = entry.size
     past = all(case.range is not None and case.range[0] >= size and isinstance(case.owner, Common) for case in others)
     if not past:
         return None
-    picks = tuple(isinstance(case.fact, Slot) for case in cases)
+    picks = tuple(isinstance(case.fact, SlotEntry) for case in cases)
     return replace(fact, guard=site.prover.number(("guard", which.number, picks, fact.guard)))

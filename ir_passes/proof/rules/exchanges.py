@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ir_passes.jaxpr import mesh
-from ir_passes.proof.owners import Common, OneLane, Order, Owner, PoolRows, Rows, Symbol, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.rules.reductions import without
 from ir_passes.proof.rules.registry import SUMS, rule
 from ir_passes.proof.site import Site
@@ -52,7 +52,7 @@ def by_counts(site: Site, *operands: Value) -> list[Value]:
 
 def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Owner:
     """Whose the elements of an operand are after an exchange over some axes of the mesh."""
-    split = set(owner.split) if isinstance(owner, Rows | OneLane | PoolRows) else set()
+    split = set(owner.split) if isinstance(owner, LaneRows | OneLane | PoolRows) else set()
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         split |= site.prover.telling
     crossing = sorted(split & set(axes))
@@ -64,14 +64,14 @@ def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int
         message = f"it exchanges values over mesh axis {', '.join(crossing)}, over which {what} are split"
         remedy = "exchange over axes that split heads or experts only, or undo the exchange before anything else"
         return site.mixed(message, remedy, ViolationKind.COLLECTIVE)
-    if isinstance(owner, Rows) and isinstance(owner.order, Order):
+    if isinstance(owner, LaneRows) and isinstance(owner.order, Order):
         apart = sorted(site.prover.own_orders.get(owner.order.number, frozenset()) & set(axes))
         if apart:
             message = (
                 f"each device along {', '.join(apart)} may have rows in an order of its own, and they are exchanged"
             )
             return site.mixed(message, "undo the order before the exchange", ViolationKind.COLLECTIVE)
-    if isinstance(owner, Rows | OneLane) and owner.held:
+    if isinstance(owner, LaneRows | OneLane) and owner.held:
         if set(axes) != set(owner.held) or site.params.get("axis_index_groups") is not None:
             held, over = ", ".join(owner.held), ", ".join(axes)
             message = f"a row that one device along {held} has, and all others have as zeros, is summed over {over}"
@@ -80,22 +80,22 @@ def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int
     return _along(site, owner, shape) if site.name not in (*SUMS, "pmax", "pmin", "ppermute") else owner
 
 
-def _sent(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Rows | OneLane | None:
+def _sent(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> LaneRows | OneLane | None:
     """Lanes that all devices send to others, in one fixed way: they are home again when it has been undone.
 
     Until then they are no lanes of this device, and come together with nothing that is.
     """
     size, params = site.prover.devices_along(axes), site.params
-    if len(axes) != 1 or not isinstance(owner, Rows | OneLane) or isinstance(getattr(owner, "lane", 0), Symbol):
+    if len(axes) != 1 or not isinstance(owner, LaneRows | OneLane) or isinstance(getattr(owner, "lane", 0), Symbol):
         return None
-    if isinstance(owner, Rows) and owner.order is not None:
+    if isinstance(owner, LaneRows) and owner.order is not None:
         return None
     if site.name == "ppermute":
         to = dict(params["perm"])
         if sorted(to) != list(range(size)) or sorted(to.values()) != list(range(size)):
             return None
         way = sorted(to.items()), sorted((there, here) for here, there in to.items())
-    elif site.name == "all_to_all" and isinstance(owner, Rows):
+    elif site.name == "all_to_all" and isinstance(owner, LaneRows):
         devices = site.prover.devices_along([name for name in owner.split if name in site.prover.devices])
         each = site.prover.bound.lanes // devices
         pieces, rest = divmod(shape[owner.axis], size * owner.inner)

@@ -7,10 +7,10 @@ from typing import Any
 
 from ir_passes.contract.statements import Assumption, Note
 from ir_passes.jaxpr import ir, mesh
-from ir_passes.proof.owners import COMMON, Backwards, Common, OneLane, Order, Owner, PoolRows, Rows, Symbol, axis_of
+from ir_passes.proof.owners import COMMON, Backwards, Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, axis_of
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site, interpret
-from ir_passes.proof.values import Ahead, Iota, Kept, Slot, Value
+from ir_passes.proof.values import Ahead, Iota, Kept, SlotEntry, Value
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
 
@@ -90,21 +90,23 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
             if owner.split:
                 return Value(site.mixed("a part of a pool's rows is split over devices once more", "split rows once"))
             owner = replace(owner, split=split.axes[axis])
-        if isinstance(owner, Rows):
+        if isinstance(owner, LaneRows):
             each, rest = divmod(site.prover.bound.lanes, split.parts(axis))
             whole = rest == 0 and shape[axis] == site.prover.bound.lanes * owner.inner
             if owner.order is not None or owner.start or owner.split or owner.held or not whole:
                 remedy = "split all of them, in order"
                 return Value(site.mixed("some lanes, or lanes out of order, are split over devices", remedy))
             names = split.axes[axis]
-            owner = OneLane(0, names) if each == 1 else Rows(axis, owner.inner, 0, None, names)
+            owner = OneLane(0, names) if each == 1 else LaneRows(axis, owner.inner, 0, None, names)
     if isinstance(owner, Common):
         site.prover.telling.update(name for names in split.axes.values() for name in names)
     if split.axes:
         kept = None if kept is None else Kept(kept.leaf, entered(kept.view, split.step))
         owner = replace(owner, view=entered(owner.view, split.step)) if isinstance(owner, PoolRows) else owner
-    fact = value.fact if isinstance(value.fact, Slot) or (isinstance(value.fact, Iota) and not split.axes) else None
-    if isinstance(fact, Slot) and fact.less is not None:
+    fact = (
+        value.fact if isinstance(value.fact, SlotEntry) or (isinstance(value.fact, Iota) and not split.axes) else None
+    )
+    if isinstance(fact, SlotEntry) and fact.less is not None:
         fact = None  # places along an axis of another mesh
     return Value(owner, site.prover.fresh(), value.range, fact, kept, value.version)
 
@@ -131,12 +133,12 @@ def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, ma
     over = ", ".join(getattr(owner, "split", ())) or "devices"
     message = f"a result that differs between lanes, which are split over {over}, is not put together so"
     remedy = "give it the out_spec of its lanes"
-    if isinstance(owner, Rows | OneLane) and owner.held:
+    if isinstance(owner, LaneRows | OneLane) and owner.held:
         held = (
             f"a row that one device along {', '.join(owner.held)} has leaves the devices before it is summed over them"
         )
         return site.mixed(held, "sum it by lax.psum", ViolationKind.COLLECTIVE)
-    if isinstance(owner, Rows):
+    if isinstance(owner, LaneRows):
         inside = isinstance(owner.order, Backwards) or (isinstance(owner.order, Order) and owner.order.number >= mark)
         all_lanes = not owner.start and shape[owner.axis] == site.prover.bound.lanes * owner.inner
         if not inside and split.axes.get(owner.axis, ()) == owner.split and (all_lanes or not owner.split):
@@ -146,7 +148,7 @@ def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, ma
         picked = isinstance(owner.lane, Symbol) and owner.lane.number >= mark
         along = [axis for axis, names in split.axes.items() if names == owner.split]
         if along and owner.lane == 0 and split.parts(along[0]) == site.prover.bound.lanes:
-            return Rows(along[0], shape[along[0]] // split.parts(along[0]))
+            return LaneRows(along[0], shape[along[0]] // split.parts(along[0]))
         return site.mixed(message, remedy, ViolationKind.COLLECTIVE) if owner.split or picked else owner
     if isinstance(owner, PoolRows) and split.axes.get(owner.axis, ()) != owner.split:
         what = f"one device's rows of a pool, split over {over}, are" if owner.split else "copies of a pool are"

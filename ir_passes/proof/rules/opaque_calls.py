@@ -10,12 +10,12 @@ from ir_passes.contract.opaque import donors, fits, lengths_of, maps_of
 from ir_passes.contract.opaque_names import exact_name, same_body, short_name
 from ir_passes.contract.statements import Assumption, Statement
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, Rows, axis_of, describe, moved
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
 from ir_passes.proof.rules.pool_rows import map_fault, record
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered
-from ir_passes.proof.values import Slot, Value
+from ir_passes.proof.values import SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind
 
 
@@ -98,7 +98,7 @@ class _Declared:
         if not isinstance(pool.owner, PoolRows):
             return Value(moved(lanes, declared.axis), version=version, kept=kept)
         facts = [self.operands[k].fact for k, one in maps_of(self.entry, declared.group) if one.role != "read"]
-        written = {fact.leaf for fact in facts if isinstance(fact, Slot)}
+        written = {fact.leaf for fact in facts if isinstance(fact, SlotEntry)}
         return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version, kept=kept)
 
     def _lanes(self) -> Owner:
@@ -114,7 +114,7 @@ class _Declared:
                 return lanes
             if disordered(lanes):
                 return site.mixed("rows in an order that depends on all lanes meet an opaque operation", REMEDY)
-            problem = self._unequal() if isinstance(lanes, Rows) else None
+            problem = self._unequal() if isinstance(lanes, LaneRows) else None
             if problem is None:
                 return self._accessed(lanes)
         message, remedy = f"{self.name}: {problem}", "correct its Opaque declaration or the call"
@@ -148,7 +148,7 @@ class _Declared:
                 continue
             for at, one in maps_of(self.entry, declared.group):
                 fact = self.operands[at].fact
-                assert isinstance(fact, Slot)
+                assert isinstance(fact, SlotEntry)
                 for write in (False, True):
                     if one.role == ("read" if write else "write") or (write and k not in written):
                         continue
@@ -156,7 +156,7 @@ class _Declared:
                     if fault is not None:
                         return fault
                     record(site, pool, fact, self.operands[at].owner, site.shapes[at], write)
-            if k in written and isinstance(lanes, Rows | OneLane) and lanes.split:
+            if k in written and isinstance(lanes, LaneRows | OneLane) and lanes.split:
                 along = ", ".join(lanes.split)
                 message = f"{self.name}: each device along {along} writes the rows of its own lanes to its own copy"
                 return site.mixed(message, "call it outside of the shard_map", ViolationKind.COLLECTIVE)
@@ -203,7 +203,7 @@ class _Declared:
         if group != declared.group:
             return f"a pool of group {declared.group!r}, and is one of group {group!r}"
         if not any(maps_of(self.entry, declared.group)):
-            mine = isinstance(owner, Rows) and replace(owner, start=0, split=()) == Rows(declared.axis)
+            mine = isinstance(owner, LaneRows) and replace(owner, start=0, split=()) == LaneRows(declared.axis)
             if mine or isinstance(owner, OneLane):
                 return None
             return f"a pool with one row for each lane along axis {declared.axis}, and holds {describe(owner)}"
@@ -214,7 +214,7 @@ class _Declared:
         return None
 
     def _map_misfit(self, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str | None:
-        if not isinstance(value.fact, Slot) or len(shape) > 1:
+        if not isinstance(value.fact, SlotEntry) or len(shape) > 1:
             return "a slot map, and is not one"
         if value.fact.guard is not None:
             return "a slot map, and some entries may be replaced by a row past the end of the pool"

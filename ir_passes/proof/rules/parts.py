@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows, axis_of, describe, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
 from ir_passes.proof.rules.intervals import hull
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Columns, Constant, Iota, Kept, Slot, Value
+from ir_passes.proof.values import Columns, Constant, Iota, Kept, SlotEntry, Value
 from ir_passes.proof.views import View, block, entered
 
 
@@ -15,12 +15,12 @@ def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, 
     """Whose the rows [start, start + size * step) of an axis are, when `axis` is the one that holds lanes."""
     if start == 0 and size == full and step == 1:
         return owner
-    if isinstance(owner, Rows) and owner.order is None:
+    if isinstance(owner, LaneRows) and owner.order is None:
         first, last = start // owner.inner, (start + (size - 1) * step) // owner.inner
         if first == last:
             return OneLane(owner.start + first, owner.split)
         if step == 1 and start % owner.inner == 0:
-            return Rows(axis, owner.inner, owner.start + first, None, owner.split)
+            return LaneRows(axis, owner.inner, owner.start + first, None, owner.split)
     return site.mixed(
         f"a part of axis {axis} is cut out, which holds {describe(owner)}",
         "cut out whole lanes, or index rows by the slot map",
@@ -39,7 +39,7 @@ def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], step
     if kept is not None and not whole:
         but = owner.axis if isinstance(owner, PoolRows) else -1
         kept = Kept(kept.leaf, _part(kept.view, but, full, starts, sizes, steps))
-    fact = x.fact if isinstance(x.fact, Slot | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | Constant) else None
     if isinstance(x.fact, Iota) and starts[x.fact.axis] == 0 and steps[x.fact.axis] == 1:
         fact = x.fact
     bounds = x.range
@@ -97,11 +97,11 @@ def unstack(site: Site, x: Value) -> list[Value]:
         sizes = [1 if d == axis else n for d, n in enumerate(full)]
         value = _cut(site, x, starts, sizes, (1,) * len(full))
         owner = value.owner
-        if isinstance(owner, Rows) and owner.axis == axis:
+        if isinstance(owner, LaneRows) and owner.axis == axis:
             owner = OneLane(owner.start, owner.split)
         old = axis_of(owner)
         owner = owner if old is None else moved(owner, old - (old > axis))
-        results.append(Value(owner, range=value.range, fact=value.fact if isinstance(value.fact, Slot) else None))
+        results.append(Value(owner, range=value.range, fact=value.fact if isinstance(value.fact, SlotEntry) else None))
     return results
 
 
@@ -152,21 +152,21 @@ def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -
     )
 
 
-def _laid_out(axis: int, owners: list[Owner], sizes: list[int]) -> Rows | None:
+def _laid_out(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | None:
     """Parts as consecutive lanes; shared parts may stand where whole lanes would."""
     pieces = [(owner, size) for owner, size in zip(owners, sizes, strict=True) if size]
     inner = {
-        owner.inner if isinstance(owner, Rows) else size
+        owner.inner if isinstance(owner, LaneRows) else size
         for owner, size in pieces
-        if isinstance(owner, Rows) or (isinstance(owner, OneLane) and isinstance(owner.lane, int))
+        if isinstance(owner, LaneRows) or (isinstance(owner, OneLane) and isinstance(owner.lane, int))
     }
-    splits = {owner.split for owner, _ in pieces if isinstance(owner, Rows | OneLane)}
+    splits = {owner.split for owner, _ in pieces if isinstance(owner, LaneRows | OneLane)}
     if len(inner) != 1 or len(splits) != 1:
         return None
     (per_lane,) = inner
     place, start = 0, None
     for owner, size in pieces:
-        if isinstance(owner, Rows):
+        if isinstance(owner, LaneRows):
             if owner.axis != axis or owner.order is not None or place % per_lane:
                 return None
             first = owner.start - place // per_lane
@@ -183,4 +183,4 @@ def _laid_out(axis: int, owners: list[Owner], sizes: list[int]) -> Rows | None:
             return None
         start = first
         place += size
-    return Rows(axis, per_lane, start or 0, None, splits.pop())
+    return LaneRows(axis, per_lane, start or 0, None, splits.pop())

@@ -4,11 +4,11 @@ import math
 from dataclasses import replace
 
 from ir_passes.contract.contract import SlotMap
-from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.rules.access import Access, constant_of
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, tells_places
-from ir_passes.proof.values import Ahead, Constant, Iota, Kept, Slot, Value
+from ir_passes.proof.values import Ahead, Constant, Iota, Kept, SlotEntry, Value
 from ir_passes.proof.views import View, entered, left
 from ir_passes.proof.violations import ViolationKind
 from ir_passes.proof.walk import RowAccess
@@ -37,7 +37,7 @@ def read(site: Site, operand: Value, access: Access) -> Value:
     if access.tells_places(found, without=axis):
         return Value(site.mixed(_PLACES, REMEDY))
     owner = site.join(found, access.owners(site, without=axis))
-    if pool.split and isinstance(owner, Rows | OneLane):
+    if pool.split and isinstance(owner, LaneRows | OneLane):
         return Value(replace(owner, held=pool.split))
     return Value(owner, kept=kept)
 
@@ -58,7 +58,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     found = _row_owner(site, pool, access, write=True)
     if isinstance(found, Mixed):
         return Value(found)
-    if isinstance(found, Rows | OneLane) and found.split:
+    if isinstance(found, LaneRows | OneLane) and found.split:
         message = (
             f"each device along {', '.join(found.split)} writes the rows of its own lanes to its own copy of a pool"
         )
@@ -70,11 +70,11 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     if not isinstance(content, Common) and content != found:
         message = f"rows of pool {pool.group!r} are written with values of other lanes than the rows' owners"
         return Value(site.mixed(message, "write to each row what its own lane computed", ViolationKind.WRONG_ROW))
-    at = found.axis if isinstance(found, Rows) and found.order is not None else None
+    at = found.axis if isinstance(found, LaneRows) and found.order is not None else None
     if access.tells_places(found, without=axis) or (at is not None and tells_places(updates, site.shapes[-1], at)):
         return Value(site.mixed(_PLACES, REMEDY))
     index = access.columns[axis].fact
-    assert isinstance(index, Slot)
+    assert isinstance(index, SlotEntry)
     kept = operand.kept
     if kept is not None:
         again = updates.kept
@@ -85,7 +85,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     return Value(later, kept=kept, version=site.prover.versions.succeed(operand.version))
 
 
-def _put_by_slot(view: View, access: Access, axis: int, slot: Slot) -> View | None:
+def _put_by_slot(view: View, access: Access, axis: int, slot: SlotEntry) -> View | None:
     """The path after rows are put back where they were read: by the same slot map, guarded as then or only now."""
     for by in (slot, replace(slot, guard=None)):
         rows = left(view, ("by slot", by))
@@ -129,7 +129,7 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         violation = site.violation(ViolationKind.CONSTANT, message, "make the row an operand: an entry of a slot map")
         site.prover.violations.append(violation)
         return Mixed(violation)
-    if not isinstance(index.fact, Slot):
+    if not isinstance(index.fact, SlotEntry):
         message = f"rows of {path} are picked by an index that is not the lane's entry in its slot map"
         return site.mixed(message, _BY_SLOT, ViolationKind.WRONG_ROW)
     fault = map_fault(site, pool, index.fact, access.full, access.drops, write)
@@ -141,7 +141,7 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
     return owner
 
 
-def record(site: Site, pool: PoolRows, fact: Slot, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
+def record(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
     """Note which rows of a pool are read or written, to be compared with those of its group.
 
     Args:
@@ -149,7 +149,7 @@ def record(site: Site, pool: PoolRows, fact: Slot, owner: Owner, shape: tuple[in
         owner: of the entries.
         shape: of what is read or written; along the owner's axis one row for each entry.
     """
-    if isinstance(owner, Rows):
+    if isinstance(owner, LaneRows):
         lanes = -(-shape[owner.axis] // owner.inner)
         lane, whose = owner.order, (owner.start, lanes, owner.order)
     else:
@@ -157,7 +157,9 @@ def record(site: Site, pool: PoolRows, fact: Slot, owner: Owner, shape: tuple[in
     site.prover.accesses.append(RowAccess(pool.leaf, write, (replace(fact, less=None), whose), lane, site))
 
 
-def map_fault(site: Site, pool: PoolRows, fact: Slot, shape: tuple[int, ...], drops: bool, write: bool) -> Mixed | None:
+def map_fault(
+    site: Site, pool: PoolRows, fact: SlotEntry, shape: tuple[int, ...], drops: bool, write: bool
+) -> Mixed | None:
     """What is wrong with picking rows of a pool by an entry of a slot map.
 
     Args:
@@ -192,7 +194,7 @@ def map_fault(site: Site, pool: PoolRows, fact: Slot, shape: tuple[int, ...], dr
     return None
 
 
-def _device_fault(site: Site, pool: PoolRows, fact: Slot, access: Access) -> Mixed | None:
+def _device_fault(site: Site, pool: PoolRows, fact: SlotEntry, access: Access) -> Mixed | None:
     """Rows of a pool that are split over devices are global row numbers less the rows of the devices before."""
     path, rows = site.prover.bound.inputs[pool.leaf].path, access.full[pool.axis]
     slots = site.prover.bound.inputs[fact.leaf].path

@@ -1,6 +1,6 @@
 """Contractions, convolutions and decompositions."""
 
-from ir_passes.proof.owners import Common, Mixed, OneLane, Order, Owner, Rows, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Order, Owner, axis_of, moved
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered, tells_places
@@ -35,7 +35,7 @@ def _contracted(site: Site, x: Value, y: Value, contract: tuple, batch: tuple) -
             owners.append(site.mixed(f"it sums over axis {axis}, which holds different lanes", _FREE))
         free_before += len(free)
     owner = site.join(*owners)
-    if isinstance(owner, Rows) and owner.order is not None and owner.axis < len(batch[0]):
+    if isinstance(owner, LaneRows) and owner.order is not None and owner.axis < len(batch[0]):
         sides = zip((x, y), site.shapes, batch, strict=True)
         if any(tells_places(value, shape, paired[owner.axis]) for value, shape, paired in sides):
             return site.mixed("rows in an order that depends on all lanes meet a matrix for each place", REMEDY)
@@ -60,7 +60,7 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
         return [Value(site.join(x.owner, groups.owner, sizes.owner))]
     owner = x.owner
     sorted_by = None
-    if isinstance(owner, Rows) and isinstance(owner.order, Order):
+    if isinstance(owner, LaneRows) and isinstance(owner.order, Order):
         sorted_by = site.prover.sort_keys.get(owner.order)
     if isinstance(sizes.fact, Counts) and sorted_by is not None and sizes.fact.key == sorted_by:
         return [Value(site.join(owner, groups.owner))]

@@ -2,7 +2,7 @@
 
 import math
 
-from ir_passes.proof.owners import COMMON, Common, Order, Owner, Rows, axis_of, moved
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Order, Owner, axis_of, moved
 from ir_passes.proof.rules.intervals import fits
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
@@ -117,7 +117,7 @@ def sort(site: Site, *operands: Value) -> list[Value]:
     axis = int(site.params["dimension"])
     if all(axis_of(value.owner) != axis and not _permutes(value) for value in operands):
         owner = site.join(*(value.owner for value in operands))
-        if isinstance(owner, Rows) and owner.order is not None:
+        if isinstance(owner, LaneRows) and owner.order is not None:
             sides = zip(operands, site.shapes, strict=True)
             if any(tells_places(value, shape, owner.axis) for value, shape in sides):
                 owner = site.mixed("rows in an order that depends on all lanes meet a shared array of rows", REMEDY)
@@ -162,9 +162,9 @@ def _sorted(site: Site, value: Value, order: Order) -> Value:
 
 def permuted(site: Site, owner: Owner, order: Order, div: int = 1) -> Owner:
     """Whose the rows are after `rows[order // div]`."""
-    if isinstance(owner, Rows):
+    if isinstance(owner, LaneRows):
         if owner.order is None:
-            return Rows(owner.axis, owner.inner * div, owner.start, order, owner.split)
+            return LaneRows(owner.axis, owner.inner * div, owner.start, order, owner.split)
         if div == 1 and owner.order == Order(order.number, not order.inverse):
-            return Rows(owner.axis, owner.inner, owner.start, None, owner.split)
+            return LaneRows(owner.axis, owner.inner, owner.start, None, owner.split)
     return site.mixed("rows are put in an order that depends on all lanes", "undo the order with its inverse")

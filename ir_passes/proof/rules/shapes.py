@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from ir_passes.proof.owners import COMMON, Backwards, OneLane, Owner, PoolRows, Rows, axis_of, moved
+from ir_passes.proof.owners import COMMON, Backwards, LaneRows, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.rules.intervals import hull
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
@@ -18,7 +18,7 @@ from ir_passes.proof.values import (
     Permuted,
     RemainderOf,
     SignOf,
-    Slot,
+    SlotEntry,
     Spread,
     Value,
 )
@@ -35,7 +35,7 @@ def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
 
 def stretched(owner: Owner, before: int, after: int) -> Owner:
     """Whose the elements are after the one index of an owner's axis has been repeated."""
-    if isinstance(owner, Rows) and before == 1 != after:
+    if isinstance(owner, LaneRows) and before == 1 != after:
         return OneLane(owner.start, owner.split, owner.held)
     return owner
 
@@ -73,7 +73,7 @@ def reshape_owner(site: Site, owner: Owner, before: Shape, after: Shape) -> Owne
         new, per_old, per_new = found
         if per_old == per_new == 1:
             return moved(owner, new)
-        if isinstance(owner, Rows) and owner.order is None:
+        if isinstance(owner, LaneRows) and owner.order is None:
             if per_new == 1:
                 return replace(owner, axis=new, inner=owner.inner * per_old)
             if owner.inner % per_new == 0:
@@ -93,7 +93,7 @@ def _reshaped(site: Site, x: Value) -> Value:
     owner = reshape_owner(site, x.owner, before, after)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=reshaped(owner.view, before, after))
-    fact = x.fact if isinstance(x.fact, Slot | Ahead | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | Ahead | Constant) else None
     if isinstance(x.fact, Iota):
         found = place_after_reshape(x.fact.axis, before, after)
         fact = Iota(found[0], x.fact.div * found[1]) if found is not None and found[2] == 1 else None
@@ -135,7 +135,7 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), before[axis], after[dims[axis]])
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, ("broadcast",)))
-    fact = x.fact if isinstance(x.fact, Slot | Ahead | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | Ahead | Constant) else None
     if isinstance(x.fact, Iota) and before[x.fact.axis] == after[dims[x.fact.axis]]:
         fact = Iota(dims[x.fact.axis], x.fact.div)
     long = [axis for axis, size in enumerate(before) if size != 1]
@@ -153,7 +153,7 @@ def transpose(site: Site, x: Value) -> list[Value]:
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=transposed(owner.view, permutation))
     kept = None if x.kept is None else Kept(x.kept.leaf, transposed(x.kept.view, permutation))
-    fact = x.fact if isinstance(x.fact, Slot | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | Constant) else None
     if isinstance(x.fact, Iota):
         fact = Iota(permutation.index(x.fact.axis), x.fact.div)
     return [Value(owner, 0, x.range, fact, kept, x.version)]
@@ -165,7 +165,7 @@ def reverse(site: Site, x: Value) -> list[Value]:
     owner, axis = x.owner, axis_of(x.owner)
     if axis is not None and axis in site.params["dimensions"]:
         backwards = Backwards(site.shape[axis])
-        if isinstance(owner, Rows) and owner.order in (None, backwards):
+        if isinstance(owner, LaneRows) and owner.order in (None, backwards):
             owner = replace(owner, order=backwards if owner.order is None else None)
         else:
             owner = site.mixed("it reverses the axis that holds lanes", "reverse another axis")
@@ -182,10 +182,10 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
     if axis is not None:
         low, high, inside = map(int, site.params["padding_config"][axis])
         if low or high or inside:
-            whole = isinstance(owner, Rows) and owner.order is None and inside == 0 and low % owner.inner == 0
+            whole = isinstance(owner, LaneRows) and owner.order is None and inside == 0 and low % owner.inner == 0
             if whole and low >= 0 and high >= 0:
-                assert isinstance(owner, Rows)
-                owner = Rows(axis, owner.inner, owner.start - low // owner.inner, None, owner.split)
+                assert isinstance(owner, LaneRows)
+                owner = LaneRows(axis, owner.inner, owner.start - low // owner.inner, None, owner.split)
             else:
                 owner = site.mixed("it pads the axis that holds lanes", "pad another axis")
     if isinstance(owner, PoolRows):

@@ -11,7 +11,7 @@ import pytest
 from jax import Array, lax
 
 from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap
-from ir_passes.host.row_ledger import Expected, Label, LaneWork, LedgerError, Owner, RowLedger
+from ir_passes.host.row_ledger import Expected, Label, LaneWork, LedgerError, ReservedOwner, RowLedger
 from ir_passes.host.slot_owner import SlotOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.interpreter import Interpreter
@@ -692,7 +692,7 @@ def test_the_ledger_knows_what_the_host_forgot() -> None:
         ledger.label(5)
     expected = ledger.expect([LaneWork(5, 0, 3), None])
     found, left = (np.asarray(labels) for labels in expected)
-    assert found.tolist() == [[Owner.FRESH, 0, 0, 0], [Owner.ANY, 0, 0, 0]]
-    assert left.tolist() == [[5, 3, 0, 1], [Owner.NOBODY, 0, 0, 1]]
+    assert found.tolist() == [[ReservedOwner.FRESH, 0, 0, 0], [ReservedOwner.ANY, 0, 0, 0]]
+    assert left.tolist() == [[5, 3, 0, 1], [ReservedOwner.NOBODY, 0, 0, 1]]
     with pytest.raises(ValueError):
         found.setflags(write=True)

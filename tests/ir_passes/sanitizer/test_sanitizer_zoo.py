@@ -9,7 +9,7 @@ from zoo.catalogue import PROGRAMS
 from zoo.program import Program
 
 from ir_passes import SlotMap
-from ir_passes.host.row_ledger import Expected, Label, Owner
+from ir_passes.host.row_ledger import Expected, Label, ReservedOwner
 from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
 from ir_passes.sanitizer.verdict import SanitizerError
 
@@ -50,12 +50,12 @@ def run(program: Program) -> None:
             shadow_labels[-1] = jnp.asarray(labels)
     found = labels.copy()
     for rows in groups.values():
-        found[rows == 0] = Label(Owner.ANY)
+        found[rows == 0] = Label(ReservedOwner.ANY)
     step = jax.jit(sanitized.step, compiler_options={"xla_backend_optimization_level": "0"})
     *_, verdict = step(*args, shadow_labels=tuple(shadow_labels), expected=Expected(found, left))
     # Some programs draw which of their lanes begin; those have to compute with zeros.
-    begins = (np.asarray(verdict.code) > 0) & (np.asarray(verdict.found)[:, 0] == Owner.FRESH)
-    found[begins] = Label(Owner.FRESH)
+    begins = (np.asarray(verdict.code) > 0) & (np.asarray(verdict.found)[:, 0] == ReservedOwner.FRESH)
+    found[begins] = Label(ReservedOwner.FRESH)
     expected = Expected(found, left)
     *out, new, verdict = step(*args, shadow_labels=tuple(shadow_labels), expected=expected)
     sanitized.require(verdict, expected)

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from hybridlm.devices.mesh import MODEL
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.engine import Engine
-from hybridlm.programs.compilation_cache import kept_in
+from hybridlm.programs.compilation_cache import use_cache
 from hybridlm.rows.arrays import zeros
 from hybridlm.steps.structure import Structure
 from models import kv_blocks
@@ -165,9 +165,9 @@ def forward(
     split = forward_sharding(placement, engine.params, types)
     operand = jax.device_put(lanes.astype(np.int32), None if split is None else NamedSharding(split.mesh, split.lanes))
     position = placement.put_whole(np.int32(start))
-    with kept_in(engine.programs.cache):
+    with use_cache(engine.programs.cache):
         logits, hidden_states, layers = run(structure, params, operand, state.layers, position, kv_blocks(end), split)
-    kept = SequenceState(end, layers) if return_states else None
+    after = SequenceState(end, layers) if return_states else None
     if tokens.ndim == 2:
-        return ForwardOutput(logits, hidden_states, kept)
-    return ForwardOutput(logits[0], tuple(hidden[0] for hidden in hidden_states), kept)
+        return ForwardOutput(logits, hidden_states, after)
+    return ForwardOutput(logits[0], tuple(hidden[0] for hidden in hidden_states), after)

@@ -428,8 +428,8 @@ class LM:
         if fingerprint_of(source, dtype) != self.fingerprint:
             raise CheckpointError(self.path, "has changed since it was loaded; config.json and tokenizer are its")
         whole = family_of(source.config).abstract(self.config)
-        cuts = {dotted(path): each for path, each in whole.sharded_dims().items()}
-        parameters = {name: saved_pieces(array, cuts.get(name, ())) for name, array in self.params.items()}
+        sharded_dims = {dotted(path): each for path, each in whole.sharded_dims().items()}
+        parameters = {name: saved_pieces(array, sharded_dims.get(name, ())) for name, array in self.params.items()}
         model = ModelDescription(__version__, self.config.family, dtype, self.fingerprint)
         save_checkpoint(target, self.path, model, parameters)
 
@@ -476,10 +476,10 @@ class LM:
         docs/prefix-cache.md.
         """
         cache = self.engine.prefix_cache
-        kept = {} if cache is None else cache.stats
+        cached = {} if cache is None else cache.stats
         counted = self.engine.stats
         rate = counted["generated_tokens"] / counted["sampled_lanes"] if counted["sampled_lanes"] else 0.0
-        return {**counted, **kept, "tokens_per_step": rate, "compiled": len(self.engine.programs.shapes)}
+        return {**counted, **cached, "tokens_per_step": rate, "compiled": len(self.engine.programs.shapes)}
 
     @property
     def certificates(self) -> dict[str, Certificate]:

@@ -180,7 +180,7 @@ def _room(engine: Engine, demand: Demand) -> int | None:
     Twice the rows and the prefix cache are left over, which `admit_steps` accepts: the copy never gets a model refused.
     """
     left = available_memory(engine.placement)
-    return None if left is None else left - 2 * (demand.rows + demand.kept)
+    return None if left is None else left - 2 * (demand.rows + demand.prefix_cache)
 
 
 def _end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]:

@@ -98,7 +98,8 @@ def drafters(speculate: Speculate, has_head: bool = True) -> Callable[[], Drafte
         return DRAFTERS[speculate]
     if isinstance(speculate, type) or not callable(getattr(speculate, "propose", None)):
         raise TypeError(
-            f"speculate: expected {DRAFTER_NAMES}, None or an object with propose(token_ids, k) -> list[int], got {speculate!r}"
+            f"speculate: expected {DRAFTER_NAMES}, None or an object with propose(token_ids, k) -> list[int], got "
+            f"{speculate!r}"
         )
     return lambda: speculate
 

@@ -115,7 +115,7 @@ class Engine:
         # The sanitizer recognizes the row axis of an array by its length.
         self._min_rows = placement.data if sanitizer is None else 2
         self.row_arrays = RowArrays(model, cache_dtype, placement)
-        self._kept: dict[str, RowPool] = {}
+        self._idle_pools: dict[str, RowPool] = {}
         self._model, self._dtype, self._head = fingerprint, dtype, isinstance(model, MtpDecoder)
         self.prefix_cache = None if prefix_cache is None else PrefixCache(self.moves, prefix_cache, chunk)
 
@@ -196,21 +196,21 @@ class Engine:
 
         Old contents of rows are irrelevant: a sequence that begins starts from zero state inside the step.
         """
-        kept = self._kept.pop(use, None)
-        if kept is not None and kept.size == size and kept.whole:
-            kept.vacate()
-            return kept
-        del kept  # frees its memory before the new pool is allocated
+        pool = self._idle_pools.pop(use, None)
+        if pool is not None and pool.size == size and pool.whole:
+            pool.vacate()
+            return pool
+        del pool  # frees its memory before the new pool is allocated
         return self.new_pool(size)
 
     def give_back(self, use: Literal["prefill", "decode"], pool: RowPool) -> None:
         """Keep a pool for the next run, unless a step was interrupted while it had the rows."""
         if pool.whole:
-            self._kept[use] = pool
+            self._idle_pools[use] = pool
 
     def give_up(self, use: Literal["prefill", "decode"]) -> None:
         """Free the pool that an earlier run gave back, if there is one."""
-        self._kept.pop(use, None)
+        self._idle_pools.pop(use, None)
 
     def run(
         self,

@@ -31,7 +31,7 @@ class Demand:
         lanes, prefill_rows: rows of the decode and of the prefill pool on each device.
         context: maximum length of a sequence.
         scratch: scratch of the largest compiled step; 0 while none has been compiled.
-        kept: limit of the prefix cache.
+        prefix_cache: limit of the prefix cache.
         devices: number of devices that lanes are split over.
     """
 
@@ -41,7 +41,7 @@ class Demand:
     prefill_rows: int
     context: int
     scratch: int = 0
-    kept: int = 0
+    prefix_cache: int = 0
     devices: int = 1
 
     @property
@@ -51,7 +51,7 @@ class Demand:
 
     @property
     def total(self) -> int:
-        return self.weights + self.rows + self.scratch + self.kept
+        return self.weights + self.rows + self.scratch + self.prefix_cache
 
     def require(self, available: int | None) -> None:
         """Check it against the available memory; None if that is unknown.
@@ -62,18 +62,18 @@ class Demand:
         if available is None or self.total <= available:
             return
         scratch = f" + scratch of the largest step {format_bytes(self.scratch)}" if self.scratch else ""
-        kept = f" + prefix_cache {format_bytes(self.kept)}" if self.kept else ""
+        cached = f" + prefix_cache {format_bytes(self.prefix_cache)}" if self.prefix_cache else ""
         each = f" on each of {self.devices} devices" if self.devices > 1 else ""
         raise InsufficientMemory(
             f"the model does not fit{each}: weights {format_bytes(self.weights)} + rows of {self.lanes} decoding and "
             f"{self.prefill_rows} prefilling sequences x {format_bytes(self.row(self.context))} at a context of "
             f"{self.context}"
-            f"{scratch}{kept} = {format_bytes(self.total)}, available are {format_bytes(available)}; "
+            f"{scratch}{cached} = {format_bytes(self.total)}, available are {format_bytes(available)}; "
             f"{self._would_fit(available)}"
         )
 
     def _would_fit(self, available: int) -> str:
-        left = available - self.weights - self.scratch - self.kept
+        left = available - self.weights - self.scratch - self.prefix_cache
         lanes = max(
             (n for n in range(1, self.lanes) if (n + min(n, self.prefill_rows)) * self.row(self.context) <= left),
             default=0,
@@ -82,7 +82,9 @@ class Demand:
         context = max((c for c in contexts if (self.lanes + self.prefill_rows) * self.row(c) <= left), default=0)
         options = [f"lanes={lanes * self.devices}"] if lanes else []
         options += [f"context={context}"] if context else []
-        options += ["a smaller prefix_cache"] if self.kept and self.total - self.kept <= available else []
+        options += (
+            ["a smaller prefix_cache"] if self.prefix_cache and self.total - self.prefix_cache <= available else []
+        )
         if not options:
             return "not even one lane would fit: load it in a narrower dtype or on a larger device"
         return f"{' or '.join(options)} would fit"
@@ -143,8 +145,8 @@ def weight_bytes(
     together = len(placement.local_devices) if platform() == "cpu" else 1
     total = 0
     for one in weights:
-        own, kept = shards[one.path], jnp.dtype("float32" if one.float32 else dtype)
-        total += own.local_bytes(kept) * (own.different if together > 1 else 1) // together
+        own, stored = shards[one.path], jnp.dtype("float32" if one.float32 else dtype)
+        total += own.local_bytes(stored) * (own.distinct if together > 1 else 1) // together
     return total
 
 
@@ -172,10 +174,12 @@ def admit_model(
         InsufficientMemory: it exceeds the available memory.
     """
     # On a CPU the host's share of the prefix cache is in the same memory.
-    kept = 0 if budget is None else sum(budget) if platform() == "cpu" else budget.device
+    cached = 0 if budget is None else sum(budget) if platform() == "cpu" else budget.device
     devices, prefill_rows = placement.data, placement.prefill_rows(lanes, MAX_PREFILL_ROWS)
     row = model.state_size(cache_dtype).of
-    demand = Demand(weights, row, lanes // devices, prefill_rows // devices, context, kept=kept, devices=devices)
+    demand = Demand(
+        weights, row, lanes // devices, prefill_rows // devices, context, prefix_cache=cached, devices=devices
+    )
     demand.require(available_memory(placement))
     return demand
 
@@ -187,7 +191,7 @@ def admit_steps(engine: Engine, demand: Demand) -> None:
         InsufficientMemory: the scratch of the largest steps does not fit beside weights and rows.
     """
     left = available_memory(engine.placement)
-    if left is None or 2 * (demand.rows + demand.kept) < left:
+    if left is None or 2 * (demand.rows + demand.prefix_cache) < left:
         return
     largest = [Shape("generate", engine.prefill_rows, engine.chunk), Shape("generate", engine.lanes, 1)]
     if engine.speculate is not None:

@@ -117,7 +117,7 @@ def _arrays(snapshot: Snapshot) -> list[np.ndarray]:
     if snapshot.state is None:
         return []
     state = iter(jax.device_get(snapshot.state.arrays))
-    spans = [(jax.device_get(kept.arrays), first, first + count) for kept, first, count in snapshot.spans]
+    spans = [(jax.device_get(buffers.arrays), first, first + count) for buffers, first, count in snapshot.spans]
     found, grown = [], 0
     for one in snapshot.label.kind.layout:
         if one.positions is None:

@@ -64,14 +64,14 @@ def _copy(engine: Engine, process_group: ProcessGroup, things: Things, operation
 
 
 def _keep(engine: Engine, process_group: ProcessGroup, things: Things, operation: Operation) -> None:
-    number, rows, part, kept, position = operation.numbers
+    number, rows, part, buffers_id, position = operation.numbers
     pool = _pool(process_group, things, number, rows)
-    things[kept] = engine.moves.keep(PARTS[part], pool, operation.arrays, position, kept)
+    things[buffers_id] = engine.moves.keep(PARTS[part], pool, operation.arrays, position, buffers_id)
 
 
 def _restore(engine: Engine, process_group: ProcessGroup, things: Things, operation: Operation) -> None:
-    number, rows, part, kept, _ = operation.numbers
-    arrays = things[kept]
+    number, rows, part, buffers_id, _ = operation.numbers
+    arrays = things[buffers_id]
     assert isinstance(arrays, CachedBuffers)
     engine.moves.put_back(arrays, PARTS[part], _pool(process_group, things, number, rows), operation.arrays)
 

@@ -71,7 +71,7 @@ class Calls:
         return jax.device_get(outputs) if self.process_group is None else self.process_group.read(outputs)
 
 
-MOST = 16
+MAX_IN_FLIGHT = 16
 """Calls after which they are waited for; XLA:CPU lets 32 programs wait on a device."""
 
 
@@ -95,7 +95,7 @@ class InFlight:
         if not self._shared:
             return
         self._results.append(results)
-        if len(self._results) == MOST:
+        if len(self._results) == MAX_IN_FLIGHT:
             # What a later call has consumed is ready before that call's results, which are here, too.
             results, self._results = self._results, []
             jax.block_until_ready([leaf for leaf in jax.tree.leaves(results) if not leaf.is_deleted()])

@@ -46,7 +46,7 @@ def cache_of(given: str | os.PathLike[str] | Literal[False] | None) -> Cache:
 
 
 @contextmanager
-def kept_in(setting: str | None) -> Iterator[None]:
+def use_cache(setting: str | None) -> Iterator[None]:
     """Keep programs that this thread compiles inside in a folder, and find those that are there.
 
     Compilations for one folder run at the same time, those for another one wait. What other threads compile with JAX

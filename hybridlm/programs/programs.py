@@ -10,7 +10,7 @@ from typing import Any, Literal
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
-from hybridlm.programs.compilation_cache import kept_in
+from hybridlm.programs.compilation_cache import use_cache
 from hybridlm.programs.shapes import AnyShape, CopyShape, S, Shape
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import copy_contract, copy_row
@@ -65,7 +65,7 @@ class Programs:
         self._split = SplitRows(placement.rows_over)
         self.certify: Certify = certify
         self.int8_head_lanes: frozenset[int] = frozenset()
-        self._told_not_audited = False
+        self._warned_not_audited = False
         self._directory, self.cache = certificates, cache
         self._compiled: dict[AnyShape, Future[CompiledStep]] = {}
         self._lock = threading.Lock()
@@ -146,7 +146,7 @@ class Programs:
     def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
         step, args, contract = self._whole_step(shape, args)
         try:
-            with kept_in(self.cache):
+            with use_cache(self.cache):
                 compiled = compile_step(
                     step,
                     args,
@@ -162,15 +162,15 @@ class Programs:
                 "runs such steps all the same."
             )
             raise
-        self._tell_not_audited(shape, compiled.certificate)
+        self._warn_not_audited(shape, compiled.certificate)
         return compiled
 
-    def _tell_not_audited(self, shape: AnyShape, certificate: Certificate) -> None:
+    def _warn_not_audited(self, shape: AnyShape, certificate: Certificate) -> None:
         """Say once that programs are not audited; why stands in the certificate of each."""
         with self._lock:
-            if self.certify == "off" or certificate.not_audited is None or self._told_not_audited:
+            if self.certify == "off" or certificate.not_audited is None or self._warned_not_audited:
                 return
-            self._told_not_audited = True
+            self._warned_not_audited = True
         _log.warning(
             "the step %s is proved, but what XLA made of it is not audited, and so it may be of others (see "
             "`lm.certificates`): %s",

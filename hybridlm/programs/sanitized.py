@@ -94,38 +94,38 @@ class Sanitizer:
         return rows
 
     def keep(
-        self, program: Sanitized, args: tuple[Any, ...], kept: CachedBuffers, pool: RowPool, places: list[int]
+        self, program: Sanitized, args: tuple[Any, ...], buffers: CachedBuffers, pool: RowPool, places: list[int]
     ) -> tuple[jax.Array, ...]:
-        """Run the move of a part of a row to where it is kept, with its labels; `places`: its arrays among the pool's.
+        """Run the move of a part of a row to where it is buffers, with its labels; `places`: its arrays among the pool's.
 
         Returns:
-            The arrays that are kept.
+            The arrays that are buffers.
         """
         shadow_labels = self.shadow_labels(pool)
         fresh = tuple(jax.numpy.zeros((len(array), 4), jax.numpy.int32) for array in args[0])
-        arrays, self._shadow_labels[kept] = self._move(program, args, fresh, tuple(shadow_labels[i] for i in places))
+        arrays, self._shadow_labels[buffers] = self._move(program, args, fresh, tuple(shadow_labels[i] for i in places))
         return arrays
 
     def restore(
         self,
         program: Sanitized,
         args: tuple[Any, ...],
-        kept: CachedBuffers,
+        buffers: CachedBuffers,
         pool: RowPool,
         places: list[int],
         mark: Label | None = None,
     ) -> tuple[jax.Array, ...]:
-        """Run the move of what is kept into a row, with its labels; returns the pool's arrays at these places.
+        """Run the move of what is buffers into a row, with its labels; returns the pool's arrays at these places.
 
-        With a mark, what still says what it said when it was kept says that from now on: of states that begin alike,
+        With a mark, what still says what it said when it was buffers says that from now on: of states that begin alike,
         the later ones go on from keys and values that the first has left.
         """
         shadow_labels, source = (
             list(self._shadow_labels[pool]),
-            [np.asarray(shadow) for shadow in self._shadow_labels[kept]],
+            [np.asarray(shadow) for shadow in self._shadow_labels[buffers]],
         )
         if mark is not None:
-            said, says = np.array(kept.mark, np.int32), np.array(mark, np.int32)
+            said, says = np.array(buffers.mark, np.int32), np.array(mark, np.int32)
             source = [np.where((rows == said).all(axis=1, keepdims=True), says, rows) for rows in source]
         into, out_of = tuple(shadow_labels[i] for i in places), tuple(map(jax.numpy.asarray, source))
         arrays, moved = self._move(program, args, into, out_of)
@@ -186,10 +186,10 @@ class Sanitizer:
         """The label of a state that no step has left: nobody else's, after so many tokens, before the next step."""
         return Label(next(self._next), position, epoch=self._ledger.epoch)
 
-    def label(self, kept: CachedBuffers, rows: int, mark: Label) -> None:
-        """All rows that are kept say this."""
+    def label(self, buffers: CachedBuffers, rows: int, mark: Label) -> None:
+        """All rows that are buffers say this."""
         shadow = np.tile(np.array(mark, np.int32), (rows, 1))
-        self._shadow_labels[kept] = tuple(jax.numpy.array(shadow) for _ in kept.arrays)
+        self._shadow_labels[buffers] = tuple(jax.numpy.array(shadow) for _ in buffers.arrays)
 
     def _number(self, owner: Any) -> int:
         if owner not in self._numbers:

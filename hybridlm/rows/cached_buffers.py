@@ -29,7 +29,8 @@ class CachedBuffers:
 
     def __repr__(self) -> str:
         return (
-            f"CachedBuffers({self.nbytes:,} B at position {self.position}, on the {'device' if self.here else 'host'})"
+            f"CachedBuffers({self.nbytes:,} B at position {self.position}, "
+            f"on the {'device' if self.on_device else 'host'})"
         )
 
     @property
@@ -47,7 +48,7 @@ class CachedBuffers:
         self.arrays = tuple(jax.device_put(self.arrays, self._places))
 
     @property
-    def here(self) -> bool:
+    def on_device(self) -> bool:
         """Whether they are on the device."""
         return all(isinstance(array, jax.Array) for array in self.arrays)
 

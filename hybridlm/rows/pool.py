@@ -58,8 +58,7 @@ class RowPool:
         return int(self._consumed[self.lanes([slot])[0]])
 
     def advance(self, counts: np.ndarray | None) -> None:
-        """Record a dispatched step's number of tokens per row, int [size]; None if the step decides it, until it has
-        been read."""
+        """Record the tokens per row of a dispatched step, int [size]; None if the step decides, until it has been read."""
         self.settled = counts is not None
         if counts is not None:
             self._consumed += counts

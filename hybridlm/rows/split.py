@@ -1,4 +1,4 @@
-"""Rows of a pool that are split over the devices of a mesh: row numbers count the rows of all devices, in their order."""
+"""Rows of a pool split over the devices of a mesh: row numbers count the rows of all devices, in order."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -23,7 +23,7 @@ from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointError
-from hybridlm.programs.compilation_cache import kept_in
+from hybridlm.programs.compilation_cache import use_cache
 from hybridlm.progress import load_progress
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
@@ -358,7 +358,7 @@ def test_compilations_for_one_folder_run_together_and_those_for_another_wait() -
     inside, leave, order = threading.Event(), threading.Event(), list[str | None]()
 
     def compile_for(folder: str) -> None:
-        with kept_in(folder):
+        with use_cache(folder):
             order.append(setting())
             inside.set()
             leave.wait(10)
@@ -366,7 +366,7 @@ def test_compilations_for_one_folder_run_together_and_those_for_another_wait() -
     with ThreadPoolExecutor(3) as pool:
         one = pool.submit(compile_for, "/one")
         assert inside.wait(10) and setting() == before
-        with kept_in("/one"):
+        with use_cache("/one"):
             other = pool.submit(compile_for, "/other")
             assert order == ["/one"]
         leave.set()

@@ -38,7 +38,7 @@ def test_the_sum() -> None:
 
 
 def test_a_prefix_cache_counts() -> None:
-    cached = replace(demand(), kept=20 * MB)
+    cached = replace(demand(), prefix_cache=20 * MB)
     cached.require(180 * MB)
     with pytest.raises(InsufficientMemory, match=r"prefix_cache 20\.97 MB = .* or a smaller prefix_cache would"):
         cached.require(180 * MB - 1)

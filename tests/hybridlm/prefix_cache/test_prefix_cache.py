@@ -215,12 +215,12 @@ def test_what_is_lent_cannot_be_dropped(text_lm: hybridlm.LM, cached: hybridlm.L
         with pytest.raises(TreeError, match="at position 7 cannot be dropped while it is in use"):
             cache._drop(snapshot.state)
         while cache._memory.evict_one():
-            assert all(one.here for one in kept)
+            assert all(one.on_device for one in kept)
         with cache.pinned([*prompt, 6], None) as again:
             assert again is not None and again.state is snapshot.state and snapshot.state.refcount == 2
     assert not any(one.refcount for one in kept)
     assert cached.stats["prefix_device_bytes"] == sum(one.nbytes for one in kept), "all others have gone"
-    assert cache._memory.evict_one() and not all(one.here for one in kept)
+    assert cache._memory.evict_one() and not all(one.on_device for one in kept)
 
 
 def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm.LM) -> None:

@@ -215,7 +215,7 @@ def any_tokens(patch: pytest.MonkeyPatch) -> None:
     right = PrefixCache.pinned
 
     def pinned(self: PrefixCache, prompt: Any, start: Any) -> Any:
-        found = [place for place in self._places.values() if place.position < len(prompt)]
+        found = [place for place in self._nodes.values() if place.position < len(prompt)]
         deepest = max(found, key=lambda place: place.position, default=None)
         return right(self, prompt if deepest is None else [*_tokens(deepest), *prompt[deepest.position :]], start)
 

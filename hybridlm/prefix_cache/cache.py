@@ -59,8 +59,7 @@ class PrefixCache:
 
     @property
     def stats(self) -> dict[str, int]:
-        """Hits and misses of prompts; states and bytes held; counts of spills, evictions and states that were not
-        cached."""
+        """Hits and misses of prompts; states and bytes held; counts of spills, evictions and refused states."""
         memory = self._memory
         return {
             "prefix_hits": self._hits,

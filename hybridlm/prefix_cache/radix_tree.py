@@ -185,8 +185,9 @@ class RadixTree(Generic[S, B]):
         return set(self._uses)
 
     def check_integrity(self) -> None:
-        """Check that every edge has tokens and their spans, every node leads to a state, and reference counts are
-        right.
+        """Check that the tree is consistent.
+
+        Every edge has tokens and their spans, every node leads to a state, and reference counts are right.
 
         Raises:
             TreeError: with everything that is wrong.

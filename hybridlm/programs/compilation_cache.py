@@ -1,7 +1,7 @@
 """JAX's persistent compilation cache, for the compilations of this library alone.
 
-JAX has one cache for the process, in the folder that its setting names when it compiles for the first time. Here the
-setting holds for a compilation and its thread, and JAX looks at it again before and after.
+JAX has one cache per process, in the folder of its setting at the first compilation. Here the setting holds for one
+compilation and its thread, and JAX reads it again before and after.
 """
 
 import os
@@ -18,15 +18,15 @@ from ir_passes.jaxpr.jax_private import compilation_cache_dir
 
 _free = threading.Condition()
 _in_use: list[str] = []
-"""The folder of the compilations that are running, once for each."""
+"""Folder of each running compilation."""
 
 
 class Cache(NamedTuple):
-    """Where compiled steps are kept between processes.
+    """Storage of compiled steps between processes.
 
     Attributes:
-        setting: what JAX's setting is while steps are compiled; None for what it is anyway.
-        folder: a local folder in which certificates and times can be kept beside them; None for none.
+        setting: JAX's setting while steps are compiled; None leaves it unchanged.
+        folder: local folder for certificates and times beside them; None for none.
     """
 
     setting: str | None
@@ -34,7 +34,7 @@ class Cache(NamedTuple):
 
 
 def cache_of(given: str | os.PathLike[str] | Literal[False] | None) -> Cache:
-    """Return the cache that `load(compilation_cache=)` names; JAX's own setting stays as it is."""
+    """Return the cache for `load(compilation_cache=)`; JAX's own setting is unchanged."""
     if given is False:
         return Cache(None, None)
     own = jax.config.values["jax_compilation_cache_dir"]
@@ -47,10 +47,10 @@ def cache_of(given: str | os.PathLike[str] | Literal[False] | None) -> Cache:
 
 @contextmanager
 def use_cache(setting: str | None) -> Iterator[None]:
-    """Keep programs that this thread compiles inside in a folder, and find those that are there.
+    """Read and write programs that this thread compiles in a folder.
 
-    Compilations for one folder run at the same time, those for another one wait. What other threads compile with JAX
-    meanwhile may be kept there too.
+    Compilations for one folder run concurrently, those for another one wait. Programs that other threads compile with
+    JAX meanwhile may be stored there too.
 
     Args:
         setting: of a `Cache`.

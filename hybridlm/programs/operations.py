@@ -1,4 +1,4 @@
-"""The operations of an engine as they are told to other processes, and what these make of them."""
+"""Operations of an engine as broadcast to other processes, and their decoding there."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,15 +30,15 @@ Fields = tuple[str, ...]
 
 
 def run_operation(pool: int, rows: int, shape: Shape, operands: Sequence[Any]) -> tuple[Operation, Fields]:
-    """A step on the rows of a pool.
+    """Encode a step on the rows of a pool.
 
     Args:
         pool, rows: its number and its size.
-        shape: which program.
-        operands: as the step takes them, on the host.
+        shape: the program.
+        operands: operands of the step, on the host.
 
     Raises:
-        ValueError: the step has a logits processor, which cannot be told.
+        ValueError: the step has a logits processor, which cannot be broadcast.
     """
     if shape.processor is not None:
         raise ValueError("logits_processor: a function of yours cannot be sent to other processes; load in one process")
@@ -49,7 +49,7 @@ def run_operation(pool: int, rows: int, shape: Shape, operands: Sequence[Any]) -
 
 
 def run_of(operation: Operation) -> tuple[int, int, Shape, Batch, tuple[Any, ...]]:
-    """The pool, its rows, the program and the operands of `run_operation`."""
+    """Decode `run_operation`: the pool, its rows, the program and the operands."""
     pool, rows, step, lanes, tokens, top, mtp_drafts = operation.numbers
     shape = Shape(STEPS[step], lanes, tokens, None if top < 0 else top, None, mtp_drafts)
     batch, rest = Batch(*operation.arrays[:4]), operation.arrays[4:]
@@ -60,7 +60,7 @@ def run_of(operation: Operation) -> tuple[int, int, Shape, Batch, tuple[Any, ...
 
 
 def copy_operation(numbers: tuple[int, int, int, int], maps: tuple[np.ndarray, np.ndarray]) -> tuple[Operation, Fields]:
-    """The copy of a row.
+    """Encode the copy of a row.
 
     Args:
         numbers: source and its rows, target and its rows.
@@ -72,15 +72,15 @@ def copy_operation(numbers: tuple[int, int, int, int], maps: tuple[np.ndarray, n
 def part_operation(
     buffers_id: int, part: RowPart, keep: bool, pool: int, rows: int, position: int, operands: Sequence[np.ndarray]
 ) -> tuple[Operation, Fields]:
-    """A part of a row that is buffers_id, or put back.
+    """Encode the copy of a part of a row into cached buffers, or back.
 
     Args:
-        buffers_id: number of the arrays that are buffers_id.
-        part: which part.
-        keep: whether it is moved out of the pool.
+        buffers_id: number of the cached buffers.
+        part: the part.
+        keep: whether it is copied out of the pool.
         pool, rows: number and size of the pool.
         position: see `CachedBuffers`.
-        operands: int32 [1] each: the row, and those of the step that are its own.
+        operands: int32 [1] each: the row, and the other operands of the step.
     """
     numbers = (pool, rows, PARTS.index(part), buffers_id, position)
     return Operation("keep" if keep else "restore", numbers, tuple(operands)), KEEP_FIELDS

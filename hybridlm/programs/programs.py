@@ -1,4 +1,4 @@
-"""The compiled programs of a model: one for each step and shape, certified and compiled on first use, and kept."""
+"""The compiled programs of a model: one for each step and shape, certified and compiled on first use."""
 
 import logging
 import threading
@@ -30,27 +30,27 @@ _log = logging.getLogger("hybridlm")
 Certify = Literal["error", "warn", "off"]
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
 MAY_COPY = ("argument 1.layers*.conv", "argument 1.layers*.hidden")
-"""Pools that a step may copy, both of them small: the last inputs of a convolution move up by the tokens of the step,
-and a head takes a hidden state of the step before after this step's are there. XLA can write both in place, and on CPUs
-it does in all steps of docs/certificates.md but those that name `conv`."""
+"""Pools that a step may copy, both small: the last inputs of a convolution, which shift by the tokens of the step, and
+the hidden state of the previous step, which the MTP head reads after this step has written its own. XLA can write both
+in place, and on CPUs it does in all steps of docs/certificates.md but those that name `conv`."""
 
 PASSES = (DropDead(),)
-"""The model's steps are written in the form that the other rewrites lead to."""
+"""Rewrites of steps; the model's steps are already written in the form that the other rewrites produce."""
 
 
 class Programs:
-    """Compiled steps by shape. Thread-safe; a program is compiled once, and different ones at the same time.
+    """Compiled steps by shape. Thread-safe; a program is compiled once, different ones concurrently.
 
     Args:
-        structure: of the model.
-        certify: whether a step that is not proved, or fails its audit, raises, warns or is not looked at.
-        certificates: directory in which certificates are kept, None for none.
+        structure: structure of the model.
+        certify: whether a step that is not proved, or fails its audit, raises, warns or runs unchecked.
+        certificates: directory of stored certificates, None for none.
         placement: the devices that steps run on.
-        cache: the folder where JAX keeps compiled steps between processes; None for its own setting.
+        cache: folder where JAX stores compiled steps between processes; None for its own setting.
 
     Attributes:
-        int8_head_lanes: numbers of lanes whose steps draw the most likely tokens with the int8 head, which they are
-            given behind the parameters; for the programs that are compiled from then on.
+        int8_head_lanes: numbers of lanes whose steps sample the most likely tokens with the int8 head, which follows
+            the parameters; applies to programs compiled from then on.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Programs:
 
     @property
     def shapes(self) -> list[AnyShape]:
-        """What has been compiled so far."""
+        """Shapes that have been compiled so far."""
         return [shape for shape, program in list(self._compiled.items()) if program.done()]
 
     @property
     def certificates(self) -> dict[str, Certificate]:
-        """Of every compiled step, by the name of its shape; of two of one name the second is "name (2)"."""
+        """Certificates of all compiled steps, by the name of the shape; a second one of the same name is "name (2)"."""
         found: dict[str, Certificate] = {}
         for shape in self.shapes:
             name, count = str(shape), 1
@@ -87,7 +87,7 @@ class Programs:
         return found
 
     def step(self, shape: AnyShape) -> tuple[Callable[..., Any], LaneContract]:
-        """The step of a shape as each device runs it, not compiled, and the contract of the whole step."""
+        """Return the step of a shape as each device runs it, not compiled, and the contract of the whole step."""
         arrays = self._structure.arrays
         if isinstance(shape, PartShape):
             step, contract = shape.step(self._split)
@@ -107,10 +107,10 @@ class Programs:
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
 
     def compiled(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep:
-        """The program of a shape.
+        """Return the program of a shape.
 
         Args:
-            shape: which program.
+            shape: the program.
             arguments: gives example arguments of a shape, which may be abstract, if it has to be compiled.
 
         Raises:
@@ -135,7 +135,7 @@ class Programs:
     def _whole_step(
         self, shape: AnyShape, args: tuple[Any, ...]
     ) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
-        """The step of a shape over all devices, its example arguments and its contract."""
+        """Return the step of a shape over all devices, its example arguments and its contract."""
         step, contract = self.step(shape)
         mesh = self._placement.mesh
         if self._placement.several_processes:
@@ -166,7 +166,7 @@ class Programs:
         return compiled
 
     def _warn_not_audited(self, shape: AnyShape, certificate: Certificate) -> None:
-        """Say once that programs are not audited; why stands in the certificate of each."""
+        """Warn once that programs are not audited; the certificate of each says why."""
         with self._lock:
             if self.certify == "off" or certificate.not_audited is None or self._warned_not_audited:
                 return
@@ -179,10 +179,10 @@ class Programs:
         )
 
     def planned(self, shape: AnyShape, args: tuple[Any, ...]) -> PlannedStep:
-        """What is known of a shape's step before XLA; kept nowhere.
+        """Return the proof and the scratch plan of a shape's step, without XLA; not stored.
 
         Args:
-            shape: which step.
+            shape: the step.
             args: example arguments, which may be abstract.
 
         Raises:

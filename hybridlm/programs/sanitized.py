@@ -1,8 +1,8 @@
 """Steps with shadow labels beside their rows (`load(sanitize=True)`), which show whose state a lane finds.
 
-The proof says what a step does with the rows that it is given; the sanitizer sees whether these are the rows of the
-sequences that the scheduler means: after every step it compares the labels that moved with the rows to those that the
-host's own bookkeeping expects. It waits for each step.
+The proof is about a step given its rows; the sanitizer checks that these are the rows of the sequences that the
+scheduler means: after every step it compares the labels that moved with the rows to those that the host's own
+bookkeeping expects. It waits for each step.
 """
 
 import itertools
@@ -75,7 +75,7 @@ class Sanitizer:
         return outputs, rows
 
     def _shorten(self, pool: RowPool, owners: Sequence[Any], fewer: np.ndarray) -> None:
-        """A step has consumed fewer tokens of each lane than it was given: what it left is name_pool_dims accordingly."""
+        """Correct the labels of a step that consumed fewer tokens per lane than it was given."""
         shadow_labels = [np.array(shadow) for shadow in self._shadow_labels[pool]]
         for lane, owner in enumerate(owners):
             if owner is not None and fewer[lane]:
@@ -96,10 +96,12 @@ class Sanitizer:
     def keep(
         self, program: Sanitized, args: tuple[Any, ...], buffers: CachedBuffers, pool: RowPool, places: list[int]
     ) -> tuple[jax.Array, ...]:
-        """Run the move of a part of a row to where it is buffers, with its labels; `places`: its arrays among the pool's.
+        """Run the copy of a part of a row into cached buffers, with its labels.
+
+        `places`: indices of its arrays among the pool's.
 
         Returns:
-            The arrays that are buffers.
+            The cached arrays.
         """
         shadow_labels = self.shadow_labels(pool)
         fresh = tuple(jax.numpy.zeros((len(array), 4), jax.numpy.int32) for array in args[0])
@@ -115,15 +117,13 @@ class Sanitizer:
         places: list[int],
         mark: Label | None = None,
     ) -> tuple[jax.Array, ...]:
-        """Run the move of what is buffers into a row, with its labels; returns the pool's arrays at these places.
+        """Run the copy of cached buffers into a row, with its labels; returns the pool's arrays at these places.
 
-        With a mark, what still says what it said when it was buffers says that from now on: of states that begin alike,
-        the later ones go on from keys and values that the first has left.
+        With a mark, labels that are still those of the time of caching are replaced by it: of states with a common
+        beginning, the later ones continue from keys and values of the first.
         """
-        shadow_labels, source = (
-            list(self._shadow_labels[pool]),
-            [np.asarray(shadow) for shadow in self._shadow_labels[buffers]],
-        )
+        shadow_labels = list(self._shadow_labels[pool])
+        source = [np.asarray(shadow) for shadow in self._shadow_labels[buffers]]
         if mark is not None:
             said, says = np.array(buffers.mark, np.int32), np.array(mark, np.int32)
             source = [np.where((rows == said).all(axis=1, keepdims=True), says, rows) for rows in source]
@@ -156,8 +156,8 @@ class Sanitizer:
             args = arguments(shape)
             prove_isolation(step, args, contract)
             paths = [one.path for one in contract.bind(step, args).inputs]
-            # What these hold when a sequence begins is masked: in caches by position, of a recurrent matrix what is
-            # read. A lane that finds a row of another's all the same finds its convolution too, which is not.
+            # Old contents of these are masked when a sequence begins: caches by position, recurrent matrices on reading.
+            # A lane with another's row is found by its convolution state, which is not masked.
             masked = [path for path in paths if ".layers" in path and path.endswith((".key", ".value", ".recurrent"))]
             masked += [path for path in paths if path.endswith(".token")]
             safe = sanitize(step, args, contract, masked=masked)
@@ -169,25 +169,26 @@ class Sanitizer:
         return self._programs[shape]
 
     def forget(self, owner: Any) -> None:
-        """A sequence or text gives up its rows."""
+        """Drop the record of a sequence or text that gives up its rows."""
         number = self._numbers.pop(owner, None)
         if number is not None:
             self._ledger.forget(number)
 
     def mark(self, owner: Any) -> Label:
-        """What the rows of a sequence say now, for a snapshot of them."""
+        """Return the current label of a sequence's rows, for a snapshot of them."""
         return self._ledger.label(self._number(owner))
 
     def adopt(self, owner: Any, mark: Label) -> None:
-        """The rows of a sequence are now a copy of a snapshot."""
+        """Record that the rows of a sequence are now a copy of a snapshot."""
         self._ledger.adopt(self._number(owner), mark)
 
     def stamp(self, position: int) -> Label:
-        """The label of a state that no step has left: nobody else's, after so many tokens, before the next step."""
+        """Return the label of a state that no step has left: a new owner, after `position` tokens, before the next
+        step."""
         return Label(next(self._next), position, epoch=self._ledger.epoch)
 
     def label(self, buffers: CachedBuffers, rows: int, mark: Label) -> None:
-        """All rows that are buffers say this."""
+        """Label all rows of cached buffers."""
         shadow = np.tile(np.array(mark, np.int32), (rows, 1))
         self._shadow_labels[buffers] = tuple(jax.numpy.array(shadow) for _ in buffers.arrays)
 

@@ -1,4 +1,4 @@
-"""Shapes of compiled programs: the key under which each is kept."""
+"""Shapes of compiled programs: their compilation keys."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -9,14 +9,14 @@ from hybridlm.sampling.sampling import LogitsProcessor
 
 @dataclass(frozen=True)
 class Shape:
-    """What a program is compiled for.
+    """Compilation key of a step.
 
     Attributes:
         step: "generate", "verify" or "score".
         lanes, tokens: N and T.
-        top: log-probabilities reported (None: none at all).
+        top: number of log-probabilities reported (None: none at all).
         processor: the logits processor, None for none.
-        mtp_drafts: tokens that the model's own head mtp_drafts behind the one sampled.
+        mtp_drafts: tokens that the MTP head drafts after the sampled one.
     """
 
     step: Literal["generate", "verify", "score"]
@@ -36,7 +36,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class CopyShape:
-    """The copy of a row between pools of so many rows: what its program is compiled for."""
+    """Compilation key of the copy of a row, between pools of `source` and `target` rows."""
 
     source: int
     target: int
@@ -47,9 +47,9 @@ class CopyShape:
 
 AnyShape = Shape | CopyShape | PartShape
 S = TypeVar("S", Shape, CopyShape, PartShape, AnyShape)
-"""One of the kinds of shapes, or any."""
+"""Any one kind of shape, or all."""
 
 
 def lane_bucket(count: int, lanes: int) -> int:
-    """The compiled number of lanes for `count` sequences: the next power of two, at most `lanes`."""
+    """Return the compiled number of lanes (bucket) for `count` sequences: the next power of two, at most `lanes`."""
     return min(1 << max(count - 1, 0).bit_length(), lanes)

@@ -58,7 +58,7 @@ class RowPool:
         return int(self._consumed[self.lanes([slot])[0]])
 
     def advance(self, counts: np.ndarray | None) -> None:
-        """Record the tokens per row of a dispatched step, int [size]; None if the step decides, until it has been read."""
+        """Record the tokens per row of a dispatched step, int [size]; None if the step decides, and is unread."""
         self.settled = counts is not None
         if counts is not None:
             self._consumed += counts

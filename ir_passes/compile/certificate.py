@@ -1,4 +1,4 @@
-"""The certificate of one compiled step: what was proved, audited, assumed and not looked at, and of which program.
+"""The certificate of one compiled step: the claims proved and audited, the assumptions, and the program they hold for.
 
 A certificate holds for one executable: it names the traced program, the program that was compiled after the rewrites
 and the HLO that XLA made of it, by hashes that are the same in every process.
@@ -17,7 +17,7 @@ FORMAT = 4
 
 @dataclass(frozen=True)
 class Versions:
-    """What made the executable.
+    """The versions and settings that made the executable.
 
     Attributes:
         platform, device: as "cpu" and the kind of the device.
@@ -55,7 +55,7 @@ class Fingerprints:
 
 @dataclass(frozen=True)
 class PassEffect:
-    """What one rewrite did."""
+    """The effect of one rewrite."""
 
     name: str
     changed: bool
@@ -83,7 +83,7 @@ class PoolVerdict:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes.
+    """Bytes of the step's memory.
 
     Attributes:
         temp, temp_lower_bound: scratch that XLA allocates, most live at once in its schedule.
@@ -101,7 +101,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Seconds:
-    """How long each part took; a proof that was found in the store took none."""
+    """Seconds of each phase; a proof found in the store took none."""
 
     trace: float
     prove: float
@@ -118,7 +118,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Certificate(Exchanging):
-    """What is known of one executable. Two are equal if they say the same; how long it took is not compared.
+    """The statements about one executable. Equality compares all fields but the times.
 
     Attributes:
         format: of this record.
@@ -183,18 +183,18 @@ class Certificate(Exchanging):
 
     @property
     def state(self) -> str:
-        """In a few words."""
+        """A verdict in a few words."""
         if self.is_proof and self.not_audited:
             return "proved, NOT AUDITED"
         return "certified" if self.holds else "NOT CERTIFIED"
 
     def to_json(self) -> str:
-        """As JSON text, which `from_json` reads."""
+        """Return JSON text, which `from_json` reads."""
         return record.to_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Certificate":
-        """The certificate that a text holds.
+        """Read the certificate from JSON text.
 
         Raises:
             RecordError: the text is not one of this format, to the last field.
@@ -202,7 +202,7 @@ class Certificate(Exchanging):
         return record.from_json(cls, text, format=FORMAT)
 
     def report(self) -> str:
-        """In words, for people."""
+        """Return the certificate as text for people."""
         versions, memory, seconds = self.versions, self.memory, self.seconds
         lines = [
             f"{self.step}: {self.state}, {self.lanes} lanes, {self.equations} equations",
@@ -238,7 +238,7 @@ class Certificate(Exchanging):
         ]
 
     def _repr_html_(self) -> str:
-        """As notebooks show it: what is proved and audited in front, the rest behind its heading."""
+        """Return HTML for notebooks: claims and faults are open, the rest folds behind its heading."""
         versions = self.versions
         remark = (
             f"{self.lanes} lanes, {self.equations:,} equations; jax {versions.jax} on {versions.platform} "

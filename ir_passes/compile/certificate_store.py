@@ -15,7 +15,7 @@ DUMP = ".hlo.pb.zlib"
 
 @dataclass(frozen=True)
 class Key:
-    """What a certificate holds for.
+    """The program, contract, passes and versions that a certificate holds for.
 
     Attributes:
         traced: fingerprint of the traced program.
@@ -31,7 +31,7 @@ class Key:
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """Name of the file."""
         return fingerprint(self) + ".json"
 
 
@@ -56,7 +56,7 @@ class CertificateStore(FileStore):
         self.write_file(key.name, certificate.to_json().encode())
 
     def find_dump(self, key: str, most: int) -> bytes | None:
-        """What XLA wrote of a program of so many bytes at most; None where there is nothing that is whole."""
+        """Return XLA's dump of a program, of at most this many bytes; None where no whole one is there."""
         packed, unpacker = self.read_file(f"{key}{DUMP}", most), zlib.decompressobj()
         try:
             found = b"" if packed is None else unpacker.decompress(packed, most)

@@ -1,4 +1,4 @@
-"""Writing a certificate: from what the phases of a compilation found out to its statements."""
+"""The certificate of a compilation, made of the results of its phases."""
 
 import re
 from typing import Any
@@ -37,7 +37,7 @@ def make_certificate(
     bound: BoundContract,
     seconds: dict[str, float],
 ) -> Certificate:
-    """The certificate of one executable.
+    """Make the certificate of one executable.
 
     Args:
         proved: the graph that was compiled with its proof or an earlier certificate, rewrites and faults.
@@ -87,7 +87,7 @@ def make_certificate(
 
 
 def contract_lines(bound: BoundContract) -> tuple[str, ...]:
-    """One line for all arrays of one argument or output that have the same entry."""
+    """Return one line for all arrays of one argument or output that have the same entry."""
     groups: dict[tuple[str, str], list[Bound]] = {}
     for one in (*bound.inputs, *bound.outputs):
         side, number = one.path.split(" ", 1)
@@ -105,7 +105,7 @@ def contract_lines(bound: BoundContract) -> tuple[str, ...]:
 
 
 def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[PoolVerdict, ...]:
-    """What was found about each pool of the arguments."""
+    """Return the verdict on each pool of the arguments."""
     found = [] if report is None else [path for one in report.findings for path in one.pools]
     copies = [] if report is None else [path for one in report.copies for path in one.pools]
     return tuple(

@@ -1,4 +1,4 @@
-"""From a step function to an executable with its certificate: trace, prove, rewrite, lower, compile, audit."""
+"""Compilation of a step to an executable with its certificate: trace, prove, rewrite, lower, compile, audit."""
 
 import os
 import warnings
@@ -148,7 +148,7 @@ def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
 def _audit(
     program: CompiledProgram, bound: BoundContract, certify: Certify, **options: Any
 ) -> tuple[AuditReport | None, tuple[Statement, ...], str | None]:
-    """The report; the faults, where they only warn; and why there is no report, if there is none."""
+    """Return the report, the faults where they only warn, and the reason where there is no report."""
     try:
         with paused():
             report = audit(program.compiled, bound, dump=program.dump, **options)
@@ -209,7 +209,7 @@ class CompiledStep:
         return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {self.certificate.state})"
 
     def _repr_html_(self) -> str:
-        """As notebooks show it: the certificate, the pools, and the scratch in figures and pictures."""
+        """Return HTML for notebooks: the certificate, the pools, and the scratch in figures and pictures."""
         memory, owners = self.certificate.memory, ownership(self.jaxpr, self.bound)
         pools = [(one.path, one.successor or "only read", one.bytes, one.copies) for one in self.certificate.pools]
         scratch = [
@@ -228,14 +228,14 @@ class CompiledStep:
         )
 
     def _ran(self, findings: tuple[Finding, ...]) -> None:
-        """The first call is over and the pools were looked at; from now on nothing stands before XLA's program."""
+        """End the check of the first call: from now on XLA's program is called directly."""
         self._run = self._entry
         if findings and self._certify == "error":
             raise AuditError(findings)
         warn([finding.statement for finding in findings])
 
     def report(self) -> str:
-        """Certificate and plan in words."""
+        """Return certificate and plan as text."""
         return f"{self.certificate.report()}\n{self.plan.report(10)}"
 
     def export(self, form: Literal["stablehlo", "executable"] = "stablehlo") -> Exported:

@@ -59,7 +59,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Signature:
-    """What goes into an exported program and what comes out, in order.
+    """The arguments and results of an exported program, in order.
 
     Attributes:
         form: "stablehlo" or "executable".
@@ -184,7 +184,7 @@ def export(
 
 
 def load_exported(path: str | os.PathLike[str]) -> Exported:
-    """What `Exported.save` wrote.
+    """Load a file that `Exported.save` wrote.
 
     Raises:
         ExportError: the file holds something else, or its program is not the one that was exported.

@@ -1,4 +1,4 @@
-"""One self-contained page about a compiled step: what is certified, its scratch by lane, its pools, its copies."""
+"""A self-contained page about a compiled step: its certificate, its scratch by lane, its pools, its copies."""
 
 from collections.abc import Iterable
 from html import escape
@@ -25,7 +25,7 @@ code,td.number{font-family:ui-monospace,monospace}td.number{text-align:right}
 def inspect_page(
     title: str, step: CompiledStep, before: CompiledStep | None = None, measured: Dependence | None = None
 ) -> str:
-    """The page as HTML without anything from outside.
+    """Return the page as HTML that loads nothing from outside.
 
     Args:
         title: its heading.
@@ -89,7 +89,7 @@ def _statements(certificate: Certificate) -> Iterable[str]:
 
 
 def _matrix(certificate: Certificate, measured: Dependence | None) -> str:
-    """Rows are the results and pool rows of a lane, columns what they may depend on, and what they were seen to."""
+    """Return a table: its rows are the results and pool rows of a lane, its columns the lanes they may depend on."""
     lanes, proved = range(certificate.lanes), bool(certificate.proved)
 
     def cell(i: int, j: int) -> str:

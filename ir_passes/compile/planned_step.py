@@ -22,7 +22,7 @@ from ir_passes.scratch.verifier import verify_plan
 
 @dataclass(frozen=True)
 class PlannedStep(Exchanging):
-    """What is known of a step before XLA has seen it.
+    """The statements about a step before XLA has seen it.
 
     Attributes:
         bound: the contract, leaf by leaf.

@@ -1,4 +1,4 @@
-"""What is declared instead of proved: row-wise operations and deliberate crossings between lanes."""
+"""Declarations that stand in for a proof: row-wise operations and deliberate crossings between lanes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ def declaration_of(eqn: Any) -> RowWise | None:
 
 
 def other_body(eqn: Any, check_vma: bool) -> str | None:
-    """How the function that a call names differs from all that are declared by that name; None if it is one of them.
+    """Return the difference between a called function and all declared by its name; None if it is one of them.
 
     Args:
         eqn: a call of a function that is declared by name, file and line.
@@ -112,7 +112,7 @@ def _forms(function: Callable[..., Any], declaration: RowWise) -> Iterator[Calla
 
 
 _VMAPPED = 2
-"""How many times a declared function may be under `jax.vmap`: over the lanes, and over the tokens of one."""
+"""Levels of `jax.vmap` that a declared function may be under: over the lanes, and over the tokens of one."""
 _SEEN: WeakSet[ir.ClosedJaxpr] = WeakSet()
 """Bodies that were found to be of a declared function."""
 

@@ -1,4 +1,4 @@
-"""What the rows of every sequence must say: the host's side of the sanitizer.
+"""The labels that the rows of every sequence must have: the host's side of the sanitizer.
 
 A row's label is (owner, position, layout, epoch): whose state it holds, after how many tokens, in which layout, and
 which step wrote it. The ledger follows the labels from the host's bookkeeping alone and never looks at a pool, so that
@@ -37,7 +37,7 @@ class ReservedOwner(IntEnum):
 
 
 class Label(NamedTuple):
-    """Whose state a row holds, after how many tokens, in which layout, written by which step."""
+    """The label of a row: the owner of its state, the tokens seen, the layout, and the step that wrote it."""
 
     owner: int
     position: int = 0
@@ -64,7 +64,7 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class LaneWork:
-    """What one lane does in a step.
+    """The work of one lane in a step.
 
     Attributes:
         owner: number of the sequence, positive, never used again for another one.
@@ -91,7 +91,7 @@ class RowLedger:
         self._labels: dict[int, Label] = {}
 
     def expect(self, work: Sequence[LaneWork | None]) -> Expected:
-        """The expectations of the next step, for lanes in this order; None is a lane that nobody has.
+        """Return the expectations of the next step, for lanes in this order; None is an idle lane.
 
         A lane of length 0 may find anything, because nothing it computes is kept: its rows must be moved as they are.
 
@@ -132,7 +132,7 @@ class RowLedger:
         return Label(before.owner, one.position, one.layout, before.epoch), after
 
     def label(self, owner: int) -> Label:
-        """What the rows of a sequence say now, for a snapshot or a fork of it.
+        """Return the label of a sequence's rows, for a snapshot or a fork of it.
 
         Raises:
             LedgerError: the owner has none.
@@ -142,9 +142,9 @@ class RowLedger:
         return self._labels[owner]
 
     def adopt(self, owner: int, label: Label) -> None:
-        """The rows of a sequence are now a copy of others, with their label."""
+        """Give a sequence the label of the rows that its own are now a copy of."""
         self._labels[owner] = label
 
     def forget(self, owner: int) -> None:
-        """The sequence gives up its rows."""
+        """Forget a sequence, which gives up its rows."""
         self._labels.pop(owner, None)

@@ -115,7 +115,7 @@ def bytes_sent(collectives: Iterable[Collective]) -> int | None:
 
 
 class Exchanging:
-    """What is asked of the collectives of a step.
+    """Questions about the collectives of a step.
 
     Attributes:
         collectives: in their order.
@@ -178,7 +178,7 @@ def _scheduled(jaxpr: ir.Jaxpr, devices: dict[str, int], times: int | None) -> I
 
 
 def _rounds(length: int, unroll: int, times: int | None) -> list[tuple[int, int | None]]:
-    """How often the body of a scan stands in the compiled program, and how often each of them runs: the rest behind."""
+    """Return the copies of a scan's body in the compiled program, and the runs of each; the remainder comes last."""
     unroll = min(unroll, length)
     looped = (unroll, None if times is None else times * (length // unroll)) if unroll else (0, times)
     return [looped, (length % unroll if unroll else 0, times)]
@@ -212,7 +212,7 @@ def _one(eqn: ir.JaxprEqn, atom: Any, axes: tuple[str, ...], devices: dict[str, 
 
 
 class _Numbers:
-    """Which equations of a program compute what another one has computed before."""
+    """Value numbers: equations of a program that compute what another has computed before get the same one."""
 
     def __init__(self) -> None:
         self._of: dict[Any, Hashable] = {}

@@ -171,7 +171,7 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
-    """How many operands of a scan are constants and how many are its carry; the rest are `xs`."""
+    """Return the numbers of constants and of carries among the operands of a scan; the rest are `xs`."""
     if "num_consts" in eqn.params:
         return eqn.params["num_consts"], eqn.params["num_carry"]
     consts, carry, _ = eqn.params["ft_in"].update(eqn.invars).unpack()
@@ -288,7 +288,7 @@ def variables(atoms: Sequence[Atom]) -> list[Var]:
 
 
 def rename(atom: Atom, names: Mapping[Var, Atom]) -> Atom:
-    """What stands for an atom."""
+    """Return the atom that stands for another."""
     return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
 

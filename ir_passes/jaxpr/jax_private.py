@@ -59,5 +59,5 @@ def compilation_cache_dir(path: str) -> AbstractContextManager[Any]:
 
 
 def coordination() -> Any:
-    """What `jax.distributed.initialize` keeps: `client` of its service, None before, and `coordinator_address`."""
+    """Return the state of `jax.distributed.initialize`: its `client`, None before, and `coordinator_address`."""
     return importlib.import_module("jax._src.distributed").global_state

@@ -19,7 +19,7 @@ from ir_passes.measure.dependence import row_of_lane
 
 @dataclass(frozen=True)
 class Unaccepted:
-    """What was seen.
+    """The measured reach of tokens that were not accepted.
 
     Attributes:
         reached: one line for each array of each lane that unaccepted tokens have changed; empty for a right step.

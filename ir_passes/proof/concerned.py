@@ -7,7 +7,7 @@ from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Pool
 
 
 def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]) -> tuple[str, ...]:
-    """Whose lanes and which pools some arrays hold, each once: lanes first, as "lanes 0 to 3", then paths of pools.
+    """Return the lanes and pools that some arrays hold, each once: lanes first, as "lanes 0 to 3", then paths of pools.
 
     Args:
         bound: the contract.

@@ -42,7 +42,7 @@ def name_dims(x: Array, *labels: str | None) -> Array:
 
 
 def label_violations(bound: BoundContract, flat: ir.ClosedJaxpr, known: Mapping[Any, Any]) -> list[Violation]:
-    """What is wrong with the dimensions of labelled pools; nothing where no pool has labels.
+    """Return the faults in dimensions of pools that name them; empty where no pool does.
 
     Args:
         bound: the contract.
@@ -254,7 +254,7 @@ def _common(*leaves: int | None) -> int | None:
 
 
 def _carried(given: Dims, after: Dims) -> Dims:
-    """What a loop carries into its body, given what it was taken to carry and what that led to."""
+    """Join the dimensions that a loop was taken to carry into its body with those that came out of it."""
     return tuple(
         one if one.lost is not None or other.repeated or (same(one, other) and not one.repeated)
         else other if one.repeated

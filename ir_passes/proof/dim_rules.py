@@ -1,4 +1,4 @@
-"""Which dimensions of operands and results run together, for each operation that says so.
+"""The rules that say which dimensions of operands and results run together, one for each operation.
 
 An operation without a rule here ties nothing: a dimension that nothing ties is then reported where it is written to a
 labelled pool.
@@ -20,7 +20,7 @@ _LENGTHS = """
 dtype fill_value index_dtype indices_are_sorted is_stable limit_indices mode name new_dtype new_sizes num_keys out_dtype
 reps repeats shape sizes slice_sizes start_indices strides update_consts update_jaxpr
 """
-"""Of those, what says how many elements there are or what they hold: dimensions keep their names with their lengths."""
+"""Ignored by every rule: lengths and contents of arrays. Dimensions keep their names with their lengths."""
 
 
 def _rule(*names: str, ignores: str = "") -> Callable[[Rule], Rule]:
@@ -52,7 +52,7 @@ def _identity(eqn: Any, *operands: Dims) -> list[Dims]:
 
 @_rule("bitcast_convert_type")
 def _bits(eqn: Any, x: Dims) -> list[Dims]:
-    """Of numbers of another length an array has one dimension more or less, the last."""
+    """Add or drop the last dimension where the new dtype has another number of bits."""
     shape = eqn.outvars[0].aval.shape
     return [(*x, Dimension(shape[-1])) if len(shape) > len(x) else x[: len(shape)]]
 

@@ -62,7 +62,7 @@ def prove_isolation(fn: Callable[..., Any], args: tuple[Any, ...], contract: Lan
 
 
 def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
-    """Prove a traced program; arguments and errors as for `prove_isolation`."""
+    """Prove a traced program; arguments and errors are those of `prove_isolation`."""
     start = time.perf_counter()
     flat = flatten(program)
     prover = Prover(bound)
@@ -102,7 +102,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
 
 
 def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
-    """The abstract results of a flat program."""
+    """Interpret a flat program abstractly; return its abstract results."""
     assert RULES
     prover.reorders = any(eqn.primitive.name == "sort" for eqn in ir.all_eqns(flat.jaxpr))
     inputs = [_input(prover, leaf, one) for leaf, one in enumerate(prover.bound.inputs)]
@@ -110,7 +110,7 @@ def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
 
 
 def _input(prover: Prover, leaf: int, one: Bound) -> Value:
-    """What the contract says of an argument."""
+    """Return the abstract value that the contract gives an argument."""
     number, lanes = prover.fresh(), prover.bound.lanes
     match one.entry:
         case Shared():

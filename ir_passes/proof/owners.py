@@ -1,4 +1,6 @@
-"""Whose the elements of an array are."""
+"""The lattice of owners: the lanes that the elements of an array may depend on.
+
+Shared (`Common`) is the bottom and `Mixed` the top; `Site.join` is the join."""
 
 from dataclasses import dataclass, replace
 
@@ -120,7 +122,7 @@ COMMON = Common()
 
 
 def describe(owner: Owner) -> str:
-    """An owner in words."""
+    """Describe an owner in words."""
     match owner:
         case Common():
             return "shared"
@@ -141,10 +143,10 @@ _ALONG_AN_AXIS = (LaneRows, PoolRows)
 
 
 def axis_of(owner: Owner) -> int | None:
-    """The axis along which an owner changes, None where it is the same everywhere."""
+    """Return the axis along which an owner changes, None where it is the same everywhere."""
     return owner.axis if isinstance(owner, _ALONG_AN_AXIS) else None
 
 
 def moved(owner: Owner, axis: int) -> Owner:
-    """The same owner along another axis."""
+    """Return the same owner along another axis."""
     return replace(owner, axis=axis) if isinstance(owner, _ALONG_AN_AXIS) and owner.axis != axis else owner

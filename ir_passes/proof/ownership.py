@@ -1,4 +1,4 @@
-"""Whose each value of a program is, as the lane proof sees it: for reports and pictures."""
+"""The owner of each value of a program, as the lane proof finds it: for reports and pictures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ir_passes.proof.values import Value
 
 @dataclass(frozen=True)
 class Ownership:
-    """Whose a value is.
+    """The owner of a value.
 
     Attributes:
         kind: "lanes" (a slice for each lane along `axis`), "lane" (number `lane`), "shared", "pool" or "mixed".

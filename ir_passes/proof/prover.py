@@ -35,7 +35,7 @@ class Prover:
     Attributes:
         bound: the contract.
         idle: whether facts are about an idle lane: its `length` is 0.
-        disagreeing: the comparison by which devices were given different operands, in the call that they are about.
+        disagreeing: the comparison assumed to fail: devices were given different operands.
         reorders: whether rows may be sorted anywhere in the program.
         violations: found so far; of the kinds that are faults wherever they stand.
         accesses: to pools, in program order.
@@ -45,7 +45,7 @@ class Prover:
         notes: what the user should know and is no fault.
         observe: called with every equation, its operands and its results.
         known: the values of each program that was walked over, by the program.
-        telling: mesh axes along which shared values may differ between devices.
+        telling: mesh axes along which shared values may differ between devices, by `axis_index`.
         devices: length of each axis of the mesh that the program in hand runs on.
         invariance: whether JAX has checked along which of them each value of that program may differ.
         comparisons: every equation that was met and compares what devices were given, in its order.
@@ -85,13 +85,13 @@ class Prover:
         self.mapped = {group for entry in entries if isinstance(entry, SlotMap) for group in entry.names}
 
     def fresh(self) -> int:
-        """A number that no value has had."""
+        """Return a value number that no value has had."""
         self._next += 1
         return self._next
 
     @contextmanager
     def on(self, devices: dict[str, int], invariance: bool) -> Iterator[None]:
-        """What is run inside runs on each device of a mesh."""
+        """Interpret a program that runs on each device of a mesh."""
         before = self.devices, self.invariance
         self.devices, self.invariance = before[0] | devices, before[1] and invariance
         yield
@@ -99,31 +99,31 @@ class Prover:
 
     @contextmanager
     def decided_by(self, atom: Any) -> Iterator[None]:
-        """Whether what is run inside runs at all is decided by a value."""
+        """Interpret a program that runs only if a value says so."""
         before = self.apart
         self.apart = before | self.varying(atom)
         yield
         self.apart = before
 
     def varying(self, atom: Any) -> frozenset[str]:
-        """Axes of the mesh along which devices may have different values of an operand."""
+        """Return the mesh axes along which devices may have different values of an operand."""
         if isinstance(atom, ir.Literal):
             return frozenset()
         return mesh.varying(atom) if self.invariance else frozenset(self.devices)
 
     def devices_along(self, axes: Sequence[str]) -> int:
-        """How many devices there are along some axes of the mesh."""
+        """Return the number of devices along some axes of the mesh."""
         return math.prod(self.devices[axis] for axis in axes)
 
     def number(self, key: Hashable) -> int:
-        """The value number of an expression; equal keys get equal numbers."""
+        """Return the value number of an expression; equal keys get equal numbers."""
         found = self._numbers.get(key)
         if found is None:
             found = self._numbers[key] = self.fresh()
         return found
 
     def read(self, env: Env, atom: Any) -> Value:
-        """The value of an operand."""
+        """Return the abstract value of an operand."""
         if not isinstance(atom, ir.Literal):
             return env[atom]
         # The same literal of a function is met in each of its calls; `known` keeps it alive, and its id its own.
@@ -133,7 +133,7 @@ class Prover:
         return found
 
     def constant(self, array: Any) -> Value:
-        """The value of an array that is part of the program."""
+        """Return the abstract value of an array that is part of the program."""
         dtype = dtype_of(array)
         constant = Constant(captured=np.ndim(array) > 0)
         if not (is_integer(dtype) or dtype == np.bool_):
@@ -154,7 +154,7 @@ class Prover:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """What is found inside is forgotten: for iterations towards a fixed point."""
+        """Forget violations and accesses found inside: for iterations towards a fixpoint."""
         kept = len(self.violations), len(self.accesses), set(self.versions.consumed)
         yield
         del self.violations[kept[0] :]

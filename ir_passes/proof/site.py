@@ -53,7 +53,7 @@ class Site:
         return ir.shape_of(self.eqn.outvars[0])
 
     def apply(self, operands: list[Value]) -> list[Value]:
-        """The results, by the operation's rule."""
+        """Apply the operation's transfer function; return the results."""
         for value in operands:
             if value.version is not None and self.prover.versions.stale(value.version):
                 self.report(
@@ -65,7 +65,7 @@ class Site:
         return [self._completed(value, operands, k) for k, value in enumerate(results)]
 
     def _before_sum(self, operands: list[Value]) -> list[Value]:
-        """What comes of a row that one device has and others do not, where it is used before it is summed over them."""
+        """Refuse a row that only one device has and that is used before it is summed over the devices."""
         if not self.prover.devices:
             return []
         held = {axis for value in operands for axis in getattr(value.owner, "held", ())}
@@ -97,7 +97,7 @@ class Site:
         return Value(owner, number, bounds, fact, value.kept, value.version, uniform)
 
     def _constant(self, operands: list[Value]) -> Constant | None:
-        """What is computed of constants place by place is one."""
+        """Return the constant that an elementwise operation makes of constants; None where there is none."""
         if self.name not in ELEMENTWISE and self.name != "select_n":
             return None
         facts = [value.fact for value in operands if isinstance(value.fact, Constant)]
@@ -148,7 +148,7 @@ class Site:
         return Mixed(self.violation(kind, message, remedy))
 
     def join(self, *owners: Owner) -> Owner:
-        """Whose an element is that depends on one element, at the same place, of each of several arrays."""
+        """Return the join in the lattice of owners: of an element that depends on the same place of several arrays."""
         joined: Owner = COMMON
         for owner in owners:
             if isinstance(owner, Common) or owner == joined:

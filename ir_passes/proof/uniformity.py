@@ -1,4 +1,4 @@
-"""Arrays that are the same along an axis, and why it matters.
+"""Arrays that are the same along an axis, which reveal no order of rows.
 
 Rows in an order that depends on all lanes belong each to one lane, but where a row lies does not. A shared array that
 differs along that axis tells the rows where they lie: what comes of it, put back in order, depends on every lane.

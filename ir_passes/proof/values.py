@@ -1,4 +1,4 @@
-"""What the lane proof knows of one array: whose its elements are, and a few facts about what they hold."""
+"""The abstract values of the lane proof: the owner of an array's elements, and a few facts about what they hold."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -107,7 +107,7 @@ class RemainderOf:
 
 @dataclass(frozen=True, slots=True)
 class Implies:
-    """Where true, the value with this number is zero (or is not)."""
+    """True implies that the value with this number is zero (or is not)."""
 
     number: int
     zero: bool
@@ -133,10 +133,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One array.
+    """The abstract value of one array.
 
     Attributes:
-        owner: whose the elements are.
+        owner: the lanes that the elements may depend on.
         number: equal numbers mean equal elements in row-major order; 0 where none is assigned yet.
         range: bounds of an integer array.
         fact: what else is known of the elements.
@@ -154,7 +154,7 @@ class Value:
     uniform: frozenset[int] = frozenset()
 
     def but(self, **changes: Any) -> "Value":
-        """The same with other attributes."""
+        """Return the same value with other attributes."""
         return replace(self, **changes)
 
     def __str__(self) -> str:

@@ -30,7 +30,7 @@ class ViolationKind(StatementId):
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a program a violation lies, for explaining it.
+    """The place of a violation in a program, for explaining it.
 
     Attributes:
         jaxpr: the (nested) program.
@@ -89,7 +89,7 @@ class IsolationError(ValueError):
         super().__init__(f"the step was not proved to keep its lanes apart, {len(violations)} violation(s):\n{faults}")
 
     def explain(self, around: int = 10) -> str:
-        """Every violation with the equations around it and what the proof knew of each variable.
+        """Return every violation with the equations around it and what the proof knew of each variable.
 
         Args:
             around: equations to show on either side of the fault.
@@ -100,7 +100,7 @@ class IsolationError(ValueError):
 
 
 def explain(violation: Violation, around: int) -> str:
-    """A violation in context."""
+    """Explain a violation in context."""
     place = violation.place
     if place is None:
         return str(violation)

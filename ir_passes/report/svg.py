@@ -22,7 +22,7 @@ def lane_colour(lane: int, lanes: int) -> str:
 
 
 def key(lanes: int) -> str:
-    """What the colours mean."""
+    """The legend of the colours."""
     swatches = [(f"lane {lane}", lane_colour(lane, lanes)) for lane in range(lanes)]
     swatches += [("shared", COLOURS["shared"]), ("pool", COLOURS["pool"]), ("bodies of loops", COLOURS["body"])]
     box = "display:inline-block;width:.9em;height:.9em;margin:0 .3em 0 1em"

@@ -211,7 +211,7 @@ def first_version(labels: LaneLabels, work: SameWork, eqn: ir.JaxprEqn) -> ir.Va
 
 
 def _with_lanes(numbers: lax.ScatterDimensionNumbers) -> lax.ScatterDimensionNumbers:
-    """For indices and updates with the lanes in front."""
+    """Return the dimension numbers for indices and updates with the lanes in front."""
     return lax.ScatterDimensionNumbers(
         tuple(dim + 1 for dim in numbers.update_window_dims),
         numbers.inserted_window_dims,

@@ -29,7 +29,7 @@ class CarryPools:
     name: ClassVar[str] = "carry-pools"
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """As `Pass.run`."""
+        """Rewrite the graph (see `Pass.run`)."""
         found = _scanned_pools(graph, say)
         if not found:
             return graph

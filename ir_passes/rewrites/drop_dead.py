@@ -20,7 +20,7 @@ class DropDead:
     only_drops: ClassVar[bool] = True
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """As `Pass.run`."""
+        """Rewrite the graph (see `Pass.run`)."""
         live = ir.without_dead(graph.program)
         (before, wider), (after, slimmer) = _size(graph.program.jaxpr), _size(live.jaxpr)
         if (before, wider) == (after, slimmer):

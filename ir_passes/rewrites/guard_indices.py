@@ -35,7 +35,7 @@ class GuardIndices:
     name: ClassVar[str] = "guard-indices"
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """As `Pass.run`."""
+        """Rewrite the graph (see `Pass.run`)."""
         jaxpr = graph.program.jaxpr
         pools = {
             jaxpr.invars[i]: one.entry.axis for i, one in enumerate(graph.bound.inputs) if isinstance(one.entry, Pool)

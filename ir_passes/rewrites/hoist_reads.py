@@ -34,7 +34,7 @@ class HoistReads:
     name: ClassVar[str] = "hoist-reads"
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """As `Pass.run`."""
+        """Rewrite the graph (see `Pass.run`)."""
         accesses = PoolAccesses(graph)
         reads = [
             (eqn, box)

@@ -1,4 +1,4 @@
-"""Which equations of a step work on one lane alone, by where their operands come from.
+"""Equations of a step that work on one lane alone, found by the origin of their operands.
 
 A value belongs to lane b if it is entry b along the axis that holds the lanes, as the lane proof sees it, a row of a
 pool that is lane b's, or computed from such values of lane b and from nothing of another lane. What mixes lanes belongs

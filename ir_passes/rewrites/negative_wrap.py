@@ -8,7 +8,7 @@ LAYOUT = frozenset({"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "co
 
 
 class NegativeWrap:
-    """Where row numbers of a jaxpr are wrapped."""
+    """The places of a jaxpr where negative row numbers are wrapped."""
 
     def __init__(self, jaxpr: ir.Jaxpr, facts: IndexFacts) -> None:
         self._made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}

@@ -16,7 +16,7 @@ class PassError(ValueError):
 
 @dataclass(frozen=True)
 class PassReport:
-    """What one pass did.
+    """The effect of one pass.
 
     Attributes:
         name: of the pass.

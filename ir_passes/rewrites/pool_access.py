@@ -1,4 +1,4 @@
-"""Which equations read and write which boxes of which pools.
+"""The boxes of pools that each equation reads and writes.
 
 A pool's versions are the input and every array that an update made of a version. A box has a start along every
 dimension, known as a constant or as an entry of a slot map where the equations show it, and a length.
@@ -18,7 +18,7 @@ WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-m
 
 @dataclass(frozen=True)
 class IndexWindow:
-    """What each index of a gather or scatter addresses in its operand.
+    """The window of an operand that each index of a gather or scatter addresses.
 
     Attributes:
         indexed: the operand's dimensions that the components of an index start in.
@@ -44,7 +44,7 @@ def window_of(eqn: ir.JaxprEqn) -> IndexWindow | None:
 
 @dataclass(frozen=True)
 class Box:
-    """What one equation reads or writes of a pool.
+    """The box of a pool that one equation reads or writes.
 
     Attributes:
         axis: the pool's row axis.

@@ -40,7 +40,7 @@ class Rebatch:
     name: ClassVar[str] = "rebatch"
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """As `Pass.run`."""
+        """Rewrite the graph (see `Pass.run`)."""
         before = graph
         reasons: list[str] = []
         while graph.bound.lanes > 1:
@@ -158,7 +158,7 @@ def _rewritten(graph: Graph, labels: LaneLabels, work: SameWork, pools: dict[ir.
 def _wanted(
     jaxpr: ir.Jaxpr, labels: LaneLabels, work: SameWork, inside: frozenset[int]
 ) -> tuple[tuple[Join, ...], dict[tuple[ir.Var, int], ir.Var]]:
-    """What other equations take of the results: those of all lanes joined in order, or single lanes' parts."""
+    """Return the results that other equations read: those of all lanes joined in order, and single lanes' parts."""
     made = {var for eqns in work.lanes for eqn in eqns if id(eqn) in inside for var in eqn.outvars}
     made -= set(labels.accesses.versions)
     joins: list[Join] = []
@@ -184,7 +184,7 @@ def _joins(eqn: ir.JaxprEqn, operands: Sequence[ir.Var], labels: LaneLabels, wor
 
 
 def _outside(labels: LaneLabels, work: SameWork, pools: dict[ir.Var, ir.Var]) -> list[ir.Var]:
-    """What lane 0's equations take from outside, with the slot maps and the pools as they were before."""
+    """Return the variables that lane 0's equations read from outside, slot maps and earlier pools included."""
     jaxpr = labels.graph.program.jaxpr
     found = dict.fromkeys([*pools, *(jaxpr.invars[i] for i in labels.accesses.facts.sizes)])
     eqns = [*work.named, *work.lanes[0]]

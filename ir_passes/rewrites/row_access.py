@@ -15,7 +15,7 @@ Start = jax.Array | int
 
 
 def clamped(start: Start, length: int, size: int) -> Start:
-    """Where `dynamic_slice` starts a window of `length` in a dimension of `size`."""
+    """Return the start that `dynamic_slice` clamps to, for a window of `length` in a dimension of `size`."""
     if isinstance(start, int):
         return min(max(start, 0), size - length)
     return lax.clamp(jnp.zeros((), start.dtype), start, jnp.full((), size - length, start.dtype))

@@ -1,4 +1,4 @@
-"""Which indices are constants and which are entries of a slot map, by what the lane proof knows of them."""
+"""Indices that are constants or entries of a slot map, by the lane proof's abstract values."""
 
 import math
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ IndexFact = ConstantIndex | SlotIndex
 
 
 class IndexFacts:
-    """What is known of the values of a jaxpr.
+    """The facts known of the index values of a jaxpr.
 
     Attributes:
         sizes: slot maps among the step's inputs: position -> size. Their entries are in [0, size).
@@ -48,7 +48,7 @@ class IndexFacts:
         return self._prover.read(self._env, atom)
 
     def of(self, atom: ir.Atom) -> IndexFact | None:
-        """What a value is, if that is a constant or an entry."""
+        """Return the constant or slot-map entry that a value is; None if it is neither."""
         return _fact(self.value(atom), math.prod(shape(atom)))
 
     def columns(self, atom: ir.Atom) -> tuple[IndexFact | None, ...]:
@@ -61,14 +61,14 @@ class IndexFacts:
 
 
 def facts_of(graph: Graph) -> IndexFacts:
-    """What is known of the values of a graph, which need not be proved."""
+    """Return the facts known of the values of a graph, which need not be proved."""
     prover = Prover(graph.bound)
     walk(prover, graph.program)
     return IndexFacts(prover, graph.program.jaxpr)
 
 
 def facts_in(body: ir.ClosedJaxpr, bound: BoundContract) -> IndexFacts:
-    """What is known of the values of a body whatever it is given: it may run at several places and many times."""
+    """Return the facts that hold in a body for any arguments: it may run at several places and many times."""
     prover = Prover(bound)
     consts = [prover.constant(const) for const in body.consts]
     interpret(prover, body.jaxpr, consts, [Value(number=prover.fresh()) for _ in body.jaxpr.invars])

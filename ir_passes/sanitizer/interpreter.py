@@ -1,4 +1,4 @@
-"""Runs a traced step with tags beside its values.
+"""The sanitizer's interpreter: runs a traced step with tags beside its values.
 
 Moves are repeated on the tags. Whatever computes with rows of a pool is a use: their labels are compared there, and
 the result is marked as computed for its lane. A write carries the label of rows that were only moved, and the lane's
@@ -154,13 +154,13 @@ class Interpreter:
         return [None] * len(eqn.outvars)
 
     def use(self, where: ir.JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> Tags:
-        """Compare the labels of what is computed with; what comes of it."""
+        """Compare the labels of rows that are computed with; return the tags of what is computed from them."""
         if tags.pending:
             self.judge.compare(where, tags, reader, mask)
         return computed(tags.lanes, tags.derived)
 
     def _join(self, eqn: ir.JaxprEqn, aligned: list[Tags | None], apart: bool) -> Tags:
-        """What is computed from several values, entry by entry; `apart` if lanes must not meet in it."""
+        """Return the tags of an elementwise result of several values; `apart` if lanes must not meet in it."""
         known = [tag for tag in aligned if tag is not None]
         for tag in known:
             others = [other.lanes for other in known if other is not tag]
@@ -179,7 +179,7 @@ class Interpreter:
         return computed(common_along(self.use(eqn, tags).lanes, axes), tags.derived)
 
     def _select(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
-        """A choice row by row moves rows; a choice within a row computes a new one from both."""
+        """Return the tags of a select: row by row it moves rows, within a row it computes a new one from both."""
         rank = len(ir.shape_of(eqn.outvars[0]))
         chooser = None if tags[0] is None else ranked(tags[0], rank)
         cases = [computed(nobody(rank)) if case is None else case for case in tags[1:]]

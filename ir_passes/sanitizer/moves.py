@@ -19,7 +19,7 @@ from ir_passes.sanitizer.tags import COLUMNS, LABEL, UNKNOWN, Ints, Tags, numpy_
 
 @dataclass(frozen=True)
 class RowWindow:
-    """How an equation addresses a value with tags.
+    """The addressing of a value with tags by an equation.
 
     Attributes:
         column: which of the index components, or start operands, addresses the rows; None if none does.
@@ -42,7 +42,7 @@ def rows_axis(tags: Tags) -> int | None:
 
 
 def window_of(eqn: JaxprEqn, tags: Tags, indices: Array | None) -> RowWindow:
-    """How this gather, scatter or dynamic slice addresses rows."""
+    """Return the addressing of rows by a gather, scatter or dynamic slice."""
     axis = rows_axis(tags)
     if indices is None:
         return RowWindow(axis, (), tuple(range(len(tags.shape))))

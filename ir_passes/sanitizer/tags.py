@@ -21,7 +21,7 @@ Ints = np.ndarray | Array
 """int32, known while tracing or not."""
 SLOT, LABEL = 0, 1
 COLUMNS = 5
-"""Of a row: its number, owner, position, layout, epoch."""
+"""Numbers per row: its number, owner, position, layout, epoch."""
 UNKNOWN = -1
 """A lane or row number that is not known."""
 _MANY = np.int32(2**31 - 1)

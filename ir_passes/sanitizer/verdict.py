@@ -1,4 +1,4 @@
-"""What the sanitizer found: the first fault of every lane, as arrays of the step, and as an error of the host."""
+"""The sanitizer's verdict: the first fault of every lane, as arrays of the step and as an error on the host."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -100,7 +100,7 @@ class Judge:
         )
 
     def compare(self, where: JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> None:
-        """What `reader` computes with must be labelled as its lane expects, or as its lane itself left it.
+        """Check that rows which `reader` computes with are labelled as its lane expects, or as its lane left them.
 
         Args:
             where: the equation.
@@ -135,7 +135,7 @@ class Judge:
         self.record(where, f"reads {names}", bad, lanes, kind, slots, found)
 
     def compare_lanes(self, where: JaxprEqn | str, what: str, high: Ints, low: Ints, slots: Ints | None = None) -> None:
-        """Lanes must not meet: a fault of both where the largest and the smallest known one differ.
+        """Check that lanes do not meet: a fault of both where the largest and the smallest known lane differ.
 
         Args:
             where: the equation.
@@ -205,7 +205,7 @@ def _of(rows: Any, lanes: Ints) -> Array:
 
 
 def explain(verdict: Verdict, expected: Expected, checks: tuple[Check, ...]) -> SanitizerError | None:
-    """The error of a verdict, None if there is none; waits for the step."""
+    """Return the error of a verdict, None if there is none; waits for the step."""
     codes, slots, found = (np.asarray(part) for part in verdict)
     wanted = np.asarray(expected.found)
     lines = []

@@ -88,7 +88,7 @@ class Liveness:
 
     @property
     def equations(self) -> int:
-        """How many equations the jaxpr has."""
+        """Number of equations of the jaxpr."""
         return len(self.jaxpr.jaxpr.eqns)
 
     @property
@@ -138,7 +138,7 @@ class Liveness:
         return tuple(value for value in self.scratch if value.start <= equation <= value.end)
 
     def interference(self) -> dict[Key, frozenset[Key]]:
-        """For each scratch value the others that are live at the same time: these must not share a byte with it."""
+        """Return the interference graph: for each scratch value the others live at the same time."""
         edges: dict[Key, set[Key]] = {(value.equation, value.result): set() for value in self.scratch}
         live: list[Scratch] = []
         for value in self.scratch:

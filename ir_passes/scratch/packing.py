@@ -65,7 +65,7 @@ def aligned(offset: int) -> int:
 
 
 def _conflicts(buffers: Sequence[Buffer]) -> list[list[int]]:
-    """For each buffer the others that are live at the same time; sharing one end point is enough."""
+    """Return for each buffer the others that are live at the same time; sharing one end point is enough."""
     neighbours: list[list[int]] = [[] for _ in buffers]
     live: list[int] = []
     for i in sorted(range(len(buffers)), key=lambda i: buffers[i].start):

@@ -39,7 +39,7 @@ def verify_plan(
     alignment: int = 64,
     opaque_scratch: Callable[[Any], int] | None = None,
 ) -> int:
-    """How many pairs of values share bytes, at different times. Raises if any two do at the same time.
+    """Check a plan; return the number of pairs of values that share bytes at different times.
 
     Args:
         closed: the inlined jaxpr that the plan is for.

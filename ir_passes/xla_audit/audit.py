@@ -1,7 +1,7 @@
-"""What XLA made of a proved step: the audit of one compiled program against the contract of its step.
+"""The audit of one compiled program against the contract of its step.
 
-The proof says that the jaxpr keeps lanes apart; this says that the compiled program still does, as far as its scheduled
-HLO and its buffer assignment tell: the machine code below them is sampled by tests alone.
+The proof shows that the jaxpr keeps lanes apart; the audit checks that the compiled program still does, as far as its
+scheduled HLO and buffer assignment tell. The machine code below them is sampled by tests only.
 """
 
 import time
@@ -74,7 +74,7 @@ class AuditReport:
         return tuple(claim.statement() for claim, kinds in REFUTED_BY.items() if not kinds & found)
 
     def require(self) -> "AuditReport":
-        """This report, if nothing was found.
+        """Return this report, if nothing was found.
 
         Raises:
             AuditError: with every finding.
@@ -126,7 +126,7 @@ def audit_executable(
     scheduled: Sequence[Scheduled] = (),
     started: float | None = None,
 ) -> AuditReport:
-    """As `audit`, of an executable that has been read.
+    """Audit an executable that has been read (see `audit`).
 
     Args:
         mesh: names and sizes of the mesh axes, the last one fastest.
@@ -173,7 +173,7 @@ def pools_in_place(before: tuple[tuple[int, ...], ...], after: Any) -> bool:
 
 
 def _split_otherwise(compiled: jax.stages.Compiled, bound: BoundContract) -> Iterator[Finding]:
-    """Pools that devices have other parts of after the step than before it."""
+    """Find pools whose sharding after the step differs from the one before it."""
     for donor, successor in bound.successors.items():
         before, after = shardings(compiled, donor, successor)
         if before is not None and not before.is_equivalent_to(after, len(bound.inputs[donor].shape)):

@@ -62,7 +62,7 @@ class AuditError(RuntimeError):
 
 
 def origin(one: Instruction, module: Module) -> tuple[str, str]:
-    """JAX's name of the operation and the source line of an instruction.
+    """Return JAX's name of the operation and the source line of an instruction.
 
     XLA's own instructions, its copies above all, have none: then those of the nearest reader that has, or else of the
     nearest operand.
@@ -80,7 +80,7 @@ def origin(one: Instruction, module: Module) -> tuple[str, str]:
 
 
 def where(one: Instruction, module: Module) -> str:
-    """An instruction for a message."""
+    """Describe an instruction for a message."""
     op_name, source = origin(one, module)
     inherited = "" if one.source or not source else "for "
     parts = (f"%{one.name} ({one.opcode} {one.array})", inherited + op_name if op_name else "", source)

@@ -11,7 +11,7 @@ from ir_passes.xla_audit.hlo import addresses
 
 
 class FirstRun:
-    """Calls a step, then says which of its pools moved.
+    """A callable that calls a step once and reports which of its pools moved.
 
     Args:
         entry: the step.
@@ -44,7 +44,7 @@ class FirstRun:
         return results
 
     def _addresses(self, leaves: list[Any]) -> dict[int, tuple[tuple[int, ...], ...]]:
-        """Of every donated array on a device; what lies on the host has to be brought there first."""
+        """Return the addresses of every donated array on a device; those on the host must be brought there first."""
         return {
             i: addresses(leaves[i])
             for i in self._bound.successors

@@ -215,4 +215,4 @@ COLLECTIVES = (
     "reduce-scatter",
     "send",
 )
-"""What the names of opcodes that move data between devices begin with."""
+"""Prefixes of the opcodes that move data between devices."""

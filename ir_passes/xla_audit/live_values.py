@@ -1,4 +1,4 @@
-"""Which values of a scheduled HLO module exist when, and in which bytes: our own dataflow, not XLA's.
+"""Live ranges of the values of a scheduled HLO module, and their bytes: our own dataflow analysis, not XLA's.
 
 The schedule is flattened into one clock: a called computation runs where its caller stands, the condition of a loop and
 then its body. A value lives from the tick of the instruction that defines it to its last reader's. Bitcasts, tuples and

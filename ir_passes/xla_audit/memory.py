@@ -1,4 +1,4 @@
-"""Whether values that are live at the same time have bytes of their own, and how much scratch they need at least."""
+"""The check that values live at the same time have bytes of their own, and the least scratch they need."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ REMEDY = "Report it to openxla/xla with this program; do not run the step. Anoth
 
 
 def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
-    """Pairs of values that are live at the same tick and share a byte.
+    """Find pairs of values that are live at the same tick and share a byte.
 
     Where one value ends in the operation that defines the other, both may be the very same bytes (whether the operation
     may then be done in place is for `in_place`), but never overlap in part.

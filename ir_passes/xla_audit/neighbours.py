@@ -1,4 +1,4 @@
-"""What lies beside the results of calls that XLA does not look into: what one that writes too far reaches first.
+"""The neighbours in memory of custom calls' results: the bytes that a call which writes too far reaches first.
 
 Nobody can say what a custom call, a kernel or a callback writes; where it would do harm is in the buffer assignment.
 """

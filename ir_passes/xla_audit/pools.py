@@ -1,4 +1,4 @@
-"""Whether every pool is written in place: its successor in its own bytes, and no other array of its size."""
+"""The check that every pool is written in place: its successor in its own bytes, and no other array of its size."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ class PoolCopy:
 
 
 def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding]:
-    """Whether each pool's successor takes its own bytes, and no other input is overwritten."""
+    """Find pools whose successor does not take their bytes, and other inputs that are overwritten."""
     into: dict[tuple[int, Index], Index] = {}
     for one in executable.module.aliases:
         into[(one.parameter, one.parameter_index)] = one.output
@@ -92,7 +92,7 @@ def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding
 
 
 def pool_copies(executable: Executable, bound: BoundContract, live: LiveValues) -> list[PoolCopy]:
-    """Every copy of an array of a pool's type."""
+    """Return every copy of an array of a pool's type."""
     pools = _pools(executable, bound)
     versions: dict[str, set[int]] = {}
     found: list[PoolCopy] = []
@@ -115,7 +115,7 @@ def pool_copies(executable: Executable, bound: BoundContract, live: LiveValues) 
 
 
 def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Sequence[str]) -> Iterator[Finding]:
-    """A finding for each copy, unless all the pools that it may be of match a pattern of `allowed`."""
+    """Yield a finding for each copy, unless all the pools that it may be of match a pattern of `allowed`."""
     named = {one.name: one for one in executable.module.instructions.values()}
     for copy in copies:
         if all(any(fnmatchcase(path, pattern) for pattern in allowed) for path in copy.pools):
@@ -132,7 +132,7 @@ def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Seque
 
 
 def second_pools(executable: Executable, bound: BoundContract, live: LiveValues) -> Iterator[Finding]:
-    """Arrays of a pool's type that are computed into other bytes than a pool's.
+    """Find arrays of a pool's type that are computed into other bytes than a pool's.
 
     Of a pool with one row per lane, all told or on each device, the step computes every row, so its intermediate
     results may have the pool's type; only copies are counted against it.

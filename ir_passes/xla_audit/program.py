@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 Index = tuple[int, ...]
-"""Where in a result: () for an array or a tuple's table, (i,) for entry i of a tuple."""
+"""A place in a result: () for an array or a tuple's table, (i,) for entry i of a tuple."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Computation:
 
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
-        """By parameter number."""
+        """The parameters by number."""
         return {one.parameter: one for one in self.instructions if one.opcode == "parameter"}
 
 
@@ -238,7 +238,7 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Executable:
-    """What the audit reads of one executable.
+    """The parts of one executable that the audit reads.
 
     Attributes:
         parameters: flattened argument -> entry parameter number; an argument that the step does not use has none.

@@ -24,7 +24,7 @@ _FILLED = ("filled out of bounds",)
 
 @dataclass(frozen=True)
 class Access:
-    """How elements of an operand meet elements of a window array, the result of a read or the updates of a write.
+    """The pairing of an operand's elements with those of a window array: the result of a read, or a write's updates.
 
     Attributes:
         full: shape of the operand.
@@ -54,13 +54,13 @@ class Access:
         return all(size == 1 for size in self.index_shape[:-1])
 
     def index_owner(self, dim: int) -> Owner:
-        """Whose the index along an operand dimension is, in dimensions of the window array."""
+        """Return the owner of the index along an operand dimension, in dimensions of the window array."""
         owner = self.columns[dim].owner
         axis = axis_of(owner)
         return owner if axis is None else moved(owner, self.index_axes[axis])
 
     def owners(self, site: Site, without: int | None = None) -> Owner:
-        """Whose the indices are, all but one."""
+        """Return the join of the owners of the indices, all but one."""
         return site.join(*(self.index_owner(dim) for dim in self.columns if dim != without))
 
     def tells_places(self, owner: Owner, without: int | None = None) -> bool:
@@ -99,7 +99,7 @@ class Access:
         return not self.paired and self.scalar and axes == sorted(axes)
 
     def _places(self, but: int) -> Iterator[tuple[int, Hashable]]:
-        """Where a block begins, by constants or value numbers, along each axis where that is not the only place."""
+        """Yield the start of a block, a constant or value number, along each axis with more than one place."""
         for dim, value in self.columns.items():
             at = constant_of(value)
             if dim != but and not (at == 0 and self.sizes[dim] == self.full[dim]):
@@ -239,7 +239,7 @@ def check_position(site: Site, operand: Value, access: Access) -> None:
 
 
 def unsorted(site: Site, access: Access) -> Mixed | None:
-    """What comes of indices of lanes that are said to be sorted, which XLA may rely on; None where they are not.
+    """Return the owner of the result where lanes' indices are declared sorted, which XLA may rely on; else None.
 
     Of indices that are not sorted the result is the implementation's own, for all places together.
     """

@@ -21,7 +21,7 @@ symbolic_zeros
 
 @rule(*ir.CALLS, reads=" ".join(ir.CALLS.values()), ignores=_AROUND_THE_BODY)
 def call(site: Site, *operands: Value) -> list[Value]:
-    """A function declared row-wise by its declaration, every other one by its body."""
+    """Apply the declaration of a row-wise function; interpret the body of any other."""
     declaration = declaration_of(site.eqn)
     if declaration is None:
         body = ir.body_of(site.eqn)
@@ -54,7 +54,7 @@ def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> 
 
 
 def _misfit(site: Site, declaration: RowWise) -> tuple[str, str] | None:
-    """How a call differs from what is declared of the function, and what to do; None where it does not."""
+    """Return the difference of a call from the function's declaration and its remedy; None where there is none."""
     results = ir.shapes(site.eqn.outvars)
     if len(site.shapes) != len(declaration.inputs) or len(results) != len(declaration.outputs):
         declared = f"with {len(declaration.inputs)} arguments and {len(declaration.outputs)} results"

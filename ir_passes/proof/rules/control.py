@@ -19,7 +19,7 @@ ROUNDS = 12
 
 
 def merge(site: Site, one: Value, other: Value) -> Value:
-    """What is known of a value that is one or the other."""
+    """Return the join of two abstract values: what holds of a value that is one or the other."""
     if one == other:
         return one
     owner = _merge_owners(site, one.owner, other.owner)
@@ -155,7 +155,7 @@ def _entering(site: Site, value: Value, counter: Any) -> Value:
 
 
 def _again(site: Site, old: Value, new: Value, counter: Any) -> Value:
-    """What holds of a carry before and after an iteration; what changes a second time is forgotten."""
+    """Widen a carry: keep what holds before and after an iteration; a fact that changes a second time is dropped."""
     leaf_of, same_chain = site.prover.versions.leaf_of, False
     if old.version is not None and new.version is not None:
         same_chain = leaf_of[old.version] == leaf_of[new.version]
@@ -257,7 +257,7 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value
 
 
 def _stacked(site: Site, value: Value, loop: int, sources: list[LaneRows]) -> Value:
-    """What each iteration gives, along a new axis 0."""
+    """Stack the value of each iteration along a new axis 0."""
     owner, step = value.owner, ("scan", loop)
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         for rows in sources:

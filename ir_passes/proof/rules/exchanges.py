@@ -51,7 +51,7 @@ def by_counts(site: Site, *operands: Value) -> list[Value]:
 
 
 def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Owner:
-    """Whose the elements of an operand are after an exchange over some axes of the mesh."""
+    """Return the owner of an operand's elements after an exchange over some mesh axes."""
     split = set(owner.split) if isinstance(owner, LaneRows | OneLane | PoolRows) else set()
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         split |= site.prover.telling

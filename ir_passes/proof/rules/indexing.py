@@ -28,7 +28,7 @@ _OWN = "let each lane index its own elements (vmap over lanes, take_along_axis),
 
 
 _READS, _IGNORES = "dimension_numbers indices_are_sorted", "unique_indices"
-"""Where indices repeat that are said to be distinct, one lane writes twice to a place of its own: whichever wins."""
+"""unique_indices is ignored: if indices repeat after all, a lane writes twice to its own place, and either wins."""
 
 
 @rule("gather", reads=f"{_READS} fill_value slice_sizes", ignores=_IGNORES, accepts={"mode": MODES})
@@ -121,7 +121,7 @@ def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
 
 
 def _picked(site: Site, rows: LaneRows, access: Access) -> Owner:
-    """Whose the rows are that an index picks along the axis of the lanes."""
+    """Return the owner of the rows that an index picks along the axis of the lanes."""
     index, axis = access.columns[rows.axis], rows.axis
     lane = lane_at(access, axis, rows) if access.sizes[axis] == 1 else None
     if lane is not None:
@@ -200,7 +200,7 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
 
 
 def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:
-    """Whose what is written is, in dimensions of the operand."""
+    """Return the owner of the updates, in dimensions of the operand."""
     special = next((d for d, value in access.columns.items() if isinstance(value.fact, Permuted)), None)
     in_order = None if special is None else _put_in_order(site, updates, access, special)
     owner, result = in_order or (site.join(updates.owner, access.owners(site)), None)
@@ -231,7 +231,7 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
 
 
 def _put_in_order(site: Site, updates: Value, access: Access, dim: int) -> tuple[LaneRows, Owner] | None:
-    """Whose the updates are, and whose the rows after each of them has been written where a permutation says.
+    """Return the owners of the updates, and of the rows after a permutation has put each update in its place.
 
     Args:
         site: the write.

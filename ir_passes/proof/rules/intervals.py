@@ -13,7 +13,7 @@ TRUE, FALSE, EITHER = (1, 1), (0, 0), (0, 1)
 
 
 def dtype_range(aval: Any) -> Range | None:
-    """What an integer or boolean dtype can hold; None for every other dtype."""
+    """Return the least and greatest value of an integer or boolean dtype; None for every other dtype."""
     return _range_of(getattr(aval, "dtype", None))
 
 

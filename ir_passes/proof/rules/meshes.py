@@ -50,7 +50,7 @@ def shard_map(site: Site, *operands: Value) -> list[Value]:
 
 @dataclass(frozen=True)
 class Split:
-    """How an array is split over the devices of a mesh.
+    """The partition of an array over the devices of a mesh.
 
     Attributes:
         axes: axis of the array -> the axes of the mesh that split it.
@@ -62,17 +62,17 @@ class Split:
 
     @classmethod
     def of(cls, spec: Any, devices: dict[str, int]) -> "Split":
-        """Of a partition specification."""
+        """Make the split of a partition specification."""
         named = {axis: (names,) if isinstance(names, str) else names for axis, names in enumerate(spec) if names}
         return cls({axis: tuple(map(str, names)) for axis, names in named.items()}, devices)
 
     def parts(self, axis: int) -> int:
-        """Into how many parts an axis is split."""
+        """Return the number of parts that an axis is split into."""
         return math.prod(self.devices[name] for name in self.axes[axis])
 
     @property
     def step(self) -> tuple[Hashable, ...]:
-        """Taking a device's part, as a step of a view."""
+        """The taking of a device's part, as a step of a view."""
         return "device", tuple(sorted(self.axes.items())), tuple(sorted(self.devices.items()))
 
 

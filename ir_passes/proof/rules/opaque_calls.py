@@ -21,7 +21,7 @@ from ir_passes.proof.violations import ViolationKind
 
 @rule(*ir.OPAQUE, everything=True)
 def opaque(site: Site, *operands: Value) -> list[Value]:
-    """By its declaration in the contract, found by the name of its target."""
+    """Apply the declaration in the contract, found by the name of the call's target."""
     found = opaque_of(site.eqn, site.prover.bound.opaque)
     if found is None:
         exact, name = exact_name(site.eqn), short_name(site.eqn)
@@ -75,7 +75,7 @@ class _Declared:
     operands: tuple[Value, ...]
 
     def results(self) -> list[Value]:
-        """What the declaration says of the results, if the operands are as declared."""
+        """Return the results that the declaration promises, if the operands are as declared."""
         lanes = self._lanes()
         if isinstance(lanes, Mixed):
             return [Value(lanes) for _ in self.site.eqn.outvars]
@@ -102,7 +102,7 @@ class _Declared:
         return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version, kept=kept)
 
     def _lanes(self) -> Owner:
-        """Whose row 0, 1, .. is, of everything that has rows of lanes; mixed where the call is not as declared."""
+        """Return the common owner of all arrays that have rows of lanes; `Mixed` where the call is not as declared."""
         site = self.site
         for value in self.operands:
             if isinstance(value.owner, Mixed):
@@ -129,7 +129,7 @@ class _Declared:
             yield value, f"operand {k}", self.site.shapes[k], 0 if isinstance(declared, SlotMap) else declared.axis
 
     def _unequal(self) -> str | None:
-        """How the numbers of rows differ between arrays that are declared to have a row for each lane."""
+        """Describe the arrays whose numbers of rows differ though each is declared to have a row for each lane."""
         lengths = {name: shape[axis : axis + 1] for _, name, shape, axis in self._rows()}
         for k, (var, declared) in enumerate(zip(self.site.eqn.outvars, self.entry.outputs, strict=True)):
             if isinstance(declared, Lane):
@@ -163,7 +163,7 @@ class _Declared:
         return lanes
 
     def _miscounted(self) -> str | None:
-        """How the call has other operands, results or aliases than are declared."""
+        """Describe the operands, results or aliases of a call that differ from those declared."""
         entry, eqn = self.entry, self.site.eqn
         if not fits(entry, self.site.shapes, ir.shapes(eqn.outvars)):
             called = f"{ir.types(eqn.invars)} and {ir.types(eqn.outvars)}"

@@ -12,7 +12,7 @@ from ir_passes.proof.views import View, block, entered
 
 
 def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, step: int = 1) -> Owner:
-    """Whose the rows [start, start + size * step) of an axis are, when `axis` is the one that holds lanes."""
+    """Return the owner of the rows [start, start + size * step) of an axis, when `axis` is the one that holds lanes."""
     if start == 0 and size == full and step == 1:
         return owner
     if isinstance(owner, LaneRows) and owner.order is None:
@@ -135,7 +135,7 @@ def stack(site: Site, *parts: Value) -> list[Value]:
 
 
 def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -> Owner:
-    """Whose the parts of a concatenation along an axis are."""
+    """Return the owner of a concatenation of parts along an axis."""
     along = [owner for owner in owners if axis_of(owner) == axis and not isinstance(owner, Mixed)]
     lanes = {owner for owner in owners if isinstance(owner, OneLane)}
     if not along and len(lanes) < 2:

@@ -114,7 +114,7 @@ def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Val
 
 
 def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner:
-    """Whose the rows are, in dimensions of the window array."""
+    """Return the owner of the rows, in dimensions of the window array."""
     axis = pool.axis
     path = site.prover.bound.inputs[pool.leaf].path
     index = access.columns.get(axis)
@@ -160,7 +160,7 @@ def record(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, shape: tup
 def map_fault(
     site: Site, pool: PoolRows, fact: SlotEntry, shape: tuple[int, ...], drops: bool, write: bool
 ) -> Mixed | None:
-    """What is wrong with picking rows of a pool by an entry of a slot map.
+    """Return the fault of picking rows of a pool by an entry of a slot map, None where there is none.
 
     Args:
         shape: of the pool, as it lies on one device.

@@ -78,6 +78,6 @@ def _by_key(site: Site, owner: Owner) -> Owner:
 
 
 def _of_one_key(site: Site, words: Value, leading: int) -> Owner:
-    """Whose keys are, of which the first axes of an array of words keep apart."""
+    """Return the owner of keys whose words lie behind the first `leading` axes of an array."""
     axis = axis_of(words.owner)
     return words.owner if axis is None or axis < leading else site.mixed(_ONE_KEY, _OWN_KEY)

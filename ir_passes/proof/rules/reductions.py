@@ -16,7 +16,7 @@ _PICKS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or")
 
 
 def without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
-    """Whose the elements are after a reduction over some axes."""
+    """Return the owner of the elements after a reduction over some axes."""
     axis = axis_of(owner)
     if axis is None:
         return owner
@@ -161,7 +161,7 @@ def _sorted(site: Site, value: Value, order: Order) -> Value:
 
 
 def permuted(site: Site, owner: Owner, order: Order, div: int = 1) -> Owner:
-    """Whose the rows are after `rows[order // div]`."""
+    """Return the owner of `rows[order // div]`."""
     if isinstance(owner, LaneRows):
         if owner.order is None:
             return LaneRows(owner.axis, owner.inner * div, owner.start, order, owner.split)

@@ -28,20 +28,20 @@ Shape = tuple[int, ...]
 
 
 def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
-    """Whose the elements of an operand are after it has been stretched to the shape of the result."""
+    """Return the owner of an operand that is broadcast to the shape of the result."""
     axis = axis_of(owner)
     return owner if axis is None else stretched(owner, shape[axis], result[axis])
 
 
 def stretched(owner: Owner, before: int, after: int) -> Owner:
-    """Whose the elements are after the one index of an owner's axis has been repeated."""
+    """Return the owner after the single index of its axis has been broadcast."""
     if isinstance(owner, LaneRows) and before == 1 != after:
         return OneLane(owner.start, owner.split, owner.held)
     return owner
 
 
 def place_after_reshape(axis: int, before: Shape, after: Shape) -> tuple[int, int, int] | None:
-    """Where an axis is after a row-major reshape: (new axis, elements of the new axis per old index, and the reverse).
+    """Locate an axis after a row-major reshape: (new axis, elements of the new axis per old index, and the reverse).
 
     One of the two counts is 1. None where the axis does not survive as a prefix of a new axis or the other way round,
     and for an array without elements.
@@ -64,7 +64,7 @@ def place_after_reshape(axis: int, before: Shape, after: Shape) -> tuple[int, in
 
 
 def reshape_owner(site: Site, owner: Owner, before: Shape, after: Shape) -> Owner:
-    """Whose elements are whose after a reshape."""
+    """Return the owner after a reshape."""
     axis = axis_of(owner)
     if axis is None:
         return owner

@@ -25,6 +25,7 @@ def pages() -> dict[str, str]:
 if __name__ == "__main__":
     # Mutants of steps over meshes need devices; how fast a step runs does not matter.
     flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     for name, text in pages().items():
         Path(sys.argv[1], name).write_text(text)

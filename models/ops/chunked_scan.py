@@ -64,7 +64,7 @@ def scan_chunks(
         inputs: of the recurrence: its state, and the masks of tokens and fresh lanes.
         chunks: its tokens in chunks.
         write: `(read, rest)` of one chunk -> the values that are written with its keys, and its tokens' outputs. The
-            values have to be computed from `read`: XLA copies the state for a read that the write does not wait for.
+            values have to be computed from `read` (ops/layout: in place).
         keep_state: as for `delta_rule`.
     """
     state, valid = inputs.state, inputs.valid
@@ -78,7 +78,7 @@ def scan_chunks(
 
     def advance(state: Array, operands: tuple[ChunkOperands, Array]) -> tuple[Array, Array]:
         (reads, keys, decay, rest), begins = operands
-        # For fresh lanes zeros replace the read and the decayed state, not the state, which XLA would write twice.
+        # For fresh lanes zeros replace the read and the decayed state, not the state (ops/layout: in place).
         read = jnp.where(begins, 0.0, _read(for_all_heads(reads), state))
         values, out = write(read, rest)
         decayed = jnp.where(begins, 0.0, decay[..., None, :] * state)
@@ -86,8 +86,7 @@ def scan_chunks(
 
     operands = (chunks, begins)
     if keep_state and count > 1:
-        # A loop writes in place of its initial state, so XLA would copy one that is kept. The first chunk runs before
-        # the loop and makes a new state.
+        # A loop would copy the state that is kept (ops/layout: in place): the first chunk, before it, makes a new one.
         state, before = advance(state, jax.tree.map(lambda x: x[0], operands))
         updated, behind = lax.scan(advance, state, jax.tree.map(lambda x: x[1:], operands))
         out = jnp.concatenate([before[None], behind])
@@ -99,6 +98,6 @@ def scan_chunks(
 
 def _read(rows: Float32[Array, "lane value_head row key"], state: RecurrentState) -> StateRead:
     if rows.shape[2] <= MAX_SUMMED_ROWS:
-        # Else every use of it repeats the last additions.
+        # ops/layout, fusion: every use would repeat the last additions.
         return materialize(multiply_few(rows, state))
     return full_einsum("nhik,nhvk->nhiv", rows, state)

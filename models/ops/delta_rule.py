@@ -53,8 +53,7 @@ def delta_rule(inputs: RecurrenceInputs, keep_state: bool = False) -> Recurrence
 def delta_rule_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     """Run one token. The state is read once: with r = a S [q, k], o = r_q + (q.k) delta needs no second pass.
 
-    For a fresh lane zeros replace the read and the decayed state, not the state itself, of which XLA would write a
-    second copy.
+    For a fresh lane zeros replace the read and the decayed state, not the state itself (ops/layout: in place).
     """
     state, beta, fresh = inputs.state, _beta(inputs), inputs.fresh
     q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
@@ -118,7 +117,7 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
         delta = full_einsum("nhij,nhjv->nhiv", corrected, values - since * read_k)
         return delta, since * read_q + full_einsum("nhij,nhjv->nhiv", scores, delta)
 
-    # Else XLA transposes the values into another order first, and copies that.
+    # Not materialized, the values would be transposed into another order first, and copied.
     rest = materialize(v), corrected, decayed.scores, decayed.since
     chunks = ChunkOperands(decayed.reads, decayed.k_out, decayed.end, rest)
     return scan_chunks(inputs, chunks, write, keep_state)

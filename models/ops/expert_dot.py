@@ -1,7 +1,7 @@
-"""Each row times the matrix of its own expert: one row-wise operation with several lowerings behind it.
+"""Grouped matrix product of MoE layers: each row times the matrix of its own expert, in several lowerings.
 
-No lowering has a capacity and none drops a row. Which one is fast depends on the number of rows and on the device, so
-the choice is made here and nowhere else.
+No lowering has an expert capacity and none drops a token. The fastest one depends on the number of rows and on the
+device, so the choice is made here and nowhere else.
 """
 
 from functools import partial
@@ -16,9 +16,9 @@ from models.platform import platform
 from models.sharding.varying import varying_like
 
 MAX_GATHER_ROWS = 32
-"""Up to this many rows, gathering one matrix per row is the fastest form on a CPU."""
+"""Rows up to which gathering one matrix per row is the fastest form on a CPU."""
 BLOCK = 16
-"""TokenRows of one expert that are multiplied together by the block form."""
+"""Rows of one expert that the block form multiplies in one product."""
 
 TokenRows = Float32[Array, "row in"]
 ExpertWeights = Float[Array, "expert out in"]
@@ -28,19 +28,20 @@ ExpertRows = Float32[Array, "row out"]
 
 @partial(jax.jit, static_argnames="absent")
 def expert_dot(x: TokenRows, weight: ExpertWeights, expert: ExpertIds, absent: bool = False) -> ExpertRows:
-    """`y[r] = weight[expert[r]] @ x[r]`, accumulated in float32; a narrower weight meets a row rounded to its dtype.
+    """Return `y[r] = weight[expert[r]] @ x[r]`, accumulated in float32; rows are rounded to the dtype of the weight.
 
     Args:
         x: rows.
         weight: one `[out, in]` matrix per expert, in the checkpoint's dtype.
         expert: the expert of each row, in `[0, number of experts)`.
-        absent: a row may have that number in place of an expert, one of another device; its result is zero.
+        absent: a row may have the number of experts in place of an expert, for an expert of another device (expert
+            parallel); its result is zero.
     """
     if not absent:
         return _product(x, weight, expert)
     here = expert < weight.shape[0]
     if platform() == "cpu":
-        # the ragged form multiplies only rows of its groups; for the others it makes no difference what is left out
+        # The ragged form multiplies only the rows of its groups; for the other forms any expert will do.
         expert = jnp.where(here, expert, 0)
     return jnp.where(here[:, None], _product(x, weight, expert), 0.0)
 
@@ -58,7 +59,7 @@ def _precision(weight: Array) -> lax.Precision | None:
 
 
 def gather_form(x: TokenRows, weight: ExpertWeights, expert: ExpertIds) -> ExpertRows:
-    """Gather a matrix for every row: for the few rows of a decode step."""
+    """Gather a matrix for every row: the form for the few rows of a decode step."""
     matrices, rounded = weight[expert].astype(jnp.float32), x.astype(weight.dtype).astype(jnp.float32)
     return full_einsum("roi,ri->ro", matrices, rounded)
 
@@ -74,7 +75,7 @@ def block_form(x: TokenRows, weight: ExpertWeights, expert: ExpertIds, block: in
     ends = jnp.cumsum(padded)
     place = (ends - padded)[owner] + jnp.arange(count, dtype=jnp.int32) - (jnp.cumsum(sizes) - sizes)[owner]
     filled = jnp.zeros((blocks * block, x.shape[1]), weight.dtype).at[place].set(x[order].astype(weight.dtype))
-    # blocks past the last group are all zero and belong to any expert
+    # Blocks past the last group are all zero, so their expert does not matter.
     block_expert = jnp.searchsorted(ends, jnp.arange(blocks, dtype=jnp.int32) * block, side="right")
     block_expert = jnp.minimum(block_expert, experts - 1).astype(jnp.int32)
 
@@ -95,7 +96,7 @@ def block_form(x: TokenRows, weight: ExpertWeights, expert: ExpertIds, block: in
 def ragged_form(x: TokenRows, weight: ExpertWeights, expert: ExpertIds) -> ExpertRows:
     """Sort rows by expert and let the backend multiply the ragged groups (`jax.lax.ragged_dot`).
 
-    TokenRows of absent experts come last and are in no group: what they give means nothing.
+    Rows of absent experts come last and are in no group: their results are undefined.
     """
     order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
     sizes = jnp.zeros((weight.shape[0],), jnp.int32).at[expert].add(1)

@@ -35,14 +35,14 @@ def ssd(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs
 
 
 def ssd_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
-    """Run one token. The output is read from the new state: to read the old one, XLA would keep a copy of it."""
+    """Run one token. The output is read from the new state (ops/layout: in place)."""
     heads, groups = inputs.value.shape[2], inputs.query.shape[2]
     q, k = (jnp.repeat(x[:, 0], heads // groups, axis=1) for x in (inputs.query, inputs.key))
     v, g = inputs.value[:, 0], inputs.log_decay[:, 0]
     real = inputs.valid[:, :, None, None]
     decayed = jnp.where(inputs.fresh[:, None, None, None], 0.0, jnp.exp(g)[:, :, None, None] * inputs.state)
     updated = jnp.where(real, decayed + v[:, :, :, None] * k[:, :, None, :], inputs.state)
-    # Else every use of it repeats the last additions.
+    # ops/layout, fusion: every use would repeat the last additions.
     out = materialize(multiply_few(q[:, :, None], updated)[:, None, :, 0])
     return RecurrenceOutputs(jnp.where(real, out, 0.0), updated)
 

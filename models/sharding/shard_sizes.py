@@ -1,4 +1,4 @@
-"""What of a config one device has: sizes divided by the number of devices, and the error where they do not divide."""
+"""Local shard sizes: the config of one device, and an error that lists every size that does not divide."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -8,19 +8,19 @@ from models.sharding.devices import EXPERT, MODEL, SINGLE_DEVICE, Devices
 
 C = TypeVar("C")
 MAX_LISTED_DEVICES = 256
-"""Devices along an axis up to which numbers are listed."""
+"""Devices along an axis up to which an error lists the numbers that divide."""
 INDIVISIBLE = (1 << 61) - 1
-"""A prime number of devices that no size can be divided by."""
+"""A prime number of devices that divides no size."""
 
 
 class ShardedSize(NamedTuple):
-    """A size of a config that is divided among devices.
+    """A size of a config that is divided by the devices along a mesh axis.
 
     Attributes:
-        field: where it stands in the config.
+        field: its name in the config.
         size: of the whole model.
-        axis: mesh axis whose devices share it.
-        replicable: each of several devices may have the same, where there are more devices than it counts.
+        axis: mesh axis that shards it.
+        replicable: several devices may hold the same unit, where there are more devices than units.
     """
 
     field: str
@@ -29,11 +29,11 @@ class ShardedSize(NamedTuple):
     replicable: bool = False
 
     def fits(self, devices: int) -> bool:
-        """Whether so many devices can share it."""
+        """Whether this number of devices can shard it."""
         return self.size % devices == 0 or (self.replicable and devices % self.size == 0)
 
     def fault(self, devices: Devices) -> str:
-        """What is wrong with it, and which numbers of devices are right."""
+        """Describe a size that does not divide, with the numbers of devices that do."""
         fitting = [str(count) for count in range(1, min(self.size, MAX_LISTED_DEVICES) + 1) if self.size % count == 0]
         more = f", or any multiple of {self.size}" if self.replicable else ""
         return (
@@ -43,9 +43,10 @@ class ShardedSize(NamedTuple):
 
 
 class ShardingError(ValueError):
-    """A model that cannot be spread over so many devices.
+    """A model that cannot be sharded over these numbers of devices.
 
     Attributes:
+        devices: the numbers of devices.
         faults: every size that does not divide, one sentence each.
     """
 
@@ -61,13 +62,13 @@ class ShardingError(ValueError):
 
 @runtime_checkable
 class Shardable(Protocol):
-    """A config that can be shared."""
+    """A config that has a config of local sizes for each of several devices."""
 
     def shard(self, devices: Devices) -> Any: ...
 
 
 def check_sizes(devices: Devices, sizes: Sequence[ShardedSize]) -> None:
-    """Raise `ShardingError` with every size that the devices cannot share."""
+    """Raise `ShardingError` with every size that the devices do not divide."""
     faults = [size.fault(devices) for size in sizes if not size.fits(devices.along(size.axis))]
     if faults:
         raise ShardingError(devices, faults)
@@ -76,14 +77,14 @@ def check_sizes(devices: Devices, sizes: Sequence[ShardedSize]) -> None:
 def shard_config(
     config: C, devices: Devices, *fields: str, repeated: Sequence[str] = (), others: Sequence[ShardedSize] = ()
 ) -> C:
-    """A dataclass with fields divided by the devices along `model`, and `devices` in the field of that name.
+    """Return a dataclass with fields divided by the devices along `model`, and `devices` in the field of that name.
 
     Args:
         config: of the whole model.
-        devices: that share it.
+        devices: that shard it.
         fields: names of fields that must be multiples of their number.
-        repeated: names of fields that may also be divisors of it: then each device has one.
-        others: further sizes that have to be divided, by who asks.
+        repeated: names of fields that may also be divisors of it: then each device has one unit.
+        others: further sizes that must divide, which the caller divides.
 
     Raises:
         ShardingError: with every size that does not divide.
@@ -102,39 +103,39 @@ def shard_config(
 def try_shard_configs(
     configs: Iterable[Shardable], devices: Devices, sizes: Sequence[ShardedSize] = ()
 ) -> tuple[dict[Any, Any], list[str]]:
-    """What one device has of each config, and every fault of them and of further sizes, each once."""
-    shares: dict[Any, Any] = {}
+    """Return the local config of each config, and every fault of them and of further sizes, each once."""
+    local: dict[Any, Any] = {}
     faults = [size.fault(devices) for size in sizes if not size.fits(devices.along(size.axis))]
     for config in configs:
         try:
-            shares[config] = config.shard(devices)
+            local[config] = config.shard(devices)
         except ShardingError as error:
             faults += error.faults
-    return shares, list(dict.fromkeys(faults))
+    return local, list(dict.fromkeys(faults))
 
 
 def shard_configs(configs: Iterable[Shardable], devices: Devices, sizes: Sequence[ShardedSize]) -> dict[Any, Any]:
-    """What one device has of each config of a model's layers.
+    """Return the local config of each config of a model's layers.
 
     Args:
         configs: of the whole layers.
-        devices: that share the model.
-        sizes: further ones that are divided.
+        devices: that shard the model.
+        sizes: further sizes that must divide.
 
     Raises:
-        ShardingError: with every size that does not divide, and the numbers of devices that would do.
+        ShardingError: with every size that does not divide, and the numbers of devices that divide all.
     """
     configs = list(configs)
 
     def fits(axis: str, count: int) -> bool:
         return not try_shard_configs(configs, SINGLE_DEVICE._replace(**{axis: count}), sizes)[1]
 
-    shares, faults = try_shard_configs(configs, devices, sizes)
+    local, faults = try_shard_configs(configs, devices, sizes)
     if not faults:
-        return shares
+        return local
     lines = []
     for axis in (MODEL, EXPERT):
         counts = [str(count) for count in range(1, MAX_LISTED_DEVICES + 1) if fits(axis, count)]
-        # devices along an axis that nothing is split along all compute the same
+        # Devices along an axis that shards nothing all compute the same.
         lines.append(f"{axis} = {'anything' if fits(axis, INDIVISIBLE) else ', '.join(counts)}")
     raise ShardingError(devices, faults, f"\nIt can be split over {' and over '.join(lines)}.")

@@ -1,8 +1,9 @@
-"""How a parameter is cut into the shares of several devices.
+"""Shard specs of parameters and states: which dimension is sharded over which mesh axis, and in which segments.
 
-Rows that belong to several segments ([q | k | v], [gate | up]) are never cut as one run: each part is, and a device's
-share is its piece of every part, one after another. A piece is a number of whole units (heads, groups); a part that may
-be repeated and has fewer units than there are devices gives one unit to several neighbours.
+A dimension that consists of several segments ([q | k | v], [gate | up]) is never sharded as one contiguous run: each
+segment is, and the shard of a device is its piece of every segment, one after another. A piece is a number of whole
+units (heads, groups). A replicable segment with fewer units than devices gives each unit to several adjacent devices,
+as GQA does with key/value heads.
 """
 
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from models.sharding.devices import EXPERT, MODEL
 
 
 class Segment(NamedTuple):
-    """A run of entries of one dimension that is cut for itself.
+    """A contiguous run of entries of one dimension that is sharded by itself.
 
     Attributes:
-        size: its entries.
-        units: how many indivisible units they are, of equal size.
+        size: number of entries.
+        units: number of indivisible units of equal size (heads, groups, columns) that the entries form.
         replicable: a unit may lie on several devices, where there are more devices than units.
     """
 
@@ -27,12 +28,12 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardedDim:
-    """One dimension of an array, split over the devices along one mesh axis.
+    """A dimension of an array that is sharded over the devices along one mesh axis.
 
     Attributes:
-        dim: the dimension.
-        axis: `models.sharding.devices.MODEL` or `EXPERT`.
-        segments: in the order in which they lie in the whole array.
+        dim: index of the dimension.
+        axis: `models.sharding.devices.MODEL` (tensor parallel) or `EXPERT` (expert parallel).
+        segments: in the order of the whole array.
     """
 
     dim: int
@@ -42,42 +43,42 @@ class ShardedDim:
     @property
     def size(self) -> int:
         """Entries of the dimension in the whole array."""
-        return sum(part.size for part in self.segments)
+        return sum(segment.size for segment in self.segments)
 
     def slices(self, device: int, devices: int) -> list[slice]:
-        """Where the share of one device lies in the whole array: a slice of each part, in their order.
+        """Return the shard of one device: a slice of the whole array's dimension for each segment, in order.
 
         Args:
-            device: its place along the axis.
-            devices: devices along the axis; a number that `DecoderConfig.share` accepts.
+            device: its index along the axis.
+            devices: devices along the axis; a number that `DecoderConfig.shard` accepts.
         """
         found, start = [], 0
-        for part in self.segments:
-            unit = part.size // part.units
-            if part.units % devices == 0:
-                first, count = device * (part.units // devices), part.units // devices
-            elif part.replicable and devices % part.units == 0:
-                first, count = device // (devices // part.units), 1
+        for segment in self.segments:
+            unit = segment.size // segment.units
+            if segment.units % devices == 0:
+                first, count = device * (segment.units // devices), segment.units // devices
+            elif segment.replicable and devices % segment.units == 0:
+                first, count = device // (devices // segment.units), 1
             else:
                 raise ValueError(
-                    f"dimension {self.dim}: {part.units} units cannot be split over {devices} devices along "
-                    f"{self.axis}; `DecoderConfig.share` lists the numbers that it can be split over"
+                    f"dimension {self.dim}: {segment.units} units cannot be split over {devices} devices along "
+                    f"{self.axis}; `DecoderConfig.shard` lists the numbers of devices that divide every size"
                 )
             found.append(slice(start + first * unit, start + (first + count) * unit))
-            start += part.size
+            start += segment.size
         return found
 
 
 def shard_outputs(*segments: Segment) -> ShardedDim:
-    """The first dimension, split over `model`: what a projection gives."""
+    """Shard the rows of `[out, in]` over `model`: the outputs of a projection (column parallel in Megatron's terms)."""
     return ShardedDim(0, MODEL, segments)
 
 
 def shard_inputs(*segments: Segment) -> ShardedDim:
-    """The second of two dimensions, split over `model`: what a projection takes."""
+    """Shard the columns of `[out, in]` over `model`: the inputs of a projection (row parallel in Megatron's terms)."""
     return ShardedDim(1, MODEL, segments)
 
 
 def shard_experts(count: int) -> ShardedDim:
-    """The first dimension, one entry for each expert, split over `expert`."""
+    """Shard the first dimension, which has one entry for each expert, over `expert`."""
     return ShardedDim(0, EXPERT, (Segment(count, count),))

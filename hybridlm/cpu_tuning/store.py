@@ -1,4 +1,7 @@
-"""Times of matrix products by variant: files beside the compiled steps, one for each product and machine."""
+"""Times of matrix products by variant: files beside the compiled steps, one for each product and machine.
+
+A file that cannot be read, or has unexpected content, is ignored: its product is measured again.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -18,11 +21,11 @@ _log = logging.getLogger("hybridlm")
 
 @dataclass(frozen=True)
 class Timed:
-    """The least time of a product in one variant.
+    """Minimum time of a product in one variant.
 
     Attributes:
         variant: its name.
-        milliseconds: of one product.
+        milliseconds: time of one product.
     """
 
     variant: str
@@ -31,13 +34,13 @@ class Timed:
 
 @dataclass(frozen=True)
 class Measured:
-    """A record of one product.
+    """Record of one product.
 
     Attributes:
-        version: of this record.
-        machine: where it was measured.
-        product: what was measured.
-        times: of every variant that was measured.
+        version: version of the format.
+        machine: machine of the measurement.
+        product: the product.
+        times: one per measured variant.
     """
 
     version: int
@@ -48,16 +51,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class TimeStore(FileStore):
-    """A directory of measured products.
+    """A directory of measured products, shared by any number of processes.
 
     Attributes:
-        machine: the one whose times are found.
+        directory: created when the first product is stored.
+        machine: the machine whose times are found.
     """
 
     machine: Machine
 
     def find(self, product: Product) -> dict[Variant, float] | None:
-        """Return the seconds that are kept of each variant; None where none are."""
+        """Return the stored seconds of each variant; None if there are none."""
         kept = self.read_record(self._name(product), partial(from_json, Measured))
         if kept is None:
             return None
@@ -73,11 +77,11 @@ class TimeStore(FileStore):
         return found if same and whole else None
 
     def keep(self, product: Product, seconds: Mapping[Variant, float]) -> None:
-        """Write what was measured, or log why not; another process sees all of it or nothing.
+        """Store a measurement, or log why not; another process sees all of it or nothing.
 
         Args:
-            product: what was measured.
-            seconds: the least time of each variant.
+            product: the product.
+            seconds: minimum time of each variant.
         """
         times = tuple(Timed(variant, round(1e3 * one, 6)) for variant, one in seconds.items())
         try:
@@ -87,7 +91,7 @@ class TimeStore(FileStore):
             _log.warning("the time of a product was not kept, the next process measures it again: %s", error)
 
     def announce(self, what: str) -> None:
-        """Say that something is about to be measured, and how to do without."""
+        """Log that a measurement is about to start, and how to avoid it."""
         _log.warning(
             "tune=True: measuring %s, which takes seconds; the times are kept in %s for later processes; load without "
             "tune=True (--tune) to measure nothing",

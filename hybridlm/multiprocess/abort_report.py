@@ -1,8 +1,8 @@
-"""What a process says where JAX ends it because another one has is_unreachable.
+"""Report which peer died when JAX aborts this process.
 
-The client of JAX's coordination service, which lives in process 0, calls `abort()` as soon as the connection breaks,
-with a message that names nobody; no exception is raised, and no Python function can be given to it in its place. So the
-signal that `abort()` sends itself is caught: the thread that called it then says who has is_unreachable, and ends the process.
+The client of JAX's coordination service, which runs in process 0, calls `abort()` as soon as the connection breaks,
+with a message that names nobody; no exception is raised, and no Python function can be given to it instead. So the
+signal that `abort()` raises is caught: the thread that called it then reports which process died, and exits.
 """
 
 import atexit
@@ -16,14 +16,14 @@ from collections.abc import Callable
 _ATTEMPTS, _PAUSE = 4, 0.25
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 _installed: list[object] = []
-"""What C calls must not be collected."""
+"""Callbacks for C code, which must not be collected."""
 
 
 def report_at_abort(reason: Callable[[], str | None], status: int) -> None:
-    """At `abort()` say why, and end.
+    """At `abort()` print the reason, and exit.
 
     Args:
-        reason: why this process ends; None where it is another matter, and `abort()` goes on.
+        reason: returns why this process exits; None for another cause, and `abort()` goes on.
         status: exit status, in place of the signal.
     """
 
@@ -41,7 +41,7 @@ def report_at_abort(reason: Callable[[], str | None], status: int) -> None:
 
 
 def is_unreachable(address: str) -> bool:
-    """Whether nobody listens at an address, "host:port"; a process that is being killed has a second to be is_unreachable."""
+    """Whether nothing listens at an address, "host:port"; a process that is being killed gets a second to disappear."""
     host, port = address.rsplit(":", 1)
     for _ in range(_ATTEMPTS):
         try:

@@ -1,8 +1,8 @@
-"""A step that compares what the processes were told before it writes a row.
+"""Check inside a step that all processes have the same operands, before it writes a row.
 
-Every process puts the operands of a step on its own devices, and nothing checks that they are those of the others: an
-array that is whole on every device is taken to be the same there. So each process adds what its plan amounts to
-(`digest`), and where two devices were given different ones, or different slot maps, no row changes on any of them.
+Every process puts the operands of a step on its own devices, and JAX does not check that they are equal: a replicated
+array is assumed to be the same everywhere. So each process adds a digest of its operation (`digest`), and if two
+devices have different digests, or different slot maps, no row changes on any of them.
 """
 
 import functools
@@ -16,17 +16,17 @@ from ir_passes import Lane, LaneContract, Shared, SlotMap
 from ir_passes.proof.agreement import devices_agree
 
 DIGEST_WORDS = 32
-"""Numbers of 32 bits that a plan amounts to."""
+"""Length of the digest of an operation, in uint32."""
 EXAMPLE_DIGEST = np.zeros(DIGEST_WORDS, np.uint32)
 
 
 def with_operand_check(step: Callable[..., tuple], contract: LaneContract) -> tuple[Callable[..., tuple], LaneContract]:
-    """The same step with one argument more, `digest`, and one result more: whether devices agree.
+    """Add one argument, `digest`, and one result to a step: whether all devices agree.
 
     Args:
         step: positional arguments in, a tuple out; run inside `jax.shard_map`.
-        contract: of the step. Where devices disagree, its lengths become 0 and the rows that it writes lie past the end
-            of their pool; the proof shows that no row changes then.
+        contract: contract of the step. If devices disagree, its lengths become 0 and the rows that it writes are past
+            the end of their pool; the proof shows that no row changes then.
     """
     entries = contract.inputs
 

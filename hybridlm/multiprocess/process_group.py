@@ -21,22 +21,22 @@ from hybridlm.multiprocess.records import KINDS, Operation, from_records, to_rec
 from ir_passes import CompiledStep
 
 _MAX_IN_FLIGHT = 16
-"""Operations that a process runs ahead of what it knows to have gone well."""
+"""Operations that a process dispatches beyond those known to have succeeded."""
 _BLOCK = 256
-"""Plans that are forgotten together."""
+"""Number of operations that are deleted from the store together."""
 _POLL = 0.5
 _counter = itertools.count()
 
 
 class PendingStep(NamedTuple):
-    """A step on its way.
+    """A step in flight.
 
     Attributes:
-        epoch: of its operation.
-        what: the step, in digest.
-        fields: names of the digest.
-        digest: what this process's plan amounts to.
-        agree: what the step found, on the devices.
+        epoch: number of its operation.
+        what: the step, for messages.
+        fields: names of the entries of the digest.
+        digest: digest of this process's operation.
+        agree: result of the step's operand check, on the devices.
     """
 
     epoch: int
@@ -53,39 +53,39 @@ class ProcessGroup:
         placement: the devices, of several processes.
 
     Attributes:
-        process, count: which process this is, of how many.
+        process, count: number of this process, and of all.
         is_leader: whether this is process 0.
-        heartbeat: over the others.
+        heartbeat: watches the others.
     """
 
     def __init__(self, placement: Placement):
         self.process, self.count = jax.process_index(), jax.process_count()
         self.is_leader = self.process == 0
         self._placement = placement
-        # Models are loaded in the same order in all processes.
+        # The counter agrees between processes, since all load their models in the same order.
         self._store = KeyValues(f"hybridlm/{next(_counter)}")
         self.heartbeat = take_heartbeat(self._store, self.process)
         self._epoch = 0
         self._current: tuple[int, Operation, tuple[str, ...]] = 0, Operation("end"), ()
         self._pending: deque[PendingStep] = deque()
-        self._same: set[Any] = set()
+        self._agreed: set[Any] = set()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._next_number = itertools.count()
-        self._gone: deque[int] = deque()
-        self._over = False
+        self._freed: deque[int] = deque()
+        self._ended = False
         self._replicate = jax.jit(lambda tree: tree, out_shardings=placement.over())
 
     def agree_on(self, name: str, values: dict[str, Any], where: str = "") -> None:
         """Check that all processes have the same values.
 
         Args:
-            name: the same on all processes, and another one each time.
-            values: of this process.
-            where: for the message.
+            name: key of this check: the same in all processes, and unique.
+            values: values of this process.
+            where: beginning of the message.
 
         Raises:
             Disagreement: a process has another value than process 0; names every one.
-            ProcessLost: a process does not say.
+            ProcessLost: a process does not answer.
         """
         with self.waiting():
             mine = {field: str(value) for field, value in values.items()}
@@ -101,39 +101,39 @@ class ProcessGroup:
             raise Disagreement(f"{where}{'; '.join(faults)}")
 
     def _receive(self, name: str) -> bytes:
-        """What another process says, however long that takes, unless one has ended."""
+        """Wait for a value of another process, until one of them has ended."""
         while (said := self._store.get(name, _POLL)) is None:
             self._raise_if_lost()
         return said
 
     def _raise_if_lost(self) -> None:
-        """Raises ProcessLost where it is known that a process has ended."""
+        """Raise ProcessLost if a process is known to have ended."""
         if self.heartbeat.failure is not None:
             self.heartbeat.stop()
-            raise ProcessLost(f"{self.heartbeat.failure}; what was on its way is lost, run the same command again")
+            raise ProcessLost(f"{self.heartbeat.failure}; steps in flight are lost, run the same command again")
 
-    # -- telling
+    # -- broadcasting
 
     def broadcast(self, operation: Operation, fields: tuple[str, ...] = ()) -> None:
-        """What is run next; process 0 tells the others.
+        """Set the operation that is run next; process 0 broadcasts it.
 
         Args:
-            operation: it.
-            fields: names of its numbers and then of its arrays.
+            operation: the operation.
+            fields: names of its numbers, followed by those of its arrays.
         """
         if self.is_leader:
-            while self._gone:
-                self._send(Operation("drop", (self._gone.popleft(),)))
+            while self._freed:
+                self._send(Operation("drop", (self._freed.popleft(),)))
             self._send(operation)
         self._current = self._epoch - 1, operation, fields
 
     def next(self) -> Operation:
-        """What process 0 tells next; meanwhile this looks whether what was run has gone well.
+        """Wait for the next operation of process 0; meanwhile check the steps in flight.
 
         Raises:
-            BroadcastError: what it told is damaged.
+            BroadcastError: the record is damaged.
             Disagreement: see `call`.
-            ProcessLost: it does not answer.
+            ProcessLost: process 0 does not answer.
         """
         while True:
             with self.waiting():
@@ -147,9 +147,9 @@ class ProcessGroup:
                 return operation
 
     def end(self) -> None:
-        """Process 0 has nothing more to run."""
-        if self.is_leader and not self._over:
-            self._over = True
+        """Broadcast the end of the run, if this is process 0, and stop the heartbeat."""
+        if self.is_leader and not self._ended:
+            self._ended = True
             self._send(Operation("end"))
         self.heartbeat.stop()
 
@@ -161,34 +161,34 @@ class ProcessGroup:
 
     @staticmethod
     def _key(epoch: int) -> str:
-        return f"plan/{epoch // _BLOCK}/{epoch}"
+        return f"operation/{epoch // _BLOCK}/{epoch}"
 
-    # -- what is told of
+    # -- numbers of pools and cached buffers
 
     def number(self, thing: Any) -> int:
-        """The number of a pool, or of arrays that are kept: the same in all processes."""
+        """Return the number of a pool or of cached buffers: the same in all processes."""
         return self._numbers[thing]
 
     def new_number(self) -> int:
-        """A number that nothing has."""
+        """Return an unused number."""
         return next(self._next_number)
 
     def register(self, thing: Any, number: int | None = None) -> int:
-        """Give it a number; where process 0 lets go of it, the others do."""
+        """Assign a number; when process 0 frees the object, the others free theirs."""
         number = self.new_number() if number is None else number
         self._numbers[thing] = number
         if self.is_leader:
-            weakref.finalize(thing, self._gone.append, number).atexit = False
+            weakref.finalize(thing, self._freed.append, number).atexit = False
         return number
 
     # -- running
 
     def call(self, shape: Any, compiled: Callable[[], CompiledStep], args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Dispatch the step that was told of, as `compiled()(*args)`.
+        """Dispatch the step of the current operation, as `compiled()(*args)`.
 
         Raises:
             IsolationError, AuditError, HloError: the step is refused.
-            Disagreement: an earlier step found that processes were told different things.
+            Disagreement: an earlier step found different operands.
             ProcessLost: another process has ended or does not answer.
         """
         epoch, operation, fields = self._current
@@ -196,7 +196,7 @@ class ProcessGroup:
             program = compiled()
         with self.waiting():
             self._check(len(self._pending) >= _MAX_IN_FLIGHT)
-            if shape not in self._same:
+            if shape not in self._agreed:
                 self._agree_on_program(shape, program)
             digest = self._digest_of(epoch, operation, program)
             *results, agree = program(*args, self._placement.put_whole(digest))
@@ -205,12 +205,12 @@ class ProcessGroup:
         return tuple(results)
 
     def replicate(self, outputs: Any) -> Any:
-        """What a step returned of all lanes, on every device, for the host to read."""
+        """Replicate a step's outputs of all lanes on every device, for the host to read."""
         with self.waiting():
             return self._replicate(outputs)
 
     def read(self, outputs: Any) -> Any:
-        """Wait for what a step returned. Raises as `call`."""
+        """Wait for outputs of a step. Raises as `call`."""
         with self.waiting():
             found = jax.device_get(outputs)
         self._check()
@@ -218,7 +218,7 @@ class ProcessGroup:
 
     @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
-        """This process is about to do what may take long."""
+        """Mark this process as busy with work that may take long."""
         self.heartbeat.busy = what
         try:
             yield
@@ -227,7 +227,7 @@ class ProcessGroup:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Wait for something that needs the other processes."""
+        """Run work that depends on the other processes; raises ProcessLost if one of them made it fail."""
         try:
             yield
         except jax.errors.JaxRuntimeError:
@@ -244,36 +244,43 @@ class ProcessGroup:
         return digest
 
     def check_all(self) -> None:
-        """Wait for all steps. Raises as `call`."""
+        """Wait for all steps in flight. Raises as `call`."""
         with self.waiting():
             while self._pending:
                 self._check(wait=True)
 
     def _check(self, wait: bool = False) -> None:
-        """Look at the steps that are done; `wait` for the oldest."""
+        """Check the steps that are done; `wait` for the oldest."""
         while self._pending and (wait or self._pending[0].agree.is_ready()):
-            wait, told = False, self._pending.popleft()
+            wait, pending = False, self._pending.popleft()
             with self.waiting():
-                agree = bool(told.agree.addressable_shards[0].data)
+                agree = bool(pending.agree.addressable_shards[0].data)
             if not agree:
-                self._disagree(told)
-            if self.is_leader and told.epoch % _BLOCK == 0 and told.epoch:
-                self._store.delete(f"plan/{told.epoch // _BLOCK - 1}")
+                self._disagree(pending)
+            if self.is_leader and pending.epoch % _BLOCK == 0 and pending.epoch:
+                self._store.delete(f"operation/{pending.epoch // _BLOCK - 1}")
 
-    def _disagree(self, told: PendingStep) -> None:
-        """Find out who was told what."""
-        where = f"operation {told.epoch} ({told.what}): processes were told different things, no row was written: "
-        self.agree_on(f"digest/{told.epoch}", dict(zip(told.fields, told.digest.tolist(), strict=False)), where)
+    def _disagree(self, pending: PendingStep) -> None:
+        """Raise Disagreement with the fields in which processes differ."""
+        where = (
+            f"operation {pending.epoch} ({pending.what}): processes received different operations, no row was written: "
+        )
+        self.agree_on(
+            f"digest/{pending.epoch}", dict(zip(pending.fields, pending.digest.tolist(), strict=False)), where
+        )
         raise Disagreement(f"{where}other slot maps reached their devices")
 
     def _agree_on_program(self, shape: Any, program: CompiledStep) -> None:
-        """Wait until every process has compiled a program: the first to run it would wait for too long on a device."""
+        """Wait until every process has compiled a program, and check that the programs are equal.
+
+        Without waiting, the first process to run it would block its devices until the others have compiled.
+        """
         prints = program.certificate.fingerprints
         values = {"program": prints.compiled, "order of collectives": prints.schedule}
-        self.agree_on(f"program/{len(self._same)}", values, f"{shape}: ")
-        self._same.add(shape)
+        self.agree_on(f"program/{len(self._agreed)}", values, f"{shape}: ")
+        self._agreed.add(shape)
 
 
 def _digest(program: CompiledStep) -> int:
-    """Names the program, in 32 bits."""
+    """Return a digest of the program, in 32 bits."""
     return zlib.crc32(program.certificate.fingerprints.compiled.encode())

@@ -55,7 +55,7 @@ class Calls:
             self.process_group.broadcast(*run_operation(self.process_group.number(pool), pool.size, shape, operands))
 
     def broadcast_copy(self, source: RowPool, target: RowPool, maps: tuple[np.ndarray, np.ndarray]) -> None:
-        """Broadcast the copy of a row that is called next; `maps`: the rows that are read and written, int32 [1] each."""
+        """Broadcast the copy of a row that is called next; `maps`: rows that are read and written, int32 [1] each."""
         if self.process_group is not None:
             numbers = self.process_group.number(source), source.size, self.process_group.number(target), target.size
             self.process_group.broadcast(*copy_operation(numbers, maps))

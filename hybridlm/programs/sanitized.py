@@ -156,7 +156,7 @@ class Sanitizer:
             args = arguments(shape)
             prove_isolation(step, args, contract)
             paths = [one.path for one in contract.bind(step, args).inputs]
-            # Old contents of these are masked when a sequence begins: caches by position, recurrent matrices on reading.
+            # Old contents of these are masked when a sequence begins: caches by position, recurrent matrices when read.
             # A lane with another's row is found by its convolution state, which is not masked.
             masked = [path for path in paths if ".layers" in path and path.endswith((".key", ".value", ".recurrent"))]
             masked += [path for path in paths if path.endswith(".token")]
@@ -183,8 +183,7 @@ class Sanitizer:
         self._ledger.adopt(self._number(owner), mark)
 
     def stamp(self, position: int) -> Label:
-        """Return the label of a state that no step has left: a new owner, after `position` tokens, before the next
-        step."""
+        """Return the label of a state that no step has left: a new owner, at `position`, before the next step."""
         return Label(next(self._next), position, epoch=self._ledger.epoch)
 
     def label(self, buffers: CachedBuffers, rows: int, mark: Label) -> None:

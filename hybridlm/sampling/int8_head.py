@@ -96,7 +96,7 @@ def _narrow_copy(
         off, norm = (scale * jnp.linalg.norm(one, axis=1) * (1 + 2.0**-10) for one in (steps - codes, codes))
         return codes.astype(jnp.int8), scale, off + (off + norm) * rest + MIN_RADIUS, norm
 
-    # Slices of packed words: XLA would convert a whole bfloat16 array to float32 before slicing it.
+    # Slices of packed words, since a bfloat16 array would be converted whole (ops/layout: gather).
     codes, *others = lax.map(block, packed.reshape((-1, rows, hidden // 2)))
     scale, radius, reach = (one.reshape(vocab) for one in others)
     return codes.reshape((vocab, hidden)), scale, radius, reach

@@ -86,7 +86,7 @@ def grouped_argmax(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
     groups = _groups(logits)
     size = groups.shape[2]
     highest = group_max(logits)
-    # Indices, not comparisons with the maximum: XLA may compute a value twice, with different rounding.
+    # Indices, not comparisons with the maximum: XLA may compute a value twice, rounded otherwise (ops/layout: fusion).
     first = lax.argmax(highest, 1, jnp.int32)
     group = jnp.take_along_axis(groups, first[:, None, None], axis=1, mode="fill")[:, 0]
     return first * size + lax.argmax(group, 1, jnp.int32)

@@ -19,9 +19,9 @@ from jax import lax
 import hybridlm
 from hybridlm.engine.engine import Engine
 from hybridlm.multiprocess import environment
-from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.multiprocess.joining import join
 from hybridlm.multiprocess.key_values import KeyValues
+from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.operands import Batch
@@ -61,7 +61,7 @@ def befall(fault: str) -> None:
         return data[:50] + bytes([data[50] ^ 4]) + data[51:]
 
     def in_turn(name: str) -> None:
-        if name.endswith(f"/{AT}") and name.startswith("plan"):
+        if name.endswith(f"/{AT}") and name.startswith("operation"):
             befallen()
             if fault == "sleep":
                 time.sleep(600)

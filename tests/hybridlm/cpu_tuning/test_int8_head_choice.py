@@ -110,7 +110,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[hybridlm.LM, 
     """One checkpoint without an int8 head, and with one for all numbers of lanes but 2; groups of four tokens."""
     directory = write_random_checkpoint("next_base", tmp_path / "checkpoint")
     plain = hybridlm.load(directory, **SETTINGS)
-    monkeypatch.setattr(sampling_int8_head, "GROUP", 4)
+    monkeypatch.setattr(sampling_int8_head, "GROUP_TOKENS", 4)
 
     def int8_head(head: jax.Array, lanes: set[int], *_: Any) -> ChosenInt8Head:
         assert lanes in ({1, 2, 4}, {2, 4})

@@ -121,7 +121,7 @@ time.sleep(60)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("busy", "expected"), [("", [EXIT_PEER_LOST]), ("compiling", [])])
-def test_who_does_not_take_up_what_it_is_told_is_named_unless_it_compiles(
+def test_a_lagging_process_is_named_unless_it_compiles(
     store: Store, heartbeat: Heartbeat, ended: list[int], busy: str, expected: list[int], capsys: pytest.CaptureFixture
 ) -> None:
     heartbeat.epoch = 5

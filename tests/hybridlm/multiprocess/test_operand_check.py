@@ -38,7 +38,7 @@ def whole(one: np.ndarray, other: np.ndarray) -> jax.Array:
 
 
 @pytest.mark.parametrize("told", ["the same", "another word", "another row"])
-def test_rows_are_written_where_all_were_told_the_same(step: CompiledStep, told: str) -> None:
+def test_rows_are_written_where_all_operands_agree(step: CompiledStep, told: str) -> None:
     before, source = jnp.zeros((4, 3)), jnp.arange(12, dtype=jnp.float32).reshape(4, 3)
     words, write = EXAMPLE_DIGEST.copy(), MAP + np.int32(3)
     words[7] = told == "another word"

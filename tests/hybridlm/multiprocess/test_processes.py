@@ -36,7 +36,7 @@ SAMPLING = (np.zeros(4, np.float32), np.zeros(4, np.int32), *[np.ones(4, np.floa
 OPERANDS = (*BATCH, *SAMPLING, np.arange(4, dtype=np.uint32), np.array(True))
 
 
-def test_what_is_told_is_what_is_run() -> None:
+def test_operations_survive_the_wire_format() -> None:
     shape = Shape("generate", 4, 3, top=2, mtp_drafts=1)
     operation, fields = run_operation(7, 4, shape, OPERANDS)
     assert len(fields) == len(operation.numbers) + len(operation.arrays)
@@ -58,7 +58,7 @@ def test_large_operands_take_further_records_of_the_same_size() -> None:
         from_records(records[: 2 * RECORD], 0)
     with pytest.raises(BroadcastError, match="expected record 0 of 3, got 1 of 3"):
         from_records(records[RECORD : 2 * RECORD] + records[:RECORD] + records[2 * RECORD :], 0)
-    with pytest.raises(BroadcastError, match=r"plan 1, record 0: epoch: expected 1, got 0; a plan was lost"):
+    with pytest.raises(BroadcastError, match=r"operation 1, record 0: epoch: expected 1, got 0; a record was lost"):
         from_records(records, 1)
 
 
@@ -66,11 +66,11 @@ def test_large_operands_take_further_records_of_the_same_size() -> None:
 def test_a_flipped_bit_is_found_wherever_it_is(place: int) -> None:
     records = bytearray(to_records(3, run_operation(7, 4, Shape("generate", 4, 3), OPERANDS)[0]))
     records[place] ^= 4
-    with pytest.raises(BroadcastError, match=r"plan 3, record 0: checksum: expected [0-9a-f]{8}, got"):
+    with pytest.raises(BroadcastError, match=r"operation 3, record 0: checksum: expected [0-9a-f]{8}, got"):
         from_records(bytes(records), 3)
 
 
-def test_a_function_is_not_told() -> None:
+def test_a_function_cannot_be_broadcast() -> None:
     with pytest.raises(ValueError, match="logits_processor: a function of yours cannot be sent"):
         run_operation(0, 4, Shape("generate", 4, 3, processor=lambda logits, token, position: logits), OPERANDS)
 
@@ -141,8 +141,8 @@ def test_a_process_with_other_operands_writes_nothing_anywhere(directory: Path, 
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        ("flip", r"plan 14, record 0: checksum: expected \w+, got \w+"),
-        ("epoch", "plan 14, record 0: epoch: expected 14, got 13"),
+        ("flip", r"operation 14, record 0: checksum: expected \w+, got \w+"),
+        ("epoch", "operation 14, record 0: epoch: expected 14, got 13"),
         ("rows", r"process 2: rows of pool 0: expected \d+ as process 0 has, got \d+"),
         ("program", r"process 2: program: expected \w+ as process 0 has, got \w+"),
         ("collectives", r"process 2: order of collectives: expected \w+ as process 0 has, got \w+"),

@@ -40,7 +40,7 @@ class CertificateStore(FileStore):
     """A directory of certificates and dumps."""
 
     def find(self, key: Key) -> Certificate | None:
-        """The certificate of a key; None where there is none that is whole."""
+        """Return the certificate of a key; None where there is no whole one."""
         found = self.read_record(key.name, Certificate.from_json)
         if found is None:
             return None

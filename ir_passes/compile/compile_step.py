@@ -38,7 +38,7 @@ from ir_passes.xla_audit.first_run import FirstRun
 from ir_passes.xla_audit.hlo import HloError
 
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
-MOST_BARS = 60
+MAX_BARS = 60
 """Live ranges in a notebook's picture: those of the largest values."""
 
 
@@ -223,7 +223,7 @@ class CompiledStep:
             + table(("pool", "written in place as", "bytes", "copies of its type"), pools)
             + table(("scratch", "bytes"), scratch)
             + key(self.bound.lanes)
-            + live_ranges(self.plan, owners, MOST_BARS)[0]
+            + live_ranges(self.plan, owners, MAX_BARS)[0]
             + arena_map(self.plan, owners)
         )
 

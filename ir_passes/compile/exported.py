@@ -30,7 +30,7 @@ from ir_passes.xla_audit.hlo import argument_shardings, kept_arguments
 Form = Literal["stablehlo", "executable"]
 FORMS: tuple[Form, ...] = ("stablehlo", "executable")
 MEMBERS = ("certificate.json", "signature.json", "program")
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 UNCHECKED = (jax_export.DisabledSafetyCheck.custom_call("LayoutConstraint"),)
 """JAX exports custom calls only of targets that it promises to keep. This one is a wish about the order of an array's
 bytes, which every backend of XLA knows and which changes no value."""
@@ -195,7 +195,7 @@ def load_exported(path: str | os.PathLike[str]) -> Exported:
             infos = {info.filename: info for info in archive.infolist()}
             if sorted(infos) != sorted(MEMBERS) or len(archive.infolist()) != len(MEMBERS):
                 raise ExportError(f"{os.fspath(path)}: expected {', '.join(MEMBERS)}, found {', '.join(sorted(infos))}")
-            most = {name: record.MOST_CHARACTERS for name in MEMBERS} | {"program": MOST_BYTES}
+            most = {name: record.MAX_CHARACTERS for name in MEMBERS} | {"program": MAX_BYTES}
             for name, info in infos.items():
                 if info.file_size > most[name]:
                     raise ExportError(f"{os.fspath(path)}: {name} has {info.file_size} bytes, more than {most[name]}")

@@ -10,7 +10,7 @@ from ir_passes.proof.ownership import ownership
 from ir_passes.report.html import table
 from ir_passes.report.svg import arena_map, key, live_ranges
 
-MOST_BARS = 150
+MAX_BARS = 150
 STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1180px;padding:0 1em;color:#202124;background:#fff}
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:collapse;margin:.6em 0}
@@ -36,7 +36,7 @@ def inspect_page(
     """
     certificate = step.certificate
     owners, plan, seconds = ownership(step.jaxpr, step.bound), step.plan, certificate.seconds
-    bars, left_out = live_ranges(plan, owners, MOST_BARS)
+    bars, left_out = live_ranges(plan, owners, MAX_BARS)
     state = f'<span class="{"yes" if certificate.holds else "no"}">{escape(certificate.state)}</span>'
     sections = [
         f"<h1>{escape(title)}: {state}</h1>",

@@ -101,7 +101,7 @@ def other_body(eqn: Any, check_vma: bool) -> str | None:
 
 
 def _forms(function: Callable[..., Any], declaration: RowWise) -> Iterator[Callable[..., Any]]:
-    """A function, and under `jax.vmap`: where rows are entries along axis 0, the entries of a batch are so too."""
+    """Yield a function as it is and under `jax.vmap`: where rows are entries along axis 0, so are those of a batch."""
     yield function
     if any(isinstance(entry, Lane) and entry.axis for entry in (*declaration.inputs, *declaration.outputs)):
         return

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from ir_passes.files.strict_json import parse_json
 
-MOST_CHARACTERS = 8 << 20
-MOST_ITEMS = 100_000
-MOST_STRING = 100_000
+MAX_CHARACTERS = 8 << 20
+MAX_ITEMS = 100_000
+MAX_STRING_LENGTH = 100_000
 
 T = TypeVar("T")
 
@@ -36,8 +36,8 @@ def from_json(cls: type[T], text: str | bytes, **expected: Any) -> T:
     Raises:
         RecordError: not JSON, too large, or a field that is missing, unknown, of another type or out of bounds.
     """
-    if len(text) > MOST_CHARACTERS:
-        raise RecordError(f"{cls.__name__}: expected at most {MOST_CHARACTERS} characters, got {len(text)}")
+    if len(text) > MAX_CHARACTERS:
+        raise RecordError(f"{cls.__name__}: expected at most {MAX_CHARACTERS} characters, got {len(text)}")
     try:
         value = parse_json(text)
     except ValueError as error:
@@ -53,8 +53,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         return _read_fields(kind, value, where)
     origin = typing.get_origin(kind)
     if origin is tuple:
-        if not isinstance(value, list) or len(value) > MOST_ITEMS:
-            raise RecordError(f"{where}: expected a list of at most {MOST_ITEMS} items, got {_shown(value)}")
+        if not isinstance(value, list) or len(value) > MAX_ITEMS:
+            raise RecordError(f"{where}: expected a list of at most {MAX_ITEMS} items, got {_shown(value)}")
         (item, _) = typing.get_args(kind)
         return tuple(_read(item, one, f"{where}[{i}]") for i, one in enumerate(value))
     if origin is types.UnionType:
@@ -64,8 +64,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         value = float(value)
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         raise RecordError(f"{where}: expected {kind.__name__}, got {_shown(value)}")
-    if kind is str and len(value) > MOST_STRING:
-        raise RecordError(f"{where}: expected at most {MOST_STRING} characters, got {len(value)}")
+    if kind is str and len(value) > MAX_STRING_LENGTH:
+        raise RecordError(f"{where}: expected at most {MAX_STRING_LENGTH} characters, got {len(value)}")
     if kind is int and not -(1 << 63) <= value < 1 << 63:
         raise RecordError(f"{where}: expected a number of 64 bits, got {_shown(value)}")
     return value

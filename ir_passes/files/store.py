@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ir_passes.files.atomic import whole_file
-from ir_passes.files.record import MOST_CHARACTERS, RecordError
+from ir_passes.files.record import MAX_CHARACTERS, RecordError
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class FileStore:
             name: of the file.
             parse: the record from the content; a RecordError says that it is none.
         """
-        content = self.read_file(name, MOST_CHARACTERS)
+        content = self.read_file(name, MAX_CHARACTERS)
         try:
             return None if content is None else parse(content)
         except RecordError:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ir_passes.contract.contract import SlotMap
 
-NULL = 0
+NULL_ROW = 0
 """The row of idle lanes; never handed out."""
 
 
@@ -60,7 +60,7 @@ class Slot:
 
 
 class SlotOwner:
-    """Hands out the rows of a pool but the null row, the one that has been free the longest first.
+    """The allocator of a pool's rows, except the null row: the row that has been free the longest goes first.
 
     All methods may be called from several threads; each of them happens at once as seen from the others. What a thread
     does between two calls is its own business: an array of `bind` is valid until one of its slots is released.
@@ -164,18 +164,18 @@ class SlotOwner:
                         'others; acquire one for each lane, or bind with role="read" for rows that are only read'
                     )
             self._raise(f"bind of {lanes} lanes, role {role!r}", faults)
-            rows = [NULL if slot is None else slot._row for slot in slots]
+            rows = [NULL_ROW if slot is None else slot._row for slot in slots]
         return frozen_copy(np.array(rows, np.int32))
 
     def check_integrity(self) -> None:
-        """Every row is the null row (where there is one), free or held, and exactly one of them.
+        """Check that every row is exactly one of: the null row (where there is one), free, held.
 
         Raises:
             SlotError: a row is in two states or in none, or a token was dropped without release; with all terms.
         """
         with self._lock:
             free, held, lost = list(self._free), list(self._held), self._lost()
-            nulls = [NULL] if self.null else []
+            nulls = [NULL_ROW] if self.null else []
             counts = Counter([*nulls, *free, *held])
             wrong = {row: counts[row] for row in {*range(self.size), *counts} if counts[row] != 1 or row >= self.size}
             faults = []

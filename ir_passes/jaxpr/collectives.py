@@ -86,7 +86,7 @@ class Scheduled:
 
 
 def _sum(devices: int) -> tuple[int, int]:
-    """Pieces are summed on their way round the ring, and the sums go round once more."""
+    """Bytes of an all-reduce on a ring: pieces are summed on their way round, and the sums go round once more."""
     return 2 * (devices - 1), devices
 
 
@@ -185,7 +185,7 @@ def _rounds(length: int, unroll: int, times: int | None) -> list[tuple[int, int 
 
 
 def _groups(eqn: ir.JaxprEqn, axes: tuple[str, ...], devices: dict[str, int]) -> frozenset[tuple[int, ...]]:
-    """The devices that exchange with each other, as positions in the mesh; of a permutation sender and receiver."""
+    """Return the groups of devices that exchange, as positions in the mesh; of a permutation sender and receiver."""
     names = list(devices)
     order = np.arange(math.prod(devices.values())).reshape(list(devices.values()))
     ahead = [name for name in names if name not in axes]

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Adds up the seconds of each phase; a phase within another one counts as itself alone.
+    """The seconds of each phase; a phase within another one counts only for itself.
 
     Attributes:
         seconds: by phase; those of `PHASES`, and others that were timed.
@@ -25,7 +25,7 @@ class Clock:
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
 
     def time(self, phase: str, run: Callable[..., T], *args: Any, **options: Any) -> T:
-        """The result of `run(*args, **options)`, whose seconds are this phase's."""
+        """Return `run(*args, **options)` and add its seconds to the phase."""
         before, started = sum(self.seconds.values()), time.perf_counter()
         try:
             return run(*args, **options)

@@ -131,7 +131,7 @@ def _lanes(axis: int, lanes: int) -> Owner:
 
 
 def _coupling(prover: Prover) -> list[Violation]:
-    """Pools of one group are written at the same rows, in the same order."""
+    """Find pools of one group that are not written at the same rows, in the same order."""
     found = []
     groups: dict[str, list[int]] = {}
     for leaf in prover.bound.successors:
@@ -162,7 +162,7 @@ def _coordinates(prover: Prover, leaf: int) -> tuple[Any, ...]:
 
 
 def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
-    """Arrays of the program that look like pools."""
+    """Find constants of the program that look like pools."""
     pools = {(b.shape, b.dtype): b.path for b in prover.bound.inputs if isinstance(b.entry, Pool)}
     found = []
     for var in flat.jaxpr.constvars:

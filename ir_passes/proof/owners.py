@@ -10,7 +10,7 @@ from ir_passes.proof.violations import Violation
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Every element depends on shared inputs only."""
+    """The bottom of the lattice: every element depends on shared inputs only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Backwards:
-    """The last row first; its own inverse. On a mesh, of each device's rows.
+    """The reversal of rows, its own inverse; on a mesh, of each device's rows.
 
     Attributes:
         rows: how many there are; some may have been taken since.
@@ -108,7 +108,7 @@ class PoolRows:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Elements may depend on several lanes.
+    """The top of the lattice: elements may depend on several lanes.
 
     Attributes:
         cause: the operation that mixed them.

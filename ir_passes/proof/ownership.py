@@ -27,7 +27,7 @@ class Ownership:
 
 
 def ownership(program: ir.ClosedJaxpr, bound: BoundContract) -> Mapping[Any, Ownership]:
-    """The owner of every result in a program, those in its bodies included.
+    """Return the owner of every result in a program, those in its bodies included.
 
     Args:
         program: as it is compiled; it need not be proved.

@@ -24,7 +24,7 @@ from ir_passes.proof.violations import Violation
 from ir_passes.proof.walk import RowAccess
 
 Env = dict[Any, Value]
-IOTA_SIZE = 1 << 16
+MAX_IOTA_SIZE = 1 << 16
 """Constants up to this many elements are looked at to see whether they count up."""
 
 
@@ -163,7 +163,7 @@ class Prover:
 
 
 def _counting(content: np.ndarray) -> Iota | None:
-    if not 1 < content.size <= IOTA_SIZE:
+    if not 1 < content.size <= MAX_IOTA_SIZE:
         return None
     for axis, size in enumerate(content.shape):
         shape = [1] * content.ndim

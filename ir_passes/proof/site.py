@@ -78,7 +78,7 @@ class Site:
         return [Value(mixed) for _ in self.eqn.outvars]
 
     def _completed(self, value: Value, operands: list[Value], which: int) -> Value:
-        """A result with what is common to all rules: its number, and the limits of what it may claim."""
+        """Complete a result with what all rules share: its value number, and the limits of its facts."""
         owner, bounds, uniform = value.owner, value.range, value.uniform
         if isinstance(owner, Common):
             if self.prover.reorders:
@@ -112,13 +112,13 @@ class Site:
         return self.prover.number((self.name, params, tuple(v.number for v in operands), avals, which))
 
     def _framed(self, owner: PoolRows, operands: list[Value]) -> PoolRows:
-        """A pool after an operation: unless that only moves its elements about, no row is what it was."""
+        """Return a pool after an operation: unless that only moves elements, no row is unchanged."""
         if self.name in KEEPS_ROWS and (self.name not in INDEXED or isinstance(operands[0].owner, PoolRows)):
             return owner
         return self.unframed(owner)
 
     def unframed(self, owner: PoolRows) -> PoolRows:
-        """A pool of which no row is what it was."""
+        """Return a pool of which no row is unchanged."""
         violation = self.violation(
             ViolationKind.FRAME,
             f"{self.name!r} computes every row of pool {owner.group!r}, those that no lane owns too",
@@ -132,7 +132,7 @@ class Site:
         return "a pool" if leaf is None else self.prover.bound.inputs[leaf].path
 
     def violation(self, kind: ViolationKind, message: str, remedy: str) -> Violation:
-        """A violation at this equation: it concerns its operands' lanes and pools, or every lane if they are shared."""
+        """Make a violation at this equation, of its operands' lanes and pools, or of every lane if they are shared."""
         place = Place(self.jaxpr, self.index, self.env)
         parts = [(self.prover.read(self.env, atom).owner, getattr(atom.aval, "shape", ())) for atom in self.eqn.invars]
         bound = self.prover.bound

@@ -20,7 +20,7 @@ class Iota:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Element = how many rows the devices before this one along a mesh axis have, each of them `rows`."""
+    """Element = number of rows on the devices before this one along a mesh axis, `rows` on each."""
 
     over: str
     rows: int = 1
@@ -51,7 +51,7 @@ class Permuted:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Element e = how often e occurs in the array with value number `key`."""
+    """Element e = number of times e occurs in the array with value number `key`."""
 
     key: int
 
@@ -120,7 +120,7 @@ Fact = (
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The rows of an idle lane are what they are in an input pool.
+    """The rows of an idle lane equal those of an input pool.
 
     Attributes:
         leaf: index of the pool among the step's flattened inputs.

@@ -104,13 +104,13 @@ def explain(violation: Violation, around: int) -> str:
     place = violation.place
     if place is None:
         return str(violation)
-    names, told = _Names(), set[Any]()
+    names, described = _Names(), set[Any]()
     lines = [str(violation), ""]
 
-    def tell(atoms: Iterable[Any]) -> None:
+    def describe_all(atoms: Iterable[Any]) -> None:
         for var in ir.variables(list(atoms)):
-            if var not in told and var in place.values:
-                told.add(var)
+            if var not in described and var in place.values:
+                described.add(var)
                 lines.append(f"                 {names.of(var)}: {place.values[var]}")
 
     eqns = place.jaxpr.eqns
@@ -118,10 +118,10 @@ def explain(violation: Violation, around: int) -> str:
     for index in range(first, last):
         eqn, mark = eqns[index], ">" if index == place.index else " "
         lines.append(f"{mark} {index:5d}  {_equation(eqn, names)}")
-        tell([*eqn.invars, *eqn.outvars])
+        describe_all([*eqn.invars, *eqn.outvars])
     if place.index == len(eqns):
         lines.append("> returned " + " ".join(names.of(atom) for atom in place.jaxpr.outvars))
-        tell(place.jaxpr.outvars)
+        describe_all(place.jaxpr.outvars)
     return "\n".join(lines)
 
 

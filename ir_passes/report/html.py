@@ -8,7 +8,7 @@ from html import escape
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Numbers have thousands apart and the class "number", truths are yes and no, everything is escaped."""
+    """Return a table: numbers have thousands separators and the class "number", booleans are yes and no."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
@@ -23,7 +23,7 @@ def _cell(value: object) -> str:
 
 
 def headed(title: str, holds: bool, state: str, remark: str) -> str:
-    """The first lines: what it is, and whether it is certified."""
+    """Return the heading: the title, and whether it is certified."""
     colour = "#137333" if holds else "#c5221f"
     return f'<p><b>{escape(title)}: <span style="color:{colour}">{escape(state)}</span></b><br>{escape(remark)}</p>'
 

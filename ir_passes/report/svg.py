@@ -10,7 +10,7 @@ from ir_passes.scratch.plan import PlacedBuffer, Plan
 
 WIDTH, ROW, MARGIN = 1100, 7, 60
 COLOURS = {"shared": "#9aa0a6", "pool": "#5f6368", "mixed": "#d93025", "body": "#c9b458"}
-MOST_STRIPES = 12_000
+MAX_STRIPES = 12_000
 INK = "#5f6368"
 
 Owners = Mapping[Any, Ownership]
@@ -31,7 +31,7 @@ def key(lanes: int) -> str:
 
 
 def live_ranges(plan: Plan, owners: Owners, rows: int) -> tuple[str, int]:
-    """A bar for each of the `rows` largest values from its first equation to its last, in the order of computation.
+    """Draw a bar for each of the `rows` largest values from its first equation to its last, in order of computation.
 
     Returns:
         The picture, and how many smaller values it leaves out.
@@ -47,7 +47,7 @@ def live_ranges(plan: Plan, owners: Owners, rows: int) -> tuple[str, int]:
 
 
 def arena_map(plan: Plan, owners: Owners, height: int = 420) -> str:
-    """Bytes upwards, equations to the right: which value has which bytes, and when."""
+    """Draw the arena: bytes upwards, equations to the right, a box for each value."""
     across, up = (WIDTH - MARGIN) / max(_equations(plan), 1), height / max(plan.size, 1)
     parts = [_axis(plan, across, height)]
     parts += [
@@ -74,7 +74,7 @@ def _bar(plan: Plan, one: PlacedBuffer, owners: Owners, x: float, y: float, widt
     when = f"equations {one.start} to {one.end}"
     title = f"{one.name}: {one.bytes:,} bytes at {one.offset:,}, {when}, {whose}, {source_of(eqn)}"
     lanes = plan.lanes or 1
-    if owner.kind == "lanes" and lanes * len(plan.placements) <= MOST_STRIPES:
+    if owner.kind == "lanes" and lanes * len(plan.placements) <= MAX_STRIPES:
         step = height / lanes
         boxes = "".join(
             _box(x, y + height - (lane + 1) * step, width, step, lane_colour(lane, lanes)) for lane in range(lanes)

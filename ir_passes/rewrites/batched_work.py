@@ -202,7 +202,7 @@ class BatchedWork:
 
 
 def first_version(labels: LaneLabels, work: SameWork, eqn: ir.JaxprEqn) -> ir.Var:
-    """The version, before all of this work, of the pool that an equation reads or writes."""
+    """Return the version before all of this work of the pool that an equation reads or writes."""
     makers, mine = labels.accesses.makers, work.equations
     version = labels.accesses.version(eqn)
     while version in makers and id(makers[version]) in mine:

@@ -10,7 +10,7 @@ from ir_passes.scratch.liveness import bytes_of
 
 @dataclass(frozen=True)
 class DropDead:
-    """Drops equations that no output and no effect needs, in bodies too, with the scratch that they would fill.
+    """The pass that drops dead equations, in bodies too, with the scratch that they would fill.
 
     Precondition: none. Postcondition: every equation is needed. Never changes: a value that is needed, inputs, effects
     and their order. Results are bit-identical.

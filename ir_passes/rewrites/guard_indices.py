@@ -21,7 +21,7 @@ from ir_passes.rewrites.slot_entries import ConstantIndex, IndexFact, IndexFacts
 
 @dataclass(frozen=True)
 class GuardIndices:
-    """Replaces what moves a bad row index onto a good row: clamping, clipping and the wrap of negative indices.
+    """The pass that removes clamping, clipping and negative wrap, which move a bad row index onto a good row.
 
     A read of a row that the pool does not have then gives NaN (the smallest integer), a write of it is dropped, also in
     the bodies of scans, whiles and conds. Row indices that are constants in bounds stay.

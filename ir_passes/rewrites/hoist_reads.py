@@ -19,7 +19,7 @@ from ir_passes.rewrites.slot_entries import ConstantIndex, SlotIndex, shape
 
 @dataclass(frozen=True)
 class HoistReads:
-    """Lets a read take the pool as it was before writes of other rows, and reads of several rows be one gather.
+    """The pass that moves reads above writes of other rows, and merges reads of several rows into one gather.
 
     XLA does not know that the slots of a step are distinct. It must keep the order of lane 0's write and lane 1's read,
     and copies the pool to do so; and it keeps several readers of the old pool apart from the first write by copies,

@@ -84,7 +84,7 @@ def _first_of(labels: LaneLabels, work: SameWork, version: ir.Var) -> ir.Var:
 
 
 def _check_reads(labels: LaneLabels, work: SameWork, eqns: Sequence[ir.JaxprEqn], order: dict[ir.Var, int]) -> None:
-    """Each of a lane's reads sees those of the lane's writes that stand before it, and no later one."""
+    """Check that each of a lane's reads sees the lane's earlier writes, and no later one."""
     accesses = labels.accesses
     written: dict[ir.Var, int] = {}
     maps: dict[ir.Var, int | None] = {}

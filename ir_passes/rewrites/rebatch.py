@@ -19,13 +19,13 @@ from ir_passes.rewrites.same_work import Different, SameWork, operands_of_access
 from ir_passes.rewrites.schedule import schedule
 from ir_passes.rewrites.slot_entries import SlotIndex, shape
 
-ALIGNMENTS = 3
+MAX_ALIGNMENTS = 3
 """Rounds in which equations that only some lanes have are set aside."""
 
 
 @dataclass(frozen=True)
 class Rebatch:
-    """Replaces the same equations on every lane by one computation with the lanes in front.
+    """The pass that replaces the same equations on every lane by one computation with the lanes in front.
 
     What every lane reads of its row becomes one gather by the slot map, what it computes is batched by `jax.vmap`, and
     what it writes becomes one scatter that drops and does not wrap.
@@ -89,7 +89,7 @@ def _aligned(graph: Graph) -> LaneLabels:
     """
     accesses, mixing = PoolAccesses(graph), frozenset[int]()
     labels = LaneLabels(accesses)
-    for _ in range(ALIGNMENTS):
+    for _ in range(MAX_ALIGNMENTS):
         extra = {id(eqn) for lanes in labels.eqns.values() for eqn in _extra(lanes, graph.bound.lanes)}
         if not extra:
             break

@@ -1,4 +1,4 @@
-"""Reads and writes of pool rows that no bad index can turn into another's row.
+"""Reads and writes of pool rows in which a bad index never reaches another lane's row.
 
 JAX's dynamic_slice, dynamic_update_slice and mode="clip" move an index that is out of range onto the nearest row. Here
 a read out of range is filled (NaN; the smallest integer) and a write out of range is dropped; nothing wraps. An index

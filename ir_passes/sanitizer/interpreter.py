@@ -220,7 +220,7 @@ def _batched_loop(eqn: ir.JaxprEqn) -> bool:
 
 
 def _literal(value: Any) -> Tags | None:
-    """Zero is the state of a sequence that begins."""
+    """Return the tags of a literal: zero is the state of a sequence that begins."""
     return zero(np.ndim(value)) if np.size(value) == 1 and not to_numpy(value).any() else None
 
 

@@ -62,7 +62,7 @@ class SanitizerError(RuntimeError):
 
 @dataclass
 class Judge:
-    """Compares tags with expectations while a step is traced, and keeps the first fault of each lane.
+    """The comparison of tags with expectations while a step is traced; keeps the first fault of each lane.
 
     Attributes:
         expected: of the step, int32 [N, 4] each.

@@ -34,7 +34,7 @@ class Buffer:
 
 
 def pack(buffers: Sequence[Buffer]) -> list[int]:
-    """An offset for each buffer, a multiple of `ALIGNMENT`."""
+    """Assign an offset to each buffer, a multiple of `ALIGNMENT`."""
     neighbours, offsets = _conflicts(buffers), dict[int, int]()
     for i in _fullest_first(buffers):
         taken = sorted((offsets[j], offsets[j] + buffers[j].size) for j in neighbours[i] if j in offsets)

@@ -94,7 +94,7 @@ def _verify(
 
 
 def _homes(jaxpr: Any, views: Collection[Key]) -> dict[Any, Key]:
-    """Variable -> the equation and result whose bytes it is. What is not here is held by the caller."""
+    """Map each variable to the equation and result whose bytes it is; variables that are missing are the caller's."""
     homes: dict[Any, Key] = {}
     unknown = set(views)
     for i, eqn in enumerate(jaxpr.eqns):

@@ -35,7 +35,7 @@ class HloError(ValueError):
 
 
 def read(compiled: jax.stages.Compiled, dump: bytes | None = None) -> Executable:
-    """Take a compiled executable apart.
+    """Read the parts of a compiled executable.
 
     Args:
         compiled: the executable.
@@ -206,7 +206,7 @@ class _Reader:
         self._metadata: dict[bytes, tuple[str, str]] = {b"": ("", "")}
 
     def instructions(self, serialized: Sequence[bytes], computation: int) -> tuple[Instruction, ...]:
-        """Those of one computation."""
+        """Decode the instructions of one computation."""
         return tuple(self.instruction(decode(one, hlo_schema.INSTRUCTION), computation) for one in serialized)
 
     def instruction(self, raw: dict[str, Any], computation: int) -> Instruction:

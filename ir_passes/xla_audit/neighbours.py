@@ -33,7 +33,7 @@ class Neighbours:
 
 
 def neighbours(executable: Executable, live: LiveValues) -> tuple[Neighbours, ...]:
-    """Those of every array that a custom call of the program gives, in the order in which they run."""
+    """Return the neighbours of every array that a custom call of the program gives, in the order in which they run."""
     found = []
     for one in live.executed:
         if one.opcode != "custom-call":

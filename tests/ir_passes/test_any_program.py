@@ -152,7 +152,7 @@ def test_reductions_over_the_axis_that_vmap_names_mix_lanes(reduce, out_axes) ->
 def test_a_loop_whose_facts_would_not_settle_is_refused(monkeypatch) -> None:
     step, given, contract = by_lanes(STEPS["long_carry"])
     assert prove_isolation(step, given, contract)
-    monkeypatch.setattr(control, "ROUNDS", 0)
+    monkeypatch.setattr(control, "MAX_ROUNDS", 0)
     with pytest.raises(IsolationError) as error:
         prove_isolation(step, given, contract)
     assert {one.kind for one in error.value.violations} == {ViolationKind.CONTROL}

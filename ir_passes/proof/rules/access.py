@@ -135,14 +135,14 @@ class Access:
 
 
 def constant_of(value: Value) -> int | None:
-    """The number that an index is in every run; None where it varies."""
+    """Return the constant value of an index; None where it varies."""
     if isinstance(value.owner, Common) and value.range is not None and value.range[0] == value.range[1]:
         return value.range[0]
     return None
 
 
 def lane_at(access: Access, dim: int, rows: LaneRows) -> OneLane | None:
-    """The lane whose row one shared index picks."""
+    """Return the lane whose row one shared index picks."""
     index = access.columns[dim]
     if rows.order is not None or not isinstance(index.owner, Common):
         return None
@@ -155,7 +155,7 @@ def lane_at(access: Access, dim: int, rows: LaneRows) -> OneLane | None:
 
 
 def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Value]:
-    """The indices along each dimension; `last` is the axis along which they lie beside each other."""
+    """Split an index array into one array per dimension; `last` is the axis that holds the components."""
     if axis_of(indices.owner) == last:
         mixed = site.mixed("one place is picked by indices of different lanes", "let each lane index its own elements")
         indices = indices.but(owner=mixed, fact=None)
@@ -221,7 +221,7 @@ def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
 
 
 def check_position(site: Site, operand: Value, access: Access) -> None:
-    """A position of a labelled pool is an operand, never a constant."""
+    """Report a position of a pool with named dimensions that is a constant of the program."""
     leaf = site.prover.versions.leaf_of.get(operand.version) if operand.version is not None else None
     if leaf is None:
         return
@@ -260,7 +260,7 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
 
 
 def bounds_note(site: Site, operand: Value, access: Access, dim: int) -> None:
-    """An unbounded index along another axis of a pool stays inside its row."""
+    """Note an index along another axis of a pool that may be out of bounds; it stays inside its row."""
     if not isinstance(operand.owner, PoolRows) and operand.version is None:
         return
     for other in access.columns:

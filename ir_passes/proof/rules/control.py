@@ -14,11 +14,11 @@ from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
 
 _SHARED = "let the host compute one shared bound or flag for the step, and select per lane inside"
-ROUNDS = 12
+MAX_ROUNDS = 12
 """Iterations for each value that a loop carries, after which its facts must have settled: a round forgets facts."""
 
 
-def merge(site: Site, one: Value, other: Value) -> Value:
+def join_values(site: Site, one: Value, other: Value) -> Value:
     """Return the join of two abstract values: what holds of a value that is one or the other."""
     if one == other:
         return one
@@ -57,7 +57,7 @@ def _merge_owners(site: Site, one: Owner, other: Owner) -> Owner:
 
 
 def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]) -> list[Value]:
-    """Results of control flow that depends on a predicate."""
+    """Join the results of control flow with the owner of its predicate."""
     if isinstance(predicate, Common):
         return values
     if isinstance(predicate, OneLane):
@@ -76,7 +76,7 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
 
 @rule("cond", reads="branches")
 def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
-    """Any of the branches, and what decides between them."""
+    """Join the branches and the predicate that decides between them."""
     prover = site.prover
     branches = site.params["branches"]
     if which.range is not None and which.range[0] == which.range[1]:
@@ -88,7 +88,7 @@ def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
         with prover.decided_by(site.eqn.invars[0]):
             values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], operands)
         consumed |= prover.versions.consumed
-        merged = values if merged is None else [merge(site, a, b) for a, b in zip(merged, values, strict=True)]
+        merged = values if merged is None else [join_values(site, a, b) for a, b in zip(merged, values, strict=True)]
     prover.versions.consumed = consumed
     writes = [record for record in prover.accesses[start:] if record.write]
     return flowing(site, merged or [], which.owner, writes)
@@ -96,7 +96,7 @@ def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
 
 @rule("while", reads="body_jaxpr body_nconsts cond_jaxpr cond_nconsts")
 def while_loop(site: Site, *operands: Value) -> list[Value]:
-    """Carries at their fixed point; the condition must be the same for all lanes."""
+    """Bring the carries to their fixpoint; the condition must be the same for all lanes."""
     prover, params = site.prover, site.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
@@ -117,7 +117,7 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
 def _settled(
     site: Site, carry: list[Value], once: Any, counters: dict[int, Any], mark: int
 ) -> tuple[list[Value], list[Value]]:
-    """The values of a loop's carry that hold in every iteration, and what else the body gives.
+    """Iterate to the fixpoint: return the carry that holds in every iteration, and the body's other results.
 
     Versions of pools advance with the iterations; they are the same chain as long as the body continues it.
 
@@ -126,11 +126,11 @@ def _settled(
     """
     prover = site.prover
     carry = [_entering(site, value, counters.get(k)) for k, value in enumerate(carry)]
-    for _ in range(ROUNDS * len(carry)):
+    for _ in range(MAX_ROUNDS * len(carry)):
         with prover.trial():
             after, _ = once([value.but(number=prover.fresh()) for value in carry])
         again = [
-            _again(site, old, _outliving(site, new, mark), counters.get(k))
+            _widened(site, old, _outliving(site, new, mark), counters.get(k))
             for k, (old, new) in enumerate(zip(carry, after, strict=True))
         ]
         if again == carry:
@@ -144,7 +144,7 @@ def _settled(
     for old, new in zip(carry, after, strict=True):
         new = _outliving(site, new, mark)
         stale = old.version is not None and new.version is None
-        results.append(merge(site, old, new).but(number=prover.fresh(), version=None if stale else new.version))
+        results.append(join_values(site, old, new).but(number=prover.fresh(), version=None if stale else new.version))
     return results, rest
 
 
@@ -154,7 +154,7 @@ def _entering(site: Site, value: Value, counter: Any) -> Value:
     return value.but(number=0, fact=fact, range=bounds)
 
 
-def _again(site: Site, old: Value, new: Value, counter: Any) -> Value:
+def _widened(site: Site, old: Value, new: Value, counter: Any) -> Value:
     """Widen a carry: keep what holds before and after an iteration; a fact that changes a second time is dropped."""
     leaf_of, same_chain = site.prover.versions.leaf_of, False
     if old.version is not None and new.version is not None:
@@ -174,7 +174,7 @@ def _again(site: Site, old: Value, new: Value, counter: Any) -> Value:
 
 
 def _outliving(site: Site, value: Value, mark: int) -> Value:
-    """A value without what holds in one iteration only: the lane that the loop's index picks."""
+    """Drop from a value what holds in one iteration only: the lane that the loop's index picks."""
     owner = value.owner
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol) and owner.lane.number >= mark:
         owner = site.mixed(
@@ -188,7 +188,7 @@ def _outliving(site: Site, value: Value, mark: int) -> Value:
 
 
 def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> dict[int, tuple[int, int]]:
-    """Bounds of the carries that only count: every iteration adds the same constant."""
+    """Return bounds of the carries that only count: every iteration adds the same constant."""
     made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     found = {}
     for k, value in enumerate(carry):
@@ -214,7 +214,7 @@ def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> d
     ignores="_split_transpose linear reverse unroll",
 )
 def scan(site: Site, *operands: Value) -> list[Value]:
-    """Carries at their fixed point, one index of `xs` and `ys` at a time."""
+    """Bring the carries to their fixpoint, one index of `xs` and `ys` at a time."""
     prover, params = site.prover, site.params
     num_consts, num_carry = ir.scan_counts(site.eqn)
     body, length = ir.closed(params["jaxpr"]), params["length"]
@@ -236,7 +236,7 @@ def scan(site: Site, *operands: Value) -> list[Value]:
 
 
 def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value:
-    """One index along axis 0."""
+    """Take one index along axis 0."""
     owner, step = value.owner, ("scan", loop)
     axis = axis_of(owner)
     if axis == 0:

@@ -22,7 +22,7 @@ _MOVES = (*_GATHERS, "all_to_all", "ppermute")
     "split_axis tiled",
 )
 def collective(site: Site, *operands: Value) -> list[Value]:
-    """An exchange between devices, over mesh axes that split lanes it mixes them; or a reduction under `jax.vmap`."""
+    """Exchange between devices, which mixes lanes over mesh axes that split them; or reduce under `jax.vmap`."""
     axes = mesh.axes_of(site.eqn)
     apart = sorted(site.prover.apart & set(axes))
     if apart:
@@ -42,7 +42,7 @@ def collective(site: Site, *operands: Value) -> list[Value]:
 
 @rule("ragged_all_to_all", "psend", "precv", ignores="axis_index_groups axis_name axis_size out_shape perm")
 def by_counts(site: Site, *operands: Value) -> list[Value]:
-    """Exchanges whose counts and partners are known when they run: whose the rows are that come in is not followed."""
+    """Refuse lanes in exchanges whose counts and partners are known only when they run."""
     owner = site.join(*(value.owner for value in operands))
     if not isinstance(owner, Common):
         message = "it moves rows of lanes between devices by counts that are known when it runs"
@@ -81,7 +81,7 @@ def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int
 
 
 def _sent(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> LaneRows | OneLane | None:
-    """Lanes that all devices send to others, in one fixed way: they are home again when it has been undone.
+    """Return the owner of lanes that all devices send to others by a fixed permutation, which its inverse undoes.
 
     Until then they are no lanes of this device, and come together with nothing that is.
     """
@@ -111,7 +111,7 @@ def _sent(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...
 
 
 def _along(site: Site, owner: Owner, shape: tuple[int, ...]) -> Owner:
-    """A collective that changes the length of an axis, or makes a new one; not that of the lanes."""
+    """Apply a collective that changes the length of an axis or makes a new one, which may not be that of the lanes."""
     dims = ("all_gather_dimension", "split_axis", "concat_axis", "scatter_dimension")
     changed = {int(site.params[name]) for name in dims if name in site.params}
     axis = axis_of(owner)

@@ -33,13 +33,13 @@ _READS, _IGNORES = "dimension_numbers indices_are_sorted", "unique_indices"
 
 @rule("gather", reads=f"{_READS} fill_value slice_sizes", ignores=_IGNORES, accepts={"mode": MODES})
 def gather(site: Site, operand: Value, indices: Value) -> list[Value]:
-    """Windows at given places."""
+    """Read windows at given places."""
     return [_read(site, operand, of_gather(site, indices))]
 
 
 @rule("dynamic_slice", reads="slice_sizes")
 def dynamic_slice(site: Site, operand: Value, *starts: Value) -> list[Value]:
-    """A window; its start is clamped."""
+    """Read a window whose start is clamped."""
     return [_read(site, operand, of_slice(site, starts, site.shape))]
 
 
@@ -83,7 +83,7 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
 
 
 def _check_captured(site: Site, operand: Value, access: Access) -> None:
-    """An array that is indexed by row numbers is a pool, or what belongs to its rows: an operand of the step."""
+    """Report a constant that is indexed by row numbers: such an array is an operand of the step."""
     slots = [value.fact for value in access.columns.values() if isinstance(value.fact, SlotEntry)]
     if slots and isinstance(operand.fact, Constant) and operand.fact.captured:
         path = site.prover.bound.inputs[slots[0].leaf].path
@@ -92,7 +92,7 @@ def _check_captured(site: Site, operand: Value, access: Access) -> None:
 
 
 def _composed(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
-    """order(other(r)), known where one undoes the other or counts up."""
+    """Return the fact that holds of order(other(r)) where one undoes the other or counts up."""
     inner = index.fact
     if not isinstance(inner, Permuted) or inner.div != 1:
         return None
@@ -137,7 +137,7 @@ def _picked(site: Site, rows: LaneRows, access: Access) -> Owner:
 
 @rule("scatter", reads=f"{_READS} update_jaxpr", ignores=_IGNORES, accepts={"mode": MODES, "update_consts": ((),)})
 def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
-    """Windows put at given places; counting up at the places of a permutation gives its inverse.
+    """Write windows at given places; an iota written at the places of a permutation gives its inverse.
 
     With a function of its own (`scatter_apply`) it changes what is there, and the updates are not used.
     """
@@ -160,7 +160,7 @@ def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[
     accepts={"mode": MODES, "update_consts": ((),)},
 )
 def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
-    """Windows combined with what is at given places."""
+    """Combine windows with the elements at given places."""
     access = of_scatter(site, indices)
     result = _write(site, operand, updates, access, replaces=False)
     column = access.columns.get(0)
@@ -174,7 +174,7 @@ def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value)
 
 @rule("dynamic_update_slice")
 def dynamic_update_slice(site: Site, operand: Value, updates: Value, *starts: Value) -> list[Value]:
-    """A window put at a place; its start is clamped."""
+    """Write a window whose start is clamped."""
     return [_write(site, operand, updates, of_slice(site, starts, site.shapes[1]), replaces=True)]
 
 
@@ -269,7 +269,7 @@ def _put_by_place(operand: Owner, updates: Value, access: Access) -> bool:
 
 
 def _one_row(operand: Owner, owner: OneLane, access: Access) -> Owner:
-    """One lane's values written to its own row of an array of lanes."""
+    """Return the owner after one lane's values are written to its own row of an array of lanes."""
     if isinstance(operand, LaneRows):
         axis = operand.axis
         if axis in access.columns and access.sizes[axis] == 1 and lane_at(access, axis, operand) == owner:

@@ -17,7 +17,7 @@ from ir_passes.proof.violations import ViolationKind
 
 @rule("axis_index", reads="axis_name")
 def axis_index(site: Site, *_: Value) -> list[Value]:
-    """The device's place in the mesh: the same for all its lanes, but devices may pick different lanes by it."""
+    """Return a device's place in the mesh: shared by its lanes, but devices may pick different lanes by it."""
     axes = mesh.axes_of(site.eqn)
     site.prover.telling.update(axes)
     return [
@@ -27,7 +27,7 @@ def axis_index(site: Site, *_: Value) -> list[Value]:
 
 @rule("shard_map", reads="check_vma in_specs jaxpr mesh newly_manual_axes out_specs")
 def shard_map(site: Site, *operands: Value) -> list[Value]:
-    """The program of one device; lanes that are split over devices count within one."""
+    """Interpret the program of one device; lanes that are split over devices are counted within one."""
     body, manual = ir.closed(site.params["jaxpr"]), site.params["newly_manual_axes"]
     # axes that stay automatic split nothing here: their arrays are whole in the program of one device
     devices = {axis: size for axis, size in mesh.devices_of(site.params["mesh"]).items() if axis in manual}
@@ -83,7 +83,7 @@ def _whole_somewhere(spec: Any, devices: dict[str, int]) -> bool:
 
 
 def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> Value:
-    """A device's part of an operand. Its number is new: parts of equal arrays need not be equal."""
+    """Return a device's part of an operand, with a new value number: parts of equal arrays need not be equal."""
     owner, axis, kept = value.owner, axis_of(value.owner), value.kept
     if axis is not None and axis in split.axes:
         if isinstance(owner, PoolRows):
@@ -112,7 +112,7 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
 
 
 def _put_together(site: Site, value: Value, shape: tuple[int, ...], split: Split, mark: int) -> Value:
-    """A result from the parts of all devices.
+    """Put a result together from the parts of all devices.
 
     Args:
         shape: of the result.

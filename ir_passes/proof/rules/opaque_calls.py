@@ -57,7 +57,7 @@ def _one_body(site: Site, name: str) -> None:
 
 
 def assumed(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[Statement]:
-    """The assumption about every call of a declared operation, with its line."""
+    """Yield the assumption about every call of a declared operation, with its line."""
     for name, calls in declared.items():
         kind = Assumption.OPAQUE_IDLE if [*lengths_of(opaque[name])] else Assumption.OPAQUE
         places = Counter(f"{exact_name(one)}, called at {ir.source_of(one)}" for one in calls)
@@ -140,7 +140,7 @@ class _Declared:
         return f"numbers of rows differ: {found}"
 
     def _accessed(self, lanes: Owner) -> Owner:
-        """The same lanes, after a look at every pool that is read and written by a slot map."""
+        """Return the same lanes, after checking every pool that is read and written by a slot map."""
         site, written = self.site, set(donors(self.entry).values())
         for k, declared in enumerate(self.entry.inputs):
             pool = self.operands[k].owner
@@ -178,7 +178,7 @@ class _Declared:
         return None
 
     def _misfits(self) -> Iterator[str]:
-        """Operands that are not what they are declared to be, each by itself."""
+        """Describe the operands that are not what they are declared to be, each by itself."""
         for k, (value, declared) in enumerate(zip(self.operands, self.entry.inputs, strict=True)):
             problem = None
             match declared:

@@ -54,7 +54,7 @@ def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], step
 def _part(
     view: View, rows: int, full: Sequence[int], starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]
 ) -> View:
-    """The path after a static slice, as a read at constants has it where it has no steps."""
+    """Return the view after a static slice; without strides it is that of a read at constants."""
     if any(step != 1 for step in steps):
         return entered(view, ("slice", tuple(full), tuple(map(int, (*starts, *sizes, *steps)))))
     begins = ((d, int(at)) for d, at in enumerate(starts) if sizes[d] != full[d])
@@ -63,7 +63,7 @@ def _part(
 
 @rule("slice", reads="start_indices limit_indices strides")
 def cut(site: Site, x: Value) -> list[Value]:
-    """A static part."""
+    """Take a static slice."""
     starts, limits = site.params["start_indices"], site.params["limit_indices"]
     steps = site.params["strides"] or (1,) * len(starts)
     if isinstance(x.fact, Columns) and limits[-1] - starts[-1] == 1:
@@ -76,7 +76,7 @@ def cut(site: Site, x: Value) -> list[Value]:
 
 @rule("split", reads="sizes axis")
 def split(site: Site, x: Value) -> list[Value]:
-    """Static parts, one after the other."""
+    """Split into static parts."""
     axis, results, start = site.params["axis"], [], 0
     full = site.shapes[0]
     for size in map(int, site.params["sizes"]):
@@ -89,7 +89,7 @@ def split(site: Site, x: Value) -> list[Value]:
 
 @rule("unstack", reads="axis")
 def unstack(site: Site, x: Value) -> list[Value]:
-    """Every index of an axis by itself."""
+    """Take every index of an axis by itself."""
     axis, full = int(site.params["axis"]), site.shapes[0]
     results = []
     for index in range(full[axis]):
@@ -107,7 +107,7 @@ def unstack(site: Site, x: Value) -> list[Value]:
 
 @rule("concatenate", reads="dimension")
 def concatenate(site: Site, *parts: Value) -> list[Value]:
-    """One after the other along an axis; lanes in order where it is theirs."""
+    """Concatenate along an axis; along that of the lanes, lanes must stay in order."""
     axis = site.params["dimension"]
     sizes = [shape[axis] for shape in site.shapes]
     bounds = parts[0].range
@@ -121,7 +121,7 @@ def concatenate(site: Site, *parts: Value) -> list[Value]:
 
 @rule("stack", reads="axis")
 def stack(site: Site, *parts: Value) -> list[Value]:
-    """One beside the other along a new axis."""
+    """Stack along a new axis."""
     axis = int(site.params["axis"])
     owners = []
     for value in parts:
@@ -153,7 +153,7 @@ def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -
 
 
 def _laid_out(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | None:
-    """Parts as consecutive lanes; shared parts may stand where whole lanes would."""
+    """Return the owner of parts that are consecutive lanes; shared parts may stand in for whole lanes."""
     pieces = [(owner, size) for owner, size in zip(owners, sizes, strict=True) if size]
     inner = {
         owner.inner if isinstance(owner, LaneRows) else size

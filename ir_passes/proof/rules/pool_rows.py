@@ -18,7 +18,7 @@ _BY_SLOT = "index rows with the lane's entry in the slot map, unchanged"
 
 
 def read(site: Site, operand: Value, access: Access) -> Value:
-    """Rows of a pool."""
+    """Read rows of a pool."""
     pool = operand.owner
     assert isinstance(pool, PoolRows)
     axis = pool.axis
@@ -43,7 +43,7 @@ def read(site: Site, operand: Value, access: Access) -> Value:
 
 
 def write(site: Site, operand: Value, updates: Value, access: Access, replaces: bool) -> Value:
-    """A later version of a pool, with some rows changed.
+    """Write rows of a pool; return its next version.
 
     Args:
         replaces: whether the updates take the place of what was there; otherwise they are combined with it.
@@ -86,7 +86,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
 
 
 def _put_by_slot(view: View, access: Access, axis: int, slot: SlotEntry) -> View | None:
-    """The path after rows are put back where they were read: by the same slot map, guarded as then or only now."""
+    """Return the view after rows are written back by the slot map that they were read by, guarded then or only now."""
     for by in (slot, replace(slot, guard=None)):
         rows = left(view, ("by slot", by))
         if rows is not None:
@@ -95,7 +95,7 @@ def _put_by_slot(view: View, access: Access, axis: int, slot: SlotEntry) -> View
 
 
 def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Value:
-    """A part of every row, put back where it was taken."""
+    """Write a part of every row back where it was taken."""
     pool, part = operand.owner, updates.owner
     assert isinstance(pool, PoolRows)
     if not isinstance(part, PoolRows) or access.put(part.view, pool.axis) != pool.view or part.leaf != pool.leaf:
@@ -195,7 +195,7 @@ def map_fault(
 
 
 def _device_fault(site: Site, pool: PoolRows, fact: SlotEntry, access: Access) -> Mixed | None:
-    """Rows of a pool that are split over devices are global row numbers less the rows of the devices before."""
+    """Return the fault of row numbers of a split pool that are not global ones less the rows of the devices before."""
     path, rows = site.prover.bound.inputs[pool.leaf].path, access.full[pool.axis]
     slots = site.prover.bound.inputs[fact.leaf].path
     shift = None if fact.less is None else f"{fact.less.rows} * axis_index({fact.less.over!r})"

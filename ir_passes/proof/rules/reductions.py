@@ -31,7 +31,7 @@ def without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
     ignores="out_sharding",
 )
 def reduction(site: Site, x: Value) -> list[Value]:
-    """One value from all along some axes."""
+    """Reduce over some axes."""
     axes = tuple(map(int, site.params["axes"]))
     bounds = None
     if site.name in _PICKS and math.prod(site.shapes[0]):
@@ -52,7 +52,7 @@ def reduction(site: Site, x: Value) -> list[Value]:
 
 @rule("reduce", reads="dimensions", ignores="computation jaxpr")
 def general_reduction(site: Site, *operands: Value) -> list[Value]:
-    """A reduction by any function; half of the operands are initial values."""
+    """Reduce by any function; half of the operands are initial values."""
     axes = tuple(map(int, site.params["dimensions"]))
     owner = site.join(*(without(site, value.owner, axes) if shape else value.owner
                         for value, shape in zip(operands, site.shapes, strict=True)))  # fmt: skip
@@ -61,7 +61,7 @@ def general_reduction(site: Site, *operands: Value) -> list[Value]:
 
 @rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", reads="axis", ignores="reverse")
 def running(site: Site, x: Value) -> list[Value]:
-    """A reduction of all before, along one axis."""
+    """Reduce cumulatively along one axis."""
     owner = x.owner
     if axis_of(owner) == int(site.params["axis"]):
         owner = site.mixed(f"it runs along axis {site.params['axis']}, which holds different lanes", _APART)
@@ -77,7 +77,7 @@ def running(site: Site, x: Value) -> list[Value]:
     ignores="aggregate_to_topk is_max_k is_stable recall_target reduction_input_size_override",
 )
 def top_k(site: Site, x: Value) -> list[Value]:
-    """The greatest along one axis, and where they are."""
+    """Take the greatest along one axis, and their indices."""
     axis = int(site.params.get("axis", site.params.get("reduction_dimension", len(site.shape) - 1)))
     axis %= len(site.shape)
     owner = x.owner
@@ -93,7 +93,7 @@ def top_k(site: Site, x: Value) -> list[Value]:
     accepts={"consts": ((),)},
 )
 def windows(site: Site, *operands: Value) -> list[Value]:
-    """Reductions of windows that are one long along the axis of the lanes."""
+    """Reduce windows, whose length along the axis of the lanes must be 1."""
     params = site.params
     columns = [params["window_dimensions"], params["window_strides"], params["padding"]]
     columns += [params[name] for name in ("base_dilation", "window_dilation") if name in params]
@@ -109,7 +109,7 @@ def windows(site: Site, *operands: Value) -> list[Value]:
 
 @rule("sort", reads="dimension is_stable num_keys")
 def sort(site: Site, *operands: Value) -> list[Value]:
-    """Along an axis that lies within lanes: each by itself. Along the lanes' rows: a permutation of rows.
+    """Sort: along an axis within lanes each by itself; along the lanes' rows a permutation of rows.
 
     Which row comes where depends on every lane, but a row's content does not: rows sorted by one key are everybody's
     rows in one common order, which its inverse undoes.

@@ -114,19 +114,19 @@ def _fact_over_ones(fact: Fact, before: Shape, after: Shape) -> Fact | None:
 
 @rule("reshape", reads="new_sizes", ignores="sharding", accepts={"dimensions": (None,)})
 def reshape(site: Site, x: Value) -> list[Value]:
-    """Row-major: the normal form of a program has no reshape with `dimensions`."""
+    """Reshape row-major: the normal form of a program has no reshape with `dimensions`."""
     return [_reshaped(site, x)]
 
 
 @rule("squeeze", reads="dimensions")
 def squeeze(site: Site, x: Value) -> list[Value]:
-    """The same elements in the same order."""
+    """Drop axes of size 1."""
     return [_reshaped(site, x)]
 
 
 @rule("broadcast_in_dim", reads="shape broadcast_dimensions", ignores="sharding")
 def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
-    """Elements repeated along new or size-1 dimensions."""
+    """Repeat elements along new or size-1 dimensions."""
     before, after = site.shapes[0], site.shape
     if math.prod(before) == math.prod(after):
         return [_reshaped(site, x)]
@@ -146,7 +146,7 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
 
 @rule("transpose", reads="permutation")
 def transpose(site: Site, x: Value) -> list[Value]:
-    """Axes in another order."""
+    """Permute the axes."""
     permutation = tuple(map(int, site.params["permutation"]))
     axis = axis_of(x.owner)
     owner = x.owner if axis is None else moved(x.owner, permutation.index(axis))
@@ -161,7 +161,7 @@ def transpose(site: Site, x: Value) -> list[Value]:
 
 @rule("rev", reads="dimensions")
 def reverse(site: Site, x: Value) -> list[Value]:
-    """The last first; lanes are in order again when they have been reversed twice."""
+    """Reverse axes; lanes are in order again when they have been reversed twice."""
     owner, axis = x.owner, axis_of(x.owner)
     if axis is not None and axis in site.params["dimensions"]:
         backwards = Backwards(site.shape[axis])
@@ -177,7 +177,7 @@ def reverse(site: Site, x: Value) -> list[Value]:
 
 @rule("pad", reads="padding_config")
 def pad(site: Site, x: Value, filler: Value) -> list[Value]:
-    """More elements at the ends of axes."""
+    """Pad the ends of axes."""
     owner, axis = x.owner, axis_of(x.owner)
     if axis is not None:
         low, high, inside = map(int, site.params["padding_config"][axis])
@@ -195,7 +195,7 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
 
 @rule("tile", reads="reps repeats")
 def tile(site: Site, x: Value) -> list[Value]:
-    """Repeated along axes."""
+    """Repeat along axes."""
     repeats = tuple(site.params.get("reps") or site.params["repeats"])
     axis = axis_of(x.owner)
     owner = x.owner
@@ -206,12 +206,12 @@ def tile(site: Site, x: Value) -> list[Value]:
 
 @rule("iota", reads="dtype shape dimension", ignores="sharding")
 def iota(site: Site, *_: Value) -> list[Value]:
-    """Counts up along an axis."""
+    """Count up along an axis."""
     axis = int(site.params["dimension"])
     return [Value(COMMON, range=(0, max(0, site.shape[axis] - 1)), fact=Iota(axis))]
 
 
 @rule("empty", "empty2", "create_token", ignores="dtype memory_space out_sharding shape")
 def empty(site: Site, *_: Value) -> list[Value]:
-    """Nobody's."""
+    """Make an uninitialised array or a token, which is shared."""
     return [Value(COMMON) for _ in site.eqn.outvars]

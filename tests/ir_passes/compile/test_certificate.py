@@ -26,7 +26,7 @@ from ir_passes.compile.certificate import (
 from ir_passes.compile.certificate_store import CertificateStore, Key
 from ir_passes.compile.versions import current_versions
 from ir_passes.contract.statements import Statement
-from ir_passes.files.record import MOST_CHARACTERS, RecordError
+from ir_passes.files.record import MAX_CHARACTERS, RecordError
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import Collective
 from ir_passes.jaxpr.fingerprint import fingerprint
@@ -153,7 +153,7 @@ def with_plan(format: int) -> str:
         (certificate().to_json()[:-10], "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "expected an object"),
-        (" " * (MOST_CHARACTERS + 1), "at most"),
+        (" " * (MAX_CHARACTERS + 1), "at most"),
         (b"\xff\xfe", "not JSON"),
     ],
 )

@@ -82,7 +82,7 @@ class Exported:
 
     Attributes:
         program: StableHLO as a portable artifact of MLIR bytecode, or XLA's serialized executable.
-        text: the program in words, where it is StableHLO.
+        text: the program as text, where it is StableHLO.
     """
 
     certificate: Certificate

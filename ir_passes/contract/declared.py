@@ -129,7 +129,7 @@ def _same(one: ir.ClosedJaxpr, other: ir.ClosedJaxpr) -> bool:
 
 
 def declarations() -> tuple[RowWise, ...]:
-    """Everything that is declared in this process, in the order of names."""
+    """Return all declarations of this process, in the order of names."""
     return tuple(_DECLARED[key] for key in sorted(_DECLARED))
 
 

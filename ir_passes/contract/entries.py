@@ -1,4 +1,4 @@
-"""The entries of a contract: what is said of one array, and of an operation that cannot be looked into."""
+"""The entries of a contract: each describes one array, or an operation that cannot be looked into."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Declarations of custom calls, kernels and callbacks: whether they fit together, and what belongs to what in them."""
+"""Declarations of custom calls, kernels and callbacks: their checks, and the pairs of operands and results in them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

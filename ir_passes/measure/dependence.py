@@ -1,7 +1,7 @@
 """Measured dependence between lanes: everything of one lane is changed, and the bits of all others are compared.
 
-The proof says what no run can change; this says what some runs have changed. What differs between lanes that are said
-to be apart is a fault of the proof or of what computes the step, and what does not differ shows nothing.
+The proof covers all runs; this measures some. A difference between lanes that are proved independent is a fault of the
+proof or of the machine code; no difference proves nothing.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Whether tokens that a verification step has not accepted reach the rows it writes: measured, by changing them.
+"""The measurement whether tokens that a verification step has not accepted reach the rows it writes.
 
 The proof shows that counts of accepted tokens are counts and that idle lanes keep their rows. That only accepted tokens
 enter a row is a claim about places within a lane, which the proof does not follow; a run with other tokens behind the

@@ -1,4 +1,4 @@
-"""The lanes and pools that a fault brings together, in words: by number and by path, as the contract has them."""
+"""The lanes and pools that a fault concerns: by number and by path, as the contract has them."""
 
 from collections.abc import Iterable, Sequence
 

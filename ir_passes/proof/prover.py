@@ -45,11 +45,11 @@ class Prover:
         notes: what the user should know and is no fault.
         observe: called with every equation, its operands and its results.
         known: the values of each program that was walked over, by the program.
-        telling: mesh axes along which shared values may differ between devices, by `axis_index`.
+        device_varying: mesh axes along which shared values may differ between devices, by `axis_index`.
         devices: length of each axis of the mesh that the program in hand runs on.
         invariance: whether JAX has checked along which of them each value of that program may differ.
         comparisons: every equation that was met and compares what devices were given, in its order.
-        apart: mesh axes along which devices may take different branches, or go round a loop more or less often.
+        diverging: mesh axes along which devices may take different branches, or go round a loop more or less often.
         own_orders: number of an order of rows -> mesh axes along which devices may have others.
         same_counts: value number of sorted keys -> of the keys.
         mapped: groups of pools that have a slot map.
@@ -69,11 +69,11 @@ class Prover:
     observe: Callable[[Any, list[Value], list[Value]], None] | None = None
     sort_keys: dict[Order, int] = field(default_factory=dict)
     known: dict[Any, Env] = field(default_factory=dict)
-    telling: set[str] = field(default_factory=set)
+    device_varying: set[str] = field(default_factory=set)
     devices: dict[str, int] = field(default_factory=dict)
     invariance: bool = True
     comparisons: list[Any] = field(default_factory=list)
-    apart: frozenset[str] = frozenset()
+    diverging: frozenset[str] = frozenset()
     own_orders: dict[int, frozenset[str]] = field(default_factory=dict)
     same_counts: dict[int, int] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
@@ -100,10 +100,10 @@ class Prover:
     @contextmanager
     def decided_by(self, atom: Any) -> Iterator[None]:
         """Interpret a program that runs only if a value says so."""
-        before = self.apart
-        self.apart = before | self.varying(atom)
+        before = self.diverging
+        self.diverging = before | self.varying(atom)
         yield
-        self.apart = before
+        self.diverging = before
 
     def varying(self, atom: Any) -> frozenset[str]:
         """Return the mesh axes along which devices may have different values of an operand."""

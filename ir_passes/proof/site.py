@@ -86,7 +86,7 @@ class Site:
         elif isinstance(owner, PoolRows):
             owner = self._framed(owner, operands)
         elif reveals_order(self, owner, operands):
-            owner = self.mixed("a shared array tells rows where they lie in an order that depends on all lanes", REMEDY)
+            owner = self.mixed("a shared array reveals where rows lie in an order that depends on all lanes", REMEDY)
         if isinstance(owner, Mixed) and self.prover.idle:
             bounds = None  # it may be another lane's value, which is not idle
         fact = value.fact or self._constant(operands)

@@ -1,7 +1,7 @@
 """Arrays that are the same along an axis, which reveal no order of rows.
 
 Rows in an order that depends on all lanes belong each to one lane, but where a row lies does not. A shared array that
-differs along that axis tells the rows where they lie: what comes of it, put back in order, depends on every lane.
+differs along that axis reveals where the rows lie: a result of it, put back in order, depends on every lane.
 """
 
 import math
@@ -58,7 +58,7 @@ def constant(value: Value, shape: Shape) -> bool:
     return math.prod(shape) <= 1 or all(_same(value, shape, axis) for axis in range(len(shape)))
 
 
-def tells_places(value: Value, shape: Shape, axis: int) -> bool:
+def reveals_places(value: Value, shape: Shape, axis: int) -> bool:
     """Whether a shared array may differ along an axis."""
     return isinstance(value.owner, Common) and bool(shape) and not _same(value, shape, axis)
 
@@ -69,7 +69,7 @@ def disordered(owner: Owner) -> bool:
 
 
 def reveals_order(site: Equation, owner: Owner, operands: list[Value]) -> bool:
-    """Whether a shared operand tells rows of a result where they lie."""
+    """Whether a shared operand reveals where rows of the result lie in their order."""
     if not isinstance(owner, LaneRows) or owner.order is None or site.name in _ALIGNED_BY_RULE:
         return False
     for value, shape in zip(operands, site.shapes, strict=True):

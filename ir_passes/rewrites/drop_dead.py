@@ -1,4 +1,4 @@
-"""Drop what no output needs."""
+"""Drop dead equations."""
 
 from dataclasses import dataclass
 from typing import ClassVar

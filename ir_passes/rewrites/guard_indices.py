@@ -1,4 +1,4 @@
-"""Let no index of a pool reach another's row."""
+"""Guard pool indices, so that none reaches another lane's row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

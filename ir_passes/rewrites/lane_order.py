@@ -1,4 +1,4 @@
-"""Whether the work of all lanes may run side by side: nothing in it is barred, and no lane sees another's writes."""
+"""The check that the work of all lanes may run side by side: no lane sees another's writes."""
 
 from collections.abc import Iterator, Sequence
 

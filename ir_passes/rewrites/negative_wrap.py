@@ -1,4 +1,4 @@
-"""Take off indices what JAX adds to them so that -1 means the last row."""
+"""Remove the wrap of negative indices, by which JAX makes -1 the last row."""
 
 from ir_passes.jaxpr import ir
 from ir_passes.rewrites.slot_entries import ConstantIndex, IndexFacts, shape

@@ -1,4 +1,4 @@
-"""Passes run one after the other, each checked by what comes after it."""
+"""The pass pipeline: passes run one after the other, each followed by a check."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

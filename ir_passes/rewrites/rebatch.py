@@ -1,4 +1,4 @@
-"""Compute what a loop over sequences computes for all of them at once."""
+"""Batch the work of a loop over sequences: compute it for all of them at once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Whether lanes do the same work: their equations correspond one to one."""
+"""The one-to-one correspondence of lanes' equations, where lanes do the same work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from ir_passes.rewrites.slot_entries import ConstantIndex, SlotIndex
 
 
 class Different(Exception):
-    """Two lanes do not do the same, in words."""
+    """Two lanes do not do the same; says where they differ."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Loops and branches under the sanitizer: the tags of a pool are one more carry, operand or result.
 
-Rows that a lane has read are looked at before they enter a loop. Of what a loop returns only pools keep their tags.
+Labels of rows that a lane has read are compared before they enter a loop. Only pools keep their tags behind a loop.
 """
 
 from collections.abc import Callable, Sequence

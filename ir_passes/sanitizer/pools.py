@@ -1,4 +1,4 @@
-"""Reads and writes of pools under the sanitizer: which lane addresses which row, and what a written row says."""
+"""Reads and writes of pools under the sanitizer: the lane that addresses each row, and the label of a written row."""
 
 from typing import Any
 

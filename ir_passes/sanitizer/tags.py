@@ -1,4 +1,4 @@
-"""Tags: what the sanitizer knows, while a step runs, about whose rows a value holds and for which lane.
+"""Tags: the owners of the rows that a value holds and the lanes it is for, known while a step runs.
 
 The tags of a value are a lane for each entry, and for what came from a pool the row's number and label. They have the
 value's rank (and one axis more for the columns of a row) and along every axis they are as long as the value, or 1 where

@@ -1,4 +1,4 @@
-"""The plan of an arena: at which bytes each scratch value of a function is, and in which of them its bodies work."""
+"""The plan of an arena: the bytes of each scratch value of a function, and those that its bodies work in."""
 
 from dataclasses import dataclass, field
 

@@ -1,7 +1,7 @@
 """Planning the arena: offsets for every scratch value of a function, such that live values share no byte.
 
-The planner only sees sizes and live ranges (packing.py); what it returns is checked by arena_verifier.py, which works
-from the jaxpr alone and shares no code with it.
+The planner only sees sizes and live ranges (packing.py); `verifier` checks the plan from the jaxpr alone and
+shares no code with it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

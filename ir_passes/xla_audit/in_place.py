@@ -1,4 +1,4 @@
-"""Operations that write over what they read, and whether they may.
+"""The check of operations that write into the bytes of their operands.
 
 XLA lets an operation put its result into the bytes of an operand that nobody reads afterwards. That is right where
 every element of the result is computed from the same element of the operand alone. XLA's CPU compiler has put results

@@ -1,6 +1,6 @@
 """The neighbours in memory of custom calls' results: the bytes that a call which writes too far reaches first.
 
-Nobody can say what a custom call, a kernel or a callback writes; where it would do harm is in the buffer assignment.
+The writes of a custom call, kernel or callback are unknown; the buffer assignment shows where they would do harm.
 """
 
 from collections.abc import Iterable

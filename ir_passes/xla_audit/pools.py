@@ -134,7 +134,7 @@ def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Seque
 def second_pools(executable: Executable, bound: BoundContract, live: LiveValues) -> Iterator[Finding]:
     """Find arrays of a pool's type that are computed into other bytes than a pool's.
 
-    Of a pool with one row per lane, all told or on each device, the step computes every row, so its intermediate
+    Of a pool with one row per lane, in total or on each device, the step computes every row, so its intermediate
     results may have the pool's type; only copies are counted against it.
     """
     module = executable.module

@@ -63,7 +63,7 @@ class Access:
         """Return the join of the owners of the indices, all but one."""
         return site.join(*(self.index_owner(dim) for dim in self.columns if dim != without))
 
-    def tells_places(self, owner: Owner, without: int | None = None) -> bool:
+    def reveals_places(self, owner: Owner, without: int | None = None) -> bool:
         """Whether a shared index differs between rows whose order depends on all lanes."""
         if not isinstance(owner, LaneRows) or owner.order is None:
             return False

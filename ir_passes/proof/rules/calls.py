@@ -7,7 +7,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import LaneRows, Owner, axis_of, moved
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site, interpret
-from ir_passes.proof.uniformity import REMEDY, disordered, tells_places
+from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
 from ir_passes.proof.values import Value
 from ir_passes.proof.violations import ViolationKind
 
@@ -45,7 +45,7 @@ def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> 
     owner = site.join(*rows)
     if disordered(owner):
         sides = zip(operands, site.shapes, declaration.inputs, strict=True)
-        if any(isinstance(e, Lane) and tells_places(value, shape, e.axis) for value, shape, e in sides):
+        if any(isinstance(e, Lane) and reveals_places(value, shape, e.axis) for value, shape, e in sides):
             owner = site.mixed("rows in an order that depends on all lanes meet a shared array of rows", REMEDY)
     return [
         Value(moved(owner, entry.axis) if isinstance(entry, Lane) and axis_of(owner) is not None else owner)

@@ -24,7 +24,7 @@ _MOVES = (*_GATHERS, "all_to_all", "ppermute")
 def collective(site: Site, *operands: Value) -> list[Value]:
     """Exchange between devices, which mixes lanes over mesh axes that split them; or reduce under `jax.vmap`."""
     axes = mesh.axes_of(site.eqn)
-    apart = sorted(site.prover.apart & set(axes))
+    apart = sorted(site.prover.diverging & set(axes))
     if apart:
         message = (
             f"devices along {', '.join(apart)} may come here or not, each as its own values say, and the others wait"
@@ -54,7 +54,7 @@ def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int
     """Return the owner of an operand's elements after an exchange over some mesh axes."""
     split = set(owner.split) if isinstance(owner, LaneRows | OneLane | PoolRows) else set()
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
-        split |= site.prover.telling
+        split |= site.prover.device_varying
     crossing = sorted(split & set(axes))
     if crossing:
         away = _sent(site, owner, axes, shape)

@@ -20,7 +20,7 @@ from ir_passes.proof.rules.parts import part
 from ir_passes.proof.rules.reductions import permuted
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import REMEDY, disordered, tells_places
+from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
 from ir_passes.proof.values import Constant, Counts, Iota, Kept, Permuted, SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind
 
@@ -57,8 +57,8 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
         operand.owner.axis if isinstance(operand.owner, LaneRows) and operand.owner.axis in access.columns else None
     )
     paired = isinstance(operand.owner, Common) and access.paired and disordered(owner)
-    if paired or access.tells_places(owner, without=picked):
-        owner = site.mixed("a shared index tells rows where they lie in an order that depends on all lanes", REMEDY)
+    if paired or access.reveals_places(owner, without=picked):
+        owner = site.mixed("a shared index reveals where rows lie in an order that depends on all lanes", REMEDY)
     bounds, fills = operand.range, access.drops and not access.all_inside()
     if fills:
         filler = site.params.get("fill_value")
@@ -204,8 +204,8 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
     special = next((d for d, value in access.columns.items() if isinstance(value.fact, Permuted)), None)
     in_order = None if special is None else _put_in_order(site, updates, access, special)
     owner, result = in_order or (site.join(updates.owner, access.owners(site)), None)
-    if access.tells_places(owner) or _put_by_place(operand, updates, access):
-        return site.mixed("a shared index tells rows where they lie in an order that depends on all lanes", REMEDY)
+    if access.reveals_places(owner) or _put_by_place(operand, updates, access):
+        return site.mixed("a shared index reveals where rows lie in an order that depends on all lanes", REMEDY)
     if result is not None:
         return result
     if isinstance(owner, OneLane):
@@ -264,8 +264,8 @@ def _put_by_place(operand: Owner, updates: Value, access: Access) -> bool:
     at = access.paired.get(operand.axis, access.window.get(operand.axis))
     if at is None or not (operand.axis in access.paired or access.whole(operand.axis)):
         return True
-    apart = operand.axis in access.paired and access.tells_places(operand)
-    return apart or tells_places(updates, access.window_shape, at)
+    apart = operand.axis in access.paired and access.reveals_places(operand)
+    return apart or reveals_places(updates, access.window_shape, at)
 
 
 def _one_row(operand: Owner, owner: OneLane, access: Access) -> Owner:

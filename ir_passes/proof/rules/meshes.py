@@ -19,7 +19,7 @@ from ir_passes.proof.violations import ViolationKind
 def axis_index(site: Site, *_: Value) -> list[Value]:
     """Return a device's place in the mesh: shared by its lanes, but devices may pick different lanes by it."""
     axes = mesh.axes_of(site.eqn)
-    site.prover.telling.update(axes)
+    site.prover.device_varying.update(axes)
     return [
         Value(COMMON, range=(0, site.prover.devices_along(axes) - 1), fact=Ahead(*axes) if len(axes) == 1 else None)
     ]
@@ -99,7 +99,7 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
             names = split.axes[axis]
             owner = OneLane(0, names) if each == 1 else LaneRows(axis, owner.inner, 0, None, names)
     if isinstance(owner, Common):
-        site.prover.telling.update(name for names in split.axes.values() for name in names)
+        site.prover.device_varying.update(name for names in split.axes.values() for name in names)
     if split.axes:
         kept = None if kept is None else Kept(kept.leaf, entered(kept.view, split.step))
         owner = replace(owner, view=entered(owner.view, split.step)) if isinstance(owner, PoolRows) else owner

@@ -7,7 +7,7 @@ from ir_passes.contract.contract import SlotMap
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.rules.access import Access, constant_of
 from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import REMEDY, tells_places
+from ir_passes.proof.uniformity import REMEDY, reveals_places
 from ir_passes.proof.values import Ahead, Constant, Iota, Kept, SlotEntry, Value
 from ir_passes.proof.views import View, entered, left
 from ir_passes.proof.violations import ViolationKind
@@ -34,7 +34,7 @@ def read(site: Site, operand: Value, access: Access) -> Value:
     if operand.kept is not None:
         by = access.columns[axis].fact
         kept = Kept(operand.kept.leaf, entered(access.taken(operand.kept.view, axis), ("by slot", by)))
-    if access.tells_places(found, without=axis):
+    if access.reveals_places(found, without=axis):
         return Value(site.mixed(_PLACES, REMEDY))
     owner = site.join(found, access.owners(site, without=axis))
     if pool.split and isinstance(owner, LaneRows | OneLane):
@@ -71,7 +71,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
         message = f"rows of pool {pool.group!r} are written with values of other lanes than the rows' owners"
         return Value(site.mixed(message, "write to each row what its own lane computed", ViolationKind.WRONG_ROW))
     at = found.axis if isinstance(found, LaneRows) and found.order is not None else None
-    if access.tells_places(found, without=axis) or (at is not None and tells_places(updates, site.shapes[-1], at)):
+    if access.reveals_places(found, without=axis) or (at is not None and reveals_places(updates, site.shapes[-1], at)):
         return Value(site.mixed(_PLACES, REMEDY))
     index = access.columns[axis].fact
     assert isinstance(index, SlotEntry)

@@ -3,7 +3,7 @@
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Order, Owner, axis_of, moved
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import REMEDY, disordered, tells_places
+from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
 from ir_passes.proof.values import Counts, Value
 
 _FREE = "contract dimensions within a lane; keep lanes a batch dimension or a free one of one operand"
@@ -37,7 +37,7 @@ def _contracted(site: Site, x: Value, y: Value, contract: tuple, batch: tuple) -
     owner = site.join(*owners)
     if isinstance(owner, LaneRows) and owner.order is not None and owner.axis < len(batch[0]):
         sides = zip((x, y), site.shapes, batch, strict=True)
-        if any(tells_places(value, shape, paired[owner.axis]) for value, shape, paired in sides):
+        if any(reveals_places(value, shape, paired[owner.axis]) for value, shape, paired in sides):
             return site.mixed("rows in an order that depends on all lanes meet a matrix for each place", REMEDY)
     return owner
 

@@ -1,4 +1,4 @@
-"""Random numbers: each key's are its owner's."""
+"""Random numbers: those of a key belong to the key's owner."""
 
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import key_implementation

@@ -6,7 +6,7 @@ from ir_passes.proof.owners import COMMON, Common, LaneRows, Order, Owner, axis_
 from ir_passes.proof.rules.intervals import fits
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import REMEDY, tells_places
+from ir_passes.proof.uniformity import REMEDY, reveals_places
 from ir_passes.proof.values import Counts, Iota, OneHot, Permuted, Value
 
 _APART = "reduce over axes within a lane; what must be the same for all lanes is an operand that the host computes"
@@ -119,7 +119,7 @@ def sort(site: Site, *operands: Value) -> list[Value]:
         owner = site.join(*(value.owner for value in operands))
         if isinstance(owner, LaneRows) and owner.order is not None:
             sides = zip(operands, site.shapes, strict=True)
-            if any(tells_places(value, shape, owner.axis) for value, shape in sides):
+            if any(reveals_places(value, shape, owner.axis) for value, shape in sides):
                 owner = site.mixed("rows in an order that depends on all lanes meet a shared array of rows", REMEDY)
         return [Value(owner, range=value.range) for value in operands]
     key = operands[0]

@@ -1,4 +1,4 @@
-"""Operations that move elements about without looking at them."""
+"""Operations that move elements without computing with them."""
 
 import math
 from dataclasses import replace

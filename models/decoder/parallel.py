@@ -1,4 +1,4 @@
-"""Several layers side by side: each sees the same input, and their outputs are added."""
+"""Parallel layers: they have the same input, and their outputs are added."""
 
 from dataclasses import dataclass, replace
 
@@ -14,24 +14,24 @@ from models.state.state import Stateful
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """The layers, and the factor on the output of each."""
+    """Configs of parallel layers, and the factor on the output of each."""
 
     layers: tuple[BranchConfig, ...]
     multipliers: tuple[float, ...]
 
     def shard(self, devices: Devices) -> "ParallelConfig":
-        """What one device has of each layer."""
-        parts, faults = try_shard_configs(self.layers, devices)
+        """Return the config of one device, that of each layer."""
+        local, faults = try_shard_configs(self.layers, devices)
         if faults:
             raise ShardingError(devices, faults)
-        return replace(self, layers=tuple(parts[layer] for layer in self.layers))
+        return replace(self, layers=tuple(local[layer] for layer in self.layers))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Parallel":
         return Parallel(self, hidden, rngs)
 
 
 class Parallel(Stateful):
-    """`sum_i multiplier_i layer_i(x)`; the state is a tuple of the layers' states."""
+    """Sum of layers, `sum_i multiplier_i layer_i(x)`; the state is a tuple of the layers' states."""
 
     def __init__(self, config: ParallelConfig, hidden: int, rngs: nnx.Rngs):
         self.multipliers = config.multipliers

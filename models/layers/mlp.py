@@ -1,4 +1,4 @@
-"""Feed-forward layers without experts."""
+"""Dense feed-forward layers (MLP), with SwiGLU or squared ReLU."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,18 +18,18 @@ from models.state.shapes import Activations, LaneInfo
 from models.state.state import Stateful
 
 Activation = Literal["swiglu", "relu2"]
-"""`silu(gate) * up` (arXiv:2002.05202), or `relu(up)^2` without a gate (arXiv:2109.08668)."""
+"""SwiGLU, `silu(gate) * up` (arXiv:2002.05202), or squared ReLU, `relu(up)^2` without a gate (arXiv:2109.08668)."""
 
 
 class Stateless(Stateful):
-    """A layer that keeps nothing between steps."""
+    """A layer without state between steps."""
 
     def state_arrays(self) -> None:
         return None
 
 
 def relu_squared(x: Float32[Array, "*rows width"]) -> Float32[Array, "*rows width"]:
-    """`max(x, 0)^2`."""
+    """Return `max(x, 0)^2`."""
     positive = jnp.maximum(x, 0.0)
     return positive * positive
 
@@ -40,7 +40,7 @@ class MlpConfig:
 
     Attributes:
         gate_multiplier, out_multiplier: factors on the gate before its activation, and on the output.
-        devices: that share the layer; the width is that of one of them.
+        devices: that shard the layer; the width is the local one.
     """
 
     width: int
@@ -50,7 +50,7 @@ class MlpConfig:
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "MlpConfig":
-        """The columns of one device."""
+        """Return the config of one device: its columns (tensor parallel)."""
         return shard_config(self, devices, "width")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mlp":
@@ -58,7 +58,7 @@ class MlpConfig:
 
 
 class Mlp(Stateless):
-    """`down(activation(up x))`, with `gate_proj` beside `up_proj` where the activation has a gate."""
+    """Feed-forward layer `down(activation(up x))`, with a `gate_proj` where the activation has a gate."""
 
     def __init__(self, config: MlpConfig, hidden: int, rngs: nnx.Rngs):
         self.config = config

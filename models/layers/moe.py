@@ -1,4 +1,4 @@
-"""The mixture of experts: a router, many small feed-forward layers, and what every token passes besides."""
+"""Mixture of experts (MoE): a router, routed experts, and a shared expert for every token."""
 
 from dataclasses import dataclass
 
@@ -27,11 +27,11 @@ class MoeConfig:
     Attributes:
         router: how experts are chosen.
         width: width of each expert (`moe_intermediate_size`).
-        shared_width: width of the feed-forward layer that every token visits, 0 where there is none.
-        shared_gate: its output is multiplied by the sigmoid of a learned projection of the token.
-        activation: of the experts and of the shared layer.
-        latent: the routed experts work on a projection of the token to this width; None where they see it whole.
-        devices: that share the layer; the widths are those of one of them. The router chooses among all experts.
+        shared_width: width of the shared expert, 0 where there is none.
+        shared_gate: the shared expert's output is multiplied by the sigmoid of a learned projection of the token.
+        activation: of the routed experts and of the shared one.
+        latent: width of a projection of the token that the routed experts work on; None where they see the token.
+        devices: that shard the layer; the widths are local ones. The router chooses among the experts of all devices.
     """
 
     router: RouterConfig
@@ -44,7 +44,7 @@ class MoeConfig:
 
     @property
     def local_experts(self) -> int:
-        """Experts of one device."""
+        """Number of experts that each device holds (expert parallel)."""
         return self.router.experts // self.devices.expert
 
     def shard(self, devices: Devices) -> "MoeConfig":
@@ -57,12 +57,12 @@ class MoeConfig:
 
 
 class Moe(Stateless):
-    """The chosen experts' outputs by their weights, plus the shared layer's.
+    """Weighted sum of the chosen experts' outputs, plus the shared expert's.
 
     The experts' matrices lie in `gate_up_proj` [expert, gate rows then up rows, in] with SwiGLU, in `up_proj` without a
     gate, and in `down_proj` [expert, in, width].
 
-    Of several devices along `expert` each computes what its own experts give to every token.
+    Expert parallel: each device along `expert` computes its own experts' outputs for every token.
     """
 
     summed_over = (EXPERT, MODEL)
@@ -114,7 +114,7 @@ class Moe(Stateless):
         return out.reshape(x.shape), None
 
     def _once(self, shared: Float32[Array, "row hidden"]) -> Float32[Array, "row hidden"]:
-        """The shared layer's part of the sum over all devices: those along `expert` have it in common."""
+        """Return the shared expert's partial sum: its output on the first device along `expert`, zero on the others."""
         if self.config.devices.expert == 1:
             return shared
         return jnp.where(lax.axis_index(EXPERT) == 0, shared, 0.0)

@@ -1,4 +1,4 @@
-"""Root-mean-square norms, computed in float32."""
+"""RMS norm and l2 norm, computed in float32."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -18,26 +18,26 @@ def rms_norm(
     devices: Devices = SINGLE_DEVICE,
     group_devices: int = 1,
 ) -> Float32[Array, "*rows size"]:
-    """`x * rsqrt(mean(x^2) + eps) * weight` over the last dimension (arXiv:1910.07467).
+    """Return `x * rsqrt(mean(x^2) + eps) * weight` over the last dimension (RMSNorm, arXiv:1910.07467).
 
     Args:
-        x, weight: what this device has of them.
+        x, weight: the shard of this device.
         devices: of the model.
-        group_devices: so many of them, side by side along `model`, have equal parts of the last dimension.
+        group_devices: number of adjacent devices along `model` that hold equal shards of the last dimension.
     """
     mean = mean_over_group(jnp.mean(x * x, axis=-1, keepdims=True), devices, group_devices)
     return x * lax.rsqrt(mean + eps) * over_last(weight, x)
 
 
 def l2_norm(x: Float32[Array, "*rows size"], eps: float = 1e-6) -> Float32[Array, "*rows size"]:
-    """`x / sqrt(sum(x^2) + eps)` over the last dimension; a division, as in `activations`."""
+    """Return `x / sqrt(sum(x^2) + eps)` over the last dimension; a division on purpose (ops/layout: fusion)."""
     return x / jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
 
 
 class RMSNorm(nnx.Module):
     """RMS norm with a learned weight; `offset` 1 where the checkpoint stores the weight minus one.
 
-    Where its values are split over devices, `sharded` say how, and it is one norm over those of all of them.
+    With `sharded`, its values are sharded over devices and it is one norm over the values of all of them.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Causal attention over a key/value cache: grouped queries; norm, positions and output gate are optional."""
+"""Causal attention over a KV cache, with grouped queries (GQA); QK norm, RoPE and output gate are optional."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,14 +23,14 @@ from models.state.shapes import Activations, KeyCache, LaneInfo, ValueCache
 from models.state.state import KV_BLOCK, Stateful, name_dims, state_array
 
 MAX_KEYS_FIRST_QUERIES = 64
-"""Up to so many rows of queries for each key/value head, scores take 0.6 to 1.1 of the time with the keys on the left;
-with 256 and more, 1.0 to 1.2."""
+"""Query rows per key/value head up to which the keys are the left operand of the scores (ops/layout: operands): that
+takes 0.6 to 1.1 of the time; with 256 rows and more, 1.0 to 1.2."""
 
 
 class KVCache(NamedTuple):
-    """Keys and values of one attention layer for N lanes, cache dtype, a whole number of blocks long.
+    """KV cache of one attention layer for N lanes: cache dtype, a whole number of blocks of positions.
 
-    `value` is None where the values are the first entries of the keys.
+    `value` is None where the values are the first entries of the keys (latent attention).
     """
 
     key: KeyCache
@@ -44,7 +44,7 @@ class QkNorm:
     Attributes:
         eps: `rms_norm_eps`.
         offset: 1 where the weights are stored minus one.
-        all_heads: one norm over all heads together instead of one for each head.
+        all_heads: one norm over the concatenated heads instead of one for each head.
     """
 
     eps: float
@@ -52,7 +52,7 @@ class QkNorm:
     all_heads: bool = False
 
     def size(self, heads: int, head_dim: int) -> int:
-        """Values that are normed together."""
+        """Number of values that one norm covers."""
         return heads * head_dim if self.all_heads else head_dim
 
     def build(self, heads: Segment, head_dim: int, devices: Devices) -> RMSNorm:
@@ -65,13 +65,13 @@ class AttentionConfig:
     """Sizes of an attention layer.
 
     Attributes:
-        heads, kv_heads: `num_attention_heads`, `num_key_value_heads` (a divisor of the former).
+        heads, kv_heads: `num_attention_heads`, `num_key_value_heads` (a divisor of the former: GQA, arXiv:2305.13245).
         head_dim: size of a head.
         rope: rotary embedding, None for attention without positions.
-        qk_norm: norm of queries and keys before the rotary embedding, None where there is none.
+        qk_norm: norm of queries and keys before RoPE, None where there is none.
         output_gate: the output is multiplied by the sigmoid of a second half of each head of the query projection.
         scale: factor on the scores, None for the inverse square root of `head_dim`.
-        devices: that share the layer; the heads are those of one of them.
+        devices: that shard the layer; the heads are the local ones.
     """
 
     heads: int
@@ -84,7 +84,7 @@ class AttentionConfig:
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "AttentionConfig":
-        """Heads of one device; of fewer key/value heads than devices each has the one that its queries see."""
+        """Return the config of one device; with fewer key/value heads than devices it has the one of its queries."""
         return shard_config(self, devices, "heads", repeated=("kv_heads",))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Attention":
@@ -92,16 +92,16 @@ class AttentionConfig:
 
 
 def normed(norm: RMSNorm, x: Float32[Array, "lane token head key"]) -> Float32[Array, "lane token head key"]:
-    """Each head, or all heads together, by as many values as the norm has weights."""
+    """Norm each head, or the concatenated heads, in runs of as many values as the norm has weights."""
     return norm(x.reshape((*x.shape[:2], -1, norm.weight.shape[0]))).reshape(x.shape)
 
 
 def append(
     cache: KVCache, key: Array, value: Array | None, positions: Int32[Array, "lane token"], valid: Array
 ) -> KVCache:
-    """Write the keys and values `[lane, token, kv_head, size]` of real tokens at their positions.
+    """Write the keys and values `[lane, token, kv_head, size]` of real tokens into the KV cache at their positions.
 
-    Tokens that are not real go to a position past the end, which is the one case that is dropped: the host admits no
+    Padding tokens get a position past the end, which the scatter drops. No real token is dropped: the host admits no
     sequence that is longer than the context.
     """
     past = cache.key.shape[2]
@@ -125,22 +125,22 @@ def attend(
     blocks: Int32[Array, ""] | int,
     value_size: int | None = None,
 ) -> Float32[Array, "lane token head value"]:
-    """Softmax attention of scaled queries over the first `blocks` blocks of the cache.
+    """Compute softmax attention of scaled queries over the first `blocks` blocks of the KV cache.
 
-    A query at position p sees positions 0..p of its own lane; what the cache holds beyond (stale or NaN) has no
-    influence. The softmax is accumulated block by block (arXiv:1805.02867), so visiting more blocks than a lane needs
-    changes none of its bits.
+    A query at position p attends to positions 0..p of its own lane; later entries of the cache (stale or NaN) have no
+    influence. The softmax is accumulated block by block (online softmax, arXiv:1805.02867), so visiting more blocks
+    than a lane needs changes none of its bits.
 
     Args:
         query: scaled queries.
         cache: keys and values.
         positions: of the queries.
-        valid: which tokens are real.
+        valid: mask of the real tokens.
         blocks: blocks to visit.
-        value_size: how many entries of a key are its value, where the cache holds no values.
+        value_size: number of leading entries of a key that are its value, where the cache holds no values.
 
     Returns:
-        Attention output, zero at tokens that are not real.
+        Attention output, zero at padding tokens.
     """
     lanes, tokens, heads, size = query.shape
     kv_heads, groups = cache.key.shape[1], query.shape[2] // cache.key.shape[1]
@@ -178,14 +178,14 @@ def attend(
 def _scores(
     query: Float32[Array, "lane kv_head query key"], key: Float32[Array, "lane kv_head position key"]
 ) -> Float32[Array, "lane kv_head query position"]:
-    """Of each query with each key. XLA:CPU packs a product's right operand in every call: that is the smaller one."""
+    """Return the scores of each query with each key; the smaller operand is the right one (ops/layout: operands)."""
     if query.shape[2] > MAX_KEYS_FIRST_QUERIES:
         return full_einsum("nhqd,nhkd->nhqk", query, key)
     return materialized_transpose(full_einsum("nhkd,nhqd->nhkq", key, query))
 
 
 class Attention(Stateful):
-    """Projections, cache and attention; the options are those of `AttentionConfig`."""
+    """Attention layer: projections, KV cache and attention, with the options of `AttentionConfig`."""
 
     def __init__(self, config: AttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
@@ -207,7 +207,7 @@ class Attention(Stateful):
         return KVCache(key, state_array(kv_head=heads, context=None, value=size))
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
-        """Attend from each real token to its lane's past and itself; their keys and values join the cache."""
+        """Append the keys and values of real tokens to the KV cache and attend from each to its lane up to itself."""
         c = self.config
         lanes, tokens, _ = x.shape
         at = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]

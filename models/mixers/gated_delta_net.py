@@ -1,4 +1,4 @@
-"""Gated DeltaNet mixer (arXiv:2412.06464) as Qwen3-Next and Qwen3.5 use it."""
+"""Gated DeltaNet mixer (arXiv:2412.06464) as in Qwen3-Next, Qwen3.5 and OLMo Hybrid."""
 
 from dataclasses import dataclass
 
@@ -33,8 +33,9 @@ class GatedDeltaNetConfig:
         key_size, value_size: `linear_key_head_dim`, `linear_value_head_dim`.
         kernel: `linear_conv_kernel_dim`.
         eps: `rms_norm_eps`, of the gated norm.
-        strongest_write: the write strength lies between 0 and this; above 1 what is written may turn the state's sign.
-        devices: that share the layer; the heads are those of one of them.
+        strongest_write: upper bound of the write strength; above 1 a write may reverse the sign of the state (negative
+            eigenvalues).
+        devices: that shard the layer; the heads are the local ones.
     """
 
     key_heads: int
@@ -56,17 +57,17 @@ class GatedDeltaNetConfig:
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: queries, keys and values, more than the layer's output has."""
+        """Channels of the short convolution: queries, keys and values, more than the layer's output has."""
         return 2 * self.key_width + self.value_width
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The channels [q | k | v], by heads."""
+        """Segments of the channels [q | k | v], by heads."""
         keys = Segment(self.key_width, self.key_heads, replicable=True)
         return keys, keys, Segment(self.value_width, self.value_heads)
 
     def shard(self, devices: Devices) -> "GatedDeltaNetConfig":
-        """Heads of one device; of fewer key heads than devices each has the one that its value heads use."""
+        """Return the config of one device; with fewer key heads than devices it has the one of its value heads."""
         return shard_config(self, devices, "value_heads", repeated=("key_heads",))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedDeltaNet":
@@ -74,7 +75,7 @@ class GatedDeltaNetConfig:
 
 
 class GatedDeltaNet(Recurrent):
-    """x -> projections -> short convolution -> gated delta rule -> gated norm -> projection."""
+    """Mixer: x -> projections -> short convolution -> gated delta rule -> gated norm -> projection."""
 
     def __init__(self, config: GatedDeltaNetConfig, hidden: int, rngs: nnx.Rngs):
         c = config

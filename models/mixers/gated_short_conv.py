@@ -1,4 +1,4 @@
-"""The gated short convolution of LFM2: a mixer whose whole state is the last few inputs of its convolution."""
+"""Gated short convolution of LFM2: a mixer whose only state is the last inputs of its convolution."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,9 +31,9 @@ class GatedShortConvConfig:
     """Sizes of the convolution.
 
     Attributes:
-        kernel: its taps (`conv_L_cache`).
-        channels: as many as the residual stream is wide.
-        devices: that share the layer; the channels are those of one of them.
+        kernel: number of taps (`conv_L_cache`).
+        channels: width of the residual stream.
+        devices: that shard the layer; the channels are the local ones.
     """
 
     kernel: int
@@ -41,7 +41,7 @@ class GatedShortConvConfig:
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "GatedShortConvConfig":
-        """The channels of one device."""
+        """Return the config of one device: its channels (tensor parallel)."""
         return shard_config(self, devices, "channels")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedShortConv":
@@ -49,7 +49,7 @@ class GatedShortConvConfig:
 
 
 class GatedShortConv(Stateful):
-    """`[b | c | u] = in_proj x;  y = out_proj(c * conv(b * u))`, without activation."""
+    """Mixer `[b | c | u] = in_proj x;  y = out_proj(c * conv(b * u))`, without activation."""
 
     def __init__(self, config: GatedShortConvConfig, hidden: int, rngs: nnx.Rngs):
         self.config = config
@@ -63,7 +63,7 @@ class GatedShortConv(Stateful):
         return GatedShortConvState(state_array(tap=c.kernel - 1, channel=(Segment(c.channels, c.channels),)))
 
     def __call__(self, x: Activations, info: LaneInfo, state: GatedShortConvState) -> tuple[Activations, Any]:
-        """As `Recurrent`; what it keeps where `info.verifying` are the convolution's inputs, with those before."""
+        """Mix as `Recurrent` does; where `info.verifying` the state is replaced by the window of the convolution."""
         b, c, u = jnp.split(linear(x, self.in_proj[...]), 3, axis=-1)
         window = layer_window(b * u, state.conv, info)
         mixed = convolve(window, self.conv[...][:, 0].astype(jnp.float32))

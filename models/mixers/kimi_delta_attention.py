@@ -1,7 +1,7 @@
-"""Kimi Delta Attention (arXiv:2510.26692): a gated delta rule whose decay is per channel of the key.
+"""Kimi Delta Attention (KDA, arXiv:2510.26692): a gated delta rule whose decay is per channel of the key.
 
-It shares the recurrence with Gated DeltaNet, not the layer: queries, keys and values have as many heads as each other,
-the decay is projected to every channel, through a bottleneck or directly, and the output gate is a sigmoid.
+It shares the recurrence with Gated DeltaNet, not the layer: queries, keys and values have equally many heads, the decay
+is projected to every channel, through a bottleneck or directly, and the output gate is a sigmoid.
 """
 
 from dataclasses import dataclass
@@ -36,10 +36,10 @@ class KimiDeltaAttentionConfig:
         heads, head_size: of queries, keys and values alike.
         kernel: taps of the convolution.
         eps: of the norm of the output.
-        bottleneck: width between the two matrices of the decay's and of the output gate's projection; None where each
-            is one matrix.
+        bottleneck: width between the two matrices that project the decay and the output gate (low rank); None where
+            each is one matrix.
         lower_bound: the log-decay is `lower_bound * sigmoid(exp(A_log) * f)`; None for `-exp(A_log) * softplus(f)`.
-        devices: that share the layer; the heads are those of one of them.
+        devices: that shard the layer; the heads are the local ones.
     """
 
     heads: int
@@ -56,16 +56,16 @@ class KimiDeltaAttentionConfig:
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: three times as many as the layer's output has."""
+        """Channels of the short convolution: three times as many as the layer's output has."""
         return 3 * self.width
 
     @property
     def segment(self) -> Segment:
-        """Channels of the queries, and of the keys, the values, the decay or the gate: by heads."""
+        """Segment of the channels of the queries, keys, values, decay or gate, by heads."""
         return Segment(self.width, self.heads)
 
     def shard(self, devices: Devices) -> "KimiDeltaAttentionConfig":
-        """The heads of one device; the bottleneck is every device's."""
+        """Return the config of one device: its heads; every device has the whole bottleneck."""
         return shard_config(self, devices, "heads")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "KimiDeltaAttention":
@@ -73,7 +73,7 @@ class KimiDeltaAttentionConfig:
 
 
 class GateProjection(nnx.Module):
-    """From the residual stream to every channel of every head, through a bottleneck or directly."""
+    """Projection from the residual stream to every channel of every head, through a bottleneck or directly."""
 
     def __init__(self, width: Segment, bottleneck: int | None, hidden: int, rngs: nnx.Rngs):
         self.down = None if bottleneck is None else matrix(rngs, bottleneck, hidden)
@@ -86,7 +86,7 @@ class GateProjection(nnx.Module):
 
 
 class KimiDeltaAttention(Recurrent):
-    """x -> projections -> short convolution -> delta rule with a decay per channel -> gated norm -> projection."""
+    """Mixer: x -> projections -> short convolution -> delta rule, decay per channel -> gated norm -> projection."""
 
     def __init__(self, config: KimiDeltaAttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
@@ -107,7 +107,7 @@ class KimiDeltaAttention(Recurrent):
         return conv_recurrent(c.kernel, (c.segment,) * 3, c.heads, c.head_size, c.head_size)
 
     def log_decay(self, x: Activations) -> Array:
-        """g <= 0, float32 [lane, token, head, key]."""
+        """Return g <= 0, float32 [lane, token, head, key]."""
         c = self.config
         f = (self.decay(x) + self.dt_bias[...][None, None]).reshape((*x.shape[:2], c.heads, c.head_size))
         rate = jnp.exp(self.A_log[...])[None, None, :, None]

@@ -1,4 +1,4 @@
-"""Mamba2 mixer (arXiv:2405.21060) with the variants of the families that use it."""
+"""Mamba2 mixer (SSD, arXiv:2405.21060) with the variants of the families that use it."""
 
 import math
 from dataclasses import dataclass, replace
@@ -31,17 +31,17 @@ class Mamba2Config:
     """Sizes and variants of a Mamba2 layer.
 
     Attributes:
-        heads, head_size: heads and their size; together the inner width.
-        groups: groups of heads (a divisor) that share B and C, and whose channels are normed together.
+        heads, head_size: heads and their size; their product is the inner width.
+        groups: groups of heads (a divisor) that share B and C, and whose channels one norm covers.
         state_size: size of B and C, and of the state per channel.
-        kernel: taps of the convolution.
+        kernel: taps of the short convolution.
         eps: of the gated norm.
         conv_bias: whether the convolution adds a bias.
-        step_limits: least and greatest time step (`time_step_limit`).
+        step_limits: minimum and maximum time step (`time_step_limit`).
         norm: "gated" norms `y * silu(z)`, "normed" is gated after its norm, "none" has no norm.
-        multipliers: factors on the five parts [z | x | B | C | dt] of the input projection.
-        devices: that share the layer; heads and groups are those of one of them.
-        group_devices: so many devices have heads of the same group.
+        multipliers: factors on the five segments [z | x | B | C | dt] of the input projection.
+        devices: that shard the layer; heads and groups are the local ones.
+        group_devices: number of devices that hold heads of the same group.
     """
 
     heads: int
@@ -63,24 +63,24 @@ class Mamba2Config:
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: x, B and C, more than the layer's output has."""
+        """Channels of the short convolution: x, B and C, more than the layer's output has."""
         return self.width + 2 * self.groups * self.state_size
 
     @property
     def inner(self) -> Segment:
-        """What the layer works on, by heads."""
+        """Segment of the inner width, by heads."""
         return Segment(self.width, self.heads)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Rows of the input projection: z, x, B, C and the time steps; the convolution has those in the middle."""
+        """Segments of the input projection [z | x | B | C | dt]; the middle three are the convolution's channels."""
         shared = Segment(self.groups * self.state_size, self.groups, replicable=True)
         return self.inner, self.inner, shared, shared, Segment(self.heads, self.heads)
 
     def shard(self, devices: Devices) -> "Mamba2Config":
-        """Heads of one device and their groups; a group with heads on several devices is on each of them."""
-        part = shard_config(self, devices, "heads", repeated=("groups",))
-        return replace(part, group_devices=max(devices.model // self.groups, 1))
+        """Return the config of one device: its heads and their groups; devices that share a group each hold it."""
+        local = shard_config(self, devices, "heads", repeated=("groups",))
+        return replace(local, group_devices=max(devices.model // self.groups, 1))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mamba2":
         return Mamba2(self, hidden, rngs)
@@ -99,7 +99,7 @@ class Mamba2Tokens(NamedTuple):
 
 
 class Mamba2(Recurrent):
-    """x -> projection -> short convolution -> state space recurrence -> gated norm -> projection."""
+    """Mixer: x -> projection -> short convolution -> SSD -> gated norm -> projection."""
 
     def __init__(self, config: Mamba2Config, hidden: int, rngs: nnx.Rngs):
         c = config
@@ -138,7 +138,7 @@ class Mamba2(Recurrent):
         lanes, length, _ = tokens.conv.shape
         bias = None if self.conv_bias is None else self.conv_bias[...]
         mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, bias)
-        # the bias gives tokens that are not real something to hand on
+        # The bias makes the inputs of padding tokens nonzero.
         mixed = jnp.where(info.valid[:, :, None], silu(mixed), 0.0)
         value, key, query = jnp.split(mixed, [c.width, c.width + c.groups * c.state_size], axis=-1)
         key, query = (part.reshape((lanes, length, c.groups, c.state_size)) for part in (key, query))
@@ -157,7 +157,7 @@ class Mamba2(Recurrent):
     def _gate(
         self, y: Float32[Array, "lane token inner"], z: Float32[Array, "lane token inner"]
     ) -> Float32[Array, "lane token inner"]:
-        """The gate `silu(z)` and the norm over each group of channels, in the order of the family."""
+        """Apply the gate `silu(z)` and the norm over each group of channels, in the order of the family."""
         c = self.config
         gate = silu(z)
         if self.norm is None:

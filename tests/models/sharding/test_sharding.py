@@ -201,14 +201,14 @@ def test_sizes_that_do_not_divide_are_refused_together() -> None:
     assert str(error.value).endswith("It can be split over model = 1 and over expert = 1, 2, 4, 8.")
 
 
-def test_only_whole_models_are_cut() -> None:
+def test_only_whole_models_are_sharded() -> None:
     dense = tiny("dense_base")
     with pytest.raises(ShardingError, match=r"over model = 1, 2, 4 and over expert = anything\."):
         dense.config.shard(Devices(3, 2))
     share = dense.config.shard(Devices(2))
     with pytest.raises(
-        ValueError, match=r"expected the config of a whole model, got that of a share of Devices\(model=2"
+        ValueError, match=r"expected the config of a whole model, got that of a shard of Devices\(model=2"
     ):
         share.shard(Devices(2))
-    with pytest.raises(ValueError, match="cuts are those of the whole model"):
+    with pytest.raises(ValueError, match="those of the whole model"):
         nnx.eval_shape(lambda: dense.family.build(share, nnx.Rngs(0))).sharded_dims()

@@ -7,7 +7,6 @@ from typing import Any
 
 from jax.lax import GatherScatterMode
 
-from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows, Symbol, axis_of, moved
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import constant
@@ -252,7 +251,7 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
     if together <= 1 or not varying or (isinstance(counting, Iota) and access.index_shape[counting.axis] == together):
         return None
     if all(isinstance(value.owner, Common) for value in access.columns.values()):
-        source = ir.source_of(site.eqn)
+        source = site.source
         site.prover.assumed.add(f"shared indices of {site.name!r} at {source} are sorted: indices_are_sorted=True")
         return None
     message = "indices of lanes are said to be sorted, and nothing shows that they are"

@@ -63,6 +63,9 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
     if isinstance(owner, Rows) and isinstance(owner.order, Order):
         sorted_by = site.prover.sort_keys.get(owner.order)
     if isinstance(sizes.fact, Counts) and sorted_by is not None and sizes.fact.key == sorted_by:
+        if not sizes.fact.every:
+            source = site.source
+            site.prover.assumed.add(f"rows behind the last group of {site.name!r} at {source} are zeros")
         return [Value(site.join(owner, groups.owner))]
     return [
         Value(

@@ -33,14 +33,14 @@ class Slot:
     Attributes:
         leaf: index of the slot map among the step's flattened inputs.
         guard: value number of a choice between the entry and another row, None where there is none.
-        instead: which rows these others are: "past" every pool, "below" row 0, the "null" row.
         less: what has been subtracted from both, None where nothing has.
+        instead: which rows these others are: "past" every pool, "below" row 0, the "null" row.
     """
 
     leaf: int
     guard: int | None = None
-    instead: frozenset[str] = frozenset()
     less: Ahead | None = None
+    instead: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,7 @@ class Assumption(StatementId):
     DECLASSIFIED = "declassified", "A value made of several lanes counts as shared, for the reason given."
     DIMENSIONS_NAMED = "dimensions-named", "name_dims gives an array these dimension names."
     SORTED_INDICES = "sorted-indices", "Shared indices are sorted: the call says indices_are_sorted=True."
+    UNGROUPED_ROWS = "ungrouped-rows", "Rows behind the last group of a ragged product are zeros."
     REPLICATED_ARGUMENTS = "replicated-arguments", "Arguments replicated over several devices are equal on all of them."
     OPAQUE = "opaque", "The operation does what its declaration says."
     OPAQUE_IDLE = (

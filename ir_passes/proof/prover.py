@@ -52,6 +52,7 @@ class Prover:
         diverging: mesh axes along which devices may take different branches, or go round a loop more or less often.
         own_orders: number of an order of rows -> mesh axes along which devices may have others.
         same_counts: value number of sorted keys -> of the keys.
+        callers: places of the calls whose bodies are walked over, the outermost first.
         mapped: groups of pools that have a slot map.
         sort_keys: value number of the keys that rows were sorted by, for each order.
     """
@@ -76,6 +77,7 @@ class Prover:
     diverging: frozenset[str] = frozenset()
     own_orders: dict[int, frozenset[str]] = field(default_factory=dict)
     same_counts: dict[int, int] = field(default_factory=dict)
+    callers: list[str] = field(default_factory=list)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _literals: dict[int, Value] = field(default_factory=dict)
     _next: int = 1
@@ -104,6 +106,13 @@ class Prover:
         self.diverging = before | self.varying(atom)
         yield
         self.diverging = before
+
+    @contextmanager
+    def called_at(self, source: str) -> Iterator[None]:
+        """What is run inside is the body of a call at this place."""
+        self.callers.append(source)
+        yield
+        self.callers.pop()
 
     def varying(self, atom: Any) -> frozenset[str]:
         """Return the mesh axes along which devices may have different values of an operand."""

@@ -43,6 +43,12 @@ class Site:
         return self.eqn.primitive.name
 
     @property
+    def source(self) -> str:
+        """The user's "file:line": of the equation, or of the nearest call around it where JAX made it."""
+        places = [ir.source_of(self.eqn), *reversed(self.prover.callers)]
+        return next((place for place in places if place != "unknown"), "unknown")
+
+    @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the operands."""
         return ir.shapes(self.eqn.invars)
@@ -137,7 +143,7 @@ class Site:
         parts = [(self.prover.read(self.env, atom).owner, getattr(atom.aval, "shape", ())) for atom in self.eqn.invars]
         bound = self.prover.bound
         about = concerned(bound, parts) or concerned(bound, [(LaneRows(0), (bound.lanes,))])
-        return Violation(kind, self.name, ir.source_of(self.eqn), message, remedy, about, place)
+        return Violation(kind, self.name, self.source, message, remedy, about, place)
 
     def report(self, kind: ViolationKind, message: str, remedy: str) -> None:
         """Record a fault that is one wherever its result goes."""

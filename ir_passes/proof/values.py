@@ -32,13 +32,15 @@ class SlotEntry:
 
     Attributes:
         leaf: index of the slot map among the step's flattened inputs.
-        guard: value number of a choice between the entry and a row past every pool, None where there is none.
+        guard: value number of a choice between the entry and another row, None where there is none.
         less: what has been subtracted from both, None where nothing has.
+        instead: which rows these others are: "past" every pool, "below" row 0, the "null" row.
     """
 
     leaf: int
     guard: int | None = None
     less: Ahead | None = None
+    instead: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,14 @@ class Permuted:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Element e = number of times e occurs in the array with value number `key`."""
+    """Element e = number of times e occurs in the array with value number `key`.
+
+    Attributes:
+        every: whether every entry of that array is counted; others are greater than all e.
+    """
 
     key: int
+    every: bool = True
 
 
 @dataclass(frozen=True, slots=True)

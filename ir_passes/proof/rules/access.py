@@ -8,7 +8,6 @@ from typing import Any
 from jax.lax import GatherScatterMode
 
 from ir_passes.contract.statements import Assumption, Note
-from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import constant
@@ -253,7 +252,7 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
     if together <= 1 or not varying or (isinstance(counting, Iota) and access.index_shape[counting.axis] == together):
         return None
     if all(isinstance(value.owner, Common) for value in access.columns.values()):
-        site.prover.assumed.add(Assumption.SORTED_INDICES.statement(f"{site.name} at {ir.source_of(site.eqn)}"))
+        site.prover.assumed.add(Assumption.SORTED_INDICES.statement(f"{site.name} at {site.source}"))
         return None
     message = "indices of lanes are said to be sorted, and nothing shows that they are"
     return site.mixed(message, "leave indices_are_sorted out")

@@ -108,6 +108,8 @@ def multiply(site: Site, x: Value, y: Value) -> list[Value]:
 @rule("sub")
 def subtract(site: Site, x: Value, y: Value) -> list[Value]:
     """Subtract; a lane's row less the rows of the devices before is its place among this device's rows."""
+    if y.range == (0, 0) and isinstance(x.fact, SlotEntry) and site.shapes[0] == site.shape:
+        return [x]
     bounds, fact = _bounds(site, (x, y)), None
     if isinstance(x.fact, SlotEntry) and x.fact.less is None and isinstance(y.fact, Ahead) and bounds is not None:
         fact = replace(x.fact, less=y.fact)
@@ -253,18 +255,27 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
 
 
 def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | None:
-    """A slot or a row past every pool."""
-    slots = [case for case in cases if isinstance(case.fact, SlotEntry)]
+    """A slot, or for lanes that are switched off a row that no lane owns."""
+    slots = [case.fact for case in cases if isinstance(case.fact, SlotEntry)]
     others = [case for case in cases if not isinstance(case.fact, SlotEntry)]
-    if not slots or any(case.fact != slots[0].fact for case in slots):
+    if not slots or not others or any(fact != slots[0] for fact in slots):
         return None
-    fact = slots[0].fact
-    assert isinstance(fact, SlotEntry)
-    entry = site.prover.bound.inputs[fact.leaf].entry
+    entry = site.prover.bound.inputs[slots[0].leaf].entry
     assert isinstance(entry, SlotMap)
-    size = entry.size
-    past = all(case.range is not None and case.range[0] >= size and isinstance(case.owner, Common) for case in others)
-    if not past:
+    instead = {_owned_by_none(case, entry) for case in others}
+    if None in instead:
         return None
     picks = tuple(isinstance(case.fact, SlotEntry) for case in cases)
-    return replace(fact, guard=site.prover.number(("guard", which.number, picks, fact.guard)))
+    guard = site.prover.number(("guard", which.number, picks, slots[0].guard))
+    return replace(slots[0], guard=guard, instead=slots[0].instead.union(filter(None, instead)))
+
+
+def _owned_by_none(row: Value, entry: SlotMap) -> str | None:
+    """Where a row lies that is no lane's, as `SlotEntry.instead` has it; None where it may be a lane's."""
+    if row.range is None or not isinstance(row.owner, Common):
+        return None
+    if row.range[0] >= entry.size:
+        return "past"
+    if row.range[1] < 0:
+        return "below"
+    return "null" if row.range == (0, 0) and entry.null else None

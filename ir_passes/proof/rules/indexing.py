@@ -79,7 +79,19 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
         if isinstance(fact, Iota):
             return Value(COMMON, range=operand.range, fact=fact)
     kept = None if operand.kept is None else Kept(operand.kept.leaf, access.taken(operand.kept.view, -1))
-    return Value(owner, range=bounds, fact=fact, kept=kept)
+    number = _reordered(site, operand, access)
+    return Value(owner, number, bounds, fact, kept)
+
+
+def _reordered(site: Site, operand: Value, access: Access) -> int:
+    """The value number of all entries of a vector in another order, noted to have as many of each; 0 for others."""
+    index = access.columns.get(0)
+    order = index.fact if index is not None and len(access.full) == 1 and not access.window else None
+    if not isinstance(order, Permuted) or order.div != 1 or site.shape != access.full or not access.inside(0):
+        return 0
+    number = site.prover.fresh()
+    site.prover.same_counts[number] = site.prover.same_counts.get(operand.number, operand.number)
+    return number
 
 
 def _check_captured(site: Site, operand: Value, access: Access) -> None:
@@ -164,12 +176,19 @@ def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value)
     access = of_scatter(site, indices)
     result = _write(site, operand, updates, access, replaces=False)
     column = access.columns.get(0)
-    if site.name != "scatter-add" or access.sizes != (1,) or column is None or not access.inside(0):
+    if site.name != "scatter-add" or access.sizes != (1,) or column is None or not _counted(access):
         return [result]
     counts = operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, LaneRows)
     if counts and fits(site.eqn.outvars[0].aval, math.prod(access.index_shape)):
-        return [result.but(fact=Counts(site.prover.same_counts.get(column.number, column.number)))]
+        key = site.prover.same_counts.get(column.number, column.number)
+        return [result.but(fact=Counts(key, every=access.inside(0)))]
     return [result]
+
+
+def _counted(access: Access) -> bool:
+    """Whether every index adds at its own place or, beyond the end, nowhere."""
+    bounds = access.columns[0].range
+    return access.inside(0) or (access.drops and bounds is not None and bounds[0] >= 0)
 
 
 @rule("dynamic_update_slice")

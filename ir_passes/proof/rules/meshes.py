@@ -62,9 +62,10 @@ class Split:
 
     @classmethod
     def of(cls, spec: Any, devices: dict[str, int]) -> "Split":
-        """Make the split of a partition specification."""
+        """Make the split of a partition specification; an axis of the mesh with one device splits nothing."""
         named = {axis: (names,) if isinstance(names, str) else names for axis, names in enumerate(spec) if names}
-        return cls({axis: tuple(map(str, names)) for axis, names in named.items()}, devices)
+        split = {axis: tuple(str(name) for name in names if devices[name] > 1) for axis, names in named.items()}
+        return cls({axis: names for axis, names in split.items() if names}, devices)
 
     def parts(self, axis: int) -> int:
         """Return the number of parts that an axis is split into."""

@@ -113,10 +113,18 @@ def concatenate(site: Site, *parts: Value) -> list[Value]:
     bounds = parts[0].range
     for value in parts[1:]:
         bounds = hull(bounds, value.range)
-    fact = None
-    if axis == len(site.shape) - 1 and all(size == 1 for size in sizes):
+    owner = joined_along(site, axis, [p.owner for p in parts], sizes)
+    fact = _entries_in_order(site, owner, parts)
+    if fact is None and axis == len(site.shape) - 1 and all(size == 1 for size in sizes):
         fact = Columns(parts)
-    return [Value(joined_along(site, axis, [p.owner for p in parts], sizes), 0, bounds, fact)]
+    return [Value(owner, 0, bounds, fact)]
+
+
+def _entries_in_order(site: Site, owner: Owner, parts: Sequence[Value]) -> SlotEntry | None:
+    """Return the fact of a slot map whose entries were taken apart and are put together in the order of the lanes."""
+    fact = parts[0].fact
+    whole = isinstance(owner, LaneRows) and len(site.shape) == 1
+    return fact if whole and isinstance(fact, SlotEntry) and all(part.fact == fact for part in parts) else None
 
 
 @rule("stack", reads="axis")
@@ -130,8 +138,9 @@ def stack(site: Site, *parts: Value) -> list[Value]:
     bounds = parts[0].range
     for value in parts[1:]:
         bounds = hull(bounds, value.range)
-    fact = Columns(parts) if axis == len(site.shape) - 1 else None
-    return [Value(joined_along(site, axis, owners, [1] * len(parts)), 0, bounds, fact)]
+    owner = joined_along(site, axis, owners, [1] * len(parts))
+    fact = _entries_in_order(site, owner, parts) or (Columns(parts) if axis == len(site.shape) - 1 else None)
+    return [Value(owner, 0, bounds, fact)]
 
 
 def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -> Owner:

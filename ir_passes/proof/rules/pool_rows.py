@@ -14,7 +14,10 @@ from ir_passes.proof.violations import ViolationKind
 from ir_passes.proof.walk import RowAccess
 
 _PLACES = "rows of a pool are used with what depends on their place in an order that depends on all lanes"
-_BY_SLOT = "index rows with the lane's entry in the slot map, unchanged"
+_BY_SLOT = (
+    "index rows with the lane's entry in the slot map as it is, or with where(active, slots, size) and mode='drop' "
+    "(mode='fill' for reads)"
+)
 
 
 def read(site: Site, operand: Value, access: Access) -> Value:
@@ -55,6 +58,8 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
         return operand.but(number=0, version=site.prover.versions.succeed(operand.version))
     if access.whole(axis):
         return _put_back(site, operand, updates, access)
+    if _to_null_row(site, pool, access):
+        return operand.but(number=0, version=site.prover.versions.succeed(operand.version))
     found = _row_owner(site, pool, access, write=True)
     if isinstance(found, Mixed):
         return Value(found)
@@ -85,9 +90,17 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     return Value(later, kept=kept, version=site.prover.versions.succeed(operand.version))
 
 
+def _to_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
+    """Whether an idle lane writes to the null row, and so not to its own."""
+    if not site.prover.idle or constant_of(access.columns.get(pool.axis, Value())) != 0:
+        return False
+    entries = [one.entry for one in site.prover.bound.inputs]
+    return all(entry.null for entry in entries if isinstance(entry, SlotMap) and pool.group in entry.names)
+
+
 def _put_by_slot(view: View, access: Access, axis: int, slot: SlotEntry) -> View | None:
     """Return the view after rows are written back by the slot map that they were read by, guarded then or only now."""
-    for by in (slot, replace(slot, guard=None)):
+    for by in (slot, replace(slot, guard=None, instead=frozenset())):
         rows = left(view, ("by slot", by))
         if rows is not None:
             return access.put(rows, axis)
@@ -184,12 +197,16 @@ def map_fault(
     if rows < entry.size:
         message = f"{slots} holds rows in [0, {entry.size}), {path} has {rows}"
         site.report(ViolationKind.BOUNDS, message, "give the pool as many rows as the slot map has slots")
-    if fact.guard is not None and rows > entry.size:
+    if "past" in fact.instead and rows > entry.size:
         message = f"rows of {path} are picked by {slots} or by a row past its last one, {entry.size - 1}"
         remedy = f"declare the slot map with size={rows}, as many as the pool has rows, and guard with that row"
         return site.mixed(f"{message}, which may be one that no lane owns", remedy, ViolationKind.WRONG_ROW)
-    if fact.guard is not None and not drops:
-        message = f"a row of {path} that may lie past its end is clamped to its last row"
+    if "null" in fact.instead and not write:
+        message = f"a lane that is switched off reads the null row of {path}, which any lane may have written"
+        remedy = "read by the slot map itself, or by where(active, slots, size) with mode='fill'"
+        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
+    if fact.instead - {"null"} and not drops:
+        message = f"a row of {path} that may lie outside of it is clamped to its first or last row"
         site.report(ViolationKind.BOUNDS, message, "use mode='drop' for writes, mode='fill' for reads")
     return None
 

@@ -1,5 +1,6 @@
 """Contractions, convolutions and decompositions."""
 
+from ir_passes.contract.statements import Assumption
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Order, Owner, axis_of, moved
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
@@ -63,6 +64,8 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
     if isinstance(owner, LaneRows) and isinstance(owner.order, Order):
         sorted_by = site.prover.sort_keys.get(owner.order)
     if isinstance(sizes.fact, Counts) and sorted_by is not None and sizes.fact.key == sorted_by:
+        if not sizes.fact.every:
+            site.prover.assumed.add(Assumption.UNGROUPED_ROWS.statement(f"{site.name} at {site.source}"))
         return [Value(site.join(owner, groups.owner))]
     return [
         Value(

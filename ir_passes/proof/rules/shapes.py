@@ -178,6 +178,8 @@ def reverse(site: Site, x: Value) -> list[Value]:
 @rule("pad", reads="padding_config")
 def pad(site: Site, x: Value, filler: Value) -> list[Value]:
     """Pad the ends of axes."""
+    if not any(map(any, site.params["padding_config"])):
+        return [x]
     owner, axis = x.owner, axis_of(x.owner)
     if axis is not None:
         low, high, inside = map(int, site.params["padding_config"][axis])

@@ -65,12 +65,15 @@ class SlotMap:
         role: "both", or "read" (entries may repeat: forks) and "write" (distinct) for copies and moves.
         null: row 0 is the null slot, which idle lanes point at and which is outside every claim. False: it is a row
             like the others, and every lane is active.
+        disjoint: its active entries are no entries of another slot map of the groups: rows of their own, as those of
+            snapshots beside the running states. Such rows may be written in the step that writes the others.
     """
 
     groups: str | tuple[str, ...]
     size: int
     role: SlotRole = "both"
     null: bool = True
+    disjoint: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

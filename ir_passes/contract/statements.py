@@ -107,6 +107,7 @@ class Assumption(StatementId):
     """Something declared by the caller that the proof takes for granted."""
 
     SLOT_MAP = "slot-map", "Its entries are in [0, {size}); {which} are distinct."
+    DISJOINT_ROWS = "disjoint-rows", "Its active entries are no entries of another slot map of the same pools."
     ROW_WISE = "row-wise", "The body of this function is not looked into: it is declared row-wise."
     DECLASSIFIED = "declassified", "A value made of several lanes counts as shared, for the reason given."
     DIMENSIONS_NAMED = "dimensions-named", "name_dims gives an array these dimension names."

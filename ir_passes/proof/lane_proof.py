@@ -187,11 +187,12 @@ def _dimensions_not_proved(bound: BoundContract) -> list[Statement]:
 
 
 def _assumed(bound: BoundContract) -> list[Statement]:
-    """The assumption about each slot map."""
-    return [
-        Assumption.SLOT_MAP.statement(
-            one.path, size=one.entry.size, which="the entries of active lanes" if one.entry.null else "all of them"
-        )
-        for one in bound.inputs
-        if isinstance(one.entry, SlotMap)
-    ]
+    """The assumptions about each slot map."""
+    found = []
+    for one in bound.inputs:
+        if isinstance(one.entry, SlotMap):
+            which = "the entries of active lanes" if one.entry.null else "all of them"
+            found.append(Assumption.SLOT_MAP.statement(one.path, size=one.entry.size, which=which))
+            if one.entry.disjoint:
+                found.append(Assumption.DISJOINT_ROWS.statement(one.path))
+    return found

@@ -190,10 +190,14 @@ def map_fault(
     if entry.role == ("read" if write else "write"):
         message = f"{path} is {'written' if write else 'read'} by {slots}, which is declared for the opposite"
         return site.mixed(message, "use the map with the other role, or role='both'", ViolationKind.WRONG_ROW)
-    others = [site.prover.bound.inputs[leaf].path for leaf in sorted(pool.writers - {fact.leaf})]
-    if others:
-        message = f"{path} is {'written' if write else 'read'} by {slots} after rows of it were written by {others[0]}"
-        return site.mixed(message, "read all rows before any is written, and write by one slot map")
+    others = [site.prover.bound.inputs[leaf] for leaf in sorted(pool.writers - {fact.leaf})]
+    shared = [one.path for one in others if not (entry.disjoint or getattr(one.entry, "disjoint", False))]
+    if shared:
+        message = f"{path} is {'written' if write else 'read'} by {slots} after rows of it were written by {shared[0]}"
+        remedy = (
+            "read all rows before any is written, and write by one slot map, or declare SlotMap(..., disjoint=True)"
+        )
+        return site.mixed(message, remedy)
     if rows < entry.size:
         message = f"{slots} holds rows in [0, {entry.size}), {path} has {rows}"
         site.report(ViolationKind.BOUNDS, message, "give the pool as many rows as the slot map has slots")

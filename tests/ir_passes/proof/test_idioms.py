@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from zoo.program import slot_map
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, prove_isolation
+from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, compile_step, prove_isolation
 from ir_passes.proof.violations import ViolationKind
 
 N, ROWS, D = 4, 9, 6
@@ -208,3 +208,64 @@ def test_rows_sorted_by_expert(count: Callable[..., Array], local: int) -> None:
 )
 def test_counts_of_something_else_are_refused(count: Callable[..., Array]) -> None:
     refused(partial(experts, count, EXPERTS), MOE, draw_moe)
+
+
+TRACKED = SlotMap("s", size=ROWS, role="write", disjoint=True)
+SNAPSHOTS = LaneContract((*STEP.inputs, TRACKED), STEP.outputs)
+
+
+def draw_snapshots(rng: np.random.Generator) -> tuple[Any, ...]:
+    """Distinct rows for the running states and for the snapshots; some lanes take no snapshot."""
+    x, pool, _ = draw(rng)
+    rows = 1 + rng.permutation(ROWS - 1)
+    return x, pool, rows[:N].astype(np.int32), np.where(rng.random(N) < 0.7, rows[N : 2 * N], 0).astype(np.int32)
+
+
+def with_snapshot(x: Array, pool: Array, slots: Array, tracked: Array) -> Any:
+    """The running state, and beside it the state that the lane had before."""
+    before = pool[slots]
+    new = jnp.tanh(before + x)
+    return new, pool.at[slots].set(new).at[tracked].set(before)
+
+
+def crossings(step: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
+    """Rows that change with a lane which they do not belong to, and rows of no lane that change at all."""
+    x, pool, slots, tracked = args
+    run = jax.jit(step)
+    y, after = map(np.asarray, run(*args))
+    found = [f"row {row}" for row in set(range(1, ROWS)) - {*slots, *tracked} if (after[row] != pool[row]).any()]
+    for lane in range(N):
+        for changed in (x + 1.0 * (np.arange(N) == lane)[:, None], x):
+            rows = pool + 1.0 * ((np.arange(ROWS) == slots[lane]) & (changed is x))[:, None]
+            other_y, other = map(np.asarray, run(changed.astype(x.dtype), rows.astype(x.dtype), slots, tracked))
+            mine = {slots[lane], tracked[lane], 0}
+            found += [f"lane {k}" for k in range(N) if k != lane and (other_y[k] != y[k]).any()]
+            found += [f"row {row}" for row in set(range(ROWS)) - mine if (other[row] != after[row]).any()]
+    return found
+
+
+def test_two_rows_of_a_lane_are_written_in_one_step() -> None:
+    """X3: without the promise that the rows are disjoint one lane's snapshot may be another's running state."""
+    args = draw_snapshots(np.random.default_rng(0))
+    assert crossings(with_snapshot, args) == []
+    proof = prove_isolation(with_snapshot, args, SNAPSHOTS)
+    assert [one.about for one in proof.assumed if one.id == "disjoint-rows"] == ["argument 3"]
+    want = [np.asarray(one) for one in jax.jit(with_snapshot)(*args)]
+    compiled = compile_step(with_snapshot, args, SNAPSHOTS)
+    found = compiled(args[0], jnp.array(args[1]), *args[2:])
+    assert all((np.asarray(a)[1:] == b[1:]).all() for a, b in zip(found, want, strict=True))
+    plain = LaneContract((*STEP.inputs, SlotMap("s", size=ROWS, role="write")), STEP.outputs)
+    assert any("disjoint=True" in one.remedy for one in refused(with_snapshot, plain, draw_snapshots))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x, pool, slots, tracked: (x, pool.at[slots].set(x).at[tracked].set(jnp.roll(x, 1, 0))),
+        lambda x, pool, slots, tracked: (x, pool.at[slots].set(x).at[tracked + 1].set(x)),
+        lambda x, pool, slots, tracked: (x, pool.at[slots].set(x).at[jnp.flip(tracked)].set(x)),
+    ],
+)
+def test_a_snapshot_of_another_lane_or_row_is_refused(step: Callable[..., Any]) -> None:
+    assert any(crossings(step, draw_snapshots(np.random.default_rng(seed))) for seed in range(4))
+    refused(step, SNAPSHOTS, draw_snapshots)

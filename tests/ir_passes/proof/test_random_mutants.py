@@ -129,7 +129,7 @@ def second_tally(name: str) -> Counter[str]:
     for first in itertools.islice(clean, FIRST):
         try:
             again = Subject(changed(PROGRAMS[name], first), SEEDS)
-        except (NotInNumpy, TypeError, ValueError):  # a change that cannot be traced again
+        except (NotInNumpy, TypeError, ValueError, KeyError):  # a change that cannot be traced again
             found["invalid"] += 1
             continue
         changes = again.changes()

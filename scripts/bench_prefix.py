@@ -23,8 +23,8 @@ import hybridlm
 def timed(lm: hybridlm.LM, prompts: list[list[int]], tokens: int) -> tuple[float, int, list[list[int]]]:
     """Seconds, prompt tokens that were computed, and what was drawn."""
     before, start = lm.stats["prompt_tokens"], time.perf_counter()
-    drawn = [one.token_ids for one in lm.generate(prompts, max_tokens=tokens, ignore_eos=True, progress=False)]
-    return time.perf_counter() - start, lm.stats["prompt_tokens"] - before, drawn
+    sampled = [one.token_ids for one in lm.generate(prompts, max_tokens=tokens, ignore_eos=True, progress=False)]
+    return time.perf_counter() - start, lm.stats["prompt_tokens"] - before, sampled
 
 
 def margin(lm: hybridlm.LM, prompt: list[int], one: list[int], other: list[int]) -> float:
@@ -67,10 +67,10 @@ def main() -> int:
         read = (0, 0)
         for _ in range(options.rounds):
             asked = prompts(common)
-            (a, read_a, drawn_a), (b, read_b, drawn_b) = (timed(lm, asked, options.tokens) for lm in (cold, warm))
+            (a, read_a, tokens_a), (b, read_b, tokens_b) = (timed(lm, asked, options.tokens) for lm in (cold, warm))
             seconds.append((a, b))
             read = read_a, read_b
-            margins += [margin(cold, *each) for each in zip(asked, drawn_a, drawn_b, strict=True)]
+            margins += [margin(cold, *each) for each in zip(asked, tokens_a, tokens_b, strict=True)]
         without, with_cache = (statistics.median(side) for side in zip(*seconds, strict=True))
         ratios = [a / b for a, b in seconds]
         print(

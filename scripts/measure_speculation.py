@@ -10,7 +10,7 @@ before the clock starts.
 
 With `--speculate mtp` the multi-token-prediction head of the checkpoint drafts, against two others in the same rounds:
 the model with its head, which then reads every token too, and no drafts; and the model without its head. The head draws
-its mtp_drafts as the model draws tokens, so that those of "repeating" and "new" are always right; in "own" nothing decides
+its drafts as the model samples tokens, so that those of "repeating" and "new" are always right; in "own" nothing decides
 what is drawn but the model.
 """
 

@@ -47,32 +47,32 @@ class Soak:
         self.alone = [self.lm.generate([prompt], **settings)[0] for prompt, settings in self.requests]
 
     def _request(self) -> tuple[list[int], dict[str, Any]]:
-        draw = self.random
-        prompt = [draw.randrange(self.lm.config.vocab_size) for _ in range(draw.choice((1, 2, 15, 16, 17, 33, 70)))]
-        if draw.random() < 0.5:
-            prompt = self.begins[: draw.choice((5, 16, 40, 100))] + prompt
-        settings: dict[str, Any] = {"max_tokens": draw.randint(1, 40), "ignore_eos": draw.random() < 0.5}
-        if draw.random() < 0.3:
-            settings["stop"] = [draw.randrange(self.lm.config.vocab_size) for _ in range(40)]
+        rng = self.random
+        prompt = [rng.randrange(self.lm.config.vocab_size) for _ in range(rng.choice((1, 2, 15, 16, 17, 33, 70)))]
+        if rng.random() < 0.5:
+            prompt = self.begins[: rng.choice((5, 16, 40, 100))] + prompt
+        settings: dict[str, Any] = {"max_tokens": rng.randint(1, 40), "ignore_eos": rng.random() < 0.5}
+        if rng.random() < 0.3:
+            settings["stop"] = [rng.randrange(self.lm.config.vocab_size) for _ in range(40)]
         return prompt, settings
 
     def session(self) -> None:
         """One session of random traffic, every tenth with the sanitizer, every third with a prefix cache."""
-        draw, count = self.random, self.seen["sessions"]
+        rng, count = self.random, self.seen["sessions"]
         sanitize = count % 10 == 5
         lm = self.sanitized if sanitize else self.cached if count % 3 == 1 else self.lm
-        todo = draw.randint(1, 60)
+        todo = rng.randint(1, 60)
         asked: dict[int, int] = {}
         with lm.session() as session:
             while todo or session.busy:
-                if todo and draw.random() < 0.5:
-                    number = draw.randrange(LIBRARY)
+                if todo and rng.random() < 0.5:
+                    number = rng.randrange(LIBRARY)
                     prompt, settings = self.requests[number]
-                    asked[session.submit(prompt, priority=draw.randint(0, 2), **settings)] = number
+                    asked[session.submit(prompt, priority=rng.randint(0, 2), **settings)] = number
                     todo -= 1
-                if asked and draw.random() < 0.02:
-                    self._cancel(session, draw.choice(list(asked)))
-                if draw.random() < 0.03:
+                if asked and rng.random() < 0.02:
+                    self._cancel(session, rng.choice(list(asked)))
+                if rng.random() < 0.03:
                     self._move(session)
                 for event in session.step():
                     if event.completion is not None:

@@ -204,9 +204,9 @@ class Training:
             return optax.apply_updates(params, change), moments, value, counts
 
         params, moments = self.params, optimizer.init(self.params)
-        draw, rows, begin = random.Random(self._seed), self._rows.count, time.time()
+        rng, rows, begin = random.Random(self._seed), self._rows.count, time.time()
         for step in range(stage.steps):
-            attention = jnp.float32(draw.random() >= self._silent)
+            attention = jnp.float32(rng.random() >= self._silent)
             batch = self._rows.batch(first_seed + step * rows, stage.asked, holders_at(step, stage))
             params, moments, value, (right, asked) = update(params, moments, attention, *batch)
             if step % 50 == 0 or step == stage.steps - 1:

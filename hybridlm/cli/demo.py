@@ -31,10 +31,10 @@ class Answers:
 
     def speed(self, name: str) -> str:
         prompt = sum(len(completion.prompt_token_ids) for completion in self.completions)
-        drawn = sum(len(completion.token_ids) for completion in self.completions)
+        sampled = sum(len(completion.token_ids) for completion in self.completions)
         return (
-            f"{name}: {prompt} tokens read, {drawn} generated in {self.seconds:.2f} s "
-            f"({(prompt + drawn) / self.seconds:,.0f} tokens/s, {drawn / self.seconds:,.0f} of them generated)"
+            f"{name}: {prompt} tokens read, {sampled} generated in {self.seconds:.2f} s "
+            f"({(prompt + sampled) / self.seconds:,.0f} tokens/s, {sampled / self.seconds:,.0f} of them generated)"
         )
 
 

@@ -46,7 +46,7 @@ def unknown_parameters(program: ir.ClosedJaxpr) -> set[str]:
 
 
 def derived(name: str, seed: int) -> list[Program]:
-    """What JAX makes of an instance; without those for which it has no batching rule or derivative."""
+    """Programs that JAX derives from an instance; without those for which it has no batching rule or derivative."""
     found = []
     for program in (*mapped_over_lanes(name, seed), mapped_over_heads(name, seed)):
         try:

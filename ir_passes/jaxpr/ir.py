@@ -128,7 +128,7 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
 
     Args:
         program: any program.
-        keep: which calls stay as they are.
+        keep: a predicate of the calls that stay as they are.
     """
     new_var = core.gensym()
     eqns: list[JaxprEqn] = []
@@ -225,7 +225,7 @@ def emit(
     """The equations of `fn(*operands)`, an ordinary JAX function, to be put where they are needed.
 
     Args:
-        operands: what it is called on; a literal is passed as an array.
+        operands: its arguments; a literal is passed as an array.
         source: the equation whose source line those get that `fn` makes itself.
 
     Returns:

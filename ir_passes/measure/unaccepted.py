@@ -23,7 +23,7 @@ class Unaccepted:
 
     Attributes:
         reached: one line for each array of each lane that unaccepted tokens have changed; empty for a right step.
-        compared: how often the rows of a lane were compared: nothing was looked at where it is 0.
+        compared: comparisons made of the rows of a lane: 0 means that nothing was looked at.
     """
 
     reached: tuple[str, ...]

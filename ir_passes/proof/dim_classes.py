@@ -27,10 +27,10 @@ class Dimension:
     Attributes:
         size: length.
         label: its name, None where nothing named it.
-        factors: what it was merged from or split into, in row-major order.
+        factors: the dimensions it was merged from or split into, in row-major order.
         wholes: dimensions that were split, with this one as their first part.
         repeated: whether an array has the same values all along it, so that any name fits; of this member alone.
-        lost: where arrays whose dimensions nothing ties were put into one; None where that did not make it.
+        lost: the place where arrays with untied dimensions were put into one; None where that did not make it.
     """
 
     size: int

@@ -47,7 +47,7 @@ def label_violations(bound: BoundContract, flat: ir.ClosedJaxpr, known: Mapping[
     Args:
         bound: the contract.
         flat: the program.
-        known: what the lane proof knows of the variables of each program in it, for `Violation.place`.
+        known: the lane proof's abstract values of each program in it, for `Violation.place`.
     """
     if not any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
         return []

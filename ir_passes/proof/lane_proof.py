@@ -32,8 +32,8 @@ class Proof:
         lanes: N.
         equations: of the program, calls replaced by their bodies.
         proved: the claims, whose ids are those of `Claim`.
-        assumed: what the caller declared and the proof takes for granted; ids of `Assumption`.
-        notes: what the user should know and is no fault; ids of `Note`.
+        assumed: declarations of the caller that the proof takes for granted; ids of `Assumption`.
+        notes: remarks that are no faults; ids of `Note`.
         seconds: time the proof took.
     """
 

@@ -50,8 +50,8 @@ class Violation:
     Attributes:
         primitive: the operation that makes it; "" for an output.
         source: "file:line" of the user's code, or "unknown".
-        message: why, in one sentence.
-        remedy: what to do, in one sentence.
+        message: the fault in this step, in one sentence.
+        remedy: the advice, in one sentence.
         concerned: the lanes that meet in it, as "lanes 0 to 3", and the pools, as the contract names them.
         place: for `IsolationError.explain`.
     """

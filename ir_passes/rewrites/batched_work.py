@@ -44,7 +44,7 @@ class BatchedWork:
         stacked: those of `inputs` that come with the lanes in front.
         splits: lane 0's parts of arrays that one equation splits into all lanes'.
         pools: the first version of every pool that is written -> the last one.
-        joins, pieces: what others need: results put together, and one lane's part of a result.
+        joins, pieces: results that other equations need: those put together, and one lane's part of a result.
     """
 
     labels: LaneLabels

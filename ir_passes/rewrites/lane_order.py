@@ -10,7 +10,7 @@ from ir_passes.rewrites.pool_access import WRITES
 from ir_passes.rewrites.same_work import Different, SameWork
 from ir_passes.rewrites.slot_entries import SlotIndex
 
-# What JAX does not batch lane by lane, or would run for all lanes where one asks for it.
+# Operations that JAX does not batch lane by lane, or would run for all lanes where one asks for it.
 BARRED = frozenset(
     """
     cond while shard_map sharding_constraint optimization_barrier custom_call tpu_custom_call rng_bit_generator

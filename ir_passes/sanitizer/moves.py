@@ -22,7 +22,7 @@ class RowWindow:
     """The addressing of a value with tags by an equation.
 
     Attributes:
-        column: which of the index components, or start operands, addresses the rows; None if none does.
+        column: number of the index component, or start operand, that addresses the rows; None if none does.
         batch: shape of the batch of indices.
         window: axes of the rows read, or of the update, that are not of the batch.
     """

@@ -58,7 +58,7 @@ class SanitizedStep:
         Args:
             args: of the step.
             shadow_labels: those of each pool.
-            expected: what `RowLedger.expect` says of this step.
+            expected: the result of `RowLedger.expect` for this step.
 
         Raises:
             ValueError: shapes or dtypes are not those that the step was sanitized for.

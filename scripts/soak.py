@@ -121,7 +121,7 @@ class Soak:
         return float(best[-1] - best[-2])
 
     def _look_for_nan(self, lm: hybridlm.LM) -> None:
-        for pool in lm.engine._kept.values():
+        for pool in lm.engine._idle_pools.values():
             for leaf in jax.tree.leaves(pool.look()):
                 if not np.isfinite(np.asarray(leaf)).all():
                     self.wrong.append(f"a pool of {pool.size} rows holds numbers that are not finite")

@@ -173,9 +173,9 @@ def test_a_decode_pool_makes_room_for_common_parts(text_lm: hybridlm.LM) -> None
     engine = text_lm.engine
     text_lm.generate([[5, 6]], max_tokens=2)
     text_lm.score([IDS[:3]])
-    assert "decode" in engine._kept, "nothing is shared"
+    assert "decode" in engine._idle_pools, "nothing is shared"
     text_lm.score(families(3, nested=False))
-    assert "decode" not in engine._kept
+    assert "decode" not in engine._idle_pools
     for lanes in (1, 2, 3, 4, 8, 64):
         fake: Any = SimpleNamespace(lanes=lanes, placement=engine.placement)
         for size in (1, 2, 4):

@@ -1,7 +1,7 @@
 """The rules that say which dimensions of operands and results run together, one for each operation.
 
 An operation without a rule here ties nothing: a dimension that nothing ties is then reported where it is written to a
-labelled pool.
+pool with named dimensions.
 """
 
 from collections.abc import Callable

@@ -11,7 +11,7 @@ from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract
 from ir_passes.contract.normal_form import flatten
 from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Claim, Note, Statement
 from ir_passes.jaxpr import ir
-from ir_passes.proof.dim_labels import label_violations
+from ir_passes.proof.dim_names import dim_violations
 from ir_passes.proof.output_claims import accepted, changed_rows, outputs, repeated
 from ir_passes.proof.owners import COMMON, LaneRows, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
@@ -68,7 +68,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     prover = Prover(bound)
     results = walk(prover, flat)
     violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]
-    violations += [*_coupling(prover), *label_violations(bound, flat, prover.known)]
+    violations += [*_coupling(prover), *dim_violations(bound, flat, prover.known)]
     proved = [*ALWAYS_PROVED]
     if any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
         proved.append(Claim.DIMENSIONS)

@@ -15,7 +15,7 @@ class ViolationKind(StatementId):
     WRONG_ROW = "wrong-row", "A lane may reach a pool row that is not its own."
     FRAME = "frame", "Pool rows that the slot map does not name may change."
     STALE = "stale-pool", "A version of a pool is used after its successor was made."
-    LABEL = "dimensions", "A dimension of a pool is written with the values of another dimension."
+    DIMENSIONS = "dimensions", "A dimension of a pool is written with the values of another dimension."
     COUPLING = "coupling", "Pools of one group are written at different rows."
     IDLE = "idle", "The rows of a lane of length 0 may change."
     AGREEMENT = "agreement", "Rows may change although devices were given different operands."

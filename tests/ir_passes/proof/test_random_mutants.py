@@ -22,7 +22,7 @@ from ir_passes.proof.violations import ViolationKind as Kind
 
 RUN = [name for name in PROGRAMS if not name.startswith("sharded")]
 """numpy runs no meshes."""
-UNSEEN = {Kind.STALE, Kind.COUPLING, Kind.LABEL, Kind.CONSTANT, Kind.BOUNDS}
+UNSEEN = {Kind.STALE, Kind.COUPLING, Kind.DIMENSIONS, Kind.CONSTANT, Kind.BOUNDS}
 """Faults that no change of a lane's values shows: a refusal for them is no false alarm."""
 SAMPLE, SEEDS = 5, (0, 1, 2)
 MORE = range(3, 24)

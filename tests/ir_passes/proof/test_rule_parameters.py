@@ -242,7 +242,7 @@ def test_a_labelled_state_that_is_transposed_by_a_reshape_is_refused() -> None:
     prove_isolation(lambda pool, slots: step(pool, slots, 2), SQUARE_ARGS, SQUARE)
     with pytest.raises(IsolationError) as error:
         prove_isolation(lambda pool, slots: step(pool, slots, 1), SQUARE_ARGS, SQUARE)
-    assert {violation.kind for violation in error.value.violations} == {ViolationKind.LABEL}
+    assert {violation.kind for violation in error.value.violations} == {ViolationKind.DIMENSIONS}
 
 
 def nested(x: Array) -> Array:

@@ -82,7 +82,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def together(directory: Path, fault: str, faulty: int = 2, how: str = "launch") -> tuple[str, float, int]:
-    """What four processes say, the seconds from a fault to their end, and the exit status of the whole."""
+    """Output of four processes, the seconds from a fault to their end, and the exit status of the launch."""
     (directory / "found.json").unlink(missing_ok=True)
     run = subprocess.run(
         [sys.executable, START, directory, fault, str(COUNT), str(TIMEOUT), str(faulty), how],
@@ -237,5 +237,5 @@ def test_processes_are_found_by_the_variables_of_slurm(directory: Path, tmp_path
 
 
 def port_of(job: int) -> int:
-    """Where JAX lets the processes of a SLURM job meet."""
+    """Port at which JAX lets the processes of a SLURM job meet."""
     return 61440 + job % 4096

@@ -29,7 +29,7 @@ CHUNK, CONTEXT = 8, 64
 
 @functools.cache
 def engine(name: str) -> Engine:
-    """Of a model without weights; "name with head" has the MTP head."""
+    """Return the engine of a model without weights; "name with head" has the MTP head."""
     path, head = GOLDEN / name.removesuffix(HEAD) / "config.json", name.endswith(HEAD)
     family, config = read_model(path, read_config(path), head)
     model = family.abstract(config)
@@ -80,7 +80,7 @@ def _drawn(rng: np.random.Generator, one: Any) -> np.ndarray:
 
 
 def _moved(rng: np.random.Generator, one: Bound) -> np.ndarray:
-    """Of a step that copies or keeps a row: any row, or arrays."""
+    """Draw arguments of a step that copies or keeps a row: any row, or arrays."""
     if isinstance(one.entry, SlotMap):
         return rng.integers(0, one.entry.size, one.shape).astype(np.int32)
     return _drawn(rng, one)

@@ -59,7 +59,7 @@ def score(
     if not predicted:
         return
     size = engine.bucket(len(predicted), engine.prefill_rows)
-    waiting = ScoringQueue({i: texts[i] for i in predicted}, prefix, engine.chunk, _most_kept(engine, size))
+    waiting = ScoringQueue({i: texts[i] for i in predicted}, prefix, engine.chunk, _max_held(engine, size))
     if waiting.shares:
         engine.give_up("decode")
     pool = engine.borrow("prefill", size)
@@ -69,7 +69,7 @@ def score(
         engine.give_back("prefill", pool)
 
 
-def _most_kept(engine: Engine, lanes: int) -> int:
+def _max_held(engine: Engine, lanes: int) -> int:
     """Return how many states of shared prefixes to hold at a time: one for each lane, and one for a nested prefix.
 
     At least two, and at most the rows in which a device decodes: their memory was reserved when the model was loaded

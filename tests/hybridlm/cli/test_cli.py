@@ -360,7 +360,7 @@ def test_score_says_what_common_beginnings_saved(lm: hybridlm.LM, tmp_path: Path
     before = lm.stats["prefix_tokens_saved"]
     result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     saved = lm.stats["prefix_tokens_saved"]
-    assert saved - before >= 32 and f"; {saved} tokens were not computed again" in result.stderr, result.output
+    assert saved - before >= 32 and f"; {saved} tokens of common prefixes" in result.stderr, result.output
 
 
 def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -379,7 +379,7 @@ def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, m
     assert "window: 3 rows, 1048576 bytes there, 2 rows" in refused(*command, "--window", "2")
     monkeypatch.setattr(hybridlm.LM, "_scores", scores)
     result = run(*command)
-    assert result.exit_code == 0 and "3 rows were there from before" in result.stderr, result.output
+    assert result.exit_code == 0 and "3 rows were done by an earlier run" in result.stderr, result.output
     found = rows((tmp_path / "out-00001-of-00002.jsonl").read_text())
     assert [row["id"] for row in found] == [3, 4, 5, 6, 7, 8]
 

@@ -112,7 +112,7 @@ class Seconds:
 
     @property
     def checking(self) -> float:
-        """Proofs, rewrites and audit as a part of XLA's compilation."""
+        """Seconds of proofs, rewrites and audit as a fraction of XLA's compile time."""
         return (self.prove + self.rewrite + self.audit) / self.compile if self.compile else 0.0
 
 

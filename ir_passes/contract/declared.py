@@ -22,7 +22,7 @@ CROSSING = "declassify:"
 
 @dataclass(frozen=True)
 class RowWise:
-    """A jitted function each row of whose results depends on the same row of its `Lane` arguments only.
+    """A row-wise jitted function: each row of its results depends only on the same row of its `Lane` arguments.
 
     Attributes:
         name: of the function.

@@ -300,7 +300,7 @@ def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
-    """Shape of an array's variable or literal; () for what is no array, as a token."""
+    """Shape of an array's variable or literal; () for anything else, such as a token."""
     return tuple(getattr(atom.aval, "shape", ()))
 
 
@@ -310,5 +310,5 @@ def shapes(atoms: Sequence[Atom]) -> list[tuple[int, ...]]:
 
 
 def dtype_of(atom: Atom) -> Any:
-    """The dtype of a value; None for what is no array, as a token."""
+    """The dtype of a value; None for anything but an array, such as a token."""
     return getattr(atom.aval, "dtype", None)

@@ -39,7 +39,7 @@ def unaccepted_reach(
     rounds: int = 8,
     seed: int = 0,
 ) -> Unaccepted:
-    """Change what stands behind the accepted tokens of every lane, and compare the rows that come out bit for bit.
+    """Change the tokens behind the accepted ones of every lane, and compare the resulting rows bit for bit.
 
     Tokens behind the first one that was not accepted may change nothing, the count included. Another token in its own
     place may be right by chance; lanes whose count has changed are then not compared.

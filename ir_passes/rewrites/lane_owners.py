@@ -84,7 +84,7 @@ class LaneOwners:
 
     @property
     def graph(self) -> Graph:
-        """The graph whose values are looked at."""
+        """The graph that the owners are of."""
         return self.accesses.graph
 
     def _names_only(self, eqn: ir.JaxprEqn) -> bool:

@@ -72,7 +72,7 @@ class _Equal:
     named: list[ir.JaxprEqn] = field(default_factory=list)
 
     def require(self, one: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> None:
-        """Enter the results of `other` as corresponding to those of `one`, an equation of lane 0."""
+        """Record the results of `other` as corresponding to those of `one`, an equation of lane 0."""
         self._compare(one, other, lane)
         self.first.update(zip(other.outvars, one.outvars, strict=True))
 
@@ -201,7 +201,7 @@ def _same_box(one: Box, other: Box, lane: int) -> bool:
 
 
 def operands_of_access(eqn: ir.JaxprEqn, box: Box) -> list[int]:
-    """Operands of an access besides the pool that its box does not say: what is written, and unknown starts."""
+    """Operands of an access that its box does not hold, the pool aside: updates, and unknown starts."""
     name = eqn.primitive.name
     boxed = name in ("dynamic_slice", "dynamic_update_slice")
     arrays = [1] if name == "dynamic_update_slice" else [2] if name in WRITES else []

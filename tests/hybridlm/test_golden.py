@@ -1,4 +1,4 @@
-"""hybridlm against what transformers computed from the same checkpoints (tests/golden, scripts/make_golden.py)."""
+"""Comparison of hybridlm with stored results of transformers (tests/golden, scripts/make_golden.py)."""
 
 import dataclasses
 import json

@@ -9,9 +9,9 @@ given is the median over the rounds, and of the ratio of each round the median, 
 before the clock starts.
 
 With `--speculate mtp` the multi-token-prediction head of the checkpoint drafts, against two others in the same rounds:
-the model with its head, which then reads every token too, and no drafts; and the model without its head. The head samples
-its drafts as the model samples tokens, so that those of "repeating" and "new" are always right; in "own" only the model
-decides what is sampled.
+the model with its head, which then reads every token too, and no drafts; and the model without its head. The head
+samples its drafts as the model samples tokens, so that those of "repeating" and "new" are always right; in "own" only
+the model decides what is sampled.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""A long run of random traffic through sessions, every completion compared with its solo run.
+"""Soak test: random traffic through sessions, with every completion compared with its solo run.
 
     python scripts/soak.py [--minutes 60] [--model DIRECTORY] [--lanes 8] [--seed 0]
 
-Requests of random lengths, limits, stops and priorities join at random steps; some are cancelled, and the rows of those
-that decode are moved to pools of other sizes. Half of the prompts begin alike. A tenth of the sessions runs with the
-sanitizer, a third with a prefix cache. A completion must be the request's solo run token by token, except where the two
-best logits of the solo run are closer than 5e-3 at the first token that differs: steps of other shapes round
-differently. The exit status is 1 if one is not.
+Requests of random lengths, limits, stops and priorities join at random steps; some are cancelled, and the rows of
+decoding sequences are moved to pools of other sizes. Half of the prompts have a common prefix. A tenth of the sessions
+runs with the sanitizer, a third with a prefix cache. A completion must equal the request's solo run token by token,
+unless the two best logits of the solo run are closer than 5e-3 at the first token that differs, because steps of other
+shapes round differently. The exit status is 1 if one does not.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from hybridlm import demo
 
 NEAR_TIE = 5e-3
 SAMPLES = 10
-"""How often the memory is looked at."""
+"""Number of memory measurements."""
 LIBRARY = 48
-"""Different requests; each is run alone once."""
+"""Number of different requests; each is run alone once."""
 
 
 class Soak:
-    """The models, the requests with their solo runs, and what has been seen."""
+    """The models, the requests with their solo runs, and statistics."""
 
     def __init__(self, model: Path, lanes: int, seed: int):
         settings: dict[str, Any] = {"lanes": lanes, "context": 256, "chunk": 16, "dtype": "float32"}
@@ -57,7 +57,7 @@ class Soak:
         return prompt, settings
 
     def session(self) -> None:
-        """One session of random traffic, every tenth with the sanitizer, every third with a prefix cache."""
+        """Run a session of random traffic, every tenth with the sanitizer, every third with a prefix cache."""
         rng, count = self.random, self.seen["sessions"]
         sanitize = count % 10 == 5
         lm = self.sanitized if sanitize else self.cached if count % 3 == 1 else self.lm
@@ -128,7 +128,7 @@ class Soak:
 
 
 def resident() -> int:
-    """Bytes of memory that the process has now."""
+    """Return the resident memory of the process in bytes."""
     status = Path("/proc/self/statm")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

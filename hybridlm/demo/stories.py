@@ -124,8 +124,8 @@ def story(seed: int, holders: int = HOLDERS) -> Story:
     sentences = _telling(rng, pairs)
     for aside in rng.some(_ASIDES, 3):
         name, other = rng.some(names, 1) + rng.some([name for name in NAMES if name not in names], 1)
-        told = aside.format(name=name, other=other, thing=rng.one(unheld))
-        sentences.insert(rng.below(len(sentences) + 1), told)
+        sentence = aside.format(name=name, other=other, thing=rng.one(unheld))
+        sentences.insert(rng.below(len(sentences) + 1), sentence)
     thing, answer = rng.one(pairs)
     return Story(" ".join([rng.one(_OPENINGS), *sentences]), question_about(thing), answer, pairs)
 

@@ -61,8 +61,8 @@ class TokenLogprobs:
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         name = self._name(token)
         # An incomplete character has no text and a token without a tokenizer none, so their bytes are null.
-        told = self._tokenizer is not None and REPLACEMENT not in name
-        return {"token": name, "logprob": _number(logprob), "bytes": list(name.encode()) if told else None}
+        has_bytes = self._tokenizer is not None and REPLACEMENT not in name
+        return {"token": name, "logprob": _number(logprob), "bytes": list(name.encode()) if has_bytes else None}
 
     def _by_name(self, top: Mapping[int, float]) -> dict[str, float | None]:
         """Return name -> log-probability. Of two tokens with the same text the less likely one is named by its id."""

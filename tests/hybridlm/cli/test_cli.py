@@ -42,7 +42,7 @@ def loaded(checkpoint: Path) -> hybridlm.LM:
 
 @pytest.fixture
 def lm(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
-    """What the commands load: one model for all, so that its steps are compiled once."""
+    """The model that all commands load, so that its steps are compiled once."""
     for command in (batch, generate, score):
         monkeypatch.setattr(command, "load", lambda *args, **settings: loaded)
     return loaded
@@ -475,7 +475,7 @@ def test_eval_asks_for_a_place_to_write_before_it_loads(tmp_path: Path, monkeypa
 
 @pytest.fixture
 def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What lm_eval returns, which is not there: only what is done with its results."""
+    """Results as lm_eval returns them; lm_eval itself is not installed."""
     results = {"results": {"any": {f"metric {i}": float(i) for i in range(300)}}}
     for name, attributes in {
         "lm_eval.evaluator": {"simple_evaluate": lambda **settings: results},

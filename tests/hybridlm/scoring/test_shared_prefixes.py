@@ -1,4 +1,4 @@
-"""Texts that begin alike: which parts are consumed once, and that no number shows it."""
+"""Texts with common prefixes: which prefixes are prefilled once, and that no number changes."""
 
 import json
 from pathlib import Path
@@ -169,7 +169,7 @@ def test_what_shares_a_step_does_not_depend_on_free_memory(
 
 
 def test_a_decode_pool_makes_room_for_common_parts(text_lm: hybridlm.LM) -> None:
-    """What is kept at a time has no more rows than the pool whose room it takes, or two."""
+    """States held at a time have no more rows than the decode pool whose memory they take, or two."""
     engine = text_lm.engine
     text_lm.generate([[5, 6]], max_tokens=2)
     text_lm.score([IDS[:3]])

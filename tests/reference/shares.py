@@ -228,7 +228,7 @@ class OtherUnits(ShardedDim):
 
     def slices(self, device: int, devices: int) -> list[slice]:
         found, start = [], 0
-        for part in self.parts:
+        for part in self.segments:
             unit = part.size // part.units
             count = max(part.units // devices, 1)
             of_device = [(device + turn * devices) % part.units for turn in range(count)]

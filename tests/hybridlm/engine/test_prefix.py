@@ -283,7 +283,7 @@ def test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached(text_lm: h
             session.step()
             (sequence,) = (s for s in session._scheduler.joined if s.request.index == 0)
             scheduler = session._scheduler
-            pool = scheduler._prefill_pool if sequence in scheduler.prefilling else scheduler._decode
+            pool = scheduler._prefill_pool if sequence in scheduler.prefilling else scheduler._decode_pool
             assert pool is not None and sequence.slot is not None and pool.consumed(sequence.slot) == consumed
             snapshot = engine.moves.take(pool, sequence.slot, IDS[:consumed], owner=sequence)
             assert snapshot.label.position == consumed

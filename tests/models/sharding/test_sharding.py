@@ -79,7 +79,7 @@ def alone(name: str, head: bool) -> tuple[Tiny, Decoder, Steps]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "axes"), sorted(MESHES), ids=str)
-def test_shares_compute_what_the_whole_model_computes(name: str, axes: Axes) -> None:
+def test_shards_compute_what_the_whole_model_computes(name: str, axes: Axes) -> None:
     """Hidden states, logits and states after a prompt in two pieces, a token, and drafts of which some count."""
     model, whole, expected = alone(name, False)
     check_equal(on_devices(whole, model, axes), expected, TOLERANCES[model.family.name])
@@ -87,14 +87,14 @@ def test_shares_compute_what_the_whole_model_computes(name: str, axes: Axes) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "axes"), [("next_base", (2, 2, 2)), ("dense_base", (1, 4, 1))], ids=str)
-def test_shares_of_models_with_a_head(name: str, axes: Axes) -> None:
+def test_shards_of_models_with_a_head(name: str, axes: Axes) -> None:
     """Its rows, after steps of every kind, and a guess from them."""
     model, whole, expected = alone(name, True)
     check_equal(on_devices(whole, model, axes), expected, TOLERANCES[model.family.name])
 
 
 @pytest.mark.slow
-def test_shares_compute_a_token() -> None:
+def test_shards_compute_a_token() -> None:
     """Gated delta net, attention and experts, over both axes."""
     model = tiny("sparse_base")
     whole = random_model(model)

@@ -148,7 +148,7 @@ def test_a_head_is_asked_as_long_as_it_pays(
     monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 3.0)
     monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.measured", lambda self, step: True)
     for lm in (ordinary, agreeing):
-        monkeypatch.setattr(lm.engine, "_trust_in_head", AcceptancePrior(0.9))
+        monkeypatch.setattr(lm.engine, "_mtp_prior", AcceptancePrior(0.9))
     _, counted = drafted(ordinary, PROMPTS, **SETTINGS)
     assert 0 < counted["verify_steps"] <= 2 * len(PROMPTS) and counted["speculation_pauses"]
     _, counted = drafted(ordinary, PROMPTS[:4], **SETTINGS)

@@ -187,7 +187,7 @@ def test_drafts_that_do_not_pay_stop(
     """If a verifying step costs as much as 1.5 sampling ones, sequences without right drafts stop drafting."""
     monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 1.5)
     monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.measured", lambda self, step: True)
-    monkeypatch.setattr(text_lm.engine, "_trust", AcceptancePrior())
+    monkeypatch.setattr(text_lm.engine, "_prior", AcceptancePrior())
     before, drafter = text_lm.stats, Never()
     check(text_lm.generate(PROMPTS, speculate=drafter, **SETTINGS), plain)
     after = text_lm.stats

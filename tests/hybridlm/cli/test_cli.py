@@ -111,7 +111,7 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     seen = []
 
-    def events(self: hybridlm.LM, prompts: Any, **settings: Any) -> Iterator[Event]:
+    def events(self: hybridlm.LM, prompts: Any, params: hybridlm.SamplingParams, **others: Any) -> Iterator[Event]:
         seen.extend(prompts)
         for index in (4, 1, 0, 5, 3, 2):
             logprobs, tops = [-0.5, -math.inf], [{7: -0.5, 3: -1.5}, {3: -0.1, 7: -math.inf}]
@@ -143,8 +143,8 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     seen: dict[str, Any] = {}
 
-    def events(self: hybridlm.LM, prompts: Any, **settings: Any) -> Iterator[Event]:
-        seen.update(settings, prompts=prompts)
+    def events(self: hybridlm.LM, prompts: Any, params: hybridlm.SamplingParams, n: int) -> Iterator[Event]:
+        seen.update(dataclasses.asdict(params), prompts=prompts, n=n)
         return iter(())
 
     monkeypatch.setattr(hybridlm.LM, "stream", events)
@@ -282,7 +282,7 @@ def test_warnings_are_one_line(checkpoint: Path, tmp_path: Path):
 
 
 def interrupted(count: int) -> Callable[..., Iterator[Event]]:
-    def events(self: hybridlm.LM, prompts: Any, **settings: Any) -> Iterator[Event]:
+    def events(self: hybridlm.LM, prompts: Any, params: Any, n: int) -> Iterator[Event]:
         yield from (Event(0, i, f"word{i} ", None) for i in range(count))
         raise KeyboardInterrupt
 
@@ -308,7 +308,7 @@ class Endless(LM):
         self.tokenizer = "some"
     def follow(self):
         return False
-    def stream(self, prompts, **settings):
+    def stream(self, prompts, params, n):
         for i in itertools.count():
             time.sleep(0.01)
             yield Event(0, i, f"word{i} ", None)

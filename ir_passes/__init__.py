@@ -11,7 +11,7 @@ from ir_passes.compile.compile_step import CompiledStep, compile_step
 from ir_passes.compile.proving import CertificationWarning
 from ir_passes.contract.contract import ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
 from ir_passes.contract.declared import declassify, rowwise
-from ir_passes.proof.dim_labels import name_dims
+from ir_passes.proof.dim_names import name_dims
 from ir_passes.proof.lane_proof import Proof, prove_isolation
 from ir_passes.proof.violations import IsolationError, Violation, ViolationKind
 from ir_passes.scratch.liveness import liveness

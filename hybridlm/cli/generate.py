@@ -32,7 +32,7 @@ from hybridlm.session import Event
 
 
 class NamedPrompt(NamedTuple):
-    """A text or token ids, and what names it in the output."""
+    """A text or token ids, and its id in the output."""
 
     id: Id
     item: str | list[Any]
@@ -42,13 +42,13 @@ def generate(
     model: Model,
     prompts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PROMPT", help="Without any, lines of --file or of standard input."),
+        typer.Argument(metavar="PROMPT", help="Default: the lines of --file or of standard input."),
     ] = None,
     file: Annotated[
         Path | None,
         typer.Option(help='A prompt per line; in a .jsonl file an object with "prompt", "text" or "token_ids".'),
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's message: apply the template.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template: each prompt is a message.")] = False,
     max_tokens: Annotated[int, setting("max_tokens")] = SamplingParams.max_tokens,
     temperature: Annotated[float, setting("temperature")] = SamplingParams.temperature,
     top_k: Annotated[int, setting("top_k")] = SamplingParams.top_k,
@@ -68,13 +68,13 @@ def generate(
     speculate: Drafting = None,
     draft_tokens: DraftTokens = DEFAULT_DRAFT_TOKENS,
     prefix_cache: Annotated[
-        str | None, typer.Option(help='Keep states of prompts for those that begin alike, in so many bytes: "512MB".')
+        str | None, typer.Option(help='Memory for the states of common prefixes (radix cache), such as "512MB".')
     ] = None,
     mesh: OnMesh = None,
     tune: Tune = False,
     debug: Debug = False,
 ) -> None:
-    """Continue prompts. A single one is printed as it is generated, several in the order of the input.
+    """Continue prompts. A single completion is streamed, several are printed in the order of the input.
 
     A checkpoint without a tokenizer takes token ids from a .jsonl file and prints token ids.
     """
@@ -170,7 +170,7 @@ def _chat_ids(lm: LM, message: str | list[Any]) -> list[int]:
 
 
 def _in_order(events: Iterator[Event]) -> Iterator[tuple[int, Completion]]:
-    """Completions in the order of the requests, each as soon as those before it are there."""
+    """Yield completions in the order of the requests, each as soon as those before it are finished."""
     ready: dict[int, Completion] = {}
     following = 0
     for event in events:
@@ -182,7 +182,7 @@ def _in_order(events: Iterator[Event]) -> Iterator[tuple[int, Completion]]:
 
 
 def _stream(events: Iterator[Event], text: bool) -> None:
-    """Print text, or token ids where there is none, as it is generated; what an interruption leaves is a whole line."""
+    """Print text, or token ids without a tokenizer, as it is generated; end the line also after an interruption."""
     separator = ""
     try:
         for event in events:

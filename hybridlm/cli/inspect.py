@@ -1,4 +1,4 @@
-"""`hybridlm inspect`: one step of a model in words, or as a page."""
+"""`hybridlm inspect`: report on one step of a model, as text or as an HTML page."""
 
 import warnings
 from enum import StrEnum
@@ -22,7 +22,7 @@ from ir_passes.measure.dependence import measured_dependence
 
 
 class StepKind(StrEnum):
-    """A step of the largest number of lanes."""
+    """A step at the largest number of lanes."""
 
     DECODE = "decode"
     PROMPT = "prompt"
@@ -31,7 +31,7 @@ class StepKind(StrEnum):
 
 def inspect(
     model: Model,
-    html: Annotated[Path | None, typer.Option(help="Write one page without anything from outside.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page.")] = None,
     step: Annotated[
         StepKind, typer.Option(help="One token at a time, prompts in chunks, or scoring in chunks.")
     ] = StepKind.DECODE,
@@ -40,14 +40,15 @@ def inspect(
     dtype: Dtype = None,
     chunk: Chunk = None,
     measure: Annotated[
-        bool, typer.Option(help="For the page: run the step once for each lane, changed, and see who else changes.")
+        bool,
+        typer.Option(help="For --html: run the step once per lane with its input changed, to see what depends on it."),
     ] = True,
     debug: Debug = False,
 ) -> None:
-    """Show what is proved and audited of one step, its scratch by lane, its pools and their copies.
+    """Show what is proved and audited about one step, its scratch by lane, its pools and their copies.
 
-    A step with faults is shown too, with the faults. In words the state of one sequence comes first, as a formula for
-    every array that a layer keeps.
+    A step with faults is shown with the faults. The text begins with the state of one sequence: a formula for the size
+    of every array of a layer.
     """
     with reported(debug):
         if html is not None:
@@ -77,7 +78,7 @@ def _shape(engine: Engine, which: StepKind) -> Shape:
 
 
 def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
-    """Arguments of a step whose lanes all go on from rows of their own; a chunk has one token less than it might."""
+    """Return arguments of a step whose lanes continue rows of their own; a chunk has one token less than it could."""
     params, rows, _, _, _, _, *rest = engine.example_arguments(shape)
     rng = np.random.default_rng(0)
 

@@ -1,4 +1,4 @@
-"""`hybridlm launch`: a command in several processes that run one model together."""
+"""`hybridlm launch`: run a command in a group of processes that share one model."""
 
 import sys
 from typing import Annotated
@@ -17,14 +17,14 @@ COMMANDS = ("generate", "score")
 def launch(
     context: typer.Context,
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND", help="generate or score with its arguments, behind --.")
+        list[str], typer.Argument(metavar="-- COMMAND", help="generate or score with its arguments, after --.")
     ],
     processes: Annotated[
         int | None,
         typer.Option(
             "--processes",
             "-n",
-            help="Start so many processes on this machine. Without it this is one that a launcher has started: SLURM, "
+            help="Processes to start on this machine. Default: this is a process of a launcher such as SLURM, "
             "Open MPI, or any that sets JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.",
         ),
     ] = None,
@@ -33,17 +33,17 @@ def launch(
     ] = None,
     timeout: Annotated[
         float,
-        typer.Option(help="Seconds after which a process that has died or does not answer has ended all, at most 60."),
+        typer.Option(help="Seconds within which all processes end if one dies or stops responding, at most 60."),
     ] = environment.MAX_TIMEOUT,
     debug: Debug = False,
 ) -> None:
     """Run a command in several processes, over all their devices: `hybridlm launch -n 4 -- score ...`.
 
-    Process 0 reads and writes, the others compute what it tells them. Without --mesh lanes are split over all devices.
+    Process 0 reads and writes, the others run a worker loop. Without --mesh lanes are split over all devices.
     """
     with reported(debug):
         if command[0] not in COMMANDS:
-            raise ValueError(f"launch: expected one of {', '.join(COMMANDS)} behind --, got {command[0]!r}")
+            raise ValueError(f"launch: expected one of {', '.join(COMMANDS)} after --, got {command[0]!r}")
         environment.check_timeout(timeout)
         if processes is None:
             join(timeout, devices)

@@ -1,4 +1,4 @@
-"""What the commands share: options of `load`, and errors as one message instead of a traceback."""
+"""Options of `load` and of sampling for all commands, and errors as one message instead of a traceback."""
 
 import inspect
 import os
@@ -29,11 +29,11 @@ EXPECTED = (
     ProcessLost,
     Disagreement,
 )
-"""What wrong input, a full disk or device, or a program that fails its audit raises. Anything else is a bug of ours and
-keeps its traceback."""
+"""Errors of wrong input, a full disk or device, or a program that fails its audit. Any other is a bug and keeps its
+traceback."""
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Checkpoint directory, or the id of a model on the Hub.")]
-Lanes = Annotated[int, typer.Option(help="Most sequences computed at the same time.")]
+Lanes = Annotated[int, typer.Option(help="Most sequences in one batch (continuous batching).")]
 Context = Annotated[
     int | None, typer.Option(help="Most tokens of a sequence.", show_default="4096, or the model's if less")
 ]
@@ -41,17 +41,17 @@ Dtype = Annotated[
     str | None, typer.Option(help="bfloat16, float16 or float32.", show_default="the checkpoint's", metavar="NAME")
 ]
 Chunk = Annotated[
-    int | None, typer.Option(help="Tokens of a text that one step consumes.", show_default="128, or the context")
+    int | None, typer.Option(help="Tokens per sequence in a prefill step.", show_default="128, or the context")
 ]
 Drafting = Annotated[
     str | None,
     typer.Option(
         "--speculate",
-        help='"ngram" drafts what followed the last tokens before, "mtp" asks the model\'s own head.',
+        help='Speculative decoding: "ngram" drafts from repeated text, "mtp" from the multi-token-prediction head.',
         metavar="NAME",
     ),
 ]
-DraftTokens = Annotated[int, typer.Option("--draft-tokens", help="Most drafts of a sequence in a step.")]
+DraftTokens = Annotated[int, typer.Option("--draft-tokens", help="Most draft tokens of a sequence in a step.")]
 OnMesh = Annotated[
     str | None,
     typer.Option(
@@ -81,10 +81,10 @@ def setting(name: str, *flags: str, note: str = "") -> Any:
 
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
-    """Turn what a command raises into a message on standard error and an exit status.
+    """Turn the exceptions of a command into a message on standard error and an exit status.
 
-    1 for errors, 70 where other processes are at fault, 130 after Ctrl-C, 141 when the reader of standard output has
-    gone (as a shell reports both signals).
+    The status is 1 for errors, 70 if another process failed, 130 after Ctrl-C, and 141 if the reader of standard output
+    closed it (as a shell reports both signals).
     """
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
@@ -96,7 +96,7 @@ def reported(debug: bool) -> Iterator[None]:
                 typer.echo(note, err=True)
             raise typer.Exit(130) from None
         except BrokenPipeError:
-            # What is still buffered would fail once more when the interpreter ends.
+            # Buffered output would raise again when the interpreter exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from None
         except EXPECTED as error:
@@ -107,7 +107,7 @@ def reported(debug: bool) -> Iterator[None]:
 
 
 def console_for_table() -> Console:
-    """A console as wide as the terminal; in a file or a pipe as wide as a table needs."""
+    """Return a console as wide as the terminal, or as a table needs in a file or a pipe."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
@@ -118,7 +118,7 @@ def _message(error: Exception) -> str:
 
 
 def _notes(error: BaseException) -> list[str]:
-    """What was added to an error where it passed; JAX's notes have several lines, on tracebacks that are not shown."""
+    """Return the notes on an error, without JAX's of several lines, which concern tracebacks."""
     return [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
 
 

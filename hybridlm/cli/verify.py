@@ -31,41 +31,41 @@ def verify(
         bool,
         typer.Option(
             "--abstract",
-            help="Prove and plan the steps of --config with weights that are shapes alone: no memory, nothing is "
-            "compiled or audited. Only the steps of all lanes, and 8 prompts at a time.",
+            help="Prove and plan the steps of --config by abstract interpretation, without weights; none is compiled "
+            "or audited. Only the steps of all lanes, with 8 prompts at a time.",
         ),
     ] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="Only the steps of all lanes, not those that few sequences run in.")
+        bool, typer.Option("--full", help="Only the steps of all lanes, not those of smaller buckets.")
     ] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show the equations around each fault, with what the proof knows of them.")
+        bool, typer.Option("--explain", help="Show the equations around each fault with their abstract values.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Write each certificate as JSON into this directory.")] = None,
     lanes: Annotated[
         int | None,
-        typer.Option(help="Most sequences computed at the same time.", show_default="8, or 64 with --abstract"),
+        typer.Option(help="Most sequences in one batch.", show_default="8, or 64 with --abstract"),
     ] = None,
     context: Context = None,
     dtype: Dtype = None,
     chunk: Annotated[
         int | None,
         typer.Option(
-            help="Tokens of a text that one step consumes.", show_default="128, or 256 with --abstract, or the context"
+            help="Tokens per sequence in a prefill step.", show_default="128, or 256 with --abstract, or the context"
         ),
     ] = None,
     mesh: OnMesh = None,
     tune: Tune = False,
     debug: Debug = False,
 ) -> None:
-    """Prove that no lane of any step reaches another, and audit what XLA makes of it.
+    """Prove that no lane of any step reaches another, and audit the program that XLA compiles.
 
-    Where a backend of XLA does not say where it places values, a step is proved and "not audited", which is no failure.
-    A row per step: generation while prompts are consumed, generation of one token at a time, verification of drafts,
-    and scoring. The exit status is 1 if one of them fails. "copies" are pool-sized ones, "checks" the time of proof,
-    rewrites and audit as a part of XLA's, in seconds. "plan" is the scratch that the step needs by our own plan, "state
-    of a row" what one sequence keeps. On a mesh all numbers are of one device, and "exchanges" counts the collectives
-    of a step; with --abstract the devices need not be there.
+    If a backend of XLA does not report its buffer assignment, a step is proved and "not audited", which is no failure.
+    There is a row per step: prefill, decoding, verification of drafts, and scoring. The exit status is 1 if one fails.
+    "copies" are those of pool size; "checks" is the time of proof, rewrites and audit as a fraction of XLA's compile
+    time in seconds. "plan" is the scratch that the step needs by hybridlm's own plan, "state of a row" the state of one
+    sequence. On a mesh all numbers are per device, and "exchanges" counts the collectives of a step; with --abstract
+    the devices need not exist.
     """
     with reported(debug):
         engine, report = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh, tune)
@@ -125,7 +125,7 @@ def _subject(
 
 
 def _checked(report: VerifyReport, shape: AnyShape, explain: bool) -> tuple[Cells, list[str]]:
-    """The cells of a step, and its fault if it has one."""
+    """Return the cells of a step, and its fault if it has one."""
     no, yes = Text("NO", "bold red"), Text("yes", "green")
     try:
         return report.cells(shape), []
@@ -144,7 +144,7 @@ def _place(shape: AnyShape) -> tuple[str, str, str]:
 
 
 def _print_statements(console: Console, found: Iterable[Any]) -> None:
-    """What is known of the steps, each statement once."""
+    """Print each statement about the steps once."""
     every = list(found)
     for heading in ("proved", "audited", "not_audited", "assumed", "not_covered"):
         said = (getattr(one, heading, None) or () for one in every)
@@ -156,7 +156,7 @@ def _print_statements(console: Console, found: Iterable[Any]) -> None:
 
 
 def _print_exchanges(console: Console, report: VerifyReport) -> None:
-    """What devices exchange in each step, alike ones in one line."""
+    """Print what devices exchange in each step."""
     for name, lines in report.exchanged.items():
         console.print(Text(f"\nexchanged by {name}:"))
         for line in lines or ("nothing",):

@@ -1,4 +1,4 @@
-"""The rows of `hybridlm verify`: what is found out about each step of an engine, compiled or only planned."""
+"""Reports of `hybridlm verify`: a table row for each step of an engine, compiled or only planned."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +16,13 @@ Cells = tuple[str | Text, ...]
 
 
 class VerifyReport(Protocol):
-    """One way to look at the steps of an engine.
+    """A report on the steps of an engine.
 
     Attributes:
         headings: of the columns behind those that name the step.
-        title: of the table; None for none.
-        found: what is known of the steps looked at so far.
-        summary: what holds if no step has a fault.
+        title: of the table, or None.
+        found: certificates or plans of the steps so far.
+        summary: true of the steps if none has a fault.
     """
 
     headings: tuple[str, ...]
@@ -36,16 +36,16 @@ class VerifyReport(Protocol):
 
     @property
     def exchanged(self) -> dict[str, tuple[str, ...]]:
-        """What devices exchange in the steps looked at so far, in words, by the name of the step."""
+        """Name of each step so far -> what devices exchange in it, in words."""
         ...
 
     def cells(self, shape: AnyShape) -> Cells:
-        """The columns of one step; raises IsolationError or AuditError if it is refused."""
+        """Check a step and return its columns; raise IsolationError or AuditError if it is refused."""
         ...
 
 
 class Exchanges:
-    """What the devices of a mesh exchange in each step; nothing is said where there is no mesh.
+    """Columns on what devices exchange in each step; none without a mesh.
 
     Args:
         engine: runs the steps.
@@ -57,7 +57,7 @@ class Exchanges:
         self.found: dict[str, tuple[str, ...]] = {}
 
     def cells(self, shape: AnyShape, step: Certificate | PlannedStep) -> Cells:
-        """The columns of one step: how many collectives, and the bytes that each device sends in all of them."""
+        """Return the number of collectives of a step, and the bytes that each device sends in all of them."""
         if not self.headings:
             return ()
         self.found[str(shape)] = step.exchanged
@@ -68,11 +68,11 @@ class Exchanges:
 
 
 class CompiledReport:
-    """Steps as they are run: proved, compiled and audited.
+    """Report on steps that are proved, compiled and audited.
 
     Args:
         engine: of a loaded model.
-        out: directory for the certificates as JSON, None for nowhere.
+        out: directory for the certificates as JSON, or None.
     """
 
     title: str | None = None
@@ -116,7 +116,7 @@ class CompiledReport:
 
 
 class PlannedReport:
-    """Steps whose weights are shapes: proved and planned, and never compiled."""
+    """Report on steps without weights, which are proved and planned but not compiled."""
 
     summary = "proved and planned; nothing was compiled"
 

@@ -3,8 +3,8 @@
     from hybridlm.compiler import Lane, LaneContract, Pool, compile_step
 
 The rest lies in named modules: `host` (owners of rows), `sanitizer`, `rewrites`, `scratch`, `xla_audit`, `planned`,
-`exported`, `measure`, `collectives`, `contract`, `statements` (ids of what certificates state). The implementation is the
-package `ir_passes`.
+`exported`, `measure`, `collectives`, `contract`, `statements` (ids of what certificates state). The implementation is
+the package `ir_passes`.
 """
 
 from hybridlm.compiler import collectives as collectives

@@ -24,7 +24,7 @@ DEFAULT_LANES, DEFAULT_PREFILL_ROWS, DEFAULT_CHUNK = 64, 8, 256
 
 
 @lru_cache(maxsize=1)
-def cuts_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[ShardedDim, ...]]:
+def shard_specs_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[ShardedDim, ...]]:
     """Return the shards of a whole model's parameters; cached, since one model is often planned for several meshes."""
     return family.abstract(config).sharded_dims()
 
@@ -60,7 +60,7 @@ def abstract_engine(
     placement = Placement(mesh)
     check_lanes(lanes, placement.data)
     model, found = family.abstract(config.shard(placement.devices)), family.weights(config)
-    shards = placement.shards(found, {} if placement.devices == SINGLE_DEVICE else cuts_of(family, config))
+    shards = placement.shards(found, {} if placement.devices == SINGLE_DEVICE else shard_specs_of(family, config))
     weights = {
         weight.path: jax.ShapeDtypeStruct(
             shards[weight.path].global_shape,

@@ -206,7 +206,7 @@ class PrefixCache:
             if states != set(self._nodes) or any(self._nodes[one].parent is None for one in self._nodes):
                 faults.append(f"{len(states)} states in the tree, {len(self._nodes)} places of states")
             if any(one.refcount for one in buffers):
-                faults.append("arrays that are pinned, and nobody uses them")
+                faults.append("buffers that are still pinned after use")
             if faults:
                 raise TreeError("; ".join(faults))
 

@@ -183,10 +183,7 @@ class RowMoves:
         return buffers
 
     def _types(self, part: RowPart) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """ShapeDtypeStructs of a part's cached buffers: positions first, replicated along the data axis.
-
-        The other dimensions are sharded as in a pool.
-        """
+        """ShapeDtypeStructs of a part's cached buffers: positions first, not split over data, else as in a pool."""
         arrays = self._part(jax.tree.leaves(self._rows(self._placement.data)), part)
         axes = [None] * len(arrays) if part == "state" else self._axes
         return tuple(self._buffer_type(one, axis) for one, axis in zip(arrays, axes, strict=True))

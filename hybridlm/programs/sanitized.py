@@ -147,7 +147,7 @@ class Sanitizer:
     def program(
         self, shape: Any, step: Callable[..., Any], contract: LaneContract, arguments: Callable[[Any], tuple[Any, ...]]
     ) -> Sanitized:
-        """A step, proved and with its shadow labels; compiled when it is first called.
+        """Return a step, proved and with its shadow labels; compiled on its first call.
 
         Raises:
             IsolationError: it is not proved.
@@ -197,7 +197,7 @@ class Sanitizer:
         return self._numbers[owner]
 
     def shadow_labels(self, pool: RowPool) -> ShadowLabels:
-        """The shadow labels of a pool: rows that nobody has written yet are fresh."""
+        """Return the shadow labels of a pool: rows that have not been written yet are fresh."""
         if pool not in self._shadow_labels:
             leaves = jax.tree.leaves(pool.look())
             self._shadow_labels[pool] = tuple(jax.numpy.zeros((pool.size, 4), jax.numpy.int32) for _ in leaves)

@@ -93,7 +93,7 @@ def compile_with_assignment(
 def _compile(
     lowered: jax.stages.Lowered, options: dict[str, Any], made_by: tuple[Any, ...], store: CertificateStore | None
 ) -> CompiledProgram:
-    """Compile once, and look for the buffer assignment among what XLA wrote and among what is kept."""
+    """Compile once, and look for the buffer assignment in XLA's dump and in the store."""
     given = options.get(FOLDER)
     with nullcontext(given) if given else tempfile.TemporaryDirectory(prefix="hybridlm-") as folder:
         compiled = lowered.compile(compiler_options={**options, FOLDER: folder, "xla_dump_hlo_as_proto": True})

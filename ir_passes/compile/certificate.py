@@ -112,7 +112,7 @@ class Seconds:
 
     @property
     def checking(self) -> float:
-        """Proofs, rewrites and audit as a part of XLA's compilation."""
+        """Seconds of proofs, rewrites and audit as a fraction of XLA's compile time."""
         return (self.prove + self.rewrite + self.audit) / self.compile if self.compile else 0.0
 
 
@@ -131,16 +131,16 @@ class Certificate(Exchanging):
         proved: claims that hold of the compiled jaxpr; ids of `Claim`.
         audited: claims that hold of XLA's schedule and buffer assignment; ids of `AuditClaim`.
         not_audited: why there was no audit; None if there was one.
-        assumed: what both take for granted: declared operations, declassified values, slot maps; ids of `Assumption`.
-        not_covered: what neither looks at; ids of `NotCovered`.
+        assumed: declared operations, declassified values, slot maps, which both take for granted; ids of `Assumption`.
+        not_covered: properties that neither looks at; ids of `NotCovered`.
         faults: violations and findings, under the ids of `ViolationKind` and `FindingKind`, or "not-audited"; empty
             unless `certify` is "warn".
         notes: remarks of the proof; ids of `Note`.
         passes: the rewrites in order.
         copies: pool-sized copies, with the line that made them.
-        neighbours: what lies beside the results of custom calls, whose bodies nobody looked at.
+        neighbours: the values beside the results of custom calls, whose bodies nobody looked at.
         pools: every pool among the arguments.
-        collectives: what devices exchange, in the order of the compiled program; of the traced one if `audited` is
+        collectives: exchanges between devices, in the order of the compiled program; of the traced one if `audited` is
             empty. None on one device.
         memory: bytes of the step's scratch and arguments, on one device.
         seconds: of each phase, when the executable was made.

@@ -60,7 +60,7 @@ def compile_step(
     Args:
         fn: the step: positional arguments in, a tuple out.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`; nothing runs and nothing is donated.
-        contract: whose each argument and result is.
+        contract: the owner of each argument and result.
         passes: rewrites, each followed by a new proof.
         certify: "error" raises on a fault; "warn" warns of each one and goes on, without the rewrites if the proof
             fails; "off" neither proves, rewrites nor audits. Where a backend of XLA does not say where it places
@@ -167,12 +167,12 @@ class CompiledStep:
     """A compiled step; call it as the function it was made from. Its pools that have successors are consumed.
 
     Attributes:
-        certificate: what is known of it.
+        certificate: the statements about it.
         jaxpr: the program that was compiled, after the rewrites.
         compiled: XLA's.
         bound: the contract, leaf by leaf.
-        audit: what the audit found; None where there was none.
-        passes: what each rewrite did.
+        audit: the report of the audit; None where there was none.
+        passes: the effect of each rewrite.
     """
 
     def __init__(

@@ -123,7 +123,7 @@ class LoadedStep:
     """A loaded executable; takes and returns flat lists of arrays in the order of its signature, and consumes pools.
 
     Attributes:
-        exported: where it came from, with signature and certificate.
+        exported: the file it came from, with signature and certificate.
     """
 
     def __init__(self, loaded: Any, exported: Exported):

@@ -32,7 +32,7 @@ def inspect_page(
         step: the step.
         before: the same step without the rewrites, to compare the copies with; None if they did no more than to drop
             dead equations.
-        measured: what was seen when one lane after the other was changed, to stand beside what is proved.
+        measured: the dependence measured by changing one lane after the other, shown beside the proof's.
     """
     certificate = step.certificate
     owners, plan, seconds = ownership(step.jaxpr, step.bound), step.plan, certificate.seconds

@@ -28,8 +28,8 @@ class PlannedStep(Exchanging):
         bound: the contract, leaf by leaf.
         equations: of the program after the rewrites, of one device.
         proved, assumed: statements of the proof.
-        not_covered: what the proof does not look at.
-        collectives: what devices exchange, in the order of the program.
+        not_covered: properties that the proof does not look at.
+        collectives: exchanges between devices, in the order of the program.
         plan: the arena of its scratch.
         seconds: of each phase.
     """
@@ -52,7 +52,7 @@ def plan_step(
     Args:
         fn: the step: positional arguments in, a tuple out.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
-        contract: whose each argument and result is.
+        contract: the owner of each argument and result.
         passes: rewrites, each followed by a new proof.
 
     Raises:

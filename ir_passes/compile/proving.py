@@ -24,14 +24,14 @@ class CertificationWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Proved:
-    """A graph and what is known of it.
+    """A graph with its proof, or the earlier certificate that holds for it.
 
     Attributes:
         graph: to compile.
         proof: of `graph`; None where there is none.
         reused: an earlier certificate of the same program, instead of a proof.
-        passes: what each rewrite did.
-        faults: why there is no proof, or no rewrite.
+        passes: the effect of each rewrite.
+        faults: the reasons why there is no proof, or no rewrite.
     """
 
     graph: Graph

@@ -37,7 +37,7 @@ class Bound:
     """One array of a step with its entry.
 
     Attributes:
-        path: where it stands, as "argument 1[0].conv" or "output 0".
+        path: its place, as "argument 1[0].conv" or "output 0".
         entry: its contract entry.
         shape, dtype: of the array.
     """

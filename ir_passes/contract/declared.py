@@ -22,7 +22,7 @@ CROSSING = "declassify:"
 
 @dataclass(frozen=True)
 class RowWise:
-    """A jitted function each row of whose results depends on the same row of its `Lane` arguments only.
+    """A row-wise jitted function: each row of its results depends only on the same row of its `Lane` arguments.
 
     Attributes:
         name: of the function.
@@ -51,7 +51,7 @@ def rowwise(
     this function is therefore compared with what this function is traced to.
 
     Args:
-        op: what `jax.jit` returned; its arguments are arrays, which are counted in order, and static ones.
+        op: a result of `jax.jit`; its arguments are arrays, which are counted in order, and static ones.
         inputs: for each argument, `Lane(axis)` where it is an array of rows, else `Shared()`.
         outputs: the same for the results.
         static: values of the static arguments, by name, in every combination that is declared.

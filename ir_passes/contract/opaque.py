@@ -13,7 +13,7 @@ def check_opaque(name: str, declaration: Any) -> None:
 
     Args:
         name: of the operation.
-        declaration: what the contract has for it.
+        declaration: the contract's entry for it.
     """
     where = f"opaque {name!r}"
     if not isinstance(declaration, Opaque):

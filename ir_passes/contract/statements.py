@@ -61,7 +61,10 @@ class Claim(StatementId):
         "Row i of every output and the pool rows of lane i depend only on lane i and on shared inputs.",
     )
     FRAME = "frame", "Pool rows that the slot map does not name are unchanged."
-    LINEAR_USE = "linear-use", "Every version of a pool has one successor and is not read after it."
+    LINEAR_USE = (
+        "linear-use",
+        "Every version of a pool has at most one successor, and is not read once that is written.",
+    )
     COUPLING = "coupling", "All pools of one group are written at the same rows."
     BOUNDS = "bounds", "Every row index is in bounds, or the access drops it."
     CONSTANTS = "constants", "No row index and no pool is a constant of the program."

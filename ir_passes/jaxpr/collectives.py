@@ -75,7 +75,7 @@ class Scheduled:
     """A collective of a program as the compiled program has to have it.
 
     Attributes:
-        collective: what the certificate says of it.
+        collective: its entry in the certificate.
         count: elements of the operand.
         groups: devices that exchange, as positions in the mesh; of a permutation sender and receiver.
     """

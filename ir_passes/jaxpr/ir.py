@@ -128,7 +128,7 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
 
     Args:
         program: any program.
-        keep: which calls stay as they are.
+        keep: a predicate of the calls that stay as they are.
     """
     new_var = core.gensym()
     eqns: list[JaxprEqn] = []
@@ -225,7 +225,7 @@ def emit(
     """The equations of `fn(*operands)`, an ordinary JAX function, to be put where they are needed.
 
     Args:
-        operands: what it is called on; a literal is passed as an array.
+        operands: its arguments; a literal is passed as an array.
         source: the equation whose source line those get that `fn` makes itself.
 
     Returns:
@@ -300,7 +300,7 @@ def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
-    """Shape of an array's variable or literal; () for what is no array, as a token."""
+    """Shape of an array's variable or literal; () for anything else, such as a token."""
     return tuple(getattr(atom.aval, "shape", ()))
 
 
@@ -310,5 +310,5 @@ def shapes(atoms: Sequence[Atom]) -> list[tuple[int, ...]]:
 
 
 def dtype_of(atom: Atom) -> Any:
-    """The dtype of a value; None for what is no array, as a token."""
+    """The dtype of a value; None for anything but an array, such as a token."""
     return getattr(atom.aval, "dtype", None)

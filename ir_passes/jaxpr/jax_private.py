@@ -49,7 +49,7 @@ def _backend_of(lowered: jax.stages.Lowered) -> Any:
 
 
 def device_list(devices: Sequence[Any]) -> Any:
-    """Devices as a client wants them to load an executable; public functions load what pickle has written alone."""
+    """Devices in the form that a client takes to load an executable; public functions load pickles only."""
     return importlib.import_module("jaxlib._jax").DeviceList(tuple(devices))
 
 

@@ -13,7 +13,7 @@ def axes_of(eqn: ir.JaxprEqn) -> tuple[str, ...]:
 
 
 def array_axes_of(eqn: ir.JaxprEqn) -> tuple[int, ...]:
-    """The axes of its operands that a collective reduces: what `jax.vmap` makes of the axis that it names."""
+    """The operand axes that a collective reduces: `jax.vmap` puts them in the place of the axis that it names."""
     return tuple(name for name in _axes(eqn) if isinstance(name, int))
 
 

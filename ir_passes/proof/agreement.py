@@ -64,5 +64,5 @@ def _differ(word: Array, over: tuple[str, ...]) -> Array:
 
 
 def compares_devices(eqn: ir.JaxprEqn) -> bool:
-    """Whether an equation gives what `devices_agree` returns."""
+    """Whether an equation makes the result of `devices_agree`."""
     return eqn.primitive.name == "name" and eqn.params["name"] == CROSSING + _REASON

@@ -11,7 +11,7 @@ from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract
 from ir_passes.contract.normal_form import flatten
 from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Claim, Note, Statement
 from ir_passes.jaxpr import ir
-from ir_passes.proof.dim_labels import label_violations
+from ir_passes.proof.dim_names import dim_violations
 from ir_passes.proof.output_claims import accepted, changed_rows, outputs, repeated
 from ir_passes.proof.owners import COMMON, LaneRows, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
@@ -32,8 +32,8 @@ class Proof:
         lanes: N.
         equations: of the program, calls replaced by their bodies.
         proved: the claims, whose ids are those of `Claim`.
-        assumed: what the caller declared and the proof takes for granted; ids of `Assumption`.
-        notes: what the user should know and is no fault; ids of `Note`.
+        assumed: declarations of the caller that the proof takes for granted; ids of `Assumption`.
+        notes: remarks that are no faults; ids of `Note`.
         seconds: time the proof took.
     """
 
@@ -68,7 +68,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     prover = Prover(bound)
     results = walk(prover, flat)
     violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]
-    violations += [*_coupling(prover), *label_violations(bound, flat, prover.known)]
+    violations += [*_coupling(prover), *dim_violations(bound, flat, prover.known)]
     proved = [*ALWAYS_PROVED]
     if any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
         proved.append(Claim.DIMENSIONS)

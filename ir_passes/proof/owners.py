@@ -59,7 +59,7 @@ class Backwards:
     """The reversal of rows, its own inverse; on a mesh, of each device's rows.
 
     Attributes:
-        rows: how many there are; some may have been taken since.
+        rows: the number of rows reversed; some may have been taken since.
     """
 
     rows: int
@@ -91,7 +91,7 @@ class PoolRows:
     Attributes:
         leaf: index of the pool among the step's flattened inputs.
         group: its group.
-        view: how the array was taken from the pool's.
+        view: the path by which the array was taken from the pool's.
         writers: the slot maps, by index among the inputs, by which rows of it have been written.
         unframed: the operation that may have changed rows outside the slot map, None if there is none.
         split: mesh axes over which rows are split, in order; `axis` then counts the rows of one device.

@@ -40,9 +40,9 @@ class Prover:
         violations: found so far; of the kinds that are faults wherever they stand.
         accesses: to pools, in program order.
         versions: of the pools.
-        assumed: what was declared and not proved, but for custom calls, kernels and callbacks.
+        assumed: declarations taken for granted, except those of custom calls, kernels and callbacks.
         declared: name of a declaration of these -> their calls under it.
-        notes: what the user should know and is no fault.
+        notes: remarks that are no faults.
         observe: called with every equation, its operands and its results.
         known: the values of each program that was walked over, by the program.
         device_varying: mesh axes along which shared values may differ between devices, by `axis_index`.

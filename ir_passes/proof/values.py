@@ -131,7 +131,7 @@ class Kept:
 
     Attributes:
         leaf: index of the pool among the step's flattened inputs.
-        view: how the array was taken from the pool's.
+        view: the path by which the array was taken from the pool's.
     """
 
     leaf: int
@@ -146,7 +146,7 @@ class Value:
         owner: the lanes that the elements may depend on.
         number: equal numbers mean equal elements in row-major order; 0 where none is assigned yet.
         range: bounds of an integer array.
-        fact: what else is known of the elements.
+        fact: one more fact about the elements.
         kept: holds under the assumption that the lane is idle.
         version: of the pool that this is, or is a view of; None for everything else.
         uniform: axes along which a shared array is known to be the same.

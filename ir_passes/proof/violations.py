@@ -15,7 +15,7 @@ class ViolationKind(StatementId):
     WRONG_ROW = "wrong-row", "A lane may reach a pool row that is not its own."
     FRAME = "frame", "Pool rows that the slot map does not name may change."
     STALE = "stale-pool", "A version of a pool is used after its successor was made."
-    LABEL = "dimensions", "A dimension of a pool is written with the values of another dimension."
+    DIMENSIONS = "dimensions", "A dimension of a pool is written with the values of another dimension."
     COUPLING = "coupling", "Pools of one group are written at different rows."
     IDLE = "idle", "The rows of a lane of length 0 may change."
     AGREEMENT = "agreement", "Rows may change although devices were given different operands."
@@ -50,8 +50,8 @@ class Violation:
     Attributes:
         primitive: the operation that makes it; "" for an output.
         source: "file:line" of the user's code, or "unknown".
-        message: why, in one sentence.
-        remedy: what to do, in one sentence.
+        message: the fault in this step, in one sentence.
+        remedy: the advice, in one sentence.
         concerned: the lanes that meet in it, as "lanes 0 to 3", and the pools, as the contract names them.
         place: for `IsolationError.explain`.
     """

@@ -57,7 +57,7 @@ class _Guard:
     Attributes:
         bound: the contract of the step.
         pools: the row axis of every version of a pool.
-        facts: what is known of the indices.
+        facts: known of the indices.
         refused: accesses that were left alone.
         count: accesses that were guarded.
     """

@@ -60,7 +60,7 @@ class HoistReads:
 
 @dataclass(frozen=True)
 class _Family:
-    """Reads of the same box of different rows of one version, each with the lane whose row it is."""
+    """Reads of the same box in different rows of one version, each with its row's lane."""
 
     pool: ir.Var
     box: Box
@@ -148,7 +148,7 @@ def _rewritten(
 
 @dataclass(frozen=True)
 class _Read:
-    """One gather for a family, and of it what each of its reads had."""
+    """One gather for a family of reads, with the part that each read had."""
 
     family: _Family
     lanes: int

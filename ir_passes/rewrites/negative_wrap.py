@@ -3,7 +3,7 @@
 from ir_passes.jaxpr import ir
 from ir_passes.rewrites.slot_entries import ConstantIndex, IndexFacts, shape
 
-# What keeps all components of an array of row numbers.
+# Operations that keep all components of an array of row numbers.
 LAYOUT = frozenset({"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type"})
 
 

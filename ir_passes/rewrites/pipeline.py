@@ -11,7 +11,7 @@ __all__ = ["DEFAULT_PASSES", "Graph", "Pass", "PassError", "PassPipeline", "Pass
 
 
 class PassError(ValueError):
-    """A pass returned a graph that is not valid, or a pipeline was asked for what it does not have."""
+    """A pass returned an invalid graph, or a pipeline was asked for a pass it does not have."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class PoolAccesses:
     """The versions and boxes of every pool of a graph.
 
     Attributes:
-        facts: what is known of indices.
+        facts: known of indices.
         versions: variable -> position of the pool among the inputs.
         readers: version -> equations that have it as an operand, updates of it apart.
         writers: version -> equations that update it.

@@ -97,7 +97,7 @@ class Interpreter:
         """The results of one equation, one for each of its variables, with their tags."""
         name = eqn.primitive.name
         if (body := ir.body_of(eqn)) is not None:
-            # What jax's own functions expand to has no source; it is the caller's line that did it.
+            # Equations of jax's own functions have no source; they take the caller's line.
             outer, self.judge.caller = self.judge.caller, self.judge.source_of(eqn)
             results = self.run(body, values, tags)
             self.judge.caller = outer

@@ -8,7 +8,7 @@ import numpy as np
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer import moves
-from ir_passes.sanitizer.moves import RowWindow, rows_axis, window_of
+from ir_passes.sanitizer.moves import Addressing, rows_axis, window_of
 from ir_passes.sanitizer.tags import LABEL, UNKNOWN, Ints, Tags, along, nobody, numpy_of, range_along, range_of
 from ir_passes.sanitizer.walk import Walk
 
@@ -104,7 +104,7 @@ def settle(
     return jnp.broadcast_to(written, (*shape, 4)), moved
 
 
-def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: RowWindow, sliced: bool) -> tuple[int, ...]:
+def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Addressing, sliced: bool) -> tuple[int, ...]:
     """Shape of an update, but 1 along the axes that belong to one row."""
     shape = list(ir.shape_of(eqn.invars[1 if sliced else 2]))
     places, without = iter(window.window), set[int]()
@@ -117,7 +117,7 @@ def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: RowWindow, sliced: boo
     return tuple(shape)
 
 
-def _addressing(run: Walk, window: RowWindow, tags: list[Tags | None], sliced: bool) -> Ints | None:
+def _addressing(run: Walk, window: Addressing, tags: list[Tags | None], sliced: bool) -> Ints | None:
     """The lane of each row number: of the slot map that it came from, or its place where there is one per lane."""
     if window.column is None:
         return None

@@ -58,7 +58,7 @@ class SanitizedStep:
         Args:
             args: of the step.
             shadow_labels: those of each pool.
-            expected: what `RowLedger.expect` says of this step.
+            expected: the result of `RowLedger.expect` for this step.
 
         Raises:
             ValueError: shapes or dtypes are not those that the step was sanitized for.
@@ -90,7 +90,7 @@ class SanitizedStep:
     def _check_shapes(self, values: list[Any]) -> None:
         int32, lanes = np.dtype(np.int32), self.bound.lanes
         wanted = [(entry.path, entry.shape, entry.dtype) for entry in self.bound.inputs]
-        wanted += [(f"shadow {i}", (rows, 4), int32) for i, rows in enumerate(self._rows())]
+        wanted += [(f"shadow labels {i}", (rows, 4), int32) for i, rows in enumerate(self._rows())]
         wanted += [(f"expected {name}", (lanes, 4), int32) for name in Expected._fields]
         if len(values) != len(wanted):
             raise ValueError(f"expected {len(wanted)} arrays with shadow labels and expectations, got {len(values)}")

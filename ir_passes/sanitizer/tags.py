@@ -245,7 +245,7 @@ _MOVES: dict[str, Callable[[JaxprEqn, Ints], Ints]] = {
     "rev": _rev,
     "tile": _tile,
 }
-# Moves of one operand. What the operand is stays what it is, its dtype aside.
+# Moves of one operand, which keep its elements, but for their dtype.
 MOVES = {
     *_MOVES,
     "convert_element_type",

@@ -40,7 +40,7 @@ class Check:
     """One place of a step where labels are compared.
 
     Attributes:
-        what: what the step does there, as "mul reads argument 1".
+        what: the action of the step there, as "mul reads argument 1".
         source: "file:line".
     """
 
@@ -79,7 +79,7 @@ class Judge:
     checks: dict[Check, int] = field(default_factory=dict)
     verdict: Verdict = field(init=False)
     caller: str = "unknown"
-    # What was compared before, by identity; the arrays are kept so that no other gets their identity.
+    # Earlier comparisons, by identity; the arrays are kept so that no other gets their identity.
     _compared: dict[tuple[int, int, int], tuple] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

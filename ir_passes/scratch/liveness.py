@@ -154,7 +154,7 @@ class Liveness:
         """A table of the scratch, largest first, with the source line of each value.
 
         Args:
-            rows: how many values to list, None for all; the report says how many it leaves out.
+            rows: number of values to list, None for all; the report says how many it leaves out.
         """
         peak = self.peak
         at = ir.source_of(self.jaxpr.jaxpr.eqns[peak]) if peak < self.equations else "the end"

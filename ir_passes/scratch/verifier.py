@@ -43,7 +43,7 @@ def verify_plan(
 
     Args:
         closed: the inlined jaxpr that the plan is for.
-        plan: what to check.
+        plan: the plan to check.
         in_place: (result, operand) of equations that are declared to overwrite that operand; those two may be in the
             same bytes if the equation is the last to read the operand.
         alignment: of every offset.

@@ -45,13 +45,13 @@ class AuditReport:
         findings: every fault.
         copies: copies of whole pools.
         collectives: operations between devices.
-        schedule: the collectives of the program that they are, in the order in which they run.
-        neighbours: what lies beside the results of custom calls.
-        values: how many values were placed and compared.
+        schedule: the program's collectives that they implement, in the order in which they run.
+        neighbours: the values beside the results of custom calls.
+        values: number of values that were placed and compared.
         temp_bytes: scratch that the program needs.
         temp_lower_bound: the most scratch bytes that are live at once in XLA's schedule.
         fingerprint: hash of the program, the same in every process.
-        uncovered: what the audit does not know; ids of `NotCovered`.
+        uncovered: properties that the audit does not know; ids of `NotCovered`.
         seconds: that the audit took.
     """
 

@@ -45,7 +45,7 @@ class CompiledCollective:
     Attributes:
         groups: the devices that talk, as positions in the mesh; a single empty group for all of them.
         axes: mesh axes along which they differ; None where that cannot be told.
-        operands: what each device has of them.
+        operands: the types of their shards on each device.
     """
 
     instruction: str

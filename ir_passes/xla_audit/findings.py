@@ -27,8 +27,8 @@ class Finding:
 
     Attributes:
         where: the HLO instruction, JAX's name of the operation, the source line.
-        message: what is wrong, expected and got.
-        remedy: what to do.
+        message: the fault, with what was expected and found.
+        remedy: the advice.
         pools: paths of the pools that it is about.
     """
 

@@ -43,7 +43,7 @@ class Hazard:
         instruction: the operation or fusion.
         operand: position of the operand.
         index: of the result that lies in the operand's bytes.
-        through: what reads the operand at other positions, inside the fusion if it is one.
+        through: the instruction that reads the operand at other positions, inside the fusion if it is one.
     """
 
     instruction: Instruction

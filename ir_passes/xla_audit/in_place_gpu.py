@@ -30,7 +30,7 @@ def computed_first(fusion: Instruction, fused: Computation, index: Index) -> fro
     # All of them are visited in the order of the elements in memory, so that as many elements are the same positions.
     if outputs[index[0]].opcode == "reduce" or count < 2 or any(array.count != count for array in data):
         return frozenset()
-    # What another result makes of a reduction is computed anew for each of its elements.
+    # Another result that reads the reduction computes it anew for each of its own elements.
     if not all(_only_returned(one, fused) for one in reductions):
         return frozenset()
     return frozenset(one.id for one in reductions)

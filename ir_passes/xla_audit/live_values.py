@@ -24,7 +24,7 @@ class LiveValue:
     """One value.
 
     Attributes:
-        instruction, index: what defines it.
+        instruction, index: its definition.
         slice: its bytes; None where the buffer assignment says nothing about it.
         start, stop: ticks of its definition and of its last reader, both included.
     """
@@ -46,7 +46,7 @@ class Carry:
 
     Attributes:
         instruction: the while or conditional.
-        places: what stands there and its bytes.
+        places: the name and the bytes of each.
     """
 
     instruction: Instruction
@@ -63,8 +63,8 @@ class LiveValues:
         of: instruction id -> index -> position in `values`.
         executed: instructions in the order of the clock; those of computations that are called.
         looped: ids of instructions that run inside a loop.
-        carries: what loops and branches hand over.
-        uncovered: what this dataflow does not know.
+        carries: values that loops and branches hand over.
+        uncovered: properties that this dataflow does not know.
     """
 
     values: tuple[LiveValue, ...]

@@ -15,9 +15,9 @@ class Neighbours:
     """One result of a custom call.
 
     Attributes:
-        target: what is called.
-        result: what it writes, in which bytes.
-        before, behind: what is live during the call and nearest in the same allocation on either side, with the bytes
+        target: the called function.
+        result: the array that it writes, and its bytes.
+        before, behind: the nearest value on either side in its allocation that is live during the call, with the bytes
             that lie between; None where there is nothing.
     """
 

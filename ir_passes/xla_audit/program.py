@@ -69,7 +69,7 @@ class Instruction:
         called: computation ids: of a while its body and its condition.
         op_name: JAX's name of the operation, with scopes; may be empty.
         source: "file:line" of the innermost user's frame; may be empty.
-        backend_config: what only the backend understands, verbatim.
+        backend_config: the backend's own settings, verbatim.
         attributes: every other field that the value depends on, verbatim.
         fusion_kind: of a fusion, as "kLoop"; else empty.
         scalar: value of an integer constant with one element, else None.
@@ -224,7 +224,7 @@ class Buffers:
     """The buffer assignment.
 
     Attributes:
-        slices: where the value that an instruction defines at an index lives.
+        slices: the bytes of the value that an instruction defines at an index.
     """
 
     allocations: Mapping[int, Allocation]

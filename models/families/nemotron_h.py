@@ -7,7 +7,7 @@ without a gate.
 Time steps are limited by `time_step_limit`, as in the code published with the checkpoints. transformers applies
 `time_step_min`, which is meant for initial values, as a floor in prefill and not in decoding, so that its results
 depend on how a text is split into steps; a floor for some tokens only is not implemented. `"hf_compat_dt_floor": true`
-in config.json applies the floor to every token, which gives the scores of transformers for a text in one piece.
+in config.json applies the floor to every token, which gives the scores of transformers for a text in one prefill.
 """
 
 from collections.abc import Mapping
@@ -37,16 +37,16 @@ NEMOTRON_H_FIELDS = {
 }
 MAMBA2_FIELDS = NEMOTRON_H_FIELDS | {"heads": "num_heads", "head_size": "head_dim", "state_size": "state_size"}
 MAX_MAMBA2_POSITIONS = 1 << 30
-"""Positions of a model without attention: without a limit of its own, so that int32 positions are the only one."""
+"""Positions of a model without attention, which has no limit of its own: int32 positions are the only one."""
 PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
-# Positions that attention does not use, heads that predict further tokens, and what only training needs.
+# Settings of RoPE, which attention does not use, of MTP heads, and of training.
 UNUSED = """rope_theta partial_rotary_factor rope_scaling rope_parameters num_nextn_predict_layers hidden_dropout
     mtp_layers_block_type mtp_hybrid_override_pattern moe_shared_expert_overlap attention_head_dim""".split()
 
 
 def read_layer_types(reader: ConfigReader) -> list[str]:
-    """`layers_block_type` or `layer_types`, or the letters of `hybrid_override_pattern`."""
+    """Read `layers_block_type` or `layer_types`, or the letters of `hybrid_override_pattern`."""
     name = next((name for name in ("layers_block_type", "layer_types") if name in reader), "hybrid_override_pattern")
     value = reader.get(name)
     reader.get("hybrid_override_pattern")
@@ -63,7 +63,7 @@ def read_layer_types(reader: ConfigReader) -> list[str]:
 
 
 def read_moe(reader: ConfigReader) -> MoeConfig:
-    """Experts without gates, chosen by sigmoid scores plus a correction, the best groups first."""
+    """Read the MoE: experts without gates, sigmoid router with correction bias and expert groups."""
     experts, per_token = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
     groups, kept = reader.integer("n_group", 1), reader.integer("topk_group", 1)
     if experts % groups or (groups > 1 and experts // groups < 2):
@@ -141,7 +141,7 @@ def read_pure_mamba2(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def unused_sizes(types: list[str]) -> list[str]:
-    """Sizes that configs name also where no layer has them."""
+    """List the size fields that configs have although no layer uses them."""
     names = {
         "full_attention": "num_attention_heads num_key_value_heads head_dim",
         "mlp": "intermediate_size",
@@ -186,12 +186,12 @@ def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
+    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
     return decoder_weights(
         config,
         _describe,
         norms=("norm",),
-        # older Mamba2 checkpoints call it by the singular
+        # Older Mamba2 checkpoints have the singular.
         embedding=("backbone.embeddings.weight", "backbone.embedding.weight"),
         final_norm="backbone.norm_f.weight",
         layers="backbone.layers",

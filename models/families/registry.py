@@ -1,4 +1,4 @@
-"""The families that can be loaded."""
+"""Registry of the families that can be loaded."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,11 +32,11 @@ FAMILIES = (
 
 
 class UnsupportedModel(ValueError):
-    """config.json names a model that no family here can run."""
+    """Error for a config.json whose `model_type` no family has."""
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family that a config.json belongs to, by its `model_type`.
+    """Return the family of a config.json, by its `model_type`.
 
     Raises:
         UnsupportedModel: no family has that `model_type`; the message lists those there are.

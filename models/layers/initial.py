@@ -18,9 +18,9 @@ def sharded_dims_of(variable: nnx.Variable) -> tuple[ShardedDim, ...]:
     return variable.get_metadata("sharded", ())
 
 
-def decay_rates(rngs: nnx.Rngs, heads: int, cut: ShardedDim) -> nnx.Param:
+def decay_rates(rngs: nnx.Rngs, heads: int, sharded: ShardedDim) -> nnx.Param:
     """Draw the logarithm of each head's decay rate (`A_log` of checkpoints), float32."""
-    return parameter(jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=0.5, maxval=4.0)), cut)
+    return parameter(jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=0.5, maxval=4.0)), sharded)
 
 
 def matrix(rngs: nnx.Rngs, *shape: int, sharded: tuple[ShardedDim, ...] = ()) -> nnx.Param:

@@ -27,7 +27,7 @@ def short_conv(
     valid: Bool[Array, "lane token"],
     bias: Float32[Array, "channel"] | None = None,
 ) -> tuple[Float32[Array, "lane token channel"], Float[Array, "lane tap channel"]]:
-    """Compute `y_t = sum_j weight[c, j] x_{t-K+1+j} + bias[c]`: tap K-1 meets the current token. No activation.
+    """Compute `y_t = sum_j weight[c, j] x_{t-K+1+j} + bias[c]`: tap K-1 is that of the current token. No activation.
 
     Args:
         x: inputs; those of padding tokens are ignored, even if they are NaN.

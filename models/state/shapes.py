@@ -58,5 +58,5 @@ class LaneInfo(NamedTuple):
 
 
 def over_last(vector: Array, like: Array) -> Array:
-    """Give `vector` [size] the rank of `like`, so that it meets its last dimension."""
+    """Reshape `vector` [size] to the rank of `like`, to broadcast along its last dimension."""
     return vector.reshape((1,) * (like.ndim - 1) + vector.shape)

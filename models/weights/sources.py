@@ -1,7 +1,7 @@
-"""How a parameter is found in a checkpoint: names, shapes, and where each tensor lies in it.
+"""Description of parameters by checkpoint tensors: names, shapes, and the place of each tensor in a parameter.
 
-Families describe their parameters with these values; reading files is the caller's business, who may want all of a
-parameter or only the part of it that one device has.
+Families list their parameters with these values. The caller reads the files: whole parameters or the shards of one
+device.
 """
 
 import operator
@@ -12,16 +12,16 @@ from typing import NamedTuple
 import numpy as np
 
 ArraySlice = tuple[slice, ...]
-"""A part of an array: slices of step 1 of its first dimensions, or of all; of the others it has everything."""
+"""Slices of step 1 of the first dimensions of an array; the remaining dimensions are whole."""
 
 
 class TensorSlice(NamedTuple):
-    """What one tensor gives to a window of a parameter.
+    """A slice of a tensor and its place in a window of a parameter.
 
     Attributes:
         name: canonical name of the tensor.
-        taken: what of the tensor, for `WeightSource.take`: a window and an ellipsis.
-        place: where that lies in the window of the parameter.
+        taken: slice of the tensor, for `WeightSource.take`: a window and an ellipsis.
+        place: its place in the window of the parameter.
     """
 
     name: str
@@ -31,14 +31,14 @@ class TensorSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightSource:
-    """One way to make a parameter of the tensors of a checkpoint.
+    """A way to build a parameter from tensors of a checkpoint.
 
     Attributes:
         shapes: canonical tensor name -> the shape it must have.
-        places: tensor name -> the window of the parameter that is made of it; the windows cover the parameter without
-            overlap. None where the one tensor named makes all of it.
-        take: (tensor, window of its place, counted from where that begins, and an ellipsis) -> the values there, a view
-            of the tensor wherever there is one. Without it the tensor lies there as it is.
+        places: tensor name -> the window of the parameter that it fills; the windows cover the parameter without
+            overlap. None where a single tensor fills all of it.
+        take: (tensor, window relative to the beginning of its place, and an ellipsis) -> the values there, a view of
+            the tensor wherever possible. By default the tensor fills its place as it is.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -46,10 +46,10 @@ class WeightSource:
     take: Callable[[np.ndarray, tuple], np.ndarray] = operator.getitem
 
     def pieces(self, window: ArraySlice, shape: tuple[int, ...]) -> Iterator[TensorSlice]:
-        """What a window of the parameter is made of; tensors that have nothing in it are left out.
+        """Yield the tensor slices that fill a window of the parameter; tensors outside of it are left out.
 
         Args:
-            window: the part of the parameter that is wanted.
+            window: of the parameter, such as the shard of a device.
             shape: of the whole parameter.
         """
         if self.places is None:
@@ -63,9 +63,9 @@ class WeightSource:
 
 
 def _entries(window: ArraySlice, shape: tuple[int, ...]) -> list[range]:
-    """Which entries of each dimension a window has; dimensions that it does not name are whole."""
-    named = [range(size)[one] for one, size in zip(window, shape, strict=False)]
-    return named + [range(size) for size in shape[len(window) :]]
+    """Return the entries of each dimension in a window; the remaining dimensions are whole."""
+    sliced = [range(size)[one] for one, size in zip(window, shape, strict=False)]
+    return sliced + [range(size) for size in shape[len(window) :]]
 
 
 def _counted_from(start: Sequence[range], entries: Sequence[range]) -> ArraySlice:
@@ -74,13 +74,13 @@ def _counted_from(start: Sequence[range], entries: Sequence[range]) -> ArraySlic
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter of a model and where it comes from.
+    """A parameter of a model and its checkpoint sources.
 
     Attributes:
         path: path of the parameter in the `nnx` module.
         shape: its shape.
-        options: ways to build it, the usual one first; a checkpoint must hold all tensors of one of them.
-        float32: keep it in float32 whatever dtype the model is loaded in (norms, decays, biases).
+        options: sources, the usual one first; a checkpoint must have all tensors of one of them.
+        float32: keep it in float32, whatever dtype the model is loaded in (norms, decays, biases).
     """
 
     path: tuple[str | int, ...]
@@ -92,18 +92,18 @@ class Weight:
 def tensor(
     path: tuple[str | int, ...], name: str | Sequence[str], shape: tuple[int, ...], float32: bool = False
 ) -> Weight:
-    """A parameter that is one tensor of the checkpoint as it stands, under one name or the one of several it has."""
+    """Return a parameter that is one checkpoint tensor as it is, under one name or one of several alternatives."""
     names = (name,) if isinstance(name, str) else name
     return Weight(path, shape, tuple(WeightSource({each: shape}) for each in names), float32)
 
 
 def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> WeightSource:
-    """The rows `index` of one tensor, in that order."""
+    """Return the source of rows `index` of one tensor, in that order."""
     return WeightSource({name: shape}, take=lambda tensor, window: tensor[(index[window[0]], *window[1:])])
 
 
 def joined(shapes: Mapping[str, tuple[int, ...]]) -> WeightSource:
-    """The rows of several tensors, one tensor after another."""
+    """Return the source of the rows of several tensors, concatenated."""
     places, start = {}, 0
     for name, shape in shapes.items():
         places[name] = (slice(start, start + shape[0]),)
@@ -112,10 +112,10 @@ def joined(shapes: Mapping[str, tuple[int, ...]]) -> WeightSource:
 
 
 def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> WeightSource:
-    """`[expert, out, in]` from one matrix per expert, or from several that follow one another along `out`.
+    """Return the source of `[expert, out, in]`: one matrix per expert, or several concatenated along `out`.
 
     Args:
-        names: per expert, the matrices whose rows follow one another.
+        names: per expert, the matrices whose rows are concatenated.
         shape: shape of each matrix.
     """
     places = {
@@ -129,11 +129,11 @@ def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> WeightSou
 def expert_matrices(
     fused: str, name: str, parts: Sequence[str], experts: int, shape: tuple[int, int]
 ) -> tuple[WeightSource, ...]:
-    """The experts' matrices in one tensor, or one tensor for each expert and part.
+    """Return the sources of the experts' matrices: one tensor for all, or one for each expert and projection.
 
     Args:
-        fused: the tensor `[expert, out, in]`, the rows of the parts one after another.
-        name, parts: matrix `part` of expert e is `{name}.{e}.{part}.weight`.
+        fused: the tensor `[expert, out, in]`, the rows of the projections concatenated.
+        name, parts: projection `part` of expert e is `{name}.{e}.{part}.weight`.
         experts: number of experts.
         shape: shape of each of these matrices.
     """

@@ -58,7 +58,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_forward(text_lm: hybridlm.LM) -
             np.testing.assert_allclose(list(top.values()), np.sort(row)[::-1][:3], atol=1e-4)
 
 
-def test_a_draw_does_not_depend_on_batch_mates(text_lm: hybridlm.LM) -> None:
+def test_a_sample_does_not_depend_on_batch_mates(text_lm: hybridlm.LM) -> None:
     settings: dict[str, Any] = {"temperature": 1.0, "seed": 5, "logprobs": 3, **FREE}
     first = text_lm.generate(PROMPTS, **settings)
     others = [p if i in (1, 4) else "other text" + "!" * (3 * i) for i, p in enumerate(PROMPTS)]
@@ -71,7 +71,7 @@ def test_a_draw_does_not_depend_on_batch_mates(text_lm: hybridlm.LM) -> None:
     assert sum(a.token_ids == b.token_ids for a, b in zip(first, reseeded, strict=True)) == 0
 
 
-def test_n_completions_of_one_prompt_are_drawn_apart(text_lm: hybridlm.LM) -> None:
+def test_n_completions_of_one_prompt_are_sampled_independently(text_lm: hybridlm.LM) -> None:
     assert text_lm.tokenizer is not None
     completions = text_lm.generate(["ab", "cd"], n=3, temperature=1.5, **FREE)
     assert [c.prompt_token_ids for c in completions] == [

@@ -205,10 +205,10 @@ def test_an_interrupted_step_closes_the_session_and_nothing_else(text_lm: hybrid
 def test_a_device_without_memory_closes_the_session_and_nothing_else(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """Where a pool is allocated, and where a step of a pool that exists is dispatched."""
+    """Allocation of a pool fails, or the dispatch of a step of an existing pool."""
     want = text_lm.generate(PROMPTS, **SETTINGS)
     if place == "new_rows":
-        text_lm.engine._kept.clear()
+        text_lm.engine._idle_pools.clear()
 
     def full(*arguments: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")

@@ -134,7 +134,7 @@ def test_any_declaration_is_taken_or_refused() -> None:
 @pytest.mark.parametrize("out_axes", [None, 0])
 @pytest.mark.parametrize("reduce", [jax.lax.psum, jax.lax.pmax, jax.lax.pmin, jax.lax.pmean])
 def test_reductions_over_the_axis_that_vmap_names_mix_lanes(reduce, out_axes) -> None:
-    """As many lanes as entries of a row: what is left has the length of the lanes, and is of all of them."""
+    """Lanes as many as a row's entries: the result has the length of the lanes, and depends on all of them."""
 
     def over_lanes(x):
         mixed = jax.vmap(lambda row: reduce(row, "lanes"), axis_name="lanes", out_axes=out_axes)(x)

@@ -1,4 +1,4 @@
-"""The benchmark's two sides draw the same tokens, so they do the same work."""
+"""The benchmark's two sides sample the same tokens, so they do the same work."""
 
 from pathlib import Path
 

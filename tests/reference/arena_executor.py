@@ -82,7 +82,7 @@ class _Frame:
         self.live: list[PlacedBuffer] = []
 
     def run(self, inputs: Sequence[_Place]) -> list[_Place]:
-        """Where the results are, after the last equation."""
+        """Run all equations; return the places of the results."""
         self.places.update(zip(self.jaxpr.invars, inputs, strict=True))
         for i, eqn in enumerate(self.jaxpr.eqns):
             if (i, 0) in self.plan.views:

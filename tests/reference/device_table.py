@@ -17,7 +17,7 @@ from published import PUBLISHED
 
 from hybridlm.devices.mesh import EXPERT, abstract_mesh, mesh
 from hybridlm.devices.placement import Placement
-from hybridlm.engine.abstract import abstract_engine, cuts_of
+from hybridlm.engine.abstract import abstract_engine, shard_specs_of
 from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr.collectives import Collective
 from models import DecoderConfig, Family, ShardingError, family_of
@@ -157,7 +157,7 @@ def compiled(name: str, devices: Devices) -> Row:
 
 def held(family: Family, config: DecoderConfig, devices: Devices) -> Held:
     """What one device has; matrices and caches in bfloat16, as on GPUs."""
-    share, cuts = config.shard(Share(devices.model, devices.expert)), cuts_of(family, config)
+    share, cuts = config.shard(Share(devices.model, devices.expert)), shard_specs_of(family, config)
     shards = Placement(abstract_mesh(*devices)).shards(family.weights(config), cuts)
     numbers = size = experts = 0
     for weight in family.weights(config):

@@ -24,7 +24,7 @@ Draw = Callable[[np.random.Generator], tuple[Any, ...]]
 
 
 class Leak(NamedTuple):
-    """What was seen.
+    """The leak that was seen.
 
     Attributes:
         change: what was changed, as "inputs of lane 2".
@@ -159,7 +159,7 @@ def _lanes_where(bound: BoundContract, run: Run, entry: Callable[[Any], bool]) -
 
 
 class Claims:
-    """What the contract says of the results of many runs.
+    """The contract's claims about the results of many runs.
 
     Args:
         bound: the contract.

@@ -151,7 +151,7 @@ def _may_differ(reality: Reality, device: Device, owner: Any, shape: tuple[int, 
 
 
 def _facts(reality: Reality, device: Device, array: np.ndarray, value: Value) -> Iterator[str]:
-    """What is said of the numbers in an array on one device, [run, ...], and is not so."""
+    """Return the facts about an array on one device, [run, ...], that do not hold."""
     if value.range is not None and array.size and (array.min() < value.range[0] or array.max() > value.range[1]):
         yield f"holds {array.min()} to {array.max()}, outside its range {value.range}"
     match value.fact:

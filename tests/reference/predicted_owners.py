@@ -17,7 +17,7 @@ from ir_passes.proof.values import Columns, Counts, Iota, OneHot, Permuted, Slot
 
 
 class Prediction(NamedTuple):
-    """What the proof says of a variable.
+    """The abstract value that the proof gives a variable.
 
     Attributes:
         equation: that gives it.
@@ -82,7 +82,7 @@ class Reality:
                     self.lanes[i, leaf == 0] = True
 
     def inside(self, lanes: np.ndarray) -> np.ndarray:
-        """Which of these are lanes; the others are numbers of padding, `jnp.pad` gives negative ones too."""
+        """Return which numbers are lanes; the others are padding, of which `jnp.pad` gives negative ones too."""
         return (lanes >= 0) & (lanes < self.bound.lanes)
 
     def may_differ(self, lanes: np.ndarray) -> np.ndarray:

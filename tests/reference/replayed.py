@@ -173,7 +173,8 @@ class Run:
             assert completion.token_ids == generated[: len(completion.token_ids)]
             self._ended.add(event.index)
         scheduler = self._session._scheduler
-        for pool, sequences in ((scheduler._prefill_pool, scheduler.prefilling), (scheduler._decode_pool, scheduler.decoding)):
+        prefill, decode = scheduler._prefill_pool, scheduler._decode_pool
+        for pool, sequences in ((prefill, scheduler.prefilling), (decode, scheduler.decoding)):
             for sequence in sequences:
                 assert pool is not None and sequence.slot is not None
                 self._check(pool, sequence, pool.lanes([sequence.slot])[0])

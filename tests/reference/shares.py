@@ -100,7 +100,7 @@ def spec(cuts: Sequence[ShardedDim], devices: Devices, lanes: int = 1) -> P:
 
 
 def scenario(model: Decoder, state: Any, tokens: Any, blocks: Any) -> Steps:
-    """Steps of every kind, each from the state that the last one leaves; a head mtp_drafts once behind the last."""
+    """Steps of every kind, each from the state that the last one leaves; a head drafts once after the last."""
     first, second, one, drafts = tokens
     done = jnp.zeros_like(first[:, 0])
     hidden, logits, states = [], [], []
@@ -228,7 +228,7 @@ class OtherUnits(ShardedDim):
 
     def slices(self, device: int, devices: int) -> list[slice]:
         found, start = [], 0
-        for part in self.parts:
+        for part in self.segments:
             unit = part.size // part.units
             count = max(part.units // devices, 1)
             of_device = [(device + turn * devices) % part.units for turn in range(count)]

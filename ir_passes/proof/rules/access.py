@@ -77,13 +77,13 @@ class Access:
         return dim in self.window and self.sizes[dim] == self.full[dim]
 
     def step(self, dim: int) -> tuple:
-        """This access as a step of a view whose index along `dim` is another matter."""
+        """Return this access as a step of a view, without the index along `dim`."""
         others = tuple((d, value.number) for d, value in sorted(self.columns.items()) if d != dim)
         along = tuple(sorted(self.window.items())), tuple(sorted(self.paired.items()))
         return ("rows", dim, self.full, self.sizes, along, self.index_axes, others)
 
     def taken(self, view: View, dim: int) -> View:
-        """The path after this read of a view whose index along `dim` is another matter."""
+        """Return the view after this read, without the index along `dim`."""
         fills = self.drops and not all(self.inside(other) for other in self.columns if other != dim)
         if self.is_block:
             view = reshaped(block(view, dim, self.full, self.sizes, self._places(dim)), self.sizes, self.window_shape)
@@ -105,7 +105,7 @@ class Access:
                 yield dim, ("value", value.number) if at is None else at
 
     def put(self, view: View, dim: int) -> View | None:
-        """The path after this write puts back what was taken; None where it was taken elsewhere.
+        """Return the view after this write puts a part back; None where the part was taken elsewhere.
 
         What was read out of bounds holds a fill value, which only a write that drops it leaves out.
         """

@@ -151,7 +151,7 @@ def test_bench_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_context_that_is_too_short_is_refused() -> None:
     result = CliRunner().invoke(app, ["bench", "--model", str(demo.path()), "--context", "40"])
-    assert result.exit_code == 1 and "context: 40 is less than" in result.output
+    assert result.exit_code == 1 and "context: expected at least 128" in result.output
 
 
 def test_a_peer_that_is_not_installed_is_named_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

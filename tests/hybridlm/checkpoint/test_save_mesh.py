@@ -73,7 +73,7 @@ def test_every_family_and_mesh(name: str, tmp_path: Path):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["sparse_base", "bamba_one_group"])
 def test_every_mesh_and_every_other(name: str, tmp_path: Path):
-    """What each of them has saved is restored under all others: heads, groups that are repeated, experts."""
+    """Models saved on each mesh are restored on all others: heads, groups that are repeated, experts."""
     original = checkpoint(name, tmp_path)
     meshes: list[Sizes | None] = [None, *MESHES]
     expected = {sizes: load(original, sizes) for sizes in meshes}

@@ -42,7 +42,7 @@ def loaded(checkpoint: Path) -> hybridlm.LM:
 
 @pytest.fixture
 def lm(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
-    """What the commands load: one model for all, so that its steps are compiled once."""
+    """The model that all commands load, so that its steps are compiled once."""
     for command in (batch, generate, score):
         monkeypatch.setattr(command, "load", lambda *args, **settings: loaded)
     return loaded
@@ -111,7 +111,7 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     seen = []
 
-    def events(self: hybridlm.LM, prompts: Any, **settings: Any) -> Iterator[Event]:
+    def events(self: hybridlm.LM, prompts: Any, params: hybridlm.SamplingParams, **others: Any) -> Iterator[Event]:
         seen.extend(prompts)
         for index in (4, 1, 0, 5, 3, 2):
             logprobs, tops = [-0.5, -math.inf], [{7: -0.5, 3: -1.5}, {3: -0.1, 7: -math.inf}]
@@ -143,8 +143,8 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     seen: dict[str, Any] = {}
 
-    def events(self: hybridlm.LM, prompts: Any, **settings: Any) -> Iterator[Event]:
-        seen.update(settings, prompts=prompts)
+    def events(self: hybridlm.LM, prompts: Any, params: hybridlm.SamplingParams, n: int) -> Iterator[Event]:
+        seen.update(dataclasses.asdict(params), prompts=prompts, n=n)
         return iter(())
 
     monkeypatch.setattr(hybridlm.LM, "stream", events)
@@ -282,7 +282,7 @@ def test_warnings_are_one_line(checkpoint: Path, tmp_path: Path):
 
 
 def interrupted(count: int) -> Callable[..., Iterator[Event]]:
-    def events(self: hybridlm.LM, prompts: Any, **settings: Any) -> Iterator[Event]:
+    def events(self: hybridlm.LM, prompts: Any, params: Any, n: int) -> Iterator[Event]:
         yield from (Event(0, i, f"word{i} ", None) for i in range(count))
         raise KeyboardInterrupt
 
@@ -308,7 +308,7 @@ class Endless(LM):
         self.tokenizer = "some"
     def follow(self):
         return False
-    def stream(self, prompts, **settings):
+    def stream(self, prompts, params, n):
         for i in itertools.count():
             time.sleep(0.01)
             yield Event(0, i, f"word{i} ", None)
@@ -360,7 +360,7 @@ def test_score_says_what_common_beginnings_saved(lm: hybridlm.LM, tmp_path: Path
     before = lm.stats["prefix_tokens_saved"]
     result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     saved = lm.stats["prefix_tokens_saved"]
-    assert saved - before >= 32 and f"; {saved} tokens were not computed again" in result.stderr, result.output
+    assert saved - before >= 32 and f"; {saved} tokens of common prefixes" in result.stderr, result.output
 
 
 def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -379,7 +379,7 @@ def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, m
     assert "window: 3 rows, 1048576 bytes there, 2 rows" in refused(*command, "--window", "2")
     monkeypatch.setattr(hybridlm.LM, "_scores", scores)
     result = run(*command)
-    assert result.exit_code == 0 and "3 rows were there from before" in result.stderr, result.output
+    assert result.exit_code == 0 and "3 rows were done by an earlier run" in result.stderr, result.output
     found = rows((tmp_path / "out-00001-of-00002.jsonl").read_text())
     assert [row["id"] for row in found] == [3, 4, 5, 6, 7, 8]
 
@@ -475,7 +475,7 @@ def test_eval_asks_for_a_place_to_write_before_it_loads(tmp_path: Path, monkeypa
 
 @pytest.fixture
 def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What lm_eval returns, which is not there: only what is done with its results."""
+    """Results as lm_eval returns them; lm_eval itself is not installed."""
     results = {"results": {"any": {f"metric {i}": float(i) for i in range(300)}}}
     for name, attributes in {
         "lm_eval.evaluator": {"simple_evaluate": lambda **settings: results},

@@ -1,4 +1,4 @@
-"""Where the most likely tokens are found with an int8 head, and that these steps are as the others."""
+"""Choice of the lanes for which the int8 head is used, and equality of these steps with the others."""
 
 import logging
 from pathlib import Path
@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "chunk": CHUNK, 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[Any, float]:
-    """What searching takes, by lanes, in place of the clock; all logits took 1 s for 1, 2, 4, 8 and 16 lanes."""
+    """Fake times of the search, by lanes, instead of the clock; all logits take 1 s for 1, 2, 4, 8 and 16 lanes."""
     found = dict.fromkeys((1, 2, 4, 8, 16), 0.5)
     monkeypatch.setattr(int8_head_choice, "MIN_ELEMENTS", 1)
     monkeypatch.setattr(int8_head_choice, "_seconds", lambda lanes, int8_head: found[lanes])
@@ -148,7 +148,7 @@ def test_tokens_are_those_of_all_logits(pair: tuple[hybridlm.LM, hybridlm.LM]) -
     assert plain.engine.parameters_on_a_device == screened.engine.parameters_on_a_device
 
 
-def test_steps_are_certified_and_only_those_that_draw_tokens_alone_are_screened(
+def test_steps_are_certified_and_only_those_that_sample_tokens_alone_use_the_int8_head(
     pair: tuple[hybridlm.LM, hybridlm.LM],
 ) -> None:
     _, screened = pair
@@ -183,7 +183,7 @@ def test_sanitizer_follows_the_search(pair: tuple[hybridlm.LM, hybridlm.LM]) -> 
 def test_copy_leaves_as_much_as_rows_take_twice(
     pair: tuple[hybridlm.LM, hybridlm.LM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where less is left steps are compiled at once, and a model could be refused for what it can do without."""
+    """With less memory left, steps are compiled at once, and a model could be refused because of an optional copy."""
     rooms: list[int | None] = []
 
     def chosen(head: jax.Array, lanes: set[int], store: TimeStore, room: int | None, progress: bool | None) -> None:

@@ -101,10 +101,11 @@ def test_pools_have_as_many_rows_on_every_device(text_lm: hybridlm.LM, monkeypat
     engine, over = text_lm.engine, Placement(hybridlm.mesh(data=4))
     assert engine.buckets(3) == [1, 2, 3]
     monkeypatch.setattr(engine, "placement", over)
-    monkeypatch.setattr(engine, "_fewest", 4)
+    monkeypatch.setattr(engine, "_min_rows", 4)
     assert engine.buckets(12) == [4, 8, 12]
     assert [engine.bucket(count, 24) for count in (1, 4, 5, 9, 17, 24)] == [4, 4, 8, 16, 24, 24]
-    assert [over.prefill_rows(lanes, 4) for lanes in (4, 12)] == [4, 4] and Placement(hybridlm.mesh(8)).prefill_rows(16, 4) == 8
+    assert [over.prefill_rows(lanes, 4) for lanes in (4, 12)] == [4, 4]
+    assert Placement(hybridlm.mesh(8)).prefill_rows(16, 4) == 8
     assert ONE_DEVICE.prefill_rows(3, 4) == 3 and lane_bucket(5, 6) == 6
 
 

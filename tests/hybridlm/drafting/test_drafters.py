@@ -10,7 +10,7 @@ from hybridlm.drafting.drafters import MtpDrafter, NgramDrafter, checked_proposa
 
 
 def longest_match(tokens: list[int], k: int) -> list[int]:
-    """What stood behind the latest place of the longest run of last tokens, by looking everywhere."""
+    """Tokens after the latest occurrence of the longest recurring n-gram, by exhaustive search."""
     for size in (4, 3, 2):
         for place in range(len(tokens) - 1, size - 1, -1):
             if size < len(tokens) and tokens[place - size : place] == tokens[len(tokens) - size :]:
@@ -112,7 +112,7 @@ def test_new_sequences_are_trusted_as_the_last_ones_were() -> None:
 
 
 def test_the_first_drafts_of_all_count_more_than_later_ones() -> None:
-    """Where a step that verifies costs as much as 1.5 others, two sequences find out that mtp_drafts are never right."""
+    """If a verifying step costs as much as 1.5 others, two sequences suffice to learn that drafts are never right."""
     prior = AcceptancePrior(0.9)
     prior.observe(4, 0)
     prior.observe(4, 0)
@@ -123,7 +123,7 @@ def test_the_first_drafts_of_all_count_more_than_later_ones() -> None:
     assert prior.rate == pytest.approx(MIN_LEARNING_RATE, abs=1e-6)
 
 
-def test_guesses_of_a_head_are_for_the_place_they_were_made_for() -> None:
+def test_mtp_drafts_are_for_the_place_they_were_made_for() -> None:
     drafter = MtpDrafter()
     assert drafter.propose([3], 4) == []
     drafter.observe(5, [7, 8, 9])

@@ -63,7 +63,7 @@ def test_nothing_of_another_sequence_is_written(text_lm: hybridlm.LM, saved: Pat
             session.submit(tokens[:8], max_tokens=2, ignore_eos=True)
             session.step()
             session.step()
-            (sequence,), pool = session._scheduler.joined, session._scheduler._decode
+            (sequence,), pool = session._scheduler.joined, session._scheduler._decode_pool
             assert pool is not None and sequence.slot is not None
             count = pool.consumed(sequence.slot)
             sampled = jax.device_get(pool.look().token)[pool.lanes([sequence.slot])[0]].tolist()

@@ -212,7 +212,7 @@ def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None
 @pytest.mark.long
 @pytest.mark.parametrize("name", WITH_HEAD)
 def test_published_models_with_their_head(tmp_path: Path, name: str, nothing_runs: None) -> None:
-    """The head mtp_drafts as many tokens as are verified: both steps, proved at the real size."""
+    """The head drafts as many tokens as are verified: both steps, proved at the real size."""
     engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])), head=True)
     assert engine.mtp_drafts == 4
     ordinary = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))

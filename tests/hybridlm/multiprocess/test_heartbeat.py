@@ -1,4 +1,4 @@
-"""Who has fallen silent, hangs or has said why it ends is named, and this process ends in time."""
+"""A process that is silent, hangs or has published its failure is named, and this process exits in time."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from hybridlm.multiprocess.heartbeat import Heartbeat, HeartbeatRecord
 
 
 class Store:
-    """What `KeyValues` is, in this process alone."""
+    """`KeyValues` within this process alone."""
 
     address = "127.0.0.1:9"
 
@@ -81,7 +81,7 @@ def test_who_falls_silent_is_named(
 
 
 def test_who_was_there_and_never_says_anything_is_named(store: Store, capsys: pytest.CaptureFixture) -> None:
-    """It died before its model was loaded; of a process that need not be there yet nothing is expected."""
+    """The process died before its model was loaded; of a process that is not a member nothing is expected."""
     ended: list[int] = []
     heartbeat = Heartbeat(store, 1, 1.0, range(3), ended.append)  # type: ignore[arg-type]  # a stand-in
     begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""A step that compares what processes were told: where one was told something else, no row of any device changes."""
+"""A step with an operand check: if one device's operation differs, no row of any device changes."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def step() -> CompiledStep:
 
 
 def whole(one: np.ndarray, other: np.ndarray) -> jax.Array:
-    """What is taken to be the same on both devices."""
+    """Array that JAX assumes to be equal on both devices."""
     parts = [jax.device_put(part, device) for part, device in zip((one, other), MESH.devices.flat, strict=True)]
     return jax.make_array_from_single_device_arrays(one.shape, WHOLE, parts)
 

@@ -82,7 +82,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def together(directory: Path, fault: str, faulty: int = 2, how: str = "launch") -> tuple[str, float, int]:
-    """What four processes say, the seconds from a fault to their end, and the exit status of the whole."""
+    """Output of four processes, the seconds from a fault to their end, and the exit status of the launch."""
     (directory / "found.json").unlink(missing_ok=True)
     run = subprocess.run(
         [sys.executable, START, directory, fault, str(COUNT), str(TIMEOUT), str(faulty), how],
@@ -176,7 +176,7 @@ def test_a_process_that_dies_is_named_by_each_of_the_others(directory: Path, fau
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--", "inspect", "x"], "expected one of generate, score behind --, got 'inspect'"),
+        (["--", "inspect", "x"], "expected one of generate, score after --, got 'inspect'"),
         (["-n", "0", "--", "score"], "expected at least one process, got 0"),
         (["--timeout", "61", "--", "score"], "timeout: expected 1 to 60 seconds, got 61"),
     ],
@@ -207,7 +207,7 @@ def test_scoring_goes_on_where_a_killed_process_has_ended_it(directory: Path, tm
     assert first.returncode == 128 + 9 and "was ended by SIGKILL" in said, said
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert re.search(r"; [1-9]\d* rows were there from before", again.stderr), again.stderr
+    assert re.search(r"; [1-9]\d* rows were done by an earlier run", again.stderr), again.stderr
     found = [json.loads(line) for line in output.read_text().splitlines()]
     assert [one["id"] for one in found] == list(range(120))
 
@@ -237,5 +237,5 @@ def test_processes_are_found_by_the_variables_of_slurm(directory: Path, tmp_path
 
 
 def port_of(job: int) -> int:
-    """Where JAX lets the processes of a SLURM job meet."""
+    """Port at which JAX lets the processes of a SLURM job meet."""
     return 61440 + job % 4096

@@ -82,7 +82,7 @@ def test_cold_and_warm_agree(text_lm: hybridlm.LM, cached: hybridlm.LM, length: 
 
 @pytest.mark.parametrize("chunks", [1, 2, 4])
 def test_the_same_grid_gives_the_same_bits(text_lm: hybridlm.LM, cached: hybridlm.LM, chunks: int) -> None:
-    """What follows whole chunks has the very numbers of the prompt that is read at once."""
+    """After whole chunks the numbers are bit for bit those of a prompt that is prefilled at once."""
     begins, before = new(chunks * CHUNK), dict(cached.stats)
     cached.generate([begins], **FREE)
     for count in (1, CHUNK + 2):
@@ -120,7 +120,7 @@ def test_prompts_of_one_call_that_begin_alike_share_it(text_lm: hybridlm.LM, cac
     assert hits == 8 and saved >= 8 * 3 * CHUNK, "to within a chunk"
 
 
-def test_no_position_is_kept_twice(cached: hybridlm.LM) -> None:
+def test_no_position_is_cached_twice(cached: hybridlm.LM) -> None:
     prompt, cache, engine = new(CHUNK + 3), cache_of(cached), cached.engine
     cached.generate([prompt[:3]], **FREE)
     cached.generate([prompt], **FREE)

@@ -17,7 +17,7 @@ SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
 
 
 class Buffer:
-    """What a buffer of an edge holds: a token of a sequence for each of its places."""
+    """Fake buffer of an edge: one token of a sequence per place."""
 
     def __init__(self, tokens: Tokens):
         self.tokens = tokens

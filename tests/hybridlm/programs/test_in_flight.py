@@ -15,7 +15,7 @@ from hybridlm.programs.calls import MAX_IN_FLIGHT, InFlight
 
 @pytest.fixture
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many arrays were waited for each time."""
+    """Number of arrays awaited each time."""
     counts: list[int] = []
     wait = jax.block_until_ready
 

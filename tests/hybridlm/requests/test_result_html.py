@@ -1,4 +1,4 @@
-"""What notebooks show of results: everything is escaped, long texts are cut short, nothing is loaded from outside."""
+"""Results in notebooks: everything is escaped, long texts are truncated, nothing is loaded from outside."""
 
 import math
 import pickle

@@ -41,7 +41,7 @@ def exact(head: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def heads(rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """What rounding to few integers treats the worst, and what leaves many tokens close to each other."""
+    """Worst cases of rounding to few integers, and heads with many close logits."""
     normal = rng.normal(size=(VOCAB, HIDDEN)).astype(np.float32)
     outliers = np.where(rng.random(normal.shape) < 0.02, 50 * normal, normal)
     return {
@@ -160,7 +160,7 @@ def test_lanes_that_are_not_asked_are_not_searched() -> None:
     assert found[1] == VOCAB and found[[0, 2]].tolist() == every[[0, 2]].tolist()
 
 
-def test_a_lane_of_temperature_0_draws_the_same_beside_any_other() -> None:
+def test_a_lane_of_temperature_0_samples_the_same_beside_any_other() -> None:
     rng = np.random.default_rng(5)
     int8_head = build_int8_head(rng.normal(size=(VOCAB, HIDDEN)))
     x = rng.normal(size=(3, HIDDEN)).astype(np.float32)
@@ -168,7 +168,9 @@ def test_a_lane_of_temperature_0_draws_the_same_beside_any_other() -> None:
 
     @jax.jit
     def sampled(int8_head: Int8Head, sampling: Sampling, sampling_mode: jax.Array) -> jax.Array:
-        return sample_with_int8_head(jnp.asarray(x), jnp.ones(3, bool), int8_head, sampling, sampling_mode, lambda: other)
+        return sample_with_int8_head(
+            jnp.asarray(x), jnp.ones(3, bool), int8_head, sampling, sampling_mode, lambda: other
+        )
 
     def draw(temperature: list[float], sampling_mode: int) -> list[int]:
         sampling, _ = sampling_arrays([None] * 3)
@@ -200,7 +202,7 @@ def test_copy_is_of_eight_bits_and_says_what_it_takes() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_bounds_are_as_close_where_a_few_numbers_are_far_larger(lanes: int) -> None:
-    """Of inputs and of heads: of a thousand numbers some are a hundred times as large, as trained models have them."""
+    """Inputs and heads with outliers: of a thousand numbers some are a hundred times as large, as in trained models."""
     rng = np.random.default_rng(8)
     head, x = rng.normal(size=(32 * 60, 1024)), rng.normal(size=(lanes, 1024))
     head[:, [5, 77]] *= 20

@@ -1,4 +1,4 @@
-"""What a draw can give, how often, and on what it depends."""
+"""Possible tokens of sampling, their frequencies, and the inputs that they depend on."""
 
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def expected(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
     ],
     ids=str,
 )
-def test_draws_follow_the_filtered_distribution(filters: dict) -> None:
+def test_samples_follow_the_filtered_distribution(filters: dict) -> None:
     tokens = np.asarray(
         run(np.tile(LOGITS, (LANES, 1)), settings(**filters), np.zeros(LANES, np.int32), np.int32(FILTERED))
     )
@@ -112,7 +112,7 @@ def test_filters_keep_what_a_sort_would_and_equally_likely_tokens_together() -> 
             np.testing.assert_array_equal(kept, kept_in_float64(row, top_k, top_p, min_p), str((top_k, top_p, min_p)))
 
 
-def test_a_logit_that_is_infinite_is_drawn() -> None:
+def test_an_infinite_logit_is_sampled() -> None:
     logits = np.tile(LOGITS, (2, 1))
     logits[:, 5] = np.inf
     each: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}]
@@ -120,7 +120,7 @@ def test_a_logit_that_is_infinite_is_drawn() -> None:
         assert run(logits, settings(**filters, lanes=2), np.zeros(2, np.int32), np.int32(FILTERED)).tolist() == [5, 5]
 
 
-def test_lanes_without_filters_draw_the_same_beside_lanes_with_them() -> None:
+def test_lanes_without_filters_sample_the_same_beside_lanes_with_them() -> None:
     """Ties too: a few values, so that sums of logits and noise meet as often as they can."""
     rng = np.random.default_rng(0)
     logits = rng.integers(0, 3, (64, 3000)).astype(np.float32) * 1e6
@@ -148,7 +148,9 @@ def every_setting(lanes: int) -> Sampling:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling_mode", [GREEDY, SAMPLED, FILTERED, SAMPLED + BESIDE_GREEDY, FILTERED + BESIDE_GREEDY])
+@pytest.mark.parametrize(
+    "sampling_mode", [GREEDY, SAMPLED, FILTERED, SAMPLED + BESIDE_GREEDY, FILTERED + BESIDE_GREEDY]
+)
 def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(
     sampling_mode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +184,7 @@ def test_steps_that_sample_lane_by_lane_are_certified_and_shared(
         assert lm.certificates and all(one.holds for one in lm.certificates.values())
 
 
-def test_a_draw_depends_on_seed_index_and_position_only() -> None:
+def test_a_sample_depends_on_seed_index_and_position_only() -> None:
     logits = np.tile(LOGITS, (LANES, 1))
     base = np.asarray(run(logits, settings(), np.zeros(LANES, np.int32), np.int32(FILTERED)))
     assert len(set(base.tolist())) > 5

@@ -80,7 +80,7 @@ def test_strict_writes_nothing(tmp_path: Path, case: str):
 
 
 def test_ids_used_twice(tmp_path: Path):
-    """Of equal hashes, only equal ids: -1 and -2 have one hash, 2**61 and 1 another, 7 and "7" are two ids."""
+    """Ids of equal hashes are duplicates only if they are equal: -1 and -2 have one hash, 2**61 and 1 another."""
     ids = [-1, -2, 1, 2**61, "7", 7, None, None, "7", -2, "7"]
     assert hash(-1) == hash(-2) and hash(1) == hash(2**61)
     rows, _ = run(tmp_path, [{"id": id, "text": "a"} for id in ids])

@@ -111,7 +111,7 @@ def test_wrong_columns(tmp_path: Path, case: str):
 
 def test_column_that_is_there_twice(tmp_path: Path):
     pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, ["text", "text"]), tmp_path / "in.parquet")
-    with pytest.raises(ValueError, match="column text: is there 2 times"):
+    with pytest.raises(ValueError, match="column text: .* 2 times"):
         scored(tmp_path / "in.parquet")
 
 

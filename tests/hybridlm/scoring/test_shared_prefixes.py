@@ -1,4 +1,4 @@
-"""Texts that begin alike: which parts are consumed once, and that no number shows it."""
+"""Texts with common prefixes: which prefixes are prefilled once, and that no number changes."""
 
 import json
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, m
 def cold(lm: hybridlm.LM, texts: Texts, monkeypatch: pytest.MonkeyPatch, **settings) -> list[hybridlm.Score]:
     """Scores with every text consumed by itself."""
     with monkeypatch.context() as patch:
-        patch.setattr(scorer, "_most_kept", lambda engine, lanes: 0)
+        patch.setattr(scorer, "_max_held", lambda engine, lanes: 0)
         return lm.score(texts, **settings)
 
 
@@ -169,17 +169,17 @@ def test_what_shares_a_step_does_not_depend_on_free_memory(
 
 
 def test_a_decode_pool_makes_room_for_common_parts(text_lm: hybridlm.LM) -> None:
-    """What is kept at a time has no more rows than the pool whose room it takes, or two."""
+    """States held at a time have no more rows than the decode pool whose memory they take, or two."""
     engine = text_lm.engine
     text_lm.generate([[5, 6]], max_tokens=2)
     text_lm.score([IDS[:3]])
-    assert "decode" in engine._kept, "nothing is shared"
+    assert "decode" in engine._idle_pools, "nothing is shared"
     text_lm.score(families(3, nested=False))
-    assert "decode" not in engine._kept
+    assert "decode" not in engine._idle_pools
     for lanes in (1, 2, 3, 4, 8, 64):
         fake: Any = SimpleNamespace(lanes=lanes, placement=engine.placement)
         for size in (1, 2, 4):
-            assert 2 <= scorer._most_kept(fake, min(size, lanes)) <= max(2, min(lanes, size + 1))
+            assert 2 <= scorer._max_held(fake, min(size, lanes)) <= max(2, min(lanes, size + 1))
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What the head of a model mtp_drafts and keeps when drafts are accepted in part: against float64, from scratch."""
+"""MTP drafts and the head's state when drafts are accepted in part: against float64, from scratch."""
 
 import pathlib
 from typing import Any
@@ -16,7 +16,7 @@ from hybridlm.steps.structure import Rows, flatten
 from hybridlm.steps.verify import VERIFY_CONTRACT, verify_step
 from ir_passes.measure.unaccepted import unaccepted_reach
 
-LANES, TOKENS, GUESSES = 4, 8, 3
+LANES, TOKENS, DRAFTS = 4, 8, 3
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden" / "dense_multimodal"
 PROMPTS = [[79, 59, 47, 25, 28, 3, 6, 1], [50, 52, 86], [36], [46, 56, 90, 67, 58]]
 """The most likely tokens behind them, and the head's, lead by more than the tolerance."""
@@ -28,7 +28,7 @@ class Lanes:
     def __init__(self) -> None:
         model = load_with_head(GOLDEN)
         structure, self.params = flatten(model)
-        self.step = jax.jit(verify_step(structure, None, None, GUESSES))
+        self.step = jax.jit(verify_step(structure, None, None, DRAFTS))
         self.model = model
 
     def rows(self) -> Rows:
@@ -52,7 +52,7 @@ def lanes() -> Lanes:
 
 
 @pytest.mark.long
-def test_guesses_go_on_from_what_was_accepted(lanes: Lanes) -> None:
+def test_mtp_drafts_continue_from_the_accepted_tokens(lanes: Lanes) -> None:
     """Prompts of all lengths, then drafts of which all, some and none are right, and a lane that sits the step out."""
     reference = Float64Model(GOLDEN)
 
@@ -67,7 +67,7 @@ def test_guesses_go_on_from_what_was_accepted(lanes: Lanes) -> None:
     for lane, prompt in enumerate(PROMPTS):
         seen = texts[lane][: len(prompt) + 1]
         assert sampled.token[lane, len(prompt) - 1] == seen[-1]
-        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, GUESSES)
+        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, DRAFTS)
     # of three drafts all are right, or the first, or none; the last lane is idle
     behind = [text[-3:] for text in texts]
     wrong = [(token + 1) % 97 for token in behind[1]]
@@ -80,7 +80,7 @@ def test_guesses_go_on_from_what_was_accepted(lanes: Lanes) -> None:
     for lane, count in enumerate(accepted[:3]):
         seen = continued(PROMPTS[lane], count + 1)
         assert sampled.token[lane, count - 1] == seen[-1]
-        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, GUESSES)
+        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, DRAFTS)
         # what the next token is paired with: the hidden state of the last accepted one
         hidden = reference.hidden(seen[:-1])[0][-1]
         np.testing.assert_allclose(rows.layers[-1].hidden[lane], hidden, atol=1e-3)
@@ -93,7 +93,7 @@ def test_guesses_go_on_from_what_was_accepted(lanes: Lanes) -> None:
     for lane, count in enumerate((6, 4, 3, 2)):
         seen = continued(PROMPTS[lane], count)
         assert sampled.token[lane, 0] == seen[-1]
-        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, GUESSES)
+        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, DRAFTS)
 
 
 @pytest.mark.long
@@ -106,7 +106,7 @@ def test_the_carried_hidden_state_is_of_accepted_tokens_only(lanes: Lanes) -> No
     lengths, positions = (np.array(x, np.int32) for x in ([5, 4, 2, 1], [len(prompt) for prompt in PROMPTS]))
     operands = (tokens, lengths, positions, np.int32(1), lengths - 1, *sampling_arrays([None] * LANES))
     args = (lanes.params, rows, *operands)
-    step = verify_step(flatten(lanes.model)[0], None, None, GUESSES)
+    step = verify_step(flatten(lanes.model)[0], None, None, DRAFTS)
     caches = (".key", ".value")
     seen = unaccepted_reach(step, args, VERIFY_CONTRACT, {"argument 2": 1}, lambda path: path.endswith(caches))
     assert seen.compared and not seen.reached

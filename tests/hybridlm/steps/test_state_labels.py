@@ -46,7 +46,7 @@ def _swapped_caches(cache: Any, key: Any, value: Any, *where: Any) -> Any:
 
 
 def _swapped_taps(x: Any, weight: Any, state: Any, lengths: Any, *more: Any) -> Any:
-    """What is kept of a convolution lies with taps and channels in each other's place."""
+    """Taps and channels of a convolution state are swapped."""
     y, new = short_conv(x, weight, state, lengths, *more)
     lanes, taps, channels = new.shape
     swapped = new.swapaxes(1, 2).reshape(lanes, taps, channels)
@@ -83,7 +83,7 @@ def test_a_state_in_another_order_is_refused(
     monkeypatch.setattr(function, wrong)
     with pytest.raises(IsolationError) as refused:
         _proof(tmp_path, name, changes, tokens)
-    assert {violation.kind for violation in refused.value.violations} == {ViolationKind.LABEL}
+    assert {violation.kind for violation in refused.value.violations} == {ViolationKind.DIMENSIONS}
 
 
 @pytest.mark.long

@@ -91,7 +91,10 @@ def test_rejected_drafts_do_not_matter(steps: Steps, scene: Scene) -> None:
 
 @LONG
 def test_no_token_behind_the_accepted_ones_reaches_a_row(steps: Steps, scene: Scene) -> None:
-    """What the certificate leaves to measurement: other tokens behind them, sampled at random, in every lane at once."""
+    """Measured, since the certificate does not prove it: other random tokens after the accepted ones.
+
+    In every lane at once.
+    """
     step, contract = steps.lm.engine.programs.step(Shape("verify", steps.lanes, steps.tokens))
     batch = Batch.of([lane.feed for lane in scene.lanes], steps.tokens)
     drafts = np.array([len(lane.drafts) for lane in scene.lanes], np.int32)
@@ -104,7 +107,7 @@ def test_no_token_behind_the_accepted_ones_reaches_a_row(steps: Steps, scene: Sc
 
 
 def test_the_same_as_one_token_at_a_time(steps: Steps, scene: Scene) -> None:
-    """What is sampled, and the state to go on from, against steps that consume the accepted tokens singly."""
+    """Sampled tokens and the final state, against steps that consume the accepted tokens singly."""
     _, sampled, after = steps.verify(scene.rows, scene.lanes)
     drawn_singly, want = steps.one_by_one(scene)
     for lane, (count, end) in enumerate(zip(scene.accepted, scene.ends, strict=True)):
@@ -114,7 +117,7 @@ def test_the_same_as_one_token_at_a_time(steps: Steps, scene: Scene) -> None:
     check_same(after.token, want.token)
 
 
-def test_the_token_drawn_last_is_carried(steps: Steps, scene: Scene) -> None:
+def test_the_token_sampled_last_is_carried(steps: Steps, scene: Scene) -> None:
     rows, lanes, expected = scene
     rows = rows._replace(token=jnp.array([[lane.certain[0] if lane.certain else 0] for lane in lanes], jnp.int32))
     carried = [lane.but((LAST_SAMPLED, *lane.certain[1:])) if lane.certain else lane for lane in lanes]
@@ -133,7 +136,7 @@ def test_the_order_of_lanes_does_not_matter(steps: Steps, scene: Scene) -> None:
 
 @pytest.mark.parametrize("beside", ["nan", "drafts"])
 def test_a_lane_does_not_depend_on_its_batch_mates(steps: Steps, scene: Scene, beside: str) -> None:
-    """What it accepts, draws and keeps, beside lanes that hold NaN or have other tokens, drafts and settings."""
+    """Accepted and sampled tokens and rows, beside lanes that hold NaN or have other tokens, drafts and settings."""
     want = steps.verify(scene.rows, scene.lanes)
     for lane in range(steps.lanes):
         rows, lanes = scene.rows, scene.lanes
@@ -179,7 +182,9 @@ def check_turns(steps: Steps, *turns: list[int | None]) -> None:
             end = len(one.past) + count
             for got, other in zip(states(rows, lane, end), states(want, lane, end), strict=True):
                 np.testing.assert_allclose(got, other, atol=5e-5, rtol=1e-4)
-        lanes = [Lane((*one.past, *one.tokens[:count]), (LAST_SAMPLED,)) for one, count in zip(lanes, counts, strict=True)]
+        lanes = [
+            Lane((*one.past, *one.tokens[:count]), (LAST_SAMPLED,)) for one, count in zip(lanes, counts, strict=True)
+        ]
 
 
 def test_three_of_four_accepted_and_then_a_step_without_drafts(steps: Steps) -> None:

@@ -1,4 +1,4 @@
-"""What is taken for a function declared row-wise is that function, wherever it is called."""
+"""A call is taken for a function declared row-wise only if it is that function."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""What stands behind the accepted tokens of a lane changes neither its rows nor its count."""
+"""Tokens behind the accepted ones of a lane change neither its rows nor its count."""
 
 import jax.numpy as jnp
 import numpy as np

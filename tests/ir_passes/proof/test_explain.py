@@ -44,7 +44,7 @@ EXPLAINED = {
     "next-row": (Kind.WRONG_ROW, "pool 'seq', rows along axis 0", "lanes 0 to 3, argument 0"),
     "whole-pool-decays": (Kind.FRAME, "pool 'seq', rows along axis 0", "argument 0"),
     "read-after-write": (Kind.STALE, "lanes along axis 0", "lanes 0 to 3, argument 0"),
-    "written-transposed": (Kind.LABEL, "pool 'seq', rows along axis 0", "argument 0"),
+    "written-transposed": (Kind.DIMENSIONS, "pool 'seq', rows along axis 0", "argument 0"),
     "orders-differ": (Kind.COUPLING, "permuted", "argument 1['conv'], argument 1['state']"),
     "idle-writes-zeros": (Kind.IDLE, "in [0, 8], Slot", "argument 0"),
     "pool-as-constant": (Kind.CONSTANT, "lanes along axis 0", "argument 0"),

@@ -1,4 +1,4 @@
-"""What the lane proof tells its user: violations, explanations, assumptions, and the edges of what it accepts."""
+"""The lane proof as its user sees it: violations, explanations, assumptions, and the edges of what it accepts."""
 
 import dataclasses
 import json

@@ -46,7 +46,7 @@ def unknown_parameters(program: ir.ClosedJaxpr) -> set[str]:
 
 
 def derived(name: str, seed: int) -> list[Program]:
-    """What JAX makes of an instance; without those for which it has no batching rule or derivative."""
+    """Programs that JAX derives from an instance; without those for which it has no batching rule or derivative."""
     found = []
     for program in (*mapped_over_lanes(name, seed), mapped_over_heads(name, seed)):
         try:
@@ -242,7 +242,7 @@ def test_a_labelled_state_that_is_transposed_by_a_reshape_is_refused() -> None:
     prove_isolation(lambda pool, slots: step(pool, slots, 2), SQUARE_ARGS, SQUARE)
     with pytest.raises(IsolationError) as error:
         prove_isolation(lambda pool, slots: step(pool, slots, 1), SQUARE_ARGS, SQUARE)
-    assert {violation.kind for violation in error.value.violations} == {ViolationKind.LABEL}
+    assert {violation.kind for violation in error.value.violations} == {ViolationKind.DIMENSIONS}
 
 
 def nested(x: Array) -> Array:

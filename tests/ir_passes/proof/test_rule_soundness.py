@@ -1,4 +1,4 @@
-"""What the proof says of a variable is so: lanes outside the predicted set do not change it, and the facts hold.
+"""Soundness of the abstract values: lanes outside a variable's predicted set do not change it, and its facts hold.
 
 Every equation of every program of the zoo, and random programs of common operations; what is said of lanes of length 0
 is compared for those lanes.

@@ -585,7 +585,7 @@ def test_caches_are_masked_by_position() -> None:
 
 @pytest.mark.long
 def test_a_row_with_new_and_old_tokens_is_new() -> None:
-    """Of two writes to a row the later moves what was there; the row still has a new token."""
+    """The later of two writes to a row moves what was there; the row still has a new token."""
 
     def step(cache: Array, slots: Array, positions: Array, x: Array) -> tuple[Array, Array]:
         old, place = cache[slots][:, :2], jnp.arange(2, dtype=jnp.int32)[None]

@@ -1,4 +1,4 @@
-"""What the sanitizer does not follow it refuses, and says why and what to do instead."""
+"""Steps that the sanitizer cannot follow are refused, with the reason and the remedy."""
 
 import re
 from collections.abc import Callable

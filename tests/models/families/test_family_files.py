@@ -12,7 +12,7 @@ LONG = [
     for path in sorted(MODELS.rglob("*.py"))
     if "import ConfigReader" in path.read_text() and len(path.read_text().splitlines()) > MAX_LINES
 ]
-"""Of the files that read configs: those of families, and of what some of them share."""
+"""Long files that read configs: of families, and of what several families have in common."""
 
 
 @pytest.mark.parametrize("path", LONG, ids=lambda path: path.stem)

@@ -22,7 +22,7 @@ def read(name: str) -> DecoderConfig:
 
 
 def size_of(config: DecoderConfig) -> StateSize:
-    """Of the whole model; every kind of layer is built once, without its arrays."""
+    """Return the state size of the whole model; every kind of layer is built once, without its arrays."""
 
     @functools.cache
     def built(layer: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The mixture of experts against float64 NumPy, token by token: activations, shared layers, latent width."""
+"""Mixture of experts (MoE) against float64 NumPy, token by token: activations, shared experts, latent width."""
 
 import jax
 import jax.numpy as jnp

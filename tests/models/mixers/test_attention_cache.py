@@ -1,4 +1,4 @@
-"""The key/value cache: writes at positions, what a query sees, and how many blocks are visited."""
+"""KV cache: writes at positions, the positions that a query attends to, and the number of visited blocks."""
 
 import jax
 import jax.numpy as jnp

@@ -59,7 +59,7 @@ def inputs(
 
 
 def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
-    """One lane by the equation, in float64."""
+    """Compute one lane by the equation, in float64."""
     q, k, v, g, b = (x.astype(np.float64)[lane] for x in arrays)
     s = state.astype(np.float64)[lane]
     outs = []
@@ -73,8 +73,8 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
 
 @PER_HEAD_AND_PER_CHANNEL
 def test_nothing_is_computed_between_reading_and_updating_a_state(channels: bool) -> None:
-    """The core that ends the read last goes on with the update; an operation between that is cut in parts, too, is
-    ended last by the other one, which has read the other lanes."""
+    """The core that ends the read last goes on with the update (ops/layout: cores). An operation in between would be
+    split over the cores, too, and end on the core that has read the other lanes."""
     arrays, state, valid = inputs((1,) * 16, channels=channels)
 
     def step(state, query, key, value, log_decay, beta, valid, fresh):

@@ -1,4 +1,4 @@
-"""The three forms of the Mamba2 recurrence agree, whatever the lengths, and touch nothing that is not theirs."""
+"""The three forms of SSD (Mamba2) agree, whatever the lengths, and touch nothing that is not theirs."""
 
 import re
 from functools import partial
@@ -44,7 +44,7 @@ def none_fresh(state: np.ndarray) -> np.ndarray:
 
 
 def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
-    """One lane by the equation, in float64."""
+    """Compute one lane by the equation, in float64."""
     q, k, v, g = (x.astype(np.float64)[lane] for x in arrays)
     s = state.astype(np.float64)[lane]
     outs = np.zeros((length, HEADS, VALUE))

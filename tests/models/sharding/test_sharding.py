@@ -1,4 +1,4 @@
-"""The shares of several devices compute together what the whole model computes: every family, all kinds of meshes."""
+"""Tensor and expert parallel models compute what the whole model computes: every family, all kinds of meshes."""
 
 import functools
 import re
@@ -79,7 +79,7 @@ def alone(name: str, head: bool) -> tuple[Tiny, Decoder, Steps]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "axes"), sorted(MESHES), ids=str)
-def test_shares_compute_what_the_whole_model_computes(name: str, axes: Axes) -> None:
+def test_shards_compute_what_the_whole_model_computes(name: str, axes: Axes) -> None:
     """Hidden states, logits and states after a prompt in two pieces, a token, and drafts of which some count."""
     model, whole, expected = alone(name, False)
     check_equal(on_devices(whole, model, axes), expected, TOLERANCES[model.family.name])
@@ -87,14 +87,14 @@ def test_shares_compute_what_the_whole_model_computes(name: str, axes: Axes) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "axes"), [("next_base", (2, 2, 2)), ("dense_base", (1, 4, 1))], ids=str)
-def test_shares_of_models_with_a_head(name: str, axes: Axes) -> None:
+def test_shards_of_models_with_a_head(name: str, axes: Axes) -> None:
     """Its rows, after steps of every kind, and a guess from them."""
     model, whole, expected = alone(name, True)
     check_equal(on_devices(whole, model, axes), expected, TOLERANCES[model.family.name])
 
 
 @pytest.mark.slow
-def test_shares_compute_a_token() -> None:
+def test_shards_compute_a_token() -> None:
     """Gated delta net, attention and experts, over both axes."""
     model = tiny("sparse_base")
     whole = random_model(model)
@@ -124,7 +124,7 @@ def test_shards_of_other_units_are_found(name: str, axes: Axes, recut: Callable[
     "name", [pytest.param(name, marks=[] if name == "next_base" else pytest.mark.long) for name in CASES]
 )
 def test_one_device_causes_no_equation(name: str) -> None:
-    """Of a whole model nothing is summed and nothing marked: the same code, and the same program as ever."""
+    """A whole model has no collective and no mark of varying values in its program."""
     model = tiny(name, name in HEADS, **CASES[name])
     graph, params = nnx.split(nnx.eval_shape(lambda: model.family.build(model.config, nnx.Rngs(0))))
 
@@ -150,8 +150,8 @@ def test_what_every_device_has_is_not_summed() -> None:
     "devices", [pytest.param(Devices(2, 1), marks=pytest.mark.long, id="2x1"), pytest.param(Devices(4, 2), id="4x2")]
 )
 @pytest.mark.parametrize("name", CASES)
-def test_cuts_leave_the_shapes_of_a_share(name: str, devices: Devices) -> None:
-    """Every parameter and every array of the state, of each device."""
+def test_shard_specs_give_the_shapes_of_a_shard(name: str, devices: Devices) -> None:
+    """Shapes of every parameter and every array of the state of a device."""
     model = tiny(name, **CASES[name])
     whole = nnx.eval_shape(lambda: model.family.build(model.config, nnx.Rngs(0)))
     share = nnx.eval_shape(lambda: model.family.build(model.config.shard(devices), nnx.Rngs(0)))
@@ -175,8 +175,8 @@ def test_cuts_leave_the_shapes_of_a_share(name: str, devices: Devices) -> None:
             assert dict(part.sizes)[array.sharded] == sum(piece.stop - piece.start for piece in pieces)
 
 
-def test_pieces_of_a_cut() -> None:
-    """Queries of three heads are split, the key of one head is repeated."""
+def test_slices_of_a_sharded_dimension() -> None:
+    """Queries of three heads are sharded, the key of one head is replicated (GQA)."""
     cut = shard_outputs(Segment(6, 3), Segment(2, 1, replicable=True))
     assert [cut.slices(device, 3) for device in range(3)] == [
         [slice(2 * device, 2 * device + 2), slice(6, 8)] for device in range(3)

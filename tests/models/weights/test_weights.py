@@ -202,7 +202,7 @@ def test_stacked_keeps_the_order_and_the_dtype() -> None:
 
 
 def test_a_window_is_made_of_the_tensors_inside_it() -> None:
-    """Of three experts with two matrices each: the rows 1 to 2 of the last two experts, and the last columns."""
+    """A window of three experts with two matrices each: rows 1 to 2 and the last columns of the last two experts."""
     source = stacked([[f"{e}.a", f"{e}.b"] for e in range(3)], (2, 3))
     pieces = list(source.pieces((slice(1, 3), slice(1, 3), slice(2, None)), (3, 4, 3)))
     assert [piece.name for piece in pieces] == ["1.a", "1.b", "2.a", "2.b"]

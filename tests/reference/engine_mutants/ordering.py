@@ -14,7 +14,7 @@ from hybridlm.session import Session
 
 
 def taken(patch: pytest.MonkeyPatch, change) -> None:
-    """Other tokens or lanes of a step that has come back: `change(session, dispatched, sampled) -> (dispatched, sampled)`."""
+    """Change the tokens or lanes of a step that was read: `change(session, dispatched, sampled) -> (both of these)`."""
     right = Session._take
 
     def take(self: Session, dispatched: DispatchedStep, sampled: Any, accepted: Any) -> None:
@@ -31,7 +31,9 @@ def lanes_of_now(patch: pytest.MonkeyPatch) -> None:
             return dispatched, sampled
         now = scheduler._by_lane(scheduler._decode_pool, scheduler.decoding)
         known = [one for one, _ in dispatched.sequences]
-        return dispatched._replace(sequences=[(one, lane) for lane, one in enumerate(now) if one and one in known]), sampled
+        return dispatched._replace(
+            sequences=[(one, lane) for lane, one in enumerate(now) if one and one in known]
+        ), sampled
 
     taken(patch, change)
 
@@ -47,7 +49,9 @@ def lanes_close_ranks(patch: pytest.MonkeyPatch) -> None:
 
 def last_lane_for_all(patch: pytest.MonkeyPatch) -> None:
     def change(session: Session, dispatched: DispatchedStep, sampled: Any) -> tuple[DispatchedStep, Any]:
-        return dispatched._replace(sequences=[(one, len(sampled.token) - 1) for one, _ in dispatched.sequences]), sampled
+        return dispatched._replace(
+            sequences=[(one, len(sampled.token) - 1) for one, _ in dispatched.sequences]
+        ), sampled
 
     taken(patch, change)
 

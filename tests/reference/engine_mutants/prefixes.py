@@ -82,7 +82,7 @@ def shared_state_written(patch: pytest.MonkeyPatch) -> None:
 
     def taken(self: RowMoves, pool: Any, slot: Any, tokens: Any, owner: Any, known: Any = ()) -> Snapshot:
         snapshot = take(self, pool, slot, tokens, owner, known)
-        if owner in gone_on_from and snapshot.state is not None and gone_on_from[owner].here:
+        if owner in gone_on_from and snapshot.state is not None and gone_on_from[owner].on_device:
             gone_on_from[owner].arrays = snapshot.state.arrays
         return snapshot
 
@@ -141,7 +141,7 @@ def ring_of_four(patch: pytest.MonkeyPatch) -> None:
     def change(part: Any, one: CachedBuffers) -> CachedBuffers:
         if part == "state":
             for older in ring[-4:-3]:
-                older.arrays = one.arrays if older.here else older.arrays
+                older.arrays = one.arrays if older.on_device else older.arrays
             ring.append(one)
         return one
 

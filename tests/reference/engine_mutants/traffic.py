@@ -134,7 +134,7 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
     """
     found: dict[int, Alone] = {}
     engine, asked_of = lm.engine, requests(lm)
-    engine._kept.clear()  # nothing of a run that had a fault
+    engine._idle_pools.clear()  # nothing of a run that had a fault
     cancelled = CANCELLED if speculate is None else CANCELLED_WITH_DRAFTS
     if engine.prefix_cache is not None:
         engine.prefix_cache, cancelled = PrefixCache(engine.moves, BUDGET, engine.chunk), CANCELLED_WITH_CACHE

@@ -175,5 +175,7 @@ MUTANTS = (
         "behind-the-last-draft", "", "the token behind the last draft is carried, not behind the last accepted one",
         carry=_behind_the_last_draft,
     ),
-    StepMutant("one-key-for-all-places", "", "all tokens of a lane are sampled with the key of the first", same_key=True),
+    StepMutant(
+        "one-key-for-all-places", "", "all tokens of a lane are sampled with the key of the first", same_key=True
+    ),
 )  # fmt: skip

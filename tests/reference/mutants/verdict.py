@@ -1,4 +1,4 @@
-"""Who kills a mutant, found out by trying."""
+"""The tier that kills a mutant, found out by trying."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ class Survived(AssertionError):
 
 
 def kill(mutant: Mutant) -> str:
-    """What has found the fault, in one line without line numbers.
+    """Return the id of the violation or finding, or the error, that has found the fault.
 
     Raises:
         Survived: nothing; or something that says nothing about this fault.

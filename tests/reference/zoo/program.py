@@ -1,4 +1,4 @@
-"""What a program of the zoo is: a correct step with its contract, and how to draw arguments for it."""
+"""A program of the zoo: a correct step with its contract, and a function that draws arguments for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

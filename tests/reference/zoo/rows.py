@@ -1,4 +1,4 @@
-"""What engines do with rows: null rows, guards, copies, moves, forks, and hand-overs between pools."""
+"""Uses of rows in engines: null rows, guards, copies, moves, forks, and hand-overs between pools."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""The proof that what is written to a labelled pool has its dimensions in the pool's order, even where sizes agree.
+"""The proof that arrays written to a pool have its named dimensions in the pool's order, even where sizes agree.
 
-Labels enter by the pools that a step reads and by `name_dims`; they spread through the operations that make dimensions
-run together. A write ties nothing: the dimensions of what is written must carry the pool's labels already. Nor does any
+Names enter by the pools that a step reads and by `name_dims`; they spread through the operations that make dimensions
+run together. A write ties nothing: the dimensions of what is written must carry the pool's names already. Nor does any
 other operation that puts arrays beside each other or in each other's place: a choice between the old rows and others, a
 write to a part that was taken out, what a loop carries, the branches of a condition.
 """
@@ -25,36 +25,36 @@ Leaves = list[int | None]
 _REMEDY = "give the array its dimensions in the pool's order, or name them: name_dims(x, 'head', 'key', 'value')"
 
 
-def name_dims(x: Array, *labels: str | None) -> Array:
-    """Name the dimensions of an array, for the check of labelled pools; returned as it is.
+def name_dims(x: Array, *names: str | None) -> Array:
+    """Name the dimensions of an array, for the check of pools with named dimensions; returned as it is.
 
     Args:
         x: the array.
-        labels: one for each dimension; None where it has no name. Inside of a function that `vmap` maps they say
+        names: one for each dimension; None where it has no name. Inside of a function that `vmap` maps they say
             nothing, for the array has a dimension more then, which may be any: name it outside.
 
     Raises:
-        ValueError: another number of labels than dimensions.
+        ValueError: another number of names than dimensions.
     """
-    if len(labels) != x.ndim:
-        raise ValueError(f"name_dims: expected {x.ndim} labels for an array of shape {x.shape}, got {labels}")
-    return checkpoint_name(x, NAMED + ",".join(label or "" for label in labels))
+    if len(names) != x.ndim:
+        raise ValueError(f"name_dims: expected {x.ndim} names for an array of shape {x.shape}, got {names}")
+    return checkpoint_name(x, NAMED + ",".join(name or "" for name in names))
 
 
-def label_violations(bound: BoundContract, flat: ir.ClosedJaxpr, known: Mapping[Any, Any]) -> list[Violation]:
+def dim_violations(bound: BoundContract, flat: ir.ClosedJaxpr, known: Mapping[Any, Any]) -> list[Violation]:
     """Return the faults in dimensions of pools that name them; empty where no pool does.
 
     Args:
         bound: the contract.
         flat: the program.
-        known: what the lane proof knows of the variables of each program in it, for `Violation.place`.
+        known: the lane proof's abstract values of each program in it, for `Violation.place`.
     """
     if not any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
         return []
     walk = _Walk(bound, known)
     names = [one.entry.dims if isinstance(one.entry, Pool) else None for one in bound.inputs]
-    inputs = [_labelled(one.shape, labels) for one, labels in zip(bound.inputs, names, strict=True)]
-    leaves: Leaves = [k if labels is not None else None for k, labels in enumerate(names)]
+    inputs = [_with_names(one.shape, dim_names) for one, dim_names in zip(bound.inputs, names, strict=True)]
+    leaves: Leaves = [k if dim_names is not None else None for k, dim_names in enumerate(names)]
     results, versions = walk.run(flat.jaxpr, inputs, leaves)
     for before, after in bound.successors.items():
         if leaves[before] is not None and versions[after] != before:
@@ -62,12 +62,14 @@ def label_violations(bound: BoundContract, flat: ir.ClosedJaxpr, known: Mapping[
     return walk.violations
 
 
-def _labelled(shape: Sequence[int], labels: tuple[str | None, ...] | None) -> Dims:
-    return tuple(Dimension(size, label) for size, label in zip(shape, labels or [None] * len(shape), strict=True))
+def _with_names(shape: Sequence[int], dim_names: tuple[str | None, ...] | None) -> Dims:
+    return tuple(
+        Dimension(size, dim_name) for size, dim_name in zip(shape, dim_names or [None] * len(shape), strict=True)
+    )
 
 
 class _Walk:
-    """One pass over a program; `leaf` says which variables are versions of which labelled pool."""
+    """One pass over a program; `leaf` says which variables are versions of which pool with named dimensions."""
 
     def __init__(self, bound: BoundContract, known: Mapping[Any, Any]):
         self.bound = bound
@@ -103,10 +105,10 @@ class _Walk:
                 self._write(jaxpr, index, operands, pools[0])
                 return [operands[0]], [pools[0]]
             if name == "name" and eqn.params["name"].startswith(NAMED):
-                labels = tuple(label or None for label in eqn.params["name"].removeprefix(NAMED).split(","))
-                if len(labels) == len(operands[0]):
+                dim_names = tuple(dim_name or None for dim_name in eqn.params["name"].removeprefix(NAMED).split(","))
+                if len(dim_names) == len(operands[0]):
                     for mine, named in zip(
-                        operands[0], _labelled([dim.size for dim in operands[0]], labels), strict=True
+                        operands[0], _with_names([dim.size for dim in operands[0]], dim_names), strict=True
                     ):
                         tie(mine, named)
                 return [operands[0]], [pools[0]]
@@ -127,12 +129,12 @@ class _Walk:
         """Results of an operation with a declaration: its pools have the dimensions that it says, before and after."""
         for dims, one in zip(operands, entry.inputs, strict=True):
             if isinstance(one, Pool) and one.dims:
-                for dim, named in zip(dims, _labelled([dim.size for dim in dims], one.dims), strict=True):
+                for dim, named in zip(dims, _with_names([dim.size for dim in dims], one.dims), strict=True):
                     tie(dim, named)
-        labels = [one.dims if isinstance(one, Pool) else None for one in entry.outputs]
+        dim_names = [one.dims if isinstance(one, Pool) else None for one in entry.outputs]
         before = donors(entry)
-        versions = [pools[before[k]] if dims else None for k, dims in enumerate(labels)]
-        return [_labelled(ir.shape_of(var), dims) for var, dims in zip(eqn.outvars, labels, strict=True)], versions
+        versions = [pools[before[k]] if dims else None for k, dims in enumerate(dim_names)]
+        return [_with_names(ir.shape_of(var), dims) for var, dims in zip(eqn.outvars, dim_names, strict=True)], versions
 
     def _write(self, jaxpr: Any, index: int, operands: list[Dims], pool: int) -> None:
         eqn, x = jaxpr.eqns[index], operands[0]
@@ -143,11 +145,11 @@ class _Walk:
         self.check(jaxpr, index, pool, window)
 
     def check(self, jaxpr: Any, index: int, pool: int, written: dict[int, Dimension]) -> None:
-        """Every whole dimension that is written carries the pool's label."""
+        """Report each whole dimension that is written and does not carry the pool's name."""
         bound = self.bound.inputs[pool]
         assert isinstance(bound.entry, Pool) and bound.entry.dims is not None
         for axis, dim in written.items():
-            expected, found = bound.entry.dims[axis], dim.root().label
+            expected, found = bound.entry.dims[axis], dim.root().name
             anything = axis == bound.entry.axis or dim.size == 1 or dim.repeated or expected is None
             if anything or found == expected:
                 continue
@@ -157,13 +159,13 @@ class _Walk:
             self._report(jaxpr, index, f"dimension {expected!r} of {bound.path} is written with {what}", [bound.path])
 
     def _pools(self) -> Iterator[tuple[Bound, tuple[str | None, ...]]]:
-        """Pools with labels, and these."""
+        """Pools that name their dimensions, with the names."""
         for one in self.bound.inputs:
             if isinstance(one.entry, Pool) and one.entry.dims:
                 yield one, one.entry.dims
 
     def _conflict(self, jaxpr: Any, index: int, conflict: Conflict, how: str) -> None:
-        one, other = conflict.labels
+        one, other = conflict.names
         pools = [pool.path for pool, dims in self._pools() if {one, other} & set(dims)]
         self._report(jaxpr, index, f"dimension {one!r} of a pool {how} dimension {other!r}", pools)
 
@@ -171,16 +173,16 @@ class _Walk:
         eqn = jaxpr.eqns[index] if index < len(jaxpr.eqns) else None
         name, source = ("", "unknown") if eqn is None else (eqn.primitive.name, ir.source_of(eqn))
         place = Place(jaxpr, index, self.known.get(jaxpr, {}))
-        self.violations.append(Violation(ViolationKind.LABEL, name, source, message, _REMEDY, tuple(pools), place))
+        self.violations.append(Violation(ViolationKind.DIMENSIONS, name, source, message, _REMEDY, tuple(pools), place))
 
     def _placed(self, eqn: Any, results: list[Dims]) -> list[Dims]:
-        """Says of dimensions that an equation has lost where that was."""
+        """Record the place where an equation has lost dimensions."""
         for dim in (dim for dims in results for dim in dims if dim.lost == ""):
             dim.lost = ir.source_of(eqn)
         return results
 
     def _nested(self, jaxpr: Any, index: int, operands: list[Dims], pools: Leaves) -> Any:
-        """Programs inside an equation."""
+        """Run the programs inside an equation; None where it has none."""
         eqn = jaxpr.eqns[index]
         name, params = eqn.primitive.name, eqn.params
         if name == "scan":
@@ -201,7 +203,7 @@ class _Walk:
 
     def _cond(self, jaxpr: Any, index: int, operands: list[Dims], pools: Leaves) -> Any:
         branches = [self.run(branch.jaxpr, operands, pools) for branch in jaxpr.eqns[index].params["branches"]]
-        results = [self._together(jaxpr, index, *dims) for dims in zip(*(dims for dims, _ in branches), strict=True)]
+        results = [self._joined(jaxpr, index, *dims) for dims in zip(*(dims for dims, _ in branches), strict=True)]
         return results, [_common(*leaves) for leaves in zip(*(leaves for _, leaves in branches), strict=True)]
 
     def _scan(self, jaxpr: Any, index: int, operands: list[Dims], pools: Leaves) -> Any:
@@ -221,7 +223,7 @@ class _Walk:
     def _loop(
         self, jaxpr: Any, index: int, body: Any, counts: tuple[int, int], inner: list[Dims], pools: Leaves
     ) -> Any:
-        """A loop whose body takes constants, what is carried, and what is scanned: what is carried is found out."""
+        """Run a loop's body, of constants, carries and scanned arrays, to the fixpoint of its carries' dimensions."""
         before, end = counts[0], sum(counts)
         given, leaves = list(inner), list(pools)
         while True:
@@ -234,11 +236,11 @@ class _Walk:
             given[before:end], leaves[before:end] = carried, same_leaves
             del self.violations[kept:]
         for k, start in enumerate(inner[before:end]):
-            results[k] = self._together(jaxpr, index, start, results[k])
+            results[k] = self._joined(jaxpr, index, start, results[k])
         return results, versions
 
-    def _together(self, jaxpr: Any, index: int, *arrays: Dims) -> Dims:
-        """Dimensions of a result that is one of several arrays."""
+    def _joined(self, jaxpr: Any, index: int, *arrays: Dims) -> Dims:
+        """Join the dimensions of several arrays of which the result is one."""
         result = []
         for dims in zip(*arrays, strict=True):
             try:

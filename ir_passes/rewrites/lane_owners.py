@@ -32,7 +32,7 @@ class Root:
 
 
 @dataclass
-class LaneLabels:
+class LaneOwners:
     """Owners of the values of a graph.
 
     Attributes:
@@ -84,7 +84,7 @@ class LaneLabels:
 
     @property
     def graph(self) -> Graph:
-        """The graph that is labelled."""
+        """The graph that the owners are of."""
         return self.accesses.graph
 
     def _names_only(self, eqn: ir.JaxprEqn) -> bool:

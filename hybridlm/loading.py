@@ -31,6 +31,7 @@ from hybridlm.progress import load_progress
 from hybridlm.steps.structure import flatten
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
+from ir_passes import ExecutableStore
 from models import DecoderConfig
 from models.sharding.devices import ALONE
 
@@ -123,7 +124,10 @@ def load(
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
     certificates = None if cache.folder is None else cache.folder / "certificates"
-    programs = Programs(structure, certify, certificates, placement, cache.setting)
+    executables = None if cache.folder is None else ExecutableStore(cache.folder / "steps")
+    programs = Programs(
+        structure, certify, certificates, placement, cache.setting, executables, directory.path.resolve().name
+    )
     fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
     if crew is not None:
         crew.agree_on(

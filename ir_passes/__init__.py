@@ -2,9 +2,11 @@
 
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.compile_step import CompiledStep, compile_step
+from ir_passes.compile.executable_store import Entry, EntryError, ExecutableStore
 from ir_passes.compile.exported import Exported, ExportError, load_exported
 from ir_passes.compile.planned_step import PlannedStep, plan_step
 from ir_passes.compile.proving import CertificationWarning
+from ir_passes.compile.stored_step import NotStorable, StoredStep, describe, restore
 from ir_passes.contract.contract import (
     Bound,
     BoundContract,
@@ -53,6 +55,9 @@ __all__ = [
     "CompiledStep",
     "ContractError",
     "Dependence",
+    "Entry",
+    "EntryError",
+    "ExecutableStore",
     "Expected",
     "ExportError",
     "Exported",
@@ -66,6 +71,7 @@ __all__ = [
     "LaneContract",
     "LedgerError",
     "Liveness",
+    "NotStorable",
     "Opaque",
     "Pass",
     "PassPipeline",
@@ -84,6 +90,7 @@ __all__ = [
     "SlotMap",
     "SlotOwner",
     "SlotsExhausted",
+    "StoredStep",
     "Turn",
     "Unaccepted",
     "UntrackedError",
@@ -93,6 +100,7 @@ __all__ = [
     "audit",
     "compile_step",
     "declassify",
+    "describe",
     "devices_agree",
     "liveness",
     "load_exported",
@@ -101,6 +109,7 @@ __all__ = [
     "plan",
     "plan_step",
     "prove_isolation",
+    "restore",
     "rowwise",
     "sanitize",
     "scratch_sizes",

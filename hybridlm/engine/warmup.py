@@ -26,7 +26,7 @@ def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[s
 
     def compiled(shape: AnyShape) -> tuple[str, float]:
         start = time.perf_counter()
-        engine.program(shape)
+        engine.programs.compiled(shape, engine.example_arguments)
         return str(shape), time.perf_counter() - start
 
     with counting_progress(progress, "compiling", len(shapes)) as done, ThreadPoolExecutor(cores()) as pool:

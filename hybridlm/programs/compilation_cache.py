@@ -14,8 +14,10 @@ from typing import Literal, NamedTuple
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from ir_passes.jaxpr.jax_private import compilation_cache_dir
+from ir_passes.jaxpr.jax_private import compilation_cache_dir, without_compilation_cache
 
+NOWHERE = ""
+"""In place of a folder, for `kept_in`: JAX keeps nothing and finds nothing."""
 _free = threading.Condition()
 _in_use: list[str] = []
 """The folder of the compilations that are running, once for each."""
@@ -53,7 +55,7 @@ def kept_in(setting: str | None) -> Iterator[None]:
     meanwhile may be kept there too.
 
     Args:
-        setting: of a `Cache`.
+        setting: of a `Cache`, or NOWHERE.
     """
     if setting is None:
         yield
@@ -64,7 +66,7 @@ def kept_in(setting: str | None) -> Iterator[None]:
             reset_cache()
         _in_use.append(setting)
     try:
-        with compilation_cache_dir(setting):
+        with without_compilation_cache() if setting == NOWHERE else compilation_cache_dir(setting):
             yield
     finally:
         with _free:

@@ -2,16 +2,18 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.agreement import EXAMPLE, compared
-from hybridlm.programs.compilation_cache import kept_in
+from hybridlm.programs.compilation_cache import NOWHERE, kept_in
 from hybridlm.programs.shapes import AnyShape, CopyShape, S, Shape
+from hybridlm.programs.stored_programs import StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
@@ -24,10 +26,12 @@ from ir_passes import (
     AuditError,
     Certificate,
     CompiledStep,
+    ExecutableStore,
     HloError,
     IsolationError,
     LaneContract,
     PlannedStep,
+    StoredStep,
     compile_step,
     plan_step,
 )
@@ -55,11 +59,16 @@ class Programs:
         certificates: directory in which certificates are kept, None for none.
         placement: the devices that steps run on.
         cache: the folder where JAX keeps compiled steps between processes; None for its own setting.
+        executables: keeps compiled steps with their certificates between processes; None keeps none.
+        model: its name, for who lists what is kept.
 
     Attributes:
         int8_head_lanes: numbers of lanes whose steps draw the most likely tokens with the int8 head, which they are
             given behind the parameters; for the programs that are compiled from then on.
+        use_store: whether steps are kept between processes, if there is a place; tests replace parts of steps.
     """
+
+    use_store = True
 
     def __init__(
         self,
@@ -68,6 +77,8 @@ class Programs:
         certificates: Path | None = None,
         placement: Placement = ONE_DEVICE,
         cache: str | None = None,
+        executables: ExecutableStore | None = None,
+        model: str = "",
     ):
         self._structure, self._placement = structure, placement
         self._split = SplitRows(placement.rows_over)
@@ -75,7 +86,10 @@ class Programs:
         self.int8_head_lanes: frozenset[int] = frozenset()
         self._told_not_audited = False
         self._directory, self.cache = certificates, cache
-        self._compiled: dict[AnyShape, Future[CompiledStep]] = {}
+        self._stored = None
+        if executables is not None and self.use_store:
+            self._stored = StoredPrograms(executables, structure, certify, placement, model)
+        self._compiled: dict[AnyShape, Future[CompiledStep | StoredStep]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -114,8 +128,8 @@ class Programs:
             return verify_step(self._structure, shape.top, shape.processor, shape.guesses), VERIFY_CONTRACT
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
 
-    def compiled(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep:
-        """The program of a shape.
+    def compiled(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep | StoredStep:
+        """The program of a shape: the one that is kept, or else compiled.
 
         Args:
             shape: which program.
@@ -133,12 +147,46 @@ class Programs:
                     program = self._compiled[shape] = Future()
             if mine:
                 try:
-                    program.set_result(self._compile(shape, arguments(shape)))
+                    program.set_result(self._ready(shape, arguments(shape)))
                 except BaseException as error:
                     del self._compiled[shape]
                     program.set_exception(error)
                     raise
         return program.result()
+
+    def in_full(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep:
+        """The program of a shape with all that is known of it; one that was kept is compiled anew to be looked at."""
+        program = self.compiled(shape, arguments)
+        return program.in_full if isinstance(program, StoredStep) else program
+
+    def load_ahead(self, shapes: Sequence[AnyShape], arguments: Callable[[Any], tuple[Any, ...]]) -> None:
+        """Load programs that are kept, in this order, in threads; others are compiled when they are needed.
+
+        Args:
+            shapes: which programs.
+            arguments: as for `compiled`.
+        """
+        if self._stored is not None:
+            for shape in shapes:
+                given = arguments(shape)
+                _, args, _ = self._whole_step(shape, given)
+                key = self._stored.key(shape, args, self.int8_head_lanes)
+                self._stored.load_ahead(key, types_of(args), partial(self._compile, shape, types_of(given)))
+
+    def _ready(self, shape: AnyShape, given: tuple[Any, ...]) -> CompiledStep | StoredStep:
+        """The program of a shape from the store, or compiled and kept."""
+        if self._stored is None:
+            return self._compile(shape, given)
+        _, args, _ = self._whole_step(shape, given)
+        types, key = types_of(args), self._stored.key(shape, args, self.int8_head_lanes)
+        found = self._stored.find(key, types, partial(self._compile, shape, types_of(given)))
+        if found is not None:
+            self._tell_not_audited(shape, found.certificate)
+            return found
+        # XLA:CPU writes a program that JAX took from its own cache without parts of its machine code.
+        compiled = self._compile(shape, given) if key is None else self._compile(shape, given, NOWHERE)
+        self._stored.keep(key, shape, compiled, types)
+        return compiled
 
     def _whole_step(
         self, shape: AnyShape, args: tuple[Any, ...]
@@ -151,10 +199,11 @@ class Programs:
             args += self._placement.examples([EXAMPLE], whole=True)
         return step if mesh is None else sharded(step, args, contract, mesh), args, contract
 
-    def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
+    def _compile(self, shape: AnyShape, args: tuple[Any, ...], cache: str | None = None) -> CompiledStep:
+        """Compile; `cache` is where JAX keeps the program, None for where all are kept."""
         step, args, contract = self._whole_step(shape, args)
         try:
-            with kept_in(self.cache):
+            with kept_in(self.cache if cache is None else cache):
                 compiled = compile_step(
                     step,
                     args,

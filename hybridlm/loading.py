@@ -18,7 +18,7 @@ from hybridlm.drafting.drafters import DRAFT_TOKENS, Speculate
 from hybridlm.engine.arguments import assemble, check_arguments, check_drafting, dtype_of_caches
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import Demand, admit_model, admit_steps, available_memory, weight_bytes
-from hybridlm.engine.warmup import all_shapes
+from hybridlm.engine.warmup import all_shapes, first_shapes
 from hybridlm.files.strict_json import read_object
 from hybridlm.lm import LM
 from hybridlm.multiprocess.crew import Crew
@@ -172,6 +172,8 @@ def load(
         tuned = tune_products(params, head, rows, drawing, folder, _room(engine, demand), progress)
         engine.set_tuned(tuned)
         demand = replace(demand, weights=demand.weights + tuned.int8_head_bytes)
+    if sanitizer is None:
+        programs.load_ahead(first_shapes(engine), engine.example_arguments)
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)

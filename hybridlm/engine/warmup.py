@@ -50,6 +50,17 @@ def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[s
     return {str(shape): seconds[str(shape)] for shape in shapes}
 
 
+def first_shapes(engine: Engine) -> list[AnyShape]:
+    """Steps that a call of `generate` needs first: those of all lanes, then those of one sequence."""
+    found: list[AnyShape] = []
+    for staging, decode in (
+        (engine.staging, engine.lanes),
+        (engine.rung(1, engine.staging), engine.rung(1, engine.lanes)),
+    ):
+        found += [Shape("generate", staging, engine.chunk), CopyShape(staging, decode), Shape("generate", decode, 1)]
+    return list(dict.fromkeys(found))
+
+
 def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) -> list[AnyShape]:
     """Steps that consume prompts, that draw one token of each lane, that verify drafts, that score, and that move rows.
 

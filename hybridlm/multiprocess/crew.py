@@ -18,7 +18,7 @@ from hybridlm.multiprocess.environment import Disagreement, ProcessLost
 from hybridlm.multiprocess.key_values import KeyValues
 from hybridlm.multiprocess.records import KINDS, Operation, from_records, to_records
 from hybridlm.multiprocess.watch import take_watch
-from ir_passes import CompiledStep
+from ir_passes import CompiledStep, StoredStep
 
 _AHEAD = 16
 """Operations that a process runs ahead of what it knows to have gone well."""
@@ -183,7 +183,9 @@ class Crew:
 
     # -- running
 
-    def call(self, shape: Any, compiled: Callable[[], CompiledStep], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def call(
+        self, shape: Any, compiled: Callable[[], CompiledStep | StoredStep], args: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         """Dispatch the step that was told of, as `compiled()(*args)`.
 
         Raises:
@@ -235,7 +237,7 @@ class Crew:
             self._go_on()
             raise
 
-    def _words(self, epoch: int, operation: Operation, program: CompiledStep) -> np.ndarray:
+    def _words(self, epoch: int, operation: Operation, program: CompiledStep | StoredStep) -> np.ndarray:
         numbers = [number & 0xFFFFFFFF for number in operation.numbers]
         found = [epoch, KINDS.index(operation.kind), _digest(program), *numbers]
         found += [zlib.crc32(array.tobytes()) for array in operation.arrays]
@@ -266,7 +268,7 @@ class Crew:
         self.agree_on(f"words/{told.epoch}", dict(zip(told.fields, told.words.tolist(), strict=False)), where)
         raise Disagreement(f"{where}other slot maps reached their devices")
 
-    def _same_program(self, shape: Any, program: CompiledStep) -> None:
+    def _same_program(self, shape: Any, program: CompiledStep | StoredStep) -> None:
         """Wait until every process has compiled a program: the first to run it would wait for too long on a device."""
         prints = program.certificate.fingerprints
         values = {"program": prints.compiled, "order of collectives": prints.schedule}
@@ -274,6 +276,6 @@ class Crew:
         self._same.add(shape)
 
 
-def _digest(program: CompiledStep) -> int:
+def _digest(program: CompiledStep | StoredStep) -> int:
     """Names the program, in 32 bits."""
     return zlib.crc32(program.certificate.fingerprints.compiled.encode())

@@ -1,8 +1,8 @@
 """The key of a compiled step: a hash of everything that the step is made of, found without tracing it.
 
-Sources of the three packages, versions, JAX's settings and XLA's flags, the machine, the devices, the model's structure,
-the types and places of all arguments, and which step it is. Where one of them has no name that is the same in every
-process (a function of the user's, a layer from elsewhere), there is no key, and the step is compiled by each process.
+Sources of the three packages, versions, JAX's settings and XLA's flags, the machine, the devices, the structure of the
+model, the types and places of all arguments, and which step it is. Where one of them has no name that is the same in
+every process (a function of the user's, a layer from elsewhere), there is no key, and each process compiles the step.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from typing import Any
 import flax
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 import ir_passes
 import models
@@ -129,7 +129,7 @@ def versions() -> tuple[str, ...]:
 def devices_name(placement: Placement) -> list[str]:
     """Return what tells the devices from others: kind, number and place of each, the processor's instructions."""
     mesh = placement.mesh
-    devices = placement.local_devices if mesh is None else list(mesh.devices.flat)
+    devices: list[Any] = list(mesh.devices.flat) if isinstance(mesh, Mesh) else placement.local_devices
     named = [f"{one.platform} {one.device_kind} {one.id} {one.process_index}" for one in devices]
     axes = [] if mesh is None else [repr(dict(mesh.shape)), repr(getattr(mesh, "axis_types", None))]
     client = devices[0].client

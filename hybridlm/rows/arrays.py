@@ -1,18 +1,24 @@
 """The arrays that rows of a model consist of, by their types and where they lie, and as zeros."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from hybridlm.devices.mesh import DATA, MODEL
 from hybridlm.devices.placement import Placement
 from hybridlm.steps.structure import Rows
 from models import Decoder
+from models.platform import platform
 from models.state.state import StateArray
+
+_ALIGNED = 64
+"""XLA:CPU uses memory of the host in place if its address is a multiple of this."""
 
 
 class RowArrays:
@@ -52,7 +58,18 @@ class RowArrays:
 
 def zeros(types: Any) -> Any:
     """Zeros of these types, each where its type says."""
+    if platform() == "cpu" and jax.process_count() == 1:  # no program, which would be compiled for every shape
+        return jax.tree.map(lambda one: jax.device_put(_zeros_to_copy(one), one.sharding), types)
     return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype, device=one.sharding), types)
+
+
+def _zeros_to_copy(one: jax.ShapeDtypeStruct) -> np.ndarray:
+    """Zeros of the host that JAX copies: it takes aligned memory as it is, and that could not be donated."""
+    width = one.dtype.itemsize
+    size = math.prod(one.shape) * width
+    memory = np.zeros(size + 2 * _ALIGNED, np.uint8)
+    first = -memory.ctypes.data % _ALIGNED + width
+    return memory[first : first + size].view(one.dtype).reshape(one.shape)
 
 
 def maker_of_zeros(types: tuple[jax.ShapeDtypeStruct, ...]) -> Callable[[], tuple[jax.Array, ...]]:

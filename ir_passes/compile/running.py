@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ir_passes.compile.proving import Certify, warn
+from ir_passes.compile.proving import warn
 from ir_passes.xla_audit.findings import AuditError, Finding
 from ir_passes.xla_audit.first_run import FirstRun, Successor
 
@@ -17,7 +17,7 @@ class Running:
         certify: whether pools that moved raise, warn or are not looked at.
     """
 
-    def __init__(self, entry: Callable[..., Any], successors: tuple[Successor, ...], certify: Certify):
+    def __init__(self, entry: Callable[..., Any], successors: tuple[Successor, ...], certify: str):
         self.successors = successors
         self._run = self._entry = entry
         if certify != "off" and successors:

@@ -93,7 +93,7 @@ class ExecutableParts(NamedTuple):
 def parts_of(compiled: jax.stages.Compiled) -> ExecutableParts | None:
     """Take a compiled program apart; None where there is more to it: effects, callbacks, constants, other layouts."""
     whole: Any = getattr(getattr(compiled, "_executable", None), "_unloaded_executable", None)
-    if whole is None or getattr(compiled, "_params").const_args:
+    if whole is None or compiled._params.const_args:
         return None
     more = (whole.unordered_effects, whole.ordered_effects, whole.keepalive, whole.host_callbacks, whole.mut)
     if any(more) or any(layout is not None for layout in whole.dispatch_in_layouts):

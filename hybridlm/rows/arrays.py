@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -35,10 +34,13 @@ class RowArrays:
 
     def abstract(self, count: int, context: int) -> Rows:
         """So many rows of at most so many tokens, by their types alone."""
-        layers = jax.eval_shape(lambda: self._model.init_state(count, context, self._dtype))
         # What cannot be split is whole on every device.
         lanes = DATA if count % self._placement.data == 0 else None
-        layers = jax.tree.map(partial(self._over_devices, lanes), layers, self._model.state_arrays())
+
+        def typed(array: StateArray) -> jax.ShapeDtypeStruct:
+            return self._over_devices(lanes, array.of(count, context, self._dtype), array)
+
+        layers = jax.tree.map(typed, self._model.state_arrays())
         over = self._placement.over(lanes)
         token: Any = jax.ShapeDtypeStruct((count, 1), jnp.int32, sharding=over)
         return Rows(layers, token)

@@ -2,11 +2,13 @@
 
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.compile_step import CompiledStep, compile_step
-from ir_passes.compile.executable_store import Entry, EntryError, ExecutableStore
+from ir_passes.compile.entry_file import Entry, EntryError
+from ir_passes.compile.executable_store import ExecutableStore
 from ir_passes.compile.exported import Exported, ExportError, load_exported
 from ir_passes.compile.planned_step import PlannedStep, plan_step
 from ir_passes.compile.proving import CertificationWarning
-from ir_passes.compile.stored_step import NotStorable, StoredStep, describe, restore
+from ir_passes.compile.result_structure import NotStorable
+from ir_passes.compile.stored_step import StoredStep, describe, restore
 from ir_passes.contract.contract import (
     Bound,
     BoundContract,

@@ -5,7 +5,6 @@ trees of arguments and results. Nothing is pickled. Arguments have the structure
 of results the structure is written down, as tuples and as classes that the caller names.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,15 +17,10 @@ from ir_passes.compile import runtime
 from ir_passes.compile.calling import Calling, donated_argnums
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.compile_step import CompiledStep
+from ir_passes.compile.result_structure import NotStorable, read_structure, write_structure
 from ir_passes.compile.running import Running
 from ir_passes.jaxpr import ir, jax_private
 from ir_passes.xla_audit.first_run import Successor
-
-MAX_DEPTH = 50
-
-
-class NotStorable(ValueError):
-    """A compiled step cannot be kept as bytes, or bytes are not those of a step for these arguments; says why."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +120,7 @@ def describe(step: CompiledStep, args: tuple[Any, ...], nodes: Sequence[type] = 
         parts.kept,
         tuple(map(_array_type, parts.arguments, parts.argument_shardings)),
         tuple(map(_array_type, parts.results, parts.result_shardings)),
-        json.dumps(_written(_numbered(calling.results), args, nodes)),
+        write_structure(calling.results, args, nodes),
         calling.donated,
         calling.order,
         parts.committed,
@@ -184,7 +178,7 @@ def _assembled(
         NotStorable: it does not fit the arguments.
     """
     leaves, structure = jax.tree.flatten(args)
-    results = _structure(description.tree, args, nodes)
+    results = read_structure(description.tree, args, nodes)
     kept, donated, order = description.kept, description.donated, description.order
     if len(leaves) != description.leaves or len(kept) != len(description.arguments):
         raise NotStorable(f"expected {description.leaves} arguments, {len(kept)} of them read, got {len(leaves)}")
@@ -253,54 +247,3 @@ def _mesh(leaves: Sequence[Any]) -> Any:
     """The mesh that arrays lie on; None for one device."""
     places = (getattr(leaf, "sharding", None) for leaf in leaves)
     return next((one.mesh for one in places if isinstance(one, NamedSharding)), None)
-
-
-def _numbered(structure: Any) -> Any:
-    return jax.tree.unflatten(structure, range(structure.num_leaves))
-
-
-def _written(tree: Any, args: tuple[Any, ...], nodes: Sequence[type], depth: int = 0) -> Any:
-    """A tree as JSON: 0 for a leaf, null, a list for a tuple, {class: parts}, or {"": argument of that structure}."""
-    if depth > MAX_DEPTH:
-        raise NotStorable(f"results are nested more than {MAX_DEPTH} deep")
-    if tree is None:
-        return None
-    if isinstance(tree, int):
-        return 0
-    structure = jax.tree.structure(tree)
-    for number, arg in enumerate(args):
-        if jax.tree.structure(arg) == structure:
-            return {"": number}
-    parts = [_written(one, args, nodes, depth + 1) for one in tree] if isinstance(tree, tuple) else []
-    if type(tree) is tuple:
-        return parts
-    if type(tree) in nodes:
-        return {type(tree).__name__: parts}
-    raise NotStorable(f"results have a {type(tree).__name__}")
-
-
-def _structure(text: str, args: tuple[Any, ...], nodes: Sequence[type]) -> Any:
-    """The structure that a text describes.
-
-    Raises:
-        NotStorable: it describes none.
-    """
-    known = {one.__name__: one for one in nodes}
-
-    def read(value: Any, depth: int) -> Any:
-        if value is None or value == 0:
-            return value
-        if isinstance(value, list) and depth < MAX_DEPTH:
-            return tuple(read(one, depth + 1) for one in value)
-        if isinstance(value, dict) and len(value) == 1:
-            ((name, inner),) = value.items()
-            if name == "" and type(inner) is int and 0 <= inner < len(args):
-                return jax.tree.map(lambda _: 0, args[inner])
-            if name in known and isinstance(inner, list) and depth < MAX_DEPTH:
-                return known[name](*(read(one, depth + 1) for one in inner))
-        raise NotStorable(f"the structure of results is none: {str(value)[:80]}")
-
-    try:
-        return jax.tree.structure(read(json.loads(text), 0))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise NotStorable(f"the structure of results is none: {error}") from error

@@ -23,7 +23,7 @@ from hybridlm.files.strict_json import read_object
 from hybridlm.lm import LM
 from hybridlm.multiprocess.crew import Crew
 from hybridlm.prefix_cache.budget import cache_budget
-from hybridlm.programs.compilation_cache import cache_of
+from hybridlm.programs.compilation_cache import STEPS, cache_of
 from hybridlm.programs.programs import Certify, Programs
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.programs.shapes import Shape
@@ -124,7 +124,7 @@ def load(
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
     certificates = None if cache.folder is None else cache.folder / "certificates"
-    executables = None if cache.folder is None else ExecutableStore(cache.folder / "steps")
+    executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
     programs = Programs(
         structure, certify, certificates, placement, cache.setting, executables, directory.path.resolve().name
     )

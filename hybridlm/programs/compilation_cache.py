@@ -16,6 +16,8 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from ir_passes.jaxpr.jax_private import compilation_cache_dir, without_compilation_cache
 
+STEPS = "steps"
+"""Name of the folder, in that of a cache, of compiled steps with their certificates."""
 NOWHERE = ""
 """In place of a folder, for `kept_in`: JAX keeps nothing and finds nothing."""
 _free = threading.Condition()

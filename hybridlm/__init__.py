@@ -6,9 +6,8 @@ from hybridlm._siblings import require_siblings
 require_siblings()
 # isort: on
 
-import ir_passes as compiler
 import models
-from hybridlm import demo
+from hybridlm import compiler, demo
 from hybridlm.checkpoint import CheckpointError
 from hybridlm.devices.mesh import mesh
 from hybridlm.engine.memory import InsufficientMemory

@@ -1,4 +1,4 @@
-"""The guard against foreign packages called ``models`` or ``ir_passes``: both names are common in users' folders."""
+"""Guard against other packages named ``models`` or ``ir_passes``, which are common names in users' folders."""
 
 import importlib
 import importlib.util
@@ -10,7 +10,7 @@ SIBLINGS = ("ir_passes", "models")
 
 
 class ForeignPackageError(ImportError):
-    """A package that hybridlm installs is hidden or overwritten by another one of the same name."""
+    """A package of hybridlm is hidden or overwritten by another one of the same name."""
 
     def __init__(self, name: str, found: str | None, expected: str, reason: str):
         super().__init__(
@@ -24,10 +24,10 @@ class ForeignPackageError(ImportError):
 
 
 def require_siblings() -> None:
-    """Import ``ir_passes`` and ``models``; raise ForeignPackageError unless both are the ones installed with hybridlm.
+    """Import ``ir_passes`` and ``models``; raise ForeignPackageError unless both were installed with hybridlm.
 
-    The check of the path comes first and does not execute what it finds. The marker ``DISTRIBUTION`` catches what
-    a path cannot: another distribution that wrote its files over ours.
+    The path is checked first, without executing the package. The marker ``DISTRIBUTION`` detects another distribution
+    that has overwritten the files.
     """
     root = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     for name in SIBLINGS:

@@ -1,7 +1,4 @@
-"""What goes wrong while a model runs, or before, where a package is missing.
-
-What is wrong with a checkpoint, all of it at once.
-"""
+"""Errors that every part of hybridlm may raise: numbers that are NaN, missing extras, faulty checkpoints."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -9,11 +6,11 @@ from pathlib import Path
 
 
 class NumericalError(RuntimeError):
-    """A step computed something that is not a number.
+    """A step computed NaN.
 
     Args:
         item: the request or text.
-        position: the token whose logits are at fault.
+        position: of the token whose logits are NaN.
     """
 
     def __init__(self, item: str, position: int):
@@ -24,17 +21,17 @@ class NumericalError(RuntimeError):
         )
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        # Between processes: the message alone does not make such an error.
+        # For pickle, which would otherwise call the class with the message.
         return type(self), self._given
 
 
 class MissingExtra(ImportError):
-    """Something needs a package that only an extra of hybridlm installs.
+    """A package is missing that an extra of hybridlm installs.
 
     Args:
-        what: what was asked for.
-        package: what it needs.
-        extra: which extra installs it.
+        what: the feature that was asked for.
+        package: the package that it needs.
+        extra: the extra that installs it.
     """
 
     def __init__(self, what: str, package: str, extra: str):
@@ -42,28 +39,27 @@ class MissingExtra(ImportError):
         super().__init__(f'{what}: needs {package}, which is not installed: pip install "hybridlm[{extra}]"')
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        # As above.
         return type(self), self._given
 
 
 def require_extra(what: str, package: str, extra: str) -> None:
-    """Raises MissingExtra, with these arguments, where the package is not installed."""
+    """Raise MissingExtra, with these arguments, if the package is not installed."""
     if find_spec(package) is None:
         raise MissingExtra(what, package, extra)
 
 
-SHOWN = 40
+MAX_SHOWN = 40
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be loaded.
 
-    The message lists the first 40 faults and counts the rest.
+    The message lists the first `MAX_SHOWN` faults and counts the rest.
 
     Attributes:
         where: the file, directory or name concerned.
-        faults: every fault, each with what was expected and what was found.
-        advice: what to do, or nothing.
+        faults: every fault, with what was expected and what was found.
+        advice: what to do; may be empty.
     """
 
     def __init__(self, where: str | Path, faults: str | Sequence[str], advice: str = "") -> None:
@@ -74,13 +70,12 @@ class CheckpointError(ValueError):
             lines = [f"{self.where}: {self.faults[0]}"]
         else:
             lines = [f"{self.where}: {len(self.faults)} faults"]
-            lines += [f"  {fault}" for fault in self.faults[:SHOWN]]
-            if len(self.faults) > SHOWN:
-                lines.append(f"  ... and {len(self.faults) - SHOWN} more (all of them in .faults)")
+            lines += [f"  {fault}" for fault in self.faults[:MAX_SHOWN]]
+            if len(self.faults) > MAX_SHOWN:
+                lines.append(f"  ... and {len(self.faults) - MAX_SHOWN} more (all of them in .faults)")
         if advice:
             lines.append(advice)
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        # Between processes: the message alone does not make such an error.
         return type(self), (self.where, self.faults, self.advice)

@@ -1,28 +1,28 @@
-"""What a task of lm_eval asks of a generation, as settings of `LM.generate`."""
+"""Generation settings of an lm_eval task as fields of `SamplingParams`."""
 
 from collections.abc import Mapping
 from typing import Any
 
 MAX_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""In the order in which lm_eval believes them."""
+"""In lm_eval's order of precedence."""
 SAMPLING = ("top_p", "top_k", "min_p")
 NEUTRAL: Mapping[str, Any] = {"num_beams": 1, "repetition_penalty": 1, "use_cache": True}
-"""What tasks say although it asks for nothing."""
+"""Settings of tasks, with the value that has no effect."""
 
 
 def generation_settings(asked: Mapping[str, Any], max_tokens: int, end_token: int) -> dict[str, Any]:
-    """Settings for one request.
+    """Return the settings of one request.
 
-    As in lm_eval, `do_sample: false` means the most likely token whatever the temperature, and without `do_sample` a
-    temperature above 0 means to draw. With `do_sample: true` alone the temperature is 1.
+    As in lm_eval, `do_sample: false` takes the most likely token whatever the temperature, and without `do_sample` a
+    temperature above 0 samples. With `do_sample: true` alone the temperature is 1.
 
     Args:
         asked: the task's generation_kwargs.
-        max_tokens: for a task that does not say how many.
-        end_token: ends a continuation in addition to what the task names.
+        max_tokens: default of a task.
+        end_token: ends a continuation, in addition to the task's own.
 
     Raises:
-        ValueError: the task asks for something else; it is not ignored.
+        ValueError: an unsupported setting; none is ignored.
     """
     left = dict(asked)
     until = left.pop("until", None) or []
@@ -35,6 +35,6 @@ def generation_settings(asked: Mapping[str, Any], max_tokens: int, end_token: in
         raise ValueError(f"generation_kwargs: {', '.join(wrong)}: not supported")
     settings["max_tokens"] = int(next((limit for limit in limits if limit is not None), max_tokens))
     settings["temperature"] = 0.0 if sample is False else float((sample or 0) if temperature is None else temperature)
-    # lm_eval lets an empty string stop nothing.
+    # In lm_eval an empty string stops nothing.
     settings["stop"] = [text for text in ([until] if isinstance(until, str) else until) if text] + [end_token]
     return settings

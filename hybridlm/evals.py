@@ -27,22 +27,22 @@ from hybridlm.scoring.scorer import checked
 from hybridlm.text.tokenizer import Tokenizer
 
 MAX_GEN_TOKS = 256
-"""Tokens that a task gets which does not say how many: that of lm_eval's own models."""
-WINDOW = 1024
-"""Requests that go through one queue; the results of more are not held in memory together."""
+"""Default of a task's `max_gen_toks`, the one of lm_eval's own models."""
+MAX_QUEUED = 1024
+"""Requests that share one queue; bounds the results in memory."""
 
 
 class HybridLM(TemplateLM):
-    """Texts are cut into tokens, and too long ones cut off at the left, as lm_eval's "hf" model does.
+    """A model of lm_eval. Texts are tokenized, and truncated on the left, as by lm_eval's "hf" model.
 
     Args:
-        pretrained: a checkpoint directory, a Hub id, or a model that is loaded already.
+        pretrained: a checkpoint directory, a Hub id, or a loaded model.
         batch_size: lanes of a model to be loaded; None or "auto" for 8.
-        context, dtype, chunk: as `hybridlm.load` takes them.
+        context, dtype, chunk: arguments of `hybridlm.load`.
         seed: of tasks that sample.
 
     Attributes:
-        max_length: most tokens that predict another one: the model's context.
+        max_length: most tokens that predict another one, the model's context.
     """
 
     def __init__(
@@ -67,42 +67,42 @@ class HybridLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The tokenizer's end token, else the model's."""
+        """The tokenizer's EOS token, else the model's."""
         end = self._texts.eos_token_id
         return prefix_token(None, self.lm.eos_token_ids) if end is None else end
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text."""
+        """The token that is put before a text."""
         return prefix_token(self._texts, self.lm.eos_token_ids)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **unused: Any) -> list[int]:
-        """Token ids; what the tokenizer puts around every text comes by itself where `add_special_tokens` is None."""
+        """Return token ids; by default with the tokenizer's special tokens, unless the text begins with them."""
         if add_special_tokens is None:
             return encode_text(string, self._texts, self.prefix_token_id)
         return self._texts.encode(string, add_special_tokens)
 
     @property
     def tokenizer_name(self) -> str:
-        """Names the cache of requests."""
+        """Name of the cache of requests."""
         return self.lm.path.name
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The source of a template: of the one with this name, or the usual one for True."""
+        """Return the source of a template by its name; the default one for True."""
         if not chat_template:
             return None
         return self._texts.chat_templates.get(chat_template if isinstance(chat_template, str) else "default")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The text of a conversation; without a generation prompt it ends within the last message, to be continued."""
+        """Return the text of a conversation; without a generation prompt it ends with the last message."""
         text = self._texts.apply_chat_template(chat_history, add_generation_prompt)
         if add_generation_prompt:
             return text
         last = chat_history[-1]["content"]
         place = text.rfind(last.strip())
         if place < 0:
-            raise ValueError(f"chat template: the last message, {last!r}, is not in what it writes")
-        # As in transformers: white space at its end stays where the template keeps it.
+            raise ValueError(f"chat template: expected the last message, {last!r}, in its output, found none")
+        # As in transformers, white space at its end stays if the template keeps it.
         kept = last.lstrip() if text.startswith(last.lstrip(), place) else last.strip()
         return text[: place + len(kept)]
 
@@ -120,7 +120,7 @@ class HybridLM(TemplateLM):
         return results
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihood of whole texts, in windows that predict every token once (see `LM.perplexity`)."""
+        """Return log-likelihoods of texts, in windows that predict every token once (see `LM.perplexity`)."""
         results = []
         for window in _windows(requests):
             texts = [
@@ -135,7 +135,7 @@ class HybridLM(TemplateLM):
         return results
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The text of each continuation, without the stop that ended it."""
+        """Return the text of each continuation, without the stop string that ended it."""
         results: list[str] = []
         with request_progress(False if disable_tqdm else None, len(requests), self.lm.engine.lanes) as completed:
             for window in _windows(requests):
@@ -169,7 +169,7 @@ class HybridLM(TemplateLM):
 
 
 def _windows(requests: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (requests[start : start + WINDOW] for start in range(0, len(requests), WINDOW))
+    return (requests[start : start + MAX_QUEUED] for start in range(0, len(requests), MAX_QUEUED))
 
 
 register_model("hybridlm")(HybridLM)

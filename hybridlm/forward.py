@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from hybridlm.devices.mesh import MODEL
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.engine import Engine
-from hybridlm.programs.compilation_cache import kept_in
+from hybridlm.programs.compilation_cache import use_cache
 from hybridlm.rows.arrays import zeros
 from hybridlm.steps.structure import Structure
 from models import kv_blocks
@@ -21,11 +21,11 @@ from models.sharding.varying import varying_like
 
 
 class SequenceState(NamedTuple):
-    """The state of sequences after some tokens: a pytree that can be kept, changed and put back.
+    """State of sequences after some tokens: a pytree that can be kept, changed and passed back.
 
     Attributes:
         position: tokens consumed so far.
-        layers: per layer and branch, its state with a leading lane axis; None for branches without state.
+        layers: state per layer and branch, with a leading lane axis; None for branches without state.
     """
 
     position: int
@@ -33,12 +33,12 @@ class SequenceState(NamedTuple):
 
 
 class ForwardOutput(NamedTuple):
-    """What `LM.forward` returns; arrays have a leading lane axis where the tokens had one.
+    """Results of `LM.forward`; arrays have a leading lane axis if the tokens had one.
 
     Attributes:
         logits: float32 [.., T, vocab].
         hidden_states: float32 [.., T, hidden]: after the embedding and after each layer, before the final norm.
-        states: the state after the last token; None where not asked for.
+        states: the state after the last token; None unless requested.
     """
 
     logits: Array
@@ -47,10 +47,10 @@ class ForwardOutput(NamedTuple):
 
 
 def check_tokens(tokens: np.ndarray, state: SequenceState | None, vocab_size: int, context: int) -> np.ndarray:
-    """Tokens of `LM.forward` as [N, T].
+    """Check tokens of `LM.forward` and return them as [N, T].
 
     Raises:
-        TypeError, ValueError: they are not ids of the vocabulary, do not fit the context or the state.
+        TypeError, ValueError: they are not ids of the vocabulary, or do not fit the context or the state.
     """
     if tokens.ndim not in (1, 2) or tokens.size == 0 or not np.issubdtype(tokens.dtype, np.integer):
         raise TypeError(f"tokens: expected token ids of shape [T] or [N, T], got {tokens.dtype}{tokens.shape}")
@@ -68,19 +68,19 @@ def check_tokens(tokens: np.ndarray, state: SequenceState | None, vocab_size: in
 
 
 def in_order(params: Mapping[str, Array], names: tuple[str, ...]) -> tuple[Array, ...]:
-    """The parameters of these names; raises ValueError if they are not all there, or others are."""
+    """Return the parameters in the order of `names`; raises ValueError unless exactly these are given."""
     if set(params) != set(names):
         raise ValueError(f"params: expected the names of lm.params, differ by {set(params) ^ set(names)}")
     return tuple(params[name] for name in names)
 
 
-class Split(NamedTuple):
-    """How the arrays of a forward pass lie over a mesh.
+class ForwardSharding(NamedTuple):
+    """Partition specs of a forward pass over a mesh.
 
     Attributes:
         mesh: the devices.
-        params, layers: of each parameter and array of the state.
-        lanes, logits: of what has lanes alone, and of logits.
+        params, layers: specs of each parameter and of each array of the state.
+        lanes, logits: specs of arrays with only a lane axis, and of logits.
     """
 
     mesh: Mesh | AbstractMesh
@@ -90,20 +90,20 @@ class Split(NamedTuple):
     logits: PartitionSpec
 
 
-def split_over(placement: Placement, params: Sequence[Array], layers: Any) -> Split | None:
-    """How a forward pass is split: as its parameters and its state are; None on one device.
+def forward_sharding(placement: Placement, params: Sequence[Array], layers: Any) -> ForwardSharding | None:
+    """Return the partition specs of a forward pass, taken from its parameters and its state; None on one device.
 
     Args:
         placement: the devices.
-        params: as they were loaded.
-        layers: the state's arrays by their types, whose lanes are split or not.
+        params: the loaded parameters.
+        layers: ShapeDtypeStructs of the state, whose lanes are sharded or not.
     """
     if placement.mesh is None:
         return None
     held, specs = jax.tree.map(lambda one: one.sharding.spec, (params, layers))
     lane = next((spec[0] for spec in jax.tree.leaves(specs) if len(spec)), None)
     model = MODEL if placement.size(MODEL) > 1 else None
-    return Split(placement.mesh, held, specs, PartitionSpec(lane), PartitionSpec(lane, None, model))
+    return ForwardSharding(placement.mesh, held, specs, PartitionSpec(lane), PartitionSpec(lane, None, model))
 
 
 @partial(jax.jit, static_argnums=(0, 5, 6))
@@ -114,23 +114,23 @@ def run(
     layers: tuple,
     position: Array,
     blocks: int,
-    split: Split | None = None,
+    split: ForwardSharding | None = None,
 ) -> tuple[Array, tuple[Array, ...], tuple]:
-    """All tokens of every lane in one step, from the given state.
+    """Run all tokens of every lane in one step, from the given state.
 
     Args:
         structure, params: the model.
         tokens: int32 [N, T].
         layers: state before the first token.
         position: int32 scalar, its position.
-        blocks: blocks of the key/value cache to visit; static, so that the loop over them has a gradient.
-        split: how arrays lie over a mesh; None on one device.
+        blocks: KV cache blocks to visit; static, so that the loop over them has a gradient.
+        split: partition specs over a mesh; None on one device.
     """
 
     def step(
         params: tuple[Array, ...], tokens: Array, layers: tuple, position: Array
     ) -> tuple[Array, tuple[Array, ...], tuple]:
-        # Tables that lanes look things up in are the same on devices whose lanes differ.
+        # Parameters are replicated over devices whose lanes differ.
         model = structure.rebuild(varying_like(params, tokens))
         lanes, count = tokens.shape
         hidden_states: list[Array] = []
@@ -162,12 +162,12 @@ def forward(
         state = SequenceState(0, zeros(types))
     start = int(state.position)
     end = start + lanes.shape[1]
-    split = split_over(placement, engine.params, types)
+    split = forward_sharding(placement, engine.params, types)
     operand = jax.device_put(lanes.astype(np.int32), None if split is None else NamedSharding(split.mesh, split.lanes))
     position = placement.put_whole(np.int32(start))
-    with kept_in(engine.programs.cache):
+    with use_cache(engine.programs.cache):
         logits, hidden_states, layers = run(structure, params, operand, state.layers, position, kv_blocks(end), split)
-    kept = SequenceState(end, layers) if return_states else None
+    after = SequenceState(end, layers) if return_states else None
     if tokens.ndim == 2:
-        return ForwardOutput(logits, hidden_states, kept)
-    return ForwardOutput(logits[0], tuple(hidden[0] for hidden in hidden_states), kept)
+        return ForwardOutput(logits, hidden_states, after)
+    return ForwardOutput(logits[0], tuple(hidden[0] for hidden in hidden_states), after)

@@ -1,6 +1,4 @@
-"""The model as users hold it: generate, chat, score, perplexity, forward.
-
-More than 300 lines: it is what users read, in one place.
+"""A loaded language model: generate, stream, chat, score, perplexity, forward.
 
 More than 300 lines: the public methods of one class, and most lines are their docstrings.
 """
@@ -17,15 +15,15 @@ import numpy as np
 
 from hybridlm.checkpoint import CheckpointError, dotted, fingerprint_of, open_checkpoint
 from hybridlm.checkpoint.pieces import saved_pieces
-from hybridlm.checkpoint.saved_write import Described, save_checkpoint
+from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
 from hybridlm.devices.machine import Machine
 from hybridlm.drafting.drafters import AsLoaded, Speculate
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.follower import follow
 from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix, compute_prefix
 from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up
+from hybridlm.engine.worker import run_worker
 from hybridlm.files.atomic import new_path
 from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
 from hybridlm.openai_batch.batch_file import BatchFileReport, BatchModel, batch_file
@@ -34,7 +32,7 @@ from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import Request
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.score_files.score_file import WINDOW, ScoreFileReport, score_file
+from hybridlm.score_files.score_file import DEFAULT_WINDOW, ScoreFileReport, score_file
 from hybridlm.score_files.score_rows import Scorer
 from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
@@ -51,16 +49,16 @@ class LM:
     """A loaded model; `hybridlm.load` makes it.
 
     Attributes:
-        path: the checkpoint's directory.
-        model: the flax nnx module that holds the parameters; over a mesh its sizes are those of one device.
-        config: what was read from config.json.
-        tokenizer: None where the checkpoint has none; token ids always work.
+        path: directory of the checkpoint.
+        model: flax nnx module with the parameters; over a mesh its dimensions are those of one device.
+        config: the model's configuration, read from config.json.
+        tokenizer: None if the checkpoint has none; token ids always work.
         params: parameters by dotted name, as `forward` takes them for differentiation.
-        context: most tokens of a sequence, prompt and continuation together.
-        fingerprint: names the checkpoint's weights and configuration, the same wherever it lies (SHA-256 of
-            config.json, of the tensors' names, dtypes and shapes, and of samples of their content).
+        context: maximum length of a sequence, prompt and completion together.
+        fingerprint: identifies the checkpoint's weights and configuration independently of its path (SHA-256 of
+            config.json, of the names, dtypes and shapes of the tensors, and of samples of their content).
         eos_token_ids: tokens that end a completion.
-        engine: what runs the steps: lanes, chunk, programs, pools.
+        engine: the engine that runs the steps: lanes, chunk, programs, pools.
     """
 
     def __init__(
@@ -91,24 +89,6 @@ class LM:
             f"lanes={self.engine.lanes}, context={self.context})"
         )
 
-    @property
-    def stats(self) -> dict[str, Any]:
-        """Counters since the model was loaded.
-
-        Steps, copies of rows, tokens of prompts and texts that were consumed, those that prefixes and common parts
-        saved, tokens that were generated, and compiled programs; see docs/speculation.md and docs/prefix-cache.md.
-        """
-        cache = self.engine.prefix_cache
-        kept = {} if cache is None else cache.stats
-        counted = self.engine.stats
-        rate = counted["generated_tokens"] / counted["draws"] if counted["draws"] else 0.0
-        return {**counted, **kept, "tokens_per_step": rate, "compiled": len(self.engine.programs.shapes)}
-
-    @property
-    def certificates(self) -> dict[str, Certificate]:
-        """Of every compiled step, by step, lanes and tokens: "generate 8x1"."""
-        return self.engine.programs.certificates
-
     @takes_settings
     def generate(
         self,
@@ -122,20 +102,20 @@ class LM:
         speculate: Speculate | AsLoaded = "as loaded",
         **settings: Unpack[Settings],
     ) -> list[Completion]:
-        """Continue prompts; any number, of any lengths, queued over the lanes.
+        """Generate completions for any number of prompts, with continuous batching over the lanes.
 
         Args:
             prompts: a list whose items are strings or lists of token ids; a bare string is one prompt.
             sampling_params: how tokens are sampled and when completions end.
             n: completions per prompt; request i * n + j is the j-th completion of prompt i.
             logits_processor: `f(logits float32[vocab], last_token int32, position int32) -> float32[vocab]`, a jittable
-                function of one lane; it changes what is drawn, not the reported log-probabilities. Pass the same
-                function object again to reuse its compiled step.
-            progress: show a bar of completed prompts; None shows one for more prompts than lanes where standard error
-                is a terminal.
-            prefix: every prompt continues it, and may be empty (see `prefix`).
-            speculate: who drafts tokens ahead, as for `load`, which has said it "as loaded". It changes the time that
-                tokens take, and which of them are sampled only where float32 rounds to a tie.
+                function of one lane; it changes which token is sampled, not the reported log-probabilities. Pass the
+                same function object again to reuse its compiled step.
+            progress: show a progress bar of completed prompts; None shows one if there are more prompts than lanes and
+                standard error is a terminal.
+            prefix: state of a common beginning that every prompt continues; a prompt may then be empty (see `prefix`).
+            speculate: drafter for speculative decoding, as for `load`; "as loaded" keeps the one given there. It
+                changes the speed, and the sampled tokens only where float32 rounds to a tie.
             **settings: fields of `SamplingParams`; they override those of `sampling_params`.
 
         Returns:
@@ -166,13 +146,13 @@ class LM:
         speculate: Speculate | AsLoaded = "as loaded",
         **settings: Unpack[Settings],
     ) -> Generator[Event, None, None]:
-        """The tokens of `generate` as they are drawn, by all requests in turn.
+        """Yield the tokens of `generate` as they are sampled, those of all requests interleaved.
 
-        Everything is checked before this returns; the first step runs when the first event is asked for. Whoever stops
-        early closes the iterator or lets go of it: its sequences end, as they do after an exception in the loop.
+        Arguments are checked before this returns; the first step runs when the first event is requested. Closing or
+        dropping the iterator cancels the remaining requests, and so does an exception in the loop.
 
         Args:
-            prompts, sampling_params, n, logits_processor, prefix, speculate: as `generate` takes them.
+            prompts, sampling_params, n, logits_processor, prefix, speculate: as for `generate`.
             **settings: fields of `SamplingParams`.
 
         Raises:
@@ -180,65 +160,6 @@ class LM:
         """
         requests = self._inputs.requests(prompts, n, with_settings(sampling_params, settings), prefix)
         return self._run(requests, self.session(logits_processor=logits_processor, speculate=speculate))
-
-    def _run(self, requests: list[Request], session: Session) -> Generator[Event, None, None]:
-        with session:
-            for request in requests:
-                session.add(request)
-            while session.busy:
-                yield from session.step()
-
-    def prefix(self, tokens: str | Sequence[int]) -> Prefix:
-        """Compute the state of the beginning of prompts or texts once, for `generate`, `stream`, `score` and `submit`.
-
-        `lm.generate(prompts, prefix=p)` is `lm.generate` of the joined prompts without computing the prefix again, for
-        a prefix of any length: the same numbers as far as float32 rounds; bit for bit where its length is one more than
-        a multiple of `chunk` and `generate` has one prompt. It keeps a state (`nbytes`) on the device.
-
-        Args:
-            tokens: a string, encoded as a prompt is, or a list of token ids. Text that continues it is encoded by
-                itself, which may give other tokens than the joined text would.
-
-        Raises:
-            TypeError, ValueError: neither, empty, or longer than the context.
-            NumericalError: a step computed logits that are not numbers.
-        """
-        return compute_prefix(self.engine, self._inputs.encode(tokens, "prefix"))
-
-    def load_prefix(self, path: str | os.PathLike[str]) -> Prefix:
-        """Read a prefix that `Prefix.save` wrote, of the same checkpoint, dtype and context.
-
-        Raises:
-            SnapshotError: no such file, damaged, or of another model; the message says what was expected and found.
-        """
-        return Prefix(*load_snapshot(self.engine, Path(path), self._inputs.encode))
-
-    def session(
-        self, *, logits_processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded"
-    ) -> Session:
-        """A run of the engine to drive by hand: submit and cancel requests at any time, step by step.
-
-        Args:
-            logits_processor: of all its requests; see `generate`.
-            speculate: the same.
-
-        Raises:
-            TypeError, ValueError: `speculate` names no drafter and is none.
-        """
-        speculation = self.engine.speculation(speculate)
-        return Session(self.engine, self.tokenizer, self._inputs.request, logits_processor, speculation)
-
-    def warmup(self, *, every_bucket: bool = False, progress: bool | None = None) -> dict[str, float]:
-        """Compile the steps of generation and scoring now, in threads, instead of on first use.
-
-        Args:
-            every_bucket: also for fewer sequences than lanes (1, 2, 4, ...).
-            progress: show a bar; None shows one where standard error is a terminal.
-
-        Returns:
-            Seconds by step. One that takes longer than two minutes is also named in a warning.
-        """
-        return warm_up(self.engine, every_bucket, progress)
 
     @takes_settings
     def chat(
@@ -250,11 +171,11 @@ class LM:
         speculate: Speculate | AsLoaded = "as loaded",
         **settings: Unpack[Settings],
     ) -> Completion:
-        """Answer a conversation: the checkpoint's chat template, then `generate`.
+        """Answer a conversation: apply the checkpoint's chat template, then `generate`.
 
         Args:
             messages: `{"role": ..., "content": ...}` in order.
-            sampling_params, logits_processor, speculate: as `generate` takes them.
+            sampling_params, logits_processor, speculate: as for `generate`.
             **settings: fields of `SamplingParams`.
 
         Raises:
@@ -266,61 +187,33 @@ class LM:
         options: dict[str, Any] = {"logits_processor": logits_processor, "speculate": speculate}
         return self.generate([prompt], sampling_params, **options, **settings)[0]
 
-    def batch_file(self, input: str | os.PathLike[str], output: str | os.PathLike[str]) -> BatchFileReport:
-        """Answer a file of OpenAI Batch lines, however long; a progress bar where standard error is a terminal.
+    def session(
+        self, *, logits_processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded"
+    ) -> Session:
+        """Open a session: submit and cancel requests at any time, and run the engine step by step.
 
         Args:
-            input: a line is `{"custom_id", "method": "POST", "url", "body"}`; the url is /v1/completions or
-                /v1/chat/completions, the body what `vllm run-batch` takes (docs/batch.md). Blank lines are skipped.
-            output: a line per line, in order: id, custom_id, response (status_code, request_id, body) and error, which
-                is null where the line was answered. What is not supported is an error on its line. The file appears,
-                or replaces an older one, when everything has been written.
+            logits_processor: for all its requests; see `generate`.
+            speculate: drafter for all its requests; see `generate`.
 
         Raises:
-            ValueError: no line at all, or output is the input or no regular file.
-            OSError: a file cannot be read or written.
+            TypeError, ValueError: `speculate` is neither the name of a drafter nor a drafter.
         """
-        model = BatchModel(self._inputs, self.session, self._scores, self.path.name)
-        return batch_file(model, input, output, window=64 * self.engine.lanes)
-
-    def forward(
-        self,
-        tokens: Any,
-        *,
-        return_states: bool = False,
-        state: SequenceState | None = None,
-        params: Mapping[str, jax.Array] | None = None,
-    ) -> ForwardOutput:
-        """Logits of every position, hidden states of every layer and, if asked for, the state after the last token.
-
-        Differentiable: `jax.grad(lambda p: loss(lm.forward(tokens, params=p).logits))(lm.params)`. For research; large
-        inputs hold all logits at once.
-
-        Args:
-            tokens: token ids, [T] or [N, T] of equal lengths.
-            return_states: also return the state, which `state` of a later call continues from.
-            state: start from here instead of from the beginning.
-            params: use these instead of `lm.params`.
-
-        Raises:
-            TypeError, ValueError: tokens are not ids of the vocabulary, do not fit the context or the state.
-        """
-        flat = in_order(self.params if params is None else params, tuple(self.params))
-        return forward(self.engine, self._structure, flat, np.asarray(tokens), state, return_states)
+        speculation = self.engine.speculation(speculate)
+        return Session(self.engine, self.tokenizer, self._inputs.request, logits_processor, speculation)
 
     def score(
         self, texts: str | Sequence[str | Sequence[int]], *, top_logprobs: int = 0, prefix: Prefix | None = None
     ) -> list[Score]:
-        """Log-probability of every token of every text: a float32 log-softmax over the whole vocabulary.
+        """Compute the log-probability of every token of every text: a float32 log-softmax over the whole vocabulary.
 
-        What texts have in common at their beginning is computed once, as far as it is whole chunks, which changes no
-        bit of a score.
+        The beginning that texts share is prefilled once, in whole chunks, without changing a bit of any score.
 
         Args:
             texts: a list whose items are strings or lists of token ids; a bare string is one text.
-            top_logprobs: report this many most likely tokens at each position.
-            prefix: every text continues it (see `prefix`); the scores are those of the texts' own tokens, the first
-                included.
+            top_logprobs: number of most likely tokens to report at each position.
+            prefix: state that every text continues (see `prefix`); the scores are those of the texts' own tokens,
+                including the first.
 
         Returns:
             One score per text, in order.
@@ -329,7 +222,7 @@ class LM:
             TypeError, ValueError: a text is wrong (the message names it); nothing has been computed.
             NumericalError: a step computed log-probabilities that are not numbers.
         """
-        most = self._inputs.most_logprobs
+        most = self._inputs.max_logprobs
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
             raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
         if prefix is None:
@@ -345,52 +238,52 @@ class LM:
         output: str | os.PathLike[str],
         *,
         strict: bool = False,
-        window: int = WINDOW,
+        window: int = DEFAULT_WINDOW,
         shard: str | None = None,
         restart: bool = False,
         progress: bool | None = None,
     ) -> ScoreFileReport:
-        """Score a file of texts, however long, `.jsonl` or `.parquet` by the ending of each name.
+        """Score a file of texts of any length, `.jsonl` or `.parquet` by the ending of each name.
 
-        Killed at any moment and called again with the same arguments it continues; until all is done the rows lie in
-        parts, in the folder `OUTPUT.parts`. docs/scoring.md has the formats and the guarantees.
+        A run that was killed continues when called again with the same arguments; until all is done the finished rows
+        are in the folder `OUTPUT.parts`. docs/scoring.md has the formats and the guarantees.
 
         Args:
             input: lines `{"id": ..., "text": ...}` or `{"id": ..., "token_ids": [...]}`, or columns of these names; ids
-                may be absent.
-            output: a row per row of the input, in order: id, token_ids, logprobs (the first is null), sum_logprob,
-                perplexity; or id and error where a row cannot be scored. It appears, or replaces an older file, when
+                are optional.
+            output: one row per input row, in order: id, token_ids, logprobs (the first is null), sum_logprob,
+                perplexity; or id and error for a row that cannot be scored. It appears, or replaces an older file, once
                 everything has been scored.
             strict: raise at the first row that cannot be scored.
-            window: most rows that are scored together and kept as a part; fewer where they are long.
-            shard: "i/n", from "0/n" to "n-1/n": only this share of the windows, to an output with the shard in its
-                name.
-            restart: delete the parts that an earlier run has left, and begin again.
-            progress: show a bar; None shows one where standard error is a terminal.
+            window: maximum number of rows that are scored together and saved as a part; fewer if they are long.
+            shard: "i/n", from "0/n" to "n-1/n": score only this share of the windows, to an output with the shard in
+                its name.
+            restart: delete the parts of an earlier run and begin again.
+            progress: show a progress bar; None shows one if standard error is a terminal.
 
         Raises:
-            ValueError: a row that cannot be scored if `strict`; the input holds no rows or is not what its name says;
-                the output is the input or no regular file; its parts are another process's, or were made from another
-                input, by another model or with other settings.
+            ValueError: a row that cannot be scored if `strict`; the input has no rows or is not what its name says; the
+                output is the input or not a regular file; its parts belong to another process, or were made from
+                another input, by another model or with other settings.
             MissingExtra: Parquet without pyarrow.
             OSError: a file cannot be read or written; parts that were written stay.
         """
         return score_file(self._scorer, input, output, strict, window, shard, restart, progress)
 
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
-        """Which option continues the context best.
+        """Choose the option that continues the context best.
 
-        Texts are cut as lm_eval cuts them: white space at the end of the context is moved to the option, both are
+        Texts are tokenized as lm_eval does: white space at the end of the context is moved to the option, both are
         tokenized together, and the option is what follows as many tokens as the context has alone. An empty context is
-        the model's first token, or its end token where it has none. A space between the two has to be written.
+        the model's first token, or its end token if it has none. A space between the two has to be given.
 
         Args:
             context: a text, or token ids.
-            options: texts, or lists of token ids, as the context is.
+            options: texts, or lists of token ids, like the context.
 
         Returns:
             Log-probabilities of every option, with the index of the best one by their sum (`best`), or by their mean
-            over tokens or bytes (`ranking`).
+                over tokens or bytes (`ranking`).
 
         Raises:
             TypeError, ValueError: the context or an option is wrong; the message names it.
@@ -408,28 +301,29 @@ class LM:
         window: int | None = None,
         stride: int | None = None,
     ) -> float:
-        """Perplexity of a corpus: exp of the mean negative log-probability over all tokens that count, of all texts.
+        """Perplexity of a corpus: exp of the mean negative log-probability over all counted tokens of all texts.
 
-        Conventions differ in which tokens count and what stands before them; a figure without its convention and window
-        says nothing. A corpus that is cut into texts has other figures than the same corpus as one text.
+        Conventions differ in which tokens count and what precedes them; a figure without its convention and window is
+        meaningless. A corpus split into texts has other figures than the same corpus as one text.
 
-        * "rolling": each text, after the model's first token (or end token where it has none), is cut into windows,
-          each of which predicts as many tokens as fit behind the last token of the window before (the last one, with
+        * "rolling": each text, after the model's first token (or its end token if it has none), is split into windows,
+          each of which predicts as many tokens as fit after the last token of the previous window (the last one, with
           fewer left, is filled up with the text before them). Every token counts. These are the log-likelihoods of
           lm_eval's `loglikelihood_rolling` with a `max_length` of the window less one.
-        * "strided": windows begin `stride` tokens apart, and of each those tokens count that the one before did not
-          hold: the sliding window of transformers' documentation, with every token of the same weight. The first token
-          of a text does not count. Half a window of stride gives every later token half a window of context at least.
-        * "llama.cpp": windows side by side, of each the second half counts (from token `window // 2 + 1` on), and where
-          the tokenizer puts a first token before texts, it stands in the place of each window's first token. What does
-          not fill a window is left out. This is `llama-perplexity` with a `--ctx-size` of the window.
+        * "strided": windows begin `stride` tokens apart, and in each those tokens count that the previous one did not
+          hold: the sliding window of transformers' documentation, with the same weight for every token. The first token
+          of a text does not count. With a stride of half a window every later token has at least half a window of
+          context.
+        * "llama.cpp": windows side by side, in each the second half counts (from token `window // 2 + 1` on), and if
+          the tokenizer puts a first token before texts, it replaces the first token of each window. Tokens that do not
+          fill a window are left out. This is `llama-perplexity` with a `--ctx-size` of the window.
 
         Args:
             texts: a list whose items are strings, lists of token ids, or paths of text files (UTF-8), each one text; a
                 bare string or path is one text. Paths are `pathlib.Path` or the like: a string is a text.
             convention: one of those above.
-            window: most tokens that are seen together, at least 2; None for the context.
-            stride: of "strided"; None for half a window.
+            window: maximum number of tokens seen together, at least 2; None for the context.
+            stride: for "strided"; None for half a window.
 
         Raises:
             TypeError, ValueError: an argument is wrong, or no token counts.
@@ -442,21 +336,88 @@ class LM:
         windows = ((i, part) for i, text in enumerate(ids) for part in cut(text))
         return corpus_perplexity(windows, self._scores, most=64 * self.engine.lanes)
 
+    def forward(
+        self,
+        tokens: Any,
+        *,
+        return_states: bool = False,
+        state: SequenceState | None = None,
+        params: Mapping[str, jax.Array] | None = None,
+    ) -> ForwardOutput:
+        """Compute logits of every position, hidden states of every layer and, on request, the final state.
+
+        Differentiable: `jax.grad(lambda p: loss(lm.forward(tokens, params=p).logits))(lm.params)`. For research: all
+        logits are in memory at once.
+
+        Args:
+            tokens: token ids, [T] or [N, T] of equal lengths.
+            return_states: also return the state after the last token; pass it as `state` to continue.
+            state: state to start from; None starts a sequence.
+            params: parameters to use instead of `lm.params`.
+
+        Raises:
+            TypeError, ValueError: tokens are not ids of the vocabulary, or do not fit the context or the state.
+        """
+        flat = in_order(self.params if params is None else params, tuple(self.params))
+        return forward(self.engine, self._structure, flat, np.asarray(tokens), state, return_states)
+
+    def prefix(self, tokens: str | Sequence[int]) -> Prefix:
+        """Prefill a common beginning of prompts or texts once, for `generate`, `stream`, `score` and `submit`.
+
+        `lm.generate(prompts, prefix=p)` equals `lm.generate` of the joined prompts without prefilling the prefix again,
+        for a prefix of any length: equal up to float32 rounding, and bit for bit if its length is one more than a
+        multiple of `chunk` and `generate` has one prompt. The prefix keeps its state (`nbytes`) on the device.
+
+        Args:
+            tokens: a string, encoded like a prompt, or a list of token ids. Text that continues it is encoded
+                separately, which may give other tokens than the joined text would.
+
+        Raises:
+            TypeError, ValueError: neither, empty, or longer than the context.
+            NumericalError: a step computed logits that are not numbers.
+        """
+        return compute_prefix(self.engine, self._inputs.encode(tokens, "prefix"))
+
+    def load_prefix(self, path: str | os.PathLike[str]) -> Prefix:
+        """Read a prefix that `Prefix.save` wrote, of the same checkpoint, dtype and context.
+
+        Raises:
+            SnapshotError: no such file, damaged, or of another model; the message says what was expected and found.
+        """
+        return Prefix(*load_snapshot(self.engine, Path(path), self._inputs.encode))
+
+    def batch_file(self, input: str | os.PathLike[str], output: str | os.PathLike[str]) -> BatchFileReport:
+        """Answer a file of OpenAI Batch lines of any length; shows a progress bar if standard error is a terminal.
+
+        Args:
+            input: each line is `{"custom_id", "method": "POST", "url", "body"}`; the url is /v1/completions or
+                /v1/chat/completions, the body the one of `vllm run-batch` (docs/batch.md). Blank lines are skipped.
+            output: one line per input line, in order: id, custom_id, response (status_code, request_id, body) and
+                error, which is null if the line was answered. An unsupported line has its error there. The file
+                appears, or replaces an older one, once everything has been written.
+
+        Raises:
+            ValueError: the input has no lines, or the output is the input or not a regular file.
+            OSError: a file cannot be read or written.
+        """
+        model = BatchModel(self._inputs, self.session, self._scores, self.path.name)
+        return batch_file(model, input, output, window=64 * self.engine.lanes)
+
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the model as it is in memory, so that `hybridlm.load(directory)` opens it, faster than the original.
 
         The directory holds the weights in the layout and the dtype in which they are used (an Orbax checkpoint of plain
-        arrays), config.json, generation_config.json, the tokenizer's files and the chat template as they were, and an
-        index: arrays and JSON only. What is loaded from it gives the same bits, on any mesh. Of several processes all
+        arrays), config.json, generation_config.json, the tokenizer's files and the chat template unchanged, and an
+        index: arrays and JSON only. A model loaded from it gives the same bits, on any mesh. With several processes all
         call this, with a directory that all of them see. See docs/saving.md.
 
         Args:
-            directory: where it will be; nothing may be there.
+            directory: path to create; nothing may be there.
 
         Raises:
             FileExistsError: something is there.
             ValueError: there are several processes, and no mesh.
-            CheckpointError: the checkpoint that was loaded is not there any more, or has changed.
+            CheckpointError: the checkpoint that was loaded is missing or has changed.
             OSError: it cannot be written; nothing is left of it.
         """
         if jax.process_count() > 1 and self.engine.placement.mesh is None:
@@ -467,32 +428,70 @@ class LM:
         if fingerprint_of(source, dtype) != self.fingerprint:
             raise CheckpointError(self.path, "has changed since it was loaded; config.json and tokenizer are its")
         whole = family_of(source.config).abstract(self.config)
-        cuts = {dotted(path): each for path, each in whole.cuts().items()}
-        parameters = {name: saved_pieces(array, cuts.get(name, ())) for name, array in self.params.items()}
-        model = Described(__version__, self.config.family, dtype, self.fingerprint)
+        sharded_dims = {dotted(path): each for path, each in whole.sharded_dims().items()}
+        parameters = {name: saved_pieces(array, sharded_dims.get(name, ())) for name, array in self.params.items()}
+        model = ModelDescription(__version__, self.config.family, dtype, self.fingerprint)
         save_checkpoint(target, self.path, model, parameters)
 
+    def warmup(self, *, every_bucket: bool = False, progress: bool | None = None) -> dict[str, float]:
+        """Compile the steps of generation and scoring now, in threads, instead of on first use.
+
+        Args:
+            every_bucket: also compile for fewer sequences than lanes (1, 2, 4, ...).
+            progress: show a progress bar; None shows one if standard error is a terminal.
+
+        Returns:
+            Seconds by step. A step that takes longer than two minutes is also named in a warning.
+        """
+        return warm_up(self.engine, every_bucket, progress)
+
     def follow(self) -> bool:
-        """Where the mesh has devices of several processes: take part in what process 0 runs, until it has ended.
+        """Run the worker loop if the mesh spans several processes: repeat the steps of process 0 until it ends.
 
         Call it in every process once the model is loaded. In process 0, and without such a mesh, it returns False at
-        once; in the others True, when nothing is left to do::
+        once; in the others it returns True when nothing is left to do::
 
             lm = hybridlm.load("DIRECTORY", mesh=hybridlm.mesh(data=len(jax.devices())))
             if not lm.follow():
                 print(lm.generate(prompts))
 
-        A process that cannot go on, because another has ended, does not answer or was told something else, says why
-        and ends (status 70); in process 0 an error is raised, unless it waits for a process that does not answer.
+        A process that cannot go on, because another one ended, does not answer or sent something else, reports why and
+        exits (status 70); in process 0 an error is raised, unless it waits for a process that does not answer.
         """
-        crew = self.engine.calls.crew
-        if crew is None:
+        process_group = self.engine.calls.process_group
+        if process_group is None:
             return False
-        if crew.leads:
-            atexit.register(crew.end)
+        if process_group.is_leader:
+            atexit.register(process_group.end)
             return False
-        follow(self.engine, crew)
+        run_worker(self.engine, process_group)
         return True
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Counters since the model was loaded.
+
+        Steps, copies of rows, tokens of prompts and texts that were prefilled, tokens that prefixes and shared
+        beginnings saved, tokens that were generated, and the number of compiled programs; see docs/speculation.md and
+        docs/prefix-cache.md.
+        """
+        cache = self.engine.prefix_cache
+        cached = {} if cache is None else cache.stats
+        counted = self.engine.stats
+        rate = counted["generated_tokens"] / counted["sampled_lanes"] if counted["sampled_lanes"] else 0.0
+        return {**counted, **cached, "tokens_per_step": rate, "compiled": len(self.engine.programs.shapes)}
+
+    @property
+    def certificates(self) -> dict[str, Certificate]:
+        """Certificates of all compiled steps, by step, lanes and tokens: "generate 8x1"."""
+        return self.engine.programs.certificates
+
+    def _run(self, requests: list[Request], session: Session) -> Generator[Event, None, None]:
+        with session:
+            for request in requests:
+                session.add(request)
+            while session.busy:
+                yield from session.step()
 
     @property
     def _inputs(self) -> Inputs:
@@ -507,7 +506,7 @@ class LM:
         return scores(self.engine, ids, top)
 
     def _origin(self) -> dict[str, str | int]:
-        """What scores depend on besides the texts, down to the last bit."""
+        """Everything that scores depend on besides the texts, down to the last bit."""
         machine, mesh, engine = Machine.here(), self.engine.placement.mesh, self.engine
         as_given = engine.sanitizer is not None or engine.programs.certify == "off"
         return {
@@ -518,12 +517,12 @@ class LM:
             "context": self.context,
             "chunk": engine.chunk,
             "mesh": "none" if mesh is None else ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
-            # A step that is certified has been rewritten before.
+            # Certified steps are rewritten first, which changes rounding.
             "steps": "as they are" if as_given else "certified",
             "products": "default" if engine.tuned is None else engine.tuned.choices,
             "hybridlm": __version__,
             "jax": jax.__version__,
             "device": machine.device,
-            # They decide which code XLA makes of the steps.
+            # XLA flags select the generated code.
             "XLA_FLAGS": machine.flags or "none",
         }

@@ -1,4 +1,4 @@
-"""From a checkpoint directory or a hub id to a model that runs."""
+"""Load a checkpoint: from a directory or a hub id to a model that runs."""
 
 import logging
 import os
@@ -14,14 +14,14 @@ from hybridlm.checkpoint.model import open_model
 from hybridlm.cpu_tuning import check_tune
 from hybridlm.cpu_tuning import tune as tune_products
 from hybridlm.devices.placement import ONE_DEVICE, place
-from hybridlm.drafting.drafters import DRAFT_TOKENS, Speculate
+from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate
 from hybridlm.engine.arguments import assemble, check_arguments, check_drafting, dtype_of_caches
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import Demand, admit_model, admit_steps, available_memory, weight_bytes
 from hybridlm.engine.warmup import all_shapes, first_shapes
 from hybridlm.files.strict_json import read_object
 from hybridlm.lm import LM
-from hybridlm.multiprocess.crew import Crew
+from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.prefix_cache.budget import cache_budget
 from hybridlm.programs.compilation_cache import STEPS, cache_of
 from hybridlm.programs.programs import Certify, Programs
@@ -31,9 +31,9 @@ from hybridlm.progress import load_progress
 from hybridlm.steps.structure import flatten
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
-from ir_passes import ExecutableStore
+from ir_passes.compile.executable_store import ExecutableStore
 from models import DecoderConfig
-from models.sharding.devices import ALONE
+from models.sharding.devices import SINGLE_DEVICE
 
 _log = logging.getLogger("hybridlm")
 
@@ -50,7 +50,7 @@ def load(
     progress: bool | None = None,
     sanitize: bool = False,
     speculate: Speculate = None,
-    draft_tokens: int = DRAFT_TOKENS,
+    draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     prefix_cache: str | int | Mapping[str, str | int] | None = None,
     mesh: Mesh | None = None,
     tune: bool = False,
@@ -58,47 +58,47 @@ def load(
     """Load a checkpoint.
 
     Args:
-        path_or_hub_id: a directory with config.json and safetensors weights as Hugging Face writes it, or as `LM.save`
-            does, or the id of a model on the hub (kept in huggingface_hub's cache; HF_HUB_OFFLINE is respected).
-        lanes: most sequences that are computed at the same time.
-        context: most tokens of a sequence; None for min(4096, the model's max_position_embeddings).
-        dtype: "bfloat16", "float16" or "float32" for the matrices; None for the one that they are stored in, whatever
-            config.json says: that of most bytes, and a warning names how many have another. "float32" computes every
-            product in full float32, on devices too that would use TF32 by default.
+        path_or_hub_id: a directory with config.json and safetensors weights as written by Hugging Face or by `LM.save`,
+            or the id of a model on the hub (kept in huggingface_hub's cache; HF_HUB_OFFLINE is respected).
+        lanes: maximum number of sequences that are computed at the same time.
+        context: maximum length of a sequence; None for min(4096, the model's max_position_embeddings).
+        dtype: "bfloat16", "float16" or "float32" for the matrices; None for the dtype in which they are stored,
+            whatever config.json says: the one of most bytes, and a warning names how many have another. "float32"
+            computes every product in full float32, also on devices that would use TF32 by default.
         certify: "error": a step that is not proved to keep its lanes apart, or whose compiled program fails its audit,
             raises IsolationError or AuditError when it is first needed, and is never run; "warn" warns and runs it;
-            "off" runs every step as it is. Where a backend of XLA does not say where it places values there is no
+            "off" runs every step unchecked. If a backend of XLA does not report its buffer assignment there is no
             audit: the step runs, and its certificate says why (`not_audited`).
-        compilation_cache: where compiled steps are kept between processes; None for a folder in the user's cache
-            directory (unless JAX has been given one), False for JAX's own setting, which is nowhere by default. Unless
-            it is False, certificates are kept beside them, and what is proved once is not proved again.
-        chunk: tokens of a prompt consumed by one step; None for 128, or the context if that is less.
-        progress: show a progress bar; None shows one where standard error is a terminal.
-        sanitize: for debugging: move a label (whose state, at which position, of which step) beside every row and check
-            it wherever a step computes with the row. A row that is not the lane's own raises SanitizerError. Steps are
-            proved, but neither audited nor run ahead, and are several times slower.
-        speculate: who drafts tokens ahead of what is drawn, which a step then verifies all at once: "ngram" takes what
-            followed the last few tokens where they stood before; "mtp" asks the multi-token-prediction head of the
-            checkpoint (Qwen3-Next, Qwen3.5), which is not read otherwise; an object of your own with
-            `propose(token_ids, k) -> list[int]`; None for nobody. The tokens that are drawn stay the same, and whether
-            drafts are worth their time is measured. See docs/speculation.md.
-        draft_tokens: most drafts of a sequence in a step.
-        prefix_cache: memory for the states of prompts that were read, "512MB" or a number of bytes: a prompt goes on
-            from the deepest state that its first tokens lead to. That much on the device and as much in host memory,
-            where the states go that were not used the longest; {"device": size, "host": size} says both. None keeps
-            nothing. See docs/prefix-cache.md.
-        mesh: run on these devices, `hybridlm.mesh(data=2, model=2)` or a mesh of your own with some of the axes "data",
-            "model" and "expert"; None for JAX's default device. See docs/devices.md.
-        tune: on a CPU, compute each large matrix product in the variant that is the fastest on this machine. The first
-            load of a model of such shapes measures them for some seconds, and says so; the times are kept beside
-            compiled steps. Where it is faster for few sequences, their most likely tokens are found with a copy of the
-            vocabulary head in int8, which takes half as much memory as the head. See docs/performance.md.
+        compilation_cache: folder for compiled steps between processes; None for a folder in the user's cache directory
+            (unless JAX has been given one), False for JAX's own setting, which is no cache by default. Unless it is
+            False, certificates are kept beside them, and what is proved once is not proved again.
+        chunk: tokens of a prompt prefilled by one step; None for 128, or the context if that is less.
+        progress: show a progress bar; None shows one if standard error is a terminal.
+        sanitize: for debugging: move shadow labels (owner, position and step of a state) with every row and check them
+            wherever a step computes with the row. A row of another lane raises SanitizerError. Steps are proved, but
+            neither audited nor dispatched ahead, and are several times slower.
+        speculate: drafter for speculative decoding, whose drafts a step then verifies all at once: "ngram" proposes the
+            tokens that followed earlier occurrences of the last few tokens; "mtp" uses the multi-token-prediction head
+            of the checkpoint (Qwen3-Next, Qwen3.5), which is not read otherwise; an object with `propose(token_ids, k)
+            -> list[int]` is a custom drafter; None does not draft. The sampled tokens stay the same, and whether drafts
+            are worth their time is measured. See docs/speculation.md.
+        draft_tokens: maximum number of drafts of a sequence in a step.
+        prefix_cache: memory for the states of earlier prompts, "512MB" or a number of bytes: a prompt continues from
+            the deepest cached state of its first tokens. This much on the device and as much in host memory, where the
+            least recently used states go; {"device": size, "host": size} sets both. None disables the cache. See
+            docs/prefix-cache.md.
+        mesh: devices to run on, `hybridlm.mesh(data=2, model=2)` or another mesh with some of the axes "data", "model"
+            and "expert"; None for JAX's default device. See docs/devices.md.
+        tune: on a CPU, compute each large matrix product in the fastest variant on this machine. The first load of a
+            model of such shapes measures them for some seconds, and says so; the times are kept beside compiled steps.
+            Where it is faster for few sequences, their most likely tokens are found with an int8 copy of the vocabulary
+            head, which takes half the memory of the head. See docs/performance.md.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named: first those
-            of config.json, of the index and of all headers, and where there is none those of all tensors.
+            of config.json, of the index and of all headers, and if there are none those of all tensors.
         ValueError: arguments are wrong; every one is named.
-        InsufficientMemory: weights, rows and the steps' scratch are more than the memory that is available.
+        InsufficientMemory: weights, rows and the steps' scratch exceed the available memory.
     """
     directory, family, config = open_model(resolve(path_or_hub_id), head=speculate == "mtp")
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, certify, compilation_cache)
@@ -110,10 +110,10 @@ def load(
     folder = None if cache.folder is None else cache.folder / "products"
     if tune:
         check_tune(folder, mesh)
-    crew = Crew(placement) if placement.several_processes else None
+    process_group = ProcessGroup(placement) if placement.several_processes else None
     cache_dtype = dtype_of_caches(dtype)
-    abstract, weights = family.abstract(config.share(placement.devices)), family.weights(config)
-    cuts = {} if placement.devices == ALONE else family.abstract(config).cuts()
+    abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
+    cuts = {} if placement.devices == SINGLE_DEVICE else family.abstract(config).sharded_dims()
     shards = placement.shards(weights, cuts)
     size = weight_bytes(weights, dtype, shards, placement)
     demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)
@@ -129,8 +129,8 @@ def load(
         structure, certify, certificates, placement, cache.setting, executables, directory.path.resolve().name
     )
     fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
-    if crew is not None:
-        crew.agree_on(
+    if process_group is not None:
+        process_group.agree_on(
             "settings",
             {
                 "checkpoint": fingerprint,
@@ -161,15 +161,15 @@ def load(
         draft_tokens=draft_tokens,
         prefix_cache=budget,
         placement=placement,
-        crew=crew,
+        process_group=process_group,
     )
     if tune and folder is not None:
         shapes = [shape for shape in all_shapes(engine) if isinstance(shape, Shape)]
-        # A multiplier that is not positive turns the order of the logits round.
+        # A negative multiplier reverses the order of the logits, and zero makes them equal.
         head = model.head[...] if model.config.logits_multiplier > 0 else None
         rows = {shape.lanes * shape.tokens for shape in shapes}
-        drawing = {shape.lanes for shape in shapes if shape.step == "generate"}
-        tuned = tune_products(params, head, rows, drawing, folder, _room(engine, demand), progress)
+        sampling_mode = {shape.lanes for shape in shapes if shape.step == "generate"}
+        tuned = tune_products(params, head, rows, sampling_mode, folder, _room(engine, demand), progress)
         engine.set_tuned(tuned)
         demand = replace(demand, weights=demand.weights + tuned.int8_head_bytes)
     if sanitizer is None:
@@ -181,13 +181,16 @@ def load(
 
 
 def _room(engine: Engine, demand: Demand) -> int | None:
-    """Bytes that are left for a copy of the head: no model is refused for it, as `admit_steps` wants as much again."""
+    """Bytes available for the int8 copy of the head.
+
+    Twice the rows and the prefix cache are left over, which `admit_steps` accepts: the copy never gets a model refused.
+    """
     left = available_memory(engine.placement)
-    return None if left is None else left - 2 * (demand.rows + demand.kept)
+    return None if left is None else left - 2 * (demand.rows + demand.prefix_cache)
 
 
 def _end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]:
-    """End tokens of config.json and of generation_config.json."""
+    """Return the end tokens of config.json and of generation_config.json."""
     ids = list(config.eos_token_ids)
     path = directory.path / "generation_config.json"
     if path.exists():

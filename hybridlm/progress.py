@@ -1,4 +1,4 @@
-"""Progress bars on standard error, where somebody is looking."""
+"""Progress bars on standard error, if it is a terminal."""
 
 import sys
 import time
@@ -25,22 +25,22 @@ LoadProgress = Callable[[int, int, str], None]
 
 @contextmanager
 def _bar(show: bool | None, *columns: ProgressColumn) -> Iterator[Progress | None]:
-    """A bar of these columns, or None where nobody is looking: `show` is False, or None without a terminal."""
+    """Show a bar of these columns; None if `show` is False, or None without a terminal."""
     if not (sys.stderr.isatty() if show is None else show):
         yield None
         return
     console = Console(stderr=True)
-    # Without a terminal the bar is written once, when it is done.
+    # Without a terminal the bar is written once, at the end.
     with Progress(*columns, console=console, transient=console.is_terminal) as bar:
         yield bar
 
 
 @contextmanager
 def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
-    """A bar over the bytes of parameters, or None where nobody is looking.
+    """Show a bar over the bytes of parameters, or None.
 
     Args:
-        show: None shows it where standard error is a terminal.
+        show: None shows it if standard error is a terminal.
     """
     columns = (
         TextColumn("loading"),
@@ -60,12 +60,12 @@ def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
 
 @contextmanager
 def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Callable[[int], None]]:
-    """A bar over completed prompts, or nothing where nobody is looking; gives what takes their number.
+    """Show a bar over completed prompts; yield the function that takes their number.
 
     Args:
-        show: None shows it for more prompts than lanes where standard error is a terminal.
-        total: prompts.
-        lanes: sequences that are computed at the same time.
+        show: None shows it if there are more prompts than lanes and standard error is a terminal.
+        total: number of prompts.
+        lanes: most sequences in a batch.
     """
     if show is None and total <= lanes:
         show = False
@@ -75,7 +75,13 @@ def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Call
 
 @contextmanager
 def counting_progress(show: bool | None, what: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """A bar over so many things; gives what takes how many are done and the name of the last. `show` as for loading."""
+    """Show a bar over items; yield the function that takes the number of finished items and the name of the last.
+
+    Args:
+        show: None shows it if standard error is a terminal.
+        what: description of the items.
+        total: number of items.
+    """
     name = TextColumn("{task.fields[name]}")
     with _bar(show, TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), name) as bar:
         if bar is None:
@@ -87,7 +93,12 @@ def counting_progress(show: bool | None, what: str, total: int) -> Iterator[Call
 
 @contextmanager
 def file_progress(show: bool | None, what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar over the bytes of an input file; gives what takes those done and all of them. `show` as for loading."""
+    """Show a bar over the bytes of an input file; yield the function that takes bytes done and total.
+
+    Args:
+        show: None shows it if standard error is a terminal.
+        what: description of the work.
+    """
     with _bar(show, TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as bar:
         if bar is None:
             yield lambda done, total: None
@@ -98,7 +109,7 @@ def file_progress(show: bool | None, what: str) -> Iterator[Callable[[int, int],
 
 
 class RowProgress:
-    """A bar over the rows of a file that is scored, or nothing."""
+    """Progress over the rows of a file that is scored; without a bar the methods do nothing."""
 
     def __init__(self, bar: Progress | None):
         self._bar = bar
@@ -106,18 +117,18 @@ class RowProgress:
         self._tokens, self._begin = 0, 0.0
 
     def read(self, rows: int) -> None:
-        """So many rows have been looked at."""
+        """Show the number of rows of the first pass."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=rows)
 
     def begin(self, rows: int, done: int) -> None:
-        """So many rows are to be scored; some of them have been, by an earlier run."""
+        """Begin scoring of `rows` rows, of which an earlier run has done some."""
         self._begin = time.perf_counter()
         if self._bar is not None and self._task is not None:
             self._bar.reset(self._task, total=rows, completed=done, description="scoring")
 
     def advance(self, rows: int, tokens: int) -> None:
-        """More rows have been scored, of so many tokens."""
+        """Add rows that have been scored, and their tokens."""
         self._tokens += tokens
         if self._bar is not None and self._task is not None:
             rate = self._tokens / (time.perf_counter() - self._begin)
@@ -126,7 +137,11 @@ class RowProgress:
 
 @contextmanager
 def score_progress(show: bool | None) -> Iterator[RowProgress]:
-    """A bar of rows, tokens per second and the time that is left. `show` as for loading."""
+    """Show a bar of rows, tokens per second and the time left.
+
+    Args:
+        show: None shows it if standard error is a terminal.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

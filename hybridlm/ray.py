@@ -26,7 +26,7 @@ from hybridlm.loading import load
 from hybridlm.score_files.arrow import COLUMNS, columns_of, read_rows, schema_of_scores, table_of_scores
 from hybridlm.score_files.score_rows import score_rows
 
-BATCH_ROWS = 1024
+DEFAULT_BATCH_ROWS = 1024
 
 
 def score_dataset(
@@ -35,36 +35,35 @@ def score_dataset(
     actors: int = 1,
     num_cpus: float | None = None,
     num_gpus: float | None = None,
-    batch_size: int = BATCH_ROWS,
+    batch_size: int = DEFAULT_BATCH_ROWS,
     **settings: Any,
 ) -> Dataset:
-    """Log-probability of every token of every row of a dataset, as `LM.score_file` gives them for a file.
+    """Return the log-probability of every token of every row of a dataset, as `LM.score_file` does for a file.
 
-    The rows of the result are in the order of the dataset. They are scored in batches of consecutive rows, `batch_size`
-    in each but the last, whatever blocks the dataset has and how many actors there are: the same dataset and settings
-    give the same bits. Nothing runs before the result is consumed.
+    The rows of the result are in the order of the dataset. They are scored in batches of `batch_size` consecutive rows,
+    independent of the dataset's blocks and of the number of actors: the same dataset and settings give the same bits.
+    Nothing runs before the result is consumed.
 
     Args:
         dataset: columns "text" (strings) or "token_ids" (lists of whole numbers), or both with one of them null in
             every row, and maybe "id" (strings or whole numbers, which are not compared). Other columns are dropped.
-        model: a checkpoint directory, which every machine has under this name, or the id of a model on the Hub.
+        model: a checkpoint directory that exists on every machine, or the id of a model on the Hub.
         actors: each loads the model once.
-        num_cpus: cores that Ray sets aside for an actor; None for one. On CPUs a step uses all cores of the machine:
-            give their number, so that a machine gets one actor.
-        num_gpus: GPUs of an actor; None for none. One is what a model uses.
+        num_cpus: cores that Ray reserves for an actor; None for one. On CPUs a step uses all cores of the machine: give
+            their number, so that a machine gets one actor.
+        num_gpus: GPUs of an actor; None for none. A model uses one.
         batch_size: rows that are scored together, the longest first.
-        **settings: of `hybridlm.load`, which every actor calls with them (lanes, context, dtype, chunk, ...).
+        **settings: arguments of `hybridlm.load` in every actor (lanes, context, dtype, chunk, ...).
 
-    A warning says so where the actors take all cores that the cluster has: the tasks that read and cut the dataset
-    would wait until it has more.
+    A warning is given if the actors take all cores of the cluster: the tasks that read the dataset would wait.
 
     Returns:
         Rows with id, token_ids, logprobs (the first is null), sum_logprob, perplexity, and error, which is null unless
-        the row could not be scored: then all but its id is.
+        the row could not be scored; all columns but id are null then.
 
     Raises:
-        ValueError: `actors` or `batch_size` is no whole number of at least 1.
-        TypeError: `dataset` is no dataset of Ray.
+        ValueError: `actors` or `batch_size` is not a whole number of at least 1.
+        TypeError: `dataset` is not a Ray dataset.
         ray.exceptions.RayTaskError: when the result is consumed: the model cannot be loaded, a setting is wrong, or the
             columns are.
     """
@@ -98,7 +97,7 @@ def _warn_of_waiting(taken: float) -> None:
 
 
 class _Worker:
-    """What an actor holds: a loaded model."""
+    """An actor's loaded model."""
 
     def __init__(self, model: str, settings: dict[str, Any]):
         self._scorer = load(model, **settings)._scorer
@@ -110,12 +109,12 @@ class _Worker:
         ids = batch.schema.field("id").type if "id" in batch.schema.names else pa.null()
         value = ids.value_type if pa.types.is_dictionary(ids) else ids
         rows = list(read_rows(batch, 0))
-        # Ray does not know where in the dataset a batch is: messages do not name rows.
+        # A batch does not know its place in the dataset, so messages do not name rows.
         return table_of_scores(score_rows(self._scorer, rows, None), schema_of_scores(pa.types.is_integer(value)))
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    """What Ray makes of NumPy arrays is a type of its own: lists again."""
+    """Return a column of Ray's own tensor type as lists, any other unchanged."""
     if not isinstance(column.type, pa.ExtensionType):
         return column
     return pa.array([None if one is None else one.tolist() for one in column.to_pylist()])

@@ -1,15 +1,14 @@
-"""A run of the engine: requests go in at any time, tokens come out step by step."""
+"""A session of the engine: submit requests at any time, receive tokens step by step."""
 
 import time
-import typing
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from hybridlm.engine.decoding import Flight
+from hybridlm.engine.decoding import DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.scheduler import Scheduler
@@ -17,9 +16,9 @@ from hybridlm.engine.speculation import Speculation
 from hybridlm.errors import NumericalError
 from hybridlm.requests.results import Completion
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
-from hybridlm.requests.sequence import FinishReason, Request, Sequence
+from hybridlm.requests.sequence import ActiveSequence, FinishReason, Request
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.steps.generate import Drawn
+from hybridlm.steps.generate import SampledTokens
 from hybridlm.text.stop_strings import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
 
@@ -32,9 +31,9 @@ class Event(NamedTuple):
 
     Attributes:
         index: number of the request.
-        token: the token drawn; None for a request that ended without one (no room in the context, cancelled).
-        text: text that it settles; "" where there is no tokenizer.
-        completion: the whole completion, with its last token.
+        token: the token sampled; None for a request that ended without one (no room in the context, cancelled).
+        text: text that is final with this token; "" without a tokenizer.
+        completion: the whole completion, with its last token; None before.
     """
 
     index: int
@@ -44,7 +43,7 @@ class Event(NamedTuple):
 
 
 class Session:
-    """Requests that are driven by hand; `LM.session` makes it.
+    """Requests that are run step by step; `LM.session` makes it.
 
         with lm.session() as session:
             first = session.submit("Once upon a time")
@@ -53,14 +52,14 @@ class Session:
                     ...
 
     Sequences join and leave at any step. Each `step` dispatches one step to the device and returns the tokens of the
-    one before. A session has pools of its own; sessions do not see each other.
+    previous one. A session has pools of its own; sessions do not see each other.
 
     Args:
         engine: runs the steps.
-        tokenizer: None where tokens have no text.
-        to_request: checks what `submit` is given.
-        processor: changes the logits of each lane before the draw.
-        speculation: what is drafted; None for nothing.
+        tokenizer: None if tokens have no text.
+        to_request: checks the arguments of `submit` and makes a request of them.
+        processor: changes the logits of each lane before sampling.
+        speculation: when to draft and verify; None never drafts.
     """
 
     def __init__(
@@ -73,10 +72,10 @@ class Session:
     ):
         self._engine, self._tokenizer, self._to_request = engine, tokenizer, to_request
         self._scheduler = Scheduler(engine, processor, speculation)
-        self._alive: dict[int, Sequence] = {}
+        self._alive: dict[int, ActiveSequence] = {}
         self._texts: dict[int, GrowingText] = {}
         self._events: list[Event] = []
-        self._flights: deque[Flight] = deque()
+        self._in_flight: deque[DispatchedStep] = deque()
         self._submitted = 0
         self._closed = False
         self._done = 0.0
@@ -96,13 +95,13 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """Whether a request has not ended, or its end has not been returned by `step`."""
+        """Whether a request is unfinished, or its end has not been returned by `step`."""
         return bool(self._alive or self._events)
 
     @takes_settings
     def submit(
         self,
-        prompt: str | typing.Sequence[int],
+        prompt: str | Sequence[int],
         sampling_params: SamplingParams | None = None,
         *,
         priority: int = 0,
@@ -114,12 +113,12 @@ class Session:
         Args:
             prompt: a string or a list of token ids.
             sampling_params: how its tokens are sampled and when it ends.
-            priority: of those that wait, the highest goes first; the ones of equal priority in the order they came.
-            prefix: the prompt continues it (see `LM.prefix`).
+            priority: of the waiting requests the highest priority goes first; equal ones in order of arrival.
+            prefix: state of a common beginning that the prompt continues (see `LM.prefix`).
             **settings: fields of `SamplingParams`.
 
         Returns:
-            The number of the request, which its events carry: 0, 1, ... It is part of the key of its draws.
+            The number of the request, which its events carry: 0, 1, ... It is part of the key of its random numbers.
 
         Raises:
             TypeError, ValueError: the prompt or a setting is wrong; nothing was queued.
@@ -133,7 +132,7 @@ class Session:
     def add(self, request: Request) -> None:
         """Queue a request that has been checked."""
         self._submitted = request.index + 1
-        sequence = self._alive[request.index] = Sequence(request)
+        sequence = self._alive[request.index] = ActiveSequence(request)
         if self._tokenizer is not None:
             self._texts[request.index] = GrowingText(self._tokenizer, request.params.stop_strings)
         if len(request.prompt) < self._engine.context:
@@ -142,39 +141,39 @@ class Session:
             self._end(sequence, "length", None)
 
     def cancel(self, index: int) -> None:
-        """End a request as it is; `step` returns its completion, with the finish reason "cancelled".
+        """End a request now; `step` returns its completion, with the finish reason "cancelled".
 
         Raises:
-            KeyError: no request of this number is alive.
+            KeyError: no active request has this number.
         """
         if index not in self._alive:
             raise KeyError(f"request {index} is not alive; alive are {sorted(self._alive)}")
         self._end(self._alive[index], "cancelled", None)
 
     def step(self) -> list[Event]:
-        """Dispatch the next step, then wait for the one before and return its tokens.
+        """Dispatch the next step, then wait for the previous one and return its tokens.
 
         Returns:
-            Events in the order of the lanes. The list may be empty: a step that consumes the first part of a prompt
-            draws nothing, and the first step has none before it.
+            Events in the order of the lanes. The list may be empty: a step that prefills the first part of a prompt
+                samples nothing, and the first step has no predecessor.
 
         Raises:
             NumericalError: the logits of a request are not numbers. It has ended; the others go on in the next call.
             IsolationError, AuditError, HloError: a step is refused (see `load`).
-            RowsLost: an earlier step was interrupted; the session is closed, its requests are to be submitted again.
+            RowsLost: an earlier step was interrupted; the session is closed, submit its requests again.
             RuntimeError: the session is closed.
         """
         self._require_open()
-        while self._flights and (self._flights[0].accepted is not None or self._scheduler.needs_tokens):
+        while self._in_flight and (self._in_flight[0].accepted is not None or self._scheduler.needs_tokens):
             self._read()
         try:
-            flight = self._scheduler.next()
+            dispatched = self._scheduler.next()
         except BaseException:
             self.close()
             raise
-        if flight is not None:
-            self._flights.append(flight)
-        if len(self._flights) > 1 or (self._flights and flight is None):
+        if dispatched is not None:
+            self._in_flight.append(dispatched)
+        if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
             self._read()
         if self._engine.checked:
             self._scheduler.check_integrity()
@@ -182,7 +181,7 @@ class Session:
         return events
 
     def check_integrity(self) -> None:
-        """Check that every row of the pools is free or held by one live request.
+        """Check that every row of the pools is free or held by one active request.
 
         Raises:
             SlotError: it is not; lists every fault.
@@ -190,11 +189,11 @@ class Session:
         self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """End every request without a completion and give the rows back. Closing twice does nothing."""
+        """End every request without a completion and release the rows. Closing twice does nothing."""
         if not self._closed:
             self._closed = True
             self._alive.clear()
-            self._flights.clear()
+            self._in_flight.clear()
             self._scheduler.close()
 
     def _require_open(self) -> None:
@@ -202,44 +201,45 @@ class Session:
             raise RuntimeError("the session is closed; open another one with lm.session()")
 
     def _read(self) -> None:
-        """Wait for the oldest step that is on its way, and take what it has drawn."""
-        # Whoever interrupts the wait finds the step still there.
-        flight = self._flights[0]
-        with flight.timing.reading(flight.drawn.token, self._done) if flight.timing is not None else nullcontext():
-            accepted, drawn = self._engine.calls.read((flight.accepted, flight.drawn))
+        """Wait for the oldest step in flight and process its outputs."""
+        # The step stays in the queue until its outputs have arrived, so that an interrupted wait can be repeated.
+        dispatched = self._in_flight[0]
+        timing = dispatched.timing
+        with nullcontext() if timing is None else timing.reading(dispatched.sampled.token, self._done):
+            accepted, sampled = self._engine.calls.read((dispatched.accepted, dispatched.sampled))
         self._done = time.perf_counter()
-        self._flights.popleft()
-        self._take(flight, drawn, accepted)
+        self._in_flight.popleft()
+        self._take(dispatched, sampled, accepted)
 
-    def _take(self, flight: Flight, drawn: Drawn, accepted: np.ndarray | None) -> None:
-        """The tokens of a step have come: what they settle."""
+    def _take(self, dispatched: DispatchedStep, sampled: SampledTokens, accepted: np.ndarray | None) -> None:
+        """Process the outputs of a step: append tokens, end requests, keep the drafts of the MTP head."""
         wrong: NumericalError | None = None
         try:
             if accepted is not None:
-                self._scheduler.settle(flight, accepted)
-            for sequence, lane in flight.draws:
-                self._engine.stats["draws"] += sequence.finish_reason is None
+                self._scheduler.settle(dispatched, accepted)
+            for sequence, lane in dispatched.sequences:
+                self._engine.stats["sampled_lanes"] += sequence.finish_reason is None
                 places = [(lane,)] if accepted is None else [(lane, place) for place in range(accepted[lane])]
                 for place in places:
                     if sequence.finish_reason is not None:
-                        break  # it ended while this step was on its way, or with a token before
-                    if drawn.token[place] >= self._engine.vocab_size:
+                        break  # it ended while this step was in flight, or with an earlier token
+                    if sampled.token[place] >= self._engine.vocab_size:
                         position = len(sequence.request.prompt) + len(sequence.generated)
                         wrong = wrong or NumericalError(f"request {sequence.request.index}", position)
-                        self._scheduler.distrust(sequence)
+                        self._scheduler.invalidate(sequence)
                         self._forget(sequence, "cancelled")
                     else:
-                        _append(sequence, drawn, place)
+                        _append(sequence, sampled, place)
                         self._grow(sequence)
-                if drawn.guesses is not None and sequence.drafting is not None:
-                    sequence.drafting.hear(len(sequence.generated), drawn.guesses[lane].tolist())
+                if sampled.mtp_drafts is not None and sequence.drafting is not None:
+                    sequence.drafting.observe(len(sequence.generated), sampled.mtp_drafts[lane].tolist())
         except BaseException:
             self.close()
             raise
         if wrong is not None:
             raise wrong
 
-    def _grow(self, sequence: Sequence) -> None:
+    def _grow(self, sequence: ActiveSequence) -> None:
         index, token = sequence.request.index, sequence.generated[-1]
         self._engine.stats["generated_tokens"] += 1
         text = self._texts.get(index)
@@ -251,14 +251,14 @@ class Session:
         else:
             self._end(sequence, reason, token)
 
-    def _finish_reason(self, sequence: Sequence, text: GrowingText | None) -> FinishReason | None:
+    def _finish_reason(self, sequence: ActiveSequence, text: GrowingText | None) -> FinishReason | None:
         if sequence.generated[-1] in sequence.request.params.stop_token_ids or (text is not None and text.stopped):
             return "stop"
-        done = len(sequence.generated) == sequence.drawn and not sequence.left(self._engine.context)
+        done = len(sequence.generated) == sequence.sampled and not sequence.remaining(self._engine.context)
         return "length" if done else None
 
-    def _end(self, sequence: Sequence, reason: FinishReason, token: int | None) -> None:
-        """The last event of a request."""
+    def _end(self, sequence: ActiveSequence, reason: FinishReason, token: int | None) -> None:
+        """Append the last event of a request."""
         index, asked = sequence.request.index, sequence.request.params.logprobs
         text = self._texts.get(index)
         if text is not None:
@@ -275,19 +275,21 @@ class Session:
         )
         self._events.append(Event(index, token, "" if text is None else text.take(final=True), completion))
 
-    def _forget(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _forget(self, sequence: ActiveSequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         self._scheduler.leave(sequence)
         del self._alive[sequence.request.index]
         self._texts.pop(sequence.request.index, None)
 
 
-def _append(sequence: Sequence, drawn: Drawn, place: tuple[int, ...]) -> None:
-    """Keep what a step drew at a lane, or behind a token of a lane, as NumPy arrays."""
+def _append(sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]) -> None:
+    """Append the outputs of a step (NumPy arrays) at `place`: a lane, or a lane and one of its tokens."""
     asked = sequence.request.params.logprobs
-    sequence.generated.append(int(drawn.token[place]))
-    if asked is not None and drawn.logprob is not None:
-        sequence.logprobs.append(float(drawn.logprob[place]))
-    if asked and drawn.top_tokens is not None and drawn.top_logprobs is not None:
-        best = zip(drawn.top_tokens[place][:asked].tolist(), drawn.top_logprobs[place][:asked].tolist(), strict=True)
+    sequence.generated.append(int(sampled.token[place]))
+    if asked is not None and sampled.logprob is not None:
+        sequence.logprobs.append(float(sampled.logprob[place]))
+    if asked and sampled.top_tokens is not None and sampled.top_logprobs is not None:
+        best = zip(
+            sampled.top_tokens[place][:asked].tolist(), sampled.top_logprobs[place][:asked].tolist(), strict=True
+        )
         sequence.top_logprobs.append(dict(best))

@@ -1,4 +1,4 @@
-"""Results as Arrow tables (extra `data`), from where pandas, Parquet and everything else is one call away."""
+"""Results as Arrow tables (extra `data`), which convert to pandas or Parquet."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,21 +12,20 @@ if TYPE_CHECKING:
 
 
 def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice]) -> "pyarrow.Table":
-    """A row for each result; `.to_pandas()` makes it a pandas frame.
+    """Return a table with a row for each result; `.to_pandas()` makes it a pandas frame.
 
-    Numbers that are not (the log-probability of a first token) are null.
+    NaN (the log-probability of a first token) is null.
 
     Args:
-        results: what `generate` or `score` returned, or a list of what `choose` returned.
+        results: the result of `generate` or `score`, or a list of results of `choose`.
 
     Returns:
         For scores the columns token_ids, logprobs, greedy, sum_logprob and perplexity, as `score_file` names them; for
-        completions text, token_ids, finish_reason, prompt_token_ids and logprobs; both with top_logprobs where they
-        were asked for, a list of (token_id, logprob) for each token. For choices options, sums, per_token, greedy and
-        best.
+        completions text, token_ids, finish_reason, prompt_token_ids and logprobs; both with top_logprobs if they were
+        asked for, a list of (token_id, logprob) for each token. For choices options, sums, per_token, greedy and best.
 
     Raises:
-        TypeError, ValueError: no results, or not of one kind.
+        TypeError, ValueError: no results, or results of several kinds.
         MissingExtra: pyarrow is not installed.
     """
     require_extra("to_table", "pyarrow", "data")

@@ -5,11 +5,11 @@ from models.decoder.decoder import Decoder, DecoderConfig
 from models.decoder.mtp import MtpDecoder
 from models.families.family import Family
 from models.families.registry import FAMILIES, UnsupportedModel, family_of
-from models.sharding.cut import Cut, Part
 from models.sharding.devices import Devices
-from models.sharding.share import ShareError
+from models.sharding.shard_sizes import ShardingError
+from models.sharding.sharded_dim import Segment, ShardedDim
 from models.state.state import KV_BLOCK, kv_blocks
-from models.weights.sources import Source, Weight
+from models.weights.sources import Weight, WeightSource
 
 DISTRIBUTION = "hybridlm"
 
@@ -18,15 +18,15 @@ __all__ = [
     "FAMILIES",
     "KV_BLOCK",
     "ConfigError",
-    "Cut",
+    "ShardedDim",
     "Decoder",
     "DecoderConfig",
     "Devices",
     "Family",
     "MtpDecoder",
-    "Part",
-    "ShareError",
-    "Source",
+    "Segment",
+    "ShardingError",
+    "WeightSource",
     "UnsupportedModel",
     "Weight",
     "family_of",

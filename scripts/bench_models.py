@@ -1,4 +1,4 @@
-"""The models that speed is measured on, by their config.json: two Qwen3.5-shaped ones, and one for each other mixer."""
+"""Models of the benchmarks by their config.json: two of the shape of Qwen3.5, and one for each other mixer."""
 
 from typing import Any
 

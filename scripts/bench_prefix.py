@@ -1,12 +1,12 @@
-"""Prompts that begin with the same tokens, with a prefix cache and without one, in turns in one run.
+"""Benchmark of the prefix cache: prompts with a common prefix, with the cache and without it, in turns in one run.
 
     python scripts/make_bench_checkpoint.py 131M /data/131M
     python scripts/bench_prefix.py --model /data/131M [--prompts 12] [--common 1000] [--own 48] [--rounds 3]
 
-Every round has prompts of its own, of which all share their first tokens: the first prompt of a round finds nothing.
-Then rounds of as many prompts that share nothing, which pay for a cache that does not help them. Both sides draw the
-same tokens, but where steps of other shapes round two logits that nearly tie the other way: it says how many part, and
-how far apart the two logits are at most. The exit status is 1 if that is more than 0.1.
+Every round has new prompts that share their first tokens, so the first prompt of a round finds nothing cached. Further
+rounds have prompts that share nothing, and measure the overhead of the cache. Both sides sample the same tokens, unless
+steps of other shapes round a near tie of two logits the other way. The script counts these completions, and reports the
+largest difference of the two logits. The exit status is 1 if that is more than 0.1.
 """
 
 import argparse
@@ -21,14 +21,14 @@ import hybridlm
 
 
 def timed(lm: hybridlm.LM, prompts: list[list[int]], tokens: int) -> tuple[float, int, list[list[int]]]:
-    """Seconds, prompt tokens that were computed, and what was drawn."""
+    """Return seconds, prompt tokens that were prefilled, and the sampled tokens."""
     before, start = lm.stats["prompt_tokens"], time.perf_counter()
-    drawn = [one.token_ids for one in lm.generate(prompts, max_tokens=tokens, ignore_eos=True, progress=False)]
-    return time.perf_counter() - start, lm.stats["prompt_tokens"] - before, drawn
+    sampled = [one.token_ids for one in lm.generate(prompts, max_tokens=tokens, ignore_eos=True, progress=False)]
+    return time.perf_counter() - start, lm.stats["prompt_tokens"] - before, sampled
 
 
 def margin(lm: hybridlm.LM, prompt: list[int], one: list[int], other: list[int]) -> float:
-    """How far apart the two best logits are where two completions part; 0 if they do not."""
+    """Return the difference of the two best logits where two completions diverge; 0 if they do not."""
     same = next((i for i, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]), None)
     if same is None:
         return 0.0
@@ -67,10 +67,10 @@ def main() -> int:
         read = (0, 0)
         for _ in range(options.rounds):
             asked = prompts(common)
-            (a, read_a, drawn_a), (b, read_b, drawn_b) = (timed(lm, asked, options.tokens) for lm in (cold, warm))
+            (a, read_a, tokens_a), (b, read_b, tokens_b) = (timed(lm, asked, options.tokens) for lm in (cold, warm))
             seconds.append((a, b))
             read = read_a, read_b
-            margins += [margin(cold, *each) for each in zip(asked, drawn_a, drawn_b, strict=True)]
+            margins += [margin(cold, *each) for each in zip(asked, tokens_a, tokens_b, strict=True)]
         without, with_cache = (statistics.median(side) for side in zip(*seconds, strict=True))
         ratios = [a / b for a, b in seconds]
         print(

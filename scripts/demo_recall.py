@@ -3,8 +3,8 @@
     python scripts/demo_recall.py
 
 Every story is answered alone, then in batches of 8, then in batches of 8 with the states of neighbouring lanes swapped.
-Alone and together the completions must be the same; swapped, the names must be wrong: a state that leaked into another
-sequence would be seen in the same way.
+Alone and in batches the completions must be the same. With swapped states the names must be wrong, which shows that a
+state that leaked into another sequence would be seen.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from hybridlm.demo.faults import swapped_lanes
 
 
 def completions(lm: hybridlm.LM, stories: list[demo.Story], together: int) -> list[str]:
-    """Greedy completions of all stories, `together` at a time."""
+    """Return greedy completions of all stories, `together` at a time."""
     texts: list[str] = []
     for first in range(0, len(stories), together):
         batch = lm.generate([story.prompt for story in stories[first : first + together]], max_tokens=12)

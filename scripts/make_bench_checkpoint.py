@@ -2,9 +2,9 @@
 
     python scripts/make_bench_checkpoint.py 131M /data/bench/131M [--seed 0] [--head]
 
-The weights are bfloat16 and scaled as a trained model's are, so that activations, gates and decays have ordinary sizes
-and no two logits are alike. Each tensor depends on the seed and its name alone: a seed gives the same bytes every time.
-The tokenizer is the embedded model's, whose ids are the first of the vocabulary; llama.cpp's converter takes it.
+The weights are bfloat16 and scaled like those of a trained model, so that activations, gates and decays have ordinary
+sizes and logits differ. Each tensor depends on the seed and its name alone: a seed always gives the same bytes. The
+tokenizer is the embedded model's, whose ids are the first of the vocabulary; llama.cpp's converter accepts it.
 """
 
 import argparse
@@ -27,10 +27,10 @@ OUTPUTS = ("out_proj", "o_proj", "down_proj", "w2")
 
 
 def values(name: str, shape: tuple[int, ...], config: models.DecoderConfig, rng: np.random.Generator) -> np.ndarray:
-    """One tensor in float32.
+    """Return one tensor in float32.
 
-    A matrix keeps the size of what it multiplies; those that write to the residual stream are smaller by the number of
-    their writes. Norm weights are stored minus the family's offset, but for the one behind the recurrence.
+    A matrix preserves the magnitude of its input; those that write to the residual stream are scaled down by the number
+    of writes. Norm weights are stored minus the family's offset, except the one behind the recurrence.
     """
     last = name.removesuffix(".weight").rpartition(".")[2]
     if last == "A_log":
@@ -49,7 +49,7 @@ def values(name: str, shape: tuple[int, ...], config: models.DecoderConfig, rng:
 
 
 def tensors(config: dict[str, Any], seed: int, head: bool = False) -> dict[str, np.ndarray]:
-    """Every tensor of the checkpoint, bfloat16, by its name in Hugging Face checkpoints."""
+    """Return every tensor of the checkpoint in bfloat16, by its name in Hugging Face checkpoints."""
     family = with_head(models.family_of(config)) if head else models.family_of(config)
     read = family.read_config(config)
     weights: list[models.Weight] = family.weights(read)
@@ -62,7 +62,7 @@ def tensors(config: dict[str, Any], seed: int, head: bool = False) -> dict[str, 
 
 
 def write(directory: Path, config: dict[str, Any], seed: int, head: bool = False) -> int:
-    """Write the files; returns the number of parameters."""
+    """Write the files; return the number of parameters."""
     directory.mkdir(parents=True, exist_ok=True)
     made = tensors(config, seed, head)
     save_file(made, directory / "model.safetensors", {"format": "pt"})

@@ -1,12 +1,12 @@
-"""Writes tests/golden: tiny checkpoints with what Hugging Face transformers computes from them.
+"""Write tests/golden: tiny checkpoints with the results of Hugging Face transformers.
 
     python scripts/make_golden.py [--output tests/golden] [--seed 0] [name ...]
 
 needs the extra `oracle`. Each folder holds config.json and safetensors as transformers wrote them, `expected.npz`
-(prompts, logits of every position, log-probabilities, 32 greedy tokens and their margins; where there is a multi-
-token-prediction head its logits behind every token but the first) and `provenance.json` (what made it). The tests that
-read them need no torch. Prompts are drawn until no position of the prompt and no greedy step is a near tie and the
-oracle's own rounding noise is small, so that every token can be demanded exactly.
+(prompts, logits of every position, log-probabilities, 32 greedy tokens and their margins; with a multi-token-prediction
+head also its logits behind every token but the first) and `provenance.json` (versions and settings). The tests that
+read them need no torch. Random prompts are tried until no position of the prompt and no greedy step is a near tie and
+the oracle's own rounding noise is small, so that tests can require every token exactly.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from tiny_variants import GOLDEN, GREEDY_TOKENS, RAGGED_LENGTHS, Variant, ragged
 from transformers_oracle import Oracle, log_probabilities
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SMALLEST_MARGIN = 5e-3
-LARGEST_NOISE = 4e-4
-ATTEMPTS = 200
+MIN_MARGIN = 5e-3
+MAX_NOISE = 4e-4
+MAX_ATTEMPTS = 200
 
 
 def main() -> None:
@@ -83,18 +83,20 @@ def write_expected(variant: Variant, seed: int, directory: pathlib.Path) -> None
 
 
 def choose_prompt(oracle: Oracle, variant: Variant, seed: int, index: int) -> tuple[list[int], Greedy, float, float]:
-    """The first prompt of its length without a near tie: its tokens, continuation, smallest margin and noise."""
-    for attempt in range(ATTEMPTS):
+    """Return the first prompt of its length without a near tie: tokens, continuation, smallest margin and noise."""
+    for attempt in range(MAX_ATTEMPTS):
         prompt = ragged_prompts(variant, seed, attempt)[index]
         best = np.sort(oracle.logits(prompt), axis=-1)
         margin = float((best[:, -1] - best[:, -2]).min())
-        if margin <= SMALLEST_MARGIN:
+        if margin <= MIN_MARGIN:
             continue
         greedy = oracle.greedy(prompt, GREEDY_TOKENS)
         noise = oracle.noise([*prompt, *greedy.tokens.tolist()])
-        if greedy.margins.min() > SMALLEST_MARGIN and noise < LARGEST_NOISE:
+        if greedy.margins.min() > MIN_MARGIN and noise < MAX_NOISE:
             return prompt, greedy, margin, noise
-    raise RuntimeError(f"{variant.name}: no prompt of length {RAGGED_LENGTHS[index]} without a near tie in {ATTEMPTS}")
+    raise RuntimeError(
+        f"{variant.name}: no prompt of length {RAGGED_LENGTHS[index]} without a near tie in {MAX_ATTEMPTS}"
+    )
 
 
 if __name__ == "__main__":

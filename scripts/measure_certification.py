@@ -1,4 +1,4 @@
-"""How long proof, rewrites and audit take beside XLA's compile, on random Qwen3.5-shaped models: a table on stdout.
+"""Time of proof, rewrites and audit relative to XLA's compilation, on Qwen3.5-shaped models: a table on stdout.
 
     python scripts/measure_certification.py [--model 131M] [--lanes 8] [--repeats 3]
 
@@ -31,7 +31,7 @@ CONFIGS = BENCH_MODELS | {
 
 
 def step_of(name: str, lanes: int, tokens: int) -> tuple[Any, compiler.LaneContract, tuple[Any, ...], int]:
-    """A generating step, its contract, abstract arguments and the number of parameters."""
+    """Return a generate step, its contract, abstract arguments and the number of parameters."""
     family = models.family_of(CONFIGS[name])
     config = family.read_config(CONFIGS[name])
     model = family.abstract(config)

@@ -1,17 +1,16 @@
-"""Tokens per second with drafts and without, in turns on the same prompts: a table on stdout.
+"""Throughput with and without speculative decoding, in turns on the same prompts: a table on stdout.
 
     python scripts/measure_speculation.py --model DIR [--lanes 1 4 16] [--tokens 96] [--rounds 5] [--draft-tokens 4]
     python scripts/measure_speculation.py --model DIR --speculate mtp
 
-What is drawn is decided by the position, whatever the model says: "repeating" goes round 16 tokens, "new" never has the
-same two tokens in a row, and "misled" is the same with a drafter that always proposes and is always wrong. What is
-given is the median over the rounds, and of the ratio of each round the median, least and most. All sides have run
-before the clock starts.
+The sampled token depends on the position, not on the model: "repeating" cycles through 16 tokens, "new" never repeats a
+pair of tokens, and "misled" is the same with a drafter that always proposes and is always wrong. The table has the
+median over the rounds, and the median, least and most of the ratios within a round. All sides are warmed up first.
 
-With `--speculate mtp` the multi-token-prediction head of the checkpoint drafts, against two others in the same rounds:
-the model with its head, which then reads every token too, and no drafts; and the model without its head. The head draws
-its guesses as the model draws tokens, so that those of "repeating" and "new" are always right; in "own" nothing decides
-what is drawn but the model.
+With `--speculate mtp` the multi-token-prediction head of the checkpoint drafts. It is compared with two others in the
+same rounds: the model with its head, which then also reads every token, but no drafts; and the model without its head.
+The head samples its drafts as the model samples tokens, so that those of "repeating" and "new" are always right; in
+"own" the model alone decides what is sampled.
 """
 
 import argparse
@@ -28,35 +27,35 @@ import hybridlm
 
 
 class Misled:
-    """Proposes as many tokens as it may, none of them likely."""
+    """A drafter that proposes as many tokens as allowed, none of them likely."""
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
         return [1 + len(token_ids) % 7] * k
 
 
 def repeating(logits: jax.Array, last_token: jax.Array, position: jax.Array) -> jax.Array:
-    """The token of a position is that of 16 positions before."""
+    """Force the token of 16 positions before."""
     return jnp.where(jnp.arange(logits.shape[0]) == 8 + 31 * (position % 16), 1e9, logits)
 
 
 def new(logits: jax.Array, last_token: jax.Array, position: jax.Array) -> jax.Array:
-    """Another token at every position."""
+    """Force another token at every position."""
     return jnp.where(jnp.arange(logits.shape[0]) == 8 + position, 1e9, logits)
 
 
 def seconds(lm: hybridlm.LM, prompts: list[list[int]], settings: dict[str, Any], speculate: Any) -> tuple[float, int]:
-    """Time of the prompts' completions, and how many tokens they have."""
+    """Return the seconds of the prompts' completions, and their number of tokens."""
     begin = time.perf_counter()
     completions = lm.generate(prompts, speculate=speculate, ignore_eos=True, progress=False, **settings)
     return time.perf_counter() - begin, sum(len(one.token_ids) for one in completions)
 
 
 Side = tuple[hybridlm.LM, Any]
-"""A model, and who drafts."""
+"""A model and its drafter."""
 
 
 def measure(sides: dict[str, Side], name: str, lanes: int, tokens: int, rounds: int) -> None:
-    """Print a row: the last of the sides drafts, and is compared with each of the others."""
+    """Print a row: the last side, which drafts, is compared with each of the others."""
     *plain, drafting = sides
     lm = sides[drafting][0]
     rng = np.random.default_rng(lanes)

@@ -14,22 +14,24 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
-SECONDS = 120
-"""Most time that a cell may take: one that hangs ends. The test measures that a whole notebook takes no more."""
+MAX_CELL_SECONDS = 120
+"""Timeout of a cell. The test requires that a whole notebook takes no longer."""
 
 
 def run(path: Path) -> nbformat.NotebookNode:
-    """The notebook with the outputs of a new run.
+    """Return the notebook with the outputs of a new run.
 
     Raises:
-        CellExecutionError: at the first cell that fails.
-        CellTimeoutError: at one that takes longer than `SECONDS`.
+        CellExecutionError: a cell fails.
+        CellTimeoutError: a cell takes longer than `MAX_CELL_SECONDS`.
     """
     notebook = nbformat.read(path, as_version=4)
-    # Source lines in the outputs then name the cell instead of a temporary file.
+    # Names the cell instead of a temporary file in source lines of the outputs.
     environment = os.environ | {"IPYKERNEL_CELL_NAME": "cell"}
     resources = {"metadata": {"path": str(FOLDER)}}
-    NotebookClient(notebook, timeout=SECONDS, resources=resources, coalesce_streams=True).execute(env=environment)
+    NotebookClient(notebook, timeout=MAX_CELL_SECONDS, resources=resources, coalesce_streams=True).execute(
+        env=environment
+    )
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
     return notebook

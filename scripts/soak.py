@@ -1,12 +1,12 @@
-"""A long run of random traffic through sessions, every completion compared with its solo run.
+"""Soak test: random traffic through sessions, with every completion compared with its solo run.
 
     python scripts/soak.py [--minutes 60] [--model DIRECTORY] [--lanes 8] [--seed 0]
 
-Requests of random lengths, limits, stops and priorities join at random steps; some are cancelled, and the rows of those
-that decode are moved to pools of other sizes. Half of the prompts begin alike. A tenth of the sessions runs with the
-sanitizer, a third with a prefix cache. A completion must be the request's solo run token by token, except where the two
-best logits of the solo run are closer than 5e-3 at the first token that differs: steps of other shapes round
-differently. The exit status is 1 if one is not.
+Requests of random lengths, limits, stops and priorities join at random steps; some are cancelled, and the rows of
+decoding sequences are moved to pools of other sizes. Half of the prompts have a common prefix. A tenth of the sessions
+runs with the sanitizer, a third with a prefix cache. A completion must equal the request's solo run token by token,
+unless the two best logits of the solo run are closer than 5e-3 at the first token that differs, because steps of other
+shapes round differently. The exit status is 1 if one does not.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from hybridlm import demo
 
 NEAR_TIE = 5e-3
 SAMPLES = 10
-"""How often the memory is looked at."""
+"""Number of memory measurements."""
 LIBRARY = 48
-"""Different requests; each is run alone once."""
+"""Number of different requests; each is run alone once."""
 
 
 class Soak:
-    """The models, the requests with their solo runs, and what has been seen."""
+    """The models, the requests with their solo runs, and statistics."""
 
     def __init__(self, model: Path, lanes: int, seed: int):
         settings: dict[str, Any] = {"lanes": lanes, "context": 256, "chunk": 16, "dtype": "float32"}
@@ -47,32 +47,32 @@ class Soak:
         self.alone = [self.lm.generate([prompt], **settings)[0] for prompt, settings in self.requests]
 
     def _request(self) -> tuple[list[int], dict[str, Any]]:
-        draw = self.random
-        prompt = [draw.randrange(self.lm.config.vocab_size) for _ in range(draw.choice((1, 2, 15, 16, 17, 33, 70)))]
-        if draw.random() < 0.5:
-            prompt = self.begins[: draw.choice((5, 16, 40, 100))] + prompt
-        settings: dict[str, Any] = {"max_tokens": draw.randint(1, 40), "ignore_eos": draw.random() < 0.5}
-        if draw.random() < 0.3:
-            settings["stop"] = [draw.randrange(self.lm.config.vocab_size) for _ in range(40)]
+        rng = self.random
+        prompt = [rng.randrange(self.lm.config.vocab_size) for _ in range(rng.choice((1, 2, 15, 16, 17, 33, 70)))]
+        if rng.random() < 0.5:
+            prompt = self.begins[: rng.choice((5, 16, 40, 100))] + prompt
+        settings: dict[str, Any] = {"max_tokens": rng.randint(1, 40), "ignore_eos": rng.random() < 0.5}
+        if rng.random() < 0.3:
+            settings["stop"] = [rng.randrange(self.lm.config.vocab_size) for _ in range(40)]
         return prompt, settings
 
     def session(self) -> None:
-        """One session of random traffic, every tenth with the sanitizer, every third with a prefix cache."""
-        draw, count = self.random, self.seen["sessions"]
+        """Run a session of random traffic, every tenth with the sanitizer, every third with a prefix cache."""
+        rng, count = self.random, self.seen["sessions"]
         sanitize = count % 10 == 5
         lm = self.sanitized if sanitize else self.cached if count % 3 == 1 else self.lm
-        todo = draw.randint(1, 60)
+        todo = rng.randint(1, 60)
         asked: dict[int, int] = {}
         with lm.session() as session:
             while todo or session.busy:
-                if todo and draw.random() < 0.5:
-                    number = draw.randrange(LIBRARY)
+                if todo and rng.random() < 0.5:
+                    number = rng.randrange(LIBRARY)
                     prompt, settings = self.requests[number]
-                    asked[session.submit(prompt, priority=draw.randint(0, 2), **settings)] = number
+                    asked[session.submit(prompt, priority=rng.randint(0, 2), **settings)] = number
                     todo -= 1
-                if asked and draw.random() < 0.02:
-                    self._cancel(session, draw.choice(list(asked)))
-                if draw.random() < 0.03:
+                if asked and rng.random() < 0.02:
+                    self._cancel(session, rng.choice(list(asked)))
+                if rng.random() < 0.03:
                     self._move(session)
                 for event in session.step():
                     if event.completion is not None:
@@ -97,7 +97,7 @@ class Soak:
         scheduler, engine = session._scheduler, session._engine
         if scheduler.decoding:
             count = self.random.randint(len(scheduler.decoding), engine.lanes)
-            scheduler._resize(engine.rung(count, engine.lanes))
+            scheduler._resize(engine.bucket(count, engine.lanes))
             self.seen["forced moves"] += len(scheduler.decoding)
 
     def _compare(self, number: int, got: hybridlm.Completion) -> None:
@@ -121,14 +121,14 @@ class Soak:
         return float(best[-1] - best[-2])
 
     def _look_for_nan(self, lm: hybridlm.LM) -> None:
-        for pool in lm.engine._kept.values():
+        for pool in lm.engine._idle_pools.values():
             for leaf in jax.tree.leaves(pool.look()):
                 if not np.isfinite(np.asarray(leaf)).all():
                     self.wrong.append(f"a pool of {pool.size} rows holds numbers that are not finite")
 
 
 def resident() -> int:
-    """Bytes of memory that the process has now."""
+    """Return the resident memory of the process in bytes."""
     status = Path("/proc/self/statm")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

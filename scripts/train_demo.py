@@ -3,15 +3,14 @@
     python scripts/train_demo_tokenizer.py --output hybridlm/demo/model
     python scripts/train_demo.py --output hybridlm/demo/model
 
-The recurrence runs in its chunked form, and gradients flow through it and through the state between chunks. A part of
-the steps silences the attention layers, so that the recurrent layers learn to answer without them. Every story comes
-from its own seed; the same seeds give the same model on the same machine and versions. Weights are float32 in training
-and bfloat16 in the file; the recall printed last is the file's.
+The recurrence runs in its chunked form, and gradients flow through it and through the state between chunks. Some of the
+steps mask the attention layers, so that the recurrent layers learn to answer without them. Every story has its own
+seed; the same seeds give the same model on the same machine and versions. Weights are float32 in training and bfloat16
+in the file; the recall printed last is the file's.
 """
 
 import argparse
 import json
-import os
 import random
 import time
 from pathlib import Path
@@ -29,6 +28,7 @@ from tokenizers import Tokenizer
 
 from hybridlm import demo, models
 from hybridlm.demo.stories import HOLDERS, question_about, reply_to
+from hybridlm.files.atomic import replacing
 
 ROW = 128
 """Tokens of a training row: a story, a question with its reply, and replies about the other things."""
@@ -42,7 +42,7 @@ class Stage(NamedTuple):
     Attributes:
         steps: updates.
         rate: highest learning rate.
-        asked: questions in a row, each with its reply; what is left of the row are replies without question.
+        asked: questions in a row, each with its reply; the rest of the row are replies without question.
         growing: begin with stories of few holders.
     """
 
@@ -60,7 +60,7 @@ Params = dict[Any, jax.Array]
 
 
 def config_of(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The model's config.json, in the fields of Hugging Face."""
+    """Return the model's config.json with the fields of Hugging Face."""
     end = tokenizer.token_to_id(END)
     return {
         "architectures": ["Qwen3_5ForCausalLM"],
@@ -89,7 +89,7 @@ def config_of(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-class Rows:
+class TrainingRows:
     """Training rows: tokens [rows, ROW + 1], loss weights of the same shape, and lengths [rows]."""
 
     def __init__(self, tokenizer: Tokenizer, rows: int):
@@ -98,7 +98,7 @@ class Rows:
         self.count = rows
 
     def batch(self, first_seed: int, asked: int, holders: int = HOLDERS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows of the stories with seeds `first_seed`, `first_seed + 1`, ..."""
+        """Return the rows of the stories with seeds `first_seed`, `first_seed + 1`, ..."""
         tokens = np.zeros((self.count, ROW + 1), np.int32)
         weights = np.zeros((self.count, ROW + 1), np.float32)
         lengths = np.zeros(self.count, np.int32)
@@ -125,7 +125,7 @@ class Rows:
 
 
 def run(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-    """Logits [rows, ROW, vocabulary] of a batch, from zero state."""
+    """Return the logits [rows, ROW, vocabulary] of a batch, from zero state."""
     rows = tokens.shape[0]
     state = model.init_state(rows, ROW, jnp.float32)
     positions = jnp.zeros((rows,), jnp.int32)
@@ -136,7 +136,7 @@ def run(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
 def weighted_loss(
     model: Any, tokens: jax.Array, weights: jax.Array, lengths: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Next-token loss, and the names that were predicted right and all names."""
+    """Return the next-token loss, the number of names that were predicted right, and the number of names."""
     logits = run(model, tokens[:, :-1], lengths)
     target, weight = tokens[:, 1:], weights[:, 1:]
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), target[:, :, None], axis=-1)[:, :, 0]
@@ -146,19 +146,17 @@ def weighted_loss(
 
 
 def holders_at(step: int, stage: Stage) -> int:
-    """A growing stage has 2, 3, 4, 5 holders in its first eighth, then stories of full size."""
+    """Return the holders of a step's stories: 2, 3, 4, 5 in the first eighth of a growing stage, then the full size."""
     part = max(1, stage.steps // 32)
     return 2 + step // part if stage.growing and step < 4 * part else HOLDERS
 
 
 def save(directory: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
     """Write config.json and model.safetensors, each whole or not at all."""
-    half = directory / "model.safetensors.tmp"
-    half.write_bytes(serialize(tensors, metadata={"format": "pt"}))
-    os.replace(half, directory / "model.safetensors")
-    half = directory / "config.json.tmp"
-    half.write_text(json.dumps(config, indent=2) + "\n")
-    os.replace(half, directory / "config.json")
+    with replacing(directory / "model.safetensors") as file:
+        file.buffer.write(serialize(tensors, metadata={"format": "pt"}))
+    with replacing(directory / "config.json") as file:
+        file.write(json.dumps(config, indent=2) + "\n")
 
 
 class Training:
@@ -168,7 +166,7 @@ class Training:
         tokenizer: of the stories.
         rows: stories per step.
         seed: of the initial values and of the stories.
-        silent: share of the steps without attention.
+        silent: fraction of the steps without attention.
     """
 
     def __init__(self, tokenizer: Tokenizer, rows: int, seed: int, silent: float):
@@ -182,11 +180,11 @@ class Training:
             raise ValueError(f"the model and its list of weights differ: {params.keys() ^ names.keys()}")
         self.params = {path: initial(names[path], value) for path, value in params.items()}
         self._names, self._seed, self._silent = names, seed, silent
-        self._rows = Rows(tokenizer, rows)
+        self._rows = TrainingRows(tokenizer, rows)
         self._check = jax.jit(self.loss)
 
     def loss(self, params: Params, attention: jax.Array, *batch: jax.Array) -> tuple[jax.Array, Any]:
-        """`weighted_loss` of a batch; `attention` is what the outputs of attention layers are multiplied with."""
+        """Return the `weighted_loss` of a batch; `attention` multiplies the outputs of attention layers."""
         silent = {path for path, name in self._names.items() if name.endswith("o_proj.weight")}
         heard = {path: value * attention if path in silent else value for path, value in params.items()}
         model = nnx.merge(self._graph, nnx.from_flat_state([(path, nnx.Param(x)) for path, x in heard.items()]))
@@ -206,9 +204,9 @@ class Training:
             return optax.apply_updates(params, change), moments, value, counts
 
         params, moments = self.params, optimizer.init(self.params)
-        draw, rows, begin = random.Random(self._seed), self._rows.count, time.time()
+        rng, rows, begin = random.Random(self._seed), self._rows.count, time.time()
         for step in range(stage.steps):
-            attention = jnp.float32(draw.random() >= self._silent)
+            attention = jnp.float32(rng.random() >= self._silent)
             batch = self._rows.batch(first_seed + step * rows, stage.asked, holders_at(step, stage))
             params, moments, value, (right, asked) = update(params, moments, attention, *batch)
             if step % 50 == 0 or step == stage.steps - 1:
@@ -222,18 +220,18 @@ class Training:
         self.params = params
 
     def save(self, directory: Path) -> None:
-        """Write the model in bfloat16 and go on with what the file holds."""
+        """Write the model in bfloat16, and continue with the rounded weights of the file."""
         tensors = {self._names[path]: np.asarray(x).astype(ml_dtypes.bfloat16) for path, x in self.params.items()}
         save(directory, self.config, tensors)
         self.read(directory)
 
     def read(self, directory: Path) -> None:
-        """Take the weights of a file that `save` wrote."""
+        """Read the weights of a file that `save` wrote."""
         saved = load_file(directory / "model.safetensors")
         self.params = {path: jnp.asarray(saved[name].astype(np.float32)) for path, name in self._names.items()}
 
     def recall(self, stories: int) -> float:
-        """Share of the names that follow, each after the right words before it, on unseen stories."""
+        """Return the fraction of names that are predicted right, given the right words before, on unseen stories."""
         counts = np.zeros(2)
         for first in range(0, stories, self._rows.count):
             batch = self._rows.batch(demo.UNSEEN.start + first, asked=HOLDERS)
@@ -269,7 +267,7 @@ def main() -> None:
 
 
 def initial(name: str, value: jax.Array) -> jax.Array:
-    """The model's own random values, except: calm outputs, and heads that remember for 1,000 to 16 tokens."""
+    """Return initial values: the model's own, with smaller outputs and decays over 1,000 to 16 tokens."""
     if name.endswith("A_log"):
         return jnp.zeros_like(value)
     if name.endswith("dt_bias"):

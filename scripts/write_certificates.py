@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    """Compile every step and write the table; a step that is refused is an error."""
+    """Compile every step and write the table; raise if a step is refused."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "reference")]
     from certificate_table import NAMES, certified, table
 

@@ -1,4 +1,4 @@
-"""Write docs/device-tables.md: what devices hold, exchange and need the time for, of the published models.
+"""Write docs/device-tables.md: memory, exchanges and time per device of the published models.
 
 python scripts/write_device_tables.py    # twenty minutes on two cores
 """
@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    """Write the tables; a step that is refused, or exchanges what the formulas do not say, is an error."""
+    """Write the tables; raise if a step is refused, or exchanges something else than the formulas say."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "reference")]
-    # What is exchanged does not depend on how well the loops are compiled.
+    # Exchanges do not depend on the optimization level.
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=16 --xla_backend_optimization_level=0"
     from device_table import compiled, compiled_on, config_of, meshes, page, row_of
     from published import PUBLISHED

@@ -1,6 +1,6 @@
-"""Write docs/mutants.md and docs/engine-mutants.md: every mutant and who finds it, of the steps from a run.
+"""Write mutants.md and engine-mutants.md into a folder: every mutant and its finder, of the steps from a run.
 
-python scripts/write_mutants.py
+python scripts/write_mutants.py FOLDER    # half a minute; the site's build does it (scripts/mkdocs_hooks.py)
 """
 
 import os
@@ -11,18 +11,21 @@ ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "tests" / "reference"
 
 
-def main() -> None:
-    """Run all mutants of steps and write the tables; an uncaught mutant is an error."""
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+def pages() -> dict[str, str]:
+    """Run all mutants of steps and return the pages by file name; an uncaught mutant is an error."""
     sys.path[:0] = [str(ROOT), str(REFERENCE)]
     from engine_mutants.table import table as engine_table
     from mutants.catalogue import MUTANTS
     from mutants.verdict import kill, table
 
-    (ROOT / "docs" / "engine-mutants.md").write_text(engine_table())
     mutants = list(MUTANTS.values())
-    (ROOT / "docs" / "mutants.md").write_text(table(mutants, [kill(mutant) for mutant in mutants]))
+    return {"engine-mutants.md": engine_table(), "mutants.md": table(mutants, [kill(mutant) for mutant in mutants])}
 
 
 if __name__ == "__main__":
-    main()
+    # Mutants of steps over meshes need devices; how fast a step runs does not matter.
+    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
+    for name, text in pages().items():
+        Path(sys.argv[1], name).write_text(text)

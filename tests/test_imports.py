@@ -127,7 +127,7 @@ LAYERS = {
         cpu_tuning multiprocess prefix_cache programs requests rows
         checkpoint devices files steps text
         drafting sampling
-        _siblings errors eval_settings progress version
+        _siblings compiler errors eval_settings progress version
     """,
     "models": """
         families
@@ -144,6 +144,7 @@ LAYERS = {
         host measure proof scratch xla_audit
         contract
         jaxpr
+        files
     """,
 }
 """Package -> its folders and files, top first. Each may import from the lines below and, without a circle, its own."""
@@ -156,18 +157,13 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def edges(package: str, annotations: bool) -> list[Edge]:
-    """Imports between modules of a package; with or without those that are there for the type checker alone."""
+def edges(package: str) -> list[Edge]:
+    """Imports between modules of a package, those that are there for the type checker alone included."""
     files = {name_of(path): path for path in sorted((ROOT / package).rglob("*.py"))}
     found = []
     for name, path in files.items():
         tree = ast.parse(path.read_text())
-        branches = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
-        checked = [node for node in branches if "TYPE_CHECKING" in ast.unparse(node.test)]
-        unused = {id(node) for branch in checked for node in ast.walk(branch)}
         for node in ast.walk(tree):
-            if not annotations and id(node) in unused:
-                continue
             given: list[str] = []
             if isinstance(node, ast.ImportFrom) and node.module:
                 full = {f"{node.module}.{alias.name}" for alias in node.names}
@@ -214,7 +210,7 @@ def circle(pairs: set[tuple[str, str]]) -> list[str]:
 
 @pytest.mark.parametrize("package", LAYERS)
 def test_imports_run_down(package: str):
-    found = edges(package, annotations=True)
+    found = edges(package)
     assert len(found) > 50
     assert not (faults := upward(package, found)), "\n".join(faults)
 
@@ -227,9 +223,9 @@ def test_every_line_exists(package: str):
 
 @pytest.mark.parametrize("package", LAYERS)
 def test_no_circle_of_files_or_folders(package: str):
-    # A type checker reads circles of files as easily as trees; what is executed has none.
-    assert not circle({(one, two) for one, two, _ in edges(package, annotations=False)})
-    folders = {(part_of(one), part_of(two)) for one, two, _ in edges(package, annotations=True)}
+    found = edges(package)
+    assert not circle({(one, two) for one, two, _ in found})
+    folders = {(part_of(one), part_of(two)) for one, two, _ in found}
     assert not circle({(one, two) for one, two in folders if one != two})
 
 

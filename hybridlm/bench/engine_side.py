@@ -1,4 +1,4 @@
-"""This engine under the clock: its compiled steps one after the other, and the whole of `generate` around them."""
+"""Benchmark side of hybridlm: its compiled steps, and `generate` as a whole."""
 
 import time
 from itertools import pairwise
@@ -17,17 +17,17 @@ from models import kv_blocks
 WARM_UP = 5
 
 
-class Ours:
+class EngineSide:
     """`lanes` sequences with prompts of `prompt` tokens; the next token is the most likely one.
 
-    A step's time is that of the program, and of bringing its tokens to the host and back, as the engine does.
+    The time of a step includes the transfer of its tokens to the host and back, as in the engine.
 
     Attributes:
         name: "hybridlm".
-        program: the step of one token.
-        reading, scoring: those that read a chunk of each prompt, and that score one of each text.
-        rows: what the sequences own; consumed by each step.
-        position: how many tokens each sequence has.
+        program: the decode step.
+        reading, scoring: the steps that prefill a chunk of each prompt, and that score a chunk of each text.
+        rows: states of the sequences; each step consumes them.
+        position: number of tokens of each sequence.
     """
 
     name = "hybridlm"
@@ -48,12 +48,12 @@ class Ours:
 
     def _read(self, tokens: np.ndarray) -> np.ndarray:
         chunk = self._engine.chunk
-        drawn: Any = None
+        sampled: Any = None
         for start in range(0, tokens.shape[1], chunk):
             part = tokens[:, start : start + chunk]
             padded = np.pad(part, [(0, 0), (0, chunk - part.shape[1])])
-            drawn = self._run(self.reading, padded, part.shape[1], *self._sampling)
-        return jax.device_get(drawn.token)
+            sampled = self._run(self.reading, padded, part.shape[1], *self._sampling)
+        return jax.device_get(sampled.token)
 
     def _run(self, program: CompiledStep, tokens: np.ndarray, length: int, *operands: Any) -> Any:
         lengths = np.full(self.lanes, length, np.int32)
@@ -85,7 +85,7 @@ class Ours:
         return self._engine.program(Shape("score", self.lanes, self._engine.chunk, 0))
 
     def score(self, tokens: int) -> float:
-        """Seconds to score new texts of `tokens` tokens: a log-probability for each of them."""
+        """Return the seconds to score new texts of `tokens` tokens."""
         chunk, program = self._engine.chunk, self.scoring
         texts = random_tokens(self.lanes, -(-tokens // chunk) * chunk + 1, self._lm.config.vocab_size)
         self.position = 0
@@ -97,7 +97,7 @@ class Ours:
         return time.perf_counter() - start
 
     def engine_steps(self, steps: int) -> list[float]:
-        """Seconds between the last tokens of successive steps of `generate`: program and host together."""
+        """Return the seconds between successive steps of `generate`: program and host together."""
         prompts = self._tokens[:, : max(1, self._engine.context - steps - 1)].tolist()
         ends = []
         for i, _ in enumerate(self._lm.stream(prompts, max_tokens=steps + 1, ignore_eos=True)):

@@ -1,7 +1,7 @@
-"""The least time that a decoding step can take: what it must read and compute, over what the machine can.
+"""Floor of a decode step: its least memory traffic and arithmetic over the machine's limits (the roofline).
 
 A step reads every weight once, reads and writes the recurrent state of every lane once, and reads the blocks of the
-key/value cache that are in use; it multiplies every weight with the row of every lane. Whichever takes longer is the
+KV cache that are in use; it multiplies every weight with the row of every lane. The longer of the two times is the
 floor.
 """
 
@@ -12,20 +12,20 @@ from typing import Any
 import jax
 
 from hybridlm.bench.limits import Limits
-from hybridlm.sampling.int8_head import copy_bytes
+from hybridlm.sampling.int8_head import int8_copy_bytes
 from models import KV_BLOCK, Decoder, kv_blocks
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one step of one token per lane cannot avoid.
+    """Memory traffic and arithmetic that a decode step cannot avoid.
 
     Attributes:
         weights: bytes of the weights that a step reads.
-        multiplied: numbers in the matrices that every lane's row meets.
+        multiplied: elements of the matrices that multiply every lane's row.
         state: bytes per lane of the state that does not grow with the context; read and written.
-        kv: bytes per lane and block of the key/value caches; read.
-        unread: bytes of the weights that steps of so many lanes leave, because they read a narrow copy of the head.
+        kv: bytes per lane and block of the KV caches; read.
+        unread: number of lanes -> bytes of weights not read, because the step reads an int8 copy of the head.
     """
 
     weights: int
@@ -35,17 +35,19 @@ class Traffic:
     unread: Mapping[int, int] = field(default_factory=dict)
 
     @staticmethod
-    def of(model: Decoder, params: dict[str, jax.Array], cache_dtype: Any, screened: Iterable[int] = ()) -> "Traffic":
-        """Of a model, from its parameters' and its state's sizes.
+    def of(
+        model: Decoder, params: dict[str, jax.Array], cache_dtype: Any, with_int8_head: Iterable[int] = ()
+    ) -> "Traffic":
+        """Return the traffic of a model, from the sizes of its parameters and its state.
 
         Args:
-            model: whose parameters they are.
-            params: by name.
-            cache_dtype: dtype of convolution and key/value state.
-            screened: numbers of lanes whose most likely tokens are drawn with a screen of the head.
+            model: the model.
+            params: its parameters by name.
+            cache_dtype: dtype of convolution states and KV caches.
+            with_int8_head: numbers of lanes that sample with the int8 pre-filter of the head.
         """
         head: jax.Array = model.head[...]
-        # A row of the embedding is read for each token; the whole of it only where it is the head, too.
+        # A step reads one row of the embedding per token, and all of it only if it is also the head.
         used = {name: array for name, array in params.items() if model.config.tied or name != "embed_tokens"}
         kept = model.state_size(cache_dtype)
         return Traffic(
@@ -53,12 +55,12 @@ class Traffic:
             multiplied=sum(array.size for array in used.values() if array.ndim > 1),
             state=kept.fixed,
             kv=kept.token * KV_BLOCK,
-            unread=dict.fromkeys(screened, head.nbytes - copy_bytes(head)),
+            unread=dict.fromkeys(with_int8_head, head.nbytes - int8_copy_bytes(head)),
         )
 
 
 def floor_seconds(traffic: Traffic, limits: Limits, lanes: int, positions: int) -> float:
-    """Seconds of a step of `lanes` lanes that have `positions` positions in their caches."""
+    """Return the least seconds of a decode step of `lanes` lanes with `positions` positions in their caches."""
     moved = (
         traffic.weights - traffic.unread.get(lanes, 0) + lanes * (2 * traffic.state + kv_blocks(positions) * traffic.kv)
     )

@@ -1,4 +1,4 @@
-"""What the machine can do at most, measured when a benchmark runs: reading memory and multiplying matrices."""
+"""Limits of the machine, measured when a benchmark runs: memory bandwidth and matrix multiplication."""
 
 import time
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from jax import lax
 from hybridlm.devices.machine import cores
 from models.platform import platform
 
-SQUARE = 2048
-REPEATS = 7
+DEFAULT_SQUARE = 2048
+DEFAULT_REPEATS = 7
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The best of several measurements.
+    """Best of several measurements.
 
     Attributes:
-        read_bytes: bytes read from memory in a second.
-        float32_flops, bfloat16_flops: operations in a second of a square matrix product; float32 results.
+        read_bytes: bytes read from memory per second.
+        float32_flops, bfloat16_flops: operations per second of a square matrix product with float32 results.
     """
 
     read_bytes: float
@@ -32,7 +32,7 @@ class Limits:
     bfloat16_flops: float
 
 
-def measure_limits(read: int = 1 << 30, square: int = SQUARE) -> Limits:
+def measure_limits(read: int = 1 << 30, square: int = DEFAULT_SQUARE) -> Limits:
     """Measure the default device.
 
     Args:
@@ -42,8 +42,8 @@ def measure_limits(read: int = 1 << 30, square: int = SQUARE) -> Limits:
     return Limits(_read(read), _multiply(jnp.float32, square), _multiply(jnp.bfloat16, square))
 
 
-def best_seconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:
-    """Shortest time of `run`, which has been called once before."""
+def best_seconds(run: Callable[[], Any], repeats: int = DEFAULT_REPEATS) -> float:
+    """Return the shortest time of `run`, after one call to warm up."""
     run()
     times = []
     for _ in range(repeats):
@@ -59,7 +59,7 @@ def _read(size: int) -> float:
         array = jnp.ones((count,), jnp.float32)
         total = jax.jit(jnp.sum)
         return count * 4 / best_seconds(lambda: total(array).block_until_ready())
-    # XLA:CPU adds up an array far slower than memory can be read; a maximum in NumPy, on all cores, is as fast.
+    # XLA:CPU's sum is far slower than memory; NumPy's maximum on all cores reads at full bandwidth.
     threads = cores()
     parts = [np.arange(count // threads, dtype=np.float32) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:

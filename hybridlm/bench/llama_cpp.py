@@ -1,4 +1,4 @@
-"""llama.cpp under the clock: its own batched benchmark, one process for each measurement, on a converted checkpoint."""
+"""Benchmark side of llama.cpp: its own batched benchmark on a converted checkpoint, one process per measurement."""
 
 import subprocess
 from pathlib import Path
@@ -10,8 +10,8 @@ class LlamaCppError(RuntimeError):
     """The benchmark of llama.cpp failed or printed no table."""
 
 
-class LlamaCpp:
-    """`lanes` sequences with prompts of `prompt` tokens. It draws no tokens: it decodes any.
+class LlamaCppSide:
+    """`lanes` sequences with prompts of `prompt` tokens. It samples no tokens and decodes arbitrary ones.
 
     Args:
         program: path of `llama-batched-bench`.
@@ -42,7 +42,7 @@ class LlamaCpp:
 
 
 def parse_table(text: str) -> list[dict[str, float]]:
-    """Rows of the table that the benchmark prints, by its headings ("T_TG s" is "T_TG")."""
+    """Parse the table that the benchmark prints, by its headings ("T_TG s" is "T_TG")."""
     lines = [line.strip().strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in cells] for cells in lines]
     if len(rows) < 3:

@@ -1,4 +1,4 @@
-"""A benchmark as a picture: tokens per second and the fraction of the floor over the number of lanes, as SVG."""
+"""Plot of a benchmark as SVG: throughput and the fraction of the floor over the number of lanes."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -9,13 +9,13 @@ Series = Mapping[str, Sequence[float]]
 
 
 def plot(title: str, lanes: Sequence[int], tokens_per_second: Series, fractions: Series) -> str:
-    """An SVG document with two panels.
+    """Return an SVG document with two panels.
 
     Args:
         title: above both.
-        lanes: numbers of lanes, one place on the axis for each.
-        tokens_per_second: of each engine, a value per number of lanes.
-        fractions: of the floor, the same way.
+        lanes: numbers of lanes, evenly spaced on the axis.
+        tokens_per_second: engine -> a value per number of lanes.
+        fractions: engine -> fraction of the floor per number of lanes.
     """
     width, height = 2 * (LEFT + WIDTH) + GAP, TOP + HEIGHT + BOTTOM
     panels = _panel(LEFT, "tokens/s", lanes, tokens_per_second)
@@ -63,6 +63,6 @@ def _panel(left: int, label: str, lanes: Sequence[int], series: Series, least: f
 
 
 def _tick(highest: float) -> float:
-    """A round distance of the lines: about five of them."""
+    """Return a round distance between grid lines, for about five of them."""
     power = 10.0 ** (len(str(int(highest))) - 1) if highest >= 1 else 0.1
     return next(power * factor for factor in (0.2, 0.5, 1.0, 2.0) if highest / (power * factor) <= 6)

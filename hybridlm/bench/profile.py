@@ -1,4 +1,4 @@
-"""Where the time of a step goes: the profiler's operations, by the part of the model that they were made for."""
+"""Profile of a step: the time of the profiler's operations, by the part of the model that they belong to."""
 
 import gzip
 import json
@@ -21,18 +21,18 @@ _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 
 def part_of(op_name: str) -> str | None:
-    """The part of a model in a JAX operation's name, "jit(step)/GatedDeltaNet/mul": the first scope.
+    """Return the part of a model that a JAX operation's name, "jit(step)/GatedDeltaNet/mul", has as its first scope.
 
     Products with weights are a part of their own, "GatedDeltaNet projection".
     """
     scopes = [piece for piece in op_name.split("/")[:-1] if piece.isidentifier()]
-    if not scopes or not (scopes[0][0].isupper() or scopes[0] in ("head", "draw")):
+    if not scopes or not (scopes[0][0].isupper() or scopes[0] in ("head", "sample")):
         return None
     return f"{scopes[0]} {PROJECTION}" if PROJECTION in scopes else scopes[0]
 
 
 def parts_of_instructions(hlo: str) -> dict[str, str]:
-    """Instruction -> part, for those that have one; a fusion without a name of its own has that of what it computes."""
+    """Return instruction -> part; a fusion without a name has the part of the computation that it calls."""
     parts: dict[str, str] = {}
     calls: dict[str, str] = {}
     inside: dict[str, str] = {}
@@ -52,7 +52,7 @@ def parts_of_instructions(hlo: str) -> dict[str, str]:
 
 
 def self_times(events: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Microseconds of each operation without those that run inside it on the same thread."""
+    """Return the microseconds of each operation, without operations nested in it on the same thread."""
     total: dict[str, float] = defaultdict(float)
     threads: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for event in events:
@@ -71,12 +71,12 @@ def self_times(events: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 
 def profile(program: CompiledStep, run: Callable[[], float], times: int) -> dict[str, float]:
-    """Milliseconds of each part; "host" is what no operation accounts for.
+    """Return the milliseconds of each part; "host" is the time outside of operations.
 
     Args:
-        program: what runs.
-        run: runs it, and returns how many seconds that took.
-        times: what the milliseconds are divided by.
+        program: the program.
+        run: runs it, and returns the seconds that it took.
+        times: divisor of the milliseconds, such as the number of runs.
     """
     parts = parts_of_instructions(program.compiled.as_text() or "")
     with tempfile.TemporaryDirectory() as directory:

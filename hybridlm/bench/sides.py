@@ -1,4 +1,4 @@
-"""What a benchmark compares: sides that decode and read the same number of sequences, in turns."""
+"""Sides of a benchmark: engines that decode and prefill the same number of sequences, in turns."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -9,16 +9,16 @@ import numpy as np
 
 
 class Side(Protocol):
-    """One engine with a checkpoint, a number of sequences and a prompt length; warmed up when it is made."""
+    """One engine with a checkpoint, a number of sequences and a prompt length, warmed up."""
 
     name: str
 
     def decode(self, steps: int) -> list[float]:
-        """Seconds of each of `steps` steps that draw one token per sequence (or their mean, once)."""
+        """Return the seconds of each of `steps` steps that generate one token per sequence (or their mean, once)."""
         ...
 
     def prefill(self, tokens: int) -> float:
-        """Seconds to read new prompts of `tokens` tokens, one per sequence."""
+        """Return the seconds to prefill new prompts of `tokens` tokens, one per sequence."""
         ...
 
 
@@ -34,13 +34,13 @@ class Timing:
         return statistics.median(self.rounds)
 
     def ratio(self, other: "Timing") -> tuple[float, float, float]:
-        """How many times as fast as `other` this side was in the same round: median, least, most."""
+        """Return the speed-up over `other` in the same round: median, least, most."""
         ratios = [theirs / ours for ours, theirs in zip(self.rounds, other.rounds, strict=True)]
         return statistics.median(ratios), min(ratios), max(ratios)
 
 
 def in_turns(sides: Sequence[Side], measure: Callable[[Side], float], rounds: int) -> list[Timing]:
-    """A B A B: every side once in each round, so that what else the machine does meets all of them."""
+    """Measure every side once in each round (A B A B), so that other load of the machine affects all of them."""
     found: list[list[float]] = [[] for _ in sides]
     for _ in range(rounds):
         for times, side in zip(found, sides, strict=True):
@@ -49,5 +49,5 @@ def in_turns(sides: Sequence[Side], measure: Callable[[Side], float], rounds: in
 
 
 def random_tokens(lanes: int, tokens: int, vocab: int, seed: int = 0) -> np.ndarray:
-    """int32 [lanes, tokens], no two lanes alike; never the first ids, which may be special."""
+    """Return random tokens, int32 [lanes, tokens], without the first ids, which may be special."""
     return np.random.default_rng(seed).integers(min(8, vocab - 1), vocab, (lanes, tokens), np.int32)

@@ -1,4 +1,4 @@
-"""Hugging Face transformers under the clock, in this process and on the same checkpoint (extra `bench`)."""
+"""Benchmark side of Hugging Face transformers, in this process and on the same checkpoint (extra `bench`)."""
 
 import inspect
 import time
@@ -12,12 +12,12 @@ WARM_UP = 3
 
 
 def cache_argument(model: Any) -> str:
-    """What a model of transformers calls the cache that it is given and returns: `cache`, before 5.24 by its layers."""
+    """Return the name of a model's cache argument: `cache`, or before transformers 5.24 a name that depends on it."""
     taken = inspect.signature(model.forward).parameters
     return next((name for name in ("cache", "cache_params") if name in taken), "past_key_values")
 
 
-class Transformers:
+class TransformersSide:
     """`lanes` sequences with prompts of `prompt` tokens, decoded with a cache; the next token is the most likely one.
 
     Args:

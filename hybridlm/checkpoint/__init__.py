@@ -1,4 +1,4 @@
-"""Checkpoints: find the directory, check everything about it, read parameters one at a time, write saved models.
+"""Checkpoints: find the directory, check it, read parameters one at a time, write saved models.
 
 Imports `files` and `errors`. Begin with `opened`, which is given a directory; `model` says which family it holds.
 """

@@ -1,4 +1,4 @@
-"""Copies of arrays in another dtype, made block by block, whose values must fit."""
+"""Conversion of arrays to another dtype, block by block; values that do not fit are errors."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -9,24 +9,28 @@ import numpy as np
 
 from hybridlm.errors import CheckpointError
 
-# Elements that are converted at once: what a conversion needs beside its result stays small.
+# Elements that are converted at once; bounds the memory that a conversion needs beside its result.
 _BLOCK = 1 << 22
-# XLA's CPU client takes an array over without a copy if it is aligned like this.
+# XLA's CPU client takes over an array of this alignment without a copy.
 _ALIGNMENT = 64
 
 
 def converted(array: np.ndarray, kind: np.dtype, path: Path, names: Iterable[str]) -> np.ndarray:
-    """A contiguous, aligned copy in another dtype; as `convert`."""
+    """Return a contiguous, aligned copy in another dtype; see `convert`."""
     result = aligned_empty(array.shape, kind)
     convert(array, result, path, names)
     return result
 
 
 def convert(array: np.ndarray, result: np.ndarray, path: Path, names: Iterable[str]) -> None:
-    """Copy an array into one of another dtype; values beyond its range are an error instead of infinity."""
+    """Copy an array into one of another dtype.
+
+    Raises:
+        CheckpointError: a finite value is beyond the range of the dtype and would become infinite.
+    """
     kind = result.dtype
     narrowing = kind != array.dtype and kind != np.float32
-    # A float16 above 65504 or a float32 above the largest bfloat16 is found below, with its tensor's name.
+    # Overflow, as above 65504 in float16, is found below, and named with its tensor.
     with np.errstate(over="ignore"):
         for block in _blocks(array.shape):
             np.copyto(result[block], array[block], casting="unsafe")
@@ -39,7 +43,7 @@ def convert(array: np.ndarray, result: np.ndarray, path: Path, names: Iterable[s
 
 
 def aligned_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """An array of no content yet, where XLA's CPU client takes it over without a copy."""
+    """Allocate an array, uninitialized, that XLA's CPU client takes over without a copy."""
     size = math.prod(shape) * kind.itemsize
     buffer = np.empty(size + _ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % _ALIGNMENT

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint directory: config.json and safetensors files, in one piece or in shards."""
+"""A Hugging Face checkpoint directory: config.json and one safetensors file or several shards."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,8 @@ import numpy as np
 
 from hybridlm.checkpoint.safetensors import SafetensorsFile, TensorInfo
 from hybridlm.errors import CheckpointError
-from hybridlm.files.strict_json import MEGABYTE, read_object, unique_keys
+from hybridlm.files.strict_json import MEGABYTE, read_object
+from ir_passes.files.strict_json import unique_keys
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -24,14 +25,14 @@ _FLOATS = ("Infinity", "-Infinity", "NaN")
 
 @dataclass(frozen=True)
 class CheckpointDirectory:
-    """An opened checkpoint: its configuration, and where each tensor is. No tensor has been read.
+    """An opened checkpoint: its configuration and the place of each tensor. No tensor has been read.
 
     Attributes:
         path: the directory.
         config: config.json.
         files: tensor name -> the file that holds it.
-        notes: what somebody should know and is no fault, one sentence each.
-        unindexed: tensor name -> the file that holds it although the index does not say so; not part of `files`.
+        notes: remarks that are no faults, one sentence each.
+        unindexed: tensor name -> the file that holds it, for tensors that the index does not list; not in `files`.
     """
 
     path: Path
@@ -41,22 +42,22 @@ class CheckpointDirectory:
     unindexed: Mapping[str, SafetensorsFile] = field(default_factory=dict)
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype, shape and place of one tensor."""
+        """Return dtype, shape and place of one tensor."""
         return self.files[name].tensors[name]
 
     def read(self, name: str) -> np.ndarray:
-        """A read-only view of one tensor in its mapped file (see `SafetensorsFile.read`)."""
+        """Return a read-only view of one tensor in its mapped file (see `SafetensorsFile.read`)."""
         return self.files[name].read(name)
 
 
 def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
-    """Opens a checkpoint directory and checks config.json, the index and every header.
+    """Open a checkpoint directory and check config.json, the index and every header.
 
-    Where model.safetensors and an index are both present the single file counts, as in transformers; a note says so.
+    If model.safetensors and an index are both present, the single file is used, as in transformers; a note says so.
 
     Raises:
         CheckpointError: no directory, no config.json, no safetensors weights (pickles are refused), or faults in the
-            index or in headers; every fault of all shards is in it.
+            index or in headers; lists the faults of all shards.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -78,7 +79,7 @@ def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A config.json of at most 16 MB, with `{"__float__": "Infinity"}` (how transformers 5 writes it) as a float.
+    """Read a config.json of at most 16 MB; `{"__float__": "Infinity"}`, as transformers 5 writes it, is a float.
 
     Raises:
         CheckpointError: missing, too long, or not a JSON object without duplicate keys.
@@ -132,9 +133,9 @@ def _open_shard(directory: Path, file_name: str, faults: list[str]) -> Safetenso
 
 
 def _is_inside(file_name: str) -> bool:
-    """Whether a file name stays in the directory on every system, judged by the name alone.
+    """Whether a file name stays in the directory on every system, by the name alone.
 
-    Not by resolving it: in the Hub's cache every file is a link to a folder of blobs elsewhere.
+    The name is not resolved: in the Hub's cache every file is a link into another folder.
     """
     parts = PurePosixPath(file_name)
     windows = PureWindowsPath(file_name)
@@ -163,7 +164,7 @@ def _listing(directory: Path) -> str:
 
 
 def listed(names: Iterable[str], limit: int = 12) -> str:
-    """Names with commas between; the ones beyond `limit` are counted."""
+    """Return names separated by commas; those beyond `limit` are counted."""
     names = list(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -1,4 +1,4 @@
-"""A name for the weights and the configuration of a checkpoint, made without reading all of it."""
+"""Fingerprint of the weights and the configuration of a checkpoint, computed without reading all of it."""
 
 import hashlib
 import json
@@ -6,16 +6,16 @@ import json
 from hybridlm.checkpoint.directory import CheckpointDirectory
 
 WINDOWS, WINDOW_BYTES = 16, 256
-"""Of a tensor larger than all windows together, so many windows are read; a smaller one is read whole."""
+"""Windows that are read of a tensor, and their size. A tensor smaller than all of them together is read whole."""
 
 
 def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
-    """A SHA-256, in hexadecimal, of config.json and of every tensor's name, dtype, shape and sampled content.
+    """Return a SHA-256, in hexadecimal, of config.json and of every tensor's name, dtype, shape and sampled content.
 
-    It does not depend on where the checkpoint lies, how it is cut into files, or how config.json is spaced and ordered.
-    It tells apart other configurations, other sets of tensors, and weights that differ throughout, as those of another
-    training run or a fine-tuned layer do. Of a tensor of more than 4 KiB it sees 16 windows of 256 bytes, evenly spread
-    from its first byte to its last: weights that were changed between them alone are not told apart.
+    It does not depend on the path, on the shards, or on the spacing and key order of config.json. It differs for
+    another configuration, another set of tensors, and weights that differ throughout, such as those of another
+    training run or a fine-tuned layer. Of a tensor of more than 4 KiB it reads 16 windows of 256 bytes, evenly spread
+    from the first byte to the last: changes that lie between the windows are not seen.
     """
     digest = hashlib.sha256(json.dumps(directory.config, sort_keys=True).encode())
     for name in sorted(directory.files):

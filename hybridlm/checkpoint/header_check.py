@@ -1,4 +1,4 @@
-"""Compares the headers of a checkpoint with what a family needs, before anything is read."""
+"""Check of the headers of a checkpoint against the tensors that a family needs, before any tensor is read."""
 
 import re
 from collections import Counter
@@ -9,46 +9,46 @@ from typing import Any
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.safetensors import READABLE, unreadable
 from hybridlm.errors import CheckpointError
-from models import Family, Source, Weight
+from models import Family, Weight, WeightSource
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The source that the checkpoint has for one parameter.
+class ChosenSource:
+    """The source that a checkpoint has for one parameter.
 
     Attributes:
         weight: the parameter.
         source: one of its options.
-        names: canonical name -> name in the checkpoint, of the tensors of the source.
+        names: canonical name -> name in the checkpoint, for each tensor of the source.
     """
 
     weight: Weight
-    source: Source
+    source: WeightSource
     names: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What will be read.
+class ReadPlan:
+    """The tensors that will be read.
 
     Attributes:
         choices: one per parameter, in the family's order.
-        skipped: pattern of the family -> how many tensors it leaves unread.
+        skipped: pattern of the family -> number of tensors that are not read.
     """
 
-    choices: tuple[Choice, ...]
+    choices: tuple[ChosenSource, ...]
     skipped: Mapping[str, int]
 
 
-def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> Plan:
-    """Chooses a source for each parameter, from headers alone.
+def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadPlan:
+    """Choose a source for each parameter, from headers alone.
 
-    Where a checkpoint has all tensors of several options the first one whose shapes fit counts, and what others name
-    besides is unexpected.
+    If a checkpoint has all tensors of several options, the first one whose shapes fit is used, and the tensors of the
+    others are unexpected.
 
     Raises:
         CheckpointError: every missing, unexpected, mis-shaped, ambiguous or unreadable tensor, with what was expected
-            and what was found. Of several options, "missing" speaks of the one that lacks the smallest part.
+            and what was found. "Missing" refers to the option that is the nearest to complete.
     """
     weights = family.weights(config)
     wanted = {name for weight in weights for source in weight.options for name in source.shapes}
@@ -83,18 +83,18 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> Plan:
         raise CheckpointError(
             checkpoint.path, faults, f"(The configuration in config.json was read as family {family.name}.)"
         )
-    return Plan(choices, dict(skipped))
+    return ReadPlan(choices, dict(skipped))
 
 
-def _choose(checkpoint: CheckpointDirectory, weight: Weight, present: Mapping[str, str]) -> Choice:
-    def lacking(source: Source) -> tuple[float, int]:
-        """How much of it is missing; of options with the same names, how much of it has another shape."""
+def _choose(checkpoint: CheckpointDirectory, weight: Weight, present: Mapping[str, str]) -> ChosenSource:
+    def lacking(source: WeightSource) -> tuple[float, int]:
+        """Return the fraction of its tensors that is missing, and the number of tensors of another shape."""
         found = {name: checkpoint.info(present[name]).shape for name in source.shapes if name in present}
         other = sum(tuple(source.shapes[name]) != tuple(shape) for name, shape in found.items())
         return 1 - len(found) / len(source.shapes), other
 
     source = min(weight.options, key=lacking)
-    return Choice(weight, source, {name: present.get(name, name) for name in source.shapes})
+    return ChosenSource(weight, source, {name: present.get(name, name) for name in source.shapes})
 
 
 def _missing(

@@ -1,4 +1,4 @@
-"""Finds a checkpoint: a directory as it is, anything else on the Hugging Face Hub or in its cache."""
+"""Location of a checkpoint: a local directory, or a model on the Hugging Face Hub or in its cache."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hybridlm.errors import CheckpointError
 
-# What a checkpoint needs to be loaded; never pickles, never other frameworks' weights.
+# Files that are downloaded: never pickles, never the weights of other frameworks.
 FILES = [
     "config.json",
     "generation_config.json",
@@ -24,19 +24,19 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.
 
 
 def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, cache_dir: str | None = None) -> Path:
-    """The directory of a checkpoint.
+    """Return the directory of a checkpoint; download it if necessary.
 
     Args:
-        dir_or_hub_id: an existing directory, or a Hub id ("organisation/name"). A directory wins over an id.
+        dir_or_hub_id: an existing directory, or a Hub id ("organisation/name"). A directory takes precedence.
         revision: branch, tag or commit on the Hub.
-        cache_dir: instead of huggingface_hub's own cache.
+        cache_dir: replaces huggingface_hub's own cache.
 
     Raises:
         CheckpointError: no such directory, not a Hub id, not on the Hub, not allowed, or not in the cache while
-            offline (HF_HUB_OFFLINE=1); with what to do.
+            offline (HF_HUB_OFFLINE=1); says what to do.
     """
     given = os.fspath(dir_or_hub_id)
-    # os.path and not Path: no exceptions for "~nobody" or a name that is too long.
+    # os.path instead of Path, which raises for "~nobody" and for a name that is too long.
     path = os.path.expanduser(given)
     if os.path.isdir(path):
         return Path(path)
@@ -58,7 +58,7 @@ def _looks_like_path(given: str) -> bool:
 
 
 def _download(hub_id: str, revision: str | None, cache_dir: str | None) -> Path:
-    # Here and not above: importing it takes longer than everything else that a local directory needs.
+    # Imported here because it takes longer than everything else that a local directory needs.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -93,6 +93,6 @@ def _download(hub_id: str, revision: str | None, cache_dir: str | None) -> Path:
             f"With a connection (and without HF_HUB_OFFLINE=1) run `hf download {hub_id}`, or give a local directory.",
         ) from error
     except OSError as error:
-        # Everything else that the network, the Hub or the disk can say.
+        # Any other error of the network, the Hub or the disk.
         raise CheckpointError(hub_id, f"could not be fetched from the Hub: {error}", "Try again later.") from error
     return Path(found)

@@ -1,7 +1,4 @@
-"""Which model a checkpoint directory holds, or everything that is wrong with its files.
-
-Models that are read with their multi-token-prediction head, and why one cannot be.
-"""
+"""The model in a checkpoint directory: family, configuration, and multi-token-prediction head if asked for."""
 
 import warnings
 from pathlib import Path
@@ -13,16 +10,16 @@ from models import FAMILIES, ConfigError, DecoderConfig, Family, family_of
 
 
 def open_model(path: Path, head: bool = False) -> tuple[Checkpoint, Family, DecoderConfig]:
-    """Opens a checkpoint and reads which model it is of; no tensor is read.
+    """Open a checkpoint and read its configuration; no tensor is read.
 
     Args:
         path: the directory.
         head: with the multi-token-prediction head.
 
     Raises:
-        CheckpointError: faults of the files, with those of config.json where there are some of both; or no head.
+        CheckpointError: faults of the files, together with those of config.json if there are both; or no head.
         ConfigError, UnsupportedModel: every fault of config.json.
-        ValueError: the family has no head that is implemented.
+        ValueError: no head is implemented for the family.
     """
     try:
         directory = open_checkpoint(path)
@@ -40,16 +37,16 @@ def open_model(path: Path, head: bool = False) -> tuple[Checkpoint, Family, Deco
 
 
 def read_model(path: Path, fields: dict[str, Any], head: bool = False) -> tuple[Family, DecoderConfig]:
-    """The family of a config.json and what it reads from it; warns of fields that are not used.
+    """Return the family and the configuration of a config.json; warn of fields that are not used.
 
     Args:
-        path: where it comes from, for the warning.
-        fields: the whole of it.
+        path: of the checkpoint, for the warning.
+        fields: all fields of config.json.
         head: with the multi-token-prediction head.
 
     Raises:
-        ConfigError, UnsupportedModel: every fault is named.
-        ValueError: the family has no head that is implemented.
+        ConfigError, UnsupportedModel: with every fault.
+        ValueError: no head is implemented for the family.
     """
     family, config = _read(fields, head)
     _warn_of_unused(path, family, config)
@@ -71,7 +68,7 @@ def _warn_of_unused(path: Path, family: Family, config: DecoderConfig) -> None:
 
 
 def _config_faults(path: Path, head: bool) -> list[str]:
-    """What is wrong with the fields of config.json; nothing where the file itself cannot be read."""
+    """Return the faults of the fields of config.json; none if the file itself cannot be read."""
     try:
         _read(read_config(path / "config.json"), head)
     except CheckpointError:
@@ -87,7 +84,7 @@ INSTEAD = "speculate='ngram' needs no head."
 
 
 def with_head(family: Family) -> Family:
-    """The family with the head of its checkpoints.
+    """Return the variant of a family that has the multi-token-prediction head.
 
     Raises:
         ValueError: none is implemented.
@@ -102,10 +99,10 @@ def with_head(family: Family) -> Family:
 
 
 def require_head(directory: Checkpoint) -> None:
-    """Check that a checkpoint has a head.
+    """Check that a checkpoint has a multi-token-prediction head.
 
     Raises:
-        CheckpointError: it has none of them.
+        CheckpointError: it has no tensor of one.
     """
     family = family_of(directory.config)
     with_head(family)

@@ -1,4 +1,4 @@
-"""A checkpoint directory of either kind, as Hugging Face writes it or `LM.save` does, and what is asked of both."""
+"""Checkpoints of both kinds, in Hugging Face's layout or written by `LM.save`, behind one set of functions."""
 
 import hashlib
 import os
@@ -21,12 +21,16 @@ Checkpoint = CheckpointDirectory | SavedDirectory
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Opens a directory and checks all that can be checked without reading a parameter; raises CheckpointError."""
+    """Open a directory and check everything that can be checked without reading a parameter.
+
+    Raises:
+        CheckpointError: with every fault.
+    """
     return open_saved(Path(path)) if is_saved(Path(path)) else open_directory(path)
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
-    """The dtype that most bytes of the checkpoint have, or that its matrices were saved in."""
+    """Return the dtype of most bytes of the checkpoint, or the one that its matrices were saved in."""
     if isinstance(checkpoint, SavedDirectory):
         return checkpoint.dtype
     sizes = Counter[str]()
@@ -38,10 +42,10 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
 
 
 def fingerprint_of(checkpoint: Checkpoint, dtype: str) -> str:
-    """The fingerprint of a model that is loaded from it with matrices of a dtype.
+    """Return the fingerprint of a model that is loaded from a checkpoint with matrices of a dtype.
 
-    That of a saved model is the one of the original. Loaded in another dtype than it was saved in it has one of its
-    own: its numbers are those of the saved dtype, which the original may have more exactly.
+    A saved model has the fingerprint of the original. Loaded in another dtype than it was saved in, it has a
+    fingerprint of its own, because its numbers were rounded to the saved dtype and the original's may not be.
     """
     if not isinstance(checkpoint, SavedDirectory):
         return checkpoint_fingerprint(checkpoint)
@@ -51,14 +55,14 @@ def fingerprint_of(checkpoint: Checkpoint, dtype: str) -> str:
 
 
 def has_head(checkpoint: Checkpoint, family: Family) -> bool:
-    """Whether there are parameters of a multi-token-prediction head, which the family has an implementation of."""
+    """Whether a checkpoint has a multi-token-prediction head that the family implements."""
     if isinstance(checkpoint, SavedDirectory):
         return bool(head_parameters(checkpoint, family))
     return any(re.fullmatch(pattern, name) for pattern in head_tensors(family) for name in checkpoint.files)
 
 
 def head_tensors(family: Family) -> set[str]:
-    """Patterns of tensors that are read with the head alone."""
+    """Return the patterns of tensors that are read only with the head."""
     return set() if family.with_head is None else set(family.skipped) - set(family.with_head.skipped)
 
 
@@ -70,7 +74,7 @@ def load_parameters(
     progress: Progress | None = None,
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
 ) -> LoadedWeights:
-    """Reads every parameter of a model: `load_weights` or `load_saved_weights`."""
+    """Read every parameter of a model, by `load_weights` or `load_saved_weights`."""
     if isinstance(checkpoint, SavedDirectory):
         return load_saved_weights(checkpoint, family, config, dtype, progress, shards)
     return load_weights(checkpoint, family, config, dtype, progress, shards)

@@ -1,4 +1,4 @@
-"""Pieces of a loaded model's parameters, as `LM.save` writes them."""
+"""Pieces of a loaded model's parameters that `LM.save` writes as arrays."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,61 +7,64 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hybridlm.checkpoint.saved_write import Piece
-from models import Cut, Part
+from hybridlm.checkpoint.saved_write import SavedPiece
+from models import Segment, ShardedDim
 
 
-def saved_pieces(array: jax.Array, cuts: Sequence[Cut]) -> tuple[tuple[int, ...], list[Piece]]:
-    """The shape of a whole parameter, and pieces that are each one run in every dimension that devices share.
+def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[tuple[int, ...], list[SavedPiece]]:
+    """Return the shape of a whole parameter, and its pieces: one segment of every sharded dimension each.
 
-    Such a piece can be cut for any number of devices into runs of its own. Of an array over a mesh each device gives
-    its part of every piece.
+    A piece can be sharded over any number of devices. Each device of a mesh contributes its shard of every piece.
 
     Args:
-        array: the parameter as it is used.
-        cuts: of the whole parameter, also those that the mesh has one device for.
+        array: the parameter as the model holds it.
+        sharded_dims: of the whole parameter, also along axes of one device.
     """
     mesh = array.sharding.mesh if isinstance(array.sharding, NamedSharding) else None
-    devices = [1 if mesh is None else mesh.shape[cut.axis] for cut in cuts]
+    devices = [1 if mesh is None else mesh.shape[sharded.axis] for sharded in sharded_dims]
     shape = list(array.shape)
-    for cut in cuts:
-        shape[cut.dim] = cut.size
+    for sharded in sharded_dims:
+        shape[sharded.dim] = sharded.size
     pieces = []
-    for parts in itertools.product(*(range(len(cut.parts)) for cut in cuts)):
-        piece = list(zip(cuts, parts, devices, strict=True))
+    for parts in itertools.product(*(range(len(sharded.segments)) for sharded in sharded_dims)):
+        piece = list(zip(sharded_dims, parts, devices, strict=True))
         at = [0] * array.ndim
-        for cut, part, _ in piece:
-            at[cut.dim] = sum(one.size for one in cut.parts[:part])
-        pieces.append(Piece(tuple(at), _piece(array, shape, piece)))
+        for sharded, part, _ in piece:
+            at[sharded.dim] = sum(one.size for one in sharded.segments[:part])
+        pieces.append(SavedPiece(tuple(at), _piece(array, shape, piece)))
     return tuple(shape), pieces
 
 
-def _piece(array: jax.Array, shape: Sequence[int], piece: Sequence[tuple[Cut, int, int]]) -> jax.Array | np.ndarray:
-    """One part of each cut dimension, of all devices.
+def _piece(
+    array: jax.Array, shape: Sequence[int], piece: Sequence[tuple[ShardedDim, int, int]]
+) -> jax.Array | np.ndarray:
+    """Return one segment of each sharded dimension, over all devices.
 
     Args:
         array: the parameter.
         shape: of the whole parameter.
-        piece: cuts, the number of the part, and the devices along the axis.
+        piece: sharded dimension, number of the segment, and devices along the axis.
     """
-    if all(len(cut.parts) == 1 and cut.parts[0].units % count == 0 for cut, _, count in piece):
+    if all(len(sharded.segments) == 1 and sharded.segments[0].units % count == 0 for sharded, _, count in piece):
         return array
     local: list[slice] = [slice(None)] * array.ndim
     size = list(shape)
-    for cut, number, count in piece:
-        # Every device has as many entries of a part, behind those of the parts before it.
-        lengths = [one.stop - one.start for one in cut.indices(0, count)]
-        local[cut.dim] = slice(sum(lengths[:number]), sum(lengths[: number + 1]))
-        size[cut.dim] = cut.parts[number].size
+    for sharded, number, count in piece:
+        # Every device has the same number of entries of a segment, behind those of the segments before.
+        lengths = [one.stop - one.start for one in sharded.slices(0, count)]
+        local[sharded.dim] = slice(sum(lengths[:number]), sum(lengths[: number + 1]))
+        size[sharded.dim] = sharded.segments[number].size
     if not isinstance(array.sharding, NamedSharding):
         return np.asarray(array)[tuple(local)]
-    sharding = _sharding(array.sharding, [(cut.dim, cut.axis, cut.parts[number]) for cut, number, _ in piece])
+    sharding = _sharding(
+        array.sharding, [(sharded.dim, sharded.axis, sharded.segments[number]) for sharded, number, _ in piece]
+    )
     parts = [jax.device_put(np.asarray(one.data)[tuple(local)], one.device) for one in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(tuple(size), sharding, parts)
 
 
-def _sharding(given: NamedSharding, dimensions: Sequence[tuple[int, str, Part]]) -> NamedSharding:
-    """How a piece lies: as the parameter does, but where neighbours have the same unit only units are told apart."""
+def _sharding(given: NamedSharding, dimensions: Sequence[tuple[int, str, Segment]]) -> NamedSharding:
+    """Return the sharding of a piece: the parameter's, with devices that hold equal units on an axis of copies."""
     mesh = given.mesh
     assert isinstance(mesh, Mesh)
     names: list[str] = []

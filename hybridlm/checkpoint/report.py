@@ -1,4 +1,4 @@
-"""Parameters that have been read, and what there is to say of the reading, whatever the kind of checkpoint."""
+"""Loaded parameters and the report on loading them, for checkpoints of both kinds."""
 
 import math
 from collections import Counter
@@ -19,22 +19,22 @@ ParameterPath = tuple[str | int, ...]
 
 
 def dotted(path: ParameterPath) -> str:
-    """The name of a parameter."""
+    """Return the name of a parameter."""
     return ".".join(map(str, path))
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What loading did that somebody may want to know.
+    """A report on loading a checkpoint.
 
     Attributes:
         path: the checkpoint directory.
-        parameters: how many numbers the parameters have.
-        bytes: how many bytes they have as they are kept.
-        skipped: pattern of the family -> how many tensors it left unread.
-        converted: dtype in the file -> how many parameters were converted from it, without those that are float32 in
-            any case.
-        notes: of the directory (tensors outside the index, ...).
+        parameters: number of weights.
+        bytes: their size in memory.
+        skipped: pattern of the family -> number of tensors that were not read.
+        converted: dtype in the file -> number of parameters that were converted from it, without those that are always
+            float32.
+        notes: on the directory (tensors outside the index, ...).
     """
 
     path: Path
@@ -45,7 +45,7 @@ class LoadReport:
     notes: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """One sentence per line: what was left unread and what else is odd; empty where there is nothing to say."""
+        """Return sentences on the notes and the tensors that were not read; empty if there are none."""
         lines = [f"{self.path}: {note}" for note in self.notes]
         if self.skipped:
             patterns = ", ".join(f"{count} of {pattern}" for pattern, count in self.skipped.items())
@@ -53,7 +53,7 @@ class LoadReport:
         return lines
 
     def conversions(self, kept: str) -> list[str]:
-        """One sentence per dtype of the file that parameters were converted from, for who did not ask for `kept`."""
+        """Return a sentence per dtype that parameters were converted from, for users who did not choose `kept`."""
         return [
             f"{self.path}: {count} of the parameters are stored as {stored} and kept as {kept}, as most are stored; "
             f'dtype="float32" keeps every bit'
@@ -62,18 +62,18 @@ class LoadReport:
 
 
 class LoadedWeights(NamedTuple):
-    """Parameters by their path in the nnx module, and what there is to report."""
+    """Parameters by their path in the nnx module, and the report."""
 
     arrays: dict[ParameterPath, jax.Array]
     report: LoadReport
 
 
-class Read(NamedTuple):
+class ReadParameter(NamedTuple):
     """One parameter that has been read.
 
     Attributes:
-        array: as it is kept.
-        converted_from: the files' names of the dtypes that it was converted from.
+        array: in the dtype of the model.
+        converted_from: safetensors names of the dtypes that it was converted from.
     """
 
     array: jax.Array
@@ -81,7 +81,7 @@ class Read(NamedTuple):
 
 
 def kept_dtypes(weights: Iterable[Weight], dtype: str) -> list[np.dtype]:
-    """The dtypes that parameters are kept in.
+    """Return the dtypes of parameters in memory.
 
     Raises:
         ValueError: an unknown `dtype`.
@@ -95,18 +95,18 @@ def gather(
     path: Path,
     weights: Sequence[Weight],
     kept: Sequence[np.dtype],
-    read: Iterable[Read],
+    read: Iterable[ReadParameter],
     progress: Progress | None,
     skipped: Mapping[str, int] = MappingProxyType({}),
     notes: tuple[str, ...] = (),
 ) -> LoadedWeights:
-    """Takes parameters as they are read, and says how far it is.
+    """Collect parameters as they are read, and report progress.
 
     Args:
         path: of the checkpoint.
-        weights: which parameters, in the order in which they come.
-        kept: their dtypes.
-        read: the parameters.
+        weights: the parameters that are read, in order.
+        kept: their dtypes in memory.
+        read: yields the parameters.
         progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
         skipped, notes: for the report.
     """

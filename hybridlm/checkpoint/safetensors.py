@@ -1,9 +1,7 @@
-"""Reads one safetensors file: a length, a JSON header, and the bytes of the tensors without gaps.
+"""Reader and writer of safetensors files: a length, a JSON header, and the bytes of the tensors without gaps.
 
-Format: https://huggingface.co/docs/safetensors. A reader of our own, because the library gives NumPy no view of the
-mapped file and cannot name all that is wrong with a header.
-
-Writes a safetensors file array by array, so that its bytes exist once.
+Format: https://huggingface.co/docs/safetensors. The reader replaces the library's, which gives NumPy no view of the
+mapped file and cannot list every fault of a header. The writer writes array by array, so that no second copy is needed.
 """
 
 import json
@@ -20,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from hybridlm.errors import CheckpointError
-from hybridlm.files.strict_json import unique_keys
+from ir_passes.files.strict_json import parse_json
 
 MAX_HEADER_BYTES = 100_000_000
 # NumPy's limit; it also bounds the work on a hostile header.
@@ -58,10 +56,10 @@ class TensorInfo:
 
 
 class SafetensorsFile:
-    """One safetensors file, its header checked and its data mapped read-only.
+    """One safetensors file with its header checked and its data mapped read-only.
 
-    Arrays from `read` are views of the mapped file: they change, or end the process, if somebody rewrites the file
-    in place. Whoever keeps an array copies it.
+    Arrays from `read` are views of the mapped file: they change, or the process crashes, if the file is rewritten in
+    place. Copy an array to keep it.
 
     Attributes:
         path: the file.
@@ -70,7 +68,7 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises CheckpointError with every fault of the header."""
+        """Open a file; raise CheckpointError with every fault of the header."""
         self.path = Path(path)
         if not self.path.is_file():
             raise CheckpointError(self.path, "expected a safetensors file, found no regular file")
@@ -82,7 +80,7 @@ class SafetensorsFile:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def read(self, name: str) -> np.ndarray:
-        """A read-only view of one tensor, bfloat16, float16 or float32.
+        """Return a read-only view of one tensor in bfloat16, float16 or float32.
 
         Raises:
             KeyError: no tensor of that name.
@@ -100,7 +98,7 @@ class SafetensorsFile:
         return np.frombuffer(self._map, READABLE[info.dtype], count, offset).reshape(info.shape)
 
     def read_bytes(self, name: str, start: int, length: int) -> bytes:
-        """A copy of some bytes of one tensor, of any dtype: at most `length` from its byte `start` on.
+        """Return a copy of at most `length` bytes of one tensor of any dtype, from its byte `start` on.
 
         Raises:
             KeyError: no tensor of that name.
@@ -119,11 +117,11 @@ class SafetensorsFile:
             )
 
     def holds(self, array: np.ndarray) -> bool:
-        """Whether an array shares memory with the mapped file (a copy of its bytes does not)."""
+        """Whether an array shares memory with the mapped file."""
         return np.may_share_memory(array, np.frombuffer(self._map, np.uint8))
 
     def release(self, name: str) -> None:
-        """Tells the system that the pages of a tensor are not needed soon; reading them again still works."""
+        """Let the system drop the pages of a tensor; reading them again still works."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
         info = self.tensors[name]
@@ -134,7 +132,7 @@ class SafetensorsFile:
 
 
 def unreadable(dtype: str) -> str:
-    """Why tensors of a dtype that the format knows are not read."""
+    """Return the reason why tensors of a dtype are not read."""
     message = f"dtype {dtype} is not read, expected one of {', '.join(READABLE)}"
     if DTYPE_BITS[dtype] <= 8 or dtype in ("I32", "U32"):
         message += " (quantised checkpoints are not supported: use the release in bfloat16)"
@@ -152,18 +150,14 @@ def _read_header(path: Path, prefix: bytes, read: Any, size: int) -> bytes:
     return read(length)
 
 
-def _no_constants(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _parse_header(path: Path, header: bytes, available: int) -> tuple[Mapping[str, TensorInfo], Mapping[str, str]]:
     if not header.startswith(b"{"):
         raise CheckpointError(
             path, f"not a safetensors file: expected a header that begins with '{{', got {header[:8]!r}"
         )
     try:
-        entries = json.loads(header.decode(), object_pairs_hook=unique_keys, parse_constant=_no_constants)
-    except (ValueError, RecursionError) as error:
+        entries = parse_json(header)
+    except ValueError as error:
         raise CheckpointError(path, f"the header cannot be read as JSON: {error}") from error
     faults: list[str] = []
     metadata = entries.pop("__metadata__", None)
@@ -213,7 +207,7 @@ def _parse_entry(name: str, entry: Any, faults: list[str]) -> TensorInfo | None:
 
 
 def _check_layout(ordered: Mapping[str, TensorInfo], available: int, faults: list[str]) -> None:
-    """Tensors must cover the data exactly: no hole, no overlap, nothing behind the last."""
+    """Check that tensors cover the data exactly: no hole, no overlap, nothing behind the last."""
     position, before = 0, "the header"
     for name, info in ordered.items():
         if info.end > available:
@@ -229,7 +223,7 @@ def _check_layout(ordered: Mapping[str, TensorInfo], available: int, faults: lis
 
 
 def _sizes(value: Any) -> bool:
-    # type() and not isinstance: JSON true is an int in Python.
+    # type() instead of isinstance, because JSON true is an int in Python.
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
 
 
@@ -239,10 +233,10 @@ def _short(value: Any) -> str:
 
 
 NAMES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int32": "I32"}
-"""The format's name of a dtype."""
+"""dtype -> its name in safetensors files."""
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """An array that will be written."""
 
     name: str
@@ -251,18 +245,18 @@ class Entry(NamedTuple):
 
 
 def write_safetensors(
-    file: BinaryIO, entries: Iterable[Entry], arrays: Iterable[np.ndarray], metadata: Mapping[str, str]
+    file: BinaryIO, entries: Iterable[TensorEntry], arrays: Iterable[np.ndarray], metadata: Mapping[str, str]
 ) -> None:
-    """Write a header and the arrays behind it.
+    """Write a header, then the arrays.
 
     Args:
-        file: written from where it is.
-        entries: what the arrays are, in order; dtypes are those of `NAMES`.
+        file: written at its current position.
+        entries: describe the arrays, in order; dtypes are those of `NAMES`.
         arrays: one for each entry.
         metadata: free-form strings.
 
     Raises:
-        ValueError: an array is not what its entry says.
+        ValueError: an array differs from its entry.
     """
     entries, end = list(entries), 0
     header: dict[str, object] = {"__metadata__": dict(metadata)}

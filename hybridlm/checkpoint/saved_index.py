@@ -1,11 +1,11 @@
-"""A checkpoint that `LM.save` wrote, opened: what its index says, compared with the files that are there.
+"""Index of a checkpoint that `LM.save` wrote, checked against its files when it is opened.
 
     config.json, tokenizer.json, ...   as in the checkpoint that was loaded
-    weights/                           an Orbax checkpoint: an uncompressed array of Zarr 2 for each parameter, or part
-    hybridlm.json                      the index: where each run of numbers lies, in which file
+    weights/                           an Orbax checkpoint: an uncompressed Zarr 2 array for each parameter, or piece
+    hybridlm.json                      the index: the file and the place of each tile of a parameter
 
-Every file below `weights` that holds numbers is a tile of a parameter: its bytes as they are in memory. They are read
-here and not by Orbax, which takes longer, and longer to import, than reading them takes.
+Every data file below `weights` is a tile of a parameter, with the bytes as they are in memory. Tiles are read directly
+instead of by Orbax, which takes longer to import than the weights take to read.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from hybridlm.files.strict_json import MEGABYTE, read_object
 
 INDEX, WEIGHTS = "hybridlm.json", "weights"
 FORMAT = 1
-"""Version of the index; another one is refused."""
+"""Version of the index; others are refused."""
 AGAIN = "Save it again from the original checkpoint."
 MAX_INDEX_BYTES = 256 * MEGABYTE
 
@@ -38,11 +38,11 @@ DTYPES: Mapping[str, np.dtype] = {
 
 
 class Tile(NamedTuple):
-    """A rectangle of a parameter, in a file of its own, row by row.
+    """A rectangle of a parameter in a file of its own, in row-major order.
 
     Attributes:
-        file: below the checkpoint's directory.
-        at: where it begins in the parameter.
+        file: path below the checkpoint's directory.
+        at: index of its first element in the parameter.
         shape: its sizes.
         checksum: of its bytes.
     """
@@ -55,12 +55,12 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedParameter:
-    """A parameter of the whole model.
+    """A parameter of a saved model.
 
     Attributes:
-        dtype: of its numbers.
-        shape: its sizes.
-        tiles: they cover it.
+        dtype: of its elements.
+        shape: of the whole parameter.
+        tiles: cover it.
     """
 
     dtype: np.dtype
@@ -70,14 +70,14 @@ class SavedParameter:
 
 @dataclass(frozen=True)
 class SavedDirectory:
-    """An opened checkpoint of ours. No parameter has been read.
+    """An opened checkpoint that `LM.save` wrote. No parameter has been read.
 
     Attributes:
         path: the directory.
         config: config.json.
-        family: the model family that it was saved of.
+        family: name of the model family.
         dtype: of the matrices.
-        fingerprint: of the checkpoint that was loaded and saved.
+        fingerprint: of the original checkpoint.
         parameters: by dotted name.
     """
 
@@ -90,9 +90,9 @@ class SavedDirectory:
 
 
 def checksum(content: np.ndarray) -> int:
-    """The sum of all 64-bit words of a contiguous array's bytes, modulo 2**64; zeros are thought behind them.
+    """Return the sum of the 64-bit words of an array's bytes, padded with zeros, modulo 2**64.
 
-    It finds what a damaged disk or a cut file does, at the speed of memory; it is no seal.
+    It detects a damaged disk or a truncated file at the speed of memory; it does not protect against tampering.
     """
     raw = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
     whole = len(raw) // 8 * 8
@@ -101,16 +101,16 @@ def checksum(content: np.ndarray) -> int:
 
 
 def is_saved(directory: Path) -> bool:
-    """Whether `LM.save` wrote it."""
+    """Whether `LM.save` wrote a directory."""
     return (directory / INDEX).exists()
 
 
 def open_saved(directory: Path) -> SavedDirectory:
-    """Opens a checkpoint that `LM.save` wrote; looks at the sizes of all its files, and at the small ones' content.
+    """Open a checkpoint that `LM.save` wrote; check the sizes of its files, and the content of the small ones.
 
     Raises:
         CheckpointError: another format version, or an index that cannot be read; or every file that is missing, of
-            another size, or not what was saved.
+            another size, or changed since it was saved.
     """
     index = read_object(directory / INDEX, MAX_INDEX_BYTES)
     if index.get("format") != FORMAT:
@@ -139,12 +139,12 @@ def open_saved(directory: Path) -> SavedDirectory:
 
 
 def dump_index(index: Mapping[str, Any]) -> bytes:
-    """The text of an index, of which its SHA-256 is taken before that is put into it."""
+    """Return the text of an index. Its SHA-256 is computed without the field "sha256"."""
     return json.dumps(index).encode("ascii")
 
 
 def digest(content: bytes) -> str:
-    """Names the content of a small file."""
+    """Return the SHA-256 of a small file."""
     return hashlib.sha256(content).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Reads the parameters of a checkpoint that `LM.save` wrote: each device's part of them, several files at a time."""
+"""Reader of the parameters of a checkpoint that `LM.save` wrote: each device's shards, several files at a time."""
 
 import math
 from collections import Counter
@@ -10,15 +10,23 @@ import jax
 import numpy as np
 
 from hybridlm.checkpoint.cast import aligned_empty, converted
-from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress, Read, dotted, gather, kept_dtypes
+from hybridlm.checkpoint.report import (
+    LoadedWeights,
+    ParameterPath,
+    Progress,
+    ReadParameter,
+    dotted,
+    gather,
+    kept_dtypes,
+)
 from hybridlm.checkpoint.saved_index import AGAIN, SavedDirectory, Tile, checksum
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
 from hybridlm.errors import CheckpointError
 from models import Family, Weight
-from models.weights.sources import Window
+from models.weights.sources import ArraySlice
 
 READERS = 4
-"""Files that are read at the same time."""
+"""Parameters that are read at the same time."""
 
 
 def load_saved_weights(
@@ -29,34 +37,34 @@ def load_saved_weights(
     progress: Progress | None = None,
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
 ) -> LoadedWeights:
-    """Reads every parameter of a model.
+    """Read every parameter of a model.
 
-    Beside the arrays that are kept, a few parameters are in memory at a time. The arrays share no memory with the
-    files. A tile that is read whole is compared with its checksum.
+    Beside the result a few parameters are in memory at a time. The arrays share no memory with the files. A tile that
+    is read whole is compared with its checksum.
 
     Args:
         saved: an opened directory.
-        family: says which parameters there are.
-        config: what `family.read_config` made of `saved.config`.
-        dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are float32 whatever it says.
+        family: lists the parameters.
+        config: the result of `family.read_config(saved.config)`.
+        dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
         progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
-        shards: how parameters lie over devices; those that are not named are whole on JAX's default device.
+        shards: layout of parameters over devices; others are whole on JAX's default device.
 
     Raises:
-        CheckpointError: every parameter that is missing, unexpected or of another shape; or a tile that is not what was
-            saved, or values that `dtype` cannot hold.
+        CheckpointError: every parameter that is missing, unexpected or of another shape; or a tile that has changed
+            since it was saved, or values that `dtype` cannot hold.
         ValueError: an unknown `dtype`.
     """
     weights = family.weights(config)
     kept = kept_dtypes(weights, dtype)
     _require_parameters(saved, family, weights)
 
-    def read(weight: Weight, kind: np.dtype) -> Read:
+    def read(weight: Weight, kind: np.dtype) -> ReadParameter:
         name, own = dotted(weight.path), shards_of(weight, shards)
         reading, stored = _Reading(saved, name), saved.parameters[name].dtype
         array = jax.block_until_ready(own.build(lambda windows, shape: reading.part(windows, shape, kind)))
         reading.verify()
-        return Read(array, [] if stored == kind else [stored.name])
+        return ReadParameter(array, [] if stored == kind else [stored.name])
 
     with ThreadPoolExecutor(READERS) as readers:
         return gather(saved.path, weights, kept, readers.map(read, weights, kept), progress)
@@ -79,7 +87,7 @@ def _require_parameters(saved: SavedDirectory, family: Family, weights: Iterable
 
 
 def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
-    """Those of the parameters there that only a model with its multi-token-prediction head has."""
+    """Return the names of the saved parameters that belong to the multi-token-prediction head."""
     if family.with_head is None:
         return set()
     bare, whole = (
@@ -90,18 +98,20 @@ def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
 
 
 class _Reading:
-    """One parameter while the parts of this process are read."""
+    """One parameter while this process reads its shards."""
 
     def __init__(self, saved: SavedDirectory, name: str):
         self._saved, self._name, self._parameter = saved, name, saved.parameters[name]
         self._read = Counter[Tile]()
         self._verified: set[Tile] = set()
 
-    def part(self, windows: Iterable[tuple[Window, Window]], shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-        """An array of some pieces of the parameter.
+    def part(
+        self, windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...], kind: np.dtype
+    ) -> np.ndarray:
+        """Return an array of pieces of the parameter.
 
         Args:
-            windows: where each piece lies in the parameter, and where in the result.
+            windows: for each piece its place in the parameter and its place in the result.
             shape, kind: of the result.
         """
         stored = self._parameter.dtype
@@ -114,7 +124,7 @@ class _Reading:
         return result if kind == stored else converted(result, kind, self._saved.path, [self._name])
 
     def _copy(self, tile: Tile, begin: list[int], piece: np.ndarray) -> None:
-        """Read what a tile has of a piece that begins there in the parameter."""
+        """Copy the intersection of a tile and a piece; the piece begins at `begin` in the parameter."""
         low = [max(a, b) for a, b in zip(tile.at, begin, strict=True)]
         ends = ((a + m, b + n) for a, m, b, n in zip(tile.at, tile.shape, begin, piece.shape, strict=True))
         high = [min(pair) for pair in ends]
@@ -141,7 +151,7 @@ class _Reading:
         return np.memmap(self._saved.path / tile.file, self._parameter.dtype, "r", shape=tile.shape)
 
     def verify(self) -> None:
-        """Compare the tiles that were read piece by piece, but whole, with their checksums."""
+        """Compare the tiles that were read completely, but in pieces, with their checksums."""
         for tile, count in self._read.items():
             if tile not in self._verified and count >= math.prod(tile.shape):
                 self._compare(tile, self._mapped(tile))

@@ -1,6 +1,5 @@
-"""Writes a model as a checkpoint of ours: an Orbax checkpoint of its parameters, an index, and the small files."""
+"""Writer of saved models: an Orbax checkpoint of the parameters, an index, and the small files of the original."""
 
-import json
 import logging
 import os
 import secrets
@@ -18,30 +17,32 @@ from hybridlm.checkpoint.hub import FILES
 from hybridlm.checkpoint.saved_index import DTYPES, FORMAT, INDEX, WEIGHTS, checksum, digest, dump_index
 from hybridlm.errors import CheckpointError
 from hybridlm.files.atomic import sync
+from hybridlm.files.strict_json import MEGABYTE, read_object
+from ir_passes.files.atomic import partial_path
 
 SMALL_FILES = tuple(name for name in FILES if "safetensors" not in name)
 
 
-class Piece(NamedTuple):
-    """A part of a parameter that is saved as an array of its own.
+class SavedPiece(NamedTuple):
+    """A piece of a parameter that is saved as an array of its own.
 
     Attributes:
-        at: where it begins in the parameter.
-        array: its numbers.
+        at: index of its first element in the parameter.
+        array: its elements.
     """
 
     at: tuple[int, ...]
     array: jax.Array | np.ndarray
 
 
-class Described(NamedTuple):
-    """What the index says of the model.
+class ModelDescription(NamedTuple):
+    """Fields of the index that describe the model.
 
     Attributes:
-        hybridlm: its version.
+        hybridlm: version of the package.
         family: of the model.
         dtype: of the matrices.
-        fingerprint: of the checkpoint that was loaded.
+        fingerprint: of the original checkpoint.
     """
 
     hybridlm: str
@@ -51,19 +52,22 @@ class Described(NamedTuple):
 
 
 def save_checkpoint(
-    target: Path, source: Path, model: Described, parameters: Mapping[str, tuple[tuple[int, ...], Sequence[Piece]]]
+    target: Path,
+    source: Path,
+    model: ModelDescription,
+    parameters: Mapping[str, tuple[tuple[int, ...], Sequence[SavedPiece]]],
 ) -> None:
-    """Write a checkpoint beside its place, and give it its name when everything is on the disk.
+    """Write a checkpoint; it gets its name when everything is on the disk.
 
     Args:
-        target: a directory that is not there yet.
-        source: the directory of the checkpoint that was loaded, for its small files.
-        model: what it is.
-        parameters: of each its shape, and pieces that cover it.
+        target: a directory that does not exist yet.
+        source: the directory of the original checkpoint, for its small files.
+        model: describes it.
+        parameters: name -> shape, and pieces that cover the parameter.
 
     Raises:
-        FileExistsError: there is something at `target`.
-        OSError: it cannot be written; nothing is left of it.
+        FileExistsError: something exists at `target`.
+        OSError: it cannot be written; nothing is left behind.
     """
     names = {name: _piece_names(name, len(pieces)) for name, (_, pieces) in parameters.items()}
     arrays = {
@@ -96,7 +100,7 @@ def _piece_names(name: str, count: int) -> list[str]:
 
 
 def _copy_small_files(source: Path, directory: Path) -> dict[str, str]:
-    """What is there of them, and what names its content."""
+    """Copy the small files that exist; return name -> SHA-256."""
     files = {}
     for name in SMALL_FILES:
         if (source / name).is_file():
@@ -108,14 +112,14 @@ def _copy_small_files(source: Path, directory: Path) -> dict[str, str]:
 
 @contextmanager
 def _new_directory(target: Path) -> Iterator[Path]:
-    """A directory beside the target that takes its name at the end, with all that is in it, or is gone.
+    """Create a directory that takes the name `target` when all of it is on the disk, and is deleted if anything fails.
 
-    Of several processes the first one makes, renames and removes it; all of them leave when it has its name.
+    With several processes the first one creates, renames and deletes it; all of them return when it has its name.
     """
     token = np.frombuffer(secrets.token_bytes(4), np.uint8)
     if jax.process_count() > 1:
         token = np.asarray(multihost_utils.broadcast_one_to_all(token))
-    partial = target.with_name(f".{target.name}.{token.tobytes().hex()}.partial")
+    partial = partial_path(target, token.tobytes().hex())
     first = jax.process_index() == 0
     try:
         if first:
@@ -136,16 +140,16 @@ def _new_directory(target: Path) -> Iterator[Path]:
 
 
 def _wait_for_all(what: str) -> None:
-    """Go on when all processes are here."""
+    """Wait until all processes have come here."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(what)
 
 
 def _write_arrays(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> None:
-    # Here and not above: importing it takes as long as everything else that scoring a short file needs.
+    # Imported here because it takes as long as everything else that scoring a short file needs.
     import orbax.checkpoint as ocp
 
-    # A file for each array of one device, without compression: it can be read where it is needed, and as it is.
+    # One uncompressed file for each array of a device, so that it can be mapped and read in part.
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False, use_compression=False)
     with _only_errors(logging.getLogger("absl")), ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
@@ -153,7 +157,7 @@ def _write_arrays(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) ->
 
 @contextmanager
 def _only_errors(logger: logging.Logger) -> Iterator[None]:
-    """Orbax warns of what was asked of it: that there is no OCDBT."""
+    """Silence warnings, because Orbax warns that OCDBT is off, which is intended."""
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -163,9 +167,9 @@ def _only_errors(logger: logging.Logger) -> Iterator[None]:
 
 
 def _tiles(directory: Path, name: str, at: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """The tiles of an array that has been written."""
+    """Yield the index entries of the tiles of an array that has been written."""
     folder = directory / WEIGHTS / name
-    layout = json.loads((folder / ".zarray").read_text())
+    layout = read_object(folder / ".zarray", MEGABYTE)
     shape, chunks = layout["shape"], layout["chunks"]
     plain = (layout["compressor"], layout["filters"], layout["order"]) == (None, None, "C")
     if not plain or any(size % chunk for size, chunk in zip(shape, chunks, strict=True)):

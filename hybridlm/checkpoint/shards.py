@@ -1,8 +1,8 @@
-"""One parameter over the devices of a mesh: which part of the whole array each device has.
+"""Shards of a parameter over the devices of a mesh (tensor parallel and expert parallel).
 
-A dimension is split over one axis of the mesh. Where it is made of several parts (rows of q, k and v), each device has
-its own piece of every part, one after another; so the array over all devices is the whole one in another order, and
-longer where devices have the same piece.
+A dimension is sharded over one axis of the mesh. If it consists of several segments (rows of q, k and v), each device
+has its own piece of every segment, one after another. The array over all devices therefore has another order than the
+whole parameter, and is longer if several devices have the same piece.
 """
 
 import itertools
@@ -15,80 +15,77 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from models.sharding.cut import Cut
-from models.weights.sources import Weight, Window
+from models.sharding.sharded_dim import ShardedDim
+from models.weights.sources import ArraySlice, Weight
 
 
 class Shards(NamedTuple):
-    """How a parameter lies over devices.
+    """Layout of a parameter over devices.
 
     Attributes:
         shape: of the whole parameter.
-        cuts: of its dimensions; a dimension without one is whole on every device.
+        sharded_dims: its sharded dimensions; the others are whole on every device.
         sharding: of the array over all devices, dimensions in the same order; None for JAX's default device.
     """
 
     shape: tuple[int, ...]
-    cuts: tuple[Cut, ...] = ()
+    sharded_dims: tuple[ShardedDim, ...] = ()
     sharding: NamedSharding | None = None
 
-    def _along(self, cut: Cut) -> int:
+    def _along(self, sharded: ShardedDim) -> int:
         assert self.sharding is not None
-        return self.sharding.mesh.shape[cut.axis]
+        return self.sharding.mesh.shape[sharded.axis]
 
     @property
-    def split(self) -> bool:
-        """Whether no device has all of it."""
-        return self.different > 1
-
-    @property
-    def different(self) -> int:
-        """Devices that have different parts."""
-        return math.prod(self._along(cut) for cut in self.cuts)
+    def distinct(self) -> int:
+        """Number of distinct shards."""
+        return math.prod(self._along(sharded) for sharded in self.sharded_dims)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Of one device."""
+        """Shape of one device's shard, the same for all devices."""
         shape = list(self.shape)
-        for cut in self.cuts:  # of a share all devices have the same number of entries
-            shape[cut.dim] = sum(one.stop - one.start for one in cut.indices(0, self._along(cut)))
+        for sharded in self.sharded_dims:
+            shape[sharded.dim] = sum(one.stop - one.start for one in sharded.slices(0, self._along(sharded)))
         return tuple(shape)
 
     def local_bytes(self, dtype: np.dtype) -> int:
-        """Of one device."""
+        """Return the bytes of one device's shard."""
         return math.prod(self.local_shape) * dtype.itemsize
 
     @property
     def global_shape(self) -> tuple[int, ...]:
-        """Of the array over all devices."""
+        """Shape of the array over all devices."""
         shape = list(self.local_shape)
-        for cut in self.cuts:
-            shape[cut.dim] *= self._along(cut)
+        for sharded in self.sharded_dims:
+            shape[sharded.dim] *= self._along(sharded)
         return tuple(shape)
 
-    def windows(self, at: tuple[int, ...]) -> Iterator[tuple[Window, Window]]:
-        """The pieces that one device has: where each lies in the whole parameter, and where in the device's array.
+    def windows(self, at: tuple[int, ...]) -> Iterator[tuple[ArraySlice, ArraySlice]]:
+        """Yield the pieces of one device's shard: the place in the whole parameter, and the place in the shard.
 
         Args:
-            at: where the device's part of the array over all devices begins.
+            at: where the shard begins in the array over all devices.
         """
         pieces = [[(slice(None), slice(None))] for _ in self.shape]
         local = self.local_shape
-        for cut in self.cuts:
-            device = at[cut.dim] // local[cut.dim]
-            pieces[cut.dim], start = [], 0
-            for one in cut.indices(device, self._along(cut)):
+        for sharded in self.sharded_dims:
+            device = at[sharded.dim] // local[sharded.dim]
+            pieces[sharded.dim], start = [], 0
+            for one in sharded.slices(device, self._along(sharded)):
                 size = one.stop - one.start
-                pieces[cut.dim].append((one, slice(start, start + size)))
+                pieces[sharded.dim].append((one, slice(start, start + size)))
                 start += size
         for piece in itertools.product(*pieces):
             yield tuple(source for source, _ in piece), tuple(target for _, target in piece)
 
-    def build(self, host: Callable[[Iterator[tuple[Window, Window]], tuple[int, ...]], np.ndarray]) -> jax.Array:
-        """The array over all devices of this process, made of one host array for each different part.
+    def build(
+        self, host: Callable[[Iterator[tuple[ArraySlice, ArraySlice]], tuple[int, ...]], np.ndarray]
+    ) -> jax.Array:
+        """Build the array from one host array for each distinct shard of this process's devices.
 
         Args:
-            host: (windows, shape) -> what a device has; nothing writes to it afterwards.
+            host: (windows, shape) -> a shard, which must not be written to afterwards.
         """
         if self.sharding is None:
             return jax.device_put(host(self.windows(()), self.shape))
@@ -108,5 +105,5 @@ ALL_WHOLE: Mapping[tuple[str | int, ...], Shards] = MappingProxyType({})
 
 
 def shards_of(weight: Weight, shards: Mapping[tuple[str | int, ...], Shards]) -> Shards:
-    """How a parameter lies; one that is not named is whole on JAX's default device."""
+    """Return the layout of a parameter; by default it is whole on JAX's default device."""
     return shards.get(weight.path) or Shards(tuple(weight.shape))

@@ -1,4 +1,4 @@
-"""Builds a model's parameters from an opened checkpoint: headers first, then one tensor at a time is read."""
+"""Parameters of a model from a Hugging Face checkpoint: headers are checked first, then tensors are read one by one."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,12 +8,12 @@ import numpy as np
 
 from hybridlm.checkpoint.cast import aligned_empty, convert
 from hybridlm.checkpoint.directory import CheckpointDirectory
-from hybridlm.checkpoint.header_check import Choice, check
-from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress, Read, gather, kept_dtypes
+from hybridlm.checkpoint.header_check import ChosenSource, check
+from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress, ReadParameter, gather, kept_dtypes
 from hybridlm.checkpoint.safetensors import READABLE
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
 from models import Family
-from models.weights.sources import Window
+from models.weights.sources import ArraySlice
 
 
 def load_weights(
@@ -24,49 +24,49 @@ def load_weights(
     progress: Progress | None = None,
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
 ) -> LoadedWeights:
-    """Reads every parameter of a model.
+    """Read every parameter of a model.
 
-    Of each parameter only the tensors and the parts of them are read that the devices of this process have, and they
-    are written, in the dtype that is kept, to where they stay. Beside the arrays that are kept, at most about one
-    tensor is in memory at a time (file-backed pages, which the system can drop whenever it wants, not counted), and on
-    an accelerator a device's part of one parameter. The arrays share no memory with the files.
+    Only the tensors, and the parts of them, that devices of this process need are read, and they are converted directly
+    into their final place. Beside the result about one tensor is in memory at a time (without file-backed pages, which
+    the system can drop at any time), and on an accelerator one shard of a parameter. The arrays share no memory with
+    the files.
 
     Args:
         checkpoint: an opened directory.
-        family: says which parameters there are and how they are built.
-        config: what `family.read_config` made of `checkpoint.config`.
-        dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are float32 whatever it says.
+        family: lists the parameters and how they are built from tensors.
+        config: the result of `family.read_config(checkpoint.config)`.
+        dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
         progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
-        shards: how parameters lie over devices; those that are not named are whole on JAX's default device.
+        shards: layout of parameters over devices; others are whole on JAX's default device.
 
     Raises:
-        CheckpointError: all faults that headers show (see `check`); or a value that `dtype` cannot hold.
+        CheckpointError: all faults of the headers (see `check`); or a value that `dtype` cannot hold.
         ValueError: an unknown `dtype`.
     """
     plan = check(checkpoint, family, config)
     weights = [choice.weight for choice in plan.choices]
     kept = kept_dtypes(weights, dtype)
 
-    def read() -> Iterator[Read]:
+    def read() -> Iterator[ReadParameter]:
         for choice, kind in zip(plan.choices, kept, strict=True):
             names = choice.names.values()
             array = _load(checkpoint, choice, kind, shards_of(choice.weight, shards))
             stored = {checkpoint.info(name).dtype for name in names}
             for name in names:
                 checkpoint.files[name].release(name)
-            yield Read(array, [name for name in stored if READABLE[name] != kind])
+            yield ReadParameter(array, [name for name in stored if READABLE[name] != kind])
 
     return gather(checkpoint.path, weights, kept, read(), progress, plan.skipped, checkpoint.notes)
 
 
-def _load(checkpoint: CheckpointDirectory, choice: Choice, kind: np.dtype, shards: Shards) -> jax.Array:
+def _load(checkpoint: CheckpointDirectory, choice: ChosenSource, kind: np.dtype, shards: Shards) -> jax.Array:
     weight, source, names = choice.weight, choice.source, choice.names
 
-    def part(windows: Iterator[tuple[Window, Window]], shape: tuple[int, ...]) -> np.ndarray:
-        # What XLA takes over without a copy. A view of the file would change with it.
+    def part(windows: Iterator[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
+        # A copy that XLA takes over; a view of the mapped file would change with the file.
         result, filled = aligned_empty(shape, kind), 0
         for window, target in windows:
-            # With an ellipsis a scalar is a view too.
+            # The ellipsis makes the index of a scalar a view.
             whole = result[(*target, ...)]
             for piece in source.pieces(window, weight.shape):
                 found, into = source.take(checkpoint.read(names[piece.name]), piece.taken), whole[(*piece.place, ...)]

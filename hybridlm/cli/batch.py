@@ -1,4 +1,4 @@
-"""`hybridlm batch`: a file of OpenAI Batch requests."""
+"""`hybridlm batch`: answer a file of OpenAI Batch requests."""
 
 import time
 from pathlib import Path
@@ -27,7 +27,7 @@ def batch(
 ) -> None:
     """Answer a file of OpenAI Batch requests to /v1/completions and /v1/chat/completions.
 
-    A line that cannot be answered has an error instead. The output appears when everything is written.
+    A line that cannot be answered gets an error instead. The output appears when it is complete.
     """
     with reported(debug):
         lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune)

@@ -1,4 +1,4 @@
-"""`hybridlm bench`: how fast a model decodes, beside what the machine allows and beside other engines."""
+"""`hybridlm bench`: throughput of a model, compared with the machine's limits and with other engines."""
 
 import statistics
 from collections.abc import Callable
@@ -12,21 +12,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hybridlm.bench.engine_side import Ours
+from hybridlm.bench.engine_side import EngineSide
 from hybridlm.bench.floor import Traffic, floor_seconds
 from hybridlm.bench.limits import Limits, measure_limits
-from hybridlm.bench.llama_cpp import LlamaCpp
+from hybridlm.bench.llama_cpp import LlamaCppSide
 from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import profile
 from hybridlm.bench.sides import Side, Timing, in_turns
-from hybridlm.bench.transformers_side import Transformers
+from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli.options import Chunk, Debug, Dtype, Model, Tune, console_for_table, reported
 from hybridlm.errors import require_extra
 from hybridlm.lm import LM
 from hybridlm.loading import load
 
-CONTEXT = 512
-LANES = [1, 2, 4, 8, 16, 32]
+DEFAULT_CONTEXT = 512
+DEFAULT_LANES = [1, 2, 4, 8, 16, 32]
 
 
 class Against(StrEnum):
@@ -39,37 +39,39 @@ class Against(StrEnum):
 
 def bench(
     model: Model,
-    lanes: Annotated[list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")] = LANES,
+    lanes: Annotated[
+        list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")
+    ] = DEFAULT_LANES,
     tokens: Annotated[int, typer.Option(min=2, help="Steps of each round.")] = 24,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every engine has its turn.")] = 3,
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 32,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 32,
     prefill: Annotated[
-        int, typer.Option(min=0, help="Read and score texts of this many tokens, too; 0 for neither.")
+        int, typer.Option(min=0, help="Also prefill and score texts of this many tokens; 0 for neither.")
     ] = 0,
     against: Annotated[list[Against] | None, typer.Option(help="Another engine; may be repeated.")] = None,
     llama_bench: Annotated[Path | None, typer.Option(help="llama.cpp's llama-batched-bench.")] = None,
     gguf: Annotated[Path | None, typer.Option(help="The checkpoint as llama.cpp's converter writes it.")] = None,
-    plot_to: Annotated[Path | None, typer.Option("--plot", help="Write a picture (SVG).")] = None,
+    plot_to: Annotated[Path | None, typer.Option("--plot", help="Write a plot (SVG).")] = None,
     with_profile: Annotated[
         bool,
-        typer.Option("--profile", help="Say which parts of the model the time goes to, of decoding and of --prefill."),
+        typer.Option("--profile", help="Show the time of each part of the model, for decoding and for --prefill."),
     ] = False,
-    context: Annotated[int, typer.Option(min=1, help="Most tokens of a sequence.")] = CONTEXT,
+    context: Annotated[int, typer.Option(min=1, help="Most tokens of a sequence.")] = DEFAULT_CONTEXT,
     dtype: Dtype = None,
     chunk: Chunk = None,
     tune: Tune = False,
     debug: Debug = False,
 ) -> None:
-    """Measure decoding: milliseconds of a step, tokens per second, and the part of the machine's limit that this is.
+    """Measure decoding: milliseconds per step, throughput, and the fraction of the machine's limit.
 
     The machine's limits are measured in the same run. The floor of a step is the time to read its weights and state
-    once, or to multiply them, at these limits; "host" is what `generate` adds to a step. Times are medians; other
-    engines have their turn in every round, and ratios are those of the same round (least to most in brackets).
+    once, or to multiply them, at these limits; "host" is the time that `generate` adds to a step. Times are medians;
+    every engine has a turn in each round, and ratios are within a round (least to most in brackets).
     """
     with reported(debug):
         most = max(tokens * rounds, prefill) + prompt + tokens
         if most > context:
-            raise ValueError(f"context: {context} is less than {most}: the prompt, and the tokens of all rounds")
+            raise ValueError(f"context: expected at least {most} for the prompt and all rounds, got {context}")
         if against and Against.LLAMA_CPP in against and (llama_bench is None or gguf is None):
             raise ValueError("--against llama.cpp needs --llama-bench and --gguf")
         for one in set(against or []) - {Against.LLAMA_CPP}:
@@ -83,7 +85,7 @@ def bench(
         speeds: dict[str, list[float]] = {}
         fractions: dict[str, list[float]] = {}
         for number in lanes:
-            ours = Ours(lm, number, prompt)
+            ours = EngineSide(lm, number, prompt)
             sides: list[Side] = [ours, *_others(against or [], lm, number, prompt, context, llama_bench, gguf)]
             timings = in_turns(sides, lambda side: statistics.median(side.decode(tokens)), rounds)
             floor = floor_seconds(traffic, limits, number, prompt + tokens)
@@ -91,7 +93,7 @@ def bench(
             for timing in timings:
                 speeds.setdefault(timing.name, []).append(number / timing.seconds)
                 fractions.setdefault(timing.name, []).append(floor / timing.seconds)
-            narrow = ", head by a narrow copy" if number in traffic.unread else ""
+            narrow = ", int8 head" if number in traffic.unread else ""
             title = f"\n{number} lanes{narrow}: floor {floor * 1e3:.2f} ms, host {host * 1e3:.2f} ms per step"
             _print_rows(console, title, timings, number, "decode", floor)
             if prefill:
@@ -110,14 +112,14 @@ def _others(
     for one in against:
         if one is Against.LLAMA_CPP:
             assert program is not None and gguf is not None
-            sides.append(LlamaCpp(program, gguf, lanes, prompt))
+            sides.append(LlamaCppSide(program, gguf, lanes, prompt))
         else:
-            sides.append(Transformers(lm.path, one.value.partition("-")[2], lanes, prompt, context))
+            sides.append(TransformersSide(lm.path, one.value.partition("-")[2], lanes, prompt, context))
     return sides
 
 
-def _measure_texts(console: Console, sides: list[Side], ours: Ours, lanes: int, tokens: int, rounds: int) -> None:
-    """Reading prompts, and scoring texts: the peers' time for reading stands beside both."""
+def _measure_texts(console: Console, sides: list[Side], ours: EngineSide, lanes: int, tokens: int, rounds: int) -> None:
+    """Measure prefill and scoring; other engines' prefill time is shown beside both."""
 
     def turns(measure: Callable[[], float]) -> list[Timing]:
         return in_turns(sides, lambda side: measure() if side is ours else side.prefill(tokens), rounds)
@@ -156,7 +158,7 @@ def _print_rows(
     console.print(table)
 
 
-def _print_profiles(console: Console, ours: Ours, tokens: int, prefill: int) -> None:
+def _print_profiles(console: Console, ours: EngineSide, tokens: int, prefill: int) -> None:
     profiles = {"a step": profile(ours.program, lambda: sum(ours.decode(tokens)), tokens)}
     if prefill:
         profiles["prefill"] = profile(ours.reading, lambda: ours.prefill(prefill), 1)

@@ -11,13 +11,13 @@ from rich.text import Text
 from hybridlm.cli.options import Debug, console_for_table, reported
 from hybridlm.prefix_cache.budget import to_bytes
 from hybridlm.programs.compilation_cache import STEPS, cache_of
-from ir_passes import ExecutableStore
+from ir_passes.compile.executable_store import ExecutableStore
 
 cache = typer.Typer(no_args_is_help=True, help="List or delete compiled steps that are kept between processes.")
 
 Folder = Annotated[
     Path | None,
-    typer.Option("--folder", help="The `compilation_cache` of `hybridlm.load`.", show_default="the default"),
+    typer.Option("--folder", help="The `compilation_cache` of `load`.", show_default="the default"),
 ]
 
 

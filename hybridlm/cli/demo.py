@@ -1,4 +1,4 @@
-"""`hybridlm demo`: the embedded model answers eight stories in one batch, and each of them alone."""
+"""`hybridlm demo`: the embedded model answers eight stories in one batch and one by one."""
 
 import time
 from collections.abc import Sequence
@@ -17,24 +17,24 @@ from hybridlm.loading import load
 from hybridlm.requests.results import Completion
 
 STORIES = 8
-RIGHT = 7
-"""So many right answers at least; the model knows at least 97 of 100 (README)."""
+MIN_RIGHT = 7
+"""Least number of right answers; the model answers at least 97 of 100 (README)."""
 MAX_TOKENS = 24
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What the model said, and the seconds that it took without compilation."""
+    """Answers of the model, and the seconds that they took without compilation."""
 
     completions: list[Completion]
     seconds: float
 
     def speed(self, name: str) -> str:
         prompt = sum(len(completion.prompt_token_ids) for completion in self.completions)
-        drawn = sum(len(completion.token_ids) for completion in self.completions)
+        sampled = sum(len(completion.token_ids) for completion in self.completions)
         return (
-            f"{name}: {prompt} tokens read, {drawn} generated in {self.seconds:.2f} s "
-            f"({(prompt + drawn) / self.seconds:,.0f} tokens/s, {drawn / self.seconds:,.0f} of them generated)"
+            f"{name}: {prompt} tokens read, {sampled} generated in {self.seconds:.2f} s "
+            f"({(prompt + sampled) / self.seconds:,.0f} tokens/s, {sampled / self.seconds:,.0f} of them generated)"
         )
 
 
@@ -42,9 +42,9 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, max=10**8, help="Other stories, which training never used either.")] = 0,
     debug: Debug = False,
 ) -> None:
-    """Answer eight stories in one batch, and each of them alone; they have to be equal.
+    """Answer eight stories in one batch and one by one, and compare the answers.
 
-    Each question can be answered from its own story only: a sequence that leaked into another one would show up as a
+    Each question can be answered from its own story only, so a sequence that leaked into another one would show up as a
     wrong name. Needs no network. The exit status is 1 if an answer in the batch differs from the one alone, or if fewer
     than seven are right.
     """
@@ -66,8 +66,8 @@ def demo(
             typer.echo(f"error: {different} of {STORIES} answers differ between the batch and alone", err=True)
             raise typer.Exit(1)
         console.print(Text(f"all {STORIES} answers are equal, token by token"))
-        if min(rights) < RIGHT:
-            expected = f"expected at least {RIGHT}: on this machine the model does not compute what it has learned"
+        if min(rights) < MIN_RIGHT:
+            expected = f"expected at least {MIN_RIGHT}: on this machine the model does not compute what it has learned"
             typer.echo(f"error: {min(rights)} of {STORIES} answers are right, {expected}", err=True)
             raise typer.Exit(1)
 

@@ -17,19 +17,19 @@ from hybridlm.loading import load
 
 def evaluate(
     model: Model,
-    tasks: Annotated[list[str], typer.Option("--tasks", "-t", help="Names, with commas between them; repeatable.")],
-    include_path: Annotated[Path | None, typer.Option(help="A folder with tasks of your own.")] = None,
+    tasks: Annotated[list[str], typer.Option("--tasks", "-t", help="Names, separated by commas; repeatable.")],
+    include_path: Annotated[Path | None, typer.Option(help="A folder with your own tasks.")] = None,
     num_fewshot: Annotated[
         int | None, typer.Option(min=0, help="Examples before each question.", show_default="the task's")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many documents of each task: for trying.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most documents per task, for a trial run.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the checkpoint's chat template.")] = False,
-    system: Annotated[str | None, typer.Option(help="What the system says in a chat.")] = None,
-    seed: Annotated[int, typer.Option(help="Of tasks that sample.")] = 0,
+    system: Annotated[str | None, typer.Option(help="System message of a chat.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of tasks that sample.")] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write results, settings and versions as JSON.")
     ] = None,
-    samples: Annotated[bool, typer.Option("--samples", help="With --output: every document and answer, too.")] = False,
+    samples: Annotated[bool, typer.Option("--samples", help="With --output: also every document and answer.")] = False,
     lanes: Lanes = 8,
     context: Context = None,
     dtype: Dtype = None,

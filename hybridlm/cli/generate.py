@@ -19,18 +19,20 @@ from hybridlm.cli.options import (
     OnMesh,
     Tune,
     reported,
+    setting,
 )
 from hybridlm.devices.mesh import read_mesh
-from hybridlm.drafting.drafters import DRAFT_TOKENS
+from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS
 from hybridlm.files.json_lines import Id, dump, finite, numbered_lines, parse_object, read_id, read_item
 from hybridlm.lm import LM
 from hybridlm.loading import load
 from hybridlm.requests.results import Completion
+from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.session import Event
 
 
-class Prompt(NamedTuple):
-    """A text or token ids, and what names it in the output."""
+class NamedPrompt(NamedTuple):
+    """A text or token ids, and its id in the output."""
 
     id: Id
     item: str | list[Any]
@@ -40,25 +42,23 @@ def generate(
     model: Model,
     prompts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PROMPT", help="Without any, lines of --file or of standard input."),
+        typer.Argument(metavar="PROMPT", help="Default: the lines of --file or of standard input."),
     ] = None,
     file: Annotated[
         Path | None,
         typer.Option(help='A prompt per line; in a .jsonl file an object with "prompt", "text" or "token_ids".'),
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's message: apply the template.")] = False,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens drawn for a prompt.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw from the k most likely tokens; 0 for all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the smallest set of this probability.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Draw from tokens at least this likely, relative to the first.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same tokens.")] = 0,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template: each prompt is a message.")] = False,
+    max_tokens: Annotated[int, setting("max_tokens")] = SamplingParams.max_tokens,
+    temperature: Annotated[float, setting("temperature")] = SamplingParams.temperature,
+    top_k: Annotated[int, setting("top_k")] = SamplingParams.top_k,
+    top_p: Annotated[float, setting("top_p")] = SamplingParams.top_p,
+    min_p: Annotated[float, setting("min_p")] = SamplingParams.min_p,
+    seed: Annotated[int, setting("seed")] = SamplingParams.seed,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends a completion; repeatable.")] = None,
     stop_id: Annotated[list[int] | None, typer.Option(help="A token id that ends a completion; repeatable.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end tokens.")] = False,
-    logprobs: Annotated[
-        int | None, typer.Option(help="With --json: log-probabilities, and of this many most likely tokens.")
-    ] = None,
+    ignore_eos: Annotated[bool, setting("ignore_eos", "--ignore-eos")] = SamplingParams.ignore_eos,
+    logprobs: Annotated[int | None, setting("logprobs", note="With --json.")] = SamplingParams.logprobs,
     n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="A JSON object per completion.")] = False,
     lanes: Lanes = 8,
@@ -66,15 +66,15 @@ def generate(
     dtype: Dtype = None,
     chunk: Chunk = None,
     speculate: Drafting = None,
-    draft_tokens: DraftTokens = DRAFT_TOKENS,
+    draft_tokens: DraftTokens = DEFAULT_DRAFT_TOKENS,
     prefix_cache: Annotated[
-        str | None, typer.Option(help='Keep states of prompts for those that begin alike, in so many bytes: "512MB".')
+        str | None, typer.Option(help='Memory for the states of common prefixes (radix cache), such as "512MB".')
     ] = None,
     mesh: OnMesh = None,
     tune: Tune = False,
     debug: Debug = False,
 ) -> None:
-    """Continue prompts. A single one is printed as it is generated, several in the order of the input.
+    """Continue prompts. A single completion is streamed, several are printed in the order of the input.
 
     A checkpoint without a tokenizer takes token ids from a .jsonl file and prints token ids.
     """
@@ -99,15 +99,17 @@ def generate(
         items = [_chat_ids(lm, prompt.item) if chat else prompt.item for prompt in given]
         events = lm.stream(
             items,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
-            stop=[*(stop or ()), *(stop_id or ())],
-            ignore_eos=ignore_eos,
-            logprobs=logprobs,
+            SamplingParams(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                seed=seed,
+                stop=[*(stop or ()), *(stop_id or ())],
+                ignore_eos=ignore_eos,
+                logprobs=logprobs,
+            ),
             n=n,
         )
         if json:
@@ -121,11 +123,11 @@ def generate(
                 _write(f"==> {name} <==\n{_shown(completion)}\n")
 
 
-def _read_prompts(arguments: list[str], file: Path | None) -> list[Prompt]:
+def _read_prompts(arguments: list[str], file: Path | None) -> list[NamedPrompt]:
     if arguments and file is not None:
         raise typer.BadParameter("give prompts as arguments or in a file, not both", param_hint="--file")
     if arguments:
-        return [Prompt(None, argument) for argument in arguments]
+        return [NamedPrompt(None, argument) for argument in arguments]
     if file is not None:
         with file.open("rb") as source:
             return _read_lines(source, str(file), file.suffix.lower() == ".jsonl")
@@ -134,7 +136,7 @@ def _read_prompts(arguments: list[str], file: Path | None) -> list[Prompt]:
     return _read_lines(sys.stdin.buffer, "standard input", False)
 
 
-def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[Prompt]:
+def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[NamedPrompt]:
     prompts, faults = [], []
     for number, line in numbered_lines(source):
         try:
@@ -148,15 +150,15 @@ def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[Prompt]
     return prompts
 
 
-def _read_json(line: bytes) -> Prompt:
+def _read_json(line: bytes) -> NamedPrompt:
     value = parse_object(line)
-    return Prompt(read_id(value), read_item(value, ("prompt", "text"))[1])
+    return NamedPrompt(read_id(value), read_item(value, ("prompt", "text"))[1])
 
 
-def _read_text(line: bytes) -> Prompt:
+def _read_text(line: bytes) -> NamedPrompt:
     if not line:
         raise ValueError("expected a prompt, the line is blank")
-    return Prompt(None, line.decode())
+    return NamedPrompt(None, line.decode())
 
 
 def _chat_ids(lm: LM, message: str | list[Any]) -> list[int]:
@@ -168,7 +170,7 @@ def _chat_ids(lm: LM, message: str | list[Any]) -> list[int]:
 
 
 def _in_order(events: Iterator[Event]) -> Iterator[tuple[int, Completion]]:
-    """Completions in the order of the requests, each as soon as those before it are there."""
+    """Yield completions in the order of the requests, each as soon as those before it are finished."""
     ready: dict[int, Completion] = {}
     following = 0
     for event in events:
@@ -180,7 +182,7 @@ def _in_order(events: Iterator[Event]) -> Iterator[tuple[int, Completion]]:
 
 
 def _stream(events: Iterator[Event], text: bool) -> None:
-    """Print text, or token ids where there is none, as it is generated; what an interruption leaves is a whole line."""
+    """Print text, or token ids without a tokenizer, as it is generated; end the line also after an interruption."""
     separator = ""
     try:
         for event in events:
@@ -197,7 +199,7 @@ def _shown(completion: Completion) -> str:
     return " ".join(map(str, completion.token_ids)) if completion.text is None else completion.text
 
 
-def _row(given: list[Prompt], n: int, index: int, completion: Completion) -> dict[str, Any]:
+def _row(given: list[NamedPrompt], n: int, index: int, completion: Completion) -> dict[str, Any]:
     tops = completion.top_logprobs
     return {
         "prompt": index // n,

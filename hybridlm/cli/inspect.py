@@ -1,4 +1,4 @@
-"""`hybridlm inspect`: one step of a model in words, or as a page."""
+"""`hybridlm inspect`: report on one step of a model, as text or as an HTML page."""
 
 import warnings
 from enum import StrEnum
@@ -16,12 +16,13 @@ from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.loading import load
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.operands import Batch, Feed
-from ir_passes import CertificationWarning, measured_dependence
+from ir_passes import CertificationWarning
 from ir_passes.compile.inspect_page import inspect_page
+from ir_passes.measure.dependence import measured_dependence
 
 
-class Which(StrEnum):
-    """A step of the largest number of lanes."""
+class StepKind(StrEnum):
+    """A step at the largest number of lanes."""
 
     DECODE = "decode"
     PROMPT = "prompt"
@@ -30,23 +31,24 @@ class Which(StrEnum):
 
 def inspect(
     model: Model,
-    html: Annotated[Path | None, typer.Option(help="Write one page without anything from outside.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page.")] = None,
     step: Annotated[
-        Which, typer.Option(help="One token at a time, prompts in chunks, or scoring in chunks.")
-    ] = Which.DECODE,
+        StepKind, typer.Option(help="One token at a time, prompts in chunks, or scoring in chunks.")
+    ] = StepKind.DECODE,
     lanes: Lanes = 8,
     context: Context = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
     measure: Annotated[
-        bool, typer.Option(help="For the page: run the step once for each lane, changed, and see who else changes.")
+        bool,
+        typer.Option(help="For --html: run the step once per lane with its input changed, to see what depends on it."),
     ] = True,
     debug: Debug = False,
 ) -> None:
-    """Show what is proved and audited of one step, its scratch by lane, its pools and their copies.
+    """Show what is proved and audited about one step, its scratch by lane, its pools and their copies.
 
-    A step with faults is shown too, with the faults. In words the state of one sequence comes first, as a formula for
-    every array that a layer keeps.
+    A step with faults is shown with the faults. The text begins with the state of one sequence: a formula for the size
+    of every array of a layer.
     """
     with reported(debug):
         if html is not None:
@@ -67,16 +69,16 @@ def inspect(
         typer.echo(f"{html}: {title}, {compiled.certificate.state}")
 
 
-def _shape(engine: Engine, which: Which) -> Shape:
-    if which is Which.SCORE:
-        return Shape("score", engine.staging, engine.chunk, 0)
-    if which is Which.PROMPT:
-        return Shape("generate", engine.staging, engine.chunk)
+def _shape(engine: Engine, which: StepKind) -> Shape:
+    if which is StepKind.SCORE:
+        return Shape("score", engine.prefill_rows, engine.chunk, 0)
+    if which is StepKind.PROMPT:
+        return Shape("generate", engine.prefill_rows, engine.chunk)
     return Shape("generate", engine.lanes, 1)
 
 
 def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
-    """Arguments of a step whose lanes all go on from rows of their own; a chunk has one token less than it might."""
+    """Return arguments of a step whose lanes continue rows of their own; a chunk has one token less than it could."""
     params, rows, _, _, _, _, *rest = engine.example_arguments(shape)
     rng = np.random.default_rng(0)
 

@@ -1,4 +1,4 @@
-"""`hybridlm launch`: a command in several processes that run one model together."""
+"""`hybridlm launch`: run a command in a group of processes that share one model."""
 
 import sys
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from hybridlm.cli.options import Debug, reported
 from hybridlm.multiprocess import environment
 from hybridlm.multiprocess.joining import join
-from hybridlm.multiprocess.launch import Failed
+from hybridlm.multiprocess.launch import LaunchError
 from hybridlm.multiprocess.launch import launch as start
 
 COMMANDS = ("generate", "score")
@@ -17,14 +17,14 @@ COMMANDS = ("generate", "score")
 def launch(
     context: typer.Context,
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND", help="generate or score with its arguments, behind --.")
+        list[str], typer.Argument(metavar="-- COMMAND", help="generate or score with its arguments, after --.")
     ],
     processes: Annotated[
         int | None,
         typer.Option(
             "--processes",
             "-n",
-            help="Start so many processes on this machine. Without it this is one that a launcher has started: SLURM, "
+            help="Processes to start on this machine. Default: this is a process of a launcher such as SLURM, "
             "Open MPI, or any that sets JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.",
         ),
     ] = None,
@@ -33,30 +33,30 @@ def launch(
     ] = None,
     timeout: Annotated[
         float,
-        typer.Option(help="Seconds after which a process that has died or does not answer has ended all, at most 60."),
-    ] = environment.MOST_SECONDS,
+        typer.Option(help="Seconds within which all processes end if one dies or stops responding, at most 60."),
+    ] = environment.MAX_TIMEOUT,
     debug: Debug = False,
 ) -> None:
     """Run a command in several processes, over all their devices: `hybridlm launch -n 4 -- score ...`.
 
-    Process 0 reads and writes, the others compute what it tells them. Without --mesh lanes are split over all devices.
+    Process 0 reads and writes, the others run a worker loop. Without --mesh lanes are split over all devices.
     """
     with reported(debug):
         if command[0] not in COMMANDS:
-            raise ValueError(f"launch: expected one of {', '.join(COMMANDS)} behind --, got {command[0]!r}")
+            raise ValueError(f"launch: expected one of {', '.join(COMMANDS)} after --, got {command[0]!r}")
         environment.check_timeout(timeout)
         if processes is None:
             join(timeout, devices)
             assert context.parent is not None
             status = context.parent.command.main(command, prog_name="hybridlm", standalone_mode=False)
-            if status == environment.LOST:
-                environment.leave()
+            if status == environment.EXIT_PEER_LOST:
+                environment.exit_peer_lost()
             raise typer.Exit(status or 0)
         if processes < 1:
             raise ValueError(f"launch: expected at least one process, got {processes}")
         own = [f"--timeout={timeout:g}", *([] if devices is None else [f"--devices={devices}"])]
         try:
             start([sys.executable, "-m", "hybridlm", "launch", *own, "--", *command], processes, timeout)
-        except Failed as error:
+        except LaunchError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(error.status) from None

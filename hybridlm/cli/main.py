@@ -16,7 +16,7 @@ from hybridlm.cli.score import score
 from hybridlm.cli.verify import verify
 from hybridlm.version import __version__
 
-# Plain texts: they read the same in a log, and brackets in a message are no markup.
+# No markup: messages read the same in a log and may contain brackets.
 app = typer.Typer(name="hybridlm", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command()(demo)
 app.command()(generate)

@@ -1,6 +1,8 @@
-"""What the commands share: options of `load`, and errors as one message instead of a traceback."""
+"""Options of `load` and of sampling for all commands, and errors as one message instead of a traceback."""
 
+import inspect
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -12,7 +14,8 @@ import typer
 from rich.console import Console
 
 from hybridlm.errors import MissingExtra, NumericalError
-from hybridlm.multiprocess.environment import LOST, Disagreement, ProcessLost
+from hybridlm.multiprocess.environment import EXIT_PEER_LOST, Disagreement, ProcessLost
+from hybridlm.requests.sampling_params import SamplingParams
 from ir_passes import AuditError
 
 EXPECTED = (
@@ -26,11 +29,11 @@ EXPECTED = (
     ProcessLost,
     Disagreement,
 )
-"""What wrong input, a full disk or device, or a program that fails its audit raises. Anything else is a bug of ours and
-keeps its traceback."""
+"""Errors of wrong input, a full disk or device, or a program that fails its audit. Any other is a bug and keeps its
+traceback."""
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Checkpoint directory, or the id of a model on the Hub.")]
-Lanes = Annotated[int, typer.Option(help="Most sequences computed at the same time.")]
+Lanes = Annotated[int, typer.Option(help="Most sequences in one batch (continuous batching).")]
 Context = Annotated[
     int | None, typer.Option(help="Most tokens of a sequence.", show_default="4096, or the model's if less")
 ]
@@ -38,17 +41,17 @@ Dtype = Annotated[
     str | None, typer.Option(help="bfloat16, float16 or float32.", show_default="the checkpoint's", metavar="NAME")
 ]
 Chunk = Annotated[
-    int | None, typer.Option(help="Tokens of a text that one step consumes.", show_default="128, or the context")
+    int | None, typer.Option(help="Tokens per sequence in a prefill step.", show_default="128, or the context")
 ]
 Drafting = Annotated[
     str | None,
     typer.Option(
         "--speculate",
-        help='"ngram" drafts what followed the last tokens before, "mtp" asks the model\'s own head.',
+        help='Speculative decoding: "ngram" drafts from repeated text, "mtp" from the multi-token-prediction head.',
         metavar="NAME",
     ),
 ]
-DraftTokens = Annotated[int, typer.Option("--draft-tokens", help="Most drafts of a sequence in a step.")]
+DraftTokens = Annotated[int, typer.Option("--draft-tokens", help="Most draft tokens of a sequence in a step.")]
 OnMesh = Annotated[
     str | None,
     typer.Option(
@@ -62,12 +65,26 @@ Tune = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
+def setting(name: str, *flags: str, note: str = "") -> Any:
+    """Return the option of a field of `SamplingParams`; its help is what the class says of the field.
+
+    Args:
+        name: of the field.
+        flags: spellings of the option; by default made of the name.
+        note: follows the help.
+    """
+    docstring = inspect.getdoc(SamplingParams) or ""  # None under python -OO
+    said = re.search(rf"^ +{name}: (.*?)(?=^ +\w+: |\Z)", docstring, re.DOTALL | re.MULTILINE)
+    text = " ".join(said[1].split()) if said else ""
+    return typer.Option(*flags, help=f"{text[:1].upper()}{text[1:]} {note}".strip())
+
+
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
-    """Turn what a command raises into a message on standard error and an exit status.
+    """Turn the exceptions of a command into a message on standard error and an exit status.
 
-    1 for errors, 70 where other processes are at fault, 130 after Ctrl-C, 141 when the reader of standard output has
-    gone (as a shell reports both signals).
+    The status is 1 for errors, 70 if another process failed, 130 after Ctrl-C, and 141 if the reader of standard output
+    closed it (as a shell reports both signals).
     """
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
@@ -79,18 +96,18 @@ def reported(debug: bool) -> Iterator[None]:
                 typer.echo(note, err=True)
             raise typer.Exit(130) from None
         except BrokenPipeError:
-            # What is still buffered would fail once more when the interpreter ends.
+            # Buffered output would raise again when the interpreter exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from None
         except EXPECTED as error:
             if debug:
                 raise
             typer.echo(f"error: {'; '.join([_message(error), *_notes(error)])}", err=True)
-            raise typer.Exit(LOST if isinstance(error, ProcessLost | Disagreement) else 1) from None
+            raise typer.Exit(EXIT_PEER_LOST if isinstance(error, ProcessLost | Disagreement) else 1) from None
 
 
 def console_for_table() -> Console:
-    """A console as wide as the terminal; in a file or a pipe as wide as a table needs."""
+    """Return a console as wide as the terminal, or as a table needs in a file or a pipe."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
@@ -101,7 +118,7 @@ def _message(error: Exception) -> str:
 
 
 def _notes(error: BaseException) -> list[str]:
-    """What was added to an error where it passed; JAX's notes have several lines, on tracebacks that are not shown."""
+    """Return the notes on an error, without JAX's of several lines, which concern tracebacks."""
     return [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
 
 

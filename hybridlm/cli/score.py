@@ -9,7 +9,7 @@ import typer
 from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, reported
 from hybridlm.devices.mesh import read_mesh
 from hybridlm.loading import load
-from hybridlm.score_files.score_file import WINDOW
+from hybridlm.score_files.score_file import DEFAULT_WINDOW
 
 
 def score(
@@ -17,7 +17,7 @@ def score(
     input: Annotated[
         Path,
         typer.Argument(
-            metavar="INPUT", help='.jsonl or .parquet: {"id", "text"} or {"id", "token_ids"} in every line or row.'
+            metavar="INPUT", help='.jsonl or .parquet with {"id", "text"} or {"id", "token_ids"} in every line or row.'
         ),
     ],
     output: Annotated[
@@ -29,13 +29,13 @@ def score(
         ),
     ],
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be scored.")] = False,
-    window: Annotated[int, typer.Option(help="Most rows scored together and kept as a part.")] = WINDOW,
+    window: Annotated[int, typer.Option(help="Most rows scored together and kept as a part.")] = DEFAULT_WINDOW,
     shard: Annotated[
         str | None,
-        typer.Option(metavar="I/N", help="Only share I of N, from 0/N; to OUTPUT with the share in its name."),
+        typer.Option(metavar="I/N", help="Score shard I of N only, from 0/N; the name of OUTPUT gets the shard."),
     ] = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Delete the parts of a run that was interrupted, and begin again.")
+        bool, typer.Option("--restart", help="Delete the parts of an interrupted run and begin again.")
     ] = False,
     lanes: Lanes = 8,
     context: Context = None,
@@ -45,10 +45,10 @@ def score(
     tune: Tune = False,
     debug: Debug = False,
 ) -> None:
-    """Log-probability of every token of every text of a file.
+    """Write the log-probability of every token of every text of a file.
 
-    Interrupted and run again it continues: finished rows lie in OUTPUT.parts until all are done. A row that cannot be
-    scored has its id and "error" instead.
+    An interrupted run continues when it is run again: finished rows are in OUTPUT.parts until all are done. A row that
+    cannot be scored gets its id and "error" instead.
     """
     with reported(debug):
         lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh), tune=tune)
@@ -57,9 +57,9 @@ def score(
         start = time.perf_counter()
         report = lm.score_file(input, output, strict=strict, window=window, shard=shard, restart=restart)
         seconds = time.perf_counter() - start
-        kept = f"; {report.kept:,} rows were there from before" if report.kept else ""
+        kept = f"; {report.kept:,} rows were done by an earlier run" if report.kept else ""
         saved = lm.stats["prefix_tokens_saved"]
-        shared = f"; {saved:,} tokens were not computed again, for texts begin alike" if saved else ""
+        shared = f"; {saved:,} tokens of common prefixes were prefilled once" if saved else ""
         typer.echo(
             f"{report.output}: {report.texts:,} texts of {report.tokens:,} tokens in {seconds:.1f} s{kept}{shared} "
             f"(compilation included)",

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridlm.cli.options import Context, Debug, Dtype, OnMesh, Tune, console_for_table, reported
-from hybridlm.cli.verify_table import Cells, Compiled, Planned, Verified
+from hybridlm.cli.verify_report import Cells, CompiledReport, PlannedReport, VerifyReport
 from hybridlm.devices.mesh import abstract_mesh, read_mesh, read_sizes
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.engine import Engine
@@ -19,7 +19,7 @@ from hybridlm.loading import load
 from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
 from ir_passes import AuditError, IsolationError
 
-LANES = 8
+DEFAULT_LANES = 8
 
 
 def verify(
@@ -31,62 +31,62 @@ def verify(
         bool,
         typer.Option(
             "--abstract",
-            help="Prove and plan the steps of --config with weights that are shapes alone: no memory, nothing is "
-            "compiled or audited. Only the steps of all lanes, and 8 prompts at a time.",
+            help="Prove and plan the steps of --config by abstract interpretation, without weights; none is compiled "
+            "or audited. Only the steps of all lanes, with 8 prompts at a time.",
         ),
     ] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="Only the steps of all lanes, not those that few sequences run in.")
+        bool, typer.Option("--full", help="Only the steps of all lanes, not those of smaller buckets.")
     ] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show the equations around each fault, with what the proof knows of them.")
+        bool, typer.Option("--explain", help="Show the equations around each fault with their abstract values.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Write each certificate as JSON into this directory.")] = None,
     lanes: Annotated[
         int | None,
-        typer.Option(help="Most sequences computed at the same time.", show_default="8, or 64 with --abstract"),
+        typer.Option(help="Most sequences in one batch.", show_default="8, or 64 with --abstract"),
     ] = None,
     context: Context = None,
     dtype: Dtype = None,
     chunk: Annotated[
         int | None,
         typer.Option(
-            help="Tokens of a text that one step consumes.", show_default="128, or 256 with --abstract, or the context"
+            help="Tokens per sequence in a prefill step.", show_default="128, or 256 with --abstract, or the context"
         ),
     ] = None,
     mesh: OnMesh = None,
     tune: Tune = False,
     debug: Debug = False,
 ) -> None:
-    """Prove that no lane of any step reaches another, and audit what XLA makes of it.
+    """Prove that no lane of any step reaches another, and audit the program that XLA compiles.
 
-    Where a backend of XLA does not say where it places values, a step is proved and "not audited", which is no failure.
-    A row per step: generation while prompts are consumed, generation of one token at a time, verification of drafts,
-    and scoring. The exit status is 1 if one of them fails. "copies" are pool-sized ones, "checks" the time of proof,
-    rewrites and audit as a part of XLA's, in seconds. "plan" is the scratch that the step needs by our own plan, "state
-    of a row" what one sequence keeps. On a mesh all numbers are of one device, and "exchanges" counts the collectives
-    of a step; with --abstract the devices need not be there.
+    If a backend of XLA does not report its buffer assignment, a step is proved and "not audited", which is no failure.
+    There is a row per step: prefill, decoding, verification of drafts, and scoring. The exit status is 1 if one fails.
+    "copies" are those of pool size; "checks" is the time of proof, rewrites and audit as a fraction of XLA's compile
+    time in seconds. "plan" is the scratch that the step needs by hybridlm's own plan, "state of a row" the state of one
+    sequence. On a mesh all numbers are per device, and "exchanges" counts the collectives of a step; with --abstract
+    the devices need not exist.
     """
     with reported(debug):
-        engine, verified = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh, tune)
+        engine, report = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh, tune)
         console = console_for_table()
-        table, faults = Table(title=verified.title, title_justify="left", title_style=""), list[str]()
-        for heading in ("step", "lanes", "tokens", *verified.headings):
+        table, faults = Table(title=report.title, title_justify="left", title_style=""), list[str]()
+        for heading in ("step", "lanes", "tokens", *report.headings):
             table.add_column(heading, justify="left" if heading == "step" else "right")
         for shape in all_shapes(engine, full or abstract, drafts=True):
             with console.status(f"{shape}"):
-                cells, fault = _checked(verified, shape, explain)
+                cells, fault = _checked(report, shape, explain)
             table.add_row(*_place(shape), *cells)
             faults += fault
         console.print(table)
-        _print_statements(console, verified.found)
-        _print_exchanges(console, verified)
+        _print_statements(console, report.found)
+        _print_exchanges(console, report)
         if faults:
             for fault in faults:
                 typer.echo(f"\n{fault}", err=True)
             typer.echo(f"\nerror: {len(faults)} of {table.row_count} steps failed", err=True)
             raise typer.Exit(1)
-        console.print(Text(f"all {table.row_count} steps are {verified.summary}"))
+        console.print(Text(f"all {table.row_count} steps are {report.summary}"))
 
 
 def _subject(
@@ -100,8 +100,8 @@ def _subject(
     chunk: int | None,
     mesh: str | None,
     tune: bool,
-) -> tuple[Engine, Verified]:
-    """What is verified, and how; raises ValueError for options that contradict each other."""
+) -> tuple[Engine, VerifyReport]:
+    """Return the engine and the report of what is verified; ValueError for options that contradict each other."""
     if model is not None and config is not None:
         raise ValueError("--model and --config: expected one of them, got both")
     if not abstract:
@@ -109,9 +109,9 @@ def _subject(
             raise ValueError("--config: a config.json without its weights can only be verified with --abstract")
         if model is None:
             raise ValueError("expected --model, or --config with --abstract, got neither")
-        most = LANES if lanes is None else lanes
+        most = DEFAULT_LANES if lanes is None else lanes
         lm = load(model, lanes=most, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh), tune=tune)
-        return lm.engine, Compiled(lm.engine, out)
+        return lm.engine, CompiledReport(lm.engine, out)
     if config is None:
         got = "--model" if model is not None else "neither"
         raise ValueError(f"--abstract: expected --config, the path of a config.json, got {got}")
@@ -121,14 +121,14 @@ def _subject(
         raise ValueError("--out: a certificate is of a compiled step, and --abstract compiles none")
     devices = None if mesh is None else abstract_mesh(**read_sizes(mesh))
     engine = abstract_engine(config, lanes, context, dtype, chunk, devices)
-    return engine, Planned(engine)
+    return engine, PlannedReport(engine)
 
 
-def _checked(verified: Verified, shape: AnyShape, explain: bool) -> tuple[Cells, list[str]]:
-    """The cells of a step, and its fault if it has one."""
+def _checked(report: VerifyReport, shape: AnyShape, explain: bool) -> tuple[Cells, list[str]]:
+    """Return the cells of a step, and its fault if it has one."""
     no, yes = Text("NO", "bold red"), Text("yes", "green")
     try:
-        return verified.cells(shape), []
+        return report.cells(shape), []
     except IsolationError as error:
         return ("", no), [error.explain() if explain else _described(error)]
     except AuditError as error:
@@ -144,20 +144,20 @@ def _place(shape: AnyShape) -> tuple[str, str, str]:
 
 
 def _print_statements(console: Console, found: Iterable[Any]) -> None:
-    """What is known of the steps, each statement once."""
+    """Print each statement about the steps once."""
     every = list(found)
     for heading in ("proved", "audited", "not_audited", "assumed", "not_covered"):
         said = (getattr(one, heading, None) or () for one in every)
-        lines = dict.fromkeys(line for one in said for line in ((one,) if isinstance(one, str) else one))
+        lines = dict.fromkeys(str(line) for one in said for line in ((one,) if isinstance(one, str) else one))
         if lines:
             console.print(Text(f"\n{heading.replace('_', ' ')}:"))
         for line in lines:
             console.print(Text(f"  {line}"))
 
 
-def _print_exchanges(console: Console, verified: Verified) -> None:
-    """What devices exchange in each step, alike ones in one line."""
-    for name, lines in verified.exchanged.items():
+def _print_exchanges(console: Console, report: VerifyReport) -> None:
+    """Print what devices exchange in each step."""
+    for name, lines in report.exchanged.items():
         console.print(Text(f"\nexchanged by {name}:"))
         for line in lines or ("nothing",):
             console.print(Text(f"  {line}"))

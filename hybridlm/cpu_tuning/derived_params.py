@@ -1,4 +1,4 @@
-"""Parameters as tuned steps are given them: weights that know the variants of their products."""
+"""Parameters of tuned steps: weights with the chosen variants of their products."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, Int, UInt32
 
 from hybridlm.cpu_tuning.packed_u32 import packed_u32
-from hybridlm.cpu_tuning.variants import PACKED, Product, Variant, multiply, multiply_words
+from hybridlm.cpu_tuning.variants import PACKED, Product, Variant, multiply, multiply_packed_variant
 from models.layers.embedding import embedding_rows
 from models.ops.linear import LinearWeight, dot
 
@@ -21,8 +21,8 @@ class TunedWeight(LinearWeight):
 
     Attributes:
         array: the weight as it was loaded.
-        packed: its bytes as 32-bit words; None where no variant reads them.
-        variants: by number of rows; a product of another number has the default one.
+        packed: its bytes as packed uint32; None if no variant reads them.
+        variants: by number of rows; other products have the default variant.
     """
 
     array: Float[Array, "out in"]
@@ -39,8 +39,8 @@ class TunedWeight(LinearWeight):
             return dot(x, self.array)
         if variant not in PACKED:
             return multiply(x, self.array, variant)
-        assert self.packed is not None, f"the variant {variant!r} without packed words"
-        return multiply_words(x, self.packed, variant)
+        assert self.packed is not None, f"the variant {variant!r} has no packed weight"
+        return multiply_packed_variant(x, self.packed, variant)
 
     def take(self, ids: Int[Array, "*place"]) -> Float32[Array, "*place in"]:
         return embedding_rows(self.array, ids)
@@ -50,11 +50,11 @@ class TunedWeight(LinearWeight):
 
 
 def tuned_weight(param: Array, variants: Mapping[Product, Variant]) -> Array | TunedWeight:
-    """Return a parameter with its variants, or as it is where none differs from the default.
+    """Return a parameter with its variants, or unchanged if all are the default.
 
     Args:
         param: any parameter of a model.
-        variants: of products. Those that read packed words are left out where the bytes cannot be shared.
+        variants: variants by product. Those that read packed uint32 are left out if the bytes cannot be shared.
     """
     if param.ndim != 2:
         return param

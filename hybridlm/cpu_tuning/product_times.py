@@ -10,25 +10,25 @@ import jax
 import numpy as np
 
 from hybridlm.cpu_tuning.packed_u32 import packed_u32
-from hybridlm.cpu_tuning.variants import PACKED, Product, Variant, multiply, multiply_words
+from hybridlm.cpu_tuning.variants import PACKED, Product, Variant, multiply, multiply_packed_variant
 
 ROUNDS = 9
 READ_BYTES = 64 << 20
-"""Bytes of weights that a round reads, more than caches hold."""
+"""Bytes of weights that a round reads: more than the caches hold."""
 MAX_DIFFERENCE = 1e-3
-"""Between variants, as a part of the largest number: they add in different orders."""
+"""Maximum difference between variants, relative to the largest number: they add in different orders."""
 
 _log = logging.getLogger("hybridlm")
 
 
 def compiled_variants(product: Product) -> dict[Variant, jax.stages.Compiled]:
-    """Return the programs of a product, by variant; they take the rows in float32 and the weight, or its words."""
+    """Return the programs of a product, by variant; they take float32 rows, and the weight or its packed uint32."""
     rows = jax.ShapeDtypeStruct((product.rows, product.inputs), "float32")
     weight = jax.ShapeDtypeStruct((product.outputs, product.inputs), product.dtype)
-    words = jax.ShapeDtypeStruct((product.outputs, product.inputs // 2), "uint32")
+    packed = jax.ShapeDtypeStruct((product.outputs, product.inputs // 2), "uint32")
     found: dict[Variant, jax.stages.Compiled] = {}
     for variant in product.variants:
-        fn, given = (multiply_words, words) if variant in PACKED else (multiply, weight)
+        fn, given = (multiply_packed_variant, packed) if variant in PACKED else (multiply, weight)
         found[variant] = jax.jit(fn, static_argnums=2).lower(rows, given, variant).compile()
     return found
 
@@ -36,22 +36,22 @@ def compiled_variants(product: Product) -> dict[Variant, jax.stages.Compiled]:
 def seconds_of(
     product: Product, weights: Sequence[jax.Array], programs: Mapping[Variant, jax.stages.Compiled]
 ) -> dict[Variant, float]:
-    """Return the least time of a product in each variant, measured in turns over weights that no cache holds.
+    """Return the minimum time of a product in each variant, measured in turns over uncached weights.
 
     Args:
-        product: what the programs compute.
-        weights: some of this shape.
+        product: the product that the programs compute.
+        weights: some weights of this shape.
         programs: of `compiled_variants`.
 
     Returns:
-        By variants; those of packed words only where the bytes can be shared. A variant whose numbers are not those of
-        the product is left out, with a warning.
+        By variants; those of packed uint32 only if the bytes can be shared. A variant with wrong numbers is left out,
+            with a warning.
     """
     needed = max(1, math.ceil(READ_BYTES / weights[0].nbytes))
     several = [one if i < len(weights) else one.copy() for i, one in enumerate(islice(cycle(weights), needed))]
     rows = jax.random.normal(jax.random.key(0), (product.rows, product.inputs))
-    words = list(map(packed_u32, several)) if set(PACKED) & set(programs) else []
-    read: dict[Variant, Sequence[jax.Array | None]] = {one: words if one in PACKED else several for one in programs}
+    packed = list(map(packed_u32, several)) if set(PACKED) & set(programs) else []
+    read: dict[Variant, Sequence[jax.Array | None]] = {one: packed if one in PACKED else several for one in programs}
     shared: list[Variant] = [variant for variant in read if all(one is not None for one in read[variant])]
     expected = np.asarray(programs["rows x weight"](rows, several[0]))
     least: dict[Variant, float] = {
@@ -68,7 +68,7 @@ def seconds_of(
 
 
 def _agrees(product: Product, variant: Variant, result: jax.Array, expected: np.ndarray) -> bool:
-    """Return whether a variant has the numbers of the product."""
+    """Whether a variant gives the numbers of the product."""
     most = np.abs(expected[np.isfinite(expected)]).max(initial=0.0)
     differ = int(
         (~np.isclose(np.asarray(result), expected, rtol=0.0, atol=MAX_DIFFERENCE * most, equal_nan=True)).sum()

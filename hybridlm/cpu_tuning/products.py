@@ -1,4 +1,4 @@
-"""The fastest variant of each large matrix product on this machine, measured once and kept."""
+"""The fastest variant of each large matrix product on this machine, measured once and stored."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +13,9 @@ from hybridlm.devices.machine import cores
 from hybridlm.progress import counting_progress
 
 MIN_ELEMENTS = 1 << 17
-"""Elements of a weight from which on the variant of its product is worth measuring."""
+"""Minimum elements of a weight for its product to be measured."""
 MIN_SHARE = 0.005
-"""Of the bytes of all large weights: shapes that have less are not worth measuring either."""
+"""Minimum share of the bytes of all large weights for a shape to be measured."""
 MIN_GAIN = 1.05
 """Minimum speed-up over the default variant."""
 
@@ -44,12 +44,12 @@ def large_products(params: Iterable[jax.Array], rows: Iterable[int]) -> dict[Pro
 def chosen_variants(
     products: Mapping[Product, Sequence[jax.Array]], store: TimeStore, progress: bool | None = None
 ) -> dict[Product, Variant]:
-    """Return the fastest variants of products: by the times that are kept, or else are measured and kept.
+    """Return the fastest variants of products, by their stored times, or else measured and stored now.
 
     Args:
         products: with their weights.
-        store: of times.
-        progress: show a bar if anything is measured; None shows one where standard error is a terminal.
+        store: store of times.
+        progress: show a bar if anything is measured; None shows one if standard error is a terminal.
     """
     times = {product: store.find(product) for product in products}
     missing = [product for product, found in times.items() if found is None]
@@ -66,11 +66,11 @@ def chosen_variants(
 
 
 def fastest(product: Product, seconds: Mapping[Variant, float]) -> Variant:
-    """Return the variant of least time, or the default where that is about as fast."""
+    """Return the variant of minimum time, or the default if that is about as fast."""
     best, default = min(seconds, key=lambda variant: seconds[variant]), product.default
     return default if default in seconds and seconds[default] <= seconds[best] * MIN_GAIN else best
 
 
-def in_words(variants: Mapping[Product, Variant]) -> str:
-    """Return what is not as by default, for what the bits of results depend on."""
+def describe_variants(variants: Mapping[Product, Variant]) -> str:
+    """Describe the variants that differ from the default, as part of what the bits of results depend on."""
     return ", ".join(f"{one} as {form}" for one, form in sorted(variants.items()) if form != one.default) or "default"

@@ -1,18 +1,18 @@
 """Times of matrix products by variant: files beside the compiled steps, one for each product and machine.
 
-A file that cannot be read, or holds something else than it should, is as good as none: its product is measured anew.
+A file that cannot be read, or has unexpected content, is ignored: its product is measured again.
 """
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from hybridlm.cpu_tuning.variants import PACKED, Product, Variant
 from hybridlm.devices.machine import Machine
-from hybridlm.files.atomic import replacing
+from ir_passes.files.record import from_json, to_json
+from ir_passes.files.store import FileStore
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.record import MOST_CHARACTERS, RecordError, from_json, to_json
 
 VERSION = 7
 
@@ -21,11 +21,11 @@ _log = logging.getLogger("hybridlm")
 
 @dataclass(frozen=True)
 class Timed:
-    """The least time of a product in one variant.
+    """Minimum time of a product in one variant.
 
     Attributes:
         variant: its name.
-        milliseconds: of one product.
+        milliseconds: time of one product.
     """
 
     variant: str
@@ -34,13 +34,13 @@ class Timed:
 
 @dataclass(frozen=True)
 class Measured:
-    """A record of one product.
+    """Record of one product.
 
     Attributes:
-        version: of this record.
-        machine: where it was measured.
-        product: what was measured.
-        times: of every variant that was measured.
+        version: version of the format.
+        machine: machine of the measurement.
+        product: the product.
+        times: one per measured variant.
     """
 
     version: int
@@ -50,23 +50,20 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class TimeStore:
-    """A directory of measured products, which any number of processes may read and write.
+class TimeStore(FileStore):
+    """A directory of measured products, shared by any number of processes.
 
     Attributes:
-        directory: made when the first product is kept.
-        machine: the one whose times are found.
+        directory: created when the first product is stored.
+        machine: the machine whose times are found.
     """
 
-    directory: Path
     machine: Machine
 
     def find(self, product: Product) -> dict[Variant, float] | None:
-        """Return the seconds that are kept of each variant; None where none are."""
-        try:
-            with self._path(product).open("rb") as file:
-                kept = from_json(Measured, file.read(MOST_CHARACTERS + 1))
-        except (OSError, RecordError):
+        """Return the stored seconds of each variant; None if there are none."""
+        kept = self.read_record(self._name(product), partial(from_json, Measured))
+        if kept is None:
             return None
         can = product.variants
         found: dict[Variant, float] = {
@@ -80,22 +77,21 @@ class TimeStore:
         return found if same and whole else None
 
     def keep(self, product: Product, seconds: Mapping[Variant, float]) -> None:
-        """Write what was measured, or log why not; another process sees all of it or nothing.
+        """Store a measurement, or log why not; another process sees all of it or nothing.
 
         Args:
-            product: what was measured.
-            seconds: the least time of each variant.
+            product: the product.
+            seconds: minimum time of each variant.
         """
         times = tuple(Timed(variant, round(1e3 * one, 6)) for variant, one in seconds.items())
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            with replacing(self._path(product)) as file:
-                file.write(to_json(Measured(VERSION, self.machine, product, times)))
+            content = to_json(Measured(VERSION, self.machine, product, times))
+            self.write_file(self._name(product), content.encode())
         except OSError as error:
             _log.warning("the time of a product was not kept, the next process measures it again: %s", error)
 
     def announce(self, what: str) -> None:
-        """Say that something is about to be measured, and how to do without."""
+        """Log that a measurement is about to start, and how to avoid it."""
         _log.warning(
             "tune=True: measuring %s, which takes seconds; the times are kept in %s for later processes; load without "
             "tune=True (--tune) to measure nothing",
@@ -103,5 +99,5 @@ class TimeStore:
             self.directory,
         )
 
-    def _path(self, product: Product) -> Path:
-        return self.directory / f"{fingerprint((VERSION, self.machine, product))}.json"
+    def _name(self, product: Product) -> str:
+        return f"{fingerprint((VERSION, self.machine, product))}.json"

@@ -1,4 +1,4 @@
-"""Tuning of a loaded model: measure, choose, and put what was chosen among its parameters."""
+"""Tuning of a loaded model: measure, choose, and add the chosen variants to its parameters."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import jax
 
 from hybridlm.cpu_tuning.derived_params import TunedWeight, tuned_weight
 from hybridlm.cpu_tuning.int8_head_choice import chosen_int8_head
-from hybridlm.cpu_tuning.products import chosen_variants, in_words, large_products
+from hybridlm.cpu_tuning.products import chosen_variants, describe_variants, large_products
 from hybridlm.cpu_tuning.store import TimeStore
 from hybridlm.devices.machine import Machine
 from models.platform import platform
@@ -17,14 +17,13 @@ from models.platform import platform
 
 @dataclass(frozen=True)
 class Tuned:
-    """A model's parameters as tuned steps are given them.
+    """Parameters of tuned steps, and the choices.
 
     Attributes:
-        params: arrays, and weights that know the variants of their products; behind them the int8 head, if there is
-            one.
-        int8_head_lanes: numbers of lanes whose most likely tokens are drawn with it.
-        int8_head_bytes: what it holds besides the head.
-        choices: which variants differ from the default, in words.
+        params: arrays, and weights with variants of their products, followed by the int8 head, if there is one.
+        int8_head_lanes: numbers of lanes whose most likely tokens are found with it.
+        int8_head_bytes: bytes of its int8 copy.
+        choices: the variants that differ from the default, as text.
     """
 
     params: tuple[Any, ...]
@@ -39,14 +38,14 @@ class Tuned:
 
 
 def check_tune(folder: Path | None, mesh: object | None) -> None:
-    """Refuse what cannot be tuned.
+    """Check that the model can be tuned.
 
     Args:
-        folder: where times are kept; None where there is none.
+        folder: storage of the times; None if there is none.
         mesh: of `load`.
 
     Raises:
-        ValueError: with everything that is in the way.
+        ValueError: it cannot; lists all reasons.
     """
     faults: list[str] = []
     if platform() != "cpu":
@@ -68,21 +67,21 @@ def tune(
     room: int | None,
     progress: bool | None = None,
 ) -> Tuned:
-    """Choose the fastest variants for a model on this machine; what no earlier process has measured is measured.
+    """Choose the fastest variants for a model on this machine; products without stored times are measured.
 
     Args:
-        params: of the model, flat.
-        head: of the vocabulary; None where no int8 head may stand for it.
+        params: parameters of the model, flat.
+        head: weight of the vocabulary head; None if an int8 head is not allowed.
         rows: row counts of the products of its steps.
-        lanes: numbers of lanes of the steps that draw tokens alone.
-        folder: where the times are kept.
-        room: bytes that the int8 head may take; None for any number.
-        progress: show a bar if anything is measured; None shows one where standard error is a terminal.
+        lanes: numbers of lanes of the steps that sample tokens alone.
+        folder: storage of the times.
+        room: bytes available for the int8 head; None for any number.
+        progress: show a bar if anything is measured; None shows one if standard error is a terminal.
     """
     store = TimeStore(folder, Machine.here())
     variants = chosen_variants(large_products(params, rows), store, progress)
     tuned = tuple(tuned_weight(one, variants) for one in params)
     chosen = None if head is None else chosen_int8_head(head, lanes, store, room, progress)
     if chosen is None:
-        return Tuned(tuned, frozenset(), 0, in_words(variants))
-    return Tuned((*tuned, chosen.screen), chosen.lanes, chosen.bytes, in_words(variants))
+        return Tuned(tuned, frozenset(), 0, describe_variants(variants))
+    return Tuned((*tuned, chosen.int8_head), chosen.lanes, chosen.bytes, describe_variants(variants))

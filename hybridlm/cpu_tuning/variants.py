@@ -1,4 +1,4 @@
-"""Variants of a matrix product that can be chosen, and those that are possible for a product."""
+"""Variants of a matrix product, and those that are possible for a product."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,30 +7,30 @@ from jax import Array
 from jaxtyping import Float, Float32, UInt32
 
 from hybridlm.cpu_tuning.packed_u32 import SHARED_TERMS, VECTOR, groups_of_terms, multiply_packed
-from models.ops.linear import FEW_ROWS, dot
+from models.ops.linear import MAX_WEIGHT_FIRST_ROWS, dot
 
 MAX_TUNED_ROWS = 64
 """Row counts up to this many are tuned individually; products of more rows have their default variant."""
 MAX_PACKED_ROWS = 4
-"""Up to this many rows a variant that reads packed words can be the fastest."""
+"""Maximum row count for which a variant that reads packed uint32 can be the fastest."""
 MIN_TERMS = 16
-"""Terms per partial sum of a packed weight: with fewer, XLA recomputes the inputs in each sum."""
+"""Minimum terms per partial sum of a packed weight: with fewer, XLA recomputes the inputs in each sum."""
 
 Variant = Literal["rows x weight", "weight x rows", "packed, by row", "packed, for all rows", "int8 head"]
-"""Operand order of a library's product, or sums over packed words, which are unpacked for each row or once for all. The
-int8 head computes no product: it finds the highest output of each row, and is known by the dtype "int8"."""
+"""Operand order of a library matmul, or sums over packed uint32, which are unpacked for each row or once for all. The
+int8 head computes no product: it finds the highest output of each row, and has the dtype "int8"."""
 PACKED: tuple[Variant, ...] = ("packed, by row", "packed, for all rows")
 INT8_HEAD: Variant = "int8 head"
 
 
 @dataclass(frozen=True, order=True)
 class Product:
-    """A product of a narrow weight.
+    """A product with a weight of narrow dtype.
 
     Attributes:
-        rows: how many there are of the input.
+        rows: row count of the input.
         outputs, inputs: the dimensions of the weight.
-        dtype: of the weight.
+        dtype: dtype of the weight.
     """
 
     rows: int
@@ -45,8 +45,8 @@ class Product:
 
     @property
     def default(self) -> Variant:
-        """The variant that `models.ops.linear.dot` has by itself."""
-        return "weight x rows" if self.rows <= FEW_ROWS else "rows x weight"
+        """The variant of `models.ops.linear.dot` itself."""
+        return "weight x rows" if self.rows <= MAX_WEIGHT_FIRST_ROWS else "rows x weight"
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -73,8 +73,8 @@ def multiply(
     return dot(x, weight, weight_first=variant == "weight x rows")
 
 
-def multiply_words(
-    x: Float32[Array, "row in"], words: UInt32[Array, "out half"], variant: Variant
+def multiply_packed_variant(
+    x: Float32[Array, "row in"], packed: UInt32[Array, "out half"], variant: Variant
 ) -> Float32[Array, "row out"]:
-    """Return `x @ weight.T` in a variant that reads packed words."""
-    return multiply_packed(x, words, shared=variant == "packed, for all rows")
+    """Return `x @ weight.T` in a variant that reads packed uint32."""
+    return multiply_packed(x, packed, shared=variant == "packed, for all rows")

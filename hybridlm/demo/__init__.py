@@ -1,4 +1,4 @@
-"""The small model that ships with the package, and the stories it answers.
+"""The small model that ships with the package, and the stories that it answers questions about.
 
 The model is a real hybrid checkpoint (Gated DeltaNet and attention layers, Hugging Face layout). It was trained by
 `scripts/train_demo.py` to answer one question about a story, and the answer is in that story only: a sequence that
@@ -13,5 +13,5 @@ __all__ = ["UNSEEN", "Story", "path", "story"]
 
 
 def path() -> Path:
-    """The directory of the embedded checkpoint: config.json, model.safetensors and the tokenizer's files."""
+    """Return the directory of the embedded checkpoint: config.json, model.safetensors and the tokenizer's files."""
     return Path(__file__).parent / "model"

@@ -1,4 +1,4 @@
-"""A fault to inject on purpose: two lanes' states change places, as a wrong row number would do it."""
+"""Fault injection for the demo: the states of two lanes are swapped, as by a wrong row number."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,22 +17,22 @@ RECURRENT = "recurrent"
 
 @contextmanager
 def swapped_lanes(lm: "LM", recurrent_only: bool = False) -> Iterator[None]:
-    """Inside, each batch that `lm` decodes has the states of lanes 0 and 1, 2 and 3, ... swapped once.
+    """Swap the states of lanes 0 and 1, 2 and 3, ... once in each batch that `lm` decodes inside the context.
 
-    The swap comes after the step that consumes the first token drawn, prompts being done. Sequences keep their lanes,
-    tokens and positions; what the lanes remember is another sequence's. It is for batches that begin together: a
-    sequence that joins one later keeps what it has.
+    The swap comes after the step that consumes the first sampled token, when all prompts have been prefilled. Sequences
+    keep their lanes, tokens and positions, but the state of a lane is another sequence's. It is meant for batches that
+    begin together: a sequence that joins later keeps its state.
 
     Args:
         lm: a model with at least two lanes.
-        recurrent_only: leave convolution states and key/value caches where they are.
+        recurrent_only: leave convolution states and KV caches in place.
     """
 
     def swap(pools: "Rows", owners: list[Any]) -> "Rows":
-        if any(owner is not None and owner.drawn != 2 for owner in owners):
+        if any(owner is not None and owner.sampled != 2 for owner in owners):
             return pools
         order = np.arange(len(owners)) ^ 1
-        order = np.where(order < len(owners), order, np.arange(len(owners)))  # an odd lane out stays
+        order = np.where(order < len(owners), order, np.arange(len(owners)))  # the last of an odd number stays
 
         def rows(path: tuple[Any, ...], pool: jax.Array) -> jax.Array:
             kept = recurrent_only and getattr(path[-1], "name", None) != RECURRENT

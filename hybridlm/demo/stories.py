@@ -1,8 +1,8 @@
 """Short stories in plain English whose last question can be answered from the story alone.
 
-Names and things are drawn anew for every story, colours and nouns repeat within one, and nothing outside the story
-says who has what. Stories depend on the seed alone: only `random.Random.random` is used, the one method whose
-sequence Python promises to keep between versions.
+Names and things are random in every story, colours and nouns repeat within one, and nothing outside the story says who
+has what. Stories depend on the seed alone: only `random.Random.random` is used, whose sequence Python guarantees across
+versions.
 """
 
 import random
@@ -13,10 +13,10 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 UNSEEN = range(1_000_000_000, 2_000_000_000)
-"""Seeds that training never uses; `scripts/train_demo.py` draws its stories from the seeds below them."""
+"""Seeds that training never uses; `scripts/train_demo.py` uses smaller ones."""
 
 HOLDERS = 6
-"""People who have something, in a story of full size."""
+"""Number of people who have something, in a story of full size."""
 
 NAMES = (
     "Ada Ben Cara Dan Ella Finn Gus Hana Ida Jack Kim Leo Mia Ned Olga Paul "
@@ -63,7 +63,14 @@ _ASIDES = (
 
 @dataclass(frozen=True)
 class Story:
-    """One story. `holders` pairs every thing that somebody has with the one who has it, in the order of the telling."""
+    """One story.
+
+    Attributes:
+        text: the story.
+        question: about one thing.
+        answer: the name of the person who has it.
+        holders: (thing, name) of everything that somebody has, in the order of the text.
+    """
 
     text: str
     question: str
@@ -72,12 +79,12 @@ class Story:
 
     @property
     def prompt(self) -> str:
-        """What the model is given: the story and its question."""
+        """The input of the model: the story and its question."""
         return f"{self.text} {self.question}"
 
     @property
     def reply(self) -> str:
-        """What the model was trained to say next; the name comes last, after several decoded tokens."""
+        """The continuation that the model was trained on; the name comes last, after several tokens."""
         return reply_to(self.question, self.answer)
 
     def answered_by(self, text: str) -> bool:
@@ -91,35 +98,39 @@ def question_about(thing: str) -> str:
 
 
 def reply_to(question: str, name: str) -> str:
-    """The reply to a question of `question_about`; it begins with a space and goes directly after the question."""
+    """Return the reply to a question of `question_about`; it begins with a space and directly follows the question."""
     thing = question.removeprefix("Who has the ").removesuffix("?")
     return f" The {thing} is with {name}."
 
 
 def story(seed: int, holders: int = HOLDERS) -> Story:
-    """The story of a seed: the same text on every machine and every version of Python.
+    """Return the story of a seed: the same text on every machine and every version of Python.
 
-    `holders` is the number of people who have something (training begins with fewer). Raises
-    ValueError for a negative seed or for a number of holders outside 1 ... 16.
+    Args:
+        seed: at least 0.
+        holders: number of people who have something, 1 to 16; training begins with few.
+
+    Raises:
+        ValueError: a negative seed, or another number of holders.
     """
     if seed < 0:
         raise ValueError(f"story: seed must be 0 or more, got {seed}")
     if not 1 <= holders <= 16:
         raise ValueError(f"story: holders must be in 1 ... 16 (there are {len(NAMES)} names), got {holders}")
-    draw = _Draw(seed)
-    names = draw.some(NAMES, holders)
-    held, unheld = _things(draw, holders)
+    rng = _Random(seed)
+    names = rng.some(NAMES, holders)
+    held, unheld = _things(rng, holders)
     pairs = tuple(zip(held, names, strict=True))
-    sentences = _telling(draw, pairs)
-    for aside in draw.some(_ASIDES, 3):
-        name, other = draw.some(names, 1) + draw.some([name for name in NAMES if name not in names], 1)
-        told = aside.format(name=name, other=other, thing=draw.one(unheld))
-        sentences.insert(draw.below(len(sentences) + 1), told)
-    thing, answer = draw.one(pairs)
-    return Story(" ".join([draw.one(_OPENINGS), *sentences]), question_about(thing), answer, pairs)
+    sentences = _telling(rng, pairs)
+    for aside in rng.some(_ASIDES, 3):
+        name, other = rng.some(names, 1) + rng.some([name for name in NAMES if name not in names], 1)
+        sentence = aside.format(name=name, other=other, thing=rng.one(unheld))
+        sentences.insert(rng.below(len(sentences) + 1), sentence)
+    thing, answer = rng.one(pairs)
+    return Story(" ".join([rng.one(_OPENINGS), *sentences]), question_about(thing), answer, pairs)
 
 
-class _Draw:
+class _Random:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
@@ -134,21 +145,21 @@ class _Draw:
         return [rest.pop(self.below(len(rest))) for _ in range(count)]
 
 
-def _things(draw: _Draw, count: int) -> tuple[list[str], list[str]]:
-    """`count` things that are held and two that are not. Few colours and nouns, so that neither alone decides."""
-    colours = draw.some(COLOURS, 4)
-    nouns = draw.some(NOUNS, count)
-    things = draw.some([f"{colour} {noun}" for colour in colours for noun in nouns], count + 2)
+def _things(rng: _Random, count: int) -> tuple[list[str], list[str]]:
+    """Return `count` things that are held and two that are not. Few colours and nouns, so that neither is enough."""
+    colours = rng.some(COLOURS, 4)
+    nouns = rng.some(NOUNS, count)
+    things = rng.some([f"{colour} {noun}" for colour in colours for noun in nouns], count + 2)
     return things[:count], things[count:]
 
 
-def _telling(draw: _Draw, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Sentences that say who has what, one or two holders in each."""
+def _telling(rng: _Random, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Return sentences that say who has what, one or two holders in each."""
     sentences: list[str] = []
-    rest = [draw.one(_HOLDS).format(name=name, thing=thing) for thing, name in pairs]
+    rest = [rng.one(_HOLDS).format(name=name, thing=thing) for thing, name in pairs]
     while rest:
         clause = rest.pop(0)
-        if rest and draw.below(3) == 0:
-            clause += draw.one(_JOINS) + rest.pop(0)
+        if rest and rng.below(3) == 0:
+            clause += rng.one(_JOINS) + rest.pop(0)
         sentences.append(clause[0].upper() + clause[1:] + ".")
     return sentences

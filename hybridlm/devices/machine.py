@@ -1,4 +1,4 @@
-"""What this process computes on."""
+"""The machine that this process computes on."""
 
 import os
 import platform
@@ -8,19 +8,18 @@ from importlib import metadata
 import jax
 
 VECTORS = ("avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
-"""How the flags of vector instructions begin, of x86 and of ARM."""
+"""Prefixes of the CPU flags of vector instructions, on x86 and ARM."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What decides how fast a compiled program is.
+    """Everything that the speed of a compiled program depends on.
 
     Attributes:
         device, processor: their names.
-        instructions: what the processor has of instructions for several numbers at a time, which a virtual machine may
-            hide.
+        instructions: vector instructions of the processor, some of which a virtual machine may hide.
         cores: that this process may use.
-        jaxlib, flags: its version, and XLA_FLAGS.
+        jaxlib, flags: version of jaxlib, and XLA_FLAGS.
     """
 
     device: str
@@ -32,19 +31,19 @@ class Machine:
 
     @classmethod
     def here(cls) -> "Machine":
-        """The one that this process has."""
+        """Return the machine of this process."""
         device, flags = jax.devices()[0], " ".join(sorted(os.environ.get("XLA_FLAGS", "").split()))
         named = f"{device.platform} {device.device_kind}"
         return cls(named, *_processor(), cores(), metadata.version("jaxlib"), flags)
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> tuple[str, str]:
-    """The name of the CPU and its vector instructions, which Python knows of some systems only."""
+    """Return the name of the CPU and its vector instructions, as far as the system tells."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             lines = [line.partition(":") for line in file.read(1 << 16).splitlines()]

@@ -1,4 +1,4 @@
-"""Meshes of devices: which axes there are, what each of them splits, and which meshes a model can be loaded on."""
+"""Meshes of devices: data parallel over lanes, tensor parallel over heads and columns, expert parallel over experts."""
 
 import jax
 import numpy as np
@@ -8,20 +8,20 @@ from models.sharding.devices import EXPERT, MODEL
 
 DATA = "data"
 AXES = (DATA, MODEL, EXPERT)
-"""What is split over each: lanes with their rows; heads, columns and the vocabulary; experts."""
+"""Axes; they split lanes with their rows; heads, columns and the vocabulary; experts."""
 MORE_CPUS = (
-    "On CPUs as many virtual devices as you like: set XLA_FLAGS=--xla_force_host_platform_device_count=8 before jax is "
+    "CPUs can have any number of virtual devices: set XLA_FLAGS=--xla_force_host_platform_device_count=8 before jax is "
     'imported, or call jax.config.update("jax_num_cpu_devices", 8) before it is used.'
 )
 
 
 def mesh(data: int = 1, model: int = 1, expert: int = 1) -> Mesh:
-    """A mesh over the first `data * model * expert` devices, for `load(mesh=)`; docs/devices.md says which to choose.
+    """Return a mesh over the first `data * model * expert` devices, for `load(mesh=)`; see docs/devices.md.
 
     Args:
         data: devices over which lanes and their rows are split; they exchange nothing while they generate or score.
-        model: devices over which heads, columns of matrices and the vocabulary are split.
-        expert: devices over which experts are split.
+        model: devices over which heads, columns of matrices and the vocabulary are split (tensor parallel).
+        expert: devices over which experts are split (expert parallel).
 
     Raises:
         ValueError: a size is not a whole number of at least 1, or there are fewer devices.
@@ -38,7 +38,7 @@ def mesh(data: int = 1, model: int = 1, expert: int = 1) -> Mesh:
 
 
 def abstract_mesh(data: int = 1, model: int = 1, expert: int = 1) -> AbstractMesh:
-    """A mesh of devices that need not be there, for steps that are proved and planned and never run.
+    """Return a mesh of devices that need not exist, for steps that are proved and planned but never run.
 
     Raises:
         ValueError: a size is not a whole number of at least 1.
@@ -56,10 +56,10 @@ def _checked(data: int, model: int, expert: int) -> dict[str, int]:
 
 
 def with_all_axes(given: Mesh) -> Mesh:
-    """A user's mesh with all our axes in our order, those that it does not have of size 1.
+    """Return a user's mesh with all axes in the order of `AXES`; missing ones have size 1.
 
     Raises:
-        TypeError: it is no mesh of devices.
+        TypeError: it is not a mesh of devices.
         ValueError: it has other axes.
     """
     if not isinstance(given, Mesh):
@@ -76,10 +76,10 @@ def with_all_axes(given: Mesh) -> Mesh:
 
 
 def read_sizes(text: str) -> dict[str, int]:
-    """The axes that a command line names and their sizes: "data=2,model=2".
+    """Parse the axes and sizes on a command line: "data=2,model=2".
 
     Raises:
-        ValueError: it names none.
+        ValueError: another form, or an axis that does not exist or occurs twice.
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -93,12 +93,10 @@ def read_sizes(text: str) -> dict[str, int]:
 
 
 def read_mesh(text: str | None) -> Mesh | None:
-    """The mesh that a command line names; None where it names none.
-
-    Of several processes it is over all their devices then: each by itself would do all there is to do.
+    """Return the mesh that a command line names; without one None, or with several processes a mesh over all devices.
 
     Raises:
-        ValueError: it names none, or there are fewer devices.
+        ValueError: as `read_sizes`, or there are fewer devices.
     """
     if text is None:
         return mesh(data=jax.device_count()) if jax.process_count() > 1 else None

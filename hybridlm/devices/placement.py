@@ -1,4 +1,4 @@
-"""Where the arrays of steps lie: on one device, or over the axes of a mesh."""
+"""Placement of the arrays of steps: on one device, or sharded over the axes of a mesh."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from hybridlm.checkpoint import ParameterPath, Shards
 from hybridlm.devices.mesh import DATA, EXPERT, MODEL, with_all_axes
 from models import Weight
-from models.sharding.cut import Cut
 from models.sharding.devices import Devices
+from models.sharding.sharded_dim import ShardedDim
 
 
 @dataclass(frozen=True)
@@ -21,24 +21,24 @@ class Placement:
     """The devices of a model.
 
     Attributes:
-        mesh: with all axes of `hybridlm.devices.mesh`; None for JAX's default device. An abstract one has no devices:
-            steps are planned for it and nothing is put anywhere.
+        mesh: with all axes of `hybridlm.devices.mesh`; None for JAX's default device. An abstract mesh has no devices:
+            steps are planned for it, and no array is put on it.
     """
 
     mesh: Mesh | AbstractMesh | None = None
 
     def size(self, axis: str) -> int:
-        """Devices along an axis."""
+        """Return the number of devices along an axis."""
         return 1 if self.mesh is None else self.mesh.shape[axis]
 
     @property
     def data(self) -> int:
-        """Parts that lanes are split into: how many rows a pool has is a multiple of it."""
+        """Devices that lanes are split over (data parallel); the rows of a pool are a multiple of it."""
         return self.size(DATA)
 
     @property
     def several_processes(self) -> bool:
-        """Whether some of the devices are another process's."""
+        """Whether some of the devices belong to another process."""
         return isinstance(self.mesh, Mesh) and self.mesh.is_multi_process
 
     @property
@@ -48,7 +48,7 @@ class Placement:
 
     @property
     def local_devices(self) -> list[Any]:
-        """Those of this process."""
+        """Devices of this process."""
         if self.mesh is None:
             return jax.local_devices()[:1]
         assert isinstance(self.mesh, Mesh), "an abstract mesh has no devices"
@@ -56,20 +56,20 @@ class Placement:
 
     @property
     def devices(self) -> Devices:
-        """Those that share the parameters."""
+        """Devices that parameters are sharded over (tensor parallel and expert parallel)."""
         return Devices(self.size(MODEL), self.size(EXPERT))
 
     @property
     def rows_over(self) -> str | None:
-        """The axis that rows are split over; None where each device has all of them."""
+        """Axis that rows are split over; None if each device has all of them."""
         return DATA if self.data > 1 else None
 
-    def staging(self, lanes: int, most: int) -> int:
-        """Rows of the staging pool: at most so many and as many as lanes, but one on every device."""
+    def prefill_rows(self, lanes: int, most: int) -> int:
+        """Return the rows of the prefill pool: at most `most` and at most `lanes`, but at least one on every device."""
         return min(lanes, -(-most // self.data) * self.data)
 
     def over(self, *dimensions: str | None) -> NamedSharding | None:
-        """An array whose dimensions are split over these axes, None for a whole one; on one device nothing is said."""
+        """Return the sharding of dimensions over these axes, None for a whole dimension; None on one device."""
         if self.mesh is None:
             return None
         split = [axis if axis is not None and self.mesh.shape[axis] > 1 else None for axis in dimensions]
@@ -78,29 +78,29 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(*split))
 
     def dimensions(self, array: Any) -> list[str | None]:
-        """For each dimension of an array that lies on these devices, the axis that it is split over, or None."""
+        """Return for each dimension of an array on these devices the axis that it is split over, or None."""
         split = [] if self.mesh is None else list(array.sharding.spec)
         return split + [None] * (len(array.shape) - len(split))
 
     def shards(
-        self, weights: Sequence[Weight], cuts: Mapping[ParameterPath, tuple[Cut, ...]]
+        self, weights: Sequence[Weight], sharded_dims: Mapping[ParameterPath, tuple[ShardedDim, ...]]
     ) -> dict[ParameterPath, Shards]:
-        """How parameters lie: split as their cuts say, and the same along all other axes."""
+        """Return the layout of parameters: sharded as `sharded_dims` says, replicated along all other axes."""
         found: dict[ParameterPath, Shards] = {}
         for weight in weights:
             split: list[str | None] = [None] * len(weight.shape)
-            own = tuple(cut for cut in cuts.get(weight.path, ()) if self.size(cut.axis) > 1)
-            for cut in own:
-                split[cut.dim] = cut.axis
+            own = tuple(sharded for sharded in sharded_dims.get(weight.path, ()) if self.size(sharded.axis) > 1)
+            for sharded in own:
+                split[sharded.dim] = sharded.axis
             found[weight.path] = Shards(tuple(weight.shape), own, self.over(*split))
         return found
 
     def of_operand(self, operand: Any) -> NamedSharding | None:
-        """Where an operand of a step is: scalars on every device, all others have their lanes on axis 0."""
+        """Return the sharding of an operand of a step: scalars are replicated, all others have lanes on axis 0."""
         return self.over(DATA) if np.ndim(operand) else self.over()
 
     def put(self, operands: Sequence[Any]) -> list[Any]:
-        """Operands of a step with host arrays put where they belong, in one call; what is on devices stays there."""
+        """Put the host arrays among the operands of a step on their devices, in one call."""
         host = [one for one in operands if not isinstance(one, jax.Array)]
         if self.mesh is None:
             put = iter(jax.device_put(host))
@@ -109,31 +109,31 @@ class Placement:
         return [one if isinstance(one, jax.Array) else next(put) for one in operands]
 
     def put_whole(self, tree: Any) -> Any:
-        """Host arrays put on every device, in one call."""
+        """Put host arrays on every device, in one call."""
         if self.mesh is None:
             return jax.device_put(tree)
         return self._put(tree, jax.tree.map(lambda _: self.over(), tree))
 
     def ahead(self, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """Operands that many steps take, put on devices once; of several processes they stay, to be told to others."""
+        """Put operands that many steps take on devices once; with several processes they stay, to be broadcast."""
         return tuple(operands) if self.several_processes else tuple(self.put(operands))
 
     def _put(self, tree: Any, places: Any) -> Any:
-        """Host arrays put where `places` says, which has a sharding for each."""
+        """Put host arrays where `places` says, which has a sharding for each."""
         if not self.several_processes:
             return jax.device_put(tree, places)
-        # JAX would compare them in all processes first, by a program for each array.
+        # device_put would first compare the arrays across processes, with a program for each.
         return jax.tree.map(
             lambda one, place: jax.make_array_from_callback(one.shape, place, one.__getitem__), tree, places
         )
 
     def require_one_process(self, what: str) -> None:
-        """Raises ValueError where arrays of other processes would be needed by this one."""
+        """Raise ValueError if arrays of other processes would be needed by this one."""
         if self.several_processes:
-            raise ValueError(f"{what}: not where a model lies over several processes; load it in one")
+            raise ValueError(f"{what}: not supported for a model over several processes; load it in one")
 
     def examples(self, operands: Sequence[Any], whole: bool = False) -> tuple[Any, ...]:
-        """Operands as a program is compiled for them: by their types and places alone, where there is a mesh."""
+        """Return example operands to compile a program for; on a mesh only their types and shardings."""
         if self.mesh is None:
             return tuple(operands)
 
@@ -148,11 +148,11 @@ ONE_DEVICE = Placement()
 
 
 def place(mesh: Mesh, lanes: int, sanitize: bool) -> Placement:
-    """The devices that `load(mesh=)` names.
+    """Return the placement for `load(mesh=)`.
 
     Raises:
-        TypeError: it is no mesh.
-        ValueError: it has other axes, lanes do not divide over it, or the sanitizer is asked for, which has one device.
+        TypeError: it is not a mesh.
+        ValueError: other axes, lanes that do not divide over it, or the sanitizer, which runs on one device.
     """
     full = with_all_axes(mesh)
     there = {device.process_index for device in full.devices.flat}
@@ -169,7 +169,7 @@ def place(mesh: Mesh, lanes: int, sanitize: bool) -> Placement:
 
 
 def check_lanes(lanes: int, data: int) -> None:
-    """Raise ValueError where lanes cannot be split over so many devices."""
+    """Raise ValueError if lanes cannot be split evenly over devices."""
     if lanes % data:
         below = lanes // data * data
         fitting = [str(count) for count in (below, below + data) if count]
@@ -179,5 +179,5 @@ def check_lanes(lanes: int, data: int) -> None:
 
 
 def numbers_on_a_device(one: Any) -> int:
-    """Numbers that one device has of an array, or of its type; a type without a place is whole."""
+    """Return the number of elements that one device has of an array, or of its type; all of them without a sharding."""
     return math.prod(one.shape if one.sharding is None else one.sharding.shard_shape(one.shape))

@@ -1,4 +1,4 @@
-"""A step over the devices of a mesh: each device runs it on its own part of every array."""
+"""Steps over the devices of a mesh: each device runs the step on its own shard of every array."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +14,15 @@ from ir_passes.contract.entries import ENTRIES
 def sharded(
     step: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, mesh: Mesh | AbstractMesh
 ) -> Callable[..., Any]:
-    """`step` as a function of whole arrays, which lie over a mesh.
+    """Return `step` as a function of arrays that are sharded over a mesh.
 
-    What the step says of lanes and rows it says of those of one device. JAX checks (`check_vma`) that what every device
-    is to have alike does not depend on the device.
+    The step itself sees the lanes and rows of one device. JAX checks (`check_vma`) that replicated results do not
+    depend on the device.
 
     Args:
         step: positional arguments in, a tuple out.
-        args: example arguments; the sharding of each array says which part of it a device has.
-        contract: of the whole step. A pool leaves the step as it went in; lanes are split in their order.
+        args: example arguments with their shardings.
+        contract: of the whole step. A pool keeps its sharding; lanes are split in their order.
         mesh: the devices.
     """
     given = jax.tree.map(lambda one: one.sharding.spec, args)
@@ -44,6 +44,6 @@ def sharded(
 
 
 def _pool(entry: Any) -> Pool | None:
-    """The first pool of an argument or a result that consists of pools, which are all of one group."""
+    """Return the first pool of an argument or result that consists of pools, which are all of one group."""
     leaves = jax.tree.leaves(entry, is_leaf=lambda node: isinstance(node, ENTRIES))
     return leaves[0] if leaves and all(isinstance(leaf, Pool) for leaf in leaves) else None

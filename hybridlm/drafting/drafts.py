@@ -1,21 +1,21 @@
-"""Drafts of one sequence, and how far they are trusted."""
+"""Drafts of one sequence, and their acceptance rate."""
 
 from collections.abc import Sequence
 
 from hybridlm.drafting.acceptance import Acceptance
-from hybridlm.drafting.drafters import Drafter, HeadDrafter, checked_proposal
+from hybridlm.drafting.drafters import Drafter, MtpDrafter, checked_proposal
 
 
 class Drafting:
     """The drafts of one sequence.
 
     Args:
-        drafter: guesses.
-        prompt: its tokens.
-        rate: how often its first guesses are expected to be right.
+        drafter: proposes them.
+        prompt: tokens of the prompt.
+        rate: expected acceptance rate of the first drafts.
 
     Attributes:
-        acceptance: how often the guesses are right.
+        acceptance: acceptance rate so far.
     """
 
     def __init__(self, drafter: Drafter, prompt: Sequence[int], rate: float):
@@ -25,17 +25,17 @@ class Drafting:
         self._last: tuple[int, int, tuple[int, ...]] = (0, 0, ())
         self.acceptance = Acceptance(rate)
 
-    def hear(self, generated: int, guesses: Sequence[int]) -> None:
-        """The model's own head has guessed what follows so many generated tokens."""
-        if isinstance(self._drafter, HeadDrafter):
-            self._drafter.hear(self._prompt + generated, guesses)
+    def observe(self, generated: int, mtp_drafts: Sequence[int]) -> None:
+        """Store the MTP drafts that follow the first `generated` generated tokens."""
+        if isinstance(self._drafter, MtpDrafter):
+            self._drafter.observe(self._prompt + generated, mtp_drafts)
             self._last = (0, 0, ())
 
     def propose(self, generated: Sequence[int], most: int, vocab_size: int) -> tuple[int, ...]:
-        """Guesses behind the tokens that were generated so far.
+        """Return drafts after the tokens generated so far.
 
         Raises:
-            TypeError, ValueError: the drafter's answer is none (see `checked_proposal`).
+            TypeError, ValueError: the drafter's answer is invalid (see `checked_proposal`).
         """
         self._tokens += generated[len(self._tokens) - self._prompt :]
         if self._last[:2] != (len(self._tokens), most):

@@ -1,4 +1,4 @@
-"""How long steps take, measured as they run."""
+"""Step times, measured as steps run."""
 
 import time
 from collections import defaultdict, deque
@@ -6,50 +6,50 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-KEPT = 9
-NEEDED = 3
+MAX_TIMES = 9
+MIN_TIMES = 3
 
 
 class StepTimes:
-    """The last few durations of every kind of step."""
+    """The last durations of every kind of step."""
 
     def __init__(self) -> None:
-        self._seconds: dict[Any, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._seconds: dict[Any, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_TIMES))
 
-    def begin(self, step: Any) -> "Timing":
-        """A step of this kind begins now."""
-        return Timing(self._seconds[step])
+    def start(self, step: Any) -> "StepTiming":
+        """Start measuring a step of this kind."""
+        return StepTiming(self._seconds[step])
 
-    def known(self, step: Any) -> bool:
-        """Whether enough have been measured."""
-        return len(self._seconds[step]) >= NEEDED
+    def measured(self, step: Any) -> bool:
+        """Whether enough steps have been measured."""
+        return len(self._seconds[step]) >= MIN_TIMES
 
-    def least(self, step: Any) -> float:
-        """Of the last ones, in seconds: what else the machine does makes steps slower, never faster.
+    def min_seconds(self, step: Any) -> float:
+        """Return the minimum of the last durations, in seconds: other load makes steps slower, never faster.
 
-        `known` says whether there are any.
+        Only valid if `measured`.
         """
         return min(self._seconds[step])
 
 
-class Timing:
-    """One step on its way; made by `StepTimes.begin`."""
+class StepTiming:
+    """Measurement of one step in flight; made by `StepTimes.start`."""
 
     def __init__(self, kept: deque[float]):
         self._kept, self._began = kept, time.perf_counter()
 
     def dispatched(self, output: Any) -> None:
-        """The step has been dispatched; a small one has run by now."""
+        """Record that the step has been dispatched; a small one may already have finished."""
         if output.is_ready():
             self._kept.append(time.perf_counter() - self._began)
 
     @contextmanager
     def reading(self, output: Any, before: float) -> Iterator[None]:
-        """The step is waited for and read; if it was done already, nobody knows since when, and it is not counted.
+        """Wait for the step and read it; if it has finished before, its duration is unknown and not counted.
 
         Args:
-            output: of the step.
-            before: when the step before it had been read.
+            output: an output of the step.
+            before: time at which the previous step had been read.
         """
         runs = not output.is_ready()
         yield

@@ -1,4 +1,4 @@
-"""A model from its config.json alone: every weight is a shape and a dtype, and none of it is in memory."""
+"""Engines of a model's config.json alone: every weight is a shape and a dtype, without memory."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -16,17 +16,17 @@ from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import Programs
 from hybridlm.steps.structure import flatten
 from models import DecoderConfig, Family
-from models.sharding.cut import Cut
-from models.sharding.devices import ALONE
+from models.sharding.devices import SINGLE_DEVICE
+from models.sharding.sharded_dim import ShardedDim
 
-LANES, STAGING, CHUNK = 64, 8, 256
-"""Sizes at which a large model is served: sequences that decode, prompts read at the same time, tokens of each."""
+DEFAULT_LANES, DEFAULT_PREFILL_ROWS, DEFAULT_CHUNK = 64, 8, 256
+"""Serving-size defaults for a large model: decoding sequences, prompts prefilled at a time, tokens of each chunk."""
 
 
 @lru_cache(maxsize=1)
-def cuts_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[Cut, ...]]:
-    """How the parameters of a whole model are cut; kept, for one model is often looked at on several meshes."""
-    return family.abstract(config).cuts()
+def shard_specs_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[ShardedDim, ...]]:
+    """Return the shards of a whole model's parameters; cached, since one model is often planned for several meshes."""
+    return family.abstract(config).sharded_dims()
 
 
 def abstract_engine(
@@ -38,29 +38,29 @@ def abstract_engine(
     mesh: Mesh | AbstractMesh | None = None,
     head: bool = False,
 ) -> Engine:
-    """An engine whose steps can be proved and planned, and not run.
+    """Make an engine whose steps can be proved and planned, but not run.
 
     Args:
-        path: a config.json as Hugging Face writes it.
-        lanes: most sequences that decode at the same time; None for 64, of which 8 read prompts.
-        context: most tokens of a sequence; None for min(4096, the model's max_position_embeddings).
-        dtype: of the matrices; None for what the file says.
-        chunk: tokens of a prompt consumed by one step; None for 256, or the context if that is less.
-        mesh: devices that share the model, of `hybridlm.devices.mesh`; they need not be there.
-        head: with the multi-token-prediction head of its checkpoints, which drafts as for `speculate="mtp"`.
+        path: a config.json in the format of Hugging Face.
+        lanes: maximum number of decoding sequences; None for 64, of which 8 are prefilled at a time.
+        context: maximum length of a sequence; None for min(4096, the model's max_position_embeddings).
+        dtype: dtype of the matrices; None for the one in the file.
+        chunk: tokens of a prompt prefilled by one step; None for 256, or the context if that is less.
+        mesh: devices that share the model, of `hybridlm.devices.mesh`; they need not exist.
+        head: include the multi-token-prediction head of its checkpoints, which drafts as for `speculate="mtp"`.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the file cannot be used; every fault is named.
-        ValueError: arguments are wrong; every one is named. The model cannot be split over so many devices, or has no
-            head that is implemented.
+        ValueError: arguments are wrong; every one is named. The model cannot be split over this many devices, or has no
+            supported head.
     """
     family, config = read_model(path, read_config(path), head)
-    lanes, dtype = LANES if lanes is None else lanes, config.dtype if dtype is None else dtype
-    context, chunk = check_arguments(config, lanes, context, chunk, dtype, "error", None, CHUNK)
+    lanes, dtype = DEFAULT_LANES if lanes is None else lanes, config.dtype if dtype is None else dtype
+    context, chunk = check_arguments(config, lanes, context, chunk, dtype, "error", None, DEFAULT_CHUNK)
     placement = Placement(mesh)
     check_lanes(lanes, placement.data)
-    model, found = family.abstract(config.share(placement.devices)), family.weights(config)
-    shards = placement.shards(found, {} if placement.devices == ALONE else cuts_of(family, config))
+    model, found = family.abstract(config.shard(placement.devices)), family.weights(config)
+    shards = placement.shards(found, {} if placement.devices == SINGLE_DEVICE else shard_specs_of(family, config))
     weights = {
         weight.path: jax.ShapeDtypeStruct(
             shards[weight.path].global_shape,
@@ -72,9 +72,9 @@ def abstract_engine(
     model, _ = assemble(model, weights)
     structure, params = flatten(model)
     caches, programs = dtype_of_caches(dtype), Programs(structure, placement=placement)
-    # Without weights there is no fingerprint, and no state that would need one.
+    # Without weights there is no fingerprint, and no state to check against one.
     speculate = "mtp" if head else None
     return Engine(
-        model, params, programs, lanes, context, chunk, caches, "", dtype, staging=STAGING, speculate=speculate,
-        placement=placement,
+        model, params, programs, lanes, context, chunk, caches, "", dtype, prefill_rows=DEFAULT_PREFILL_ROWS,
+        speculate=speculate, placement=placement,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Arguments of an engine: which are accepted, their defaults, and the programs made of them."""
+"""Arguments of an engine: their checks, their defaults, and the model assembled for it."""
 
 import os
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ DEFAULT_CHUNK = 128
 
 
 def dtype_of_caches(dtype: str) -> Any:
-    """The dtype of convolution and key/value state of a model whose matrices have this one."""
-    # On a CPU scattering into a narrow cache converts all of it to float32 and back in every step.
+    """Return the dtype of convolution states and KV cache for a model whose matrices have `dtype`."""
+    # XLA:CPU converts a whole bfloat16 cache to float32 and back for every scatter.
     return jnp.dtype("float32" if platform() == "cpu" else dtype)
 
 
@@ -34,7 +34,7 @@ def check_arguments(
     cache: Any,
     default_chunk: int = DEFAULT_CHUNK,
 ) -> tuple[int, int]:
-    """The context and the chunk; raises ValueError with everything that is wrong."""
+    """Return the context and the chunk; raises ValueError with everything that is wrong."""
     faults = []
 
     def whole(name: str, value: Any) -> int:
@@ -65,11 +65,11 @@ def check_arguments(
 
 
 def check_drafting(speculate: Speculate, draft_tokens: int, context: int) -> None:
-    """Refuse what cannot be drafted.
+    """Check the drafter and the number of drafts.
 
     Raises:
-        TypeError: `speculate` is no drafter.
-        ValueError: it names none that is known, or drafts do not fit the context.
+        TypeError: `speculate` is not a drafter.
+        ValueError: it names an unknown drafter, or the drafts do not fit the context.
     """
     drafters(speculate)
     if isinstance(draft_tokens, bool) or not isinstance(draft_tokens, int) or not 1 <= draft_tokens < context:
@@ -82,11 +82,11 @@ def check_drafting(speculate: Speculate, draft_tokens: int, context: int) -> Non
 def assemble(
     abstract: Decoder, arrays: Mapping[tuple[str | int, ...], jax.Array | jax.ShapeDtypeStruct]
 ) -> tuple[Decoder, list[str]]:
-    """The module with its parameters, or with their types, and their dotted names in the order of the flat tuple."""
+    """Return the module with its parameters (or their types), and their dotted names in the order of the flat tuple."""
     graph, state = nnx.split(abstract)
     flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(state))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     names = [jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value") for path in paths]
-    # Merging a nested state would keep its arrays in a cycle of references after the model is gone.
+    # Merging a nested state would keep its arrays alive in a reference cycle after the model is gone.
     whole = nnx.statelib.FlatState([(path, one.replace(arrays[path])) for path, one in flat], sort=True)
     return nnx.merge(graph, whole), names

@@ -1,7 +1,7 @@
-"""The steps of sequences that decode: one token of each, or drafts that are verified.
+"""Steps of the decode pool: one token per sequence, or verified drafts (speculative decoding).
 
-Steps that draw one token are dispatched without waiting for the tokens of the one before: what a lane drew last lies in
-its row. Drafts are guessed from those tokens, so a step that verifies waits for them.
+Steps that sample one token are dispatched before the previous step's tokens have been read: the token a lane sampled
+last is in its row. Drafts are proposed from the sampled tokens, so a step that verifies waits for them.
 """
 
 from typing import Any, NamedTuple
@@ -9,64 +9,64 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hybridlm.drafting.step_times import Timing
+from hybridlm.drafting.step_times import StepTiming
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.requests.sequence import Sequence
+from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.steps.generate import CARRIED, Drawn
+from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens
 from hybridlm.steps.operands import Batch, Feed, blocks_for
 
 
-class Flight(NamedTuple):
+class DispatchedStep(NamedTuple):
     """A step that was dispatched.
 
     Attributes:
-        drawn: its outputs, which may not have been computed yet.
-        draws: the sequences that drew a token in it, with their lanes.
-        accepted: of a step that verifies, how many of each lane's tokens were accepted; None of one that draws.
-        timing: measures it; None for one that is not measured.
+        sampled: its outputs, which may not have been computed yet.
+        sequences: the sequences that sample a token in it, with their lanes.
+        accepted: number of accepted tokens per lane, for a step that verifies; None for one that samples.
+        timing: measures it; None if it is not measured.
     """
 
-    drawn: Drawn
-    draws: list[tuple[Sequence, int]]
+    sampled: SampledTokens
+    sequences: list[tuple[ActiveSequence, int]]
     accepted: jax.Array | None = None
-    timing: Timing | None = None
+    timing: StepTiming | None = None
 
 
 class Decoding:
     """Dispatches the steps of a decode pool.
 
     Args:
-        engine: runs them.
-        processor: changes the logits of each lane before the draw.
-        speculation: what is drafted; None for nothing.
+        engine: runs the steps.
+        processor: changes the logits of each lane before sampling.
+        speculation: decides what is drafted; None never drafts.
     """
 
     def __init__(self, engine: Engine, processor: LogitsProcessor | None, speculation: Speculation | None):
         self._engine, self._processor, self._speculation = engine, processor, speculation
         self._drafted: list[int] = []
-        self._steady: tuple[list[Sequence | None], Shape, np.ndarray, tuple[Any, ...]] | None = None
+        self._steady: tuple[list[ActiveSequence | None], Shape, np.ndarray, tuple[Any, ...]] | None = None
 
-    def begin(self, sequence: Sequence) -> None:
-        """A sequence joins the queue."""
+    def begin(self, sequence: ActiveSequence) -> None:
+        """Prepare a sequence that joins the queue."""
         if self._speculation is not None:
             sequence.drafting = self._speculation.begin(sequence.request.prompt)
 
-    def needs_tokens(self, sequences: list[Sequence]) -> bool:
-        """Whether their next step can be decided only when all that they have drawn has been read."""
-        return self._speculation is not None and self._speculation.looks(sequences, self._engine.context)
+    def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
+        """Whether the next step of these sequences can be decided only once all their sampled tokens have been read."""
+        return self._speculation is not None and self._speculation.should_draft(sequences, self._engine.context)
 
-    def step(self, pool: RowPool, lanes: list[Sequence | None], top: int | None) -> Flight:
+    def step(self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None) -> DispatchedStep:
         """Dispatch the next step.
 
         Args:
             pool: the rows.
-            lanes: who has each of them.
-            top: log-probabilities to report.
+            lanes: the sequence in each of them.
+            top: number of log-probabilities to report.
         """
         speculation = self._speculation
         if speculation is not None:
@@ -75,86 +75,91 @@ class Decoding:
                 if drafts is not None:
                     return self._verify(speculation, pool, lanes, drafts, top)
             else:
-                speculation.rest()
-        return self._draw(pool, lanes, top, 0 if speculation is None else speculation.guesses(lanes, verifying=False))
+                speculation.skip()
+        return self._generate(
+            pool, lanes, top, 0 if speculation is None else speculation.mtp_draft_count(lanes, verifying=False)
+        )
 
-    def settle(self, pool: RowPool, flight: Flight, accepted: np.ndarray) -> None:
-        """It is known how many tokens of each lane a step that verified has accepted, int32 [N]."""
+    def settle(self, pool: RowPool, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
+        """Process the number of accepted tokens per lane of a step that verified, int32 [N]."""
         engine, speculation = self._engine, self._speculation
         assert speculation is not None
         pool.advance(accepted)
-        for sequence, lane in flight.draws:
+        for sequence, lane in dispatched.sequences:
             if sequence.slot is None:
-                continue  # it has left while the step was on its way
+                continue  # it left while the step was in flight
             count, drafted = int(accepted[lane]), self._drafted[lane]
             sequence.consumed += count
             if drafted:
                 engine.stats["drafted_tokens"] += drafted
                 engine.stats["accepted_tokens"] += count - 1
-                engine.stats["speculation_pauses"] += speculation.learn(sequence, pool.size, drafted, count - 1)
+                engine.stats["speculation_pauses"] += speculation.observe(sequence, pool.size, drafted, count - 1)
 
-    def _draw(self, pool: RowPool, lanes: list[Sequence | None], top: int | None, guesses: int) -> Flight:
-        """One token of each, and so many guesses behind it."""
+    def _generate(
+        self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None, mtp_drafts: int
+    ) -> DispatchedStep:
+        """Dispatch a step that samples one token per lane, followed by `mtp_drafts` drafts of the model's MTP head."""
         engine = self._engine
-        shape = Shape("generate", pool.size, 1, top, self._processor, guesses)
+        shape = Shape("generate", pool.size, 1, top, self._processor, mtp_drafts)
         if self._steady is None or self._steady[:2] != (lanes, shape):
-            tokens = np.full((pool.size, 1), CARRIED, np.int32)
+            tokens = np.full((pool.size, 1), LAST_SAMPLED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
             placed = engine.placement.ahead((tokens, active, *sampling_arrays(lanes)))
             self._steady = lanes, shape, active, placed
         counts, (tokens, active, *sampling) = self._steady[2:]
         positions = np.array([0 if sequence is None else sequence.consumed for sequence in lanes], np.int32)
-        batch = Batch(tokens, active, positions, self._blocks(int(positions.max()) + 1, guesses))
+        batch = Batch(tokens, active, positions, self._blocks(int(positions.max()) + 1, mtp_drafts))
         timing = self._time(shape)
-        drawn = engine.run(shape, pool, batch, *sampling, owners=lanes, counts=counts)
+        sampled = engine.run(shape, pool, batch, *sampling, owners=lanes, counts=counts)
         if timing is not None:
-            timing.dispatched(drawn.token)
-        draws = _taking_part(lanes)
-        for sequence, _ in draws:
+            timing.dispatched(sampled.token)
+        sequences = _active_lanes(lanes)
+        for sequence, _ in sequences:
             sequence.consumed += 1
-        return Flight(drawn, draws, timing=timing)
+        return DispatchedStep(sampled, sequences, timing=timing)
 
     def _verify(
         self,
         speculation: Speculation,
         pool: RowPool,
-        lanes: list[Sequence | None],
+        lanes: list[ActiveSequence | None],
         drafts: list[tuple[int, ...]],
         top: int | None,
-    ) -> Flight:
-        """What the sequences drew last and their drafts behind it, as far as these turn out to be right."""
+    ) -> DispatchedStep:
+        """Dispatch a step that verifies drafts after the last sampled tokens."""
         engine, tokens = self._engine, speculation.tokens + 1
         feeds = [
-            None if s is None else Feed((CARRIED, *draft), s.consumed) for s, draft in zip(lanes, drafts, strict=True)
+            None if s is None else Feed((LAST_SAMPLED, *draft), s.consumed)
+            for s, draft in zip(lanes, drafts, strict=True)
         ]
-        guesses = speculation.guesses(lanes, verifying=True)
-        shape = Shape("verify", pool.size, tokens, top, self._processor, guesses)
+        mtp_drafts = speculation.mtp_draft_count(lanes, verifying=True)
+        shape = Shape("verify", pool.size, tokens, top, self._processor, mtp_drafts)
         batch = Batch.of(feeds, tokens)
         end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
-        batch = batch._replace(kv_blocks=self._blocks(end, guesses))
+        batch = batch._replace(kv_blocks=self._blocks(end, mtp_drafts))
         self._drafted = [len(draft) for draft in drafts]
         operands = (np.array(self._drafted, np.int32), *sampling_arrays(lanes))
         timing = self._time(shape)
-        accepted, drawn = engine.run(shape, pool, batch, *operands, owners=lanes, counts=None)
+        accepted, sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=None)
         engine.stats["verify_steps"] += 1
         if timing is not None:
-            timing.dispatched(drawn.token)
-        return Flight(drawn, _taking_part(lanes), accepted, timing)
+            timing.dispatched(sampled.token)
+        return DispatchedStep(sampled, _active_lanes(lanes), accepted, timing)
 
-    def _blocks(self, end: int, guesses: int) -> np.ndarray:
-        """`kv_blocks` of a step whose lanes end at this position, and that guesses so many tokens behind it.
+    def _blocks(self, end: int, mtp_drafts: int) -> np.ndarray:
+        """Return `kv_blocks` of a step whose lanes end at position `end` and that drafts `mtp_drafts` tokens after it.
 
-        Guesses past the context are of no use to anybody.
+        Drafts past the context are never used.
         """
-        return blocks_for(min(end + guesses, self._engine.context))
+        return blocks_for(min(end + mtp_drafts, self._engine.context))
 
-    def _time(self, shape: Shape) -> Timing | None:
-        """Begin to measure a step that is run next, where drafts depend on it; its compilation does not count."""
+    def _time(self, shape: Shape) -> StepTiming | None:
+        """Start measuring the next step, if drafting depends on its time; compilation is not counted."""
         if self._speculation is None or self._engine.sanitizer is not None:
             return None
-        self._engine.program(shape)
-        return self._speculation.times.begin((shape.step, shape.lanes, shape.guesses))
+        self._engine.programs.compiled(shape, self._engine.example_arguments)
+        return self._speculation.times.start((shape.step, shape.lanes, shape.mtp_drafts))
 
 
-def _taking_part(lanes: list[Sequence | None]) -> list[tuple[Sequence, int]]:
+def _active_lanes(lanes: list[ActiveSequence | None]) -> list[tuple[ActiveSequence, int]]:
     return [(sequence, lane) for lane, sequence in enumerate(lanes) if sequence is not None]

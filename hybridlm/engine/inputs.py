@@ -1,4 +1,4 @@
-"""What users pass to a model, checked against it: prompts, texts and settings become requests and token ids."""
+"""Inputs of users, checked against a model: prompts, texts and settings become requests and token ids."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ from typing import Any
 from hybridlm.engine.prefix import Prefix
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import Request, ResolvedParams
-from hybridlm.requests.validation import MOST_LOGPROBS, check_length, resolve, to_items, to_token_ids
+from hybridlm.requests.validation import MAX_LOGPROBS, check_length, resolve, to_items, to_token_ids
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The limits of one model.
+    """Checks inputs against the limits of one model.
 
     Attributes:
-        tokenizer: None where only token ids can be taken.
+        tokenizer: None if only token ids are accepted.
         vocab_size: token ids are below it.
-        context: most tokens of a sequence.
+        context: maximum length of a sequence.
         eos_token_ids: tokens that end a completion.
         require: checks that a state can be continued by the model; raises SnapshotError.
     """
@@ -31,30 +31,33 @@ class Inputs:
     require: Callable[[Snapshot], None]
 
     @property
-    def most_logprobs(self) -> int:
-        """How many of the most likely tokens of a position can be asked for."""
-        return min(self.vocab_size, MOST_LOGPROBS)
+    def max_logprobs(self) -> int:
+        """Maximum number of most likely tokens that can be requested per position."""
+        return min(self.vocab_size, MAX_LOGPROBS)
 
     def encode(self, item: Any, where: str) -> tuple[int, ...]:
-        """Token ids of one item, which fit the context; raises TypeError or ValueError that names it."""
+        """Return the token ids of one item, which fit the context; raises TypeError or ValueError that names it."""
         ids = to_token_ids(item, where, self.tokenizer, self.vocab_size)
         check_length(ids, where, self.context)
         return ids
 
     def encode_all(self, items: Any, what: str, of_any_length: bool = False) -> list[tuple[int, ...]]:
-        """Token ids of every item of a list, which fit the context unless they may be `of_any_length`; raises alike."""
+        """Return the token ids of every item of a list; raises as `encode`.
+
+        They fit the context, unless `of_any_length`.
+        """
         named = [(item, f"{what}[{i}]") for i, item in enumerate(to_items(items, what))]
         if of_any_length:
             return [to_token_ids(item, where, self.tokenizer, self.vocab_size) for item, where in named]
         return [self.encode(item, where) for item, where in named]
 
     def after(self, prefix: Any, item: Any, where: str) -> tuple[int, ...]:
-        """Token ids of a prefix and of one item behind it, which fit the context together; the item may be empty.
+        """Return the token ids of a prefix followed by one item, which fit the context together; the item may be empty.
 
-        Text is encoded apart from the prefix and without the tokenizer's special tokens.
+        Text is encoded separately from the prefix and without the tokenizer's special tokens.
 
         Raises:
-            TypeError, ValueError: the item is wrong, or no prefix of this model.
+            TypeError, ValueError: the item is wrong, or `prefix` is not a prefix of this model.
         """
         self.require_prefix(prefix)
         ids = (*prefix.token_ids, *to_token_ids(item, where, self.tokenizer, self.vocab_size, continues=True))
@@ -62,7 +65,7 @@ class Inputs:
         return ids
 
     def continuations(self, prefix: Any, items: Any, what: str) -> list[tuple[int, ...]]:
-        """Token ids of a prefix and of each item of a list behind it, of which none is empty; raises as `after`."""
+        """Return the token ids of a prefix followed by each item of a list, none of them empty; raises as `after`."""
         self.require_prefix(prefix)
         found = [self.after(prefix, item, f"{what}[{i}]") for i, item in enumerate(to_items(items, what))]
         for i, ids in enumerate(found):
@@ -71,10 +74,10 @@ class Inputs:
         return found
 
     def require_prefix(self, prefix: Any) -> None:
-        """Check that it can be continued by the model.
+        """Check that the model can continue a prefix.
 
         Raises:
-            TypeError: it is no prefix.
+            TypeError: it is not a prefix.
             SnapshotError: another model made it.
         """
         if not isinstance(prefix, Prefix):
@@ -82,7 +85,7 @@ class Inputs:
         self.require(prefix.snapshot)
 
     def requests(self, prompts: Any, n: int, params: SamplingParams, prefix: Prefix | None = None) -> list[Request]:
-        """`n` requests for each prompt; raises TypeError or ValueError that names the prompt or the setting."""
+        """Return `n` requests for each prompt; raises TypeError or ValueError that names the prompt or the setting."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"n: expected a whole number of at least 1, got {n!r}")
         resolved = self._resolve(params)
@@ -100,7 +103,7 @@ class Inputs:
     def request(
         self, index: int, prompt: Any, params: SamplingParams, priority: int = 0, prefix: Prefix | None = None
     ) -> Request:
-        """One request with a number and a priority; raises as `requests`."""
+        """Return one request with a number and a priority; raises as `requests`."""
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
         resolved = self._resolve(params)

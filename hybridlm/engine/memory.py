@@ -1,7 +1,4 @@
-"""Whether a model with its pools fits the memory, told before anything large is allocated.
-
-Whether a model may be loaded: what each device has to hold of it, compared with what the device has.
-"""
+"""Memory check of a model before anything large is allocated: weights, rows, scratch and prefix cache per device."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +10,7 @@ import jax.numpy as jnp
 
 from hybridlm.checkpoint import ParameterPath, Shards
 from hybridlm.devices.placement import ONE_DEVICE, Placement
-from hybridlm.engine.engine import STAGING, Engine
+from hybridlm.engine.engine import MAX_PREFILL_ROWS, Engine
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.programs.shapes import Shape
 from models import KV_BLOCK, Decoder, Weight
@@ -21,78 +18,82 @@ from models.platform import platform
 
 
 class InsufficientMemory(ValueError):
-    """Weights, rows and scratch are more than the device has; the message has the arithmetic and what would fit."""
+    """Weights, rows and scratch exceed the device's memory; the message has the arithmetic and what would fit."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a loaded model needs, in bytes.
+    """Memory of a loaded model, in bytes per device.
 
     Attributes:
-        weights: the parameters.
-        row: context -> the rows of one sequence.
-        lanes, staging: rows of the decode and of the staging pool that each device has.
-        context: most tokens of a sequence.
-        scratch: of the largest compiled step; 0 while none has been compiled.
-        kept: most that the states of earlier prompts may take.
-        devices: over which lanes are split; everything else is of each of them.
+        weights: bytes of the parameters.
+        row: context -> bytes of the row of one sequence.
+        lanes, prefill_rows: rows of the decode and of the prefill pool on each device.
+        context: maximum length of a sequence.
+        scratch: scratch of the largest compiled step; 0 while none has been compiled.
+        prefix_cache: limit of the prefix cache.
+        devices: number of devices that lanes are split over.
     """
 
     weights: int
     row: Callable[[int], int]
     lanes: int
-    staging: int
+    prefill_rows: int
     context: int
     scratch: int = 0
-    kept: int = 0
+    prefix_cache: int = 0
     devices: int = 1
 
     @property
     def rows(self) -> int:
         """Bytes of both pools."""
-        return (self.lanes + self.staging) * self.row(self.context)
+        return (self.lanes + self.prefill_rows) * self.row(self.context)
 
     @property
     def total(self) -> int:
-        return self.weights + self.rows + self.scratch + self.kept
+        return self.weights + self.rows + self.scratch + self.prefix_cache
 
     def require(self, available: int | None) -> None:
-        """Check it against the memory that is there; None where that is not known.
+        """Check it against the available memory; None if that is unknown.
 
         Raises:
             InsufficientMemory: it does not fit.
         """
         if available is None or self.total <= available:
             return
-        scratch = f" + scratch of the largest step {in_words(self.scratch)}" if self.scratch else ""
-        kept = f" + prefix_cache {in_words(self.kept)}" if self.kept else ""
+        scratch = f" + scratch of the largest step {format_bytes(self.scratch)}" if self.scratch else ""
+        cached = f" + prefix_cache {format_bytes(self.prefix_cache)}" if self.prefix_cache else ""
         each = f" on each of {self.devices} devices" if self.devices > 1 else ""
         raise InsufficientMemory(
-            f"the model does not fit{each}: weights {in_words(self.weights)} + rows of {self.lanes} decoding and "
-            f"{self.staging} staged sequences x {in_words(self.row(self.context))} at a context of {self.context}"
-            f"{scratch}{kept} = {in_words(self.total)}, available are {in_words(available)}; "
+            f"the model does not fit{each}: weights {format_bytes(self.weights)} + rows of {self.lanes} decoding and "
+            f"{self.prefill_rows} prefilling sequences x {format_bytes(self.row(self.context))} at a context of "
+            f"{self.context}"
+            f"{scratch}{cached} = {format_bytes(self.total)}, available are {format_bytes(available)}; "
             f"{self._would_fit(available)}"
         )
 
     def _would_fit(self, available: int) -> str:
-        left = available - self.weights - self.scratch - self.kept
+        left = available - self.weights - self.scratch - self.prefix_cache
         lanes = max(
-            (n for n in range(1, self.lanes) if (n + min(n, self.staging)) * self.row(self.context) <= left), default=0
+            (n for n in range(1, self.lanes) if (n + min(n, self.prefill_rows)) * self.row(self.context) <= left),
+            default=0,
         )
         contexts = range(KV_BLOCK, self.context, KV_BLOCK)
-        context = max((c for c in contexts if (self.lanes + self.staging) * self.row(c) <= left), default=0)
+        context = max((c for c in contexts if (self.lanes + self.prefill_rows) * self.row(c) <= left), default=0)
         options = [f"lanes={lanes * self.devices}"] if lanes else []
         options += [f"context={context}"] if context else []
-        options += ["a smaller prefix_cache"] if self.kept and self.total - self.kept <= available else []
+        options += (
+            ["a smaller prefix_cache"] if self.prefix_cache and self.total - self.prefix_cache <= available else []
+        )
         if not options:
             return "not even one lane would fit: load it in a narrower dtype or on a larger device"
         return f"{' or '.join(options)} would fit"
 
 
 def available_memory(placement: Placement = ONE_DEVICE) -> int | None:
-    """Bytes that can still be allocated on each of the devices; None where nothing tells.
+    """Return the bytes that can still be allocated on each device; None if unknown.
 
-    On a CPU what the operating system says is available, within the limit of the process's control group; virtual
+    On a CPU this is the operating system's available memory, within the limit of the process's control group; virtual
     devices share it.
     """
     devices = placement.local_devices
@@ -123,7 +124,7 @@ def _control_group() -> int | None:
     return int(limit.read_text()) - int(used.read_text())
 
 
-def in_words(count: int) -> str:
+def format_bytes(count: int) -> str:
     if count < 1000:
         return f"{count} B"
     power = min(int(math.log(count, 1000)), 4)
@@ -133,19 +134,19 @@ def in_words(count: int) -> str:
 def weight_bytes(
     weights: Sequence[Weight], dtype: str, shards: Mapping[ParameterPath, Shards], placement: Placement
 ) -> int:
-    """Bytes of the parameters on each device; what virtual devices of a CPU have alike lies there once for all of them.
+    """Return the bytes of the parameters on each device; virtual devices of a CPU share what they have in common.
 
     Args:
         weights: every parameter.
-        dtype: of the matrices.
-        shards: how parameters lie over the devices.
+        dtype: dtype of the matrices.
+        shards: shards of the parameters on the devices.
         placement: the devices.
     """
     together = len(placement.local_devices) if platform() == "cpu" else 1
     total = 0
     for one in weights:
-        own, kept = shards[one.path], jnp.dtype("float32" if one.float32 else dtype)
-        total += own.local_bytes(kept) * (own.different if together > 1 else 1) // together
+        own, stored = shards[one.path], jnp.dtype("float32" if one.float32 else dtype)
+        total += own.local_bytes(stored) * (own.distinct if together > 1 else 1) // together
     return total
 
 
@@ -158,40 +159,44 @@ def admit_model(
     budget: CacheBudget | None,
     placement: Placement,
 ) -> Demand:
-    """Before weights are read: the memory that each device needs without the steps.
+    """Return the memory that each device needs without the steps; called before weights are read.
 
     Args:
-        model: what one device holds of the model.
+        model: the model as one device holds it.
         weights: bytes of its parameters.
-        cache_dtype: dtype of convolution and key/value state.
-        lanes: most sequences that decode at the same time, on all devices.
-        context: most tokens of a sequence.
-        budget: bytes for states of earlier prompts; each device may come to hold all of them.
+        cache_dtype: dtype of convolution states and KV cache.
+        lanes: maximum number of decoding sequences, on all devices.
+        context: maximum length of a sequence.
+        budget: bytes of the prefix cache; each device may come to hold all of them.
         placement: the devices.
 
     Raises:
-        InsufficientMemory: it is more than there is.
+        InsufficientMemory: it exceeds the available memory.
     """
-    # The host's share lies in the same memory where that is the device's.
-    kept = 0 if budget is None else sum(budget) if platform() == "cpu" else budget.device
-    devices, staging = placement.data, placement.staging(lanes, STAGING)
+    # On a CPU the host's share of the prefix cache is in the same memory.
+    cached = 0 if budget is None else sum(budget) if platform() == "cpu" else budget.device
+    devices, prefill_rows = placement.data, placement.prefill_rows(lanes, MAX_PREFILL_ROWS)
     row = model.state_size(cache_dtype).of
-    demand = Demand(weights, row, lanes // devices, staging // devices, context, kept=kept, devices=devices)
+    demand = Demand(
+        weights, row, lanes // devices, prefill_rows // devices, context, prefix_cache=cached, devices=devices
+    )
     demand.require(available_memory(placement))
     return demand
 
 
 def admit_steps(engine: Engine, demand: Demand) -> None:
-    """Before any pool is allocated: where rows take most of what is left, the scratch of the steps counts too.
+    """Check that the steps' scratch fits too, if rows take most of what is left; called before any pool is allocated.
 
     Raises:
-        InsufficientMemory: the largest steps' scratch does not fit beside weights and rows.
+        InsufficientMemory: the scratch of the largest steps does not fit beside weights and rows.
     """
     left = available_memory(engine.placement)
-    if left is None or 2 * (demand.rows + demand.kept) < left:
+    if left is None or 2 * (demand.rows + demand.prefix_cache) < left:
         return
-    largest = [Shape("generate", engine.staging, engine.chunk), Shape("generate", engine.lanes, 1)]
+    largest = [Shape("generate", engine.prefill_rows, engine.chunk), Shape("generate", engine.lanes, 1)]
     if engine.speculate is not None:
-        largest.append(Shape("verify", engine.lanes, engine.draft_tokens + 1, guesses=engine.guesses))
-    scratch = max(engine.program(shape).certificate.memory.temp for shape in largest)
+        largest.append(Shape("verify", engine.lanes, engine.draft_tokens + 1, mtp_drafts=engine.mtp_drafts))
+    scratch = max(
+        engine.programs.compiled(shape, engine.example_arguments).certificate.memory.temp for shape in largest
+    )
     replace(demand, scratch=scratch).require(left + demand.weights)

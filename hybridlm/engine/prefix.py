@@ -1,4 +1,4 @@
-"""A prompt that is read once and continued many times."""
+"""Prefixes: a common beginning that is prefilled once and continued many times."""
 
 import os
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from hybridlm.steps.operands import Batch, Feed
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """The beginning of prompts or texts, computed once; `LM.prefix` makes it.
+    """The beginning of prompts or texts, prefilled once; `LM.prefix` makes it.
 
-    Its state is the one before the last token: that token is consumed again with each continuation, because what
-    follows it is predicted by the step that consumes it.
+    Its state is the one before the last token: that token is consumed again with each continuation, because the step
+    that consumes it predicts the next one.
 
     Attributes:
         token_ids: its tokens, at least one.
@@ -37,26 +37,26 @@ class Prefix:
         return f"Prefix({len(self)} tokens, {self.nbytes / 1e6:.1f} MB)"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a safetensors file, for `LM.load_prefix`: its tokens, its label, and the state.
+        """Write it to a safetensors file for `LM.load_prefix`: its tokens, its label, and the state.
 
-        Keys and values are written for the positions that it has.
+        Keys and values are written for its own positions only.
 
         Raises:
-            OSError, ValueError: the file cannot be written; an older one is as it was.
+            OSError, ValueError: the file cannot be written; an older one is unchanged.
         """
         save_snapshot(Path(path), self.token_ids, self.snapshot)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its state on the device; they are free again when the prefix is."""
+        """Bytes of its state on the device, which are freed with the prefix."""
         return self.snapshot.nbytes
 
 
 def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
-    """Consume all tokens but the last in a row of their own, a chunk in each step.
+    """Prefill all tokens but the last in a row of their own, a chunk in each step.
 
     Raises:
-        NumericalError: the logits behind them are not numbers.
+        NumericalError: the logits after them are not numbers.
         IsolationError, AuditError, HloError: the step is refused.
     """
     consumed = tokens[:-1]

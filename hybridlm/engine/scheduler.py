@@ -1,8 +1,8 @@
-"""Who takes part in the next step: sequences join, are prefilled, decode, and leave at any step.
+"""Continuous batching: sequences join, are prefilled, decode, and leave at any step.
 
-A sequence waits, then consumes its prompt in a row of the staging pool, then decodes in a row of the decode pool until
-it ends. Staging goes first while there is room, because a decode step costs the same however many of its lanes are
-idle. Steps are dispatched without waiting for the tokens of the one before: what a lane drew last lies in its row.
+A sequence waits, then is prefilled in a row of the prefill pool, then decodes in a row of the decode pool until it
+ends. Prefill goes first while there is room, because a decode step costs the same however many of its lanes are idle.
+Steps are dispatched before the previous step's tokens have been read: the token a lane sampled last is in its row.
 """
 
 import heapq
@@ -10,33 +10,33 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from hybridlm.engine.decoding import Decoding, Flight
+from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.requests.sequence import Sequence
+from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.operands import Batch, Feed
-from ir_passes import SlotError
+from ir_passes.host.slot_owner import SlotError
 
 SHRINK_TOKENS = 256
-"""A decode pool shrinks if one of its sequences may draw so many more tokens: below, compiling the smaller step and
-moving the rows costs more than it saves."""
+"""A decode pool shrinks if one of its sequences may still sample this many tokens; with fewer, compiling the smaller
+step and moving the rows costs more than it saves."""
 
 
 class Scheduler:
-    """The sequences of one run and the pools that they live in.
+    """The sequences of one run and the pools they are in.
 
     Args:
         engine: runs the steps.
-        processor: changes the logits of each lane before the draw.
-        speculation: what is drafted; None for nothing.
+        processor: changes the logits of each lane before sampling.
+        speculation: decides what is drafted; None never drafts.
 
     Attributes:
-        waiting: sequences that have no row, as a heap of (-priority, order of arrival, sequence).
-        prefilling, decoding: sequences with a row of the staging and of the decode pool, in the order they joined.
+        waiting: sequences without a row, as a heap of (-priority, order of arrival, sequence).
+        prefilling, decoding: sequences with a row of the prefill and of the decode pool, in the order they joined.
     """
 
     def __init__(
@@ -44,78 +44,78 @@ class Scheduler:
     ):
         self._engine, self._processor = engine, processor
         self._decoding = Decoding(engine, processor, speculation)
-        self.waiting: list[tuple[int, int, Sequence]] = []
-        self.prefilling: list[Sequence] = []
-        self.decoding: list[Sequence] = []
+        self.waiting: list[tuple[int, int, ActiveSequence]] = []
+        self.prefilling: list[ActiveSequence] = []
+        self.decoding: list[ActiveSequence] = []
         self._arrived = 0
-        self._staging: RowPool | None = None
-        self._decode: RowPool | None = None
+        self._prefill_pool: RowPool | None = None
+        self._decode_pool: RowPool | None = None
 
     @property
-    def joined(self) -> list[Sequence]:
-        """Sequences that have a row."""
+    def joined(self) -> list[ActiveSequence]:
+        """Sequences with a row."""
         return self.prefilling + self.decoding
 
-    def add(self, sequence: Sequence) -> None:
-        """A sequence joins the queue."""
+    def add(self, sequence: ActiveSequence) -> None:
+        """Add a sequence to the queue."""
         self._decoding.begin(sequence)
         heapq.heappush(self.waiting, (-sequence.request.priority, self._arrived, sequence))
         self._arrived += 1
 
-    def leave(self, sequence: Sequence) -> None:
-        """A sequence ends; a step that still runs for it touches only its own row, which the next holder overwrites."""
+    def leave(self, sequence: ActiveSequence) -> None:
+        """Remove a sequence that ends; a step in flight only touches its own row, which the next holder overwrites."""
         self.waiting = [entry for entry in self.waiting if entry[2] is not sequence]
         heapq.heapify(self.waiting)
-        if sequence.finish_reason == "stop" and sequence in self.decoding and self._decode is not None:
-            self._keep(sequence, self._decode)  # the next turn of a conversation goes on from here
+        if sequence.finish_reason == "stop" and sequence in self.decoding and self._decode_pool is not None:
+            self._cache_state(sequence, self._decode_pool)  # the next turn of a conversation continues it
         self._release(sequence)
         self._engine.forget(sequence)
 
-    def next(self) -> Flight | None:
-        """Dispatch the next step; None where no sequence has anything left to compute."""
+    def next(self) -> DispatchedStep | None:
+        """Dispatch the next step; None if no sequence has anything left to compute."""
         self._admit()
         if self.prefilling:
             return self._prefill()
         self._shrink()
-        return self._draw() if self.decoding else None
+        return self._decode_step() if self.decoding else None
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether the next step can be decided only when all tokens of those before have been read."""
+        """Whether the next step can be decided only once all tokens of the previous steps have been read."""
         return not self.prefilling and self._decoding.needs_tokens(self.decoding)
 
-    def settle(self, flight: Flight, accepted: np.ndarray) -> None:
-        """It is known how many tokens of each lane a step that verified has accepted."""
-        assert self._decode is not None
-        self._decoding.settle(self._decode, flight, accepted)
-        self._release_finished(flight)
+    def settle(self, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
+        """Process the number of accepted tokens per lane of a step that verified."""
+        assert self._decode_pool is not None
+        self._decoding.settle(self._decode_pool, dispatched, accepted)
+        self._release_finished(dispatched)
 
-    def distrust(self, sequence: Sequence) -> None:
-        """What a sequence has led to is wrong: no other goes on from a state of its tokens."""
+    def invalidate(self, sequence: ActiveSequence) -> None:
+        """Remove the cached states of a sequence with wrong results, so that no other sequence continues them."""
         if self._engine.prefix_cache is not None:
-            self._engine.prefix_cache.distrust((*sequence.request.prompt, *sequence.generated))
+            self._engine.prefix_cache.invalidate((*sequence.request.prompt, *sequence.generated))
 
     def close(self) -> None:
         """End every sequence and give the pools back."""
         self.waiting.clear()
         for sequence in self.joined:
             self._release(sequence)
-        if self._staging is not None:
-            self._engine.give_back("staging", self._staging)
-        if self._decode is not None:
-            self._engine.give_back("decode", self._decode)
-        self._staging = self._decode = None
+        if self._prefill_pool is not None:
+            self._engine.give_back("prefill", self._prefill_pool)
+        if self._decode_pool is not None:
+            self._engine.give_back("decode", self._decode_pool)
+        self._prefill_pool = self._decode_pool = None
 
     def check_integrity(self) -> None:
-        """Every row is free or held by one sequence, which is in one state.
+        """Check that every row is free or held by one sequence, and every sequence is in one queue.
 
         Raises:
             SlotError: with everything that is wrong.
         """
         faults = []
         for name, pool, sequences in (
-            ("staging", self._staging, self.prefilling),
-            ("decode", self._decode, self.decoding),
+            ("prefill", self._prefill_pool, self.prefilling),
+            ("decode", self._decode_pool, self.decoding),
         ):
             slots = [sequence.slot for sequence in sequences]
             if None in slots:
@@ -138,134 +138,137 @@ class Scheduler:
             self._engine.prefix_cache.check_integrity()
 
     def _admit(self) -> None:
-        """Give rows of the staging pool to those that wait, as long as each will find a lane to decode in."""
+        """Give rows of the prefill pool to waiting sequences, as long as each will find a lane to decode in."""
         engine = self._engine
         room = engine.lanes - len(self.joined)
         if not self.waiting or not room:
             return
-        joining, held = self._next_of_queue(min(room, len(self.waiting)))
+        joining, held = self._next_waiting(min(room, len(self.waiting)))
         if not joining:
             return
-        wanted = engine.rung(len(joining) + len(self.prefilling), engine.staging)
-        size = 0 if self._staging is None else self._staging.size
-        # A pool that is larger serves as well, unless those that are held would have been its lanes.
-        if self._staging is None or ((size != wanted if held else size < wanted) and not self.prefilling):
-            if self._staging is not None:
-                engine.give_back("staging", self._staging)
-            self._staging = engine.borrow("staging", wanted)
+        wanted = engine.bucket(len(joining) + len(self.prefilling), engine.prefill_rows)
+        size = 0 if self._prefill_pool is None else self._prefill_pool.size
+        # A larger pool serves as well, unless its extra lanes were meant for sequences that are held back.
+        if self._prefill_pool is None or ((size != wanted if held else size < wanted) and not self.prefilling):
+            if self._prefill_pool is not None:
+                engine.give_back("prefill", self._prefill_pool)
+            self._prefill_pool = engine.borrow("prefill", wanted)
         for sequence in joining:
-            sequence.slot = self._staging.acquire()
+            sequence.slot = self._prefill_pool.acquire()
             self.prefilling.append(sequence)
-            self._begin(sequence, self._staging)
+            self._restore_prefix(sequence, self._prefill_pool)
 
-    def _next_of_queue(self, most: int) -> tuple[list[Sequence], bool]:
-        """Who joins next, and whether others wait for what these are reading, because their prompts begin alike."""
-        cache, joining, held = self._engine.prefix_cache, list[Sequence](), []
-        free = self._engine.staging
-        if self.prefilling and self._staging is not None:
-            free = self._staging.owner.free
+    def _next_waiting(self, most: int) -> tuple[list[ActiveSequence], bool]:
+        """Return the sequences that join next, and whether others are held back.
+
+        A sequence is held back while one of these is prefilling a prefix that both have in common.
+        """
+        cache, joining, held = self._engine.prefix_cache, list[ActiveSequence](), []
+        free = self._engine.prefill_rows
+        if self.prefilling and self._prefill_pool is not None:
+            free = self._prefill_pool.owner.free
         for _ in range(min(most, free)):
             entry = heapq.heappop(self.waiting)
             request = entry[2].request
             if cache is None:
                 joining.append(entry[2])
-            elif cache.awaits(request.prompt, self.prefilling + joining):
+            elif cache.should_wait(request.prompt, self.prefilling + joining):
                 held.append(entry)
             else:
-                entry[2].stops = cache.stops(request.prompt, cache.begin(request.prompt, request.start))
+                entry[2].stops = cache.stops(request.prompt, cache.cached_length(request.prompt, request.start))
                 joining.append(entry[2])
         for entry in held:
             heapq.heappush(self.waiting, entry)
         return joining, bool(held)
 
-    def _begin(self, sequence: Sequence, staging: RowPool) -> None:
-        """Let a sequence go on from the deepest state that is known of its prompt."""
+    def _restore_prefix(self, sequence: ActiveSequence, prefill_pool: RowPool) -> None:
+        """Start a sequence from the deepest cached state of its prompt."""
         engine, cache = self._engine, self._engine.prefix_cache
         prompt, start = sequence.request.prompt, sequence.request.start
         assert sequence.slot is not None
-        with nullcontext(start) if cache is None else cache.lent(prompt, start) as start:
+        with nullcontext(start) if cache is None else cache.pinned(prompt, start) as start:
             if start is not None:
-                sequence.consumed = engine.moves.restore(start, staging, sequence.slot, prompt, owner=sequence)
+                sequence.consumed = engine.moves.restore(start, prefill_pool, sequence.slot, prompt, owner=sequence)
 
-    def _prefill(self) -> Flight:
-        """The next chunk of every prompt in the staging pool; those that are done move to the decode pool."""
-        engine, pool = self._engine, self._staging
+    def _prefill(self) -> DispatchedStep:
+        """Dispatch the next chunk of every prompt in the prefill pool; those that are done move to the decode pool."""
+        engine, pool = self._engine, self._prefill_pool
         assert pool is not None
         lanes = self._by_lane(pool, self.prefilling)
-        feeds = [None if s is None else Feed(s.next_part(engine.chunk), s.consumed) for s in lanes]
+        feeds = [None if s is None else Feed(s.next_chunk(engine.chunk), s.consumed) for s in lanes]
         shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor)
         batch = Batch.of(feeds, engine.chunk)
         counts = np.asarray(batch.lengths)
-        drawn = engine.run(shape, pool, batch, *sampling_arrays(lanes), owners=lanes, counts=counts)
-        draws: list[tuple[Sequence, int]] = []
+        sampled = engine.run(shape, pool, batch, *sampling_arrays(lanes), owners=lanes, counts=counts)
+        sampling: list[tuple[ActiveSequence, int]] = []
         for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):
             if sequence is not None and feed is not None:
                 sequence.consumed += len(feed.tokens)
                 engine.stats["prompt_tokens"] += len(feed.tokens)
                 if sequence.consumed in sequence.stops:
-                    self._keep(sequence, pool)
+                    self._cache_state(sequence, pool)
                 if not sequence.prefilling:
-                    draws.append((sequence, lane))
-        for sequence, _ in draws:
-            self._move_on(sequence, pool)
-        return Flight(drawn, draws)
+                    sampling.append((sequence, lane))
+        for sequence, _ in sampling:
+            self._start_decoding(sequence, pool)
+        return DispatchedStep(sampled, sampling)
 
-    def _keep(self, sequence: Sequence, pool: RowPool) -> None:
-        """Keep the state that the steps dispatched so far leave in a sequence's row, for prompts that go on from it."""
+    def _cache_state(self, sequence: ActiveSequence, pool: RowPool) -> None:
+        """Cache the state of a sequence's row, as the dispatched steps leave it, for prompts that continue it."""
         cache, tokens = self._engine.prefix_cache, (*sequence.request.prompt, *sequence.generated)
         if cache is None or sequence.slot is None or not pool.settled:
             return
-        # More than is known are drafts that were accepted behind the end.
+        # A state beyond the known tokens contains drafts that were accepted after the end.
         if sequence.consumed <= len(tokens):
             cache.keep(pool, sequence.slot, tokens[: sequence.consumed], owner=sequence)
 
-    def _move_on(self, sequence: Sequence, staging: RowPool) -> None:
-        """From the staging pool to the decode pool, or out, if its first token is its last."""
-        if not sequence.left(self._engine.context):
+    def _start_decoding(self, sequence: ActiveSequence, prefill_pool: RowPool) -> None:
+        """Move a sequence from the prefill pool to the decode pool, or out if its first token is its last."""
+        if not sequence.remaining(self._engine.context):
             self._release(sequence)
             return
-        self._fit(len(self.joined) + len(self.waiting))
-        assert self._decode is not None and sequence.slot is not None
-        slot = self._decode.acquire()
-        self._engine.copy(staging, sequence.slot, self._decode, slot)
+        self._grow(len(self.joined) + len(self.waiting))
+        assert self._decode_pool is not None and sequence.slot is not None
+        slot = self._decode_pool.acquire()
+        self._engine.copy(prefill_pool, sequence.slot, self._decode_pool, slot)
         self._release(sequence)
         sequence.slot = slot
         self.decoding.append(sequence)
 
-    def _draw(self) -> Flight:
-        """One token of every sequence that decodes, or more where drafts promise them."""
-        pool = self._decode
+    def _decode_step(self) -> DispatchedStep:
+        """Dispatch a step that samples one token per decoding sequence, or verifies drafts."""
+        pool = self._decode_pool
         assert pool is not None
-        flight = self._decoding.step(pool, self._by_lane(pool, self.decoding), self._top(self.decoding))
-        if flight.accepted is None:
-            self._release_finished(flight)
-        return flight
+        dispatched = self._decoding.step(pool, self._by_lane(pool, self.decoding), self._top(self.decoding))
+        if dispatched.accepted is None:
+            self._release_finished(dispatched)
+        return dispatched
 
-    def _release_finished(self, flight: Flight) -> None:
-        """Sequences that have nothing left to draw give up their rows; the others of a step keep them."""
-        for sequence, _ in flight.draws:
-            if sequence.slot is not None and not sequence.left(self._engine.context):
+    def _release_finished(self, dispatched: DispatchedStep) -> None:
+        """Release the rows of sequences that have nothing left to sample."""
+        for sequence, _ in dispatched.sequences:
+            if sequence.slot is not None and not sequence.remaining(self._engine.context):
                 self._release(sequence)
 
-    def _fit(self, count: int) -> None:
-        """Make the decode pool large enough for so many sequences."""
-        size = self._engine.rung(count, self._engine.lanes)
-        if self._decode is None:
-            self._decode = self._engine.borrow("decode", size)
-        elif self._decode.size < size:
+    def _grow(self, count: int) -> None:
+        """Make the decode pool large enough for `count` sequences."""
+        size = self._engine.bucket(count, self._engine.lanes)
+        if self._decode_pool is None:
+            self._decode_pool = self._engine.borrow("decode", size)
+        elif self._decode_pool.size < size:
             self._resize(size)
 
     def _shrink(self) -> None:
-        """Leave a pool that is larger than needed, where the rest of the run is long enough to pay for it."""
-        size = self._engine.rung(len(self.decoding), self._engine.lanes)
-        if self._decode is None or not self.decoding or self.waiting or 2 * size > self._decode.size:
+        """Move to a smaller decode pool if the rest of the run is long enough to pay for it."""
+        size = self._engine.bucket(len(self.decoding), self._engine.lanes)
+        if self._decode_pool is None or not self.decoding or self.waiting or 2 * size > self._decode_pool.size:
             return
-        if max(sequence.left(self._engine.context) for sequence in self.decoding) >= SHRINK_TOKENS:
+        if max(sequence.remaining(self._engine.context) for sequence in self.decoding) >= SHRINK_TOKENS:
             self._resize(size)
 
     def _resize(self, size: int) -> None:
-        """Move every sequence that decodes to a pool of another size."""
-        old, new = self._decode, self._engine.new_pool(size)
+        """Move every decoding sequence to a pool of another size."""
+        old, new = self._decode_pool, self._engine.new_pool(size)
         assert old is not None
         for sequence in self.decoding:
             assert sequence.slot is not None
@@ -273,25 +276,25 @@ class Scheduler:
             self._engine.copy(old, sequence.slot, new, slot)
             old.owner.release(sequence.slot)
             sequence.slot = slot
-        self._decode = new
+        self._decode_pool = new
 
-    def _release(self, sequence: Sequence) -> None:
-        """Take a sequence out of its pool, if it is in one."""
-        for pool, sequences in ((self._staging, self.prefilling), (self._decode, self.decoding)):
+    def _release(self, sequence: ActiveSequence) -> None:
+        """Release the row of a sequence, if it has one."""
+        for pool, sequences in ((self._prefill_pool, self.prefilling), (self._decode_pool, self.decoding)):
             if sequence in sequences:
                 sequences.remove(sequence)
                 assert pool is not None and sequence.slot is not None
                 pool.owner.release(sequence.slot)
                 sequence.slot = None
 
-    def _by_lane(self, pool: RowPool, sequences: list[Sequence]) -> list[Sequence | None]:
-        lanes: list[Sequence | None] = [None] * pool.size
+    def _by_lane(self, pool: RowPool, sequences: list[ActiveSequence]) -> list[ActiveSequence | None]:
+        lanes: list[ActiveSequence | None] = [None] * pool.size
         for lane, sequence in zip(pool.lanes([s.slot for s in sequences if s.slot]), sequences, strict=True):
             lanes[lane] = sequence
         return lanes
 
-    def _top(self, sequences: list[Sequence]) -> int | None:
-        """The most log-probabilities that one of them asks for."""
+    def _top(self, sequences: list[ActiveSequence]) -> int | None:
+        """Return the largest number of log-probabilities that a sequence requests; None if none does."""
         return max(
             (s.request.params.logprobs for s in sequences if s.request.params.logprobs is not None), default=None
         )

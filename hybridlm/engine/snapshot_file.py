@@ -1,8 +1,8 @@
 """A snapshot in a safetensors file: the tokens of its sequence, its label, and the arrays.
 
-Keys and values are written for the positions that the state has seen; all other arrays are written whole. The
-metadata hold `format`, `label` and `token_ids` (JSON) and `sha256`, a hash of these and of the arrays. It finds a file
-that was damaged or changed by mistake; whoever means harm can write a new one.
+Keys and values are written for the positions that the state has seen; all other arrays are written whole. The metadata
+have `format`, `label` and `token_ids` (JSON) and `sha256`, a hash of these and of the arrays. The hash detects
+accidental damage and changes, not malicious ones.
 """
 
 import hashlib
@@ -15,10 +15,9 @@ import jax
 import numpy as np
 
 from hybridlm.checkpoint import CheckpointError, SafetensorsFile
-from hybridlm.checkpoint.safetensors import NAMES, Entry, write_safetensors
+from hybridlm.checkpoint.safetensors import NAMES, TensorEntry, write_safetensors
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import replacing
-from hybridlm.files.strict_json import unique_keys
 from hybridlm.rows.snapshot import (
     ArrayLayout,
     Snapshot,
@@ -28,13 +27,14 @@ from hybridlm.rows.snapshot import (
     nothing_consumed,
     token_hash,
 )
+from ir_passes.files.strict_json import parse_json
 
 FORMAT = "hybridlm snapshot 2"
-"""Version 1 held recurrent states as [key, value]: where both have one size, its shapes say no different."""
+"""Version 1 held recurrent states as [key, value]; if both have one size, its shapes do not tell it from version 2."""
 
 
 def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> None:
-    """Write the state after all tokens but the last; the file appears when all of it has been written.
+    """Write the state after all tokens but the last; the file appears once it is complete.
 
     Raises:
         SnapshotError: the state has not seen these tokens.
@@ -53,16 +53,16 @@ def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> No
 def load_snapshot(
     engine: Engine, path: Path, to_tokens: Callable[[Any, str], tuple[int, ...]]
 ) -> tuple[tuple[int, ...], Snapshot]:
-    """Read what `save_snapshot` wrote: the tokens, and the state after all of them but the last.
+    """Read a file of `save_snapshot`: the tokens, and the state after all of them but the last.
 
     Args:
-        engine: of the model that will continue it.
+        engine: engine of the model that will continue it.
         path: the file.
         to_tokens: checks token ids.
 
     Raises:
         SnapshotError: no such file, damaged, or of another model; says what was expected and found.
-        TypeError, ValueError: token ids that the model does not have, or more than its context holds.
+        TypeError, ValueError: token ids outside the vocabulary, or more than the context holds.
     """
     engine.placement.require_one_process("load_prefix")
     try:
@@ -87,7 +87,7 @@ def load_snapshot(
 
 
 def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
-    """A label as JSON has it, but for the epoch, which the reader cannot know."""
+    """Return a label as JSON, without the epoch, which a reader cannot know."""
     return {
         "model": kind.model,
         "dtype": kind.dtype,
@@ -99,25 +99,25 @@ def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
 
 
 def _layout(one: ArrayLayout) -> list[Any]:
-    """An array as JSON has it; what is in the order of the model is written as if there were no other order."""
+    """Return an array's layout as JSON; arrays in the model's own order are written without the number of devices."""
     return [one.path, list(one.shape), one.dtype, one.positions] + ([one.devices] if one.devices > 1 else [])
 
 
 def _cut(layout: ArrayLayout, position: int) -> tuple[int, ...]:
-    """The shape of an array in the file."""
+    """Return the shape of an array in the file."""
     return tuple(position if axis == layout.positions else size for axis, size in enumerate(layout.shape))
 
 
-def _entries(layout: tuple[ArrayLayout, ...], position: int) -> list[Entry]:
-    return [Entry(one.path, _cut(one, position), one.dtype) for one in layout] if position else []
+def _entries(layout: tuple[ArrayLayout, ...], position: int) -> list[TensorEntry]:
+    return [TensorEntry(one.path, _cut(one, position), one.dtype) for one in layout] if position else []
 
 
 def _arrays(snapshot: Snapshot) -> list[np.ndarray]:
-    """The arrays of a state as they are written, in the order of the layout."""
+    """Return the arrays of a state as they are written, in the order of the layout."""
     if snapshot.state is None:
         return []
     state = iter(jax.device_get(snapshot.state.arrays))
-    spans = [(jax.device_get(kept.arrays), first, first + count) for kept, first, count in snapshot.spans]
+    spans = [(jax.device_get(buffers.arrays), first, first + count) for buffers, first, count in snapshot.spans]
     found, grown = [], 0
     for one in snapshot.label.kind.layout:
         if one.positions is None:
@@ -138,8 +138,8 @@ def _hash(metadata: Mapping[str, str], arrays: Iterator[np.ndarray]) -> str:
 
 def _json(path: Path, name: str, text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=unique_keys)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise SnapshotError(f"{path}: {name} cannot be read as JSON: {error}") from error
 
 
@@ -169,7 +169,7 @@ def _bytes(file: SafetensorsFile, name: str) -> bytes:
 
 
 def _read(path: Path, file: SafetensorsFile, layout: tuple[ArrayLayout, ...], position: int) -> list[np.ndarray]:
-    """The arrays of the file, in the order of the layout."""
+    """Read the arrays of the file, in the order of the layout."""
     entries = _entries(layout, position)
     expected = {entry.name: (NAMES[entry.dtype], entry.shape) for entry in entries}
     found = {name: (info.dtype, info.shape) for name, info in file.tensors.items()}

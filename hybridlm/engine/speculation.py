@@ -1,144 +1,150 @@
-"""Whether the next step of the decode pool verifies drafts, and which.
+"""Decides whether the next step of the decode pool verifies drafts, and which ones.
 
-Drafts never change what is drawn; the only question is time. A step that verifies takes longer than one that draws a
-token of each lane, and gives more tokens if drafts are right. Both are measured: the times of the steps as they run,
-and how often each sequence's drafts were right.
+Drafts never change what is sampled, only the speed. A step that verifies takes longer than one that samples a token per
+lane, and yields more tokens if drafts are right. Both are measured: the times of the steps as they run, and how often
+each sequence's drafts were right.
 """
 
 from collections.abc import Callable, Sequence
 
-from hybridlm.drafting.acceptance import Trust
-from hybridlm.drafting.drafters import Drafter, HeadDrafter
+from hybridlm.drafting.acceptance import AcceptancePrior
+from hybridlm.drafting.drafters import Drafter, MtpDrafter
 from hybridlm.drafting.drafts import Drafting
 from hybridlm.drafting.step_times import StepTimes
-from hybridlm.requests.sequence import Sequence as Alive
+from hybridlm.requests.sequence import ActiveSequence
 
-GAIN = 1.02
-"""Tokens per second that drafts must promise over no drafts."""
-AGAIN, RARELY = 8, 512
-"""Steps without a look at drafts after they did not pay for all lanes together: twice as many each time in a row."""
-MEASURED_AGAIN = 64
-"""After so many steps without a look, drafts that do not pay are verified once, for their time may be another now."""
+MIN_SPEEDUP = 1.02
+"""Minimum expected speed-up, in tokens per second over no drafts, for verifying."""
+MIN_WAIT, MAX_WAIT = 8, 512
+"""Steps without drafting after drafts did not pay for all lanes together; doubles each time in a row."""
+REMEASURE_AFTER = 64
+"""After this many steps without drafting, unprofitable drafts are verified once, since step times may have changed."""
 
 
 class Speculation:
-    """What a run drafts.
+    """The drafting decisions of a run.
 
     Args:
         drafters: makes the drafter of a sequence.
-        tokens: most drafts of a lane in a step (K).
-        times: of the steps, kept from run to run.
-        trust: in the drafts of new sequences, the same.
+        tokens: maximum number of drafts of a lane in a step (K).
+        times: step times, kept from run to run.
+        prior: expected acceptance rate of new sequences, kept from run to run.
         vocab_size: token ids are below it.
 
     Attributes:
-        always: verify whatever is proposed, for tests.
+        always: verify every proposal, for tests.
     """
 
     always = False
 
-    def __init__(self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, trust: Trust, vocab_size: int):
+    def __init__(
+        self, drafters: Callable[[], Drafter], tokens: int, times: StepTimes, prior: AcceptancePrior, vocab_size: int
+    ):
         self._drafters, self.tokens, self.times, self._vocab_size = drafters, tokens, times, vocab_size
-        self._trust = trust
-        self._wait, self._refused = 0, AGAIN
-        self._head, self._guessed = drafters is HeadDrafter, False
+        self._prior = prior
+        self._wait, self._refused = 0, MIN_WAIT
+        self._head, self._mtp_next = drafters is MtpDrafter, False
 
     def begin(self, prompt: Sequence[int]) -> Drafting:
-        """For a sequence that joins."""
-        return Drafting(self._drafters(), prompt, self._trust.begin())
+        """Return the drafting state of a sequence that joins."""
+        return Drafting(self._drafters(), prompt, self._prior.begin())
 
-    def looks(self, sequences: Sequence[Alive], context: int) -> bool:
-        """Whether the next step needs to know what the one before has drawn.
+    def should_draft(self, sequences: Sequence[ActiveSequence], context: int) -> bool:
+        """Whether the next step drafts and therefore needs the tokens of the previous step.
 
-        Waiting for that costs time. It is worth it where there are drafts behind the tokens that have been read, be
-        they one short: where text repeats itself, there are. A head's guesses come with what that step has drawn.
+        Waiting for them costs time. It is worth it if there are drafts after the tokens that have been read, even if
+        these are one token short: so it is where text repeats itself. MTP drafts come with the sampled tokens of that
+        step.
         """
         if self._head:
-            return self._guessed
+            return self._mtp_next
         return not self._wait and any(self._propose(sequence, context) for sequence in sequences)
 
-    def rest(self) -> None:
-        """A step has passed without a look at drafts."""
+    def skip(self) -> None:
+        """Count a step without drafting."""
         self._wait = max(0, self._wait - 1)
 
-    def drafts(self, lanes: Sequence[Alive | None], context: int) -> list[tuple[int, ...]] | None:
-        """The drafts of every lane; None where the next step had better have none.
+    def drafts(self, lanes: Sequence[ActiveSequence | None], context: int) -> list[tuple[int, ...]] | None:
+        """Return the drafts of every lane; None if the next step should not verify any.
 
-        Everything that the lanes have drawn must have been read.
+        All sampled tokens of the lanes must have been read.
 
         Raises:
-            TypeError, ValueError: a drafter's answer is none.
+            TypeError, ValueError: a drafter's answer is not a list of token ids.
         """
         proposed = [() if s is None else self._propose(s, context) for s in lanes]
         if not any(proposed):
             return None
         if self.always:
             return proposed
-        if not self.times.known(self.steps(len(lanes))[0]):
+        if not self.times.measured(self.steps(len(lanes))[0]):
             return None
-        if self._wait:  # a head has guessed although it does not pay, for the time to be measured
+        if self._wait:  # the MTP head drafted although it does not pay, so that the time is measured
             return proposed
-        return proposed if self._worth_it(lanes, proposed) else None
+        return proposed if self._should_verify(lanes, proposed) else None
 
-    def guesses(self, lanes: Sequence[Alive | None], verifying: bool) -> int:
-        """How many tokens the model's own head guesses in the next step, for the one behind it to verify.
+    def mtp_draft_count(self, lanes: Sequence[ActiveSequence | None], verifying: bool) -> int:
+        """Return the number of tokens that the MTP head drafts in the next step, for the one after it to verify.
 
         Args:
             lanes: the sequences.
-            verifying: whether the next step verifies drafts. One that draws guesses where that promises to pay.
+            verifying: whether the next step verifies drafts. A step that samples drafts only if that is expected to
+                pay.
         """
         if not self._head:
             return 0
-        self._guessed = not self._wait and (verifying or self._asks(lanes))
-        return self.tokens if verifying or self._guessed else 0
+        self._mtp_next = not self._wait and (verifying or self._should_propose(lanes))
+        return self.tokens if verifying or self._mtp_next else 0
 
-    def _asks(self, lanes: Sequence[Alive | None]) -> bool:
-        """Whether a step had better guess, none of whose lanes has drafts."""
-        asking = [s is not None and s.drafting is not None and s.drafting.acceptance.drafts(s.drawn) for s in lanes]
+    def _should_propose(self, lanes: Sequence[ActiveSequence | None]) -> bool:
+        """Whether the MTP head should draft in a step none of whose lanes has drafts."""
+        asking = [
+            s is not None and s.drafting is not None and s.drafting.acceptance.should_draft(s.sampled) for s in lanes
+        ]
         if self.always or not any(asking):
             return self.always
-        return self.times.known(self.steps(len(lanes))[0]) and self._worth_it(
+        return self.times.measured(self.steps(len(lanes))[0]) and self._should_verify(
             lanes, [(0,) * self.tokens if one else () for one in asking]
         )
 
-    def _worth_it(self, lanes: Sequence[Alive | None], drafts: list[tuple[int, ...]]) -> bool:
-        """Whether drafts are to be verified: they pay, or it has to be measured whether they do."""
-        if not self.times.known(self.steps(len(lanes))[1]) or self._pays(lanes, drafts, self.cost(len(lanes))):
-            self._refused = AGAIN
+    def _should_verify(self, lanes: Sequence[ActiveSequence | None], drafts: list[tuple[int, ...]]) -> bool:
+        """Whether to verify drafts: they are expected to pay, or their time has to be measured."""
+        if not self.times.measured(self.steps(len(lanes))[1]) or self._pays(lanes, drafts, self.cost(len(lanes))):
+            self._refused = MIN_WAIT
             return True
-        self._wait, self._refused = self._refused, min(2 * self._refused, RARELY)
-        return self._wait > MEASURED_AGAIN
+        self._wait, self._refused = self._refused, min(2 * self._refused, MAX_WAIT)
+        return self._wait > REMEASURE_AFTER
 
     def steps(self, lanes: int) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
-        """Kinds of the two steps of a pool, by which their times are kept: what they do, lanes, guesses."""
+        """Return the keys of the two steps of a pool in `StepTimes`: kind, lanes, MTP drafts."""
         return ("generate", lanes, 0), ("verify", lanes, self.tokens if self._head else 0)
 
     def cost(self, lanes: int) -> float:
-        """Time of a step that verifies, in those of one that draws; both have been measured."""
+        """Return the time of a step that verifies relative to one that samples; both have been measured."""
         plain, verify = self.steps(lanes)
-        return self.times.least(verify) / self.times.least(plain)
+        return self.times.min_seconds(verify) / self.times.min_seconds(plain)
 
-    def learn(self, sequence: Alive, lanes: int, drafted: int, accepted: int) -> bool:
-        """Of a sequence's drafts the first `accepted` were right; returns whether it stops drafting for a while."""
+    def observe(self, sequence: ActiveSequence, lanes: int, drafted: int, accepted: int) -> bool:
+        """Record how many of a sequence's drafts were accepted; returns whether it pauses drafting."""
         assert sequence.drafting is not None
         acceptance = sequence.drafting.acceptance
-        acceptance.learn(drafted, accepted)
-        self._trust.learn(drafted, accepted)
+        acceptance.observe(drafted, accepted)
+        self._prior.observe(drafted, accepted)
         _, verify = self.steps(lanes)
-        if self.always or not self.times.known(verify) or 1 + acceptance.expected(self.tokens) > self.cost(lanes):
+        if self.always or not self.times.measured(verify) or 1 + acceptance.expected(self.tokens) > self.cost(lanes):
             return False
-        acceptance.pause(sequence.drawn)
+        acceptance.pause(sequence.sampled)
         return True
 
-    def _propose(self, sequence: Alive, context: int) -> tuple[int, ...]:
+    def _propose(self, sequence: ActiveSequence, context: int) -> tuple[int, ...]:
         drafting = sequence.drafting
-        if drafting is None or not drafting.acceptance.drafts(sequence.drawn):
+        if drafting is None or not drafting.acceptance.should_draft(sequence.sampled):
             return ()
-        return drafting.propose(sequence.generated, min(self.tokens, sequence.left(context) - 1), self._vocab_size)
+        return drafting.propose(sequence.generated, min(self.tokens, sequence.remaining(context) - 1), self._vocab_size)
 
-    def _pays(self, lanes: Sequence[Alive | None], proposed: list[tuple[int, ...]], cost: float) -> bool:
+    def _pays(self, lanes: Sequence[ActiveSequence | None], proposed: list[tuple[int, ...]], cost: float) -> bool:
         alive = [(s, drafts) for s, drafts in zip(lanes, proposed, strict=True) if s is not None]
         expected = sum(
             1 + (s.drafting.acceptance.expected(len(drafts)) if s.drafting is not None else 0) for s, drafts in alive
         )
-        return expected > GAIN * cost * len(alive)
+        return expected > MIN_SPEEDUP * cost * len(alive)

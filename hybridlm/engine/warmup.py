@@ -1,7 +1,4 @@
-"""Compiling every step of a model ahead of its first use.
-
-Every step that an engine runs.
-"""
+"""Compilation of every step of an engine ahead of its first use."""
 
 import time
 import warnings
@@ -14,13 +11,13 @@ from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
 from hybridlm.progress import counting_progress
 
 COMPILE_SECONDS = 120.0
-"""Budget of one step, from tracing to its certificate; what takes longer is named in a warning."""
+"""Budget of one step, from tracing to its certificate; slower steps are named in a warning."""
 
 
 def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[str, float]:
     """See `LM.warmup`."""
-    if engine.calls.crew is not None:
-        engine.calls.crew.tell(Operation("warm up", (int(every_bucket),)))
+    if engine.calls.process_group is not None:
+        engine.calls.process_group.broadcast(Operation("warm up", (int(every_bucket),)))
     shapes = all_shapes(engine, only_full=not every_bucket)
     seconds: dict[str, float] = {}
 
@@ -30,7 +27,7 @@ def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[s
         return str(shape), time.perf_counter() - start
 
     with counting_progress(progress, "compiling", len(shapes)) as done, ThreadPoolExecutor(cores()) as pool:
-        # The steps of the model take the longest; the moves of rows fill the gaps.
+        # Model steps take longest and come first; the moves of rows fill the gaps.
         waiting = [pool.submit(compiled, shape) for shape in shapes]
         try:
             for one in as_completed(waiting):
@@ -51,41 +48,38 @@ def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[s
 
 
 def first_shapes(engine: Engine) -> list[AnyShape]:
-    """Steps that a call of `generate` needs first: those of all lanes, then those of one sequence."""
+    """Return the steps that a call of `generate` needs first: those of all lanes, then those of one sequence."""
+    one = engine.bucket(1, engine.prefill_rows), engine.bucket(1, engine.lanes)
     found: list[AnyShape] = []
-    for staging, decode in (
-        (engine.staging, engine.lanes),
-        (engine.rung(1, engine.staging), engine.rung(1, engine.lanes)),
-    ):
-        found += [Shape("generate", staging, engine.chunk), CopyShape(staging, decode), Shape("generate", decode, 1)]
+    for prefill, decode in ((engine.prefill_rows, engine.lanes), one):
+        found += [Shape("generate", prefill, engine.chunk), CopyShape(prefill, decode), Shape("generate", decode, 1)]
     return list(dict.fromkeys(found))
 
 
 def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) -> list[AnyShape]:
-    """Steps that consume prompts, that draw one token of each lane, that verify drafts, that score, and that move rows.
+    """Return all step shapes: prefill, one token per lane, verification of drafts, scoring, and moves of rows.
 
-    Rows are copied between pools, and states are moved out of a pool to be kept, and back into one.
-
-    Requests with log-probabilities or a logits processor of the user's have steps of their own, compiled on first use.
+    Rows are copied between pools, and states are moved out of a pool into the prefix cache and back. Requests with
+    log-probabilities or a logits processor have steps of their own, compiled on first use.
 
     Args:
-        only_full: for the largest number of lanes alone, and states that are kept only with a prefix cache.
-        drafts: those that verify drafts too, where the engine does not draft of itself.
+        only_full: only for the largest number of lanes, and moves of states only with a prefix cache.
+        drafts: include steps that verify drafts, even if the engine does not draft by default.
     """
-    staging, decode = ([most] if only_full else engine.rungs(most) for most in (engine.staging, engine.lanes))
+    prefill, decode = ([most] if only_full else engine.buckets(most) for most in (engine.prefill_rows, engine.lanes))
     shapes: list[AnyShape] = []
-    shapes += [Shape("generate", lanes, engine.chunk) for lanes in staging]
+    shapes += [Shape("generate", lanes, engine.chunk) for lanes in prefill]
     shapes += [Shape("generate", lanes, 1) for lanes in decode]
     if drafts or engine.speculate is not None:
-        shapes += [Shape("generate", lanes, 1, guesses=engine.guesses) for lanes in decode]
-        shapes += [Shape("verify", lanes, engine.draft_tokens + 1, guesses=engine.guesses) for lanes in decode]
-    shapes += [Shape("score", lanes, engine.chunk, 0) for lanes in staging]
-    shapes += [CopyShape(source, target) for source in staging for target in decode]
+        shapes += [Shape("generate", lanes, 1, mtp_drafts=engine.mtp_drafts) for lanes in decode]
+        shapes += [Shape("verify", lanes, engine.draft_tokens + 1, mtp_drafts=engine.mtp_drafts) for lanes in decode]
+    shapes += [Shape("score", lanes, engine.chunk, 0) for lanes in prefill]
+    shapes += [CopyShape(source, target) for source in prefill for target in decode]
     if not only_full:
         shapes += [CopyShape(source, target) for source in decode for target in decode if source != target]
     if not only_full or engine.prefix_cache is not None:
-        shapes += [shape for pool in staging for shape in engine.moves.shapes(pool)]
+        shapes += [shape for pool in prefill for shape in engine.moves.shapes(pool)]
     if engine.prefix_cache is not None:
-        # What an answer ends with is kept from where it was decoded.
+        # The final state of an answer is cached from the decode pool.
         shapes += [shape for pool in decode for shape in engine.moves.shapes(pool) if shape.kept]
     return list(dict.fromkeys(shapes))

@@ -1,4 +1,4 @@
-"""Files: atomic replacement, JSON lines and JSON that is read strictly.
+"""Files: atomic output files, JSON lines, and strict JSON and text files of checkpoints.
 
-Imports `errors`. Begin with `atomic`: a file or directory appears whole or not at all.
+Imports `errors` and `ir_passes.files`, which has the parser and the atomic write. Begin with `atomic`.
 """

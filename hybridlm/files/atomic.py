@@ -1,21 +1,23 @@
-"""Files and directories that appear whole or not at all."""
+"""Output files of the user: checked before anything is computed, written whole or not at all, named in every error."""
 
 import errno
+import io
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from ir_passes.files.atomic import whole_file
+
 
 def replaceable(output: Path, input: Path | None = None) -> Path:
-    """The file that an output replaces or makes, links resolved.
+    """Return the path that an output replaces or creates, with links resolved.
 
     Raises:
-        FileNotFoundError: its folder is not there.
-        PermissionError: no file can be made there.
-        ValueError: it is the input, or no regular file.
+        FileNotFoundError: its folder does not exist.
+        PermissionError: no file can be created there.
+        ValueError: it is the input, or not a regular file.
     """
     output = Path(os.path.realpath(output))
     if not output.parent.is_dir():
@@ -25,34 +27,34 @@ def replaceable(output: Path, input: Path | None = None) -> Path:
     if output.exists():
         if not output.is_file():
             # Renaming over it would replace a directory or a device such as /dev/null.
-            raise ValueError(f"{output}: expected a file or a new name, found something that is no regular file")
+            raise ValueError(f"{output}: expected a regular file or a new name, found something else")
         if input is not None and input.exists() and output.samefile(input):
-            raise ValueError(f"{output}: is the input, too; give another name")
+            raise ValueError(f"{output}: is also the input; give another name")
     return output
 
 
 def new_path(path: Path) -> Path:
-    """The path of something that is not there yet, links of its folder resolved.
+    """Return the path of something that does not exist yet, with links of its folder resolved.
 
     Raises:
-        FileExistsError: something is there.
-        FileNotFoundError: its folder is not.
+        FileExistsError: something exists there.
+        FileNotFoundError: its folder does not exist.
     """
     path = Path(os.path.realpath(path.parent)) / path.name
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
     if os.path.lexists(path):
-        raise FileExistsError(errno.EEXIST, "is there already; delete it, or give a name that is not there", str(path))
+        raise FileExistsError(errno.EEXIST, "exists already; delete it, or give a new name", str(path))
     return path
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What only writing can raise."""
+"""Errors that only writing can raise."""
 
 
 @contextmanager
 def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
-    """An error of writing, as of a full disk, does not know the file.
+    """Add a file's name to errors of writing, such as a full disk, which come without one.
 
     Args:
         path: the file.
@@ -68,22 +70,22 @@ def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
 
 @contextmanager
 def replacing(output: Path, input: Path | None = None) -> Iterator[TextIO]:
-    """A file beside `output` that takes its name once everything is written, and is gone if anything fails."""
+    """Open a text file (ASCII; bytes by its `buffer`) that replaces `output` once it is complete; see `whole_file`.
+
+    Raises:
+        FileNotFoundError, PermissionError, ValueError: as `replaceable`.
+    """
     output = replaceable(output, input)
-    partial = output.with_name(f".{output.name}.{secrets.token_hex(4)}.partial")
-    try:
-        # Whoever has the file reads others, too; what their errors are about is not known here.
-        with naming(output, NO_ROOM), partial.open("x", encoding="ascii", newline="\n") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, output)
-    finally:
-        partial.unlink(missing_ok=True)
+    # Errors in the caller's block may concern other files; only those that mean a full disk are surely of this one.
+    with naming(output, NO_ROOM), whole_file(output) as raw:
+        file = io.TextIOWrapper(raw, encoding="ascii", newline="\n")
+        yield file
+        file.flush()
+        file.detach()
 
 
 def sync(path: Path) -> None:
-    """The content of a file, or the names in a directory, have reached the disk when this returns."""
+    """Wait until the content of a file, or the names in a directory, have reached the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with naming(path):

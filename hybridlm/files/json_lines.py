@@ -1,20 +1,20 @@
-"""Texts as lines of JSON: what users send is read strictly, what is written every JSON reader takes."""
+"""JSON lines: strict for what users send, portable for what is written."""
 
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hybridlm.files.strict_json import unique_keys
+from ir_passes.files.strict_json import parse_json
 
 Id = str | int | None
 
-WINDOW_BYTES = 16_000_000
-"""Most bytes of a window of lines, but for one longer line: they are held in memory together."""
+MAX_WINDOW_BYTES = 16_000_000
+"""Bytes of lines that are held in memory together; a single longer line is still read."""
 
 
 def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, from 1, without line ends. Blank lines at the end of the file are not lines."""
+    """Yield lines with their numbers, from 1, without line ends. Blank lines at the end of the file do not count."""
     blank = 0
     for number, line in enumerate(file, 1):
         if number == 1:
@@ -29,12 +29,12 @@ def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def windows(lines: Iterable[tuple[int, bytes]], most: int) -> Iterator[list[tuple[int, bytes]]]:
-    """Numbered lines, so many at a time, or fewer where they are long: a file is never in memory as a whole."""
+    """Yield at most `most` numbered lines at a time, fewer if they are long: a file is never in memory as a whole."""
     window, size = [], 0
     for number, line in lines:
         window.append((number, line))
         size += len(line)
-        if len(window) >= most or size >= WINDOW_BYTES:
+        if len(window) >= most or size >= MAX_WINDOW_BYTES:
             yield window
             window, size = [], 0
     if window:
@@ -42,21 +42,21 @@ def windows(lines: Iterable[tuple[int, bytes]], most: int) -> Iterator[list[tupl
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """The JSON object on a line.
+    """Return the JSON object on a line.
 
     Raises:
-        ValueError: blank, not UTF-8, not JSON (NaN and Infinity are not), a key that is there twice, or no object.
+        ValueError: blank, not UTF-8, not JSON (NaN and Infinity are not), a duplicate key, or not an object.
     """
     if not line.strip():
         raise ValueError("expected a JSON object, the line is blank")
     try:
-        value = json.loads(line.decode(), object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
+        value = parse_json(line)
     except UnicodeDecodeError as error:
         raise ValueError(f"expected UTF-8: {error}") from error
     except json.JSONDecodeError as error:
         # Its own text speaks of "line 1", which is not the line of the file.
         raise ValueError(f"expected a JSON object, but {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"expected a JSON object, but it cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, got {type(value).__name__}")
@@ -64,7 +64,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def read_id(value: dict[str, Any]) -> Id:
-    """What names the line in the output; None where there is no "id".
+    """Return the "id" of a line, which names it in the output; None if it has none.
 
     Raises:
         ValueError: neither a string nor a whole number.
@@ -76,14 +76,14 @@ def read_id(value: dict[str, Any]) -> Id:
 
 
 def read_item(value: dict[str, Any], text_keys: Sequence[str]) -> tuple[str, str | list[Any]]:
-    """The one key that holds the text or the token ids, and what it holds.
+    """Return the key that holds the text or the token ids, and its value.
 
     Args:
         value: the object; other keys are the user's own.
-        text_keys: names under which a text may stand; token ids stand under "token_ids".
+        text_keys: keys that may hold a text; "token_ids" holds token ids.
 
     Raises:
-        ValueError: none of the keys or several of them, or a value of another type.
+        ValueError: none of the keys, several of them, or a value of another type.
     """
     keys = (*text_keys, "token_ids")
     present = [key for key in keys if key in value]
@@ -97,7 +97,7 @@ def read_item(value: dict[str, Any], text_keys: Sequence[str]) -> tuple[str, str
 
 
 def finite(value: float) -> float | None:
-    """The number, or None (null) where JSON has no way to write it."""
+    """Return the number, or None (null) for NaN and infinity, which JSON does not have."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -105,13 +105,9 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 def dump(value: Any) -> str:
-    """One line, ASCII, so that neither a lone surrogate nor the locale of a terminal can break it.
+    """Return a value as one line of ASCII, which neither a lone surrogate nor a terminal's locale can break.
 
     Raises:
-        ValueError: a number that is not finite; put it through `finite`.
+        ValueError: a number that is not finite; use `finite`.
     """
     return _ENCODER.encode(value)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")

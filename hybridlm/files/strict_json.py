@@ -1,39 +1,23 @@
-"""JSON files of a checkpoint: bounded, UTF-8, without duplicate keys."""
+"""JSON and text files of a checkpoint: of bounded size, UTF-8, strict."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hybridlm.errors import CheckpointError
+from ir_passes.files.strict_json import PairsHook, parse_json
 
 MEGABYTE = 1_000_000
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """`object_pairs_hook` that refuses what JSON readers disagree about: a key that is there twice."""
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = sorted({key for key, _ in pairs if key in seen or seen.add(key)})
-        raise ValueError(f"duplicate keys {twice[:5]}")
-    return result
-
-
-def read_object(
-    path: Path,
-    limit: int,
-    pairs_hook: Callable[[list[tuple[str, Any]]], Any] = unique_keys,
-) -> dict[str, Any]:
-    """The JSON object in a file.
+def read_text(path: Path, limit: int) -> str:
+    """Return the text of a file without a byte-order mark.
 
     Args:
         path: a file, or a link to one.
         limit: the most bytes it may have.
-        pairs_hook: makes the value of each JSON object from its key and value pairs.
 
     Raises:
-        CheckpointError: not a regular file, longer than `limit`, not UTF-8, not JSON, or not an object.
+        CheckpointError: not a regular file, longer than `limit`, or not UTF-8.
     """
     if not path.is_file():
         raise CheckpointError(path, "expected a file, found none" if not path.exists() else "expected a regular file")
@@ -42,9 +26,26 @@ def read_object(
     if len(data) > limit:
         raise CheckpointError(path, f"expected at most {limit:,} bytes, found {path.stat().st_size:,}")
     try:
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=pairs_hook)
-    except (ValueError, RecursionError) as error:
-        # RecursionError: nesting; ValueError covers syntax, UTF-8, duplicate keys and numbers of thousands of digits.
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(path, f"expected UTF-8, but it cannot be read: {error}") from error
+
+
+def read_object(path: Path, limit: int, pairs_hook: PairsHook | None = None) -> dict[str, Any]:
+    """Return the JSON object in a file. NaN and Infinity are numbers, as transformers 4 writes them.
+
+    Args:
+        path: a file, or a link to one.
+        limit: the most bytes it may have.
+        pairs_hook: makes the value of each JSON object from its key and value pairs.
+
+    Raises:
+        CheckpointError: as `read_text`; or not JSON, a duplicate key, or not an object.
+    """
+    text = read_text(path, limit)
+    try:
+        value = parse_json(text, pairs_hook, constants=True)
+    except ValueError as error:
         raise CheckpointError(path, f"expected a JSON object, but it cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(path, f"expected a JSON object, found {type(value).__name__}")

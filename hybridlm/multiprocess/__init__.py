@@ -1,4 +1,5 @@
-"""Processes that run one model together: joining, heartbeats, broadcasts of what runs next, and how all end.
+"""Processes that run one model together: joining, heartbeats, broadcasts of what runs next, and failures.
 
-Imports `devices`. Begin with `crew`: process 0 decides, the others repeat its calls; `records` is what is sent.
+Imports `devices`. Begin with `process_group`: process 0 decides, the others repeat its calls; `records` is the wire
+format.
 """

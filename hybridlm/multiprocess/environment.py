@@ -1,4 +1,4 @@
-"""What processes of one run have in common: how they end, and how long they wait for each other."""
+"""Common settings of the processes of a run: environment variables, exit status and timeout."""
 
 import os
 import sys
@@ -7,45 +7,46 @@ import time
 import jax
 
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""Environment variables that say which of how many processes this one is, where no cluster is found that JAX knows."""
-MOST_SECONDS = 60
-LOST = 70
-"""Exit status of a process that has ended because of another one."""
+"""Environment variables of the coordinator's address, the number of processes, and this process's number; not needed on
+a cluster that JAX detects."""
+MAX_TIMEOUT = 60
+EXIT_PEER_LOST = 70
+"""Exit status of a process that exits because of another one."""
 
 
-_patience: float = MOST_SECONDS
+_timeout: float = MAX_TIMEOUT
 
 
 class ProcessLost(RuntimeError):
-    """A process has ended, or does not answer; what was on its way is not computed."""
+    """A process has ended, or does not answer; the results of steps in flight are lost."""
 
 
 class Disagreement(RuntimeError):
     """Processes were about to run a step with different operands; no row was written."""
 
 
-def leave() -> None:
-    """End this process now. An ordinary end waits in JAX for the other processes, which wait for this one in a step."""
+def exit_peer_lost() -> None:
+    """Exit now. An ordinary exit waits in JAX for the other processes, which wait for this one in a step."""
     sys.stdout.flush()
     sys.stderr.flush()
     if jax.process_index() == 0:
-        time.sleep(_patience / 8)  # the others learn here why they end
-    os._exit(LOST)
+        time.sleep(_timeout / 8)  # the others read here why they exit
+    os._exit(EXIT_PEER_LOST)
 
 
-def patience() -> float:
-    """Seconds after which a process that does not answer has ended all others."""
-    return _patience
+def peer_timeout() -> float:
+    """Seconds after which a process that does not answer makes all others exit."""
+    return _timeout
 
 
-def set_patience(timeout: float) -> None:
-    """Say how many; raises ValueError for seconds that are no timeout."""
-    global _patience
+def set_peer_timeout(timeout: float) -> None:
+    """Set the timeout; raises ValueError if it is out of range."""
+    global _timeout
     check_timeout(timeout)
-    _patience = timeout
+    _timeout = timeout
 
 
 def check_timeout(timeout: float) -> None:
-    """Raises ValueError for seconds that are no timeout."""
-    if not 1 <= timeout <= MOST_SECONDS:
-        raise ValueError(f"timeout: expected 1 to {MOST_SECONDS} seconds, got {timeout:g}")
+    """Check a timeout; raises ValueError if it is out of range."""
+    if not 1 <= timeout <= MAX_TIMEOUT:
+        raise ValueError(f"timeout: expected 1 to {MAX_TIMEOUT} seconds, got {timeout:g}")

@@ -1,28 +1,28 @@
-"""Bringing the processes of a run together, on JAX's own distributed runtime."""
+"""Join the processes of a run, on JAX's own distributed runtime."""
 
 import os
 from typing import Any
 
 import jax
 
-from hybridlm.multiprocess.environment import ADDRESS, COUNT, MOST_SECONDS, NUMBER, set_patience
-from hybridlm.multiprocess.watch import begin_watch
+from hybridlm.multiprocess.environment import ADDRESS, COUNT, MAX_TIMEOUT, NUMBER, set_peer_timeout
+from hybridlm.multiprocess.heartbeat import start_heartbeat
 
-LEAST_HEARTBEAT = 10
+MIN_JAX_HEARTBEAT = 10
 """Seconds of silence that JAX's coordination service grants a busy machine."""
 
 
 def join(timeout: float, devices: int | None = None) -> None:
-    """Become one of the processes that a launcher has started; from then on each watches over the others.
+    """Join a run as one of the processes that a launcher has started; from then on each watches the others.
 
     Args:
         timeout: seconds without an answer after which a process counts as lost.
-        devices: virtual devices of this process, on a CPU; None for as many as there are.
+        devices: virtual devices of this process, on a CPU; None for JAX's default.
 
     Raises:
-        ValueError: nothing says how many processes there are, or the timeout is out of range.
+        ValueError: the number of processes is unknown, or the timeout is out of range.
     """
-    set_patience(timeout)
+    set_peer_timeout(timeout)
     if devices is not None:
         jax.config.update("jax_num_cpu_devices", devices)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -30,11 +30,11 @@ def join(timeout: float, devices: int | None = None) -> None:
     if COUNT in os.environ and NUMBER in os.environ:
         given = {"num_processes": int(os.environ[COUNT]), "process_id": int(os.environ[NUMBER])}
     try:
-        # JAX ends a process in its own way after this time; the watch is quicker and says more.
+        # JAX aborts a process after this time; our heartbeat is quicker and says more.
         jax.distributed.initialize(
             **given,
-            initialization_timeout=2 * MOST_SECONDS,
-            heartbeat_timeout_seconds=max(LEAST_HEARTBEAT, int(timeout)),
+            initialization_timeout=2 * MAX_TIMEOUT,
+            heartbeat_timeout_seconds=max(MIN_JAX_HEARTBEAT, int(timeout)),
             shutdown_timeout_seconds=max(1, int(timeout / 4)),
         )
     except ValueError as error:
@@ -42,6 +42,6 @@ def join(timeout: float, devices: int | None = None) -> None:
             f"launch: no launcher has started this process ({error}); say how many processes to start here (-n 4), or "
             f"run it under SLURM or Open MPI, or set {ADDRESS}, {COUNT} and {NUMBER}"
         ) from error
-    jax.devices()  # where all processes wait for each other
+    jax.devices()  # a barrier: all processes wait for each other here
     if jax.process_count() > 1:
-        begin_watch()
+        start_heartbeat()

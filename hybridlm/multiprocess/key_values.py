@@ -1,8 +1,8 @@
-"""What processes tell each other through JAX's coordination service: bytes under a name.
+"""A key-value store shared by the processes, on JAX's coordination service.
 
-The service runs in process 0, over the connections that `jax.distributed.initialize` has made. A record of 4 KB takes
-a tenth of the time there of a broadcast by the devices, and a process that waits for one keeps no device busy, however
-long process 0 has nothing to do. `jax.distributed` itself offers no such store, only JAX's own client has it.
+The service runs in process 0, over the connections that `jax.distributed.initialize` has made. A record of 4 KB takes a
+tenth of the time of a broadcast by the devices, and a process that waits for one keeps no device busy, however long
+process 0 is idle. `jax.distributed` itself offers no such store, only JAX's own client has it.
 """
 
 import jax
@@ -11,10 +11,10 @@ from ir_passes.jaxpr.jax_private import coordination
 
 
 class KeyValues:
-    """The store of the processes that `jax.distributed` has brought together.
+    """The store of the processes that `jax.distributed` has connected.
 
     Args:
-        folder: in which all names are.
+        folder: common prefix of all keys.
 
     Attributes:
         address: host and port of the service, in process 0.
@@ -29,11 +29,11 @@ class KeyValues:
         self.address = str(state.coordinator_address)
 
     def set(self, name: str, value: bytes) -> None:
-        """Say something, in place of what was said under this name before."""
+        """Set a value, replacing an earlier one."""
         self._client.key_value_set_bytes(f"{self._folder}/{name}", value, allow_overwrite=True)
 
     def get(self, name: str, seconds: float) -> bytes | None:
-        """What was said, as soon as it is; None if nothing is within so many seconds."""
+        """Wait up to `seconds` for a value; None if there is none by then."""
         try:
             return self._client.blocking_key_value_get_bytes(f"{self._folder}/{name}", max(1, int(1000 * seconds)))
         except jax.errors.JaxRuntimeError as error:
@@ -41,11 +41,11 @@ class KeyValues:
                 raise
             return None
 
-    def under(self, folder: str) -> dict[str, bytes]:
-        """All that was said under names that begin with "folder/", by the rest of the name."""
+    def list(self, folder: str) -> dict[str, bytes]:
+        """Return all values whose key begins with "folder/", by the rest of the key."""
         found = self._client.key_value_dir_get_bytes(f"{self._folder}/{folder}/")
         return {name.rsplit("/", 1)[-1]: value for name, value in found}
 
-    def forget(self, name: str) -> None:
-        """Nothing was said under this name, nor under any that begins with "name/"."""
+    def delete(self, name: str) -> None:
+        """Delete a value, and all whose key begins with "name/"."""
         self._client.key_value_delete(f"{self._folder}/{name}")

@@ -1,4 +1,4 @@
-"""Starting processes on this machine that run one command together, and ending all with the first that fails."""
+"""Start processes on this machine that run one command together, and end all with the first that fails."""
 
 import os
 import signal
@@ -10,16 +10,16 @@ import time
 from collections.abc import Sequence
 from typing import IO
 
-from hybridlm.multiprocess.environment import ADDRESS, COUNT, LOST, NUMBER
+from hybridlm.multiprocess.environment import ADDRESS, COUNT, EXIT_PEER_LOST, NUMBER
 
-_LOOK = 0.1
+_POLL_SECONDS = 0.1
 
 
-class Failed(RuntimeError):
-    """A process has failed; all others were ended.
+class LaunchError(RuntimeError):
+    """A process failed; all others were ended.
 
     Attributes:
-        status: exit status for the whole, as a shell counts it.
+        status: exit status of the launch, as a shell counts it.
     """
 
     def __init__(self, message: str, status: int):
@@ -28,37 +28,37 @@ class Failed(RuntimeError):
 
 
 def launch(command: Sequence[str], count: int, timeout: float) -> None:
-    """Run a command as so many processes of this machine.
+    """Run a command as `count` processes on this machine.
 
-    What process 0 prints comes out as it is; of the others all comes out on standard error, each line with "[1] " or so
-    before it. SIGINT and SIGTERM are handed on to all.
+    The output of process 0 is passed through; all output of the others goes to standard error, each line prefixed with
+    "[1] " or so. SIGINT and SIGTERM are forwarded to all.
 
     Args:
-        command: run by each, with environment variables that say which it is.
-        count: of processes.
-        timeout: seconds within which all others have ended after one has failed, or process 0 has come to its end.
+        command: command of each process; environment variables give it its number.
+        count: number of processes.
+        timeout: seconds within which all others have ended after one has failed, or process 0 has ended.
 
     Raises:
-        Failed: one has failed; names it.
+        LaunchError: a process failed; the message names it.
     """
     address = f"127.0.0.1:{_free_port()}"
     processes: list[subprocess.Popen[bytes]] = []
     pumps: list[threading.Thread] = []
     received: list[int] = []
 
-    def hand_on(number: int, frame: object) -> None:
+    def forward_signal(number: int, frame: object) -> None:
         received.append(number)
         for process in processes:
             if process.poll() is None:
                 process.send_signal(number)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, forward_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         for i in range(count):
             variables = {**os.environ, ADDRESS: address, COUNT: str(count), NUMBER: str(i)}
             pipe = None if i == 0 else subprocess.PIPE
             given = None if i == 0 else subprocess.DEVNULL
-            # A group of its own: Ctrl-C in a terminal comes by way of this process, once.
+            # Its own process group: Ctrl-C in a terminal reaches it through this process only, once.
             process = subprocess.Popen(
                 command, env=variables, stdin=given, stdout=pipe, stderr=subprocess.STDOUT if pipe else None,
                 process_group=0,
@@ -70,7 +70,7 @@ def launch(command: Sequence[str], count: int, timeout: float) -> None:
         _wait(processes, timeout, received)
     finally:
         for process in processes:
-            process.kill()  # those that were stopped, too
+            process.kill()  # also ends stopped processes
             process.wait()
         for pump in pumps:
             pump.join(timeout=1)
@@ -79,41 +79,45 @@ def launch(command: Sequence[str], count: int, timeout: float) -> None:
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], timeout: float, received: list[int]) -> None:
-    """Wait for all of them, or for the first that fails and then a while for the others to say why they end.
+    """Wait for all processes, or for the first failure and then a while for the others to report why they exit.
 
-    They notice after half of the timeout that one is gone. Where one of them has noticed, the others have as well.
+    They notice a missing process after half of the timeout. Where one of them has noticed, the others have as well.
     """
     end, failed = None, None
     while any(process.poll() is None for process in processes):
         if end is None and processes[0].poll() is not None:
             end = time.monotonic() + timeout / 2
         for i, process in enumerate(processes):
-            # Who ends because another one has, says so by its status.
-            if process.poll() and (failed is None or failed[1] == LOST != process.returncode):
+            # EXIT_PEER_LOST marks a process that exits because of another one: it is not the cause.
+            if process.poll() and (failed is None or failed[1] == EXIT_PEER_LOST != process.returncode):
                 if failed is None:
-                    end = time.monotonic() + timeout * (0.35 if process.returncode == LOST else 0.75)
+                    end = time.monotonic() + timeout * (0.35 if process.returncode == EXIT_PEER_LOST else 0.75)
                 failed = i, process.returncode
         if end is not None and time.monotonic() > end:
             break
-        time.sleep(_LOOK)
+        time.sleep(_POLL_SECONDS)
     found = [(i, status) for i, process in enumerate(processes) if (status := process.poll())]
-    found = [one for one in found if one[1] != LOST] or found
+    found = [one for one in found if one[1] != EXIT_PEER_LOST] or found
     left = [str(i) for i, process in enumerate(processes) if process.poll() is None]
     if received:
-        raise Failed(f"ended by {signal.Signals(received[0]).name}", 128 + received[0])
-    if left and found and all(status == LOST for _, status in found):
-        raise Failed(f"process {', '.join(left)} did not answer and was killed; the others ended because of it", LOST)
+        raise LaunchError(f"ended by {signal.Signals(received[0]).name}", 128 + received[0])
+    if left and found and all(status == EXIT_PEER_LOST for _, status in found):
+        raise LaunchError(
+            f"process {', '.join(left)} did not answer and was killed; the others ended because of it", EXIT_PEER_LOST
+        )
     if found:
-        i, status = failed if failed is not None and failed[1] != LOST else found[0]
+        i, status = failed if failed is not None and failed[1] != EXIT_PEER_LOST else found[0]
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         others = f"; {', '.join(left)} did not answer and were killed" if left else ""
-        raise Failed(f"process {i} (pid {processes[i].pid}) {how}, and with it all others{others}", _as_shell(status))
+        raise LaunchError(
+            f"process {i} (pid {processes[i].pid}) {how}, and with it all others{others}", _as_shell(status)
+        )
     if left:
-        raise Failed(f"process 0 has ended, and {', '.join(left)} did not within {timeout / 2:g} s: killed", 1)
+        raise LaunchError(f"process 0 has ended, and {', '.join(left)} did not within {timeout / 2:g} s: killed", 1)
 
 
 def _as_shell(status: int) -> int:
-    """An exit status as a shell counts it: 128 and the signal."""
+    """Return an exit status as a shell counts it: 128 and the signal."""
     return 128 - status if status < 0 else status
 
 

@@ -1,7 +1,7 @@
-"""What processes are told to run next: an operation in records of one size, each with a checksum.
+"""Wire format of operations: records of one size, each with a checksum.
 
-Process 0 decides and tells; the others compute what they are told. Nothing is pickled: numbers and arrays of four
-types, so that a record that was damaged, cut short or sent out of turn is an error and never another operation.
+Process 0 decides and broadcasts; the others repeat. Nothing is pickled: numbers and arrays of four types, so that a
+damaged, truncated or reordered record is an error and never another operation.
 """
 
 import struct
@@ -13,7 +13,7 @@ import numpy as np
 Kind = Literal["run", "copy", "keep", "restore", "rows", "drop", "warm up", "end"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 RECORD = 4096
-"""Bytes of a record: the operands of a decode step of 64 lanes."""
+"""Bytes of a record, enough for the operands of a decode step of 64 lanes."""
 
 _HEADER = struct.Struct("<4sHHHHQII")
 _MAGIC = b"hlm1"
@@ -21,16 +21,16 @@ _ROOM = RECORD - _HEADER.size
 _DTYPES = tuple(map(np.dtype, ("int32", "uint32", "float32", "bool")))
 
 
-class PlanError(RuntimeError):
-    """A process was told something that is damaged, or out of turn."""
+class BroadcastError(RuntimeError):
+    """A received record is damaged, or out of order."""
 
 
 class Operation(NamedTuple):
     """One operation.
 
     Attributes:
-        kind: which.
-        numbers: which rows, and of which shape; each fits 64 bits.
+        kind: kind of the operation.
+        numbers: the rows, and the shape; each fits 64 bits.
         arrays: operands, in the order of the step.
     """
 
@@ -40,10 +40,10 @@ class Operation(NamedTuple):
 
 
 def to_records(epoch: int, operation: Operation) -> bytes:
-    """An operation as whole records.
+    """Encode an operation as whole records.
 
     Args:
-        epoch: how many operations were told before.
+        epoch: number of operations broadcast before.
         operation: its arrays are int32, uint32, float32 or bool.
     """
     body = np.array(operation.numbers, "<i8").tobytes()
@@ -61,33 +61,35 @@ def to_records(epoch: int, operation: Operation) -> bytes:
 
 
 def from_records(data: bytes, epoch: int) -> Operation:
-    """The operation that records tell.
+    """Decode the operation of whole records.
 
     Args:
         data: whole records.
-        epoch: how many operations were told before.
+        epoch: number of operations broadcast before.
 
     Raises:
-        PlanError: a record is damaged or missing, or tells of another epoch.
+        BroadcastError: a record is damaged or missing, or belongs to another epoch.
     """
     if not data or len(data) % RECORD:
-        raise PlanError(f"plan {epoch}: expected whole records of {RECORD} B, got {len(data)} B")
+        raise BroadcastError(f"operation {epoch}: expected whole records of {RECORD} B, got {len(data)} B")
     total, body, kind, count = len(data) // RECORD, b"", 0, 0
     for part in range(total):
         record = data[part * RECORD : (part + 1) * RECORD]
         *fields, checksum = _HEADER.unpack_from(record)
         rest = record[_HEADER.size :]
         found = _checksum(tuple(fields), rest)
-        magic, kind, count, number, parts, told, used = fields
+        magic, kind, count, number, parts, found_epoch, used = fields
         if found != checksum or magic != _MAGIC:
-            raise PlanError(
-                f"plan {epoch}, record {part}: checksum: expected {checksum:08x}, got {found:08x}; it was damaged on "
-                "its way"
+            raise BroadcastError(
+                f"operation {epoch}, record {part}: checksum: expected {checksum:08x}, got {found:08x}; it was damaged "
+                "in transit"
             )
-        if told != epoch:
-            raise PlanError(f"plan {epoch}, record {part}: epoch: expected {epoch}, got {told}; a plan was lost")
+        if found_epoch != epoch:
+            raise BroadcastError(
+                f"operation {epoch}, record {part}: epoch: expected {epoch}, got {found_epoch}; a record was lost"
+            )
         if (number, parts) != (part, total):
-            raise PlanError(f"plan {epoch}: expected record {part} of {total}, got {number} of {parts}")
+            raise BroadcastError(f"operation {epoch}: expected record {part} of {total}, got {number} of {parts}")
         body += rest[:used]
     return Operation(KINDS[kind], *_decoded(body, count))
 

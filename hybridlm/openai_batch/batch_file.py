@@ -1,4 +1,4 @@
-"""An OpenAI Batch file: requests as JSON lines in, responses as JSON lines out in the same order."""
+"""Answers to an OpenAI Batch file: one response per request, as JSON lines in the same order."""
 
 import hashlib
 import os
@@ -24,12 +24,12 @@ from hybridlm.session import Session
 
 @dataclass(frozen=True)
 class BatchFileReport:
-    """What `LM.batch_file` has done.
+    """Result of `LM.batch_file`.
 
     Attributes:
         responses: lines that were answered.
         bad_lines: lines that have an error instead.
-        prompt_tokens, completion_tokens: of the answers.
+        prompt_tokens, completion_tokens: of the responses.
     """
 
     responses: int
@@ -40,7 +40,7 @@ class BatchFileReport:
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of the input: what it asks for, or what is wrong with it."""
+    """A line of the input: its request or its fault."""
 
     number: int
     custom_id: str | None
@@ -50,12 +50,12 @@ class _Line:
 
 @dataclass(frozen=True)
 class BatchModel:
-    """What a batch needs of a model.
+    """A model as a batch needs it.
 
     Attributes:
         inputs: its limits.
-        session: opens a run of the engine.
-        score: scores of token ids, each with so many of the most likely tokens.
+        session: opens a session.
+        score: (token ids, number of most likely tokens) -> scores.
         name: for requests that name no model.
     """
 
@@ -75,9 +75,9 @@ def batch_file(
     """Answer every line of a file; see `LM.batch_file`.
 
     Args:
-        model: answers.
+        model: answers the requests.
         input, output: the files.
-        window: lines that go through one queue over the lanes; fewer where they are long.
+        window: lines that share one queue over the lanes; fewer if they are long.
         progress: None shows a bar where standard error is a terminal.
     """
     created = int(time.time())
@@ -109,7 +109,7 @@ def batch_file(
 
 @contextmanager
 def _custom_ids() -> Iterator[Callable[[str, int], int]]:
-    """(custom_id, number of the line) -> the line that used it first; in a file of its own, however many there are."""
+    """Provide (custom_id, line) -> the line that used it first, in bounded memory by a temporary file."""
     with closing(sqlite3.connect("")) as database:
         database.execute("CREATE TABLE used (custom_id BLOB PRIMARY KEY, line INTEGER) WITHOUT ROWID")
 
@@ -139,7 +139,7 @@ def _read(number: int, line: bytes, inputs: Inputs, first_use: Callable[[str, in
 
 
 Answer = dict[str, Any] | NumericalError | None
-"""The body of a response, or what went wrong in the model; None for a line that was wrong itself."""
+"""The body of a response, or the error of the model; None for a line with a fault."""
 
 
 def _answers(model: BatchModel, lines: list[_Line], created: int) -> Iterator[tuple[_Line, Answer]]:
@@ -164,7 +164,7 @@ def _answers(model: BatchModel, lines: list[_Line], created: int) -> Iterator[tu
 
 
 def _score(model: BatchModel, asked: Sequence[OpenAIRequest]) -> list[list[Score]]:
-    """Scores of the prompts of every request whose log-probabilities are asked for, none for the others."""
+    """Return the prompts' scores for every request that asks for their log-probabilities, none for the others."""
     found: list[list[Score]] = [[] for _ in asked]
     for top in {request.top for request in asked if request.scored and request.top is not None}:
         places = [i for i, request in enumerate(asked) if request.scored and request.top == top]
@@ -176,24 +176,24 @@ def _score(model: BatchModel, asked: Sequence[OpenAIRequest]) -> list[list[Score
 
 
 def _complete(model: BatchModel, asked: Sequence[OpenAIRequest]) -> list[list[Completion | NumericalError]]:
-    """The choices of every request; all of them share the lanes, each draws as if it were alone."""
+    """Return the choices of every request; all share the lanes, and each is sampled as if it were alone."""
     found: dict[int, Completion] = {}
-    drawn: Counter[int] = Counter()
+    sampled: Counter[int] = Counter()
     everything = [request for one in asked for request in one.requests]
     with model.session() as session:
         for index, request in enumerate(everything):
-            session.add(replace(request, index=index, draw_index=request.index))
+            session.add(replace(request, index=index, sampling_index=request.index))
         while session.busy:
             try:
                 events = session.step()
             except NumericalError:
                 continue  # its request has ended without a completion, the others go on
             for event in events:
-                drawn[event.index] += event.token is not None
+                sampled[event.index] += event.token is not None
                 if event.completion is not None:
                     found[event.index] = event.completion
     results = iter(
-        found.get(index, NumericalError(f"choice {request.index}", len(request.prompt) + drawn[index]))
+        found.get(index, NumericalError(f"choice {request.index}", len(request.prompt) + sampled[index]))
         for index, request in enumerate(everything)
     )
     return [[next(results) for _ in one.requests] for one in asked]

@@ -1,4 +1,4 @@
-"""The fields of a JSON object, each taken once: wrong types, missing and unsupported fields are one error together."""
+"""Fields of a JSON object; wrong types, missing fields and unsupported fields are reported in one error."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 
 class Kind(NamedTuple):
-    """What a field may hold.
+    """The values that a field may have.
 
     Attributes:
-        name: as an error says it.
+        name: in messages.
         holds: whether a value is of this kind.
     """
 
@@ -31,19 +31,19 @@ TOKEN_IDS = Kind("a list of token ids", lambda value: isinstance(value, list) an
 
 
 def whole(least: int, most: int) -> Kind:
-    """Whole numbers from `least` to `most`."""
+    """Return the kind of whole numbers from `least` to `most`."""
     return Kind(f"a whole number in {least}..{most}", lambda value: _is_whole(value) and least <= value <= most)
 
 
 class Fields:
-    """Takes fields out of an object; null counts as absent, as it does for OpenAI."""
+    """The fields of an object that have not been taken yet; null counts as absent, as it does for OpenAI."""
 
     def __init__(self, value: Mapping[str, Any]):
         self._left = {name: item for name, item in value.items() if item is not None}
         self._faults: list[str] = []
 
     def take(self, name: str, kind: Kind, default: Any = None) -> Any:
-        """The value of a field; the default where it is absent or of another kind, which is a fault."""
+        """Return the value of a field, or the default if it is absent; another kind of value is a fault."""
         if name not in self._left:
             return default
         value = self._left.pop(name)
@@ -53,29 +53,29 @@ class Fields:
         return default
 
     def need(self, name: str, kind: Kind) -> Any:
-        """The value of a field that has to be there; None where it is absent or of another kind."""
+        """Return the value of a required field; None, and a fault, if it is absent or of another kind."""
         if name not in self._left:
             self.fault(f"{name}: is missing")
         return self.take(name, kind)
 
     def fault(self, message: str) -> None:
-        """Something else that is wrong."""
+        """Add a fault."""
         self._faults.append(message)
 
     def finish(self, neutral: Mapping[str, Any]) -> None:
-        """No more fields will be taken.
+        """Report all faults, when no more fields will be taken.
 
         Args:
-            neutral: fields that are not supported, and the value with which they ask for nothing.
+            neutral: unsupported fields -> the value that has no effect.
 
         Raises:
-            ValueError: every fault, and every field that nobody took.
+            ValueError: every fault, and every field that was not taken.
         """
         for name, value in self._left.items():
             if name not in neutral:
                 self.fault(f"{name}: is not supported")
             elif value != neutral[name]:
-                self.fault(f"{name}: is not supported but with {_shown(neutral[name])}, got {_shown(value)}")
+                self.fault(f"{name}: is supported only with the value {_shown(neutral[name])}, got {_shown(value)}")
         self._left = {}
         if self._faults:
             raise ValueError("; ".join(self._faults))

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in the two shapes of OpenAI's API."""
+"""Log-probabilities of tokens in the two formats of OpenAI's API."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,12 +11,11 @@ from hybridlm.text.tokenizer import Tokenizer
 class TokenLogprobs:
     """The tokens of one choice, its echoed prompt included.
 
-    A token is called by its own text, which for a byte-level vocabulary is what it adds to the text; a part of a
-    character reads U+FFFD.
+    The name of a token is its decoded text; an incomplete character is U+FFFD.
 
     Args:
-        tokenizer: None where tokens have no text.
-        names_are_ids: call tokens "token_id:N".
+        tokenizer: None if tokens have no text.
+        names_are_ids: name tokens "token_id:N".
     """
 
     def __init__(self, tokenizer: Tokenizer | None, names_are_ids: bool):
@@ -27,19 +26,19 @@ class TokenLogprobs:
         self, token_ids: Sequence[int], logprobs: Sequence[float | None], tops: Sequence[Mapping[int, float]] | None,
         offsets: Sequence[int],
     ) -> None:  # fmt: skip
-        """Tokens that follow.
+        """Append tokens.
 
         Args:
             token_ids: the tokens.
-            logprobs: of each; None for a token that nothing predicts.
+            logprobs: of each; None for a token that is not predicted.
             tops: the most likely tokens at each position, best first; None for none.
-            offsets: where in the choice's text each begins.
+            offsets: where each begins in the choice's text.
         """
         most_likely = [{}] * len(token_ids) if tops is None else tops
         self._rows += zip(token_ids, logprobs, most_likely, offsets, strict=True)
 
     def of_completions(self) -> dict[str, Any]:
-        """For /v1/completions: a token is always among the most likely ones of its position, as OpenAI has it."""
+        """Return the format of /v1/completions, in which the token itself is always among the most likely ones."""
         return {
             "tokens": [self._name(token) for token, _, _, _ in self._rows],
             "token_logprobs": [_number(logprob) for _, logprob, _, _ in self._rows],
@@ -51,7 +50,7 @@ class TokenLogprobs:
         }
 
     def of_chat(self) -> dict[str, Any]:
-        """For /v1/chat/completions."""
+        """Return the format of /v1/chat/completions."""
         return {
             "content": [
                 self._entry(token, logprob) | {"top_logprobs": [self._entry(*other) for other in top.items()]}
@@ -61,12 +60,12 @@ class TokenLogprobs:
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         name = self._name(token)
-        # A part of a character has no text whose bytes could be told, a token without a tokenizer has no bytes.
-        told = self._tokenizer is not None and REPLACEMENT not in name
-        return {"token": name, "logprob": _number(logprob), "bytes": list(name.encode()) if told else None}
+        # An incomplete character has no text and a token without a tokenizer none, so their bytes are null.
+        has_bytes = self._tokenizer is not None and REPLACEMENT not in name
+        return {"token": name, "logprob": _number(logprob), "bytes": list(name.encode()) if has_bytes else None}
 
     def _by_name(self, top: Mapping[int, float]) -> dict[str, float | None]:
-        """Of two tokens with the same text the less likely one is called by its number, so that none is lost."""
+        """Return name -> log-probability. Of two tokens with the same text the less likely one is named by its id."""
         named: dict[str, float | None] = {}
         for token, logprob in top.items():
             name = self._name(token)

@@ -1,8 +1,9 @@
-"""A line of an OpenAI Batch file as a request to the model.
+"""Requests from lines of an OpenAI Batch file.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once", "max_tokens": 8}}
 
-Bodies are those of `vllm run-batch` for the two endpoints below. What is not supported is an error, never ignored.
+Bodies are those of `vllm run-batch` for the two endpoints below. The sampling settings are those of `SamplingParams`,
+with OpenAI's defaults. Unsupported fields are errors, never ignored.
 """
 
 import hashlib
@@ -27,19 +28,19 @@ from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import Request
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-COMPLETIONS_MAX_TOKENS = 16
-"""OpenAI's default; a chat goes on to the end of the context."""
-MOST_CHOICES = 1024
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default `max_tokens`; that of a chat is the rest of the context."""
+MAX_CHOICES = 1024
 NEUTRAL: Mapping[str, Any] = {
     "stream": False, "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "logit_bias": {},
     "response_format": {"type": "text"},
 }  # fmt: skip
-"""Fields that clients send although they ask for nothing."""
+"""Unsupported fields that clients send, with the value that has no effect."""
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """Token ids that fit the context, and the text that they came from, where it was text."""
+class TokenizedPrompt:
+    """Token ids that fit the context, and their text if the prompt was a text."""
 
     token_ids: tuple[int, ...]
     text: str | None = None
@@ -47,26 +48,26 @@ class Prompt:
 
 @dataclass(frozen=True)
 class OpenAIRequest:
-    """What one line asks for.
+    """The request on one line.
 
     Attributes:
         custom_id: names the line in the output.
-        chat: whether the endpoint is that of chats.
-        model, user: as they came, unchecked; None where absent.
+        chat: whether the endpoint is /v1/chat/completions.
+        model, user: as given, unchecked; None if absent.
         prompts: each is continued; one for a chat.
-        requests: of the engine, numbered from 0: the choices of the first prompt, then those of the second.
-            None is drawn where the prompt is only echoed.
-        echo: the prompt stands before each continuation.
-        top: log-probabilities of the tokens and of this many most likely ones; None for none.
+        requests: of the engine, numbered from 0: the choices of the first prompt, then those of the second; empty if
+            the prompt is only echoed.
+        echo: put the prompt before each continuation.
+        top: report log-probabilities of the tokens and of this many most likely ones; None for none.
         token_ids: report token ids.
-        names_are_ids: tokens are called "token_id:N" instead of by their text.
+        names_are_ids: name tokens "token_id:N" instead of by their text.
     """
 
     custom_id: str
     chat: bool
     model: Any
     user: Any
-    prompts: list[Prompt]
+    prompts: list[TokenizedPrompt]
     requests: list[Request]
     echo: bool
     top: int | None
@@ -80,14 +81,14 @@ class OpenAIRequest:
 
 
 def read_request(value: Mapping[str, Any], inputs: Inputs) -> OpenAIRequest:
-    """Check what a line says.
+    """Read a request from a line.
 
     Args:
         value: the line.
         inputs: the limits of the model.
 
     Raises:
-        TypeError, ValueError: it cannot be done; all faults of the line or of its body at once.
+        TypeError, ValueError: with all faults of the line or of its body.
     """
     line = Fields(value)
     custom_id, method, url = line.need("custom_id", STRING), line.need("method", STRING), line.need("url", STRING)
@@ -105,14 +106,14 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
     said = body.need("messages", LIST) if chat else body.need("prompt", ANYTHING)
     variables = body.take("chat_template_kwargs", OBJECT, {}) if chat else {}
     echo = body.take("echo", BOOLEAN, False) if not chat else False
-    top = _take_logprobs(body, chat, inputs.most_logprobs)
-    n = body.take("n", whole(1, MOST_CHOICES), 1)
+    top = _take_logprobs(body, chat, inputs.max_logprobs)
+    n = body.take("n", whole(1, MAX_CHOICES), 1)
     max_tokens = _take_max_tokens(body, chat, inputs.context)
     sampling = _take_sampling(body, custom_id)
     token_ids = body.take("return_token_ids", BOOLEAN, inputs.tokenizer is None)
     names_are_ids = body.take("return_tokens_as_token_ids", BOOLEAN, inputs.tokenizer is None)
     if not names_are_ids and inputs.tokenizer is None:
-        body.fault("return_tokens_as_token_ids: the checkpoint has no tokenizer.json, tokens have no other names")
+        body.fault("return_tokens_as_token_ids: expected true, because the checkpoint has no tokenizer.json")
     if max_tokens == 0 and not echo:
         body.fault("max_tokens: 0 only makes sense with echo")
     body.finish(NEUTRAL)
@@ -122,7 +123,7 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
     if max_tokens == 0:
         requests = []
         if n != 1:
-            raise ValueError("n: expected 1 where nothing but the prompt is asked for (max_tokens is 0)")
+            raise ValueError("n: expected 1 if only the prompt is echoed (max_tokens is 0)")
     return OpenAIRequest(custom_id, chat, model, user, prompts, requests, echo, top, token_ids, names_are_ids)
 
 
@@ -142,12 +143,12 @@ def _take_max_tokens(body: Fields, chat: bool, context: int) -> int:
     found = [number for number in given if number is not None]
     if len(set(found)) > 1:
         body.fault(f"max_completion_tokens: is {found[0]}, max_tokens is {found[1]}; give one of them")
-    return found[0] if found else context if chat else COMPLETIONS_MAX_TOKENS
+    return found[0] if found else context if chat else DEFAULT_COMPLETION_TOKENS
 
 
 def _take_sampling(body: Fields, custom_id: str) -> SamplingParams:
     stop = body.take("stop", STRINGS, [])
-    # Without a seed OpenAI draws anything: here lines differ, each draws the same every time and wherever it stands.
+    # The default seed depends on the custom_id alone: lines differ, and the order of lines has no influence.
     seed = int.from_bytes(hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).digest()[:8], "big")
     return SamplingParams(
         temperature=body.take("temperature", NUMBER, 1.0),
@@ -161,30 +162,30 @@ def _take_sampling(body: Fields, custom_id: str) -> SamplingParams:
     )
 
 
-def _prompts(said: Any, inputs: Inputs) -> list[Prompt]:
-    """A text, token ids, or a list of either."""
+def _prompts(said: Any, inputs: Inputs) -> list[TokenizedPrompt]:
+    """Encode a text, token ids, or a list of either."""
     items = said if isinstance(said, list) and not all(isinstance(item, int) for item in said) else [said]
     if said == [] or not (
         all(isinstance(item, str) for item in items) or all(isinstance(item, list) for item in items)
     ):
         raise ValueError("prompt: expected a string, a list of strings, a list of token ids or a list of such lists")
     return [
-        Prompt(
+        TokenizedPrompt(
             inputs.encode(item, f"prompt[{i}]" if items is said else "prompt"), item if isinstance(item, str) else None
         )
         for i, item in enumerate(items)
     ]
 
 
-def _chat_prompt(messages: list[Any], variables: dict[str, Any], inputs: Inputs) -> list[Prompt]:
+def _chat_prompt(messages: list[Any], variables: dict[str, Any], inputs: Inputs) -> list[TokenizedPrompt]:
     if inputs.tokenizer is None:
         raise ValueError(f"messages: the checkpoint has no tokenizer.json; send token ids to {COMPLETIONS}")
     plain = [_flat(i, message) for i, message in enumerate(messages)]
-    return [Prompt(inputs.encode(inputs.tokenizer.encode_chat(plain, **variables), "messages"))]
+    return [TokenizedPrompt(inputs.encode(inputs.tokenizer.encode_chat(plain, **variables), "messages"))]
 
 
 def _flat(index: int, message: Any) -> Any:
-    """A message whose content is text: parts of text become lines, as in vLLM."""
+    """Return a message whose content is one text; parts become lines, as in vLLM."""
     if not isinstance(message, dict) or not isinstance(message.get("content"), list):
         return message
     parts = message["content"]

@@ -1,10 +1,10 @@
-"""What the model answered, as the bodies of OpenAI's API."""
+"""Completions and scores as response bodies of OpenAI's API."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from hybridlm.openai_batch.logprobs import TokenLogprobs
-from hybridlm.openai_batch.request import OpenAIRequest, Prompt
+from hybridlm.openai_batch.request import OpenAIRequest, TokenizedPrompt
 from hybridlm.requests.results import Completion, Score
 from hybridlm.text.tokenizer import Tokenizer
 
@@ -17,30 +17,30 @@ def response_body(
     model: str,
     created: int,
 ) -> dict[str, Any]:
-    """The body of a response.
+    """Return the body of a response.
 
     Args:
-        request: what was asked for.
-        completions: of its requests, in order.
-        scores: of its prompts, in order; empty where their log-probabilities were not asked for.
-        tokenizer: None where tokens have no text; `text` is null then.
-        model: a name for requests without one.
+        request: the request.
+        completions: of its engine requests, in order.
+        scores: of its prompts, in order; empty if their log-probabilities are not asked for.
+        tokenizer: None if tokens have no text; `text` is null then.
+        model: name for requests without one.
         created: seconds since 1970.
     """
     choices = []
     for i, prompt in enumerate(request.prompts):
         each = len(request.requests) // len(request.prompts)
-        # Without any the prompt alone is the choice.
-        drawn: Sequence[Completion | None] = completions[i * each : (i + 1) * each] or [None]
-        for completion in drawn:
+        # Without completions the echoed prompt is the choice.
+        sampled: Sequence[Completion | None] = completions[i * each : (i + 1) * each] or [None]
+        for completion in sampled:
             score = scores[i] if scores else None
             choices.append({"index": len(choices), **_choice(request, prompt, score, completion, tokenizer)})
     prompt_tokens = sum(len(prompt.token_ids) for prompt in request.prompts)
-    drawn_tokens = sum(len(completion.token_ids) for completion in completions)
+    completion_tokens = sum(len(completion.token_ids) for completion in completions)
     usage = {
         "prompt_tokens": prompt_tokens,
-        "completion_tokens": drawn_tokens,
-        "total_tokens": prompt_tokens + drawn_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
     }
     body = {
         "object": "chat.completion" if request.chat else "text_completion",
@@ -54,7 +54,7 @@ def response_body(
 
 def _choice(
     request: OpenAIRequest,
-    prompt: Prompt,
+    prompt: TokenizedPrompt,
     score: Score | None,
     completion: Completion | None,
     tokenizer: Tokenizer | None,
@@ -75,8 +75,8 @@ def _choice(
                 score.token_ids, values, score.top_logprobs, _offsets(score.token_ids, 0, len(echoed), tokenizer)
             )
         if completion is not None:
-            drawn, values = completion.token_ids, completion.logprobs or []
-            tokens.add(drawn, values, completion.top_logprobs, _offsets(drawn, len(echoed), end, tokenizer))
+            sampled, values = completion.token_ids, completion.logprobs or []
+            tokens.add(sampled, values, completion.top_logprobs, _offsets(sampled, len(echoed), end, tokenizer))
         choice["logprobs"] = tokens.of_chat() if request.chat else tokens.of_completions()
     if request.token_ids:
         choice["token_ids"] = [] if completion is None else completion.token_ids
@@ -84,13 +84,13 @@ def _choice(
     return choice
 
 
-def _written(prompt: Prompt, tokenizer: Tokenizer) -> str:
-    """The text of a prompt: what the user wrote, where it was text."""
+def _written(prompt: TokenizedPrompt, tokenizer: Tokenizer) -> str:
+    """Return the text of a prompt, as the user wrote it if it was a text."""
     return tokenizer.decode(prompt.token_ids, skip_special_tokens=False) if prompt.text is None else prompt.text
 
 
 def _offsets(token_ids: Sequence[int], start: int, end: int, tokenizer: Tokenizer | None) -> list[int]:
-    """Where each token begins in the text of its choice; a token of what a stop string cut off begins at its end."""
+    """Return where each token begins in the text; tokens behind a stop string begin at the end of the text."""
     if tokenizer is None:
         return [0] * len(token_ids)
     stream, place, offsets = tokenizer.stream(), start, []

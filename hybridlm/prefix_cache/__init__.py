@@ -1,5 +1,6 @@
-"""The prefix cache: recurrent states and KV blocks of prompts, found by the tokens that they begin with.
+"""The prefix cache: recurrent states and KV blocks of prompts in a radix tree over their tokens.
 
-Imports programs, requests, rows, steps and devices. Begin with `cache`; `radix_tree` finds the longest prefix,
-`memory` moves states between device and host and evicts, `budget` reads the limit that users give.
+Imports programs, requests, rows, steps and devices. Begin with `cache`; `radix_tree` finds the longest prefix, `memory`
+moves states between device and host and evicts, `moves` copies states out of rows and back, `budget` reads the limit
+that users give.
 """

@@ -1,4 +1,4 @@
-"""How much memory a cache of prefixes may take: what users write, in bytes."""
+"""Memory limit of the prefix cache: parse user input into bytes."""
 
 import re
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ _EXPECTED = f'bytes as a whole number, or a string like "512MB" (units {", ".joi
 
 
 class CacheBudget(NamedTuple):
-    """Bytes that kept states may take on the device and in host memory."""
+    """Maximum bytes of cached states on the device and in host memory."""
 
     device: int
     host: int
 
 
 def cache_budget(given: Any, device_only: bool = False) -> CacheBudget:
-    """What `prefix_cache` says: a size for the device and as much on the host, or a size for each.
+    """Parse `prefix_cache`: one size for the device and as much on the host, or a size for each.
 
     Args:
-        given: a size, or {"device": size, "host": size} of which the second may be left out.
-        device_only: the host keeps nothing, for it does not have all of a state.
+        given: a size, or {"device": size, "host": size} whose second entry is optional.
+        device_only: use no host memory, because no host has all of a state.
 
     Raises:
         TypeError, ValueError: it is neither; the message says what was expected.
@@ -44,10 +44,10 @@ def cache_budget(given: Any, device_only: bool = False) -> CacheBudget:
 
 
 def to_bytes(given: Any, name: str) -> int:
-    """A size in bytes.
+    """Parse a size in bytes.
 
     Raises:
-        TypeError, ValueError: it is none; the message has the name and what was expected.
+        TypeError, ValueError: not a size; the message has the name and what was expected.
     """
     if isinstance(given, int) and not isinstance(given, bool):
         if given < 0:

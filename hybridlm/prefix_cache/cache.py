@@ -1,7 +1,7 @@
-"""States of prompts that were read, for later prompts that begin with the same tokens (`load(prefix_cache=)`).
+"""The prefix cache (`load(prefix_cache=)`): states of earlier prompts, for prompts that begin with the same tokens.
 
-A radix tree says which tokens lie before which state; `KeptMemory` where its arrays are. A prompt goes on from the
-deepest state that it reaches, by the same moves as from an explicit prefix.
+A radix tree maps tokens to states (a radix cache); `CacheMemory` tracks where their arrays are. A prompt continues from
+the deepest state of its tokens, by the same moves as from an explicit prefix.
 """
 
 import threading
@@ -12,29 +12,29 @@ from functools import partial
 from typing import Any
 
 from hybridlm.prefix_cache.budget import CacheBudget
-from hybridlm.prefix_cache.memory import KeptMemory
+from hybridlm.prefix_cache.memory import CacheMemory
 from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.prefix_cache.radix_tree import Node, RadixTree, TreeError, common_length
-from hybridlm.requests.sequence import Sequence as Reading
-from hybridlm.rows.kept import KeptArrays
+from hybridlm.requests.sequence import ActiveSequence
+from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot
-from ir_passes import Slot
+from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK
 
-EVERY = 8
-"""A state is kept at least every so many chunks of a long prompt."""
+MAX_CHUNKS_BETWEEN_STATES = 8
+"""A long prompt's state is cached at least every so many chunks."""
 
-Place = Node[Snapshot, KeptArrays]
+CacheNode = Node[Snapshot, CachedBuffers]
 
 
 class PrefixCache:
-    """The states of one model.
+    """The cached states of one model.
 
     Args:
-        moves: takes states out of rows.
-        budget: most bytes.
-        chunk: tokens of a prompt consumed by one step.
+        moves: copies states out of rows.
+        budget: maximum bytes.
+        chunk: tokens of a prompt prefilled by one step.
 
     Raises:
         ValueError: the budget holds no state at all.
@@ -49,22 +49,22 @@ class PrefixCache:
                 f"{moves.span_bytes:,} B for every {KV_BLOCK} positions of keys and values)"
             )
         self._moves, self._chunk = moves, chunk
-        self._tree: RadixTree[Snapshot, KeptArrays] = RadixTree(moves.grows)
-        self._places: dict[KeptArrays, Place] = {}
-        # Not a method: a tree of states refers to nothing that refers to it, so that all go with the cache.
-        self._drop = partial(_drop, self._tree, self._places)
-        self._memory = KeptMemory(budget, self._drop)
+        self._tree: RadixTree[Snapshot, CachedBuffers] = RadixTree(moves.grows)
+        self._nodes: dict[CachedBuffers, CacheNode] = {}
+        # Not a method: the memory must not refer back to the cache, so that all states are freed with it.
+        self._drop = partial(_drop, self._tree, self._nodes)
+        self._memory = CacheMemory(budget, self._drop)
         self._lock = threading.RLock()
         self._hits = self._misses = self._refused = 0
 
     @property
     def stats(self) -> dict[str, int]:
-        """Prompts that went on from a state and that found none; what is held; what was moved, dropped and not kept."""
+        """Hits and misses of prompts; states and bytes held; counts of spills, evictions and refused states."""
         memory = self._memory
         return {
             "prefix_hits": self._hits,
             "prefix_misses": self._misses,
-            "prefix_states": len(self._places),
+            "prefix_states": len(self._nodes),
             "prefix_device_bytes": memory.device_bytes,
             "prefix_host_bytes": memory.host_bytes,
             "prefix_spills": memory.spills,
@@ -73,53 +73,54 @@ class PrefixCache:
         }
 
     @contextmanager
-    def lent(self, prompt: Sequence[int], start: Snapshot | None) -> Iterator[Snapshot | None]:
-        """The deepest state that a prompt can go on from, to be used inside a `with`: it cannot be dropped there.
+    def pinned(self, prompt: Sequence[int], start: Snapshot | None) -> Iterator[Snapshot | None]:
+        """Pin the deepest cached state of a prompt while a `with` block uses it: it is not evicted there.
 
-        At least one token of the prompt is left, which predicts what comes behind it.
+        At least one token of the prompt is left after it, since the next token is predicted from that.
 
         Args:
             prompt: its tokens.
-            start: a state that it can go on from in any case.
+            start: a state that it can continue from in any case.
         """
         with self._lock:
-            place = self._tree.deepest(prompt, len(prompt) - 1)
-            snapshot = None if place is None else place.state
+            node = self._tree.deepest(prompt, len(prompt) - 1)
+            snapshot = None if node is None else node.state
             if snapshot is None or (start is not None and start.label.position >= snapshot.label.position):
                 self._misses += 1
                 yield start
                 return
             self._hits += 1
-            assert place is not None
-            lent = replace(snapshot, spans=place.all_pieces)
-            used = _arrays(place)
-            for kept in used:
-                kept.pins += 1
+            assert node is not None
+            pinned = replace(snapshot, spans=node.all_spans)
+            used = _arrays(node)
+            for buffers in used:
+                buffers.refcount += 1
             try:
-                for kept in used:
-                    self._memory.add(kept)
-                    self._memory.bring(kept)
-                yield lent
+                for buffers in used:
+                    self._memory.add(buffers)
+                    self._memory.page_in(buffers)
+                yield pinned
             finally:
-                for kept in used:
-                    kept.pins -= 1
+                for buffers in used:
+                    buffers.refcount -= 1
 
-    def begin(self, prompt: Sequence[int], start: Snapshot | None) -> int:
-        """After how many tokens a prompt would go on now; arguments as for `lent`."""
+    def cached_length(self, prompt: Sequence[int], start: Snapshot | None) -> int:
+        """Return the number of tokens that a prompt would skip now; arguments as for `pinned`."""
         with self._lock:
-            place = self._tree.deepest(prompt, len(prompt) - 1)
-        return max(0 if place is None else place.position, 0 if start is None else start.label.position)
+            node = self._tree.deepest(prompt, len(prompt) - 1)
+        return max(0 if node is None else node.position, 0 if start is None else start.label.position)
 
-    def awaits(self, prompt: Sequence[int], reading: Sequence[Reading]) -> bool:
-        """Whether a prompt had better wait until one of those that are being read has got as far as both go together.
+    def should_wait(self, prompt: Sequence[int], reading: Sequence[ActiveSequence]) -> bool:
+        """Whether to delay a prompt until an in-flight prefill has cached their common prefix.
 
-        It would save reading a chunk at least, and what is being read leaves a state there.
+        Waiting has to save a chunk at least.
 
         Args:
             prompt: its tokens.
-            reading: prompts that are being read; a stop is added to them where they have none.
+            reading: prompts that are being prefilled; a stop is added to them at the end of the common prefix if it is
+                missing.
         """
-        found, tokens = self.begin(prompt, None), tuple(prompt)
+        found, tokens = self.cached_length(prompt, None), tuple(prompt)
         for other in reading:
             shared = min(common_length(tokens, other.request.prompt), len(tokens) - 1)
             meets = max((stop for stop in other.stops if stop <= shared), default=0)
@@ -130,15 +131,15 @@ class PrefixCache:
         return False
 
     def stops(self, prompt: Sequence[int], begin: int) -> tuple[int, ...]:
-        """After which tokens of a prompt that is read from `begin` on its state is to be kept, in order.
+        """Return the positions, in order, at which the state of a prompt is cached when prefilled from `begin` on.
 
-        At its end: a conversation goes on from there. Where the last step of it begins: the same prompt again goes on
-        from there, because one token has to be left. Where it leaves what is known, if that saves a later prompt a
-        chunk: there its step is cut short. And every `EVERY` chunks.
+        At its end: a conversation continues from there. At the beginning of its last step: the same prompt again
+        continues from there, because one token has to be left. Where it leaves the cached tokens, if that saves a later
+        prompt a chunk: its step ends there. And every `MAX_CHUNKS_BETWEEN_STATES` chunks.
 
         Args:
             prompt: its tokens.
-            begin: how many of them have been consumed.
+            begin: number of tokens that have been consumed.
         """
         with self._lock:
             known = self._tree.match(prompt).length
@@ -148,18 +149,18 @@ class PrefixCache:
             end = min(at + self._chunk, len(prompt), *([cut] if at < cut else []))
             if end == len(prompt):
                 stops |= {at, end} - {begin}
-            if end // (EVERY * self._chunk) > at // (EVERY * self._chunk):
+            if end // (MAX_CHUNKS_BETWEEN_STATES * self._chunk) > at // (MAX_CHUNKS_BETWEEN_STATES * self._chunk):
                 stops.add(end)
             at = end
         return tuple(sorted(stops))
 
     def keep(self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> None:
-        """Keep the state of a row, if it is not known and there is or can be made room.
+        """Cache the state of a row, if it is not cached yet and fits after evictions.
 
         Args:
             pool, slot: the row.
-            tokens: all that it has consumed.
-            owner: what owns it.
+            tokens: all tokens that it has consumed.
+            owner: owner of the row.
 
         Raises:
             SnapshotError: it has consumed another number of tokens.
@@ -171,68 +172,68 @@ class PrefixCache:
                 return
             while True:
                 known = self._tree.known(tokens)
-                needed = self._moves.bytes_of(len(tokens), sum(piece.count for piece in known))
+                needed = self._moves.bytes_of(len(tokens), sum(span.count for span in known))
                 if self._memory.fits(needed):
                     break
-                if needed > self._memory.budget.device or not self._memory.relieve():
+                if needed > self._memory.budget.device or not self._memory.evict_one():
                     self._refused += 1
                     return
             snapshot = self._moves.take(pool, slot, tokens, owner, known)
-            # The spans belong to the edges, which may be cut and shared later; the node has what is its own.
-            place = self._tree.insert(tokens, replace(snapshot, spans=()), snapshot.spans[len(known) :])
+            # Spans belong to the edges, which may be split and shared later; the node has the fixed-size state.
+            node = self._tree.insert(tokens, replace(snapshot, spans=()), snapshot.spans[len(known) :])
             assert snapshot.state is not None
-            self._places[snapshot.state] = place
-            self._use(place)
+            self._nodes[snapshot.state] = node
+            self._use(node)
 
-    def distrust(self, tokens: Sequence[int]) -> None:
-        """Let go of every state that these tokens reach: something that they led to was wrong."""
+    def invalidate(self, tokens: Sequence[int]) -> None:
+        """Remove every cached state along these tokens, because something computed from them was wrong."""
         with self._lock:
-            for place in self._tree.match(tokens).node.path:
-                if place.state is not None and place.state.state is not None:
-                    self._memory.let_go(self._drop(place.state.state) or ())
+            for node in self._tree.match(tokens).node.path:
+                if node.state is not None and node.state.state is not None:
+                    self._memory.discard(self._drop(node.state.state) or ())
 
     def check_integrity(self) -> None:
-        """The tree is whole, and what it refers to is what is accounted for, within the budgets.
+        """Check that the tree is consistent, and that its buffers are those accounted for, within the budgets.
 
         Raises:
             TreeError: with everything that is wrong.
         """
         with self._lock:
             self._tree.check_integrity()
-            states = {place.state.state for place in self._tree.nodes() if place.state is not None}
-            kept = {one for one in states if one is not None} | self._tree.buffers()
-            faults = self._memory.faults(kept)
-            if states != set(self._places) or any(self._places[one].parent is None for one in self._places):
-                faults.append(f"{len(states)} states in the tree, {len(self._places)} places of states")
-            if any(one.pins for one in kept):
-                faults.append("arrays that are pinned, and nobody uses them")
+            states = {node.state.state for node in self._tree.nodes() if node.state is not None}
+            buffers = {one for one in states if one is not None} | self._tree.buffers()
+            faults = self._memory.faults(buffers)
+            if states != set(self._nodes) or any(self._nodes[one].parent is None for one in self._nodes):
+                faults.append(f"{len(states)} states in the tree, {len(self._nodes)} places of states")
+            if any(one.refcount for one in buffers):
+                faults.append("buffers that are still pinned after use")
             if faults:
                 raise TreeError("; ".join(faults))
 
-    def _use(self, place: Place) -> None:
-        """The state of a place is used now, and after it, so that they stay longer, the spans before it."""
-        for kept in _arrays(place):
-            self._memory.add(kept)
+    def _use(self, node: CacheNode) -> None:
+        """Mark the state of a node as used, and then the spans before it, so that these are evicted later."""
+        for buffers in _arrays(node):
+            self._memory.add(buffers)
 
 
 def _drop(
-    tree: RadixTree[Snapshot, KeptArrays], places: dict[KeptArrays, Place], kept: KeptArrays
-) -> list[KeptArrays] | None:
-    """Take a state out of the tree; returns it and the spans that lead to no other, None for what is no state.
+    tree: RadixTree[Snapshot, CachedBuffers], places: dict[CachedBuffers, CacheNode], buffers: CachedBuffers
+) -> list[CachedBuffers] | None:
+    """Remove a state from the tree; returns it and the spans that lead to no other state, None if it is not a state.
 
     Raises:
         TreeError: it is in use.
     """
-    place = places.get(kept)
-    if place is None:
+    node = places.get(buffers)
+    if node is None:
         return None
-    if kept.pins:
-        raise TreeError(f"a state at position {kept.position} cannot be dropped while it is in use")
-    del places[kept]
-    return [kept, *tree.remove(place)]
+    if buffers.refcount:
+        raise TreeError(f"a state at position {buffers.position} cannot be dropped while it is in use")
+    del places[buffers]
+    return [buffers, *tree.remove(node)]
 
 
-def _arrays(place: Place) -> list[KeptArrays]:
-    """All arrays of the state at a place, each once: those of fixed size, then the spans."""
-    state = [] if place.state is None or place.state.state is None else [place.state.state]
-    return [*state, *dict.fromkeys(piece.buffer for piece in place.all_pieces)]
+def _arrays(node: CacheNode) -> list[CachedBuffers]:
+    """Return all buffers of the state at a node, each once: the fixed-size state, then the spans."""
+    state = [] if node.state is None or node.state.state is None else [node.state.state]
+    return [*state, *dict.fromkeys(span.buffer for span in node.all_spans)]

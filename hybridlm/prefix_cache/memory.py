@@ -1,98 +1,98 @@
-"""Where kept states are: on the device as far as its budget goes, then on the host, the least recently used first."""
+"""Memory of cached states: on the device within its budget, then on the host, least recently used first."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from hybridlm.prefix_cache.budget import CacheBudget
-from hybridlm.rows.kept import KeptArrays
+from hybridlm.rows.cached_buffers import CachedBuffers
 
 
-class KeptMemory:
-    """Keeps within its budgets what it is given, in the order of use.
+class CacheMemory:
+    """Keeps buffers within the budgets, in the order of use (LRU).
 
-    What is moved to the host and what is dropped is always what was used the longest ago and is not pinned. Only states
-    are dropped; with a state go the spans that lead to no other. A span is used whenever a state behind it is, so that
-    it never goes before that.
+    The least recently used buffer that is not pinned is moved to the host or dropped. Only states are dropped, together
+    with the spans that lead to no other state. A span is used whenever a state after it is, so that it never goes
+    before that.
 
     Args:
-        budget: most bytes on the device and on the host.
-        drop: lets go of a state; returns all arrays that are no longer kept with it, or None for what is no state.
+        budget: maximum bytes on the device and on the host.
+        drop: removes a state from the tree; returns all buffers that are freed with it, or None if it is not a state.
 
     Attributes:
-        device_bytes, host_bytes: held now.
-        spills, evictions: arrays that were moved to the host, and states that were dropped to make room.
+        device_bytes, host_bytes: bytes held now.
+        spills, evictions: number of buffers moved to the host, and of states dropped to make room.
     """
 
-    def __init__(self, budget: CacheBudget, drop: Callable[[KeptArrays], Iterable[KeptArrays] | None]):
+    def __init__(self, budget: CacheBudget, drop: Callable[[CachedBuffers], Iterable[CachedBuffers] | None]):
         self.budget, self._drop = budget, drop
-        self._device: OrderedDict[KeptArrays, None] = OrderedDict()
-        self._host: OrderedDict[KeptArrays, None] = OrderedDict()
+        self._device: OrderedDict[CachedBuffers, None] = OrderedDict()
+        self._host: OrderedDict[CachedBuffers, None] = OrderedDict()
         self.device_bytes = self.host_bytes = self.spills = self.evictions = 0
 
     def fits(self, needed: int) -> bool:
-        """Whether so many bytes more fit the device's budget as it is."""
+        """Whether `needed` more bytes fit the device's budget without evictions."""
         return self.device_bytes + needed <= self.budget.device
 
-    def relieve(self) -> bool:
-        """Move what was used the longest ago off the device, or drop a state; False where all is in use."""
-        oldest = next((kept for kept in self._device if not kept.pins), None)
+    def evict_one(self) -> bool:
+        """Move the least recently used buffer off the device, or drop a state; False if all are pinned."""
+        oldest = next((buffers for buffers in self._device if not buffers.refcount), None)
         if oldest is None:
             return False
         if not self._room_on_host(oldest.nbytes):
             return self._drop_one((*self._host, *self._device))
         if oldest in self._device:  # it may have gone with a state that was dropped to make room
-            self.let_go([oldest])
+            self.discard([oldest])
             oldest.to_host()
             self._host[oldest] = None
             self.host_bytes += oldest.nbytes
             self.spills += 1
         return True
 
-    def add(self, kept: KeptArrays) -> None:
-        """Something new on the device, for which there is room; or that is there already, and is used."""
-        if kept in self._host:
-            self._host.move_to_end(kept)
+    def add(self, buffers: CachedBuffers) -> None:
+        """Add new buffers on the device, for which there is room; or mark known ones as used."""
+        if buffers in self._host:
+            self._host.move_to_end(buffers)
             return
-        if kept not in self._device:
-            self.device_bytes += kept.nbytes
-            self._device[kept] = None
-        self._device.move_to_end(kept)
+        if buffers not in self._device:
+            self.device_bytes += buffers.nbytes
+            self._device[buffers] = None
+        self._device.move_to_end(buffers)
 
-    def bring(self, kept: KeptArrays) -> None:
-        """Move something that is pinned back to the device, as far as there is or can be made room."""
-        if kept not in self._host or kept.nbytes > self.budget.device:
+    def page_in(self, buffers: CachedBuffers) -> None:
+        """Move pinned buffers back to the device, if there is room after evictions."""
+        if buffers not in self._host or buffers.nbytes > self.budget.device:
             return
-        while not self.fits(kept.nbytes):
-            if not self.relieve():
+        while not self.fits(buffers.nbytes):
+            if not self.evict_one():
                 return
-        self.let_go([kept])
-        kept.to_device()
-        self.add(kept)
+        self.discard([buffers])
+        buffers.to_device()
+        self.add(buffers)
 
-    def let_go(self, gone: Iterable[KeptArrays]) -> None:
-        """These are kept no longer."""
-        for kept in gone:
-            if kept in self._device:
-                del self._device[kept]
-                self.device_bytes -= kept.nbytes
+    def discard(self, gone: Iterable[CachedBuffers]) -> None:
+        """Remove buffers from the accounts."""
+        for buffers in gone:
+            if buffers in self._device:
+                del self._device[buffers]
+                self.device_bytes -= buffers.nbytes
             else:
-                del self._host[kept]
-                self.host_bytes -= kept.nbytes
+                del self._host[buffers]
+                self.host_bytes -= buffers.nbytes
 
-    def faults(self, expected: set[KeptArrays]) -> list[str]:
-        """What is wrong with the account, given all that should be kept."""
+    def faults(self, expected: set[CachedBuffers]) -> list[str]:
+        """List the errors of the accounts, given all buffers that should be held."""
         device, host = set(self._device), set(self._host)
         faults = []
         if device & host or device | host != expected:
             faults.append(f"{len(device)} arrays on the device and {len(host)} on the host, expected {len(expected)}")
-        for name, kept, held, budget in (
+        for name, buffers, held, budget in (
             ("device", device, self.device_bytes, self.budget.device),
             ("host", host, self.host_bytes, self.budget.host),
         ):
-            total = sum(one.nbytes for one in kept)
+            total = sum(one.nbytes for one in buffers)
             if total != held or held > budget:
                 faults.append(f"{name}: arrays of {total} B, counted {held} B, budget {budget} B")
-            if any(one.here != (name == "device") for one in kept):
+            if any(one.on_device != (name == "device") for one in buffers):
                 faults.append(f"{name}: arrays that are elsewhere")
         return faults
 
@@ -104,11 +104,11 @@ class KeptMemory:
                 return False
         return True
 
-    def _drop_one(self, among: Iterable[KeptArrays]) -> bool:
-        """Drop the first state that is not in use; returns whether there is one."""
-        for kept in among:
-            if not kept.pins and (gone := self._drop(kept)) is not None:
-                self.let_go(gone)
+    def _drop_one(self, among: Iterable[CachedBuffers]) -> bool:
+        """Drop the first state that is not pinned; returns whether there is one."""
+        for buffers in among:
+            if not buffers.refcount and (gone := self._drop(buffers)) is not None:
+                self.discard(gone)
                 self.evictions += 1
                 return True
         return False

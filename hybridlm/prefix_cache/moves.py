@@ -1,4 +1,4 @@
-"""States taken out of the rows of a pool to be kept, and put back into others, by certified steps."""
+"""Moves of states between rows of a pool and cached buffers, by certified steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,32 +11,33 @@ from hybridlm.programs.calls import Calls
 from hybridlm.programs.operations import part_operation
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.rows.arrays import maker_of_zeros
-from hybridlm.rows.kept import KeptArrays, Piece
-from hybridlm.rows.parts import Part, PartShape
+from hybridlm.rows.cached_buffers import BufferSpan, CachedBuffers
+from hybridlm.rows.parts import PartShape, RowPart
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot, SnapshotLabel, StateKind, label_of, nothing_consumed
 from hybridlm.steps.structure import Rows
-from ir_passes import Label, Slot
+from ir_passes.host.row_ledger import Label
+from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK
 
 
 class RowMoves:
-    """Moves states between rows and where they are kept.
+    """Moves states between rows and cached buffers.
 
     Args:
-        calls: runs the compiled steps.
-        sanitizer: follows whose state each row holds; None runs the compiled steps as they are.
-        kind: of the states.
-        rows: (count) -> so many rows, by their types alone.
+        calls: calls the compiled steps.
+        sanitizer: tracks the owner of each row; None runs the compiled steps unchanged.
+        kind: kind of the states.
+        rows: (count) -> ShapeDtypeStructs of `count` rows.
         placement: the devices.
         stats: counters; `row_copies` and `prefix_tokens_saved` are counted here.
-        head: whether the model has a multi-token-prediction head. Its keys and values of a token are those of a pair
-            with the token behind it, which is another one, or none yet, where two sequences part.
+        head: whether the model has an MTP head. Its keys and values of a token depend on the next token too, which
+            differs, or is still unknown, where two sequences part.
 
     Attributes:
-        kind: of the states.
+        kind: kind of the states.
         grows: whether a row has arrays that grow with its tokens.
-        state_bytes, span_bytes: of what is kept of the arrays of fixed size, and of `KV_BLOCK` positions of the others.
+        state_bytes, span_bytes: bytes of the fixed-size buffers, and of those for `KV_BLOCK` positions.
     """
 
     def __init__(
@@ -50,51 +51,56 @@ class RowMoves:
         head: bool = False,
     ):
         self._calls, self._sanitizer, self._rows, self._placement = calls, sanitizer, rows, placement
-        # The sanitizer tells the rows of a pool from its other axes by their number.
-        self._fewest = 1 if sanitizer is None else 2
+        # The sanitizer recognizes the row axis of an array by its length.
+        self._min_rows = 1 if sanitizer is None else 2
         self.kind, self._stats = kind, stats
-        self._overlap = 1 if head else 0  # positions that a span repeats of the one before it
+        self._overlap = 1 if head else 0  # positions that a span repeats from the previous one
         layout = kind.layout
-        self._places: dict[Part, list[int]] = {
+        self._part_indices: dict[RowPart, list[int]] = {
             "state": [i for i, one in enumerate(layout) if one.positions is None],
             "span": [i for i, one in enumerate(layout) if one.positions is not None],
         }
         self._axes = tuple(one.positions for one in layout if one.positions is not None)
-        self._kept = {part: self._types(part) for part in self._places}
-        self._empty = {part: maker_of_zeros(kept) for part, kept in self._kept.items()}
+        self._buffer_types = {part: self._types(part) for part in self._part_indices}
+        self._empty = {part: maker_of_zeros(buffers) for part, buffers in self._buffer_types.items()}
         self.grows = bool(self._axes)
         self.state_bytes, self.span_bytes = (
-            sum(leaf.size * leaf.dtype.itemsize for leaf in self._kept[part]) for part in ("state", "span")
+            sum(leaf.size * leaf.dtype.itemsize for leaf in self._buffer_types[part]) for part in ("state", "span")
         )
 
     def shapes(self, pool: int) -> list[PartShape]:
-        """The steps between a pool of so many rows and what is kept."""
-        parts: list[Part] = ["state", "span"] if self.grows else ["state"]
+        """Return the steps between a pool of `pool` rows and cached buffers."""
+        parts: list[RowPart] = ["state", "span"] if self.grows else ["state"]
         return [self._shape(part, kept, pool) for part in parts for kept in (True, False)]
 
     def bytes_of(self, position: int, known: int) -> int:
-        """Bytes of the state after so many tokens, beside what is kept already of the first of them."""
+        """Return the bytes of a state at `position`, beside the buffers cached for its first `known` tokens."""
         new = position - known + min(known, self._overlap) if self.grows and known < position else 0
         return self.state_bytes + -(-new // KV_BLOCK) * self.span_bytes
 
     def example_arguments(self, shape: PartShape) -> tuple[Any, ...]:
-        """Arguments like those that a program is called with, arrays by their types alone."""
+        """Return example arguments of a program, with arrays as ShapeDtypeStructs."""
         pool = self._part(jax.tree.leaves(self._rows(shape.pool)), shape.part)
-        kept = self._kept[shape.part]
+        buffers = self._buffer_types[shape.part]
         count = 2 if shape.part == "state" else 4 if shape.kept else 5
         scalars = self._placement.examples([np.zeros(1, np.int32)] * count, whole=True)
-        return (kept, pool, *scalars) if shape.kept else (pool, kept, *scalars)
+        return (buffers, pool, *scalars) if shape.kept else (pool, buffers, *scalars)
 
     def take(
-        self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any, known: Sequence[Piece[KeptArrays]] = ()
+        self,
+        pool: RowPool,
+        slot: Slot,
+        tokens: Sequence[int],
+        owner: Any,
+        known: Sequence[BufferSpan[CachedBuffers]] = (),
     ) -> Snapshot:
-        """Copy the state of a row as the steps that were dispatched leave it.
+        """Copy the state of a row as the dispatched steps leave it.
 
         Args:
             pool, slot: the row.
-            tokens: all that it has consumed.
-            owner: what owns it.
-            known: what is kept already of its first positions.
+            tokens: all tokens that it has consumed.
+            owner: owner of the row.
+            known: spans already cached for its first positions.
 
         Raises:
             SnapshotError: it has consumed another number of tokens.
@@ -103,13 +109,13 @@ class RowMoves:
         if not tokens:
             return nothing_consumed(self.kind)
         mark = None if self._sanitizer is None else self._sanitizer.mark(owner)
-        spans, at = list(known), sum(piece.count for piece in known)
-        # With a head a span that goes on from another one begins with the last position of that one, as it is now.
+        spans, at = list(known), sum(span.count for span in known)
+        # With an MTP head a span that follows another one repeats its last position, with current values.
         lead = min(at, self._overlap) if self.grows and at < label.position else 0
         for first in range(at - lead, label.position if self.grows else 0, KV_BLOCK):
             count, before = min(KV_BLOCK, label.position - first), lead if first < at else 0
-            kept = self._keep("span", pool, slot, (first, count), first, mark)
-            spans.append(Piece(kept, before, count - before))
+            buffers = self._keep("span", pool, slot, (first, count), first, mark)
+            spans.append(BufferSpan(buffers, before, count - before))
         self._stats["row_copies"] += 1
         return Snapshot(label, self._keep("state", pool, slot, (), label.position, mark), tuple(spans), mark)
 
@@ -118,16 +124,16 @@ class RowMoves:
         snapshot.require(self.kind)
 
     def restore(self, snapshot: Snapshot, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> int:
-        """Let a row that was just acquired go on from a snapshot.
+        """Restore a snapshot into a row that was just acquired.
 
         Args:
             snapshot: the state.
             pool, slot: the row.
-            tokens: those of the sequence, of which it has seen the first.
-            owner: what will own the row.
+            tokens: tokens of the sequence, of which the state has seen the first.
+            owner: future owner of the row.
 
         Returns:
-            How many tokens of the sequence have been consumed.
+            Number of tokens of the sequence that have been consumed.
 
         Raises:
             SnapshotError: it was made by another model, or from other tokens.
@@ -138,10 +144,10 @@ class RowMoves:
         if snapshot.state is not None:
             self._restore(snapshot.state, "state", pool, slot, ())
             self._stats["row_copies"] += 1
-        for kept, first, count in snapshot.spans:
+        for buffers, first, count in snapshot.spans:
             lead = min(first, self._overlap)
             operands = (first - lead, count + lead, position - lead)
-            self._restore(kept, "span", pool, slot, operands, snapshot.mark)
+            self._restore(buffers, "span", pool, slot, operands, snapshot.mark)
             position += count
         pool.moved(slot, snapshot.label.position)
         if self._sanitizer is not None and snapshot.mark is not None:
@@ -150,99 +156,100 @@ class RowMoves:
         return snapshot.label.position
 
     def filled(self, arrays: Sequence[np.ndarray], label: SnapshotLabel) -> Snapshot:
-        """A state that no row of these pools had.
+        """Build a snapshot from arrays that were in no row of these pools.
 
         Args:
-            arrays: in the order of the layout, those that grow with as many positions as the label says.
-            label: whose state it is.
+            arrays: in the order of the layout; growing ones have as many positions as the label says.
+            label: identity of the state.
         """
         mark = None if self._sanitizer is None else self._sanitizer.stamp(label.position)
-        state = self._from_host("state", [arrays[i] for i in self._places["state"]], label.position, mark)
-        grown = [np.moveaxis(arrays[i], axis, 0) for i, axis in zip(self._places["span"], self._axes, strict=True)]
+        state = self._from_host("state", [arrays[i] for i in self._part_indices["state"]], label.position, mark)
+        grown = [
+            np.moveaxis(arrays[i], axis, 0) for i, axis in zip(self._part_indices["span"], self._axes, strict=True)
+        ]
         spans = []
         for first in range(0, label.position if self.grows else 0, KV_BLOCK):
             count = min(KV_BLOCK, label.position - first)
             parts = [array[first : first + count] for array in grown]
             padded = [np.concatenate((one, np.zeros((KV_BLOCK - count, *one.shape[1:]), one.dtype))) for one in parts]
-            spans.append(Piece(self._from_host("span", padded, first, mark), 0, count))
+            spans.append(BufferSpan(self._from_host("span", padded, first, mark), 0, count))
         return Snapshot(label, state, tuple(spans), mark)
 
-    def _from_host(self, part: Part, arrays: list[np.ndarray], position: int, mark: Label | None) -> KeptArrays:
-        rows = tuple(np.broadcast_to(array, (self._fewest, *array.shape)).copy() for array in arrays)
-        kept = KeptArrays(self._on_device(part, rows), position, mark)
+    def _from_host(self, part: RowPart, arrays: list[np.ndarray], position: int, mark: Label | None) -> CachedBuffers:
+        rows = tuple(np.broadcast_to(array, (self._min_rows, *array.shape)).copy() for array in arrays)
+        buffers = CachedBuffers(self._on_device(part, rows), position, mark)
         if self._sanitizer is not None and mark is not None:
-            self._sanitizer.label(kept, self._fewest, mark)
-        return kept
+            self._sanitizer.label(buffers, self._min_rows, mark)
+        return buffers
 
-    def _types(self, part: Part) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """What is kept of a part, by its types: its own rows, the same on all devices along the data; positions first.
-
-        The other dimensions lie as in a pool.
-        """
+    def _types(self, part: RowPart) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """ShapeDtypeStructs of a part's cached buffers: positions first, not split over data, else as in a pool."""
         arrays = self._part(jax.tree.leaves(self._rows(self._placement.data)), part)
         axes = [None] * len(arrays) if part == "state" else self._axes
-        return tuple(self._kept_type(one, axis) for one, axis in zip(arrays, axes, strict=True))
+        return tuple(self._buffer_type(one, axis) for one, axis in zip(arrays, axes, strict=True))
 
-    def _kept_type(self, one: jax.ShapeDtypeStruct, positions: int | None) -> jax.ShapeDtypeStruct:
+    def _buffer_type(self, one: jax.ShapeDtypeStruct, positions: int | None) -> jax.ShapeDtypeStruct:
         _, *shape = one.shape
         _, *split = self._placement.dimensions(one)
         if positions is not None:
             shape = [KV_BLOCK, *shape[:positions], *shape[positions + 1 :]]
             split = [None, *split[:positions], *split[positions + 1 :]]
         sharding = self._placement.over(None, *split)
-        return jax.ShapeDtypeStruct((self._fewest, *shape), one.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct((self._min_rows, *shape), one.dtype, sharding=sharding)
 
-    def _on_device(self, part: Part, arrays: tuple[jax.Array | np.ndarray, ...]) -> tuple[jax.Array, ...]:
-        """Kept arrays where they belong; those that are there already stay."""
-        return jax.device_put(arrays, tuple(one.sharding for one in self._kept[part]))
+    def _on_device(self, part: RowPart, arrays: tuple[jax.Array | np.ndarray, ...]) -> tuple[jax.Array, ...]:
+        """Put buffers on their devices; those that are there already stay."""
+        return jax.device_put(arrays, tuple(one.sharding for one in self._buffer_types[part]))
 
-    def _part(self, leaves: list[Any], part: Part) -> tuple[Any, ...]:
-        return tuple(leaves[i] for i in self._places[part])
+    def _part(self, leaves: list[Any], part: RowPart) -> tuple[Any, ...]:
+        return tuple(leaves[i] for i in self._part_indices[part])
 
-    def _shape(self, part: Part, kept: bool, pool: int) -> PartShape:
-        return PartShape(part, kept, pool, self._fewest, self._axes if part == "span" else ())
+    def _shape(self, part: RowPart, kept: bool, pool: int) -> PartShape:
+        return PartShape(part, kept, pool, self._min_rows, self._axes if part == "span" else ())
 
     def _keep(
-        self, part: Part, pool: RowPool, slot: Slot, operands: tuple[int, ...], position: int, mark: Label | None
-    ) -> KeptArrays:
+        self, part: RowPart, pool: RowPool, slot: Slot, operands: tuple[int, ...], position: int, mark: Label | None
+    ) -> CachedBuffers:
         maps = (pool.owner.bind([slot], 1), *_scalars(*operands))
         if self._sanitizer is None:
             return self.keep(part, pool, maps, position)
-        shape, places = self._shape(part, True, pool.size), self._places[part]
+        shape, places = self._shape(part, True, pool.size), self._part_indices[part]
         sanitized = self._sanitizer.program(shape, *shape.step(), self.example_arguments)
-        kept = KeptArrays((), position, mark)
-        kept.arrays = self._sanitizer.keep(sanitized, self._keeping(part, pool, maps), kept, pool, places)
-        return kept
+        buffers = CachedBuffers((), position, mark)
+        buffers.arrays = self._sanitizer.keep(sanitized, self._keeping(part, pool, maps), buffers, pool, places)
+        return buffers
 
     def keep(
-        self, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...], position: int, number: int | None = None
-    ) -> KeptArrays:
-        """Dispatch the step that moves a part of a row out of a pool.
+        self, part: RowPart, pool: RowPool, maps: tuple[np.ndarray, ...], position: int, number: int | None = None
+    ) -> CachedBuffers:
+        """Dispatch the step that copies a part of a row out of a pool.
 
         Args:
-            part, pool: which part of a row of which pool.
-            maps: int32 [1] each: the row, and what else the step takes.
-            position: see `KeptArrays`.
-            number: what other processes know the result by; None where this one decides.
+            part, pool: part of a row, and its pool.
+            maps: int32 [1] each: the row, and the other operands of the step.
+            position: see `CachedBuffers`.
+            number: number of the result in all processes; None in process 0, which chooses it.
         """
-        kept, crew = KeptArrays((), position, None), self._calls.crew
-        if crew is not None:
-            number = crew.named(kept, number)
-            crew.tell(*part_operation(number, part, True, crew.number(pool), pool.size, position, maps))
+        buffers, process_group = CachedBuffers((), position, None), self._calls.process_group
+        if process_group is not None:
+            number = process_group.register(buffers, number)
+            process_group.broadcast(
+                *part_operation(number, part, True, process_group.number(pool), pool.size, position, maps)
+            )
         shape = self._shape(part, True, pool.size)
-        (kept.arrays,) = self._calls(shape, self.example_arguments, *self._keeping(part, pool, maps))
-        return kept
+        (buffers.arrays,) = self._calls(shape, self.example_arguments, *self._keeping(part, pool, maps))
+        return buffers
 
-    def _keeping(self, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
-        """The arguments of the step that moves a part out of a pool."""
+    def _keeping(self, part: RowPart, pool: RowPool, maps: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
+        """Return the arguments of the step that copies a part out of a pool."""
         row, *operands = maps
         placed = self._placement.put_whole((row, *_scalars(0), *operands))
         return (self._empty[part](), self._part(jax.tree.leaves(pool.look()), part), *placed)
 
     def _restore(
         self,
-        kept: KeptArrays,
-        part: Part,
+        buffers: CachedBuffers,
+        part: RowPart,
         pool: RowPool,
         slot: Slot,
         operands: tuple[int, ...],
@@ -250,41 +257,43 @@ class RowMoves:
     ) -> None:
         maps = (pool.owner.bind([slot], 1), *_scalars(*operands))
         if self._sanitizer is None:
-            self.put_back(kept, part, pool, maps)
+            self.put_back(buffers, part, pool, maps)
             return
-        shape, places = self._shape(part, False, pool.size), self._places[part]
+        shape, places = self._shape(part, False, pool.size), self._part_indices[part]
         sanitized = self._sanitizer.program(shape, *shape.step(), self.example_arguments)
-        self._sanitizer.ghosts(pool)
+        self._sanitizer.shadow_labels(pool)
         leaves, tree = jax.tree.flatten(pool.take())
-        args = self._restoring(part, leaves, kept, maps)
-        self._replace(pool, part, leaves, tree, self._sanitizer.restore(sanitized, args, kept, pool, places, mark))
+        args = self._restoring(part, leaves, buffers, maps)
+        self._replace(pool, part, leaves, tree, self._sanitizer.restore(sanitized, args, buffers, pool, places, mark))
 
-    def put_back(self, kept: KeptArrays, part: Part, pool: RowPool, maps: tuple[np.ndarray, ...]) -> None:
-        """Dispatch the step that moves what is kept back into a row; arguments as for `keep`."""
-        crew = self._calls.crew
-        if crew is not None:
-            numbers = crew.number(kept), crew.number(pool)
-            crew.tell(*part_operation(numbers[0], part, False, numbers[1], pool.size, kept.position, maps))
+    def put_back(self, buffers: CachedBuffers, part: RowPart, pool: RowPool, maps: tuple[np.ndarray, ...]) -> None:
+        """Dispatch the step that copies cached buffers back into a row; arguments as for `keep`."""
+        process_group = self._calls.process_group
+        if process_group is not None:
+            numbers = process_group.number(buffers), process_group.number(pool)
+            process_group.broadcast(
+                *part_operation(numbers[0], part, False, numbers[1], pool.size, buffers.position, maps)
+            )
         leaves, tree = jax.tree.flatten(pool.take())
         shape = self._shape(part, False, pool.size)
-        (new,) = self._calls(shape, self.example_arguments, *self._restoring(part, leaves, kept, maps))
+        (new,) = self._calls(shape, self.example_arguments, *self._restoring(part, leaves, buffers, maps))
         self._replace(pool, part, leaves, tree, new)
 
     def _restoring(
-        self, part: Part, leaves: list[Any], kept: KeptArrays, maps: tuple[np.ndarray, ...]
+        self, part: RowPart, leaves: list[Any], buffers: CachedBuffers, maps: tuple[np.ndarray, ...]
     ) -> tuple[Any, ...]:
-        """The arguments of the step that moves a part back into a pool of these arrays."""
+        """Return the arguments of the step that copies a part back into a pool of these arrays."""
         row, *operands = maps
-        arrays = self._on_device(part, kept.arrays)
+        arrays = self._on_device(part, buffers.arrays)
         return (self._part(leaves, part), arrays, *self._placement.put_whole((*_scalars(0), row, *operands)))
 
-    def _replace(self, pool: RowPool, part: Part, leaves: list[Any], tree: Any, new: Sequence[Any]) -> None:
-        """Give a pool its arrays again, those of a part in a new version."""
-        for i, array in zip(self._places[part], new, strict=True):
+    def _replace(self, pool: RowPool, part: RowPart, leaves: list[Any], tree: Any, new: Sequence[Any]) -> None:
+        """Put back the arrays of a pool, with new ones for a part."""
+        for i, array in zip(self._part_indices[part], new, strict=True):
             leaves[i] = array
         pool.put(jax.tree.unflatten(tree, leaves))
 
 
 def _scalars(*values: int) -> tuple[np.ndarray, ...]:
-    """int32 [1] each."""
+    """Return int32 [1] arrays."""
     return tuple(np.array([value], np.int32) for value in values)

@@ -1,8 +1,7 @@
-"""A radix tree over token ids: what was kept of sequences that begin alike, by the tokens that they begin with.
+"""A radix tree over token ids: cached states and KV spans of sequences that begin alike (a radix cache).
 
-What has something of every token lies on the edges, in pieces of buffers; what has one size whatever came before lies
-at the nodes. The tree knows nothing of either but who refers to what: an edge that is cut shares its buffers, nothing
-is copied and nothing is there twice.
+Per-token entries are on the edges, as spans of buffers; fixed-size states are at the nodes. The tree does not look into
+either, it only counts references: an edge that is split shares its buffers, nothing is copied or stored twice.
 """
 
 import weakref
@@ -10,32 +9,32 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from hybridlm.rows.kept import B, Piece
+from hybridlm.rows.cached_buffers import B, BufferSpan
 
 S = TypeVar("S")
-"""What a node keeps."""
+"""Type of the state at a node."""
 
 
 class TreeError(ValueError):
-    """Something that would break the tree, or has broken it; the message lists every fault."""
+    """An operation that would break the tree, or a tree that is broken; the message lists every fault."""
 
 
 class Node(Generic[S, B]):
     """The end of an edge.
 
     Attributes:
-        tokens: of its edge, at least one but for the root.
-        pieces: what is kept of these tokens, in their order.
+        tokens: tokens of its edge, at least one except for the root.
+        spans: buffers of these tokens, in order.
         parent: None for the root.
-        position: tokens from the root to here.
+        position: number of tokens from the root to here.
         children: by the first token of their edges.
-        state: what is kept of all tokens up to here; None where nothing is.
+        state: state after all tokens up to here; None if there is none.
     """
 
-    __slots__ = ("__weakref__", "_parent", "children", "pieces", "position", "state", "tokens")
+    __slots__ = ("__weakref__", "_parent", "children", "spans", "position", "state", "tokens")
 
-    def __init__(self, tokens: tuple[int, ...], pieces: tuple[Piece[B], ...], parent: "Node[S, B] | None"):
-        self.tokens, self.pieces, self.parent = tokens, pieces, parent
+    def __init__(self, tokens: tuple[int, ...], spans: tuple[BufferSpan[B], ...], parent: "Node[S, B] | None"):
+        self.tokens, self.spans, self.parent = tokens, spans, parent
         self.position: int = len(tokens) + (0 if parent is None else parent.position)
         self.children: dict[int, Node[S, B]] = {}
         self.state: S | None = None
@@ -46,12 +45,12 @@ class Node(Generic[S, B]):
 
     @parent.setter
     def parent(self, parent: "Node[S, B] | None") -> None:
-        # Weak, so that a tree goes with its root.
+        # Weak, so that a tree is freed with its root.
         self._parent = None if parent is None else weakref.ref(parent)
 
     @property
     def path(self) -> list["Node[S, B]"]:
-        """The nodes from the root, which is left out, to this one."""
+        """The nodes from the root (excluded) to this one."""
         found, node = [], self
         while node.parent is not None:
             found.append(node)
@@ -59,18 +58,18 @@ class Node(Generic[S, B]):
         return found[::-1]
 
     @property
-    def all_pieces(self) -> tuple[Piece[B], ...]:
-        """What is kept of every token from the first one to here."""
-        return tuple(piece for node in self.path for piece in node.pieces)
+    def all_spans(self) -> tuple[BufferSpan[B], ...]:
+        """Buffers of every token from the first one to here."""
+        return tuple(span for node in self.path for span in node.spans)
 
 
 class Match(NamedTuple, Generic[S, B]):
-    """How far the tree knows tokens.
+    """Longest match of tokens in the tree.
 
     Attributes:
-        length: how many of them.
-        node: the deepest node that they reach.
-        into: the child on whose edge they end or leave the tree; None where they do so at the node.
+        length: number of matched tokens.
+        node: the deepest node on the way.
+        into: the child on whose edge the match ends; None if it ends at the node.
     """
 
     length: int
@@ -84,7 +83,7 @@ class RadixTree(Generic[S, B]):
     Every node but the root has a state or two children: an edge leads to a state.
 
     Args:
-        grows: whether anything is kept of every token; if not, edges have no pieces.
+        grows: whether there are per-token entries; if not, edges have no spans.
 
     Attributes:
         root: the node of no tokens, which never has a state.
@@ -96,7 +95,7 @@ class RadixTree(Generic[S, B]):
         self._uses = Counter[B]()
 
     def match(self, tokens: Sequence[int]) -> Match[S, B]:
-        """How far the tree knows these tokens."""
+        """Return the longest match of these tokens."""
         tokens, node = tuple(tokens), self.root
         while node.position < len(tokens):
             child = node.children.get(tokens[node.position])
@@ -109,53 +108,53 @@ class RadixTree(Generic[S, B]):
         return Match(node.position, node, None)
 
     def deepest(self, tokens: Sequence[int], most: int) -> Node[S, B] | None:
-        """The deepest node with a state that these tokens reach, after at most so many of them."""
+        """Return the deepest node with a state along these tokens, at position `most` or before."""
         for node in reversed(self.match(tokens).node.path):
             if node.state is not None and node.position <= most:
                 return node
         return None
 
-    def known(self, tokens: Sequence[int]) -> tuple[Piece[B], ...]:
-        """What is kept of the first of these tokens, as many as the tree knows."""
+    def known(self, tokens: Sequence[int]) -> tuple[BufferSpan[B], ...]:
+        """Return the buffers of the matched tokens."""
         match = self.match(tokens)
-        behind = () if match.into is None else cut(match.into.pieces, match.length - match.node.position)[0]
-        return match.node.all_pieces + behind
+        behind = () if match.into is None else split_spans(match.into.spans, match.length - match.node.position)[0]
+        return match.node.all_spans + behind
 
-    def insert(self, tokens: Sequence[int], state: S, pieces: Sequence[Piece[B]]) -> Node[S, B]:
-        """Keep a state after these tokens.
+    def insert(self, tokens: Sequence[int], state: S, spans: Sequence[BufferSpan[B]]) -> Node[S, B]:
+        """Insert a state after these tokens.
 
         Args:
             tokens: at least one.
-            state: its node has none yet.
-            pieces: what is kept of the tokens that the tree does not know, all of them.
+            state: state of a node that has none yet.
+            spans: buffers of all tokens that are not in the tree.
 
         Raises:
-            TreeError: there is a state, no token, or not as many tokens in the pieces; nothing has changed.
+            TreeError: there is a state, no token, or not as many tokens in the spans; nothing has changed.
         """
         tokens, match = tuple(tokens), self.match(tokens)
-        count, missing = sum(piece.count for piece in pieces), len(tokens) - match.length
+        count, missing = sum(span.count for span in spans), len(tokens) - match.length
         if not tokens:
             raise TreeError("a state after no tokens is not kept: sequences begin with it")
         if match.into is None and not missing and match.node.state is not None:
             raise TreeError(f"there is a state after these {len(tokens)} tokens; remove it first")
         if count != (missing if self._grows else 0):
             raise TreeError(
-                f"the tree knows {match.length} of {len(tokens)} tokens: expected pieces of "
-                f"{missing if self._grows else 0}, got pieces of {count}"
+                f"the tree knows {match.length} of {len(tokens)} tokens: expected spans of "
+                f"{missing if self._grows else 0}, got spans of {count}"
             )
         node = match.node if match.into is None else self._split(match.into, match.length - match.node.position)
         if missing:
-            self._uses.update(piece.buffer for piece in pieces)
-            child = Node(tokens[match.length :], tuple(pieces), node)
+            self._uses.update(span.buffer for span in spans)
+            child = Node(tokens[match.length :], tuple(spans), node)
             node.children[child.tokens[0]] = node = child
         node.state = state
         return node
 
     def remove(self, node: Node[S, B]) -> list[B]:
-        """Let go of the state of a node, and of the edges that lead to no other state; returns the buffers of these.
+        """Remove the state of a node, and the edges that lead to no other state; returns the buffers of these.
 
         Raises:
-            TreeError: it has no state, or is no node of this tree any more.
+            TreeError: it has no state, or is no longer a node of this tree.
         """
         if node.state is None:
             raise TreeError(f"a node at position {node.position} has no state that could be removed")
@@ -168,13 +167,13 @@ class RadixTree(Generic[S, B]):
                 self._join(node, child)
                 break
             del parent.children[node.tokens[0]]
-            for piece in node.pieces:
-                freed += self._unused(piece.buffer)
+            for span in node.spans:
+                freed += self._unused(span.buffer)
             node = parent
         return freed
 
     def nodes(self) -> Iterator[Node[S, B]]:
-        """All nodes but the root."""
+        """Iterate over all nodes but the root."""
         waiting = list(self.root.children.values())
         while waiting:
             node = waiting.pop()
@@ -182,11 +181,13 @@ class RadixTree(Generic[S, B]):
             waiting += node.children.values()
 
     def buffers(self) -> set[B]:
-        """All that edges refer to."""
+        """Return all buffers that edges refer to."""
         return set(self._uses)
 
     def check_integrity(self) -> None:
-        """Every edge has tokens and the pieces of these, every node leads to a state, buffers are counted as used.
+        """Check that the tree is consistent.
+
+        Every edge has tokens and their spans, every node leads to a state, and reference counts are right.
 
         Raises:
             TreeError: with everything that is wrong.
@@ -199,43 +200,43 @@ class RadixTree(Generic[S, B]):
                 faults.append(f"{where}: {len(node.tokens)} tokens behind position {parent.position}")
             elif parent.children.get(node.tokens[0]) is not node:
                 faults.append(f"{where}: its parent does not know it")
-            if sum(piece.count for piece in node.pieces) != (len(node.tokens) if self._grows else 0):
-                faults.append(f"{where}: pieces {node.pieces} of {len(node.tokens)} tokens")
+            if sum(span.count for span in node.spans) != (len(node.tokens) if self._grows else 0):
+                faults.append(f"{where}: spans {node.spans} of {len(node.tokens)} tokens")
             if node.state is None and len(node.children) < 2:
                 faults.append(f"{where}: no state and {len(node.children)} children")
-            uses.update(piece.buffer for piece in node.pieces)
+            uses.update(span.buffer for span in node.spans)
         if uses != self._uses:
             faults.append(f"buffers are counted {self._uses}, used {uses}")
         if faults:
             raise TreeError("; ".join(faults))
 
     def _split(self, node: Node[S, B], count: int) -> Node[S, B]:
-        """Put a node on an edge, behind its first `count` tokens; returns it."""
-        parent, (first, rest) = node.parent, cut(node.pieces, count)
+        """Insert a node on an edge, after its first `count` tokens; returns it."""
+        parent, (first, rest) = node.parent, split_spans(node.spans, count)
         assert parent is not None
         middle: Node[S, B] = Node(node.tokens[:count], first, parent)
         parent.children[middle.tokens[0]] = middle
-        self._uses.update(piece.buffer for piece in (*first, *rest))
-        self._uses.subtract(piece.buffer for piece in node.pieces)
-        node.tokens, node.pieces, node.parent = node.tokens[count:], rest, middle
+        self._uses.update(span.buffer for span in (*first, *rest))
+        self._uses.subtract(span.buffer for span in node.spans)
+        node.tokens, node.spans, node.parent = node.tokens[count:], rest, middle
         middle.children[node.tokens[0]] = node
         return middle
 
     def _join(self, node: Node[S, B], child: Node[S, B]) -> None:
-        """Take a node between two edges out; what was cut becomes whole again."""
-        parent, pieces = node.parent, [*node.pieces]
+        """Remove a node between two edges; spans that were split are joined again."""
+        parent, spans = node.parent, [*node.spans]
         assert parent is not None
-        for piece in child.pieces:
-            if pieces and pieces[-1].buffer is piece.buffer and pieces[-1].first + pieces[-1].count == piece.first:
-                pieces[-1] = pieces[-1]._replace(count=pieces[-1].count + piece.count)
-                self._uses[piece.buffer] -= 1
+        for span in child.spans:
+            if spans and spans[-1].buffer is span.buffer and spans[-1].first + spans[-1].count == span.first:
+                spans[-1] = spans[-1]._replace(count=spans[-1].count + span.count)
+                self._uses[span.buffer] -= 1
             else:
-                pieces.append(piece)
-        child.tokens, child.pieces, child.parent = node.tokens + child.tokens, tuple(pieces), parent
+                spans.append(span)
+        child.tokens, child.spans, child.parent = node.tokens + child.tokens, tuple(spans), parent
         parent.children[child.tokens[0]] = child
 
     def _unused(self, buffer: B) -> list[B]:
-        """One piece less refers to a buffer: it, if that was the last one."""
+        """Drop one reference to a buffer; returns it if that was the last one."""
         self._uses[buffer] -= 1
         if self._uses[buffer]:
             return []
@@ -243,19 +244,21 @@ class RadixTree(Generic[S, B]):
         return [buffer]
 
 
-def cut(pieces: Sequence[Piece[B]], count: int) -> tuple[tuple[Piece[B], ...], tuple[Piece[B], ...]]:
-    """The pieces of the first `count` tokens, and those of the others; of no pieces none."""
+def split_spans(
+    spans: Sequence[BufferSpan[B]], count: int
+) -> tuple[tuple[BufferSpan[B], ...], tuple[BufferSpan[B], ...]]:
+    """Split spans after the first `count` tokens; without spans both parts are empty."""
     first, rest = [], []
-    for piece in pieces:
-        inside = min(max(count, 0), piece.count)
-        first += [piece._replace(count=inside)] if inside else []
-        rest += [Piece(piece.buffer, piece.first + inside, piece.count - inside)] if inside < piece.count else []
+    for span in spans:
+        inside = min(max(count, 0), span.count)
+        first += [span._replace(count=inside)] if inside else []
+        rest += [BufferSpan(span.buffer, span.first + inside, span.count - inside)] if inside < span.count else []
         count -= inside
     return tuple(first), tuple(rest)
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """Return the length of the common prefix of two token sequences."""
     if one == other:
         return len(one)
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

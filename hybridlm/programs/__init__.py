@@ -1,4 +1,4 @@
 """Compiled programs: one for each step and shape, certified on first use, and their calls.
 
-Imports steps, rows, requests, devices, tuning and processes. Begin with `programs`; `shapes` names what is compiled.
+Imports steps, rows, requests, devices, tuning and processes. Begin with `programs`; `shapes` are the compilation keys.
 """

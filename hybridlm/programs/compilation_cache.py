@@ -1,7 +1,7 @@
 """JAX's persistent compilation cache, for the compilations of this library alone.
 
-JAX has one cache for the process, in the folder that its setting names when it compiles for the first time. Here the
-setting holds for a compilation and its thread, and JAX looks at it again before and after.
+JAX has one cache per process, in the folder of its setting at the first compilation. Here the setting holds for one
+compilation and its thread, and JAX reads it again before and after.
 """
 
 import os
@@ -19,18 +19,18 @@ from ir_passes.jaxpr.jax_private import compilation_cache_dir, without_compilati
 STEPS = "steps"
 """Name of the folder, in that of a cache, of compiled steps with their certificates."""
 NOWHERE = ""
-"""In place of a folder, for `kept_in`: JAX keeps nothing and finds nothing."""
+"""In place of a folder, for `use_cache`: JAX keeps nothing and finds nothing."""
 _free = threading.Condition()
 _in_use: list[str] = []
-"""The folder of the compilations that are running, once for each."""
+"""Folder of each running compilation."""
 
 
 class Cache(NamedTuple):
-    """Where compiled steps are kept between processes.
+    """Storage of compiled steps between processes.
 
     Attributes:
-        setting: what JAX's setting is while steps are compiled; None for what it is anyway.
-        folder: a local folder in which certificates and times can be kept beside them; None for none.
+        setting: JAX's setting while steps are compiled; None leaves it unchanged.
+        folder: local folder for certificates and times beside them; None for none.
     """
 
     setting: str | None
@@ -38,7 +38,7 @@ class Cache(NamedTuple):
 
 
 def cache_of(given: str | os.PathLike[str] | Literal[False] | None) -> Cache:
-    """Return the cache that `load(compilation_cache=)` names; JAX's own setting stays as it is."""
+    """Return the cache for `load(compilation_cache=)`; JAX's own setting is unchanged."""
     if given is False:
         return Cache(None, None)
     own = jax.config.values["jax_compilation_cache_dir"]
@@ -50,11 +50,11 @@ def cache_of(given: str | os.PathLike[str] | Literal[False] | None) -> Cache:
 
 
 @contextmanager
-def kept_in(setting: str | None) -> Iterator[None]:
-    """Keep programs that this thread compiles inside in a folder, and find those that are there.
+def use_cache(setting: str | None) -> Iterator[None]:
+    """Read and write programs that this thread compiles in a folder.
 
-    Compilations for one folder run at the same time, those for another one wait. What other threads compile with JAX
-    meanwhile may be kept there too.
+    Compilations for one folder run concurrently, those for another one wait. Programs that other threads compile with
+    JAX meanwhile may be stored there too.
 
     Args:
         setting: of a `Cache`, or NOWHERE.

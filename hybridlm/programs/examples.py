@@ -1,4 +1,4 @@
-"""Arguments like those that a step is called with, to prove and compile it for: its rows by their types alone."""
+"""Example arguments of steps, to prove and compile them, with rows as ShapeDtypeStructs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +15,12 @@ from hybridlm.steps.structure import Rows
 def example_arguments(
     shape: Shape | CopyShape, params: tuple[Any, ...], rows: Callable[[int], Rows], placement: Placement
 ) -> tuple[Any, ...]:
-    """Of one shape.
+    """Return example arguments of one shape.
 
     Args:
-        shape: which step.
-        params: of the model, which may be abstract.
-        rows: (count) -> so many rows, by their types alone.
+        shape: the step.
+        params: parameters of the model, which may be abstract.
+        rows: (count) -> ShapeDtypeStructs of `count` rows.
         placement: the devices.
     """
     if isinstance(shape, CopyShape):

@@ -1,4 +1,4 @@
-"""The compiled programs of a model: one for each step and shape, certified and compiled on first use, and kept."""
+"""The compiled programs of a model: one for each step and shape, certified and compiled on first use."""
 
 import logging
 import threading
@@ -10,62 +10,54 @@ from typing import Any, Literal
 
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.devices.sharded_step import sharded
-from hybridlm.multiprocess.agreement import EXAMPLE, compared
-from hybridlm.programs.compilation_cache import NOWHERE, kept_in
+from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
+from hybridlm.programs.compilation_cache import NOWHERE, use_cache
 from hybridlm.programs.shapes import AnyShape, CopyShape, S, Shape
 from hybridlm.programs.stored_programs import StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
-from hybridlm.steps.dim_names import labelled
+from hybridlm.steps.dim_names import name_pool_dims
 from hybridlm.steps.generate import GENERATE_CONTRACT, generate_step
 from hybridlm.steps.score import SCORE_CONTRACT, score_step
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import VERIFY_CONTRACT, verify_step
-from ir_passes import (
-    AuditError,
-    Certificate,
-    CompiledStep,
-    ExecutableStore,
-    HloError,
-    IsolationError,
-    LaneContract,
-    PlannedStep,
-    StoredStep,
-    compile_step,
-    plan_step,
-)
+from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, LaneContract, compile_step
+from ir_passes.compile.executable_store import ExecutableStore
+from ir_passes.compile.planned_step import PlannedStep, plan_step
+from ir_passes.compile.stored_step import StoredStep
 from ir_passes.rewrites import DropDead
+from ir_passes.xla_audit.hlo import HloError
 
 _log = logging.getLogger("hybridlm")
 
 Certify = Literal["error", "warn", "off"]
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
 MAY_COPY = ("argument 1.layers*.conv", "argument 1.layers*.hidden")
-"""Pools that a step may copy, both of them small: the last inputs of a convolution move up by the tokens of the step,
-and a head takes a hidden state of the step before after this step's are there. XLA can write both in place, and on CPUs
-it does in all steps of docs/certificates.md but those that name `conv`."""
+"""Pools that a step may copy, both small: the last inputs of a convolution, which shift by the tokens of the step, and
+the hidden state of the previous step, which the MTP head reads after this step has written its own. XLA can write both
+in place, and on CPUs it does in all steps of docs/certificates.md but those that name `conv`."""
 
 PASSES = (DropDead(),)
-"""The model's steps are written in the form that the other rewrites lead to."""
+"""Rewrites of steps; the model's steps are already written in the form that the other rewrites produce."""
 
 
 class Programs:
-    """Compiled steps by shape. Thread-safe; a program is compiled once, and different ones at the same time.
+    """Compiled steps by shape. Thread-safe; a program is compiled once, different ones concurrently.
 
     Args:
-        structure: of the model.
-        certify: whether a step that is not proved, or fails its audit, raises, warns or is not looked at.
-        certificates: directory in which certificates are kept, None for none.
+        structure: structure of the model.
+        certify: whether a step that is not proved, or fails its audit, raises, warns or runs unchecked.
+        certificates: directory of stored certificates, None for none.
         placement: the devices that steps run on.
-        cache: the folder where JAX keeps compiled steps between processes; None for its own setting.
-        executables: keeps compiled steps with their certificates between processes; None keeps none.
-        model: its name, for who lists what is kept.
+        cache: folder where JAX stores compiled steps between processes; None for its own setting.
+        executables: stores compiled steps with their certificates between processes; None for no store.
+        model: name of the model in listings of the store.
 
     Attributes:
-        int8_head_lanes: numbers of lanes whose steps draw the most likely tokens with the int8 head, which they are
-            given behind the parameters; for the programs that are compiled from then on.
-        use_store: whether steps are kept between processes, if there is a place; tests replace parts of steps.
+        int8_head_lanes: numbers of lanes whose steps sample the most likely tokens with the int8 head, which follows
+            the parameters; applies to programs compiled from then on.
+        use_store: whether the store is used, if there is one; tests turn it off to replace parts of steps.
     """
 
     use_store = True
@@ -84,7 +76,7 @@ class Programs:
         self._split = SplitRows(placement.rows_over)
         self.certify: Certify = certify
         self.int8_head_lanes: frozenset[int] = frozenset()
-        self._told_not_audited = False
+        self._warned_not_audited = False
         self._directory, self.cache = certificates, cache
         self._stored = None
         if executables is not None and self.use_store:
@@ -94,12 +86,12 @@ class Programs:
 
     @property
     def shapes(self) -> list[AnyShape]:
-        """What has been compiled so far."""
+        """Shapes that have been compiled so far."""
         return [shape for shape, program in list(self._compiled.items()) if program.done()]
 
     @property
     def certificates(self) -> dict[str, Certificate]:
-        """Of every compiled step, by the name of its shape; of two of one name the second is "name (2)"."""
+        """Certificates of all compiled steps, by the name of the shape; a second one of the same name is "name (2)"."""
         found: dict[str, Certificate] = {}
         for shape in self.shapes:
             name, count = str(shape), 1
@@ -109,30 +101,30 @@ class Programs:
         return found
 
     def step(self, shape: AnyShape) -> tuple[Callable[..., Any], LaneContract]:
-        """The step of a shape as each device runs it, not compiled, and the contract of the whole step."""
+        """Return the step of a shape as each device runs it, not compiled, and the contract of the whole step."""
         arrays = self._structure.arrays
         if isinstance(shape, PartShape):
             step, contract = shape.step(self._split)
-            return step, labelled(contract, shape.of(arrays), shape.positions_first)
+            return step, name_pool_dims(contract, shape.of(arrays), shape.positions_first)
         step, contract = self._whole_rows_step(shape)
-        return step, labelled(contract, arrays)
+        return step, name_pool_dims(contract, arrays)
 
     def _whole_rows_step(self, shape: Shape | CopyShape) -> tuple[Callable[..., Any], LaneContract]:
         if isinstance(shape, CopyShape):
             return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
         if shape.step == "generate":
-            screened = shape.top is None and shape.processor is None and shape.lanes in self.int8_head_lanes
-            step = generate_step(self._structure, shape.top, shape.processor, shape.guesses, screened)
+            with_int8_head = shape.top is None and shape.processor is None and shape.lanes in self.int8_head_lanes
+            step = generate_step(self._structure, shape.top, shape.processor, shape.mtp_drafts, with_int8_head)
             return step, GENERATE_CONTRACT
         if shape.step == "verify":
-            return verify_step(self._structure, shape.top, shape.processor, shape.guesses), VERIFY_CONTRACT
+            return verify_step(self._structure, shape.top, shape.processor, shape.mtp_drafts), VERIFY_CONTRACT
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
 
     def compiled(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep | StoredStep:
-        """The program of a shape: the one that is kept, or else compiled.
+        """Return the program of a shape, from the store or compiled.
 
         Args:
-            shape: which program.
+            shape: the program.
             arguments: gives example arguments of a shape, which may be abstract, if it has to be compiled.
 
         Raises:
@@ -181,7 +173,7 @@ class Programs:
         types, key = types_of(args), self._stored.key(shape, args, self.int8_head_lanes)
         found = self._stored.find(key, types, partial(self._compile, shape, types_of(given)))
         if found is not None:
-            self._tell_not_audited(shape, found.certificate)
+            self._warn_not_audited(shape, found.certificate)
             return found
         # XLA:CPU writes a program that JAX took from its own cache without parts of its machine code.
         compiled = self._compile(shape, given) if key is None else self._compile(shape, given, NOWHERE)
@@ -191,19 +183,19 @@ class Programs:
     def _whole_step(
         self, shape: AnyShape, args: tuple[Any, ...]
     ) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
-        """The step of a shape over all devices, its example arguments and its contract."""
+        """Return the step of a shape over all devices, its example arguments and its contract."""
         step, contract = self.step(shape)
         mesh = self._placement.mesh
         if self._placement.several_processes:
-            step, contract = compared(step, contract)
-            args += self._placement.examples([EXAMPLE], whole=True)
+            step, contract = with_operand_check(step, contract)
+            args += self._placement.examples([EXAMPLE_DIGEST], whole=True)
         return step if mesh is None else sharded(step, args, contract, mesh), args, contract
 
     def _compile(self, shape: AnyShape, args: tuple[Any, ...], cache: str | None = None) -> CompiledStep:
         """Compile; `cache` is where JAX keeps the program, None for where all are kept."""
         step, args, contract = self._whole_step(shape, args)
         try:
-            with kept_in(self.cache if cache is None else cache):
+            with use_cache(self.cache if cache is None else cache):
                 compiled = compile_step(
                     step,
                     args,
@@ -215,31 +207,31 @@ class Programs:
                 )
         except (IsolationError, AuditError, HloError) as error:
             error.add_note(
-                f"The step is {_in_words(shape)}; it was not run. For experiments, hybridlm.load(..., certify='warn') "
+                f"The step is {_describe(shape)}; it was not run. For experiments, hybridlm.load(..., certify='warn') "
                 "runs such steps all the same."
             )
             raise
-        self._tell_not_audited(shape, compiled.certificate)
+        self._warn_not_audited(shape, compiled.certificate)
         return compiled
 
-    def _tell_not_audited(self, shape: AnyShape, certificate: Certificate) -> None:
-        """Say once that programs are not audited; why stands in the certificate of each."""
+    def _warn_not_audited(self, shape: AnyShape, certificate: Certificate) -> None:
+        """Warn once that programs are not audited; the certificate of each says why."""
         with self._lock:
-            if self.certify == "off" or certificate.not_audited is None or self._told_not_audited:
+            if self.certify == "off" or certificate.not_audited is None or self._warned_not_audited:
                 return
-            self._told_not_audited = True
+            self._warned_not_audited = True
         _log.warning(
             "the step %s is proved, but what XLA made of it is not audited, and so it may be of others (see "
             "`lm.certificates`): %s",
-            _in_words(shape),
+            _describe(shape),
             certificate.not_audited,
         )
 
     def planned(self, shape: AnyShape, args: tuple[Any, ...]) -> PlannedStep:
-        """What is known of a shape's step before XLA; kept nowhere.
+        """Return the proof and the scratch plan of a shape's step, without XLA; not stored.
 
         Args:
-            shape: which step.
+            shape: the step.
             args: example arguments, which may be abstract.
 
         Raises:
@@ -249,9 +241,9 @@ class Programs:
         try:
             return plan_step(step, args, contract, passes=PASSES)
         except IsolationError as error:
-            error.add_note(f"The step is {_in_words(shape)}.")
+            error.add_note(f"The step is {_describe(shape)}.")
             raise
 
 
-def _in_words(shape: AnyShape) -> str:
+def _describe(shape: AnyShape) -> str:
     return f"{shape} (lanes x tokens)" if isinstance(shape, Shape) else str(shape)

@@ -1,8 +1,8 @@
-"""Steps with a ghost beside every array of their rows (`load(sanitize=True)`): whose state does a lane really find?
+"""Steps with shadow labels beside their rows (`load(sanitize=True)`), which show whose state a lane finds.
 
-The proof says what a step does with the rows that it is given; the sanitizer sees whether these are the rows of the
-sequences that the scheduler means: after every step it compares the labels that moved with the rows to those that the
-host's own bookkeeping expects. It waits for each step.
+The proof is about a step given its rows; the sanitizer checks that these are the rows of the sequences that the
+scheduler means: after every step it compares the labels that moved with the rows to those that the host's own
+bookkeeping expects. It waits for each step.
 """
 
 import itertools
@@ -13,15 +13,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridlm.rows.kept import KeptArrays
+from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.structure import Rows
-from ir_passes import Label, LaneContract, RowLedger, SanitizedStep, Turn, prove_isolation, sanitize
+from ir_passes import LaneContract, prove_isolation
+from ir_passes.host.row_ledger import Label, LaneWork, RowLedger
+from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 
-Ghosts = tuple[jax.Array, ...]
+ShadowLabels = tuple[jax.Array, ...]
 Sanitized = tuple[SanitizedStep, Callable[..., Any]]
-"""A step with its checks, and what runs it: (arguments, ghosts, expected) -> (outputs, rows, ghosts, verdict)."""
+"""A step with its checks, and its call: (arguments, labels, expected) -> (outputs, rows, labels, verdict)."""
 
 
 class Sanitizer:
@@ -36,7 +38,9 @@ class Sanitizer:
         self._ledger = RowLedger()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._next = itertools.count(1)
-        self._ghosts: weakref.WeakKeyDictionary[RowPool | KeptArrays, Ghosts] = weakref.WeakKeyDictionary()
+        self._shadow_labels: weakref.WeakKeyDictionary[RowPool | CachedBuffers, ShadowLabels] = (
+            weakref.WeakKeyDictionary()
+        )
         self._programs: dict[Any, Sanitized] = {}
 
     def run(
@@ -57,13 +61,13 @@ class Sanitizer:
         step, call = program
         positions, most = np.asarray(batch.positions), np.asarray(batch.lengths) if counts is None else counts
         turns = [
-            None if owner is None else Turn(self._number(owner), int(positions[lane]), int(most[lane]))
+            None if owner is None else LaneWork(self._number(owner), int(positions[lane]), int(most[lane]))
             for lane, owner in enumerate(owners)
         ]
         expected = self._ledger.expect(turns)
-        ghosts = self.ghosts(pool)
-        outputs, rows, ghosts, verdict = call((params, pool.take(), *batch, *operands), ghosts, expected)
-        self._ghosts[pool] = ghosts
+        shadow_labels = self.shadow_labels(pool)
+        outputs, rows, shadow_labels, verdict = call((params, pool.take(), *batch, *operands), shadow_labels, expected)
+        self._shadow_labels[pool] = shadow_labels
         step.require(verdict, expected)
         self.steps += 1
         if counts is None:
@@ -71,74 +75,79 @@ class Sanitizer:
         return outputs, rows
 
     def _shorten(self, pool: RowPool, owners: Sequence[Any], fewer: np.ndarray) -> None:
-        """A step has consumed fewer tokens of each lane than it was given: what it left is labelled accordingly."""
-        ghosts = [np.array(ghost) for ghost in self._ghosts[pool]]
+        """Correct the labels of a step that consumed fewer tokens per lane than it was given."""
+        shadow_labels = [np.array(shadow) for shadow in self._shadow_labels[pool]]
         for lane, owner in enumerate(owners):
             if owner is not None and fewer[lane]:
                 number = self._number(owner)
                 left = self._ledger.label(number)
                 label = left._replace(position=left.position - int(fewer[lane]))
                 self._ledger.adopt(number, label)
-                for ghost in ghosts:
-                    ghost[(ghost == left).all(axis=1)] = label
-        self._ghosts[pool] = tuple(jax.numpy.array(ghost) for ghost in ghosts)
+                for shadow in shadow_labels:
+                    shadow[(shadow == left).all(axis=1)] = label
+        self._shadow_labels[pool] = tuple(jax.numpy.array(shadow) for shadow in shadow_labels)
 
     def copy(self, program: Sanitized, target: RowPool, source: RowPool, maps: tuple[Any, Any]) -> Rows:
         """Run the copy of a row, with its labels."""
-        into, out_of = self.ghosts(target), self.ghosts(source)
-        rows, self._ghosts[target] = self._move(program, (target.take(), source.look(), *maps), into, out_of)
+        into, out_of = self.shadow_labels(target), self.shadow_labels(source)
+        rows, self._shadow_labels[target] = self._move(program, (target.take(), source.look(), *maps), into, out_of)
         return rows
 
     def keep(
-        self, program: Sanitized, args: tuple[Any, ...], kept: KeptArrays, pool: RowPool, places: list[int]
+        self, program: Sanitized, args: tuple[Any, ...], buffers: CachedBuffers, pool: RowPool, places: list[int]
     ) -> tuple[jax.Array, ...]:
-        """Run the move of a part of a row to where it is kept, with its labels; `places`: its arrays among the pool's.
+        """Run the copy of a part of a row into cached buffers, with its labels.
+
+        `places`: indices of its arrays among the pool's.
 
         Returns:
-            The arrays that are kept.
+            The cached arrays.
         """
-        ghosts = self.ghosts(pool)
+        shadow_labels = self.shadow_labels(pool)
         fresh = tuple(jax.numpy.zeros((len(array), 4), jax.numpy.int32) for array in args[0])
-        arrays, self._ghosts[kept] = self._move(program, args, fresh, tuple(ghosts[i] for i in places))
+        arrays, self._shadow_labels[buffers] = self._move(program, args, fresh, tuple(shadow_labels[i] for i in places))
         return arrays
 
     def restore(
         self,
         program: Sanitized,
         args: tuple[Any, ...],
-        kept: KeptArrays,
+        buffers: CachedBuffers,
         pool: RowPool,
         places: list[int],
         mark: Label | None = None,
     ) -> tuple[jax.Array, ...]:
-        """Run the move of what is kept into a row, with its labels; returns the pool's arrays at these places.
+        """Run the copy of cached buffers into a row, with its labels; returns the pool's arrays at these places.
 
-        With a mark, what still says what it said when it was kept says that from now on: of states that begin alike,
-        the later ones go on from keys and values that the first has left.
+        With a mark, labels that are still those of the time of caching are replaced by it: of states with a common
+        beginning, the later ones continue from keys and values of the first.
         """
-        ghosts, source = list(self._ghosts[pool]), [np.asarray(ghost) for ghost in self._ghosts[kept]]
+        shadow_labels = list(self._shadow_labels[pool])
+        source = [np.asarray(shadow) for shadow in self._shadow_labels[buffers]]
         if mark is not None:
-            said, says = np.array(kept.mark, np.int32), np.array(mark, np.int32)
+            said, says = np.array(buffers.mark, np.int32), np.array(mark, np.int32)
             source = [np.where((rows == said).all(axis=1, keepdims=True), says, rows) for rows in source]
-        into, out_of = tuple(ghosts[i] for i in places), tuple(map(jax.numpy.asarray, source))
+        into, out_of = tuple(shadow_labels[i] for i in places), tuple(map(jax.numpy.asarray, source))
         arrays, moved = self._move(program, args, into, out_of)
-        for i, ghost in zip(places, moved, strict=True):
-            ghosts[i] = ghost
-        self._ghosts[pool] = tuple(ghosts)
+        for i, shadow in zip(places, moved, strict=True):
+            shadow_labels[i] = shadow
+        self._shadow_labels[pool] = tuple(shadow_labels)
         return arrays
 
-    def _move(self, program: Sanitized, args: tuple[Any, ...], into: Ghosts, out_of: Ghosts) -> tuple[Any, Ghosts]:
-        """Run a step of one lane that computes nothing: what it returns of the target, and the target's ghosts."""
+    def _move(
+        self, program: Sanitized, args: tuple[Any, ...], into: ShadowLabels, out_of: ShadowLabels
+    ) -> tuple[Any, ShadowLabels]:
+        """Run a step of one lane that only moves rows; return what it gives, and the target's shadow labels."""
         step, call = program
         expected = self._ledger.expect([None])
-        arrays, ghosts, verdict = call(args, (*into, *out_of), expected)
+        arrays, shadow_labels, verdict = call(args, (*into, *out_of), expected)
         step.require(verdict, expected)
-        return arrays, ghosts[: len(into)]
+        return arrays, shadow_labels[: len(into)]
 
     def program(
         self, shape: Any, step: Callable[..., Any], contract: LaneContract, arguments: Callable[[Any], tuple[Any, ...]]
     ) -> Sanitized:
-        """A step, proved and with its ghosts; compiled when it is first called.
+        """Return a step, proved and with its shadow labels; compiled on its first call.
 
         Raises:
             IsolationError: it is not proved.
@@ -147,49 +156,49 @@ class Sanitizer:
             args = arguments(shape)
             prove_isolation(step, args, contract)
             paths = [one.path for one in contract.bind(step, args).inputs]
-            # What these hold when a sequence begins is masked: in caches by position, of a recurrent matrix what is
-            # read. A lane that finds a row of another's all the same finds its convolution too, which is not.
+            # Old contents of these are masked when a sequence begins: caches by position, recurrent matrices when read.
+            # A lane with another's row is found by its convolution state, which is not masked.
             masked = [path for path in paths if ".layers" in path and path.endswith((".key", ".value", ".recurrent"))]
             masked += [path for path in paths if path.endswith(".token")]
             safe = sanitize(step, args, contract, masked=masked)
 
-            def call(args: tuple[Any, ...], ghosts: Ghosts, expected: Any) -> Any:
-                return safe.step(*args, ghosts=ghosts, expected=expected)
+            def call(args: tuple[Any, ...], shadow_labels: ShadowLabels, expected: Any) -> Any:
+                return safe.step(*args, shadow_labels=shadow_labels, expected=expected)
 
             self._programs[shape] = safe, jax.jit(call)
         return self._programs[shape]
 
     def forget(self, owner: Any) -> None:
-        """A sequence or text gives up its rows."""
+        """Drop the record of a sequence or text that gives up its rows."""
         number = self._numbers.pop(owner, None)
         if number is not None:
             self._ledger.forget(number)
 
     def mark(self, owner: Any) -> Label:
-        """What the rows of a sequence say now, for a snapshot of them."""
+        """Return the current label of a sequence's rows, for a snapshot of them."""
         return self._ledger.label(self._number(owner))
 
     def adopt(self, owner: Any, mark: Label) -> None:
-        """The rows of a sequence are now a copy of a snapshot."""
+        """Record that the rows of a sequence are now a copy of a snapshot."""
         self._ledger.adopt(self._number(owner), mark)
 
     def stamp(self, position: int) -> Label:
-        """The label of a state that no step has left: nobody else's, after so many tokens, before the next step."""
+        """Return the label of a state that no step has left: a new owner, at `position`, before the next step."""
         return Label(next(self._next), position, epoch=self._ledger.epoch)
 
-    def label(self, kept: KeptArrays, rows: int, mark: Label) -> None:
-        """All rows that are kept say this."""
-        ghost = np.tile(np.array(mark, np.int32), (rows, 1))
-        self._ghosts[kept] = tuple(jax.numpy.array(ghost) for _ in kept.arrays)
+    def label(self, buffers: CachedBuffers, rows: int, mark: Label) -> None:
+        """Label all rows of cached buffers."""
+        shadow = np.tile(np.array(mark, np.int32), (rows, 1))
+        self._shadow_labels[buffers] = tuple(jax.numpy.array(shadow) for _ in buffers.arrays)
 
     def _number(self, owner: Any) -> int:
         if owner not in self._numbers:
             self._numbers[owner] = next(self._next)
         return self._numbers[owner]
 
-    def ghosts(self, pool: RowPool) -> Ghosts:
-        """The ghosts of a pool: rows that nobody has written yet are fresh."""
-        if pool not in self._ghosts:
+    def shadow_labels(self, pool: RowPool) -> ShadowLabels:
+        """Return the shadow labels of a pool: rows that have not been written yet are fresh."""
+        if pool not in self._shadow_labels:
             leaves = jax.tree.leaves(pool.look())
-            self._ghosts[pool] = tuple(jax.numpy.zeros((pool.size, 4), jax.numpy.int32) for _ in leaves)
-        return self._ghosts[pool]
+            self._shadow_labels[pool] = tuple(jax.numpy.zeros((pool.size, 4), jax.numpy.int32) for _ in leaves)
+        return self._shadow_labels[pool]

@@ -1,4 +1,4 @@
-"""Shapes of compiled programs: the key under which each is kept."""
+"""Shapes of compiled programs: their compilation keys."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -9,14 +9,14 @@ from hybridlm.sampling.sampling import LogitsProcessor
 
 @dataclass(frozen=True)
 class Shape:
-    """What a program is compiled for.
+    """Compilation key of a step.
 
     Attributes:
         step: "generate", "verify" or "score".
         lanes, tokens: N and T.
-        top: log-probabilities reported (None: none at all).
+        top: number of log-probabilities reported (None: none at all).
         processor: the logits processor, None for none.
-        guesses: tokens that the model's own head guesses behind the one drawn.
+        mtp_drafts: tokens that the MTP head drafts after the sampled one.
     """
 
     step: Literal["generate", "verify", "score"]
@@ -24,19 +24,19 @@ class Shape:
     tokens: int
     top: int | None = None
     processor: LogitsProcessor | None = None
-    guesses: int = 0
+    mtp_drafts: int = 0
 
     def __str__(self) -> str:
         top = "" if not self.top and (self.top is None or self.step == "score") else f" top={self.top}"
         name = getattr(self.processor, "__qualname__", type(self.processor).__name__)
-        guesses = f" guesses={self.guesses}" if self.guesses else ""
+        mtp_drafts = f" mtp_drafts={self.mtp_drafts}" if self.mtp_drafts else ""
         name = f" processor={name}" if self.processor else ""
-        return f"{self.step} {self.lanes}x{self.tokens}{top}{guesses}{name}"
+        return f"{self.step} {self.lanes}x{self.tokens}{top}{mtp_drafts}{name}"
 
 
 @dataclass(frozen=True)
 class CopyShape:
-    """The copy of a row between pools of so many rows: what its program is compiled for."""
+    """Compilation key of the copy of a row, between pools of `source` and `target` rows."""
 
     source: int
     target: int
@@ -47,9 +47,9 @@ class CopyShape:
 
 AnyShape = Shape | CopyShape | PartShape
 S = TypeVar("S", Shape, CopyShape, PartShape, AnyShape)
-"""One of the kinds of shapes, or any."""
+"""Any one kind of shape, or all."""
 
 
-def lane_rung(count: int, lanes: int) -> int:
-    """The compiled number of lanes for `count` sequences: the next power of two, at most `lanes`."""
+def lane_bucket(count: int, lanes: int) -> int:
+    """Return the compiled number of lanes (bucket) for `count` sequences: the next power of two, at most `lanes`."""
     return min(1 << max(count - 1, 0).bit_length(), lanes)

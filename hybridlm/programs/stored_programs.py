@@ -12,14 +12,18 @@ from jax.sharding import NamedSharding
 from hybridlm.devices.placement import Placement
 from hybridlm.programs.shapes import AnyShape, Shape
 from hybridlm.programs.step_key import step_key, structure_name
-from hybridlm.steps.generate import Drawn
+from hybridlm.steps.generate import SampledTokens
 from hybridlm.steps.score import Scored
 from hybridlm.steps.structure import Structure
-from ir_passes import CompiledStep, Entry, ExecutableStore, NotStorable, StoredStep, describe, restore
+from ir_passes import CompiledStep
+from ir_passes.compile.entry_file import Entry
+from ir_passes.compile.executable_store import ExecutableStore
+from ir_passes.compile.result_structure import NotStorable
+from ir_passes.compile.stored_step import StoredStep, describe, restore
 
 _log = logging.getLogger("hybridlm")
 
-RESULTS = (Drawn, Scored)
+RESULTS = (SampledTokens, Scored)
 """Named tuples that steps return."""
 LOADING = 2
 """Threads that load programs; XLA links the machine code of one program on one."""

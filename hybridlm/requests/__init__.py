@@ -1,4 +1,4 @@
-"""Requests and results: validation of what users pass in, sequences while they are alive, completions and scores.
+"""Requests and results: input validation, active sequences, completions and scores.
 
 Imports rows, sampling, drafting and text. Begin with `sequence` and `results`.
 """

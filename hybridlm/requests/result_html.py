@@ -1,4 +1,4 @@
-"""Results as notebooks show them: the tokens in a strip, coloured by how unlikely each was."""
+"""Results in notebooks: tokens in a strip, coloured by their log-probability."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -6,25 +6,25 @@ from html import escape
 
 from hybridlm.text.tokenizer import Tokenizer
 
-MOST_TOKENS = 2000
-"""Of a longer text only so many tokens are drawn: a notebook keeps every output."""
-UNLIKELIEST = 12.0
-"""Natural logarithm below which every token has the darkest colour: a chance of 6 in a million."""
+MAX_TOKENS_SHOWN = 2000
+"""Maximum number of tokens shown: a notebook keeps every output."""
+MAX_NLL = 12.0
+"""Negative log-probability at and above which a token has the darkest colour: a chance of 6 in a million."""
 
 
 def strip(
     token_ids: Sequence[int], logprobs: Sequence[float], greedy: Sequence[bool] | None, tokenizer: Tokenizer | None
 ) -> str:
-    """Tokens in a row as HTML: the redder, the less likely; underlined where another token was likelier.
+    """Render tokens in a row as HTML: the redder, the less likely; underlined if another token was likelier.
 
     Args:
-        token_ids: the tokens, shown as text where there is a tokenizer, otherwise as numbers.
-        logprobs: natural log-probability of each; nan for a token that nothing predicts.
-        greedy: whether each is the most likely one; None where that is not known.
-        tokenizer: of the model.
+        token_ids: the tokens, shown as text if there is a tokenizer, otherwise as numbers.
+        logprobs: natural log-probability of each; nan for a token without a prediction.
+        greedy: whether each is the most likely one; None if unknown.
+        tokenizer: the model's tokenizer.
     """
-    drawn = token_ids[:MOST_TOKENS]
-    cells = list(_cells(drawn, _shown(drawn, tokenizer), logprobs, greedy))
+    sampled = token_ids[:MAX_TOKENS_SHOWN]
+    cells = list(_cells(sampled, _shown(sampled, tokenizer), logprobs, greedy))
     left_out = len(token_ids) - len(cells)
     more = f"<p>{left_out:,} more tokens are left out.</p>" if left_out else ""
     key = "".join(f'<span style="{_cell_style(value)}">{value:g}</span>' for value in (0.0, -1.0, -3.0, -6.0, -12.0))
@@ -37,7 +37,7 @@ def strip(
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Names and values, both plain text."""
+    """Render names and values, both plain text, as an HTML table."""
     cells = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(value)}</td></tr>'
         for name, value in rows
@@ -46,12 +46,12 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def preformatted(text: str) -> str:
-    """A text as it is, line ends included."""
+    """Render a text unchanged, line ends included."""
     return f'<pre style="white-space:pre-wrap">{escape(text)}</pre>'
 
 
 def _shown(token_ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
-    """The text of each token by itself: an arrow for an end of line, and U+FFFD for a part of a character."""
+    """Return the text of each token by itself: an arrow for an end of line, and U+FFFD for a part of a character."""
     if tokenizer is None:
         return [str(int(token)) for token in token_ids]
     texts = (tokenizer.decode([token], skip_special_tokens=False) for token in token_ids)
@@ -69,7 +69,7 @@ def _cells(
 
 
 def _cell_style(logprob: float) -> str:
-    shade = 0.0 if math.isnan(logprob) else min(max(-logprob, 0.0) / UNLIKELIEST, 1.0)
+    shade = 0.0 if math.isnan(logprob) else min(max(-logprob, 0.0) / MAX_NLL, 1.0)
     border = "1px dashed" if math.isnan(logprob) else "1px solid"
     return (
         f"background:rgba(217,48,37,{0.75 * shade:.3f});border:{border} rgba(128,128,128,.4);padding:0 .25em;margin:1px"

@@ -1,4 +1,4 @@
-"""What generation and scoring return."""
+"""Results of generation and scoring."""
 
 import math
 import sys
@@ -14,7 +14,7 @@ from hybridlm.text.tokenizer import Tokenizer
 
 
 def perplexity(sum_logprob: float, count: int) -> float:
-    """exp(-sum_logprob / count); inf where that is more than a float holds, nan where nothing was counted."""
+    """Return exp(-sum_logprob / count); inf if that overflows a float, nan if nothing was counted."""
     if not count:
         return math.nan
     mean = -sum_logprob / count
@@ -24,24 +24,25 @@ def perplexity(sum_logprob: float, count: int) -> float:
 
 
 def known(value: float) -> float | None:
-    """The number, or None (null in a table) for nan."""
+    """Return the number, or None (null in a table) for nan."""
     return None if math.isnan(value) else value
 
 
 @dataclass(frozen=True)
 class Completion:
-    """The continuation of one prompt.
+    """The completion of one prompt.
 
     Attributes:
-        text: decoded text without the stop that ended it; None where the model has no tokenizer.
-        token_ids: the tokens drawn, the stop token that ended it included.
-        logprobs: natural log-probability of each token before temperature, filters and processors; None where not
-            asked for.
+        text: decoded text without the stop that ended it; None if the model has no tokenizer.
+        token_ids: the sampled tokens, including the stop token that ended it.
+        logprobs: natural log-probability of each token before temperature, filters and processors; None unless
+            requested.
         top_logprobs: for each token, the most likely tokens at its position and their log-probabilities, best first;
-            None where not asked for.
-        finish_reason: "stop" (an end token or a stop string) or "length" (max_tokens, or the context is full).
+            None unless requested.
+        finish_reason: "stop" (an end token or a stop string), "length" (max_tokens, or the context is full) or
+            "cancelled".
         prompt_token_ids: the prompt.
-        tokenizer: says in notebooks what the tokens are; neither compared nor printed nor pickled.
+        tokenizer: renders tokens in notebooks; neither compared nor printed nor pickled.
     """
 
     text: str | None
@@ -56,11 +57,11 @@ class Completion:
         return _without_tokenizer(self)
 
     def _repr_html_(self) -> str:
-        """As notebooks show it: the text, or the token ids, and a strip of the log-probabilities where asked for."""
+        """Render for notebooks: the text, or the token ids, and a strip of the log-probabilities if requested."""
         said = " ".join(map(str, self.token_ids)) if self.text is None else self.text
-        counts = f"{len(self.prompt_token_ids):,} tokens of prompt, {len(self.token_ids):,} drawn"
-        drawn = "" if self.logprobs is None else strip(self.token_ids, self.logprobs, None, self.tokenizer)
-        return preformatted(said) + table([("ended by", self.finish_reason), ("tokens", counts)]) + drawn
+        counts = f"{len(self.prompt_token_ids):,} tokens of prompt, {len(self.token_ids):,} sampled"
+        sampled = "" if self.logprobs is None else strip(self.token_ids, self.logprobs, None, self.tokenizer)
+        return preformatted(said) + table([("ended by", self.finish_reason), ("tokens", counts)]) + sampled
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,11 @@ class Score:
         token_ids: the text's T tokens.
         logprobs: float32 [T], natural log-probability of each token given those before it; entry 0 is nan, because
             nothing predicts the first token, unless the text continues a prefix.
-        greedy: bool [T], whether each token is the most likely one; where entry 0 of `logprobs` is nan, it is False.
-        top_logprobs: for each token, the most likely tokens at its position, best first (empty where nothing predicts
-            it); None where not asked for.
-        prefix_tokens: tokens that stand before the text.
-        tokenizer: says in notebooks what the tokens are; neither compared nor printed nor pickled.
+        greedy: bool [T], whether each token is the most likely one; False if entry 0 of `logprobs` is nan.
+        top_logprobs: for each token, the most likely tokens at its position, best first (empty without a prediction);
+            None unless requested.
+        prefix_tokens: number of tokens before the text.
+        tokenizer: renders tokens in notebooks; neither compared nor printed nor pickled.
     """
 
     token_ids: list[int]
@@ -90,12 +91,12 @@ class Score:
 
     @property
     def first_predicted(self) -> int:
-        """The first token that others predict: 0 behind a prefix, otherwise 1."""
+        """Index of the first token with a prediction: 0 after a prefix, otherwise 1."""
         return 0 if self.prefix_tokens else 1
 
     @property
     def first_nan(self) -> int | None:
-        """The first token that others predict and whose log-probability is not a number; None where all are."""
+        """Index of the first predicted token whose log-probability is not a number; None if there is none."""
         if not math.isnan(self.sum_logprob):
             return None
         wrong = np.flatnonzero(np.isnan(self.logprobs[self.first_predicted :]))
@@ -103,17 +104,17 @@ class Score:
 
     @cached_property
     def sum_logprob(self) -> float:
-        """Sum over the tokens that others predict, in float64; 0 where there are none."""
+        """Sum over the predicted tokens, in float64; 0 without any."""
         return float(np.sum(self.logprobs[self.first_predicted :], dtype=np.float64))
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean negative log-probability of the tokens that others predict; nan where there are none."""
+        """exp of the mean negative log-probability of the predicted tokens; nan without any."""
         count = len(self.token_ids) - self.first_predicted
         return perplexity(self.sum_logprob, count)
 
     def _repr_html_(self) -> str:
-        """As notebooks show it: sums, and a strip of the tokens coloured by their log-probability."""
+        """Render for notebooks: sums, and a strip of the tokens coloured by their log-probability."""
         rows = [
             ("tokens", f"{len(self.token_ids):,}"),
             ("sum of log-probabilities", f"{self.sum_logprob:.3f}"),
@@ -123,5 +124,5 @@ class Score:
 
 
 def _without_tokenizer(result: Completion | Score) -> dict[str, Any]:
-    """What is pickled: a tokenizer is larger than most results, and the process that reads it may have its own."""
+    """Return the pickled fields: a tokenizer is larger than most results, and the reading process may have its own."""
     return {**vars(result), "tokenizer": None}

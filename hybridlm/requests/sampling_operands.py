@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hybridlm.requests.sequence import ResolvedParams
-from hybridlm.requests.sequence import Sequence as Alive
+from hybridlm.requests.sequence import ActiveSequence, ResolvedParams
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling
 
 
-def sampling_arrays(lanes: Sequence[Alive | None]) -> tuple[Sampling, np.ndarray]:
-    """The sampling settings of every lane, and how the lanes draw (int32 [], see `draw`)."""
+def sampling_arrays(lanes: Sequence[ActiveSequence | None]) -> tuple[Sampling, np.ndarray]:
+    """Return the sampling settings of every lane, and the sampling mode (int32 [], see `sample_tokens`)."""
     idle = ResolvedParams()
     params = [idle if sequence is None else sequence.request.params for sequence in lanes]
     index = [0 if sequence is None else sequence.request.key_index for sequence in lanes]
@@ -22,14 +21,14 @@ def sampling_arrays(lanes: Sequence[Alive | None]) -> tuple[Sampling, np.ndarray
         np.array([[p.seed >> 32, p.seed & 0xFFFFFFFF] for p in params], np.uint32),
         np.array(index, np.uint32),
     )
-    drawing = max(map(_drawing, params))
-    if drawing != GREEDY and any(one is not None and one.request.params.temperature == 0 for one in lanes):
-        drawing += BESIDE_GREEDY
-    return sampling, np.array(drawing, np.int32)
+    sampling_mode = max(map(_sampling_mode, params))
+    if sampling_mode != GREEDY and any(one is not None and one.request.params.temperature == 0 for one in lanes):
+        sampling_mode += BESIDE_GREEDY
+    return sampling, np.array(sampling_mode, np.int32)
 
 
-def _drawing(params: ResolvedParams) -> int:
-    """What one lane asks of `draw`."""
+def _sampling_mode(params: ResolvedParams) -> int:
+    """Return the sampling mode that one lane needs."""
     if params.temperature == 0:
         return GREEDY
     return FILTERED if params.top_k > 0 or params.top_p < 1 or params.min_p > 0 else SAMPLED

@@ -1,4 +1,4 @@
-"""The sampling settings of a request, described once."""
+"""Sampling parameters of a request, and their use as keywords."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ class SamplingParams:
     Values are checked against the model when a request is made.
 
     Attributes:
-        max_tokens: most tokens that are generated.
+        max_tokens: maximum number of generated tokens.
         temperature: 0 takes the most likely token; otherwise logits are divided by it.
         top_k: sample among this many most likely tokens; 0 for all. Filters follow temperature, in this order.
         top_p: then among the fewest tokens whose probabilities reach this sum, and those as likely as the last of them;
             1 for all.
         min_p: then among tokens at least this many times as probable as the most likely one; 0 for all.
-        seed: the token at a position is sampled with the key (seed, index of the request, position): it does not depend
-            on the other requests, the lane or the number of lanes.
+        seed: the token at a position is sampled with the key (seed, index of the request, position), independently of
+            the other requests, the lane and the number of lanes.
         stop: strings or token ids that end a completion, in addition to the model's own end tokens.
         ignore_eos: do not end at the model's own end tokens.
         logprobs: report log-probabilities of the sampled tokens, and of this many most likely ones (0: none other).

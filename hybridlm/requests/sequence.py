@@ -1,10 +1,10 @@
-"""A sequence while it is alive: its tokens, how far steps have been dispatched for it, and what ended it."""
+"""Requests and active sequences: tokens, how far steps have been dispatched, and the finish reason."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from hybridlm.rows.snapshot import Snapshot
-from ir_passes import Slot
+from ir_passes.host.slot_owner import Slot
 
 if TYPE_CHECKING:
     from hybridlm.drafting.drafts import Drafting
@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True)
 class ResolvedParams:
-    """`SamplingParams` that were checked against a model: stop strings and the ids that end a completion apart."""
+    """`SamplingParams` checked against a model, with stop strings separate from the ids that end a completion."""
 
     max_tokens: int = 64
     temperature: float = 0.0
@@ -29,46 +29,46 @@ class ResolvedParams:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to be continued.
+    """A prompt to be completed.
 
     Attributes:
         index: number of the request in its call.
         prompt: token ids, at least one.
-        params: how to draw.
-        priority: of those that wait, the highest goes first.
-        draw_index: part of the key of its draws; None for the index.
-        start: the state after the first tokens of the prompt, where it is known.
+        params: sampling settings.
+        priority: of waiting requests the highest goes first.
+        sampling_index: part of the key of its random numbers; None for the index.
+        start: the state after the first tokens of the prompt, if it is known.
     """
 
     index: int
     prompt: tuple[int, ...]
     params: ResolvedParams
     priority: int = 0
-    draw_index: int | None = None
+    sampling_index: int | None = None
     start: Snapshot | None = None
 
     @property
     def key_index(self) -> int:
-        """The number in the key of its draws."""
-        return self.index if self.draw_index is None else self.draw_index
+        """The number in the key of its random numbers."""
+        return self.index if self.sampling_index is None else self.sampling_index
 
 
 @dataclass(eq=False)
-class Sequence:
-    """A request that has joined, and what it has generated so far.
+class ActiveSequence:
+    """A request that has joined, and the tokens generated so far.
 
-    Steps run one ahead of what is read back, so two counts differ: what the dispatched steps consume and draw, and what
-    has been read.
+    Steps run one ahead of the tokens that have been read, so two counts differ: the tokens that dispatched steps
+    consume and sample, and those that have been read.
 
     Attributes:
-        request: what was asked for.
+        request: the request.
         consumed: tokens that its state has seen once the dispatched steps have run.
         slot: its row; None while it waits and after its last step was dispatched.
-        generated: tokens drawn and read back.
-        logprobs, top_logprobs: of these tokens, where asked for.
-        finish_reason: why it ended; None while it is alive.
-        drafting: its drafts; None for a sequence without.
-        stops: after which tokens of its prompt a step ends in any case, because its state is kept.
+        generated: tokens sampled and read.
+        logprobs, top_logprobs: log-probabilities of these tokens, if requested.
+        finish_reason: why it ended; None while it is active.
+        drafting: its drafts; None without speculative decoding.
+        stops: positions in its prompt at which a step ends in any case, because its state is cached there.
     """
 
     request: Request
@@ -81,8 +81,8 @@ class Sequence:
     drafting: "Drafting | None" = None
     stops: tuple[int, ...] = ()
 
-    def next_part(self, chunk: int) -> tuple[int, ...]:
-        """What the next step consumes of the prompt: a chunk, or what is left of it before the next stop."""
+    def next_chunk(self, chunk: int) -> tuple[int, ...]:
+        """Return the prompt tokens of the next step: a chunk, or what is left before the next stop."""
         end = min([self.consumed + chunk, *(stop for stop in self.stops if stop > self.consumed)])
         return self.request.prompt[self.consumed : end]
 
@@ -92,10 +92,10 @@ class Sequence:
         return self.consumed < len(self.request.prompt)
 
     @property
-    def drawn(self) -> int:
-        """Tokens that the dispatched steps draw."""
+    def sampled(self) -> int:
+        """Number of tokens that the dispatched steps sample."""
         return max(0, self.consumed - len(self.request.prompt) + 1)
 
-    def left(self, context: int) -> int:
-        """Most tokens that it may still draw, by its limit and by the room in the context."""
-        return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.drawn
+    def remaining(self, context: int) -> int:
+        """Return how many more tokens it may sample, by its limit and by the room in the context."""
+        return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.sampled

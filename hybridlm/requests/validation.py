@@ -1,4 +1,4 @@
-"""Checking what users pass in: every fault names the item and says what was expected."""
+"""Validation of user input: every message names the item and what was expected."""
 
 import operator
 import sys
@@ -11,15 +11,15 @@ from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import ResolvedParams
 from hybridlm.text.tokenizer import Tokenizer
 
-MOST_LOGPROBS = 1000
-"""Of the most likely tokens of a position, as many as can be asked for in any vocabulary."""
+MAX_LOGPROBS = 1000
+"""Maximum number of most likely tokens per position that can be requested, for any vocabulary."""
 
 
 def to_items(items: Any, what: str) -> list[Any]:
-    """A list of texts or token-id lists from what the user passed; a bare string is one item.
+    """Return a list of texts or token-id lists from user input; a bare string is one item.
 
     Raises:
-        TypeError: not a list, or a bare list of token ids, which could as well mean many items.
+        TypeError: not a list, or a bare list of token ids, which could also mean many items.
     """
     if isinstance(items, str):
         return [items]
@@ -33,14 +33,14 @@ def to_items(items: Any, what: str) -> list[Any]:
 def to_token_ids(
     item: Any, where: str, tokenizer: Tokenizer | None, vocab_size: int, continues: bool = False
 ) -> tuple[int, ...]:
-    """The token ids of one item.
+    """Return the token ids of one item.
 
     Args:
         item: a string or a list of token ids.
-        where: what to call it.
-        tokenizer: None where only token ids can be taken.
+        where: name of the item in messages.
+        tokenizer: None if only token ids are accepted.
         vocab_size: token ids are below it.
-        continues: it stands behind other tokens: it may be empty, and text gets no special tokens.
+        continues: it follows other tokens: it may be empty, and text gets no special tokens.
 
     Raises:
         TypeError: neither a string nor a list of token ids.
@@ -67,10 +67,10 @@ def to_token_ids(
 
 
 def check_length(ids: Sequence[int], where: str, context: int) -> None:
-    """Refuse what the context cannot hold.
+    """Check that token ids fit the context.
 
     Raises:
-        ValueError: more tokens than the context; nothing is cut off.
+        ValueError: more tokens than the context; nothing is truncated.
     """
     if len(ids) > context:
         raise ValueError(
@@ -85,8 +85,8 @@ def resolve(
 
     Args:
         params: as the user gave them.
-        end_token_ids: the model's own.
-        tokenizer: None where only token ids can be taken.
+        end_token_ids: the model's end tokens.
+        tokenizer: None if only token ids are accepted.
         vocab_size: token ids are below it.
 
     Raises:
@@ -99,7 +99,7 @@ def resolve(
         if not good(value):
             faults.append(f"{name}: expected {expected}, got {value!r}")
 
-    most = min(vocab_size, MOST_LOGPROBS)
+    most = min(vocab_size, MAX_LOGPROBS)
     need("max_tokens", lambda x: _is_whole(x) and x >= 1, "a whole number of at least 1")
     need("temperature", lambda x: _is_number(x) and x >= 0, "a number of at least 0 (0 is greedy)")
     need("top_k", lambda x: _is_whole(x) and 0 <= x < 2**31, "a whole number of at least 0 (0 keeps all)")
@@ -143,7 +143,7 @@ def _is_stop_list(stop: Any) -> bool:
 
 
 def _stops(stop: Any) -> list[Any]:
-    """What ends a completion, as a list; nothing where it is no list, string or id."""
+    """Return the stops of a completion as a list; empty if it is not a list, a string or an id."""
     if isinstance(stop, list | tuple):
         return list(stop)
     return [stop] if stop is not None and _is_stop_list(stop) else []

@@ -1,4 +1,4 @@
-"""Rows of pools: the state of sequences on the device, who holds each row, and how rows are copied and kept.
+"""Rows of pools: the state of sequences on the device, the holder of each row, copies of rows and cached buffers.
 
-Imports steps and devices. Begin with `pool`; `parts` divides a row into what has one size and the KV cache that grows.
+Imports steps and devices. Begin with `pool`; `parts` divides a row into fixed-size state and the KV cache that grows.
 """

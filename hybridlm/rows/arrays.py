@@ -1,4 +1,4 @@
-"""The arrays that rows of a model consist of, by their types and where they lie, and as zeros."""
+"""Arrays of a pool's rows: ShapeDtypeStructs with shardings, and zeros."""
 
 import math
 from collections.abc import Callable
@@ -21,20 +21,20 @@ _ALIGNED = 64
 
 
 class RowArrays:
-    """Makes rows.
+    """Makes the arrays of rows.
 
     Args:
-        model: what one device holds of the model.
-        dtype: of convolution and key/value state.
-        placement: the devices; rows are split over the axis of the data.
+        model: the model as one device holds it.
+        dtype: dtype of convolution states and KV cache.
+        placement: the devices; rows are split over the data axis.
     """
 
     def __init__(self, model: Decoder, dtype: DTypeLike, placement: Placement):
         self._model, self._dtype, self._placement = model, dtype, placement
 
     def abstract(self, count: int, context: int) -> Rows:
-        """So many rows of at most so many tokens, by their types alone."""
-        # What cannot be split is whole on every device.
+        """ShapeDtypeStructs of `count` rows for contexts of up to `context` tokens."""
+        # Rows that cannot be split evenly are replicated.
         lanes = DATA if count % self._placement.data == 0 else None
 
         def typed(array: StateArray) -> jax.ShapeDtypeStruct:
@@ -46,20 +46,20 @@ class RowArrays:
         return Rows(layers, token)
 
     def _over_devices(self, lanes: str | None, one: jax.ShapeDtypeStruct, array: StateArray) -> jax.ShapeDtypeStruct:
-        """An array as one device has it, over the devices: parts of one dimension follow one another."""
+        """Return an array's global type: the devices' shards of one dimension follow one another."""
         shape, split = list(one.shape), [lanes, *[None] * (len(one.shape) - 1)]
-        if array.cut is not None:
-            shape[array.cut.dim] *= self._placement.size(MODEL)
-            split[array.cut.dim] = MODEL
+        if array.sharded_dim is not None:
+            shape[array.sharded_dim.dim] *= self._placement.size(MODEL)
+            split[array.sharded_dim.dim] = MODEL
         return jax.ShapeDtypeStruct(tuple(shape), one.dtype, sharding=self._placement.over(*split))
 
     def zeros(self, count: int, context: int) -> Rows:
-        """So many rows of zero state."""
+        """Allocate `count` rows of zero state."""
         return zeros(self.abstract(count, context))
 
 
 def zeros(types: Any) -> Any:
-    """Zeros of these types, each where its type says."""
+    """Allocate zeros for these ShapeDtypeStructs, with their shardings."""
     if platform() == "cpu" and jax.process_count() == 1:  # no program, which would be compiled for every shape
         return jax.tree.map(lambda one: jax.device_put(_zeros_to_copy(one), one.sharding), types)
     return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype, device=one.sharding), types)
@@ -75,9 +75,9 @@ def _zeros_to_copy(one: jax.ShapeDtypeStruct) -> np.ndarray:
 
 
 def maker_of_zeros(types: tuple[jax.ShapeDtypeStruct, ...]) -> Callable[[], tuple[jax.Array, ...]]:
-    """What makes such zeros in one call."""
+    """Return a function that allocates such zeros in one call."""
 
-    # Inside of a jitted function the place that jnp.zeros is given has no effect.
+    # Inside a jitted function the device argument of jnp.zeros has no effect.
     def made() -> tuple[jax.Array, ...]:
         return tuple(jnp.zeros(one.shape, one.dtype) for one in types)
 

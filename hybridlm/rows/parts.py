@@ -1,7 +1,7 @@
-"""The two parts of a row and the steps that move them: what has one size, and what grows with every token.
+"""The two parts of a row and the steps that move them: fixed-size state, and the KV cache that grows with every token.
 
-Of a state of fixed size (recurrent matrices, the last inputs of a convolution) all is moved at once; of keys and values
-a span of at most `KV_BLOCK` positions, so that a sequence keeps as much as it has. Every step moves all arrays of its
+Fixed-size state (recurrent matrices, the last inputs of a convolution) is moved as a whole; of keys and values a span
+of at most `KV_BLOCK` positions, so that only as much is cached as the sequence has. Every step moves all arrays of its
 part by one index. Positions outside the span are filled with zeros on the way out and dropped on the way in.
 """
 
@@ -20,22 +20,22 @@ from ir_passes import Lane, LaneContract, name_dims
 from models import KV_BLOCK
 from models.state.state import StateArray
 
-Part = Literal["state", "span"]
+RowPart = Literal["state", "span"]
 
 
 @dataclass(frozen=True)
 class PartShape:
-    """The move of a part of a row between a pool and where it is kept: what its program is compiled for.
+    """Compilation key of a move of a part of a row between a pool and cached buffers.
 
     Attributes:
         part: "state": the arrays of fixed size; "span": `KV_BLOCK` positions of those that grow.
-        kept: whether it is moved out of the pool, to be kept; if not, back into it.
+        kept: whether it is moved out of the pool; if not, back into it.
         pool: rows of the pool.
-        rows: rows of what is kept; the first of them is used.
-        axes: of each array of a span, the axis of a row that counts positions.
+        rows: rows of the cached buffers; the first of them is used.
+        axes: position axis within a row, for each array of a span.
     """
 
-    part: Part
+    part: RowPart
     kept: bool
     pool: int
     rows: int
@@ -45,19 +45,19 @@ class PartShape:
         return f"keep a {self.part} of {self.pool}" if self.kept else f"restore a {self.part} to {self.pool}"
 
     def of(self, rows: Any) -> tuple[StateArray, ...]:
-        """The arrays of this part, of a `StateArray` for each array of a row."""
+        """Return the arrays of this part, given a `StateArray` for each array of a row."""
         return tuple(array for array in jax.tree.leaves(rows) if array.grows == (self.part == "span"))
 
     @property
     def positions_first(self) -> tuple[str, ...]:
-        """Group of the pools whose arrays have their positions right behind the rows: what is kept."""
+        """Group of the pools whose arrays have the position axis right after the row axis: the cached buffers."""
         return ("target",) if self.kept else ("source",)
 
     def step(self, split: SplitRows = WHOLE) -> tuple[Callable[..., Any], LaneContract]:
-        """The step, not compiled, and its contract.
+        """Return the step, not compiled, and its contract.
 
         Args:
-            split: over which axis of a mesh the pool's rows are split; what is kept is the same along it.
+            split: mesh axis that the pool's rows are split over; cached buffers are replicated along it.
         """
         source, target = (self.pool, self.rows) if self.kept else (self.rows, self.pool)
         contract = copy_contract(source, target)
@@ -69,10 +69,10 @@ class PartShape:
 
 
 def keep_span(axes: Sequence[int], split: SplitRows = WHOLE) -> Callable[..., tuple[tuple[Array, ...]]]:
-    """`step(kept, pool, read, write, first, count) -> (kept,)`: positions `first` ... of a row, from place 0 on.
+    """`step(kept, pool, read, write, first, count) -> (kept,)`: copy positions `first` ... of a row to place 0 ...
 
-    Arrays of the pool are `[row, .., position, ..]`, with positions at these axes of a row; those that are kept are
-    `[row, KV_BLOCK, ..]`. All other arguments are int32 [1]. `split`: as for `PartShape.step`.
+    Arrays of the pool are `[row, .., position, ..]`, with the position axis of a row in `axes`; cached ones are `[row,
+    KV_BLOCK, ..]`. All other arguments are int32 [1]. `split`: as for `PartShape.step`.
     """
 
     def step(
@@ -92,9 +92,9 @@ def keep_span(axes: Sequence[int], split: SplitRows = WHOLE) -> Callable[..., tu
 
 
 def restore_span(axes: Sequence[int], split: SplitRows = WHOLE) -> Callable[..., tuple[tuple[Array, ...]]]:
-    """`step(pool, kept, read, write, first, count, to) -> (pool,)`: the way back.
+    """`step(pool, kept, read, write, first, count, to) -> (pool,)`: copy places `first` ... back to positions `to` ...
 
-    Places `first` ... of what is kept become positions `to` ... of a row. Shapes as for `keep_span`.
+    Shapes as for `keep_span`.
     """
 
     def step(
@@ -107,7 +107,7 @@ def restore_span(axes: Sequence[int], split: SplitRows = WHOLE) -> Callable[...,
         def move(into: Array, out_of: Array, axis: int) -> Array:
             position = jnp.where(inside, to[:, None] + place - first[:, None], into.shape[axis + 1])
             span = out_of.at[read].get(mode="fill", unique_indices=True, wrap_negative_indices=False)
-            # The places outside the span go past the end, more than one of them, and are dropped there.
+            # All places outside the span get the same index past the end, and are dropped.
             return into.at[_index(split.mine(write, into), axis, position)].set(
                 span, mode="drop", unique_indices=False, wrap_negative_indices=False
             )
@@ -118,5 +118,5 @@ def restore_span(axes: Sequence[int], split: SplitRows = WHOLE) -> Callable[...,
 
 
 def _index(row: Array, axis: int, position: Array) -> tuple[Any, ...]:
-    """Of a row, these positions: they come out, and go in, as the first axis behind the row's."""
+    """Return the index of these positions of a row: they are the first axis after the row axis."""
     return (row[:, None], *[slice(None)] * axis, position)

@@ -1,6 +1,6 @@
-"""Rows of a pool: who holds them, and the copy of a row from one pool to another.
+"""Rows of a pool: their holders, and the copy of a row from one pool to another.
 
-A sequence is prefilled in a row of the staging pool and continues in a row of a decode pool; pools have as many rows as
+A sequence is prefilled in a row of the prefill pool and continues in a row of a decode pool; pools have as many rows as
 their steps have lanes. The copy is a step of its own, one lane wide: it reads one row by a read map and writes one row
 by a write map, in all arrays of the group.
 """
@@ -13,11 +13,12 @@ import numpy as np
 
 from hybridlm.rows.split import WHOLE, SplitRows
 from hybridlm.steps.structure import Rows
-from ir_passes import LaneContract, Pool, Slot, SlotError, SlotMap, SlotOwner
+from ir_passes import LaneContract, Pool, SlotMap
+from ir_passes.host.slot_owner import Slot, SlotError, SlotOwner
 
 
 class RowsLost(RuntimeError):
-    """The arrays of a pool went into a step that did not come back."""
+    """The arrays of a pool were passed to a step that was interrupted."""
 
 
 class RowPool:
@@ -25,8 +26,8 @@ class RowPool:
 
     Attributes:
         size: rows, and lanes of the steps that run on them.
-        owner: who holds each row.
-        settled: whether it is known how many tokens each row has consumed.
+        owner: holder of each row.
+        settled: whether the number of tokens that each row has consumed is known.
     """
 
     def __init__(self, rows: Rows):
@@ -35,39 +36,39 @@ class RowPool:
         self.vacate()
 
     def vacate(self) -> None:
-        """Nobody holds a row any more; what rows contain stays, and means nothing."""
+        """Release all rows; their contents stay, and mean nothing."""
         self.owner = SlotOwner(self.size, "state", null=False)
         self._consumed = np.zeros(self.size, np.int64)
         self.settled = True
 
     def acquire(self) -> Slot:
-        """A row that nobody holds, which has consumed nothing; raises `SlotsExhausted` if all are held."""
+        """Return a free row, which has consumed nothing; raises `SlotsExhausted` if all are held."""
         slot = self.owner.acquire()
         self.moved(slot, 0)
         return slot
 
     def consumed(self, slot: Slot) -> int:
-        """Tokens that a row has consumed since it was acquired, by the steps that were dispatched.
+        """Return the tokens that a row has consumed since it was acquired, by the dispatched steps.
 
         Raises:
-            SlotError: a step was dispatched that decides itself how many, and has not been read.
+            SlotError: a step that decides the number itself has been dispatched, but not read.
         """
         if not self.settled:
             raise SlotError("how many tokens the rows have consumed is not known before their last step has been read")
         return int(self._consumed[self.lanes([slot])[0]])
 
     def advance(self, counts: np.ndarray | None) -> None:
-        """A step has been dispatched in which each row consumes so many tokens, int [size]; None: that will be told."""
+        """Record the tokens per row of a dispatched step, int [size]; None if the step decides, and is unread."""
         self.settled = counts is not None
         if counts is not None:
             self._consumed += counts
 
     def moved(self, slot: Slot, consumed: int) -> None:
-        """A row has become the copy of one that has consumed so many tokens."""
+        """Record that a row is now the copy of one that has consumed this many tokens."""
         self._consumed[self.lanes([slot])[0]] = consumed
 
     def take(self) -> Rows:
-        """The arrays, for a step that consumes them; until `put` the pool has none.
+        """Take the arrays, for a step that donates them; the pool has none until `put`.
 
         Raises:
             RowsLost: they were taken and not put back: a step was interrupted.
@@ -78,22 +79,22 @@ class RowPool:
         return rows
 
     def put(self, rows: Rows) -> None:
-        """The arrays that a step returned."""
+        """Put back the arrays that a step returned."""
         self._rows = rows
 
     def look(self) -> Rows:
-        """The arrays, for a step that only reads them. Raises as `take`."""
+        """Return the arrays, for a step that only reads them. Raises as `take`."""
         rows = self.take()
         self._rows = rows
         return rows
 
     @property
     def whole(self) -> bool:
-        """Whether the arrays are here."""
+        """Whether the arrays are in the pool."""
         return self._rows is not None
 
     def lanes(self, slots: list[Slot]) -> list[int]:
-        """The rows of distinct live slots; raises `SlotError` if they are not."""
+        """Return the row numbers of distinct live slots; raises `SlotError` if they are not."""
         return self.owner.bind(slots, len(slots)).tolist()
 
 
@@ -103,7 +104,7 @@ def copy_row(source: SplitRows = WHOLE, target: SplitRows = WHOLE) -> Callable[.
     The step's source and target are pytrees of the same structure, `read` and `write` int32 [1].
 
     Args:
-        source, target: over which axis of a mesh the rows of each are split.
+        source, target: mesh axes that the rows of each are split over.
     """
 
     def copy_row(into: Any, out_of: Any, read: jax.Array, write: jax.Array) -> tuple[Any]:
@@ -119,7 +120,7 @@ def copy_row(source: SplitRows = WHOLE, target: SplitRows = WHOLE) -> Callable[.
 
 
 def copy_contract(source: int, target: int) -> LaneContract:
-    """Of `copy_row` between pools of so many rows."""
+    """Return the contract of `copy_row` between pools of `source` and `target` rows."""
     maps: tuple[Any, ...] = (
         SlotMap("source", source, "read", null=False),
         SlotMap("target", target, "write", null=False),

@@ -1,8 +1,8 @@
-"""The state of one sequence at one position, kept as a value: its part of every array, and a label that says whose.
+"""Snapshots: the state of one sequence at one position as a value, with a label that identifies it.
 
-A recurrent state cannot be cut back and does not show what it has seen: a wrong one is as plausible as the right one.
+A recurrent state cannot be truncated and does not show what it has seen: a wrong one is as plausible as the right one.
 Therefore a snapshot is published only with the position that its row has reached, and is restored only where model,
-dtype, context, layout and tokens are those that it was made for.
+dtype, context, layout and tokens match.
 """
 
 import hashlib
@@ -17,24 +17,25 @@ import numpy as np
 
 from hybridlm.devices.mesh import MODEL
 from hybridlm.devices.placement import Placement
-from hybridlm.rows.kept import KeptArrays, Piece
+from hybridlm.rows.cached_buffers import BufferSpan, CachedBuffers
 from hybridlm.rows.pool import RowPool
-from ir_passes import Label, Slot
+from ir_passes.host.row_ledger import Label
+from ir_passes.host.slot_owner import Slot
 
 
 class SnapshotError(ValueError):
-    """A state that is not what its label or its user says; the message lists every difference."""
+    """A state does not match its label or its use; the message lists every difference."""
 
 
 class ArrayLayout(NamedTuple):
     """One array of the rows of a sequence.
 
     Attributes:
-        path: where it is in the rows: "layers[0][0].conv".
-        shape: of one row, without the row axis.
-        dtype: of its elements.
-        positions: the axis of `shape` that counts positions of the sequence; None for a state of fixed size.
-        devices: whose parts of the array follow one another in it; 1 where it is in the order of the model.
+        path: path in the rows: "layers[0][0].conv".
+        shape: shape of one row, without the row axis.
+        dtype: dtype of its elements.
+        positions: position axis of `shape`; None for a state of fixed size.
+        devices: number of devices whose shards follow one another in it; 1 if it is in the order of the model.
     """
 
     path: str
@@ -50,12 +51,12 @@ class ArrayLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class StateKind:
-    """What a state must have in common with a model to mean anything to it.
+    """Properties that a state must share with a model to be continued by it.
 
     Attributes:
         model: fingerprint of the checkpoint (`LM.fingerprint`).
-        dtype: of the matrices that computed it.
-        context: most tokens of a sequence.
+        dtype: dtype of the matrices that computed it.
+        context: maximum length of a sequence.
         layout: every array of a row.
     """
 
@@ -70,7 +71,7 @@ class StateKind:
         return sum(math.prod(one.shape) * jnp.dtype(one.dtype).itemsize for one in self.layout)
 
     def differences(self, found: "StateKind") -> list[str]:
-        """What is wrong with a state of the kind `found` for a model that expects this kind."""
+        """List the differences of a state of kind `found` from this kind, which a model expects."""
         faults = [
             f"{what}: expected {expected}, got {got}"
             for what, expected, got in (
@@ -89,15 +90,14 @@ class StateKind:
 
 @dataclass(frozen=True)
 class SnapshotLabel:
-    """Whose state a snapshot is.
+    """Identity of a snapshot.
 
     Attributes:
         kind: the model and the layout.
-        position: tokens that the state has seen.
+        position: number of tokens that the state has seen.
         tokens: hash of these tokens (`token_hash`).
-        epoch: which tenancy of its row made it; 0 where nothing was consumed. It says where the state comes from, for
-            whoever looks for a fault, and is compared with nothing: a state is a copy of its row, which may have had
-            other tenants since, and what it may continue is a matter of the rest.
+        epoch: tenancy of the row that made it; 0 if nothing was consumed. It tells where a state comes from when
+            debugging, and is never compared: a state is a copy of its row, which may have had other tenants since.
     """
 
     kind: StateKind
@@ -111,25 +111,25 @@ class Snapshot:
     """The state after the first `label.position` tokens of a sequence; it never changes.
 
     Attributes:
-        label: whose state it is.
+        label: identity of the state.
         state: the arrays of fixed size; None at position 0, where a sequence begins from zero state.
-        spans: the others, position by position; none where there are no others.
-        mark: what the sanitizer says of the row; None without one.
+        spans: the growing arrays, position by position; empty if there are none.
+        mark: the sanitizer's label of the row; None without one.
     """
 
     label: SnapshotLabel
-    state: KeptArrays | None
-    spans: tuple[Piece[KeptArrays], ...] = ()
+    state: CachedBuffers | None
+    spans: tuple[BufferSpan[CachedBuffers], ...] = ()
     mark: Label | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        kept = {piece.buffer for piece in self.spans} | ({self.state} if self.state is not None else set())
+        kept = {span.buffer for span in self.spans} | ({self.state} if self.state is not None else set())
         return sum(one.nbytes for one in kept)
 
     def require(self, kind: StateKind) -> None:
-        """Check that it was made by a model of this kind, and is at the position that it says, in all its parts.
+        """Check that it was made by a model of this kind, and that all its parts are at its position.
 
         Raises:
             SnapshotError: it is not; lists what was expected and what was found.
@@ -152,7 +152,7 @@ class Snapshot:
             )
 
     def require_tokens(self, tokens: Sequence[int]) -> None:
-        """Check that a sequence begins with the tokens that it has seen.
+        """Check that a sequence begins with the tokens that the state has seen.
 
         Raises:
             SnapshotError: it does not, or it has no token left that the state has not seen.
@@ -171,11 +171,11 @@ class Snapshot:
 
 
 def layout_of(row: Any, longer: Any, placement: Placement) -> tuple[ArrayLayout, ...]:
-    """Every array of a pool's rows.
+    """Return the layout of every array of a pool's rows.
 
     Args:
-        row: the arrays, by their types alone.
-        longer: those for a longer context: what is longer there has an axis of positions.
+        row: ShapeDtypeStructs of the arrays.
+        longer: the same for a longer context: an axis that is longer there counts positions.
         placement: the devices.
     """
     layout = []
@@ -188,17 +188,17 @@ def layout_of(row: Any, longer: Any, placement: Placement) -> tuple[ArrayLayout,
 
 
 def token_hash(tokens: Sequence[int]) -> str:
-    """SHA-256 of token ids, in hexadecimal."""
+    """Return the SHA-256 of token ids, in hexadecimal."""
     return hashlib.sha256(np.asarray(tokens, "<i8").tobytes()).hexdigest()
 
 
 def label_of(kind: StateKind, pool: RowPool, slot: Slot, tokens: Sequence[int]) -> SnapshotLabel:
-    """The label under which the state of a row may be published.
+    """Return the label under which the state of a row may be published.
 
     Args:
-        kind: of the model that computed it.
+        kind: kind of the model that computed it.
         pool, slot: the row.
-        tokens: what it is said to have consumed.
+        tokens: the tokens it is claimed to have consumed.
 
     Raises:
         SnapshotError: the row has consumed another number of tokens.
@@ -213,5 +213,5 @@ def label_of(kind: StateKind, pool: RowPool, slot: Slot, tokens: Sequence[int]) 
 
 
 def nothing_consumed(kind: StateKind) -> Snapshot:
-    """The state before the first token: no arrays."""
+    """Return the state before the first token, which has no arrays."""
     return Snapshot(SnapshotLabel(kind, 0, token_hash(()), 0), None)

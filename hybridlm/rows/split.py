@@ -1,4 +1,4 @@
-"""Rows of a pool that lie over the devices of a mesh: a row number counts the rows of all devices, in their order."""
+"""Rows of a pool split over the devices of a mesh: row numbers count the rows of all devices, in order."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,26 +8,26 @@ from jax import Array, lax
 
 
 class SplitRows(NamedTuple):
-    """Which part of a pool's rows the device has that runs the step.
+    """Sharding of a pool's rows, as seen by the device that runs the step.
 
     Attributes:
-        axis: of the mesh that rows are split over; None where every device has all rows.
+        axis: mesh axis that rows are split over; None if every device has all rows.
     """
 
     axis: str | None = None
 
     def mine(self, row: Array, pool: Array) -> Array:
-        """A row's number among those of the device; another device's row is outside of [0, rows of the device)."""
+        """Return a row's number on this device; outside of [0, rows of the device) for a row of another device."""
         return row if self.axis is None else row - lax.axis_index(self.axis) * pool.shape[0]
 
     def take(self, pool: Array, row: Array, part: Callable[[Array], Any] | None = None) -> Array:
-        """What a pool has of a row, on every device.
+        """Return a row of a pool, on every device.
 
         Args:
             pool: [row, ..].
             row: int32 [1].
-            part: the index of what is taken, given the row's number on the device; None for the whole row. What is
-                outside of the row is zero.
+            part: returns the index of the wanted part, given the row's number on the device; None for the whole row.
+                Indices outside of the row give zeros.
         """
         mine = self.mine(row, pool)
         index = mine if part is None else part(mine)
@@ -39,7 +39,7 @@ class SplitRows(NamedTuple):
 
 
 def _sum_of_bits(x: Array, axis: str) -> Array:
-    """What one device along an axis has and all others have as zeros: as integers, for -0.0 + 0.0 is 0.0."""
+    """All-reduce an array that is zero on all but one device: as integers, because -0.0 + 0.0 is 0.0."""
     if jnp.issubdtype(x.dtype, jnp.integer):
         return lax.psum(x, axis)
     bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))

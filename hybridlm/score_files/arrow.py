@@ -1,4 +1,4 @@
-"""Texts and scores as columns of Arrow: what Parquet files and datasets of Ray have in common. Needs pyarrow."""
+"""Texts and scores as Arrow columns, for Parquet files and Ray datasets. Needs pyarrow."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,18 +12,18 @@ from hybridlm.score_files.rows import InputRow, OutputRow
 
 _TEXTS = ("text", "token_ids")
 COLUMNS = ("id", *_TEXTS)
-"""What is read of a table."""
+"""Columns that are read of a table."""
 
 
 def columns_of(schema: pa.Schema) -> list[str]:
-    """The columns that are read: "text" (strings) or "token_ids" (lists of whole numbers), or both, and maybe "id".
+    """Return the columns to read: "text" (strings) or "token_ids" (lists of whole numbers) or both, and "id".
 
     Raises:
-        ValueError: they are missing, there several times, or of other types.
+        ValueError: they are missing, duplicate, or of other types.
     """
     twice = sorted({name for name in COLUMNS if schema.names.count(name) > 1})
     if twice:
-        raise ValueError(f"column {twice[0]}: is there {schema.names.count(twice[0])} times")
+        raise ValueError(f"column {twice[0]}: expected it once, found it {schema.names.count(twice[0])} times")
     columns = [name for name in COLUMNS if name in schema.names]
     if not set(columns) & set(_TEXTS):
         found = ", ".join(schema.names) or "none"
@@ -45,17 +45,17 @@ def _type_fault(name: str, type: pa.DataType) -> str | None:
         lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
         good = any(is_(type) for is_ in lists) and pa.types.is_integer(type.value_type)
         expected = "lists of whole numbers"
-    # A column that only holds nulls has no type: every row is then without it.
+    # A column of nulls alone has no type; no row has a value then.
     return None if good or pa.types.is_null(type) else f"column {name}: expected {expected}, found {type}"
 
 
 def read_rows(batch: pa.RecordBatch | pa.Table, first: int, skipped: int = 0) -> Iterator[InputRow]:
-    """The rows of a batch; one whose text is missing or not UTF-8 has a fault.
+    """Yield the rows of a batch; one whose text is missing or not UTF-8 has a fault.
 
     Args:
         batch: with columns that `columns_of` accepts.
         first: number of its first row.
-        skipped: rows of the batch that are left out at its beginning.
+        skipped: rows to leave out at its beginning.
     """
     columns = (_values(batch, name, skipped) for name in COLUMNS)
     for number, (id, text, token_ids) in enumerate(zip(*columns, strict=True), first + skipped):
@@ -75,7 +75,7 @@ def _row(number: int, id: Any, text: Any, token_ids: list[Any] | None) -> InputR
 
 
 def _values(batch: pa.RecordBatch | pa.Table, name: str, skipped: int) -> list[Any]:
-    """A column without its first rows, nulls where there is no such column; what is not UTF-8 is the error."""
+    """Return a column without its first rows; nulls if it does not exist, the exception for a value not in UTF-8."""
     if name not in batch.schema.names:
         return [None] * (batch.num_rows - skipped)
     column = batch.column(name).slice(skipped)
@@ -93,7 +93,7 @@ def _value(one: pa.Scalar) -> Any:
 
 
 def schema_of_scores(whole_numbers: bool) -> pa.Schema:
-    """Columns of scores, by whether ids are whole numbers."""
+    """Return the columns of scores; ids are whole numbers or strings."""
     return pa.schema(
         {
             "id": pa.int64() if whole_numbers else pa.string(),
@@ -107,7 +107,7 @@ def schema_of_scores(whole_numbers: bool) -> pa.Schema:
 
 
 def table_of_scores(rows: Sequence[OutputRow], schema: pa.Schema) -> pa.Table:
-    """A table of such columns; what a row does not have is null.
+    """Return a table of scores; missing values are null.
 
     Raises:
         OverflowError: an id has more than 64 bits.
@@ -119,7 +119,7 @@ def table_of_scores(rows: Sequence[OutputRow], schema: pa.Schema) -> pa.Table:
         "token_ids": [None if one is None else one.token_ids for one in scores],
         "sum_logprob": [None if one is None else one.sum_logprob for one in scores],
         "perplexity": [None if one is None else known(one.perplexity) for one in scores],
-        # Messages may quote what no UTF-8 can hold.
+        # Messages may quote lone surrogates, which UTF-8 cannot hold.
         "error": [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows],
     }
     arrays = [
@@ -129,7 +129,7 @@ def table_of_scores(rows: Sequence[OutputRow], schema: pa.Schema) -> pa.Table:
 
 
 def _logprobs(rows: Sequence[OutputRow]) -> pa.Array:
-    """The lists of all rows; what is not a number, as the first of each, is null."""
+    """Return the lists of all rows; NaN, as in the first place of each, becomes null."""
     arrays = [np.zeros(0, np.float32) if row.score is None else row.score.logprobs for row in rows]
     flat = np.concatenate(arrays)
     offsets = np.cumsum([0, *(len(one) for one in arrays)], dtype=np.int32)

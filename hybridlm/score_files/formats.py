@@ -1,4 +1,4 @@
-"""What a file of texts and a file of scores are to batch scoring, and which format the ending of a name stands for."""
+"""Formats of files of texts and of scores, chosen by the ending of the name."""
 
 import stat
 from collections.abc import Callable
@@ -6,11 +6,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hybridlm.errors import require_extra
-from hybridlm.score_files.rows import IdKinds, Source, Target
+from hybridlm.score_files.rows import IdKinds, ScoreTarget, TextSource
 
 
 def format_of(path: Path) -> str:
-    """ ".jsonl" or ".parquet", by the ending of the name.
+    """Return ".jsonl" or ".parquet", by the ending of the name.
 
     Raises:
         ValueError: another ending.
@@ -24,8 +24,13 @@ def format_of(path: Path) -> str:
     return ending
 
 
-def open_source(path: Path) -> Source:
-    """The rows of a file; raises as `format_of`, OSError, and ValueError for what cannot hold texts."""
+def open_source(path: Path) -> TextSource:
+    """Open a file of texts.
+
+    Raises:
+        ValueError, MissingExtra: as `format_of`; or the file cannot hold texts.
+        OSError: it cannot be read.
+    """
     ending = format_of(path)
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path}: expected a regular file: it is read twice, and once more to continue")
@@ -33,14 +38,14 @@ def open_source(path: Path) -> Source:
         from hybridlm.score_files.jsonl import JsonLines
 
         return JsonLines(path)
-    # pyarrow is an extra: nothing else may need it.
+    # pyarrow is an extra, which nothing else may import.
     from hybridlm.score_files.parquet import ParquetRows
 
     return ParquetRows(path)
 
 
-def target_for(path: Path) -> Callable[[IdKinds], Target]:
-    """What makes the format of an output, once the kinds of its ids are known; raises as `format_of`."""
+def target_for(path: Path) -> Callable[[IdKinds], ScoreTarget]:
+    """Return the class of an output's format, which takes the kinds of its ids; raises as `format_of`."""
     if format_of(path) == ".jsonl":
         from hybridlm.score_files.jsonl import JsonScores
 
@@ -51,6 +56,6 @@ def target_for(path: Path) -> Callable[[IdKinds], Target]:
 
 
 def format_version(path: Path) -> str:
-    """The format of an output, and the version of what writes it where that decides its bytes."""
+    """Return the format of an output, with the version of its writer if the bytes depend on it."""
     ending = format_of(path)
     return ending if ending == ".jsonl" else f"{ending} by pyarrow {version('pyarrow')}"

@@ -1,4 +1,4 @@
-"""JSON lines for batch scoring: reading them from any line on, and writing scores as lines."""
+"""JSON lines of texts, read from any line on, and of scores."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class JsonLines:
-    """A file of JSON objects, one in a line; blank lines at its end are no lines.
+    """A file of JSON objects, one per line; blank lines at its end do not count.
 
     Raises:
         OSError: the file cannot be read.
@@ -28,7 +28,7 @@ class JsonLines:
             self._end = _content_end(file)
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Every line from `start` on; a line that cannot be read is a row with a fault."""
+        """Yield every line from `start` on; a line that cannot be read is a row with a fault."""
         number, offset = start
         with self._path.open("rb") as file:
             file.seek(offset)
@@ -54,7 +54,7 @@ def _read(number: int, line: bytes) -> InputRow:
 
 
 def _content_end(file: BinaryIO) -> int:
-    """Where the last byte that is no white space ends; 0 where there is nothing but a byte-order mark."""
+    """Return the offset behind the last byte that is not white space; 0 if there is only a byte-order mark."""
     end = file.seek(0, os.SEEK_END)
     while end:
         begin = max(0, end - BLOCK_BYTES)
@@ -67,10 +67,10 @@ def _content_end(file: BinaryIO) -> int:
 
 
 class JsonScores:
-    """A line for every row: id, token_ids, logprobs, sum_logprob, perplexity; or id and error.
+    """One line per row: id, token_ids, logprobs, sum_logprob, perplexity; or id and error.
 
     Args:
-        ids: lines can hold ids of all kinds.
+        ids: ignored; lines hold ids of all kinds.
     """
 
     def __init__(self, ids: IdKinds):
@@ -91,7 +91,7 @@ def _object(row: OutputRow) -> dict[str, Any]:
 def _scored(id: Id, score: Score) -> dict[str, Any]:
     total = finite(score.sum_logprob)
     values: list[float] = score.logprobs.tolist()
-    # The sum is finite where all values are: it holds fewer of them than a float64 could overflow with.
+    # The sum is finite if all values are: it has too few of them for a float64 to overflow.
     logprobs = [None, *values[1:]] if total is not None else [finite(value) for value in values]
     return {
         "id": id,

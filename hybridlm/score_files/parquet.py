@@ -1,4 +1,4 @@
-"""Parquet for batch scoring: reading texts a batch of rows at a time, and writing scores. Needs pyarrow."""
+"""Parquet files of texts, read in batches of rows, and of scores. Needs pyarrow."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,9 +11,9 @@ from hybridlm.score_files.arrow import columns_of, read_rows, schema_of_scores, 
 from hybridlm.score_files.rows import IdKinds, InputRow, Mark, OutputRow
 
 BATCH_ROWS = 1024
-GROUP_ROWS = 1 << 16
-GROUP_BYTES = 1 << 26
-"""Parts are gathered into a row group of the output until it has so many rows or bytes."""
+MAX_GROUP_ROWS = 1 << 16
+MAX_GROUP_BYTES = 1 << 26
+"""Size at which a row group of the output, gathered from parts, is written."""
 
 
 class ParquetRows:
@@ -28,7 +28,7 @@ class ParquetRows:
 
     def __init__(self, path: Path):
         self._path = path
-        path.open("rb").close()  # pyarrow's message for a file that is not there names no file
+        path.open("rb").close()  # pyarrow's message for a missing file has no name
         with self._open() as file:
             schema = file.schema_arrow
             self._groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
@@ -38,7 +38,7 @@ class ParquetRows:
             raise ValueError(f"{path}: {error}") from None
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Every row from `start` on; one whose text is missing or not UTF-8 has a fault."""
+        """Yield every row from `start` on; one whose text is missing or not UTF-8 has a fault."""
         number, first = 0, 0
         while first < len(self._groups) and number + self._groups[first] <= start.row:
             number, first = number + self._groups[first], first + 1
@@ -50,7 +50,7 @@ class ParquetRows:
 
     def _open(self) -> pq.ParquetFile:
         try:
-            # Without pre_buffer, and with a buffer, no more than the pages of a batch are held.
+            # Without pre_buffer, and with a small buffer, only the pages of a batch are in memory.
             return pq.ParquetFile(self._path, pre_buffer=False, buffer_size=1 << 20)
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(error) from error
@@ -74,7 +74,7 @@ class ParquetRows:
 
 
 class ParquetScores:
-    """Columns id, token_ids, logprobs, sum_logprob, perplexity and error; what a row does not have is null.
+    """Columns id, token_ids, logprobs, sum_logprob, perplexity and error; missing values are null.
 
     Args:
         ids: kinds of the ids.
@@ -105,8 +105,8 @@ class ParquetScores:
             for part in parts:
                 gathered.append(pq.read_table(pa.BufferReader(part)))
                 if (
-                    sum(one.num_rows for one in gathered) >= GROUP_ROWS
-                    or sum(one.nbytes for one in gathered) >= GROUP_BYTES
+                    sum(one.num_rows for one in gathered) >= MAX_GROUP_ROWS
+                    or sum(one.nbytes for one in gathered) >= MAX_GROUP_BYTES
                 ):
                     _write_group(writer, gathered)
                     gathered = []

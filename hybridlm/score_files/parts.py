@@ -1,12 +1,11 @@
-"""The folder beside an output that holds its parts while it is made, so that a run which was killed can continue.
+"""Parts of an unfinished output, in a folder beside it, so that a run that was killed can continue.
 
-`OUTPUT.parts/` holds `lock`, `manifest.jsonl` and a file for every part. The first line of the manifest says what the
-parts were made from; every further line is written, and reaches the disk, after the part that it names: what the
-manifest does not name has not happened. Its last line says that the output has its name.
+`OUTPUT.parts/` holds `lock`, `manifest.jsonl` and a file for every part. The first line of the manifest records what
+the parts are made from. Every further line records a part and reaches the disk after it: a part that the manifest does
+not record does not exist. The last line records that the output is complete.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,23 +15,25 @@ from typing import IO, Any
 
 from hybridlm.files.atomic import naming, sync
 from hybridlm.files.json_lines import dump
-from hybridlm.score_files.rows import Target
+from hybridlm.score_files.rows import ScoreTarget
+from ir_passes.files.atomic import whole_file
+from ir_passes.files.strict_json import parse_json
 
 FORMAT = 1
-"""Version of the manifest; another one is refused."""
+"""Version of the manifest; others are refused."""
 
 Origin = Mapping[str, str | int]
-"""What the bytes of the output depend on, by name."""
+"""Everything that the bytes of the output depend on, by name."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """What the manifest says of a part.
+class PartRecord:
+    """The record of a part in the manifest.
 
     Attributes:
-        rows, tokens: rows in it, and tokens of those that were scored.
+        rows, tokens: number of rows, and tokens of those that were scored.
         errors: rows that could not be scored.
-        error: what is wrong with the first of them.
+        error: the message of the first of them.
         bytes, sha256: of the file.
     """
 
@@ -45,33 +46,33 @@ class Part:
 
 
 class Parts:
-    """The parts of one output, while this process alone has them.
+    """The parts of one output, while this process holds their lock.
 
     Args:
         output: the file that they become.
-        folder: where they are.
+        folder: of the parts.
 
     Attributes:
-        done: parts that are finished, in order.
-        joined: the output has been made of them.
+        done: finished parts, in order.
+        joined: whether the output has been made of them.
     """
 
     def __init__(self, output: Path, folder: Path):
         self.output, self.folder = output, folder
         self._manifest = folder / "manifest.jsonl"
         self._ours = False
-        self.done: list[Part] = []
+        self.done: list[PartRecord] = []
         self.joined = False
 
     def resume(self, origin: Origin, restart: bool) -> None:
-        """Take up what is there, or begin.
+        """Continue with the parts of an earlier run, or begin.
 
         Args:
             origin: what the parts are made from.
             restart: begin in any case.
 
         Raises:
-            ValueError: the parts were made from something else, or the folder is not such a folder.
+            ValueError: the parts were made from something else, or the folder holds other files.
         """
         if not self._manifest.exists():
             strangers = sorted({path.name for path in self.folder.iterdir()} - {"lock"})
@@ -94,7 +95,7 @@ class Parts:
         if over == "joined" and self.output.exists() and not self._differences(lines[0], origin):
             self.joined = True
         elif over or len(lines) < 2:
-            # It was killed while it deleted its parts, or before it had any.
+            # The run was killed while it deleted its parts, or before it had any.
             self.delete()
             return
         elif differ := self._differences(lines[0], origin):
@@ -102,7 +103,7 @@ class Parts:
                 f"{self.folder}: holds parts of a run from something else ({'; '.join(differ)}). Run it as it was to "
                 f"continue; {_WAY_OUT}"
             )
-        self.done = [Part(**line) for line in lines[1 : len(lines) - self.joined]]
+        self.done = [PartRecord(**line) for line in lines[1 : len(lines) - self.joined]]
         for number, part in enumerate(self.done):
             if not self.joined and _size(self._path(number)) != part.bytes:
                 raise self._damaged(number)
@@ -119,39 +120,33 @@ class Parts:
         ]
 
     def _lines(self) -> list[dict[str, Any]]:
-        """The whole lines of the manifest; what was being written when the power failed is cut off."""
+        """Return the complete lines of the manifest; a line cut short by a power failure is removed."""
         content = self._manifest.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) != len(content):
             os.truncate(self._manifest, len(whole))
         try:
-            return [json.loads(line) for line in whole.splitlines()]
+            return [parse_json(line) for line in whole.splitlines()]
         except ValueError as error:
             raise ValueError(f"{self._manifest}: cannot be read ({error}); {_WAY_OUT}") from error
 
     def add(self, content: bytes, rows: int, tokens: int, errors: int, error: str | None) -> None:
-        """Write the next part. When this returns, no crash loses it; what fails before leaves the ones before it."""
-        part = Part(rows, tokens, errors, error, len(content), hashlib.sha256(content).hexdigest())
+        """Write the next part. When this returns no crash can lose it; if it fails, earlier parts are unharmed."""
+        part = PartRecord(rows, tokens, errors, error, len(content), hashlib.sha256(content).hexdigest())
         _write(self._path(len(self.done)), content)
         self._append(asdict(part))
         self.done.append(part)
 
-    def join(self, target: Target) -> None:
+    def join(self, target: ScoreTarget) -> None:
         """Make the output of the parts; it appears, or replaces an older file, whole.
 
         Raises:
-            ValueError: a part is not what was written.
+            ValueError: a part has changed since it was written.
         """
         whole = self.folder / "whole"
-        try:
-            with naming(whole), whole.open("wb") as file:
-                target.join(self._contents(), file)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            whole.unlink(missing_ok=True)  # what a full disk needs most is room
-            raise
-        os.replace(whole, self.output)
+        whole.unlink(missing_ok=True)  # a run that was killed here left it
+        with naming(whole), whole_file(self.output, whole) as file:
+            target.join(self._contents(), file)
         sync(self.output.parent)
         self._append({"over": "joined"})
         self.joined = True
@@ -167,7 +162,7 @@ class Parts:
         return ValueError(f"{self._path(number)}: is not what was written, by the manifest; {_WAY_OUT}")
 
     def delete(self) -> None:
-        """Remove all parts. Killed meanwhile, the next run still knows that they are to go: the manifest goes last."""
+        """Delete all parts, the manifest last: if this is killed, the next run knows that they are to be deleted."""
         files = sorted(self.folder.glob("part-*"))
         if files and not self.joined:
             self._append({"over": "deleted"})
@@ -178,7 +173,7 @@ class Parts:
         self.done = []
 
     def leave(self) -> None:
-        """What is not needed any more goes."""
+        """Delete the parts if the output is complete or there are none."""
         if self._ours and (self.joined or not self.done):
             self.delete()
 
@@ -194,16 +189,16 @@ _WAY_OUT = "--restart (restart=True) deletes these parts and begins again"
 
 @contextmanager
 def parts_of(output: Path) -> Iterator[Parts]:
-    """The folder of an output, made if it is not there, with its lock held.
+    """Hold the lock of an output's folder of parts, created if necessary.
 
-    Afterwards the folder is gone if the parts have been joined, or if there are none.
+    Afterwards the folder is deleted if the parts have been joined, or if there are none.
 
     Args:
         output: its parts are in a folder of its name and ".parts".
 
     Raises:
-        ValueError: another process has the folder.
-        OSError: it cannot be made or written to.
+        ValueError: another process holds the lock.
+        OSError: the folder cannot be created or written to.
     """
     folder = output.with_name(output.name + ".parts")
     with _locked(folder) as lock:
@@ -220,7 +215,7 @@ def parts_of(output: Path) -> Iterator[Parts]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[Path]:
-    import fcntl  # Windows has none; only here would that matter
+    import fcntl  # imported here because Windows has none
 
     path = folder / "lock"
     while True:
@@ -228,7 +223,7 @@ def _locked(folder: Path) -> Iterator[Path]:
         try:
             file = path.open("ab")
         except FileNotFoundError:
-            continue  # the process that had the folder has just removed it
+            continue  # another process has just deleted the folder
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -241,7 +236,7 @@ def _locked(folder: Path) -> Iterator[Path]:
             raise
         if _is_open(path, file):
             break
-        file.close()  # removed between opening and locking it
+        file.close()  # deleted between opening and locking
     with file:
         yield path
 
@@ -257,7 +252,7 @@ def _size(path: Path) -> int | None:
 
 
 def _write(path: Path, content: bytes, mode: str = "wb") -> None:
-    """Content and name have reached the disk when this returns."""
+    """Write a file and wait until content and name have reached the disk."""
     new = not path.exists()
     with naming(path), path.open(mode) as file:
         file.write(content)

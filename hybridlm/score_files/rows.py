@@ -26,12 +26,12 @@ class InputRow(NamedTuple):
     """A row of the input.
 
     Attributes:
-        number: what it is called in messages: lines count from 1, rows of a table from 0.
-        id: None where it has none, or none that can be read.
+        number: its number in messages; lines count from 1, rows of a table from 0.
+        id: None if it has none that can be read.
         key: the field that holds its text or token ids.
         item: the text or the token ids, unchecked.
-        size: about how many bytes it takes, a function of its content.
-        fault: what is wrong with it; then it has no item.
+        size: approximate number of bytes, a function of its content.
+        fault: why it cannot be read; it has no item then.
     """
 
     number: int
@@ -43,38 +43,38 @@ class InputRow(NamedTuple):
 
 
 class OutputRow(NamedTuple):
-    """A row of the output: its score, or what is wrong with it."""
+    """A row of the output: its score or its error."""
 
     id: Id
     score: Score | None
     error: str | None
 
 
-class Source(Protocol):
+class TextSource(Protocol):
     """A file of texts.
 
     Attributes:
-        unit: what a row is called in messages: "line" or "row".
+        unit: the word for a row in messages, "line" or "row".
     """
 
     unit: str
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """The rows from a mark on, each with the mark behind it; in bounded memory."""
+        """Yield the rows from a mark on, each with the mark behind it, in bounded memory."""
         ...
 
 
-class Target(Protocol):
-    """A format of scores. What it writes is a function of the rows alone."""
+class ScoreTarget(Protocol):
+    """A format of scores. Its output is a function of the rows alone."""
 
     def part(self, rows: list[OutputRow]) -> bytes:
-        """A part of the output, complete in itself."""
+        """Return a part of the output, complete in itself."""
         ...
 
     def join(self, parts: Iterable[bytes], file: BinaryIO) -> None:
-        """Write the whole output; holds a few parts in memory."""
+        """Write the whole output, with a few parts in memory at a time."""
         ...
 
 
 IdKinds = dict[str, int]
-"""Which kinds of ids a file has ("string", "whole number", ...), and the number of the first row that has it."""
+"""Kind of ids in a file ("string", "whole number", ...) -> number of the first row that has it."""

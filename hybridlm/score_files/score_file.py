@@ -1,4 +1,4 @@
-"""Scoring a file of texts, window by window: rows in the order of the input, nothing lost by a kill, nothing twice."""
+"""Scoring of a file of texts, window by window: in order, and without loss or duplicates if the run is killed."""
 
 import os
 import re
@@ -11,24 +11,24 @@ from hybridlm.files.atomic import replaceable
 from hybridlm.progress import score_progress
 from hybridlm.score_files.formats import format_version, open_source, target_for
 from hybridlm.score_files.parts import Origin, Parts, parts_of
-from hybridlm.score_files.rows import InputRow, OutputRow, Source, Target
+from hybridlm.score_files.rows import InputRow, OutputRow, ScoreTarget, TextSource
 from hybridlm.score_files.score_rows import Scorer, score_rows
-from hybridlm.score_files.survey import WINDOW_BYTES, Survey, Window, identity, survey, used_twice
+from hybridlm.score_files.survey import MAX_WINDOW_BYTES, RowWindow, Survey, identity, survey, used_twice
 
-WINDOW = 4096
-"""Rows that are scored together, unless they are long."""
+DEFAULT_WINDOW = 4096
+"""Rows that are scored together, if they are short."""
 
 
 @dataclass(frozen=True)
 class ScoreFileReport:
-    """What `LM.score_file` has done.
+    """Result of `LM.score_file`.
 
     Attributes:
-        output: the file that was written; of a shard, it has the shard in its name.
+        output: the file that was written; the name includes the shard.
         texts: rows that were scored.
         errors: rows that have an error instead.
         tokens: tokens of the texts.
-        kept: rows of all these that an earlier run, which was interrupted, had done.
+        kept: how many of these rows an earlier, interrupted run had done.
     """
 
     output: Path
@@ -43,7 +43,7 @@ def score_file(
     input: str | os.PathLike[str],
     output: str | os.PathLike[str],
     strict: bool = False,
-    window: int = WINDOW,
+    window: int = DEFAULT_WINDOW,
     shard: str | None = None,
     restart: bool = False,
     progress: bool | None = None,
@@ -92,7 +92,7 @@ def score_file(
 
 
 def _shard(shard: str | None) -> tuple[int, int]:
-    """Which shard of how many; 0 of 1 without any."""
+    """Parse a shard into its index and the number of shards; (0, 1) for None."""
     match = re.fullmatch(r"(\d+)/(\d+)", "0/1" if shard is None else shard)
     if match is None or not int(match[1]) < int(match[2]):
         raise ValueError(f"shard: expected i/n, of 0/n to n-1/n, got {shard!r}")
@@ -100,32 +100,32 @@ def _shard(shard: str | None) -> tuple[int, int]:
 
 
 def _output(output: Path, input: Path, index: int, count: int) -> Path:
-    """Where the rows go; a shard has its number in the name, so that all can be given the same output."""
+    """Return the output's path; a shard has its number in the name, so that all can be given the same output."""
     if count > 1:
         output = output.with_name(f"{output.stem}-{index:05}-of-{count:05}{output.suffix}")
     return replaceable(output, input)
 
 
 def _origin(scorer: Scorer, output: Path, found: Survey, window: int, shard: str | None) -> Origin:
-    """Everything that decides the bytes of the output."""
+    """Return everything that the bytes of the output depend on."""
     return {
         "input": f"sha256 {found.sha256}",
         **scorer.origin,
-        "window": f"{window} rows, {WINDOW_BYTES} bytes",
+        "window": f"{window} rows, {MAX_WINDOW_BYTES} bytes",
         "shard": shard or "none",
         "output": format_version(output),
     }
 
 
-def _windows(source: Source, windows: Sequence[Window]) -> Iterator[list[InputRow]]:
-    """The rows of consecutive windows."""
+def _windows(source: TextSource, windows: Sequence[RowWindow]) -> Iterator[list[InputRow]]:
+    """Yield the rows of consecutive windows."""
     rows = source.rows(windows[0].start) if windows else iter(())
     for window in windows:
         yield [row for row, _ in islice(rows, window.rows)]
 
 
-def _checked(source: Source, found: Survey, rows: list[InputRow]) -> list[InputRow]:
-    """The same rows; an id that an earlier row of the file has is a fault."""
+def _checked(source: TextSource, found: Survey, rows: list[InputRow]) -> list[InputRow]:
+    """Return the same rows, with a fault for an id that an earlier row of the file has."""
     faults = {
         row.number: used_twice(source, found.repeated[row.number]) for row in rows if row.number in found.repeated
     }
@@ -138,7 +138,7 @@ def _refuse(input: Path, errors: Iterable[str | None]) -> None:
             raise ValueError(f"{input}: {error}")
 
 
-def _add(parts: Parts, target: Target, rows: list[OutputRow]) -> None:
+def _add(parts: Parts, target: ScoreTarget, rows: list[OutputRow]) -> None:
     errors = [row.error for row in rows if row.error is not None]
     tokens = sum(len(row.score.token_ids) for row in rows if row.score is not None)
     parts.add(target.part(rows), len(rows), tokens, len(errors), errors[0] if errors else None)

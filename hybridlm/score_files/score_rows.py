@@ -1,4 +1,4 @@
-"""Scoring rows of texts together: what can be scored is, and every other row has an error instead."""
+"""Scoring of rows in one call; a row that cannot be scored gets an error instead."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from hybridlm.score_files.rows import InputRow, OutputRow
 
 @dataclass(frozen=True)
 class Scorer:
-    """What scores texts.
+    """A model as scoring files needs it.
 
     Attributes:
-        encode: (text or token ids, what to call it) -> token ids that the model can score; raises ValueError or
+        encode: (text or token ids, name in messages) -> token ids that the model can score; raises ValueError or
             TypeError.
-        score: scores of such token ids, in order; a function of their order and content.
-        origin: what the scores depend on besides: the model and its settings.
+        score: token ids -> scores, in order; a function of their order and content.
+        origin: everything else that the scores depend on: the model and its settings.
     """
 
     encode: Callable[[Any, str], tuple[int, ...]]
@@ -27,12 +27,12 @@ class Scorer:
 
 
 def score_rows(scorer: Scorer, rows: Sequence[InputRow], unit: str | None) -> list[OutputRow]:
-    """Scores or errors of rows, in their order.
+    """Return the scores or errors of rows, in order.
 
     Args:
         scorer: scores the texts, all of them in one call.
         rows: texts, unchecked.
-        unit: what a row is called in front of its number in messages; None for messages without.
+        unit: the word before a row's number in messages; None for messages without numbers.
     """
     names = [None if unit is None else f"{unit} {row.number}" for row in rows]
     encoded = [_encode(scorer, row, name) for row, name in zip(rows, names, strict=True)]
@@ -47,7 +47,7 @@ def score_rows(scorer: Scorer, rows: Sequence[InputRow], unit: str | None) -> li
 
 
 def _encode(scorer: Scorer, row: InputRow, name: str | None) -> tuple[int, ...] | str:
-    """The token ids of a row, or what is wrong with it."""
+    """Return the token ids of a row, or its error."""
     fault = row.fault
     if fault is None:
         try:

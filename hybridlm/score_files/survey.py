@@ -1,4 +1,4 @@
-"""One pass over a file before anything of it is scored: its name, its rows, its windows, ids that are used twice."""
+"""First pass over a file, before scoring: its hash, its windows of rows, and duplicate ids."""
 
 import hashlib
 import os
@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 
 from hybridlm.files.json_lines import Id
-from hybridlm.score_files.rows import START, IdKinds, Mark, Source
+from hybridlm.score_files.rows import START, IdKinds, Mark, TextSource
 
-WINDOW_BYTES = 1 << 20
-"""A window ends behind the row that brings it to so many bytes: what a kill may cost stays small."""
+MAX_WINDOW_BYTES = 1 << 20
+"""Size at which a window ends; bounds the work that a kill can lose."""
 
 
 @dataclass(frozen=True)
-class Window:
+class RowWindow:
     """Rows that are scored together.
 
     Attributes:
-        start: where they begin.
-        rows: how many they are.
+        start: of the first one.
+        rows: number of rows.
     """
 
     start: Mark
@@ -31,31 +31,31 @@ class Window:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a file holds.
+    """Result of the first pass over a file.
 
     Attributes:
         sha256: of all its bytes.
         windows: in order; they cover all rows.
-        repeated: number of a row -> number of the first row that has the same id.
+        repeated: number of a row -> number of the first row with the same id.
         ids: kinds of the ids.
     """
 
     sha256: str
-    windows: list[Window]
+    windows: list[RowWindow]
     repeated: dict[int, int]
     ids: IdKinds
 
 
-def survey(path: Path, source: Source, window: int, strict: bool, report: Callable[[int], None]) -> Survey:
-    """Read a file once, and once more where hashes say that an id may be there twice.
+def survey(path: Path, source: TextSource, window: int, strict: bool, report: Callable[[int], None]) -> Survey:
+    """Read a file once, and again if hashes of ids collide.
 
-    Memory: 9 bytes for each id, some hundred for each window and for each id that is there twice.
+    Memory: 9 bytes for each id, a few hundred for each window and each duplicate id.
 
     Args:
         path, source: the file.
         window: most rows of a window.
-        strict: raise at the first row that cannot be scored for what it is.
-        report: takes the number of rows read so far, now and then.
+        strict: raise at the first row with a fault.
+        report: called now and then with the number of rows read so far.
 
     Raises:
         ValueError: no rows, a row with a fault if `strict`.
@@ -72,12 +72,12 @@ def survey(path: Path, source: Source, window: int, strict: bool, report: Callab
             hashes.append(hash(row.id))
             kinds.setdefault(_kind(row.id), row.number)
         count, size = count + 1, size + row.size
-        if count >= window or size >= WINDOW_BYTES:
-            windows.append(Window(begin, count))
+        if count >= window or size >= MAX_WINDOW_BYTES:
+            windows.append(RowWindow(begin, count))
             begin, count, size = mark, 0, 0
             report(mark.row)
     if count:
-        windows.append(Window(begin, count))
+        windows.append(RowWindow(begin, count))
     if not windows:
         raise ValueError(f"{path}: holds no rows; expected at least one")
     repeated = _repeated(source, _twice(hashes))
@@ -87,8 +87,8 @@ def survey(path: Path, source: Source, window: int, strict: bool, report: Callab
     return Survey(sha256, windows, repeated, kinds)
 
 
-def used_twice(source: Source, first: int) -> str:
-    """The fault of a row whose id is that of an earlier one."""
+def used_twice(source: TextSource, first: int) -> str:
+    """Return the fault of a row whose id an earlier row has."""
     return f"id: is used twice, first in {source.unit} {first}; ids have to be distinct or absent"
 
 
@@ -103,7 +103,7 @@ def _encodable(text: str) -> bool:
 
 
 def _twice(hashes: "array[int]") -> set[int]:
-    """Values that are there more than once."""
+    """Return the values that occur more than once."""
     if len(hashes) < 2:
         return set()
     values = np.frombuffer(hashes, np.int64)
@@ -111,8 +111,8 @@ def _twice(hashes: "array[int]") -> set[int]:
     return set(values[1:][values[1:] == values[:-1]].tolist())
 
 
-def _repeated(source: Source, hashes: set[int]) -> dict[int, int]:
-    """Rows whose id, of one of these hashes, an earlier row has; looks at the ids themselves."""
+def _repeated(source: TextSource, hashes: set[int]) -> dict[int, int]:
+    """Return the rows whose id an earlier row has, found by comparing the ids that have these hashes."""
     first: dict[Id, int] = {}
     repeated = {}
     for row, _ in source.rows(START) if hashes else ():
@@ -122,6 +122,6 @@ def _repeated(source: Source, hashes: set[int]) -> dict[int, int]:
 
 
 def identity(path: Path) -> tuple[int, ...]:
-    """What changes when a file is replaced or written to."""
+    """Return a value that changes when a file is replaced or written to."""
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,4 +1,4 @@
-"""Which of several continuations of one context is the most likely."""
+"""Multiple choice: the likelihood of several continuations of one context."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ By = Literal["sum", "token", "byte"]
 
 @dataclass(frozen=True)
 class Choice:
-    """Options that continue one context, and how likely each is.
+    """Options that continue one context, with their log-likelihoods.
 
     Attributes:
-        options: as they were given.
+        options: as given.
         token_ids: the tokens of each option behind the context.
         logprobs: float32 [T] for each option: natural log-probability of each of its tokens given those before it.
         greedy: for each option, whether every token of it is the most likely one.
@@ -52,7 +52,7 @@ class Choice:
         return [total / len(option.encode()) for total, option in zip(self.sums, self.options, strict=True)]
 
     def ranking(self, by: By = "sum") -> list[int]:
-        """Indices of the options, the most likely first; of equal ones the first.
+        """Return the indices of the options, the most likely first; ties keep their order.
 
         Args:
             by: "sum" (lm_eval's acc), "token" or "byte" (its acc_bytes): see `sums`, `per_token`, `per_byte`.
@@ -76,12 +76,12 @@ def choose(
     prefix: Callable[[], int],
     score: Callable[[Sequence[tuple[int, ...]]], list[Score]],
 ) -> Choice:
-    """Score every option behind the context; see `LM.choose`.
+    """Score every option as the continuation of the context; see `LM.choose`.
 
     Args:
         context, options: texts, or token ids.
         inputs: the limits of the model.
-        prefix: gives the token that stands before a text.
+        prefix: returns the token that is put before a text.
         score: scores of token ids.
     """
     if not isinstance(options, list | tuple) or not options:

@@ -1,33 +1,33 @@
-"""A context and its continuation as token ids, cut where lm_eval cuts them."""
+"""Token ids of a context and its continuation, with the boundary where lm_eval has it."""
 
 from hybridlm.text.tokenizer import Tokenizer
 
 
 def encode_text(text: str, tokenizer: Tokenizer, prefix: int) -> list[int]:
-    """Token ids with what the tokenizer puts around every text, unless the text begins with the prefix itself.
+    """Return token ids with the tokenizer's special tokens, unless the text begins with the prefix itself.
 
     Args:
-        text: what a template wrote has its first token already.
+        text: may come from a chat template, which writes the first token itself.
         tokenizer: of the checkpoint.
-        prefix: the token that stands before a text.
+        prefix: the token that is put before a text.
     """
     first = tokenizer.decode([prefix], skip_special_tokens=False)
     return tokenizer.encode(text, add_special_tokens=not (first and text.startswith(first)))
 
 
 def encode_pair(context: str, continuation: str, tokenizer: Tokenizer, prefix: int) -> tuple[list[int], list[int]]:
-    """Token ids of both, as lm_eval's `TemplateLM` has them.
+    """Return the token ids of both, as lm_eval's `TemplateLM` has them.
 
     White space at the end of the context is moved to the continuation, because most vocabularies have words that begin
-    with a space. Both are then tokenized together, and the continuation is what follows as many tokens as the context
-    has alone; that holds too where a token reaches over the boundary. Without a context the prefix stands before the
-    continuation, unless that begins with it.
+    with a space. Both are then tokenized together. The context has as many of the tokens as it has alone, also if a
+    token spans the boundary; the rest is the continuation. Without a context the prefix is put before the continuation,
+    unless that begins with it.
 
     Args:
         context: may be empty.
         continuation: follows it.
         tokenizer: of the checkpoint.
-        prefix: the token that stands before a text.
+        prefix: the token that is put before a text.
     """
     kept = context.rstrip()
     if kept:

@@ -1,7 +1,4 @@
-"""Perplexity by named convention.
-
-Texts of a corpus: given as they are, or as paths of text files.
-"""
+"""Perplexity of a corpus, given as texts or as paths of text files, by named convention."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -18,84 +15,86 @@ from hybridlm.text.tokenizer import Tokenizer
 CONVENTIONS = ("rolling", "strided", "llama.cpp")
 
 
-class Window(NamedTuple):
-    """Part of a text, of which the last tokens, `predicted` of them, count."""
+class TextWindow(NamedTuple):
+    """Consecutive tokens of a text, of which the last `predicted` count."""
 
     tokens: tuple[int, ...]
     predicted: int
 
 
 def prefix_token(tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> int:
-    """What stands before a text: the tokenizer's first token, else its end token, else the model's first end token.
+    """Return the token that is put before a text: the tokenizer's BOS, else its EOS, else the model's first EOS.
 
     Raises:
-        ValueError: there is neither.
+        ValueError: there is none of these.
     """
     named = [] if tokenizer is None else [tokenizer.bos_token_id, tokenizer.eos_token_id]
     found = [token for token in (*named, *eos_token_ids) if token is not None]
     if not found:
-        raise ValueError("the model names no first or end token that could stand before a text")
+        raise ValueError("the model names no BOS or EOS token that could be put before a text")
     return found[0]
 
 
 def first_token(tokenizer: Tokenizer | None) -> int | None:
-    """The token that a tokenizer puts before every text; None where it puts none."""
+    """Return the token that a tokenizer puts before every text, or None."""
     if tokenizer is None or tokenizer.bos_token_id is None:
         return None
     return tokenizer.bos_token_id if tokenizer.encode("")[:1] == [tokenizer.bos_token_id] else None
 
 
-def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[Window]:
-    """Windows that predict every token of a text once: the `loglikelihood_rolling` of lm_eval.
+def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[TextWindow]:
+    """Return windows that predict every token of a text once: lm_eval's `loglikelihood_rolling`.
 
-    A window predicts as many tokens as fit behind the last token of the window before. The last one has fewer left to
-    predict; it is filled up with the text before them.
+    A window predicts as many tokens as fit behind the last token of the previous window. The last window predicts what
+    is left and is filled up with the text before.
 
     Args:
         tokens: the text.
-        prefix: stands before the first token.
-        size: most tokens that a window holds, at least 2; lm_eval's `max_length` is one less.
+        prefix: put before the first token.
+        size: most tokens of a window, at least 2; lm_eval's `max_length` is one less.
     """
     whole = (prefix, *tokens)
     starts = range(0, len(tokens), size - 1)
     ends = [min(start + size, len(whole)) for start in starts]
-    return [Window(whole[max(0, end - size) : end], end - start - 1) for start, end in zip(starts, ends, strict=True)]
+    return [
+        TextWindow(whole[max(0, end - size) : end], end - start - 1) for start, end in zip(starts, ends, strict=True)
+    ]
 
 
-def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[Window]:
-    """Windows that begin `stride` tokens apart and count what the one before has not: transformers' documentation.
+def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[TextWindow]:
+    """Return windows that begin `stride` tokens apart and count what the previous one has not: transformers' recipe.
 
-    Nothing predicts the first token of a text, nor that of a window that begins where the one before has ended.
+    The first token of a text is not predicted, nor that of a window that begins where the previous one ends.
 
     Args:
         tokens: the text.
-        size: most tokens that a window holds, at least 2.
-        stride: 1 to `size`; the shorter, the more context each token has.
+        size: most tokens of a window, at least 2.
+        stride: 1 to `size`; a shorter one gives each token more context.
     """
     windows, done = [], 0
     for start in range(0, len(tokens), stride):
         end = min(start + size, len(tokens))
         counted = min(end - done, end - start - 1)
         if counted:
-            windows.append(Window(tuple(tokens[start:end]), counted))
+            windows.append(TextWindow(tuple(tokens[start:end]), counted))
         done = end
         if end == len(tokens):
             break
     return windows
 
 
-def second_half_windows(tokens: Sequence[int], size: int, first: int | None) -> list[Window]:
-    """Windows side by side, of each the second half counts: llama.cpp's `llama-perplexity`.
+def second_half_windows(tokens: Sequence[int], size: int, first: int | None) -> list[TextWindow]:
+    """Return adjacent windows of which the second half counts: llama.cpp's `llama-perplexity`.
 
     Args:
-        tokens: the text; what does not fill a window at its end is left out.
+        tokens: the text; a rest that does not fill a window is left out.
         size: tokens of a window (its `--ctx-size`), at least 2. Token `size // 2 + 1` is the first that counts.
-        first: takes the place of the first token of each window, where the tokenizer puts such a token before texts.
+        first: replaces the first token of each window, if the tokenizer puts such a token before texts.
     """
     windows = []
     for start in range(0, len(tokens) - size + 1, size):
         part = tuple(tokens[start : start + size])
-        windows.append(Window(part if first is None else (first, *part[1:]), size - size // 2 - 1))
+        windows.append(TextWindow(part if first is None else (first, *part[1:]), size - size // 2 - 1))
     return [window for window in windows if window.predicted]
 
 
@@ -106,11 +105,11 @@ def windows_of(
     stride: int | None,
     tokenizer: Tokenizer | None,
     eos_token_ids: Sequence[int],
-) -> Callable[[Sequence[int]], list[Window]]:
-    """What cuts a text into windows; arguments as for `LM.perplexity`.
+) -> Callable[[Sequence[int]], list[TextWindow]]:
+    """Return the function from a text to its windows; arguments as for `LM.perplexity`.
 
     Raises:
-        ValueError: unknown convention, windows that cannot be, or no token to stand before a text.
+        ValueError: an unknown convention, impossible windows, or no token to put before a text.
     """
     if convention not in CONVENTIONS:
         raise ValueError(f"convention: expected one of {', '.join(CONVENTIONS)}, got {convention!r}")
@@ -119,7 +118,7 @@ def windows_of(
         what = "needs a context of at least 2 tokens" if window is None else f"window: expected 2..{context}"
         raise ValueError(f"perplexity: {what}, got {size}; load with a larger context")
     if stride is not None and convention != "strided":
-        raise ValueError(f'stride: belongs to convention="strided", got {stride} with {convention!r}')
+        raise ValueError(f'stride: is an argument of convention="strided", got {stride} with {convention!r}')
     step = size // 2 if stride is None else stride
     if not 1 <= step <= size:
         raise ValueError(f"stride: expected 1..{size}, the window, got {step}")
@@ -133,9 +132,9 @@ def windows_of(
 
 
 def corpus_perplexity(
-    windows: Iterable[tuple[int, Window]], score: Callable[[list[tuple[int, ...]]], list[Score]], most: int
+    windows: Iterable[tuple[int, TextWindow]], score: Callable[[list[tuple[int, ...]]], list[Score]], most: int
 ) -> float:
-    """exp of the mean negative log-probability over the tokens that count in any window, summed in float64.
+    """Return exp of the mean negative log-probability of the tokens that count, summed in float64.
 
     Args:
         windows: each with the number of its text.
@@ -144,7 +143,7 @@ def corpus_perplexity(
 
     Raises:
         ValueError: no token counts.
-        NumericalError: a window has log-probabilities that are not numbers.
+        NumericalError: a log-probability is NaN.
     """
     left, total, count = iter(windows), 0.0, 0
     while part := list(islice(left, most)):
@@ -159,7 +158,7 @@ def corpus_perplexity(
 
 
 def read_files(texts: Any) -> Any:
-    """The same texts with each path replaced by what the file holds; a bare path is one text.
+    """Return the texts with each path replaced by the content of the file; a bare path is one text.
 
     Raises:
         OSError: a file cannot be read.

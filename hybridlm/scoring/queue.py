@@ -1,54 +1,56 @@
-"""Which text is scored next, where several begin with a part that is consumed once.
+"""Order of the texts of a call to `score`, with each common prefix prefilled once.
 
-Which texts of a call begin alike, and up to where they are consumed together.
+`shared_prefixes` finds where texts begin alike; `ScoringQueue` says which text or prefix is scored next.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hybridlm.engine.prefix import Prefix
-from hybridlm.scoring.text import Scoring
+from hybridlm.prefix_cache.radix_tree import RadixTree
+from hybridlm.scoring.text import ScoredText
 
 
 class ScoringQueue:
-    """Texts and parts that wait for a lane.
+    """Texts and shared prefixes that wait for a lane.
 
-    What goes on from a part waits until the part has been consumed, and then goes first, so that its state is given up
-    soon. Of `most` states that parts may keep at a time one is left for parts within parts: these can always be
-    begun, and whoever waits for one of them is never waited for in turn.
+    What continues a shared prefix waits until that has been prefilled, and then goes first, so that the prefix's state
+    is released soon. Of the `most` states that prefixes may hold at a time one is reserved for nested prefixes. Those
+    can always begin, and what waits for one is waited for by nothing, so there is no deadlock.
 
     Args:
         texts: token ids by the number of the text.
-        prefix: what every text begins with.
-        chunk: tokens of a chunk; common parts are whole chunks.
-        most: states that parts may keep, at least 2, or 0 to consume every text by itself.
+        prefix: a common beginning of all texts, prefilled by the caller.
+        chunk: tokens of a chunk; shared prefixes are whole chunks.
+        most: states that shared prefixes may hold, at least 2; 0 to prefill every text by itself.
 
     Attributes:
-        shares: whether any texts have a part in common.
+        shares: whether any texts have a prefix in common.
     """
 
     def __init__(self, texts: Mapping[int, tuple[int, ...]], prefix: Prefix | None, chunk: int, most: int):
-        self._most, self._kept = most, 0
+        self._most, self._held = most, 0
         begin = 0 if prefix is None else prefix.snapshot.label.position
-        found, of = shared_parts(list(texts.values()), chunk, begin) if most else ([], [None] * len(texts))
+        found, of = shared_prefixes(list(texts.values()), chunk, begin) if most else ([], [None] * len(texts))
         self.shares = bool(found)
-        part_of = dict(zip(texts, of, strict=True))
-        parts: list[Scoring] = []
-        for part in found:
-            parts.append(Scoring(None, part.tokens, prefix, None if part.parent is None else parts[part.parent]))
+        prefix_of = dict(zip(texts, of, strict=True))
+        shared: list[ScoredText] = []
+        for one in found:
+            parent = None if one.parent is None else shared[one.parent]
+            shared.append(ScoredText(None, one.tokens, prefix, parent))
         longest_first = sorted(texts, key=lambda i: -len(texts[i]))
-        waiting = list(parts)
+        waiting = list(shared)
         for i in longest_first:
-            part = part_of[i]
-            waiting.append(Scoring(i, texts[i], prefix, None if part is None else parts[part]))
-        self._parts: deque[Scoring] = deque()
-        self._texts: deque[Scoring] = deque()
+            number = prefix_of[i]
+            waiting.append(ScoredText(i, texts[i], prefix, None if number is None else shared[number]))
+        self._prefixes: deque[ScoredText] = deque()
+        self._texts: deque[ScoredText] = deque()
         for one in waiting:
             if one.parent is not None:
                 one.parent.children.append(one)
             elif one.index is None:
-                self._parts.append(one)
+                self._prefixes.append(one)
             else:
                 self._texts.append(one)
         self._left = len(waiting)
@@ -57,108 +59,90 @@ class ScoringQueue:
         """Whether something has not begun."""
         return self._left > 0
 
-    def take(self) -> Scoring | None:
-        """What begins next; None where everything waits for a part that is being consumed."""
-        if not (self._texts and self._texts[0].parent is not None) and self._parts:
-            room = self._most - self._kept - (self._parts[0].parent is None)
+    def take(self) -> ScoredText | None:
+        """Return what begins next; None if everything waits for a prefix that is being prefilled."""
+        if not (self._texts and self._texts[0].parent is not None) and self._prefixes:
+            room = self._most - self._held - (self._prefixes[0].parent is None)
             if room > 0:
-                self._kept += 1
+                self._held += 1
                 self._left -= 1
-                return self._parts.popleft()
+                return self._prefixes.popleft()
         if not self._texts:
             return None
         self._left -= 1
         return self._texts.popleft()
 
-    def begun(self, one: Scoring) -> None:
-        """The state that it goes on from has been copied."""
+    def begun(self, one: ScoredText) -> None:
+        """Release the state of its shared prefix if `one`, which has copied it, was the last to need it."""
         if one.parent is not None:
             one.parent.children.remove(one)
             if not one.parent.children:
                 one.parent.snapshot = None
-                self._kept -= 1
+                self._held -= 1
 
-    def consumed(self, part: Scoring) -> None:
-        """The state behind a part is there: what goes on from it can begin."""
-        self._texts.extendleft(one for one in reversed(part.children) if one.index is not None)
-        self._parts.extendleft(one for one in reversed(part.children) if one.index is None)
+    def prefilled(self, shared: ScoredText) -> None:
+        """Let what continues a shared prefix begin: its state is there."""
+        self._texts.extendleft(one for one in reversed(shared.children) if one.index is not None)
+        self._prefixes.extendleft(one for one in reversed(shared.children) if one.index is None)
 
 
-class Part(NamedTuple):
-    """The beginning of several texts.
+class SharedPrefix(NamedTuple):
+    """A common beginning of several texts.
 
     Attributes:
-        tokens: those that are consumed, from the beginning of the text on, and the one that the last of them predicts.
-        parent: index of the part that it goes on from, None for the beginning.
+        tokens: those that are prefilled, from the first one on, and the one that the last of them predicts.
+        parent: index of the shared prefix that it continues; None if it begins with the first token.
     """
 
     tokens: tuple[int, ...]
     parent: int | None
 
 
-def shared_parts(texts: Sequence[tuple[int, ...]], chunk: int, begin: int) -> tuple[list[Part], list[int | None]]:
-    """Parts that two texts or more have in common, all of them whole chunks, and which of them each text goes on from.
+def shared_prefixes(
+    texts: Sequence[tuple[int, ...]], chunk: int, begin: int
+) -> tuple[list[SharedPrefix], list[int | None]]:
+    """Find prefixes of whole chunks that two texts or more have in common.
 
-    A text is cut into the same chunks as without the parts. The tokens that a part consumes are common, and so is the
-    token behind them: what the part predicts holds for all its texts. Every text has something left to consume. Of
-    parts within parts within parts the outermost and the innermost are kept, so that two states at a time are enough.
+    A text is divided into the same chunks as without sharing. Common are the tokens of a prefix and the token behind
+    them: what the prefix predicts holds for all its texts. Every text keeps something to prefill. Of nested prefixes
+    the outermost and the innermost are kept, so that two states at a time are enough.
 
     Args:
         texts: token ids.
         chunk: tokens of a chunk.
-        begin: where the first chunk begins, in all texts after the same tokens.
+        begin: where the first chunk begins, behind the same tokens in all texts.
 
     Returns:
-        The parts, each behind its parent, and for each text the index of its part.
+        The prefixes, each behind its parent, and for each text the index of its prefix.
     """
-    tree = _Tree()
-    ends = [tree.add(text, chunk, begin) for text in texts]
-    branches = tree.branches()
-    below = tree.has_below(branches)
-    parts: list[Part] = []
-    part_of: list[int | None] = [None]
-    for node in range(1, len(tree.counts)):
-        above = part_of[tree.parents[node]]
-        if branches[node] and (above is None or not below[node]):
-            text, length = tree.examples[node]
-            parts.append(Part(text[: length + 1], above))
-            above = len(parts) - 1
-        part_of.append(above)
-    return parts, [part_of[end] for end in ends]
-
-
-class _Tree:
-    """Chunks of texts by what stands before them. Node 0 is the beginning; parents come before their children."""
-
-    def __init__(self) -> None:
-        self._nodes: dict[tuple[int, tuple[int, ...]], int] = {}
-        self.counts, self.parents = [0], [0]
-        self.examples: list[tuple[tuple[int, ...], int]] = [((), 0)]
-
-    def add(self, text: tuple[int, ...], chunk: int, begin: int) -> int:
-        """The node of the text's last whole chunk that leaves something to consume."""
-        node = 0
-        for end in range(begin + chunk, len(text) - 1, chunk):
-            key = node, text[end - chunk : end + 1]
-            child = self._nodes.setdefault(key, len(self.counts))
-            if child == len(self.counts):
-                self.counts.append(0)
-                self.parents.append(node)
-                self.examples.append((text, end))
-            self.counts[child] += 1
-            node = child
-        return node
-
-    def branches(self) -> list[bool]:
-        """Nodes that texts have in common which do not all have the next one in common."""
-        most = [0] * len(self.counts)
-        for node in range(1, len(self.counts)):
-            most[self.parents[node]] = max(most[self.parents[node]], self.counts[node])
-        return [count > 1 and count > below for count, below in zip(self.counts, most, strict=True)]
-
-    def has_below(self, branches: list[bool]) -> list[bool]:
-        """Nodes with a branch somewhere below them."""
-        below = [False] * len(self.counts)
-        for node in range(len(self.counts) - 1, 0, -1):
-            below[self.parents[node]] |= branches[node] or below[node]
-        return below
+    # A radix tree over the numbers of chunks, each with the token behind it. The state of a node: texts that end there.
+    numbers: dict[tuple[int, ...], int] = {}
+    tree: RadixTree[list[int], Any] = RadixTree(grows=False)
+    for i, text in enumerate(texts):
+        # Every text keeps something to prefill, so its last chunk ends before its last token but one.
+        ends = range(begin + chunk, len(text) - 1, chunk)
+        chunks = [numbers.setdefault(text[end - chunk : end + 1], len(numbers)) for end in ends]
+        match = tree.match(chunks)
+        if match.length == len(chunks) and match.into is None and match.node.state is not None:
+            match.node.state.append(i)
+        elif chunks:
+            tree.insert(chunks, [i], ())
+    nodes = sorted(tree.nodes(), key=lambda node: node.position)
+    counts, firsts = dict[Any, int](), dict[Any, int]()  # texts at a node and below it, and the first of them
+    for node in reversed(nodes):
+        ending, children = node.state or [], node.children.values()
+        counts[node] = len(ending) + sum(counts[child] for child in children)
+        firsts[node] = min([*ending, *(firsts[child] for child in children)])
+    prefixes: list[SharedPrefix] = []
+    prefix_at: dict[Any, int | None] = {tree.root: None}
+    prefix_of: list[int | None] = [None] * len(texts)
+    for node in sorted(nodes, key=lambda node: (firsts[node], node.position)):
+        above = prefix_at[node.parent]
+        innermost = not any(counts[child] > 1 for child in node.children.values())
+        if counts[node] > 1 and (above is None or innermost):
+            prefixes.append(SharedPrefix(texts[firsts[node]][: begin + node.position * chunk + 1], above))
+            above = len(prefixes) - 1
+        prefix_at[node] = above
+        for i in node.state or ():
+            prefix_of[i] = above
+    return prefixes, prefix_of

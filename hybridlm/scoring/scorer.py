@@ -1,4 +1,4 @@
-"""Scoring: log-probabilities of whole texts, a chunk of each at a time in the rows of the staging pool."""
+"""Scoring: log-probabilities of texts, prefilled chunk by chunk in the rows of the prefill pool."""
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -12,13 +12,13 @@ from hybridlm.programs.shapes import Shape
 from hybridlm.requests.results import Score
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.queue import ScoringQueue
-from hybridlm.scoring.text import Scoring
+from hybridlm.scoring.text import ScoredText
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.score import Scored
 
 
 def scores(engine: Engine, texts: Sequence[tuple[int, ...]], top: int = 0, prefix: Prefix | None = None) -> list[Score]:
-    """Scores of all texts, in their order; log-probabilities may be NaN. Arguments as for `score`."""
+    """Return the scores of all texts, in order; log-probabilities may be NaN. Arguments as for `score`."""
     found: dict[int, Score] = {}
     for one in score(engine, texts, top, prefix):
         assert one.index is not None
@@ -28,10 +28,10 @@ def scores(engine: Engine, texts: Sequence[tuple[int, ...]], top: int = 0, prefi
 
 
 def checked(scores: list[Score]) -> list[Score]:
-    """The same scores.
+    """Return the same scores.
 
     Raises:
-        NumericalError: one holds a log-probability that is not a number.
+        NumericalError: a log-probability is NaN.
     """
     for i, one in enumerate(scores):
         if one.first_nan is not None:
@@ -41,48 +41,48 @@ def checked(scores: list[Score]) -> list[Score]:
 
 def score(
     engine: Engine, texts: Sequence[tuple[int, ...]], top: int = 0, prefix: Prefix | None = None
-) -> Generator[Scoring, None, None]:
-    """Score every token of every text, longest first; yields each text when it is done.
+) -> Generator[ScoredText, None, None]:
+    """Score every token of every text, longest first; yield each text when it is done.
 
-    What texts have in common at their beginning is scored once, as far as it is whole chunks: every number is the one
-    that the text has alone in steps of this shape.
+    A common prefix of several texts is prefilled once, as far as it is whole chunks. Every number is the one that the
+    text has alone in steps of this shape.
 
     Args:
         engine: runs the steps.
-        texts: token ids, each at most as many as the context holds.
-        top: how many of the most likely tokens to report for each position.
-        prefix: what every text begins with.
+        texts: token ids, at most as many as the context holds.
+        top: number of most likely tokens to report for each position.
+        prefix: common beginning of all texts.
     """
     predicted = [i for i, text in enumerate(texts) if len(text) > 1]
     for i in set(range(len(texts))).difference(predicted):
-        yield Scoring(i, texts[i], prefix)  # a single token is predicted by nothing
+        yield ScoredText(i, texts[i], prefix)  # nothing predicts a single token
     if not predicted:
         return
-    size = engine.rung(len(predicted), engine.staging)
-    waiting = ScoringQueue({i: texts[i] for i in predicted}, prefix, engine.chunk, _most_kept(engine, size))
+    size = engine.bucket(len(predicted), engine.prefill_rows)
+    waiting = ScoringQueue({i: texts[i] for i in predicted}, prefix, engine.chunk, _max_held(engine, size))
     if waiting.shares:
         engine.give_up("decode")
-    pool = engine.borrow("staging", size)
+    pool = engine.borrow("prefill", size)
     try:
         yield from _score(engine, pool, waiting, top)
     finally:
-        engine.give_back("staging", pool)
+        engine.give_back("prefill", pool)
 
 
-def _most_kept(engine: Engine, lanes: int) -> int:
-    """States of common parts to keep at a time: one for each lane, and one for a part within another.
+def _max_held(engine: Engine, lanes: int) -> int:
+    """Return how many states of shared prefixes to hold at a time: one for each lane, and one for a nested prefix.
 
-    No more than the rows in which a device decodes, whose room was counted when the model was loaded and is free while
-    texts are scored; two at least. What memory is free at the moment does not count: which texts share a step, and so
-    what a run does, is a function of the texts and the settings.
+    At least two, and at most the rows in which a device decodes: their memory was reserved when the model was loaded
+    and is free during scoring. The memory that is free at the moment does not count, so that the texts and settings
+    alone decide which texts share a step.
     """
     return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
 
 
-def _score(engine: Engine, pool: RowPool, waiting: ScoringQueue, top: int) -> Iterator[Scoring]:
+def _score(engine: Engine, pool: RowPool, waiting: ScoringQueue, top: int) -> Iterator[ScoredText]:
     shape = Shape("score", pool.size, engine.chunk, top)
-    lanes: list[Scoring | None] = [None] * pool.size
-    flights: deque[tuple[Scored, list[tuple[int, Scoring, int, int]]]] = deque()
+    lanes: list[ScoredText | None] = [None] * pool.size
+    flights: deque[tuple[Scored, list[tuple[int, ScoredText, int, int]]]] = deque()
     while flights or waiting or any(lanes):
         while pool.owner.free and (text := waiting.take()) is not None:
             _join(engine, pool, lanes, text)
@@ -101,8 +101,8 @@ def _score(engine: Engine, pool: RowPool, waiting: ScoringQueue, top: int) -> It
                         yield text
 
 
-def _join(engine: Engine, pool: RowPool, lanes: list[Scoring | None], text: Scoring) -> None:
-    """Give a row to a text, with the state that it goes on from."""
+def _join(engine: Engine, pool: RowPool, lanes: list[ScoredText | None], text: ScoredText) -> None:
+    """Give a row to a text, with the state that it continues."""
     text.slot = pool.acquire()
     lanes[pool.lanes([text.slot])[0]] = text
     if text.start is not None:
@@ -110,12 +110,12 @@ def _join(engine: Engine, pool: RowPool, lanes: list[Scoring | None], text: Scor
 
 
 def _dispatch(
-    engine: Engine, pool: RowPool, shape: Shape, lanes: list[Scoring | None], waiting: ScoringQueue
-) -> tuple[Scored, list[tuple[int, Scoring, int, int]]]:
-    """One step: its outputs, and what of them belongs to which text: (lane, text, first token, number of tokens)."""
+    engine: Engine, pool: RowPool, shape: Shape, lanes: list[ScoredText | None], waiting: ScoringQueue
+) -> tuple[Scored, list[tuple[int, ScoredText, int, int]]]:
+    """Dispatch one step; return its outputs, and for each text in it (lane, text, first token, number of tokens)."""
     feeds = [None if text is None else text.feed(shape.tokens) for text in lanes]
     targets = np.zeros((pool.size, shape.tokens), np.int32)
-    parts: list[tuple[int, Scoring, int, int]] = []
+    parts: list[tuple[int, ScoredText, int, int]] = []
     for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):
         if text is not None and feed is not None:
             count = len(feed.tokens)
@@ -130,9 +130,9 @@ def _dispatch(
             if text.index is None:
                 known = () if text.start is None else text.start.spans
                 text.snapshot = engine.moves.take(pool, text.slot, text.tokens[:-1], owner=text, known=known)
-                # Restoring counts the part for each of its texts; once it has been computed.
+                # Each restore adds the whole prefix to the statistic, but it was computed once.
                 engine.stats["prefix_tokens_saved"] -= text.consumed
-                waiting.consumed(text)
+                waiting.prefilled(text)
             pool.owner.release(text.slot)
             text.slot = None
             engine.forget(text)

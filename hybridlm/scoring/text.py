@@ -1,4 +1,4 @@
-"""A text while it is scored: how far steps have been dispatched for it, and what they have said."""
+"""A text while it is scored: the progress of its steps and their results."""
 
 from dataclasses import dataclass, field
 
@@ -8,35 +8,35 @@ from hybridlm.engine.prefix import Prefix
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.steps.operands import Feed
 from hybridlm.steps.score import Scored
-from ir_passes import Slot
+from ir_passes.host.slot_owner import Slot
 
 
 @dataclass(eq=False)
-class Scoring:
-    """A text, or a part that texts have in common, which owns a lane while it is scored.
+class ScoredText:
+    """A text, or a prefix that several texts share, which owns a lane while it is scored.
 
     Attributes:
-        index: number of the text in its call; None for a part.
-        tokens: its token ids, those of its prefix included; the last one is predicted and not consumed.
-        prefix: what it continues; the results are those of the tokens behind it.
-        parent: the part that it goes on from; it is scored before, and its results are those of the first tokens.
+        index: number of the text in its call; None for a shared prefix.
+        tokens: its token ids, those of `prefix` included; the last one is predicted and not prefilled.
+        prefix: the user's prefix that it continues; the results are those of the tokens behind it.
+        parent: the shared prefix that it continues; scored before, it has the results of the first tokens.
         consumed: tokens that the lane's state has seen once the dispatched steps have run.
-        slot: its row while it has one.
-        snapshot: of a part, the state behind it, from when it has been consumed until nobody waits for it any more.
-        children: of a part, what goes on from it and has not begun.
-        logprobs: float32 [T]; nan for the first token of a text without a prefix.
-        greedy: bool [T], False for that token.
-        top_logprobs: per token, the most likely tokens and their log-probabilities; none for that token.
+        slot: its row, if it has one.
+        snapshot: of a shared prefix, the state behind it, from the end of its prefill until no text waits for it.
+        children: of a shared prefix, the texts and prefixes that continue it and have not begun.
+        logprobs: float32 [T]; NaN for the first token of a text without a prefix.
+        greedy: bool [T]; False for that token.
+        top_logprobs: per token, the most likely tokens and their log-probabilities; empty for that token.
     """
 
     index: int | None
     tokens: tuple[int, ...]
     prefix: Prefix | None = None
-    parent: "Scoring | None" = None
+    parent: "ScoredText | None" = None
     consumed: int = 0
     slot: Slot | None = None
     snapshot: Snapshot | None = None
-    children: "list[Scoring]" = field(default_factory=list)
+    children: "list[ScoredText]" = field(default_factory=list)
     logprobs: np.ndarray = field(init=False)
     greedy: np.ndarray = field(init=False)
     top_logprobs: list[dict[int, float]] = field(init=False)
@@ -49,27 +49,27 @@ class Scoring:
 
     @property
     def before(self) -> int:
-        """Tokens of the prefix."""
+        """Number of tokens of `prefix`."""
         return 0 if self.prefix is None else len(self.prefix)
 
     @property
     def done(self) -> bool:
-        """Whether every token that predicts another one has been consumed."""
+        """Whether every token that predicts another one has been prefilled."""
         return self.consumed >= len(self.tokens) - 1
 
     @property
     def start(self) -> Snapshot | None:
-        """The state that it goes on from; None where it begins at the first token."""
+        """State that it continues; None if it begins at the first token."""
         if self.parent is not None:
             return self.parent.snapshot
         return None if self.prefix is None else self.prefix.snapshot
 
     def feed(self, limit: int) -> Feed:
-        """The next tokens to consume; the last token of a text predicts nothing and is not consumed."""
+        """Return the next tokens to prefill; the last token of a text predicts nothing and is left out."""
         return Feed(self.tokens[:-1][self.consumed : self.consumed + limit], self.consumed)
 
     def take(self, scored: Scored, lane: int, first: int, count: int) -> None:
-        """Keep a step's results, NumPy arrays, for the `count` tokens from `first` on."""
+        """Store a step's results, NumPy arrays, for `count` tokens from `first` on."""
         first -= self.before
         last = first + count
         self.logprobs[first:last] = scored.logprob[lane, :count]
@@ -80,7 +80,7 @@ class Scoring:
                 self.top_logprobs[first + i] = dict(zip(ids, values, strict=True))
 
     def finish(self) -> None:
-        """Every step has been read: take the results of the first tokens from the part."""
+        """Copy the results of the first tokens from the shared prefix; all steps have been read."""
         if self.parent is not None:
             count = len(self.parent.tokens) - self.before
             self.logprobs[:count] = self.parent.logprobs

@@ -1,5 +1,5 @@
 """Step functions over all lanes, and the contract beside each.
 
 Imports `sampling`. Begin with `structure`, then `generate`; `score` and `verify` have the same form, `operands` are
-made on the host for every step.
+built on the host for every step.
 """

@@ -1,4 +1,4 @@
-"""Names for the dimensions of pools in the contracts of steps: those that the model's layers give to their state."""
+"""Dimension names for the pools in the contracts of steps, taken from the state of the model's layers."""
 
 from collections.abc import Container
 from dataclasses import replace
@@ -10,16 +10,16 @@ from ir_passes import LaneContract, Pool
 from models.state.state import StateArray
 
 POSITION = "position"
-"""What the proof calls the positions of a cache: in no program is one of them a constant."""
+"""Name of the positions of a cache in the proof: no program has a constant position."""
 
 
-def labelled(contract: LaneContract, arrays: Any, positions_first: Container[str] = ()) -> LaneContract:
-    """The contract with a name for every dimension of its pools.
+def name_pool_dims(contract: LaneContract, arrays: Any, positions_first: Container[str] = ()) -> LaneContract:
+    """Return the contract with a name for every dimension of its pools.
 
     Args:
-        contract: of a step whose pools, an argument and a result each, have these arrays.
+        contract: contract of a step whose pools, arguments and results, have these arrays.
         arrays: a `StateArray` for each.
-        positions_first: groups of pools whose arrays have their positions right behind the rows.
+        positions_first: groups of pools whose arrays have their position axis right after the row axis.
     """
 
     def entry(one: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The one step function, with its two heads, and the contract beside each.
+"""The generating step, and its contract.
 
-Both heads share everything up to the final residual stream; `lengths` says how many of the T tokens of a lane are
-real, and a lane of length 0 keeps its rows.
+All steps share everything up to the final residual stream; `lengths` gives the number of real tokens of each lane, and
+a lane of length 0 keeps its rows.
 """
 
 from typing import Any, NamedTuple
@@ -11,35 +11,35 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
-from hybridlm.sampling.int8_head import draw_screened
-from hybridlm.sampling.sampling import LogitsProcessor, Sampling, draw
+from hybridlm.sampling.int8_head import sample_with_int8_head
+from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
-from hybridlm.steps.mtp_drafts import Lanes, guess
+from hybridlm.steps.mtp_drafts import DraftingLanes, propose_mtp_drafts
 from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared, rowwise
 from models import Decoder
 from models.ops.expert_dot import expert_dot
 
 rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=({"absent": False}, {"absent": True}))
-CARRIED = -1
-"""In place of a token: the one that the lane drew last, which the host may not know yet."""
+LAST_SAMPLED = -1
+"""Placeholder for the token that the lane sampled last, which the host may not know yet."""
 
 
-class Drawn(NamedTuple):
-    """What a generating step says about each lane's next token; a verifying step, about the next of each token.
+class SampledTokens(NamedTuple):
+    """Outputs of a generating step for each lane's next token; of a verifying step, for the next of each token.
 
     Attributes:
-        token: the token drawn.
-        logprob: its log-probability before temperature and processing; None where not asked for.
-        top_tokens, top_logprobs: the most likely tokens, best first; None where not asked for.
-        guesses: what the model's own head expects behind the lane's next token; None where not asked for.
+        token: the token sampled.
+        logprob: its log-probability before temperature and processing; None unless requested.
+        top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
+        mtp_drafts: tokens that the MTP head drafts after the lane's next token; None unless requested.
     """
 
     token: Int32[Array, "*lane"]
     logprob: Float32[Array, "*lane"] | None
     top_tokens: Int32[Array, "*lane top"] | None
     top_logprobs: Float32[Array, "*lane top"] | None
-    guesses: Int32[Array, "lane guess"] | None = None
+    mtp_drafts: Int32[Array, "lane propose_mtp_drafts"] | None = None
 
 
 GENERATE_CONTRACT = LaneContract(
@@ -52,23 +52,23 @@ def generate_step(
     structure: Structure,
     top: int | None,
     processor: LogitsProcessor | None,
-    guesses: int = 0,
-    screened: bool = False,
+    mtp_drafts: int = 0,
+    with_int8_head: bool = False,
 ) -> Step:
-    """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, drawing) -> (Drawn, rows)`.
+    """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, sampling_mode) -> (SampledTokens, rows)`.
 
-    A token that is `CARRIED` is the one that the lane drew in its last step.
+    `LAST_SAMPLED` in `tokens` stands for the token that the lane sampled in its last step.
 
     Args:
-        structure: of the model.
+        structure: structure of the model.
         top: None for tokens alone, otherwise with log-probabilities, of the token and of the `top` most likely ones.
-        processor: changes the logits of each lane before the draw.
-        guesses: how many tokens the model's own head guesses behind the one that is drawn; `kv_blocks` then has room
-            for as many positions more.
-        screened: tokens alone, without a processor; the most likely ones are found with the head's screen, which is
+        processor: changes the logits of each lane before sampling.
+        mtp_drafts: number of tokens that the MTP head drafts after the sampled one; `kv_blocks` must have room for as
+            many more positions.
+        with_int8_head: tokens alone, without a processor; the most likely ones are found with the int8 head, which is
             the last of `params`.
     """
-    assert not screened or (top is None and processor is None), "a screen finds tokens, no log-probabilities"
+    assert not with_int8_head or (top is None and processor is None), "the int8 head finds tokens, no log-probabilities"
 
     def step(
         params: tuple[Any, ...],
@@ -78,75 +78,79 @@ def generate_step(
         positions: Int32[Array, "lane"],
         kv_blocks: Int32[Array, ""],
         sampling: Sampling,
-        drawing: Int32[Array, ""],
-    ) -> tuple[Drawn, Rows]:
-        screen = params[-1] if screened else None
+        sampling_mode: Int32[Array, ""],
+    ) -> tuple[SampledTokens, Rows]:
+        int8_head = params[-1] if with_int8_head else None
         model = structure.rebuild(params)
-        tokens = jnp.where(tokens == CARRIED, rows.token, tokens)
+        tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
         hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks)
         last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
         hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0]
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
 
-        def from_logits() -> Drawn:
+        def from_logits() -> SampledTokens:
             logits = Vocabulary.of(model.config).whole(model.logits(hidden))
-            return draw_tokens(logits, last_token, positions + lengths, sampling, drawing, top, processor)
+            return sample_with_logprobs(
+                logits, last_token, positions + lengths, sampling, sampling_mode, top, processor
+            )
 
-        if screen is None:
-            drawn = from_logits()
+        if int8_head is None:
+            sampled = from_logits()
         else:
             with jax.named_scope("head"):
-                token = draw_screened(hidden, lengths > 0, screen, sampling, drawing, lambda: from_logits().token)
-            drawn = Drawn(token, None, None, None)
-        lanes = Lanes(lengths, positions, kv_blocks, sampling, drawing)
-        return keep_drawn(model, Rows(layers, rows.token), drawn.token, drawn, lanes, guesses, processor)
+                token = sample_with_int8_head(
+                    hidden, lengths > 0, int8_head, sampling, sampling_mode, lambda: from_logits().token
+                )
+            sampled = SampledTokens(token, None, None, None)
+        lanes = DraftingLanes(lengths, positions, kv_blocks, sampling, sampling_mode)
+        return finish_step(model, Rows(layers, rows.token), sampled.token, sampled, lanes, mtp_drafts, processor)
 
     return step
 
 
-def keep_drawn(
+def finish_step(
     model: Decoder,
     rows: Rows,
     token: Int32[Array, "lane"],
-    drawn: Drawn,
-    lanes: Lanes,
-    guesses: int,
+    sampled: SampledTokens,
+    lanes: DraftingLanes,
+    mtp_drafts: int,
     processor: LogitsProcessor | None,
-) -> tuple[Drawn, Rows]:
-    """Keep in each lane's row the token that it goes on with, and let the model's own head guess behind it.
+) -> tuple[SampledTokens, Rows]:
+    """Store in each lane's row the token that it continues with, and let the MTP head draft after it.
 
     Args:
-        model: with a head, where it guesses.
+        model: the model, with an MTP head if it drafts.
         rows: the layers' new state, and the tokens before the step, which idle lanes keep.
-        token: what each lane goes on with.
-        drawn: all that the step has drawn.
-        lanes: where they stand after the step.
-        guesses, processor: as for `generate_step`.
+        token: the token that each lane continues with.
+        sampled: all tokens that the step has sampled.
+        lanes: positions and sampling settings after the step.
+        mtp_drafts, processor: as for `generate_step`.
     """
     layers = rows.layers
-    if guesses:
-        found, layers = guess(model, layers, token, lanes, guesses, processor)
-        drawn = drawn._replace(guesses=found)
-    return drawn, Rows(layers, jnp.where(lanes.consumed[:, None] > 0, token[:, None], rows.token))
+    if mtp_drafts:
+        found, layers = propose_mtp_drafts(model, layers, token, lanes, mtp_drafts, processor)
+        sampled = sampled._replace(mtp_drafts=found)
+    return sampled, Rows(layers, jnp.where(lanes.consumed[:, None] > 0, token[:, None], rows.token))
 
 
-def draw_tokens(
+def sample_with_logprobs(
     logits: Float32[Array, "row vocab"],
     last_token: Int32[Array, "row"] | None,
     positions: Int32[Array, "row"],
     sampling: Sampling,
-    drawing: Int32[Array, ""],
+    sampling_mode: Int32[Array, ""],
     top: int | None,
     processor: LogitsProcessor | None,
-) -> Drawn:
-    """The next token of each row of logits, and its log-probability where asked for.
+) -> SampledTokens:
+    """Sample the next token of each row of logits, with its log-probability if requested.
 
     Args:
-        logits: behind the last token of each row.
-        last_token: the token before the one to draw; None without a processor.
-        positions: of the tokens to draw.
+        logits: logits after the last token of each row.
+        last_token: the token before the one to sample; None without a processor.
+        positions: positions of the tokens to sample.
         sampling: settings of each row.
-        drawing: how rows draw, as for `draw`.
+        sampling_mode: as for `sample_tokens`.
         top, processor: as for `generate_step`.
     """
     logprob = top_tokens = top_logprobs = None
@@ -154,8 +158,8 @@ def draw_tokens(
     if processor is not None:
         assert last_token is not None, "a processor is told what the lane has consumed"
         processed = jax.vmap(processor)(logits, last_token, positions)
-    with jax.named_scope("draw"):
-        token = draw(processed, sampling, positions, drawing)
+    with jax.named_scope("sample"):
+        token = sample_tokens(processed, sampling, positions, sampling_mode)
     if top is not None:
         total = Vocabulary(logits.shape[1]).log_total(logits)
         inside = jnp.where(token < logits.shape[1], token, 0)
@@ -163,4 +167,4 @@ def draw_tokens(
         if top > 0:
             best, top_tokens = lax.top_k(logits, top)
             top_logprobs = best - total
-    return Drawn(token, logprob, top_tokens, top_logprobs)
+    return SampledTokens(token, logprob, top_tokens, top_logprobs)

@@ -1,4 +1,4 @@
-"""Guesses of a model's own head: the tokens behind the one that a lane has drawn, each from the one before."""
+"""Drafts of the multi-token-prediction (MTP) head: tokens after the sampled one, each from the previous one."""
 
 from typing import Any, NamedTuple
 
@@ -7,74 +7,74 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Int32
 
-from hybridlm.sampling.sampling import LogitsProcessor, Sampling, draw
+from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from models import Decoder, MtpDecoder
 from models.decoder.mtp import MtpState
 
 
-class Lanes(NamedTuple):
-    """Where lanes stand when they guess, and how they draw.
+class DraftingLanes(NamedTuple):
+    """Positions and sampling settings of lanes for which the MTP head drafts.
 
     Attributes:
-        consumed: tokens that the step has consumed; a lane of which it is 0 has not drawn, and guesses nothing.
-        positions: of each lane's first token of the step; what it has drawn stands behind those consumed.
-        kv_blocks: blocks of the caches that hold the positions of all guesses.
-        sampling, drawing: as the step has them.
+        consumed: tokens that the step has consumed; a lane with 0 has not sampled, and gets no drafts.
+        positions: position of each lane's first token in the step; the sampled token follows the consumed ones.
+        kv_blocks: KV cache blocks that hold the positions of all drafts.
+        sampling, sampling_mode: those of the step.
     """
 
     consumed: Int32[Array, "lane"]
     positions: Int32[Array, "lane"]
     kv_blocks: Int32[Array, ""]
     sampling: Sampling
-    drawing: Int32[Array, ""]
+    sampling_mode: Int32[Array, ""]
 
 
-def guess(
+def propose_mtp_drafts(
     model: Decoder,
     layers: tuple[Any, ...],
     token: Int32[Array, "lane"],
-    lanes: Lanes,
+    lanes: DraftingLanes,
     count: int,
     processor: LogitsProcessor | None,
-) -> tuple[Int32[Array, "lane guess"], tuple[Any, ...]]:
-    """The next tokens as the head expects them.
+) -> tuple[Int32[Array, "lane propose_mtp_drafts"], tuple[Any, ...]]:
+    """Draft the next tokens with the MTP head.
 
-    A guess is drawn with the key of its position: the model draws with the same noise later, and where the head's
-    logits are like the model's, so is the token. What the head keeps of guesses lies behind the sequence, at positions
-    that nothing looks at before they are written again.
+    A draft is sampled with the key of its position: the model later samples with the same noise, and where the head's
+    logits are like the model's, so is the token. The head's keys and values of drafts are after the end of the
+    sequence, at positions that are written again before they are read.
 
     Args:
-        model: with a head.
-        layers: its state, of which the head's has consumed all tokens but the one drawn.
-        token: what each lane has drawn.
-        lanes: where they stand.
-        count: how many guesses.
-        processor: changes the logits of each lane before the draw.
+        model: a model with an MTP head.
+        layers: its state, in which the head's part has consumed all tokens but the sampled one.
+        token: the token that each lane has sampled.
+        lanes: positions and sampling settings.
+        count: number of drafts.
+        processor: changes the logits of each lane before sampling.
 
     Returns:
-        Guesses, each in the vocabulary, and the state.
+        Drafts, all in the vocabulary, and the state.
     """
-    assert isinstance(model, MtpDecoder), "a model without a head guesses nothing"
+    assert isinstance(model, MtpDecoder), "a model without a head mtp_drafts nothing"
     *before, head = layers
     rows, hidden, vocabulary = head.layer, head.hidden, Vocabulary.of(model.config)
     one = (lanes.consumed > 0).astype(jnp.int32)
 
     def inside(token: Array) -> Array:
-        # what is drawn from logits that are not numbers is no token
+        # sampling from NaN logits gives an id outside the vocabulary
         return jnp.where(token < vocabulary.size, token, 0)
 
     token, found, drawn_at = inside(token), list[Array](), lanes.positions + lanes.consumed
     for place in range(count):
-        # Without a barrier XLA:CPU fuses the guesses of a single lane into one another without end; of a loop it widens
-        # the embedding before it, all of it for the few rows that are taken.
+        # Without a barrier XLA:CPU fuses the drafts of a single lane into one another endlessly; before a loop it would
+        # convert the whole embedding to float32 for the few rows that are read.
         hidden, token = lax.optimization_barrier((hidden, token))
         at = drawn_at + place
-        after, rows = model.consume_pairs(token[:, None], hidden[:, None], one, at, rows, lanes.kv_blocks)
+        after, rows = model.mtp_forward(token[:, None], hidden[:, None], one, at, rows, lanes.kv_blocks)
         hidden = after[:, 0]
         logits = vocabulary.whole(model.logits(hidden))
         if processor is not None:
             logits = jax.vmap(processor)(logits, token, at + 1)
-        token = inside(draw(logits, lanes.sampling, at + 1, lanes.drawing))
+        token = inside(sample_tokens(logits, lanes.sampling, at + 1, lanes.sampling_mode))
         found.append(token)
     return jnp.stack(found, axis=1), (*before, MtpState(rows, head.hidden))

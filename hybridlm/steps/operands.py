@@ -1,4 +1,4 @@
-"""Operands of one step. Host arrays are new for every step, and nothing writes to them afterwards."""
+"""Operands of one step. Host arrays are new for every step, and are not written to afterwards."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,19 +10,19 @@ from models import kv_blocks
 
 
 class Feed(NamedTuple):
-    """What one lane consumes in a step: tokens, and the position of the first."""
+    """Input of one lane in a step: tokens, and the position of the first."""
 
     tokens: tuple[int, ...]
     position: int
 
 
 class Batch(NamedTuple):
-    """The operands that say what each lane consumes, in the order of the step.
+    """Operands that describe the input of each lane, in the order of the step.
 
     Attributes:
         tokens: int32 [N, T].
         lengths, positions: int32 [N].
-        kv_blocks: int32, blocks of the key/value caches that hold every position of the step.
+        kv_blocks: int32, number of KV cache blocks that hold every position of the step.
     """
 
     tokens: np.ndarray | jax.Array
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
     @staticmethod
     def of(feeds: Sequence[Feed | None], tokens: int) -> "Batch":
-        """For these lanes; a lane without a feed is idle."""
+        """Build the batch of these lanes; a lane without a feed is idle."""
         end = max((feed.position + len(feed.tokens) for feed in feeds if feed is not None), default=0)
         batch = Batch(
             np.zeros((len(feeds), tokens), np.int32),
@@ -49,5 +49,5 @@ class Batch(NamedTuple):
 
 
 def blocks_for(positions: int) -> np.ndarray:
-    """`kv_blocks` of a step whose lanes end at this position."""
+    """Return `kv_blocks` of a step whose lanes end at this position."""
     return np.array(max(kv_blocks(positions), 1), np.int32)

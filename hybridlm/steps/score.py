@@ -1,4 +1,4 @@
-"""The step that scores: log-probabilities of the given tokens, and its contract."""
+"""The scoring step: log-probabilities of given tokens, and its contract."""
 
 from typing import Any, NamedTuple
 
@@ -12,18 +12,18 @@ from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared
 from models import Decoder
 
-HEAD_BYTES, HEAD_ROWS = 32 << 20, 128
-"""Logits that the scoring head holds at a time, in bytes; but of no fewer rows than these, for which its weight is read
-once."""
+MAX_HEAD_BYTES, MIN_HEAD_ROWS = 32 << 20, 128
+"""Maximum bytes of logits that the scoring head holds at a time, and minimum number of rows, which share one read of
+the head's weight."""
 
 
 class Scored(NamedTuple):
-    """What a scoring step says about each position's target.
+    """Outputs of a scoring step for each position's target.
 
     Attributes:
-        logprob: log-probability of the target; meaningless where there is none.
+        logprob: log-probability of the target; meaningless without a target.
         greedy: whether the target is the most likely token.
-        top_tokens, top_logprobs: the most likely tokens, best first; None where not asked for.
+        top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
     """
 
     logprob: Float32[Array, "lane token"]
@@ -41,11 +41,11 @@ SCORE_CONTRACT = LaneContract(
 def score_step(structure: Structure, top: int) -> Step:
     """`step(params, rows, tokens, lengths, positions, kv_blocks, targets) -> (Scored, rows)`.
 
-    `targets[i, t]` is the token that follows `tokens[i, t]`; what stands at tokens that are not real has no meaning.
+    `targets[i, t]` is the token that follows `tokens[i, t]`; targets of padding have no meaning.
 
     Args:
-        structure: of the model.
-        top: how many of the most likely tokens to report for each position.
+        structure: structure of the model.
+        top: number of most likely tokens to report at each position.
     """
 
     def step(
@@ -67,10 +67,10 @@ def score_step(structure: Structure, top: int) -> Step:
 def score_tokens(
     model: Decoder, hidden: Float32[Array, "lane token hidden"], targets: Int32[Array, "lane token"], top: int
 ) -> Scored:
-    """Log-softmax over the whole vocabulary, some tokens of all lanes at a time, so that few logits exist at once."""
+    """Score tokens by a log-softmax over the whole vocabulary, in blocks of tokens, to hold few logits at once."""
     lanes, tokens, size = hidden.shape
     vocabulary = Vocabulary.of(model.config)
-    rows = max(HEAD_ROWS, HEAD_BYTES // (4 * vocabulary.held))
+    rows = max(MIN_HEAD_ROWS, MAX_HEAD_BYTES // (4 * vocabulary.held))
     block = min(tokens, max(1, rows // lanes))
     blocks = -(-tokens // block)
 

@@ -1,4 +1,4 @@
-"""The structure of a step's model beside its arrays, and the rows that steps return."""
+"""The structure of a step's model without its arrays, and the rows that steps return."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ STATE = Pool("state")
 
 
 class Rows(NamedTuple):
-    """Everything that sequences own on the device, a row each.
+    """The arrays of a pool: everything that sequences own on the device, one row each.
 
     Attributes:
         layers: state of the model's layers.
-        token: the token drawn last.
+        token: the token sampled last.
     """
 
     layers: tuple
@@ -34,10 +34,10 @@ Step = Callable[..., tuple[Any, Rows]]
 
 @dataclass(frozen=True)
 class Structure:
-    """A model without its parameters: what a step needs beside the flat tuple of arrays.
+    """A model without its parameters: the static part of a step beside the flat tuple of arrays.
 
     Attributes:
-        graph, tree: how the arrays make up the model.
+        graph, tree: structure of the model over its arrays.
         arrays: a `StateArray` in the place of each array of a row.
     """
 
@@ -46,7 +46,7 @@ class Structure:
     arrays: Rows
 
     def rebuild(self, params: tuple[Any, ...]) -> Decoder:
-        """The model with these parameters, inside a trace; what lies behind them is left out.
+        """Return the model with these parameters, inside a trace; extra arrays at the end are ignored.
 
         Args:
             params: arrays, or a `LinearWeight` in the place of one.
@@ -55,9 +55,9 @@ class Structure:
 
 
 def flatten(model: Decoder) -> tuple[Structure, tuple[Any, ...]]:
-    """A model as its structure and a flat tuple of arrays, which costs a step nothing per call.
+    """Split a model into its structure and a flat tuple of arrays, which costs a step nothing per call.
 
-    Of an abstract model the tuple holds the arrays' shapes and dtypes.
+    For an abstract model the tuple holds ShapeDtypeStructs.
     """
     graph, state = nnx.split(model)
     leaves, tree = jax.tree.flatten(state)

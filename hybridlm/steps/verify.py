@@ -1,9 +1,9 @@
-"""The step that verifies drafts: forward, draw, accept and replay of exactly what is accepted, in one program.
+"""The verifying step of speculative decoding: forward, sample, accept and replay the accepted tokens, in one program.
 
-A lane consumes tokens that are certain (the one it drew last, or the next ones of its prompt) and behind them drafts,
-which are guesses of what it will draw. The token behind each of them is drawn with its usual key. A draft is accepted
-if it is the token that was drawn in its place, and every draft before it was: so a sequence draws what it would draw
-without drafts. Rows are written once, with the tokens that are accepted.
+A lane consumes certain tokens (the one it sampled last, or the next ones of its prompt) followed by drafts of what it
+will sample. The token after each of them is sampled with its usual key. A draft is accepted if it equals the token
+sampled in its place, and every draft before it was accepted: so a sequence samples what it would sample without drafts.
+Rows are written once, with the accepted tokens.
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ from jaxtyping import Int32
 
 from hybridlm.sampling.sampling import LogitsProcessor, Sampling
 from hybridlm.sampling.vocab_parallel import Vocabulary
-from hybridlm.steps.generate import CARRIED, Drawn, draw_tokens, keep_drawn
-from hybridlm.steps.mtp_drafts import Lanes
+from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens, finish_step, sample_with_logprobs
+from hybridlm.steps.mtp_drafts import DraftingLanes
 from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared
 from models import Decoder
@@ -27,19 +27,19 @@ VERIFY_CONTRACT = LaneContract(
 )
 
 
-def verify_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, guesses: int = 0) -> Step:
-    """`step(params, rows, tokens, lengths, positions, kv_blocks, drafts, sampling, drawing)`.
+def verify_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, mtp_drafts: int = 0) -> Step:
+    """`step(params, rows, tokens, lengths, positions, kv_blocks, drafts, sampling, sampling_mode)`.
 
-    Returns `((accepted, Drawn), rows)`: how many of each lane's tokens are accepted, and what was drawn behind each of
-    its T tokens, of which only those behind accepted tokens mean anything; the last of these is the lane's next token.
-    The first token of a lane may be `CARRIED`. The last `drafts[i]` of a lane's tokens are drafts, fewer than all; with
-    none, all are accepted.
+    Returns `((accepted, SampledTokens), rows)`: the number of accepted tokens per lane, and the tokens sampled after
+    each of its T tokens, of which only those after accepted tokens mean anything; the last of these is the lane's next
+    token. The first token of a lane may be `LAST_SAMPLED`. The last `drafts[i]` of a lane's tokens are drafts, fewer
+    than all; without drafts all are accepted.
 
     Args:
-        structure: of the model.
+        structure: structure of the model.
         top: None for tokens alone, otherwise with log-probabilities, of each token and of the `top` most likely ones.
-        processor: changes the logits of each token before the draw.
-        guesses: as for `generate_step`.
+        processor: changes the logits of each token before sampling.
+        mtp_drafts: as for `generate_step`.
     """
 
     def step(
@@ -51,58 +51,58 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         kv_blocks: Int32[Array, ""],
         drafts: Int32[Array, "lane"],
         sampling: Sampling,
-        drawing: Int32[Array, ""],
-    ) -> tuple[tuple[Int32[Array, "lane"], Drawn], Rows]:
+        sampling_mode: Int32[Array, ""],
+    ) -> tuple[tuple[Int32[Array, "lane"], SampledTokens], Rows]:
         model = structure.rebuild(params)
-        tokens = jnp.where(tokens == CARRIED, rows.token, tokens)
+        tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
         hidden, kept = model(tokens, lengths, positions, rows.layers, kv_blocks, verifying=True)
-        drawn = _draw_behind_each(model, hidden, tokens, positions, sampling, drawing, top, processor)
-        accepted = accept(tokens, drawn.token, lengths, drafts)
+        sampled = _sample_after_each(model, hidden, tokens, positions, sampling, sampling_mode, top, processor)
+        accepted = accept(tokens, sampled.token, lengths, drafts)
         layers = model.commit(kept, tokens, accepted, positions, rows.layers, kv_blocks)
         last = jnp.where(accepted > 0, accepted - 1, 0)[:, None]
-        token = jnp.take_along_axis(drawn.token, last, axis=1, mode="fill")[:, 0]
-        lanes = Lanes(accepted, positions, kv_blocks, sampling, drawing)
-        drawn, rows = keep_drawn(model, Rows(layers, rows.token), token, drawn, lanes, guesses, processor)
-        return (accepted, drawn), rows
+        token = jnp.take_along_axis(sampled.token, last, axis=1, mode="fill")[:, 0]
+        lanes = DraftingLanes(accepted, positions, kv_blocks, sampling, sampling_mode)
+        sampled, rows = finish_step(model, Rows(layers, rows.token), token, sampled, lanes, mtp_drafts, processor)
+        return (accepted, sampled), rows
 
     return step
 
 
 def accept(
     tokens: Int32[Array, "lane token"],
-    drawn: Int32[Array, "lane token"],
+    sampled: Int32[Array, "lane token"],
     lengths: Int32[Array, "lane"],
     drafts: Int32[Array, "lane"],
 ) -> Int32[Array, "lane"]:
-    """How many of each lane's tokens are accepted: those that are certain, and the drafts up to the first wrong one.
+    """Return the number of accepted tokens per lane: certain tokens, and drafts up to the first wrong one.
 
     Args:
-        tokens: what each lane consumes.
-        drawn: the token behind each of them.
+        tokens: input of each lane.
+        sampled: the token sampled after each of them.
         lengths: real tokens of each lane; 0 accepts none.
-        drafts: how many of these, at the end, are drafts; fewer than all.
+        drafts: number of these, at the end, that are drafts; fewer than all.
     """
     place = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None]
-    right = (place < (lengths - drafts)[:, None]) | (tokens[:, 1:] == drawn[:, :-1])
+    right = (place < (lengths - drafts)[:, None]) | (tokens[:, 1:] == sampled[:, :-1])
     run = jnp.cumprod((right & (place < lengths[:, None])).astype(jnp.int32), axis=1)
     return jnp.where(lengths > 0, 1 + jnp.sum(run, axis=1, dtype=jnp.int32), 0)
 
 
-def _draw_behind_each(
+def _sample_after_each(
     model: Decoder,
     hidden: Array,
     tokens: Array,
     positions: Array,
     sampling: Sampling,
-    drawing: Array,
+    sampling_mode: Array,
     top: int | None,
     processor: LogitsProcessor | None,
-) -> Drawn:
-    """What is drawn behind every token of every lane: [lane, token, ..]."""
+) -> SampledTokens:
+    """Sample after every token of every lane: [lane, token, ..]."""
     lanes, count, size = hidden.shape
     behind = positions[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
     each = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), count, axis=0), sampling)
     logits = Vocabulary.of(model.config).whole(model.logits(hidden.reshape((lanes * count, size))))
     last = None if processor is None else tokens.reshape(-1)
-    drawn = draw_tokens(logits, last, behind.reshape(-1), each, drawing, top, processor)
-    return jax.tree.map(lambda x: x.reshape((lanes, count, *x.shape[1:])), drawn)
+    sampled = sample_with_logprobs(logits, last, behind.reshape(-1), each, sampling_mode, top, processor)
+    return jax.tree.map(lambda x: x.reshape((lanes, count, *x.shape[1:])), sampled)

@@ -1,7 +1,7 @@
-"""Chat templates: jinja2 in its immutable sandbox, with the names that Hugging Face templates rely on.
+"""Chat templates: jinja2 in its immutable sandbox, with the functions that Hugging Face templates use.
 
-Templates come with checkpoints, so they are other people's code. The sandbox keeps them from Python's internals and
-from changing their input; it does not bound the time or memory that they take.
+Templates come with checkpoints and are untrusted code. The sandbox keeps them from Python's internals and from changing
+their input; it does not limit their time or memory.
 """
 
 import json
@@ -20,11 +20,11 @@ import jinja2.utils
 
 
 class ChatTemplateError(ValueError):
-    """A chat template that is missing, cannot be used, or refused these messages."""
+    """A chat template that is missing, unusable, or refuses the messages."""
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks what the assistant says; here it renders its body."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text; it renders its body unchanged."""
 
     tags = {"generation"}
 
@@ -34,7 +34,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace()` without underscore names: jinja2's own takes them, and hands them to Python."""
+    """`namespace()` that refuses underscore names, which jinja2's own passes to Python."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):
@@ -43,7 +43,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, which says at once what it refuses instead of rendering nothing."""
+    """jinja2's sandbox, which raises when it refuses an access instead of rendering nothing."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
         raise jinja2.exceptions.SecurityError(f"access to {attribute!r} of a {type(obj).__name__} is unsafe")
@@ -53,7 +53,7 @@ class ChatTemplate:
     """A compiled chat template."""
 
     def __init__(self, source: str) -> None:
-        """Raises ChatTemplateError: a syntax error, or a template that does not use `messages`."""
+        """Compile a template; raise ChatTemplateError for a syntax error or a template that does not use `messages`."""
         sandbox = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
         sandbox.filters["tojson"] = _to_json
         sandbox.globals.update(
@@ -67,18 +67,18 @@ class ChatTemplate:
         except RecursionError as error:
             raise ChatTemplateError("chat template: nested too deeply") from error
         if "messages" not in names:
-            raise ChatTemplateError("chat template: expected it to use `messages`, but what they say never appears")
+            raise ChatTemplateError("chat template: expected it to use `messages`, found no use of them")
 
     def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """The text of a conversation.
+        """Return the text of a conversation.
 
         Args:
             messages: {"role": ..., "content": ...} in order; keys whose value is None are left out, as in transformers.
-            variables: what else the template sees; JSON values.
+            variables: other variables of the template; JSON values.
 
         Raises:
-            ChatTemplateError: no messages, a message without a role, or an error in the template, which may come from
-                its `raise_exception` or from the sandbox.
+            ChatTemplateError: no messages, a message without a role, or an error in the template, also from its
+                `raise_exception` or from the sandbox.
             TypeError: a message or value that is not plain data.
         """
         if isinstance(messages, str | Mapping):
@@ -90,7 +90,7 @@ class ChatTemplate:
         try:
             return self._template.render(messages=plain, **variables)
         except Exception as error:
-            # The template is a program: it can fail in every way that a program can.
+            # The template is a program and can raise anything.
             raise ChatTemplateError(f"chat template: {error or type(error).__name__}") from error
 
 
@@ -103,7 +103,7 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A copy made of JSON types: methods of richer objects would be within the template's reach."""
+    """Return a copy made of JSON types, so that the template cannot call methods of other objects."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Mapping):
@@ -116,7 +116,7 @@ def _plain(value: Any, where: str) -> Any:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    # jinja2's own filter escapes HTML, which models have never seen.
+    # jinja2's own filter escapes HTML, which is not in the models' training data.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

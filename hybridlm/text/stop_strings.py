@@ -1,4 +1,4 @@
-"""The text of a sequence as it grows, and where a stop string ends it."""
+"""Incremental text of a sequence with stop strings."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from hybridlm.text.tokenizer import Tokenizer
 
 
 class GrowingText:
-    """Decodes one sequence and watches for stop strings.
+    """The decoded text of one sequence, ended by the first stop string.
 
     Attributes:
-        text: everything decoded so far; cut before the stop string once one was found.
-        stopped: whether one was found.
+        text: everything decoded so far; it ends before the stop string once one was found.
+        stopped: whether a stop string was found.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]):
@@ -25,7 +25,7 @@ class GrowingText:
         self._add(self._stream.push(token))
 
     def finish(self) -> None:
-        """No more tokens will come: add what was held back."""
+        """Add the text that was held back, when no more tokens will come."""
         if not self.stopped:
             self._add(self._stream.flush())
 
@@ -39,7 +39,7 @@ class GrowingText:
             self.stopped = True
 
     def take(self, final: bool = False) -> str:
-        """Text not given out before; what may turn out to begin a stop string is held back until it is decided."""
+        """Return text that was not returned before; a possible beginning of a stop string is held back."""
         end = len(self.text)
         if not final and not self.stopped:
             end -= max((self._overlap(stop) for stop in self._stops), default=0)

@@ -1,39 +1,39 @@
-"""Text of a token stream as it grows: what has been given out never changes."""
+"""Incremental detokenization: text that was returned never changes."""
 
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
 # A UTF-8 character has at most four bytes, so at most three replacement characters can still become one.
-_UNSETTLED = 3
-# Tokens after which the window is cut although its end is not valid UTF-8; the work per token stays bounded.
-_WINDOW = 64
+_MAX_UNSETTLED = 3
+# Tokens after which the window is shortened although its end is not valid UTF-8; bounds the work per token.
+_MAX_WINDOW = 64
 
 
 class StreamDecoder:
-    """Turns token ids into text, one at a time.
+    """Decoder of token ids to text, one at a time.
 
     A token may end in the middle of a UTF-8 character; its text is held back until the character is complete. The
-    pieces, put together, are what decoding all ids at once gives (with byte-level vocabularies always; a vocabulary
-    with byte fallback may decode invalid UTF-8 to a different number of replacement characters).
+    pieces together are the text of all ids at once (a vocabulary with byte fallback may decode invalid UTF-8 to a
+    different number of replacement characters).
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        """`decode` gives the text of a list of ids."""
+        """Begin a sequence; `decode` returns the text of a list of ids."""
         self._decode = decode
-        # Some decoders drop a leading space: the tokens given out last stay in the window as context for the next.
+        # Some decoders drop a leading space, so the last returned tokens stay in the window as context.
         self._window: list[int] = []
         self._context = 0
         self._given = 0
 
     def push(self, token_id: int) -> str:
-        """The text that one more token settles; often "" within a character."""
+        """Add a token; return the text that is now final, often "" within a character."""
         self._window.append(token_id)
         text = self._decode(self._window)
         trailing = len(text) - len(text.rstrip(REPLACEMENT))
-        return self._give(text, len(text) - min(trailing, _UNSETTLED))
+        return self._give(text, len(text) - min(trailing, _MAX_UNSETTLED))
 
     def flush(self) -> str:
-        """The text that was held back, when no token follows; an incomplete character is U+FFFD."""
+        """Return the text that was held back, at the end of the sequence; an incomplete character is U+FFFD."""
         text = self._decode(self._window)
         rest = text[self._given :]
         self._window, self._context, self._given = [], 0, 0
@@ -45,7 +45,7 @@ class StreamDecoder:
         if self._given == len(text):
             self._cut(self._context)
             self._context = len(self._window)
-        elif len(self._window) > _WINDOW:
+        elif len(self._window) > _MAX_WINDOW:
             self._cut_where_equal(text)
         return piece
 

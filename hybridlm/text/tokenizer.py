@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint: tokenizer.json by the `tokenizers` library, chat template by jinja2. Optional."""
+"""Tokenizer of a checkpoint: tokenizer.json by the `tokenizers` library, chat template by jinja2. Optional."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from hybridlm.errors import CheckpointError
-from hybridlm.files.strict_json import MEGABYTE, read_object
+from hybridlm.files.strict_json import MEGABYTE, read_object, read_text
 from hybridlm.text.chat_template import ChatTemplate, ChatTemplateError
 from hybridlm.text.stream_decoder import StreamDecoder
 
@@ -25,11 +25,11 @@ _OTHER_FORMATS = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "s
 
 
 class Tokenizer:
-    """Text to token ids and back.
+    """A tokenizer with its special tokens and chat templates.
 
     Attributes:
-        special_tokens: "bos_token", "eos_token", ... -> the token, where tokenizer_config.json names one.
-        chat_templates: name -> source; the usual one is "default".
+        special_tokens: "bos_token", "eos_token", ... -> the token, for those that tokenizer_config.json names.
+        chat_templates: name -> source; "default" is used unless another one is asked for.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
     ) -> None:
-        """Raises ValueError where bos_token or eos_token is not in the vocabulary."""
-        # A file saved during training may ask for both: text would be cut or filled up without a word.
+        """Wrap a tokenizer; raise ValueError if bos_token or eos_token is not in the vocabulary."""
+        # A file saved during training may enable both, which would silently change texts.
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -53,10 +53,10 @@ class Tokenizer:
 
     @staticmethod
     def from_dir(path: str | os.PathLike[str]) -> "Tokenizer | None":
-        """The tokenizer of a checkpoint directory; None where there is none (token ids always work).
+        """Return the tokenizer of a checkpoint directory; None if there is none (token ids always work).
 
         Reads tokenizer.json, tokenizer_config.json (added and special tokens, chat template) and chat_template.jinja.
-        Warns where a tokenizer is there in another format only.
+        Warns if there is a tokenizer in another format only.
 
         Raises:
             CheckpointError: a file that is too long or cannot be read.
@@ -74,11 +74,11 @@ class Tokenizer:
         config: dict[str, Any] = {}
         if (directory / "tokenizer_config.json").exists():
             config = read_object(directory / "tokenizer_config.json", MAX_CONFIG_BYTES)
-        text = _read_text(directory / "tokenizer.json", MAX_TOKENIZER_BYTES)
+        text = read_text(directory / "tokenizer.json", MAX_TOKENIZER_BYTES)
         try:
             backend = tokenizers.Tokenizer.from_str(text)
         except Exception as error:
-            # The library raises bare Exception for everything that it does not understand.
+            # The library raises bare Exception for everything that it cannot read.
             raise CheckpointError(directory / "tokenizer.json", f"cannot be read: {error}") from error
         try:
             special = _special_tokens(config)
@@ -91,12 +91,12 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest token id, added tokens included; a model's vocabulary is often padded beyond it."""
+        """One more than the largest token id, with added tokens; a model's vocabulary is often padded beyond it."""
         return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @property
     def fingerprint(self) -> str:
-        """A SHA-256, in hexadecimal, of everything that decides which token ids a text has."""
+        """SHA-256, in hexadecimal, of everything that the token ids of a text depend on."""
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
 
     @property
@@ -108,19 +108,19 @@ class Tokenizer:
         return self._id_of("eos_token")
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of one token of the vocabulary, None if there is no such token."""
+        """Return the id of a token; None if it is not in the vocabulary."""
         return self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens written in the text become their ids.
+        """Return the token ids of a text; special tokens written in the text become their ids.
 
         Args:
-            text: any length; never cut.
-            add_special_tokens: also what tokenizer.json puts around every text (for example a first token). False for
+            text: of any length; never truncated.
+            add_special_tokens: add the tokens that tokenizer.json puts around every text (for example BOS). False for
                 the text of a chat template, which has them already.
 
         Raises:
-            ValueError: text with lone surrogates, which is not Unicode text.
+            ValueError: lone surrogates, which are not Unicode text.
         """
         try:
             text.encode()
@@ -129,10 +129,10 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Ids beyond the vocabulary (a model's padding) have no text, as in transformers.
+        """Return the text of token ids. Ids beyond the vocabulary (a model's padding) have no text, as in transformers.
 
         Raises:
-            ValueError: a negative id, or one that is no 32-bit number.
+            ValueError: an id that is negative or has more than 32 bits.
         """
         ids = [int(token) for token in ids]
         bad = [token for token in ids if not 0 <= token < 2**32]
@@ -141,11 +141,11 @@ class Tokenizer:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def stream(self, skip_special_tokens: bool = True) -> StreamDecoder:
-        """A decoder for one sequence that grows token by token."""
+        """Return an incremental decoder for one sequence."""
         return StreamDecoder(lambda ids: self.decode(ids, skip_special_tokens))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
-        """Token ids of a conversation in its template, which writes the special tokens; as `apply_chat_template`."""
+        """Return the token ids of a conversation; arguments as for `apply_chat_template`."""
         return self.encode(self.apply_chat_template(messages, **variables), add_special_tokens=False)
 
     def apply_chat_template(
@@ -157,15 +157,15 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The text of a conversation; encode it with `add_special_tokens=False`.
+        """Return the text of a conversation; encode it with `add_special_tokens=False`.
 
         Args:
             messages: {"role": ..., "content": ...} in order.
-            add_generation_prompt: end with what introduces the assistant's answer.
-            template: the name of one of `chat_templates`; otherwise "tool_use" where tools are given and there is such
-                a template, else "default".
+            add_generation_prompt: end with the beginning of the assistant's answer.
+            template: name of one of `chat_templates`; by default "tool_use" if tools are given and it exists, else
+                "default".
             tools: JSON schemas of functions.
-            variables: what else the template understands (`enable_thinking=False`, ...).
+            variables: other variables of the template (`enable_thinking=False`, ...).
 
         Raises:
             ChatTemplateError: no template, or it cannot be used with these messages.
@@ -183,7 +183,7 @@ class Tokenizer:
         if not names:
             raise ChatTemplateError(
                 "this checkpoint has no chat template (chat_template.jinja, or chat_template in "
-                "tokenizer_config.json): write the prompt yourself and use generate"
+                "tokenizer_config.json): write the prompt as text and use generate"
             )
         if template is None:
             template = "tool_use" if tools is not None and "tool_use" in names else "default"
@@ -196,22 +196,11 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
 
-def _read_text(path: Path, limit: int) -> str:
-    with path.open("rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise CheckpointError(path, f"expected at most {limit:,} bytes, found {path.stat().st_size:,}")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(path, f"expected UTF-8: {error}") from error
-
-
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     special: dict[str, str] = {}
     for role in SPECIAL_TOKENS:
         token = config.get(role)
-        # Either the token itself or how an AddedToken is written.
+        # Either the token itself or the object of an AddedToken.
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             special[role] = token
@@ -221,7 +210,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """Tokens that tokenizer_config.json has and tokenizer.json lacks, at the ids that the former gives them."""
+    """Add the tokens that only tokenizer_config.json has, at the ids that it gives them."""
     known = backend.get_added_tokens_decoder()
     declared = config.get("added_tokens_decoder") or {}
     if not isinstance(declared, dict) or not all(str(key).isdecimal() for key in declared):
@@ -239,7 +228,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], specia
             raise ValueError(
                 f"added_tokens_decoder[{key}]: expected {content!r} at that id, found {backend.token_to_id(content)}"
             )
-    # What has a role is special even where a file forgets to say so: it is skipped when text is decoded.
+    # Tokens with a role are special, and skipped in decoded text, even if the file does not say so.
     added = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     present = [token for token in special.values() if token not in added and backend.token_to_id(token) is not None]
     backend.add_special_tokens(list(dict.fromkeys(present)))
@@ -247,7 +236,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], specia
 
 def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if (directory / "chat_template.jinja").exists():
-        return {"default": _read_text(directory / "chat_template.jinja", MAX_TEMPLATE_BYTES)}
+        return {"default": read_text(directory / "chat_template.jinja", MAX_TEMPLATE_BYTES)}
     found = config.get("chat_template")
     if found is None:
         return {}

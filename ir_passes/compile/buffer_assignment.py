@@ -1,4 +1,4 @@
-"""Compiling a step so that the buffer assignment of its executable is known: what the audit reads beside the HLO.
+"""Compilation of a step such that its buffer assignment is known, which the audit reads beside the HLO.
 
 Executables of XLA:CPU give it out. The C API through which JAX calls every other backend has no field for it, so there
 XLA writes it to a private folder while it compiles, by options of this one compilation, and the folder goes afterwards.
@@ -43,7 +43,7 @@ NOTHING = (
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """An executable with what tells where its values lie.
+    """An executable with its buffer assignment, if there is one.
 
     Attributes:
         dump: serialized HloProto of the executable, where it does not give out its buffer assignment itself.
@@ -61,7 +61,7 @@ def compile_with_assignment(
     versions: Versions,
     store: CertificateStore | None,
 ) -> CompiledProgram:
-    """Compile a step, in a way that tells its buffer assignment if its platform has one.
+    """Compile a step such that its buffer assignment is known, if its platform has one.
 
     Args:
         lowered: the step.
@@ -93,7 +93,7 @@ def compile_with_assignment(
 def _compile(
     lowered: jax.stages.Lowered, options: dict[str, Any], made_by: tuple[Any, ...], store: CertificateStore | None
 ) -> CompiledProgram:
-    """Compile once, and look for the buffer assignment among what XLA wrote and among what is kept."""
+    """Compile once, and look for the buffer assignment in XLA's dump and in the store."""
     given = options.get(FOLDER)
     with nullcontext(given) if given else tempfile.TemporaryDirectory(prefix="hybridlm-") as folder:
         compiled = lowered.compile(compiler_options={**options, FOLDER: folder, "xla_dump_hlo_as_proto": True})
@@ -122,7 +122,7 @@ def _keep(store: CertificateStore, key: str, dump: bytes) -> None:
 
 
 def _written(folder: Path, compiled: jax.stages.Compiled, text: str) -> tuple[bytes | None, str | None]:
-    """What XLA wrote of an executable, or why nothing of that can be used."""
+    """Return the dump that XLA wrote of an executable, or the reason why none can be used."""
     faults: list[str] = []
     for path in sorted(folder.glob("*after_optimizations.hlo.pb")):
         size = path.stat().st_size
@@ -142,7 +142,7 @@ def _written(folder: Path, compiled: jax.stages.Compiled, text: str) -> tuple[by
 
 
 def _fault(dump: bytes, compiled: jax.stages.Compiled, text: str) -> str | None:
-    """Why a dump is not of an executable, whose program is given as text; None if it is."""
+    """Return the reason why a dump is not of an executable, whose program is given as text; None if it is."""
     try:
         module, assignment = hlo.unpack_dump(dump)
         if not assignment:

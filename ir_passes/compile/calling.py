@@ -1,4 +1,4 @@
-"""How a flat program is called with the arguments of the function it was traced from, its pools donated.
+"""The calling convention of a flat program: the arguments of the function it was traced from, its pools donated.
 
 JAX gives a donated array to the first output of its shape and dtype, so outputs are reordered where a pool would not
 meet its own successor. The caller sees the function's own arguments and results, and pays nothing for it unless
@@ -74,7 +74,7 @@ class Calling:
         return jax.jit(fn, donate_argnums=donated, out_shardings=self._arranged(places))
 
     def entry(self, compiled: jax.stages.Compiled) -> Callable[..., Any]:
-        """What to call with the function's arguments."""
+        """Return the callable that takes the function's arguments."""
         call = compiled if self.argnums is not None else lambda *args: compiled(*self._given(args))
         return call if self.in_order else lambda *args: self._restored(call(*args))
 
@@ -98,7 +98,7 @@ class Calling:
         return leaves
 
     def _arranged(self, outputs: Sequence[Any]) -> Any:
-        """What the compiled program returns: the function's results, or a flat tuple of them in another order."""
+        """Return the compiled program's results: those of the function, or a flat tuple of them in another order."""
         if self.in_order:
             return jax.tree.unflatten(self.results, outputs)
         return tuple(outputs[i] for i in self.order)

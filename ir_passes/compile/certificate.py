@@ -1,26 +1,23 @@
-"""The certificate of one compiled step: what was proved, audited, assumed and not looked at, and of which program.
+"""The certificate of one compiled step: the claims proved and audited, the assumptions, and the program they hold for.
 
 A certificate holds for one executable: it names the traced program, the program that was compiled after the rewrites
 and the HLO that XLA made of it, by hashes that are the same in every process.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ir_passes.jaxpr import record
+from ir_passes.contract.statements import Statement
+from ir_passes.files import record
 from ir_passes.jaxpr.collectives import Collective, Exchanging
 from ir_passes.report import html
 
 FORMAT = 5
-NOT_COVERED = (
-    "the machine code below XLA's scheduled HLO, drivers and hardware",
-    "bitwise equality between different compiled shapes, numbers of lanes or devices",
-    "what the caller does with slot maps, lengths and pools between two calls",
-)
 
 
 @dataclass(frozen=True)
 class Versions:
-    """What made the executable.
+    """The versions and settings that made the executable.
 
     Attributes:
         platform, device: as "cpu" and the kind of the device.
@@ -58,7 +55,7 @@ class Fingerprints:
 
 @dataclass(frozen=True)
 class PassEffect:
-    """What one rewrite did."""
+    """The effect of one rewrite."""
 
     name: str
     changed: bool
@@ -86,7 +83,7 @@ class PoolVerdict:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes.
+    """Bytes of the step's memory.
 
     Attributes:
         temp, temp_lower_bound: scratch that XLA allocates, most live at once in its schedule.
@@ -104,7 +101,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Seconds:
-    """How long each part took; a proof that was found in the store took none."""
+    """Seconds of each phase; a proof found in the store took none."""
 
     trace: float
     prove: float
@@ -115,13 +112,13 @@ class Seconds:
 
     @property
     def checking(self) -> float:
-        """Proofs, rewrites and audit as a part of XLA's compilation."""
+        """Seconds of proofs, rewrites and audit as a fraction of XLA's compile time."""
         return (self.prove + self.rewrite + self.audit) / self.compile if self.compile else 0.0
 
 
 @dataclass(frozen=True)
 class Certificate(Exchanging):
-    """What is known of one executable. Two are equal if they say the same; how long it took is not compared.
+    """The statements about one executable. Equality compares all fields but the times.
 
     Attributes:
         format: of this record.
@@ -131,18 +128,19 @@ class Certificate(Exchanging):
         equations: of the compiled jaxpr, of one device.
         versions, fingerprints: of what made it, and of what was made.
         contract: the entries, arrays of one argument and entry in one line.
-        proved: statements that hold of the compiled jaxpr.
-        audited: statements that hold of XLA's schedule and buffer assignment.
+        proved: claims that hold of the compiled jaxpr; ids of `Claim`.
+        audited: claims that hold of XLA's schedule and buffer assignment; ids of `AuditClaim`.
         not_audited: why there was no audit; None if there was one.
-        assumed: what both take for granted: declared operations, declassified values, slot maps.
-        not_covered: what nobody looked at.
-        faults: what the proof and the audit refuse; empty unless `certify` is "warn".
-        notes: remarks of the proof.
+        assumed: declared operations, declassified values, slot maps, which both take for granted; ids of `Assumption`.
+        not_covered: properties that neither looks at; ids of `NotCovered`.
+        faults: violations and findings, under the ids of `ViolationKind` and `FindingKind`, or "not-audited"; empty
+            unless `certify` is "warn".
+        notes: remarks of the proof; ids of `Note`.
         passes: the rewrites in order.
         copies: pool-sized copies, with the line that made them.
-        neighbours: what lies beside the results of custom calls, whose bodies nobody looked at.
+        neighbours: the values beside the results of custom calls, whose bodies nobody looked at.
         pools: every pool among the arguments.
-        collectives: what devices exchange, in the order of the compiled program; of the traced one if `audited` is
+        collectives: exchanges between devices, in the order of the compiled program; of the traced one if `audited` is
             empty. None on one device.
         memory: bytes of the step's scratch and arguments, on one device.
         seconds: of each phase, when the executable was made.
@@ -159,13 +157,13 @@ class Certificate(Exchanging):
     versions: Versions
     fingerprints: Fingerprints
     contract: tuple[str, ...]
-    proved: tuple[str, ...]
-    audited: tuple[str, ...]
+    proved: tuple[Statement, ...]
+    audited: tuple[Statement, ...]
     not_audited: str | None
-    assumed: tuple[str, ...]
-    not_covered: tuple[str, ...]
-    faults: tuple[str, ...]
-    notes: tuple[str, ...]
+    assumed: tuple[Statement, ...]
+    not_covered: tuple[Statement, ...]
+    faults: tuple[Statement, ...]
+    notes: tuple[Statement, ...]
     passes: tuple[PassEffect, ...]
     copies: tuple[str, ...]
     neighbours: tuple[str, ...]
@@ -188,18 +186,18 @@ class Certificate(Exchanging):
 
     @property
     def state(self) -> str:
-        """In a few words."""
+        """A verdict in a few words."""
         if self.is_proof and self.not_audited:
             return "proved, NOT AUDITED"
         return "certified" if self.holds else "NOT CERTIFIED"
 
     def to_json(self) -> str:
-        """As JSON text, which `from_json` reads."""
+        """Return JSON text, which `from_json` reads."""
         return record.to_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Certificate":
-        """The certificate that a text holds.
+        """Read the certificate from JSON text.
 
         Raises:
             RecordError: the text is not one of this format, to the last field.
@@ -207,7 +205,7 @@ class Certificate(Exchanging):
         return record.from_json(cls, text, format=FORMAT)
 
     def report(self) -> str:
-        """In words, for people."""
+        """Return the certificate as text for people."""
         versions, memory, seconds = self.versions, self.memory, self.seconds
         lines = [
             f"{self.step}: {self.state}, {self.lanes} lanes, {self.equations} equations",
@@ -227,7 +225,7 @@ class Certificate(Exchanging):
         ]
         return "\n".join(lines)
 
-    def _sections(self) -> list[tuple[str, tuple[str, ...]]]:
+    def _sections(self) -> Sequence[tuple[str, tuple[str | Statement, ...]]]:
         return [
             ("contract", self.contract),
             ("proved", self.proved),
@@ -244,7 +242,7 @@ class Certificate(Exchanging):
         ]
 
     def _repr_html_(self) -> str:
-        """As notebooks show it: what is proved and audited in front, the rest behind its heading."""
+        """Return HTML for notebooks: claims and faults are open, the rest folds behind its heading."""
         versions = self.versions
         remark = (
             f"{self.lanes} lanes, {self.equations:,} equations; jax {versions.jax} on {versions.platform} "

@@ -1,4 +1,4 @@
-"""Writing a certificate: from what the phases of a compilation found out to its statements."""
+"""The certificate of a compilation, made of the results of its phases."""
 
 import re
 from typing import Any
@@ -7,7 +7,6 @@ import jax
 
 from ir_passes.compile.certificate import (
     FORMAT,
-    NOT_COVERED,
     Certificate,
     Fingerprints,
     Memory,
@@ -18,6 +17,7 @@ from ir_passes.compile.certificate import (
 from ir_passes.compile.certificate_store import Key
 from ir_passes.compile.proving import Proved
 from ir_passes.contract.contract import Bound, BoundContract, Lane, Pool
+from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Statement
 from ir_passes.jaxpr.collectives import Scheduled, schedule_hash
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.mesh import of_one_device
@@ -29,7 +29,7 @@ def make_certificate(
     certify: str,
     key: Key,
     proved: Proved,
-    audit_faults: tuple[str, ...],
+    audit_faults: tuple[Statement, ...],
     scheduled: tuple[Scheduled, ...],
     compiled: jax.stages.Compiled,
     report: AuditReport | None,
@@ -37,7 +37,7 @@ def make_certificate(
     bound: BoundContract,
     seconds: dict[str, float],
 ) -> Certificate:
-    """The certificate of one executable.
+    """Make the certificate of one executable.
 
     Args:
         proved: the graph that was compiled with its proof or an earlier certificate, rewrites and faults.
@@ -46,13 +46,13 @@ def make_certificate(
     """
     schedule = report.schedule if report else tuple(one.collective for one in scheduled)
     known = proved.reused or proved.proof
-    not_covered = NOT_COVERED + (() if report is None else report.uncovered)
+    not_covered = [one.statement() for one in NEVER_COVERED] + ([] if report is None else [*report.uncovered])
     if any(isinstance(one.entry, Lane) and one.entry.role == "accepted" for one in bound.outputs):
-        not_covered = ("that rows depend on accepted tokens alone: measured by unaccepted_reach", *not_covered)
+        not_covered.insert(0, NotCovered.ACCEPTED_TOKENS_ONLY.statement())
     if known is None:
-        not_covered = ("isolation of the lanes: it was not proved", *not_covered)
+        not_covered.insert(0, NotCovered.ISOLATION.statement())
     if report is None:
-        not_covered = ("what XLA made of the step: it was not audited", *not_covered)
+        not_covered.insert(0, NotCovered.COMPILED_PROGRAM.statement(why="it was not audited"))
     return Certificate(
         FORMAT,
         step,
@@ -72,7 +72,7 @@ def make_certificate(
         report.audited if report else (),
         not_audited,
         known.assumed if known else (),
-        not_covered,
+        tuple(not_covered),
         proved.faults + audit_faults,
         known.notes if known else (),
         tuple(PassEffect(one.name, one.changed, one.summary) for one in proved.passes),
@@ -87,7 +87,7 @@ def make_certificate(
 
 
 def contract_lines(bound: BoundContract) -> tuple[str, ...]:
-    """One line for all arrays of one argument or output that have the same entry."""
+    """Return one line for all arrays of one argument or output that have the same entry."""
     groups: dict[tuple[str, str], list[Bound]] = {}
     for one in (*bound.inputs, *bound.outputs):
         side, number = one.path.split(" ", 1)
@@ -105,7 +105,7 @@ def contract_lines(bound: BoundContract) -> tuple[str, ...]:
 
 
 def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[PoolVerdict, ...]:
-    """What was found about each pool of the arguments."""
+    """Return the verdict on each pool of the arguments."""
     found = [] if report is None else [path for one in report.findings for path in one.pools]
     copies = [] if report is None else [path for one in report.copies for path in one.pools]
     return tuple(

@@ -1,4 +1,4 @@
-"""From a step function to an executable with its certificate: trace, prove, rewrite, lower, compile, audit."""
+"""Compilation of a step to an executable with its certificate: trace, prove, rewrite, lower, compile, audit."""
 
 import os
 import warnings
@@ -22,6 +22,7 @@ from ir_passes.compile.versions import current_versions
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.declared import declarations
 from ir_passes.contract.opaque_names import bodies
+from ir_passes.contract.statements import Refusal, Statement
 from ir_passes.jaxpr.collectives import schedule_of
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.mesh import device_of, mesh_of
@@ -37,7 +38,7 @@ from ir_passes.xla_audit.first_run import successors_of
 from ir_passes.xla_audit.hlo import HloError
 
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
-MOST_BARS = 60
+MAX_BARS = 60
 """Live ranges in a notebook's picture: those of the largest values."""
 
 
@@ -59,7 +60,7 @@ def compile_step(
     Args:
         fn: the step: positional arguments in, a tuple out.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`; nothing runs and nothing is donated.
-        contract: whose each argument and result is.
+        contract: the owner of each argument and result.
         passes: rewrites, each followed by a new proof.
         certify: "error" raises on a fault; "warn" warns of each one and goes on, without the rewrites if the proof
             fails; "off" neither proves, rewrites nor audits. Where a backend of XLA does not say where it places
@@ -146,18 +147,18 @@ def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
 
 def _audit(
     program: CompiledProgram, bound: BoundContract, certify: Certify, **options: Any
-) -> tuple[AuditReport | None, tuple[str, ...], str | None]:
-    """The report; the faults, where they only warn; and why there is no report, if there is none."""
+) -> tuple[AuditReport | None, tuple[Statement, ...], str | None]:
+    """Return the report, the faults where they only warn, and the reason where there is no report."""
     try:
         with paused():
             report = audit(program.compiled, bound, dump=program.dump, **options)
         if certify == "error":
             return report.require(), (), None
-        faults, why = tuple(map(str, report.findings)), None
+        faults, why = tuple(finding.statement for finding in report.findings), None
     except HloError as error:
         if certify == "error":
             raise
-        report, faults, why = None, (f"the program was not audited: {error}",), str(error)
+        report, faults, why = None, (Refusal.NOT_AUDITED.statement(why=error),), str(error)
     warn(faults)
     return report, faults, why
 
@@ -166,12 +167,12 @@ class CompiledStep(Running):
     """A compiled step; call it as the function it was made from. Its pools that have successors are consumed.
 
     Attributes:
-        certificate: what is known of it.
+        certificate: the statements about it.
         jaxpr: the program that was compiled, after the rewrites.
         compiled: XLA's.
         bound: the contract, leaf by leaf.
-        audit: what the audit found; None where there was none.
-        passes: what each rewrite did.
+        audit: the report of the audit; None where there was none.
+        passes: the effect of each rewrite.
         calling: its calling convention.
     """
 
@@ -203,7 +204,7 @@ class CompiledStep(Running):
         return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {self.certificate.state})"
 
     def _repr_html_(self) -> str:
-        """As notebooks show it: the certificate, the pools, and the scratch in figures and pictures."""
+        """Return HTML for notebooks: the certificate, the pools, and the scratch in figures and pictures."""
         memory, owners = self.certificate.memory, ownership(self.jaxpr, self.bound)
         pools = [(one.path, one.successor or "only read", one.bytes, one.copies) for one in self.certificate.pools]
         scratch = [
@@ -217,12 +218,12 @@ class CompiledStep(Running):
             + table(("pool", "written in place as", "bytes", "copies of its type"), pools)
             + table(("scratch", "bytes"), scratch)
             + key(self.bound.lanes)
-            + live_ranges(self.plan, owners, MOST_BARS)[0]
+            + live_ranges(self.plan, owners, MAX_BARS)[0]
             + arena_map(self.plan, owners)
         )
 
     def report(self) -> str:
-        """Certificate and plan in words."""
+        """Return certificate and plan as text."""
         return f"{self.certificate.report()}\n{self.plan.report(10)}"
 
     def export(self, form: Literal["stablehlo", "executable"] = "stablehlo") -> Exported:

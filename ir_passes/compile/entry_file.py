@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.stored_step import Description
-from ir_passes.jaxpr import record
+from ir_passes.files import record
 
 MAX_HEADER_BYTES = 1 << 14
 MAX_LABEL = 200

@@ -9,6 +9,7 @@ import hashlib
 import os
 import zipfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -20,14 +21,16 @@ from ir_passes.compile.calling import Calling
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.versions import current_versions
 from ir_passes.contract.contract import BoundContract
-from ir_passes.jaxpr import ir, record
+from ir_passes.files import record
+from ir_passes.files.atomic import whole_file
+from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import named
 from ir_passes.xla_audit.hlo import argument_shardings, kept_arguments
 
 Form = Literal["stablehlo", "executable"]
 FORMS: tuple[Form, ...] = ("stablehlo", "executable")
 MEMBERS = ("certificate.json", "signature.json", "program")
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 UNCHECKED = (jax_export.DisabledSafetyCheck.custom_call("LayoutConstraint"),)
 """JAX exports custom calls only of targets that it promises to keep. This one is a wish about the order of an array's
 bytes, which every backend of XLA knows and which changes no value."""
@@ -56,7 +59,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Signature:
-    """What goes into an exported program and what comes out, in order.
+    """The arguments and results of an exported program, in order.
 
     Attributes:
         form: "stablehlo" or "executable".
@@ -79,7 +82,7 @@ class Exported:
 
     Attributes:
         program: StableHLO as a portable artifact of MLIR bytecode, or XLA's serialized executable.
-        text: the program in words, where it is StableHLO.
+        text: the program as text, where it is StableHLO.
     """
 
     certificate: Certificate
@@ -88,9 +91,10 @@ class Exported:
     text: str | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file, which `load_exported` reads."""
+        """Write one file, which `load_exported` reads; it appears whole or not at all."""
         contents = (self.certificate.to_json().encode(), record.to_json(self.signature).encode(), self.program)
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        whole = whole_file(Path(os.path.realpath(path)))
+        with whole as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in zip(MEMBERS, contents, strict=True):
                 archive.writestr(name, content)
 
@@ -119,7 +123,7 @@ class LoadedStep:
     """A loaded executable; takes and returns flat lists of arrays in the order of its signature, and consumes pools.
 
     Attributes:
-        exported: where it came from, with signature and certificate.
+        exported: the file it came from, with signature and certificate.
     """
 
     def __init__(self, loaded: Any, exported: Exported):
@@ -180,7 +184,7 @@ def export(
 
 
 def load_exported(path: str | os.PathLike[str]) -> Exported:
-    """What `Exported.save` wrote.
+    """Load a file that `Exported.save` wrote.
 
     Raises:
         ExportError: the file holds something else, or its program is not the one that was exported.
@@ -191,7 +195,7 @@ def load_exported(path: str | os.PathLike[str]) -> Exported:
             infos = {info.filename: info for info in archive.infolist()}
             if sorted(infos) != sorted(MEMBERS) or len(archive.infolist()) != len(MEMBERS):
                 raise ExportError(f"{os.fspath(path)}: expected {', '.join(MEMBERS)}, found {', '.join(sorted(infos))}")
-            most = {name: record.MOST_CHARACTERS for name in MEMBERS} | {"program": MOST_BYTES}
+            most = {name: record.MAX_CHARACTERS for name in MEMBERS} | {"program": MAX_BYTES}
             for name, info in infos.items():
                 if info.file_size > most[name]:
                     raise ExportError(f"{os.fspath(path)}: {name} has {info.file_size} bytes, more than {most[name]}")

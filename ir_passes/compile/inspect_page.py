@@ -1,4 +1,4 @@
-"""One self-contained page about a compiled step: what is certified, its scratch by lane, its pools, its copies."""
+"""A self-contained page about a compiled step: its certificate, its scratch by lane, its pools, its copies."""
 
 from collections.abc import Iterable
 from html import escape
@@ -10,7 +10,7 @@ from ir_passes.proof.ownership import ownership
 from ir_passes.report.html import table
 from ir_passes.report.svg import arena_map, key, live_ranges
 
-MOST_BARS = 150
+MAX_BARS = 150
 STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1180px;padding:0 1em;color:#202124;background:#fff}
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:collapse;margin:.6em 0}
@@ -25,18 +25,18 @@ code,td.number{font-family:ui-monospace,monospace}td.number{text-align:right}
 def inspect_page(
     title: str, step: CompiledStep, before: CompiledStep | None = None, measured: Dependence | None = None
 ) -> str:
-    """The page as HTML without anything from outside.
+    """Return the page as HTML that loads nothing from outside.
 
     Args:
         title: its heading.
         step: the step.
         before: the same step without the rewrites, to compare the copies with; None if they did no more than to drop
             dead equations.
-        measured: what was seen when one lane after the other was changed, to stand beside what is proved.
+        measured: the dependence measured by changing one lane after the other, shown beside the proof's.
     """
     certificate = step.certificate
     owners, plan, seconds = ownership(step.jaxpr, step.bound), step.plan, certificate.seconds
-    bars, left_out = live_ranges(plan, owners, MOST_BARS)
+    bars, left_out = live_ranges(plan, owners, MAX_BARS)
     state = f'<span class="{"yes" if certificate.holds else "no"}">{escape(certificate.state)}</span>'
     sections = [
         f"<h1>{escape(title)}: {state}</h1>",
@@ -85,11 +85,11 @@ def _statements(certificate: Certificate) -> Iterable[str]:
         ("Contract", certificate.contract),
     ):
         if lines:
-            yield f"<h2>{heading}</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+            yield f"<h2>{heading}</h2><ul>{''.join(f'<li>{escape(str(line))}</li>' for line in lines)}</ul>"
 
 
 def _matrix(certificate: Certificate, measured: Dependence | None) -> str:
-    """Rows are the results and pool rows of a lane, columns what they may depend on, and what they were seen to."""
+    """Return a table: its rows are the results and pool rows of a lane, its columns the lanes they may depend on."""
     lanes, proved = range(certificate.lanes), bool(certificate.proved)
 
     def cell(i: int, j: int) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ir_passes.compile.certificate import NOT_COVERED
 from ir_passes.compile.proving import prove
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.normal_form import flatten
+from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import Collective, Exchanging, schedule_of
 from ir_passes.jaxpr.mesh import of_one_device
@@ -17,28 +17,28 @@ from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 from ir_passes.scratch.liveness import liveness_of
 from ir_passes.scratch.plan import Plan
 from ir_passes.scratch.planner import declared_scratch, plan_liveness
-from ir_passes.scratch.verifier import verify
+from ir_passes.scratch.verifier import verify_plan
 
 
 @dataclass(frozen=True)
 class PlannedStep(Exchanging):
-    """What is known of a step before XLA has seen it.
+    """The statements about a step before XLA has seen it.
 
     Attributes:
         bound: the contract, leaf by leaf.
         equations: of the program after the rewrites, of one device.
         proved, assumed: statements of the proof.
-        not_covered: what nobody looked at.
-        collectives: what devices exchange, in the order of the program.
+        not_covered: properties that the proof does not look at.
+        collectives: exchanges between devices, in the order of the program.
         plan: the arena of its scratch.
         seconds: of each phase.
     """
 
     bound: BoundContract
     equations: int
-    proved: tuple[str, ...]
-    assumed: tuple[str, ...]
-    not_covered: tuple[str, ...]
+    proved: tuple[Statement, ...]
+    assumed: tuple[Statement, ...]
+    not_covered: tuple[Statement, ...]
     collectives: tuple[Collective, ...]
     plan: Plan
     seconds: dict[str, float]
@@ -52,7 +52,7 @@ def plan_step(
     Args:
         fn: the step: positional arguments in, a tuple out.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
-        contract: whose each argument and result is.
+        contract: the owner of each argument and result.
         passes: rewrites, each followed by a new proof.
 
     Raises:
@@ -68,7 +68,10 @@ def plan_step(
         len(of_one_device(proved.graph.program).jaxpr.eqns),
         proved.proof.proved,
         proved.proof.assumed,
-        ("what XLA makes of the step: it was not compiled", *NOT_COVERED),
+        tuple(
+            [NotCovered.COMPILED_PROGRAM.statement(why="it was not compiled")]
+            + [one.statement() for one in NEVER_COVERED]
+        ),
         tuple(one.collective for one in schedule_of(proved.graph.program)),
         plan,
         clock.seconds,
@@ -87,5 +90,5 @@ def plan_graph(graph: Graph) -> Plan:
     scratch = declared_scratch(graph.bound.opaque, lanes)
     with paused():
         plan = plan_liveness(liveness_of(of_one_device(graph.program)), lanes=lanes, opaque_scratch=scratch)
-        verify(plan.jaxpr, plan, opaque_scratch=scratch)
+        verify_plan(plan.jaxpr, plan, opaque_scratch=scratch)
     return plan

@@ -2,10 +2,11 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ir_passes.compile.certificate import Certificate
+from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.timing import Clock, paused
 from ir_passes.proof import lane_proof
@@ -23,21 +24,21 @@ class CertificationWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Proved:
-    """A graph and what is known of it.
+    """A graph with its proof, or the earlier certificate that holds for it.
 
     Attributes:
         graph: to compile.
         proof: of `graph`; None where there is none.
         reused: an earlier certificate of the same program, instead of a proof.
-        passes: what each rewrite did.
-        faults: why there is no proof, or no rewrite.
+        passes: the effect of each rewrite.
+        faults: the reasons why there is no proof, or no rewrite.
     """
 
     graph: Graph
     proof: Proof | None = None
     reused: Certificate | None = None
     passes: tuple[PassReport, ...] = ()
-    faults: tuple[str, ...] = ()
+    faults: tuple[Statement, ...] = ()
 
 
 def prove(graph: Graph, passes: tuple[Pass, ...], certify: Certify, kept: Certificate | None, clock: Clock) -> Proved:
@@ -75,17 +76,19 @@ def _prove(graph: Graph, passes: tuple[Pass, ...], certify: Certify, kept: Certi
     except IsolationError as error:
         if certify == "error":
             raise
-        faults = tuple(f"{violation}{_notes(error)}" for violation in error.violations)
+        faults = tuple(_fault(violation.statement, error) for violation in error.violations)
         warn(faults)
         return Proved(graph, proofs[0] if proofs else None, faults=faults)
     return Proved(rewritten.graph, proofs[-1], passes=rewritten.reports)
 
 
-def warn(faults: Sequence[str]) -> None:
-    """One warning for each fault."""
+def warn(faults: Sequence[Statement]) -> None:
+    """Give one warning for each fault."""
     for fault in faults:
-        warnings.warn(fault, CertificationWarning, stacklevel=4)
+        warnings.warn(f"{fault.id}: {fault.sentence}", CertificationWarning, stacklevel=4)
 
 
-def _notes(error: Exception) -> str:
-    return "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+def _fault(fault: Statement, error: Exception) -> Statement:
+    """The fault with the notes of the error that carries it, as the rewrite that made it."""
+    notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+    return replace(fault, sentence=fault.sentence + notes)

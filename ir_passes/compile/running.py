@@ -32,4 +32,4 @@ class Running:
         self._run = self._entry
         if findings and self._certify == "error":
             raise AuditError(findings)
-        warn([str(finding) for finding in findings])
+        warn([finding.statement for finding in findings])

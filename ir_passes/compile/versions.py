@@ -1,4 +1,4 @@
-"""What takes part in making an executable: versions, settings, device and this package's own sources."""
+"""The versions, settings, device and sources of this package that take part in making an executable."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 def current_versions(compiler_options: dict[str, Any] | None = None, device: Any = None) -> Versions:
-    """Of this process and a device.
+    """Return the versions of this process and a device.
 
     Args:
         compiler_options: as they are given to XLA.

@@ -1,8 +1,7 @@
 """The contract of a step: which of its inputs and outputs are shared, per lane, or pools of per-sequence rows.
 
-A step computes N lanes at once. Its contract says, for every array that goes in and comes out, whose it is. `bind`
-checks that a contract fits a function and its arguments and lays it out leaf by leaf; what the contract promises is
-for others to prove or to test.
+A step computes N lanes at once. Its contract says whose every argument and result is. `bind` checks that a contract
+fits a function and its arguments and lays it out leaf by leaf; the proof and the tests show that the promises hold.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +37,7 @@ class Bound:
     """One array of a step with its entry.
 
     Attributes:
-        path: where it stands, as "argument 1[0].conv" or "output 0".
+        path: its place, as "argument 1[0].conv" or "output 0".
         entry: its contract entry.
         shape, dtype: of the array.
     """

@@ -1,4 +1,4 @@
-"""What is declared instead of proved: row-wise operations and deliberate crossings between lanes."""
+"""Declarations that stand in for a proof: row-wise operations and deliberate crossings between lanes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ CROSSING = "declassify:"
 
 @dataclass(frozen=True)
 class RowWise:
-    """A jitted function each row of whose results depends on the same row of its `Lane` arguments only.
+    """A row-wise jitted function: each row of its results depends only on the same row of its `Lane` arguments.
 
     Attributes:
         name: of the function.
@@ -51,7 +51,7 @@ def rowwise(
     this function is therefore compared with what this function is traced to.
 
     Args:
-        op: what `jax.jit` returned; its arguments are arrays, which are counted in order, and static ones.
+        op: a result of `jax.jit`; its arguments are arrays, which are counted in order, and static ones.
         inputs: for each argument, `Lane(axis)` where it is an array of rows, else `Shared()`.
         outputs: the same for the results.
         static: values of the static arguments, by name, in every combination that is declared.
@@ -75,7 +75,7 @@ def declaration_of(eqn: Any) -> RowWise | None:
 
 
 def other_body(eqn: Any, check_vma: bool) -> str | None:
-    """How the function that a call names differs from all that are declared by that name; None if it is one of them.
+    """Return the difference between a called function and all declared by its name; None if it is one of them.
 
     Args:
         eqn: a call of a function that is declared by name, file and line.
@@ -101,7 +101,7 @@ def other_body(eqn: Any, check_vma: bool) -> str | None:
 
 
 def _forms(function: Callable[..., Any], declaration: RowWise) -> Iterator[Callable[..., Any]]:
-    """A function, and under `jax.vmap`: where rows are entries along axis 0, the entries of a batch are so too."""
+    """Yield a function as it is and under `jax.vmap`: where rows are entries along axis 0, so are those of a batch."""
     yield function
     if any(isinstance(entry, Lane) and entry.axis for entry in (*declaration.inputs, *declaration.outputs)):
         return
@@ -112,7 +112,7 @@ def _forms(function: Callable[..., Any], declaration: RowWise) -> Iterator[Calla
 
 
 _VMAPPED = 2
-"""How many times a declared function may be under `jax.vmap`: over the lanes, and over the tokens of one."""
+"""Levels of `jax.vmap` that a declared function may be under: over the lanes, and over the tokens of one."""
 _SEEN: WeakSet[ir.ClosedJaxpr] = WeakSet()
 """Bodies that were found to be of a declared function."""
 
@@ -129,7 +129,7 @@ def _same(one: ir.ClosedJaxpr, other: ir.ClosedJaxpr) -> bool:
 
 
 def declarations() -> tuple[RowWise, ...]:
-    """Everything that is declared in this process, in the order of names."""
+    """Return all declarations of this process, in the order of names."""
     return tuple(_DECLARED[key] for key in sorted(_DECLARED))
 
 

@@ -1,4 +1,4 @@
-"""The entries of a contract: what is said of one array, and of an operation that cannot be looked into."""
+"""The entries of a contract: each describes one array, or an operation that cannot be looked into."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -80,7 +80,7 @@ class SlotMap:
 
 @dataclass(frozen=True)
 class Opaque:
-    """A custom call, kernel or callback: what its operands and results are, by the same entries.
+    """The declaration of a custom call, kernel or callback: an entry for each operand and result.
 
     Row i of a `Lane` result depends on row i of the `Lane` operands, on the rows of lane i in the pools, and on what is
     shared; a `Pool` result differs from the pool that it succeeds in the rows of the lanes only. As in a step, pools of

@@ -1,4 +1,4 @@
-"""Declarations of custom calls, kernels and callbacks: whether they fit together, and what belongs to what in them."""
+"""Declarations of custom calls, kernels and callbacks: their checks, and the pairs of operands and results in them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ def check_opaque(name: str, declaration: Any) -> None:
 
     Args:
         name: of the operation.
-        declaration: what the contract has for it.
+        declaration: the contract's entry for it.
     """
     where = f"opaque {name!r}"
     if not isinstance(declaration, Opaque):

@@ -1,4 +1,4 @@
-"""What a custom call, kernel or callback is called, and whether two calls run the same thing.
+"""The name of a custom call, kernel or callback, and whether two calls run the same thing.
 
 A name alone may mean several things: kernels have the name of their function, callbacks often none but "<lambda>", and
 one target of custom calls does what its attributes say. What tells them apart is the exact name: of a function
@@ -108,7 +108,7 @@ def operations(jaxpr: ir.Jaxpr) -> Iterator[ir.JaxprEqn]:
 
 
 def bodies(jaxpr: ir.Jaxpr, opaque: Mapping[str, Opaque]) -> tuple[tuple[str | None, int], ...]:
-    """For each operation its declared name and the first one that runs the same; a fingerprint does not know them."""
+    """Return for each operation its declared name and the first one that runs the same; no fingerprint holds these."""
     first: list[ir.JaxprEqn] = []
     found = []
     for eqn in operations(jaxpr):

@@ -1,4 +1,4 @@
-"""What the rows of every sequence must say: the host's side of the sanitizer.
+"""The labels that the rows of every sequence must have: the host's side of the sanitizer.
 
 A row's label is (owner, position, layout, epoch): whose state it holds, after how many tokens, in which layout, and
 which step wrote it. The ledger follows the labels from the host's bookkeeping alone and never looks at a pool, so that
@@ -16,12 +16,12 @@ from jax import Array
 from ir_passes.host.slot_owner import frozen_copy
 
 
-class Owner(IntEnum):
+class ReservedOwner(IntEnum):
     """Owners that are no sequence; those of sequences are positive.
 
     Attributes:
-        FRESH: zero state, nobody's. A new ghost pool is all zeros, as a new pool is.
-        COMPUTED: no row of a pool but something computed; never in a ghost pool.
+        FRESH: zero state, nobody's. New shadow labels are all zeros, as a new pool is.
+        COMPUTED: no row of a pool but something computed; never in shadow labels.
         OUTSIDE: read past the end of the pool.
         MIXED: parts of one row that are not the same sequence's, or written by no one lane.
         ANY: in an expectation, no expectation.
@@ -37,7 +37,7 @@ class Owner(IntEnum):
 
 
 class Label(NamedTuple):
-    """Whose state a row holds, after how many tokens, in which layout, written by which step."""
+    """The label of a row: the owner of its state, the tokens seen, the layout, and the step that wrote it."""
 
     owner: int
     position: int = 0
@@ -45,7 +45,7 @@ class Label(NamedTuple):
     epoch: int = 0
 
     def __str__(self) -> str:
-        special = {int(owner): owner.name.lower() for owner in Owner}
+        special = {int(owner): owner.name.lower() for owner in ReservedOwner}
         owner = special.get(self.owner, str(self.owner))
         return f"owner {owner}, position {self.position}, layout {self.layout}, epoch {self.epoch}"
 
@@ -63,8 +63,8 @@ class Expected(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What one lane does in a step.
+class LaneWork:
+    """The work of one lane in a step.
 
     Attributes:
         owner: number of the sequence, positive, never used again for another one.
@@ -90,8 +90,8 @@ class RowLedger:
         self.epoch = 0
         self._labels: dict[int, Label] = {}
 
-    def expect(self, turns: Sequence[Turn | None]) -> Expected:
-        """The expectations of the next step, for lanes in this order; None is a lane that nobody has.
+    def expect(self, work: Sequence[LaneWork | None]) -> Expected:
+        """Return the expectations of the next step, for lanes in this order; None is an idle lane.
 
         A lane of length 0 may find anything, because nothing it computes is kept: its rows must be moved as they are.
 
@@ -99,40 +99,40 @@ class RowLedger:
             LedgerError: an owner is not positive or has two lanes, or continues without a label.
         """
         faults, seen = [], dict[int, int]()
-        for lane, turn in enumerate(turns):
-            if turn is None:
+        for lane, one in enumerate(work):
+            if one is None:
                 continue
-            if turn.owner <= 0:
-                faults.append(f"lane {lane}: expected a positive owner, got {turn.owner}")
-            if seen.setdefault(turn.owner, lane) != lane:
-                faults.append(f"lanes {seen[turn.owner]} and {lane} both belong to owner {turn.owner}")
-            if turn.length > 0 and turn.position > 0 and turn.owner not in self._labels:
+            if one.owner <= 0:
+                faults.append(f"lane {lane}: expected a positive owner, got {one.owner}")
+            if seen.setdefault(one.owner, lane) != lane:
+                faults.append(f"lanes {seen[one.owner]} and {lane} both belong to owner {one.owner}")
+            if one.length > 0 and one.position > 0 and one.owner not in self._labels:
                 faults.append(
-                    f"lane {lane}: owner {turn.owner} continues at position {turn.position} but was never at 0; "
+                    f"lane {lane}: owner {one.owner} continues at position {one.position} but was never at 0; "
                     "adopt the label of the snapshot or parent that its rows were copied from"
                 )
         if faults:
             raise LedgerError("; ".join(faults))
         self.epoch += 1
-        pairs = [self._expect(turn) for turn in turns]
-        found, left = (np.array([pair[side] for pair in pairs], np.int32).reshape(len(turns), 4) for side in (0, 1))
+        pairs = [self._expect(one) for one in work]
+        found, left = (np.array([pair[side] for pair in pairs], np.int32).reshape(len(work), 4) for side in (0, 1))
         return Expected(frozen_copy(found), frozen_copy(left))
 
-    def _expect(self, turn: Turn | None) -> tuple[Label, Label]:
-        idle, nobody = Label(Owner.ANY), Label(Owner.NOBODY, epoch=self.epoch)
-        if turn is None:
+    def _expect(self, one: LaneWork | None) -> tuple[Label, Label]:
+        idle, nobody = Label(ReservedOwner.ANY), Label(ReservedOwner.NOBODY, epoch=self.epoch)
+        if one is None:
             return idle, nobody
-        before = self._labels.get(turn.owner, nobody)
-        if turn.length == 0:
+        before = self._labels.get(one.owner, nobody)
+        if one.length == 0:
             return idle, before
-        after = Label(turn.owner, turn.position + turn.length, turn.layout, self.epoch)
-        self._labels[turn.owner] = after
-        if turn.position == 0:
-            return Label(Owner.FRESH), after
-        return Label(before.owner, turn.position, turn.layout, before.epoch), after
+        after = Label(one.owner, one.position + one.length, one.layout, self.epoch)
+        self._labels[one.owner] = after
+        if one.position == 0:
+            return Label(ReservedOwner.FRESH), after
+        return Label(before.owner, one.position, one.layout, before.epoch), after
 
     def label(self, owner: int) -> Label:
-        """What the rows of a sequence say now, for a snapshot or a fork of it.
+        """Return the label of a sequence's rows, for a snapshot or a fork of it.
 
         Raises:
             LedgerError: the owner has none.
@@ -142,9 +142,9 @@ class RowLedger:
         return self._labels[owner]
 
     def adopt(self, owner: int, label: Label) -> None:
-        """The rows of a sequence are now a copy of others, with their label."""
+        """Give a sequence the label of the rows that its own are now a copy of."""
         self._labels[owner] = label
 
     def forget(self, owner: int) -> None:
-        """The sequence gives up its rows."""
+        """Forget a sequence, which gives up its rows."""
         self._labels.pop(owner, None)

@@ -16,12 +16,12 @@ import numpy as np
 
 from ir_passes.contract.contract import SlotMap
 
-NULL = 0
+NULL_ROW = 0
 """The row of idle lanes; never handed out."""
 
 
 def frozen_copy(array: np.ndarray) -> np.ndarray:
-    """The same numbers over immutable bytes of their own; such an array can never be made writable."""
+    """Return a copy over immutable bytes of its own; such an array can never be made writable."""
     return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 
@@ -30,7 +30,7 @@ class SlotError(ValueError):
 
 
 class SlotsExhausted(SlotError):
-    """Every row is held."""
+    """No row is free."""
 
 
 class Slot:
@@ -46,7 +46,7 @@ class Slot:
 
     @property
     def epoch(self) -> int:
-        """Which tenancy of its row this is, counted from 1."""
+        """Number of this tenancy of the row, counted from 1."""
         return self._generation
 
     def __copy__(self) -> NoReturn:
@@ -60,7 +60,7 @@ class Slot:
 
 
 class SlotOwner:
-    """Hands out the rows of a pool but the null row, the one that has been free the longest first.
+    """The allocator of a pool's rows, except the null row: the row that has been free the longest goes first.
 
     All methods may be called from several threads; each of them happens at once as seen from the others. What a thread
     does between two calls is its own business: an array of `bind` is valid until one of its slots is released.
@@ -89,12 +89,12 @@ class SlotOwner:
 
     @property
     def free(self) -> int:
-        """How many rows can be acquired."""
+        """Number of rows that can be acquired."""
         with self._lock:
             return len(self._free)
 
     def acquire(self) -> Slot:
-        """A row that nobody holds. What the previous tenant left in it is still there: begin from zero state.
+        """Take a free row. The previous tenant's state is still in it: begin from zero state.
 
         Raises:
             SlotsExhausted: all rows are held; the message says how many, and how many tokens were lost unreleased.
@@ -121,7 +121,7 @@ class SlotOwner:
             self._free.append(slot._row)
 
     def move(self, slot: Slot) -> Slot:
-        """Hand a row on with what is in it: a new slot for the same row, the old one is dead.
+        """Hand a row on with its state: return a new slot for the same row and end the old one.
 
         Raises:
             SlotError: the slot was released or moved before, or belongs to another owner.
@@ -133,7 +133,7 @@ class SlotOwner:
     def bind(
         self, slots: Sequence[Slot | None], lanes: int, role: Literal["both", "read", "write"] = "both"
     ) -> np.ndarray:
-        """The row numbers of a step, int32 [lanes]; 0 for the lanes that are None.
+        """Return the row numbers of a step, int32 [lanes]; 0 for the lanes that are None.
 
         The array is new and its bytes are immutable: not even `setflags` makes it writable, so a step that still runs
         never sees another step's rows (jax may read a host array after the call that was given it has returned).
@@ -164,18 +164,18 @@ class SlotOwner:
                         'others; acquire one for each lane, or bind with role="read" for rows that are only read'
                     )
             self._raise(f"bind of {lanes} lanes, role {role!r}", faults)
-            rows = [NULL if slot is None else slot._row for slot in slots]
+            rows = [NULL_ROW if slot is None else slot._row for slot in slots]
         return frozen_copy(np.array(rows, np.int32))
 
     def check_integrity(self) -> None:
-        """Every row is the null row (where there is one), free or held, and exactly one of them.
+        """Check that every row is exactly one of: the null row (where there is one), free, held.
 
         Raises:
             SlotError: a row is in two states or in none, or a token was dropped without release; with all terms.
         """
         with self._lock:
             free, held, lost = list(self._free), list(self._held), self._lost()
-            nulls = [NULL] if self.null else []
+            nulls = [NULL_ROW] if self.null else []
             counts = Counter([*nulls, *free, *held])
             wrong = {row: counts[row] for row in {*range(self.size), *counts} if counts[row] != 1 or row >= self.size}
             faults = []

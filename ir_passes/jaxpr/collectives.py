@@ -75,7 +75,7 @@ class Scheduled:
     """A collective of a program as the compiled program has to have it.
 
     Attributes:
-        collective: what the certificate says of it.
+        collective: its entry in the certificate.
         count: elements of the operand.
         groups: devices that exchange, as positions in the mesh; of a permutation sender and receiver.
     """
@@ -86,7 +86,7 @@ class Scheduled:
 
 
 def _sum(devices: int) -> tuple[int, int]:
-    """Pieces are summed on their way round the ring, and the sums go round once more."""
+    """Bytes of an all-reduce on a ring: pieces are summed on their way round, and the sums go round once more."""
     return 2 * (devices - 1), devices
 
 
@@ -115,7 +115,7 @@ def bytes_sent(collectives: Iterable[Collective]) -> int | None:
 
 
 class Exchanging:
-    """What is asked of the collectives of a step.
+    """Questions about the collectives of a step.
 
     Attributes:
         collectives: in their order.
@@ -178,14 +178,14 @@ def _scheduled(jaxpr: ir.Jaxpr, devices: dict[str, int], times: int | None) -> I
 
 
 def _rounds(length: int, unroll: int, times: int | None) -> list[tuple[int, int | None]]:
-    """How often the body of a scan stands in the compiled program, and how often each of them runs: the rest behind."""
+    """Return the copies of a scan's body in the compiled program, and the runs of each; the remainder comes last."""
     unroll = min(unroll, length)
     looped = (unroll, None if times is None else times * (length // unroll)) if unroll else (0, times)
     return [looped, (length % unroll if unroll else 0, times)]
 
 
 def _groups(eqn: ir.JaxprEqn, axes: tuple[str, ...], devices: dict[str, int]) -> frozenset[tuple[int, ...]]:
-    """The devices that exchange with each other, as positions in the mesh; of a permutation sender and receiver."""
+    """Return the groups of devices that exchange, as positions in the mesh; of a permutation sender and receiver."""
     names = list(devices)
     order = np.arange(math.prod(devices.values())).reshape(list(devices.values()))
     ahead = [name for name in names if name not in axes]
@@ -212,7 +212,7 @@ def _one(eqn: ir.JaxprEqn, atom: Any, axes: tuple[str, ...], devices: dict[str, 
 
 
 class _Numbers:
-    """Which equations of a program compute what another one has computed before."""
+    """Value numbers: equations of a program that compute what another has computed before get the same one."""
 
     def __init__(self) -> None:
         self._of: dict[Any, Hashable] = {}

@@ -1,6 +1,6 @@
-"""What an element of an array is: numpy's dtypes, those of fewer bits than a byte, and JAX's own, of typed random keys.
+"""The dtypes of arrays: numpy's, those of fewer bits than a byte, and JAX's own for typed random keys.
 
-NumPy's functions know of the first alone: of a narrow integer they say that it is none, and a key they refuse.
+NumPy's functions know only the first: they take a narrow integer for no integer, and refuse a key.
 """
 
 from functools import cache, partial

@@ -139,7 +139,7 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
 
     Args:
         program: any program.
-        keep: which calls stay as they are.
+        keep: a predicate of the calls that stay as they are.
     """
     new_var = core.gensym()
     eqns: list[JaxprEqn] = []
@@ -182,7 +182,7 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
-    """How many operands of a scan are constants and how many are its carry; the rest are `xs`."""
+    """Return the numbers of constants and of carries among the operands of a scan; the rest are `xs`."""
     if "num_consts" in eqn.params:
         return eqn.params["num_consts"], eqn.params["num_carry"]
     consts, carry, _ = eqn.params["ft_in"].update(eqn.invars).unpack()
@@ -236,7 +236,7 @@ def emit(
     """The equations of `fn(*operands)`, an ordinary JAX function, to be put where they are needed.
 
     Args:
-        operands: what it is called on; a literal is passed as an array.
+        operands: its arguments; a literal is passed as an array.
         source: the equation whose source line those get that `fn` makes itself.
 
     Returns:
@@ -299,7 +299,7 @@ def variables(atoms: Sequence[Atom]) -> list[Var]:
 
 
 def rename(atom: Atom, names: Mapping[Var, Atom]) -> Atom:
-    """What stands for an atom."""
+    """Return the atom that stands for another."""
     return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
 
@@ -311,7 +311,7 @@ def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
-    """Shape of an array's variable or literal; () for what is no array, as a token."""
+    """Shape of an array's variable or literal; () for anything else, such as a token."""
     return tuple(getattr(atom.aval, "shape", ()))
 
 
@@ -321,5 +321,5 @@ def shapes(atoms: Sequence[Atom]) -> list[tuple[int, ...]]:
 
 
 def dtype_of(atom: Atom) -> Any:
-    """The dtype of a value; None for what is no array, as a token."""
+    """The dtype of a value; None for anything but an array, such as a token."""
     return getattr(atom.aval, "dtype", None)

@@ -49,7 +49,7 @@ def _backend_of(lowered: jax.stages.Lowered) -> Any:
 
 
 def device_list(devices: Sequence[Any]) -> Any:
-    """Devices as a client wants them to load an executable; public functions load what pickle has written alone."""
+    """Devices in the form that a client takes to load an executable; public functions load pickles only."""
     return importlib.import_module("jaxlib._jax").DeviceList(tuple(devices))
 
 
@@ -64,7 +64,7 @@ def without_compilation_cache() -> AbstractContextManager[Any]:
 
 
 def coordination() -> Any:
-    """What `jax.distributed.initialize` keeps: `client` of its service, None before, and `coordinator_address`."""
+    """Return the state of `jax.distributed.initialize`: its `client`, None before, and `coordinator_address`."""
     return importlib.import_module("jax._src.distributed").global_state
 
 

@@ -13,7 +13,7 @@ def axes_of(eqn: ir.JaxprEqn) -> tuple[str, ...]:
 
 
 def array_axes_of(eqn: ir.JaxprEqn) -> tuple[int, ...]:
-    """The axes of its operands that a collective reduces: what `jax.vmap` makes of the axis that it names."""
+    """The operand axes that a collective reduces: `jax.vmap` puts them in the place of the axis that it names."""
     return tuple(name for name in _axes(eqn) if isinstance(name, int))
 
 
@@ -47,7 +47,7 @@ def _mesh(sharding: Any) -> Any:
 
 
 def of_one_device(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """What one device runs of a step that is one `shard_map` from end to end; any other program as it is."""
+    """Return the program of one device for a step that is one `shard_map` throughout; any other program as it is."""
     eqns, jaxpr = program.jaxpr.eqns, program.jaxpr
     if len(eqns) != 1 or eqns[0].primitive.name != "shard_map" or set(jaxpr.outvars) - set(eqns[0].outvars):
         return program
@@ -55,7 +55,7 @@ def of_one_device(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
 
 
 def result_shardings(program: ir.ClosedJaxpr) -> tuple[Any, ...]:
-    """Where each result lies, if the program says so: those of a `shard_map`; None for any other."""
+    """Return the sharding of each result of a `shard_map`; None for any other program."""
     made = {
         var: jax.sharding.NamedSharding(eqn.params["mesh"], spec)
         for eqn in program.jaxpr.eqns

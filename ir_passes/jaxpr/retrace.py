@@ -9,7 +9,7 @@ from ir_passes.jaxpr import ir
 
 
 def retraced(body: ir.ClosedJaxpr, function: Callable[..., Any], check_vma: bool) -> ir.ClosedJaxpr | None:
-    """What a jitted function is traced to where a program calls one.
+    """Return the program that a jitted function is traced to where another calls it.
 
     Args:
         body: of the call; its inputs say the types, and the mesh where it stands inside a `shard_map`.

@@ -1,8 +1,7 @@
-"""Seconds of the phases of a compilation.
+"""The time of a compilation: the seconds of its phases, and a pause of Python's cycle collector while one runs.
 
-Pausing Python's cycle collector while an analysis makes many small objects, none of them garbage.
-
-It would walk all of them again and again, which is a sixth of the time of an analysis.
+An analysis makes many small objects, none of them garbage. The collector would walk all of them again and again, which
+is a sixth of the time of an analysis.
 """
 
 import gc
@@ -16,7 +15,7 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Adds up the seconds of each phase; a phase within another one counts as itself alone.
+    """The seconds of each phase; a phase within another one counts only for itself.
 
     Attributes:
         seconds: by phase; those of `PHASES`, and others that were timed.
@@ -26,7 +25,7 @@ class Clock:
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
 
     def time(self, phase: str, run: Callable[..., T], *args: Any, **options: Any) -> T:
-        """The result of `run(*args, **options)`, whose seconds are this phase's."""
+        """Return `run(*args, **options)` and add its seconds to the phase."""
         before, started = sum(self.seconds.values()), time.perf_counter()
         try:
             return run(*args, **options)
@@ -37,7 +36,7 @@ class Clock:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """No cycles are collected inside; of several threads inside, the one that found it running starts it again."""
+    """Pause the cycle collector; of several threads inside, the one that found it running starts it again."""
     running = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""Which lanes a step was seen to let into which others: everything of one lane is changed, and bits are compared.
+"""Measured dependence between lanes: everything of one lane is changed, and the bits of all others are compared.
 
-The proof says what no run can change; this says what some runs have changed. What differs between lanes that are said
-to be apart is a fault of the proof or of what computes the step, and what does not differ shows nothing.
+The proof covers all runs; this measures some. A difference between lanes that are proved independent is a fault of the
+proof or of the machine code; no difference proves nothing.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from ir_passes.jaxpr.dtypes import dtype_of, is_key, to_numpy
 
 @dataclass(frozen=True)
 class Dependence:
-    """What was seen.
+    """The measured dependence of lanes on lanes.
 
     Attributes:
         changed: [lane out][lane in], whether a result or a row of the first has changed with the second.
@@ -74,7 +74,7 @@ def measured_dependence(
 
 
 def row_of_lane(bound: BoundContract, leaves: list[Any], one: Bound, lane: int, not_role: str) -> int:
-    """Where a lane is along the axis of its array: its row by the slot map, if that has not this role."""
+    """Return a lane's index along the axis of its array: its row by the slot map, unless that has this role."""
     for at, leaf in zip(bound.inputs, leaves, strict=True):
         if not isinstance(one.entry, Pool) or not isinstance(at.entry, SlotMap):
             continue

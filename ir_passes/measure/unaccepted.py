@@ -1,4 +1,4 @@
-"""Whether tokens that a verification step has not accepted reach the rows it writes: measured, by changing them.
+"""The measurement whether tokens that a verification step has not accepted reach the rows it writes.
 
 The proof shows that counts of accepted tokens are counts and that idle lanes keep their rows. That only accepted tokens
 enter a row is a claim about places within a lane, which the proof does not follow; a run with other tokens behind the
@@ -19,11 +19,11 @@ from ir_passes.measure.dependence import row_of_lane
 
 @dataclass(frozen=True)
 class Unaccepted:
-    """What was seen.
+    """The measured reach of tokens that were not accepted.
 
     Attributes:
         reached: one line for each array of each lane that unaccepted tokens have changed; empty for a right step.
-        compared: how often the rows of a lane were compared: nothing was looked at where it is 0.
+        compared: comparisons made of the rows of a lane: 0 means that nothing was looked at.
     """
 
     reached: tuple[str, ...]
@@ -39,7 +39,7 @@ def unaccepted_reach(
     rounds: int = 8,
     seed: int = 0,
 ) -> Unaccepted:
-    """Change what stands behind the accepted tokens of every lane, and compare the rows that come out bit for bit.
+    """Change the tokens behind the accepted ones of every lane, and compare the resulting rows bit for bit.
 
     Tokens behind the first one that was not accepted may change nothing, the count included. Another token in its own
     place may be right by chance; lanes whose count has changed are then not compared.
@@ -50,7 +50,7 @@ def unaccepted_reach(
         contract: of the step.
         tokens: path of every argument with an entry for each token, as "argument 2" -> its token axis.
         by_position: whether the pool of this path, as "argument 1.layers[3].keys", is indexed by position, so that what
-            lies behind the accepted tokens is never read. None: those with a dimension that is labelled "position".
+            lies behind the accepted tokens is never read. None: those with a dimension named "position".
         rounds: pairs of runs.
         seed: of the choice.
 
@@ -62,7 +62,7 @@ def unaccepted_reach(
     if len(counts) != 1:
         raise ContractError(f"expected one output that is Lane(role='accepted'), the contract has {len(counts)}")
     places = _places(bound, tokens)
-    pools = [k for k in bound.successors.values() if not (by_position or _labelled(bound))(bound.outputs[k].path)]
+    pools = [k for k in bound.successors.values() if not (by_position or _with_positions(bound))(bound.outputs[k].path)]
     leaves, tree = jax.tree.flatten(args)
     leaves = [leaf if is_key(dtype_of(leaf)) else np.asarray(leaf) for leaf in leaves]
     jitted = jax.jit(step)
@@ -104,7 +104,7 @@ def _places(bound: BoundContract, tokens: Mapping[str, int]) -> dict[int, tuple[
     return {found[path][0]: (found[path][1], axis) for path, axis in tokens.items()}
 
 
-def _labelled(bound: BoundContract) -> Callable[[str], bool]:
+def _with_positions(bound: BoundContract) -> Callable[[str], bool]:
     entries = {one.path: one.entry for one in bound.outputs}
     return lambda path: "position" in (getattr(entries[path], "dims", None) or ())
 

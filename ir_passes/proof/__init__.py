@@ -1,5 +1,6 @@
 """The lane proof: an abstract interpretation of a step's jaxpr that finds the owner of every element.
 
-Imports `contract` and `jaxpr`. Begin with `lane_proof`, then `owners` and `values`, the lattice; `prover` walks over
-the equations, `rules` has one rule per primitive, `dim_labels` proves the order of a pool's dimensions.
+Imports `contract` and `jaxpr`. Begin with `lane_proof`, then `owners` and `values`, the lattice; `site` interprets
+the equations, `prover` holds the state of an interpretation, `rules` has one transfer function per primitive,
+`dim_names` proves the order of a pool's dimensions.
 """

@@ -1,7 +1,8 @@
-"""Whether devices that ought to have the same operands do: nothing else sees it when a host gave one of them others.
+"""The check inside a step that devices which ought to have the same operands do.
 
-An argument that a `shard_map` takes whole is taken to be the same on all devices; no type and no compiler compares. A
-step that compares it itself can leave every row alone where it is not, and say so.
+A `shard_map` takes a replicated argument to be the same on all devices; no type and no compiler compares, and nothing
+else notices a host that gave one device another. A step that compares it itself can leave every row alone where the
+devices differ, and report it.
 """
 
 import functools
@@ -63,5 +64,5 @@ def _differ(word: Array, over: tuple[str, ...]) -> Array:
 
 
 def compares_devices(eqn: ir.JaxprEqn) -> bool:
-    """Whether an equation gives what `devices_agree` returns."""
+    """Whether an equation makes the result of `devices_agree`."""
     return eqn.primitive.name == "name" and eqn.params["name"] == CROSSING + _REASON

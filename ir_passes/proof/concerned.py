@@ -1,13 +1,13 @@
-"""The lanes and pools that a fault brings together, in words: by number and by path, as the contract has them."""
+"""The lanes and pools that a fault concerns: by number and by path, as the contract has them."""
 
 from collections.abc import Iterable, Sequence
 
 from ir_passes.contract.contract import BoundContract
-from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
 
 
 def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]) -> tuple[str, ...]:
-    """Whose lanes and which pools some arrays hold, each once: lanes first, as "lanes 0 to 3", then paths of pools.
+    """Return the lanes and pools that some arrays hold, each once: lanes first, as "lanes 0 to 3", then paths of pools.
 
     Args:
         bound: the contract.
@@ -20,7 +20,7 @@ def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]
         match owner:
             case Common():
                 continue
-            case Rows(axis, inner, start, _, split):
+            case LaneRows(axis, inner, start, _, split):
                 numbers.setdefault(split, set()).update(range(start, start + -(-shape[axis] // inner)))
             case OneLane(int(lane), split):
                 numbers.setdefault(split, set()).add(lane)

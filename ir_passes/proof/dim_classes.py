@@ -9,15 +9,15 @@ NAMED = "dims:"
 
 
 class Conflict(Exception):
-    """Two dimensions with different labels would be one.
+    """Two dimensions with different names would be one.
 
     Attributes:
-        labels: of the two.
+        names: of the two.
     """
 
-    def __init__(self, labels: tuple[str, str]):
-        self.labels = labels
-        super().__init__(f"{labels[0]!r} and {labels[1]!r}")
+    def __init__(self, names: tuple[str, str]):
+        self.names = names
+        super().__init__(f"{names[0]!r} and {names[1]!r}")
 
 
 @dataclass(eq=False, slots=True)
@@ -26,15 +26,15 @@ class Dimension:
 
     Attributes:
         size: length.
-        label: its name, None where nothing named it.
-        factors: what it was merged from or split into, in row-major order.
+        name: as `name_dims` or a pool gives it, None where nothing does.
+        factors: the dimensions it was merged from or split into, in row-major order.
         wholes: dimensions that were split, with this one as their first part.
         repeated: whether an array has the same values all along it, so that any name fits; of this member alone.
-        lost: where arrays whose dimensions nothing ties were put into one; None where that did not make it.
+        lost: the place where arrays with untied dimensions were put into one; None where that did not make it.
     """
 
     size: int
-    label: str | None = None
+    name: str | None = None
     factors: tuple["Dimension", ...] = ()
     wholes: list["Dimension"] = field(default_factory=list, repr=False)
     repeated: bool = False
@@ -55,18 +55,18 @@ def unify(one: Dimension, other: Dimension) -> None:
     """Make two dimensions one class.
 
     Raises:
-        Conflict: they have different labels.
+        Conflict: they have different names.
     """
     one, other = one.root(), other.root()
     if one is other:
         return
-    if one.label is not None and other.label is not None and one.label != other.label:
-        raise Conflict((one.label, other.label))
+    if one.name is not None and other.name is not None and one.name != other.name:
+        raise Conflict((one.name, other.name))
     pairs = ()
     if [factor.size for factor in one.factors] == [factor.size for factor in other.factors]:
         pairs = tuple(zip(one.factors, other.factors, strict=True))
     other._parent = one
-    one.label = one.label or other.label
+    one.name = one.name or other.name
     one.lost = one.lost or other.lost
     one.factors = one.factors or other.factors
     longer, shorter = sorted((one.wholes, other.wholes), key=len, reverse=True)
@@ -85,9 +85,9 @@ def tie(one: Dimension, other: Dimension) -> None:
 def same(one: Dimension, other: Dimension) -> bool:
     """Whether two dimensions are known to mean the same."""
     one, other = one.root(), other.root()
-    if one is other or (one.label is not None and one.label == other.label):
+    if one is other or (one.name is not None and one.name == other.name):
         return True
-    if not one.factors or len(one.factors) != len(other.factors) or one.label or other.label:
+    if not one.factors or len(one.factors) != len(other.factors) or one.name or other.name:
         return False
     return all(a.size == b.size and same(a, b) for a, b in zip(one.factors, other.factors, strict=True))
 
@@ -99,15 +99,15 @@ def met(*some: Dimension) -> Dimension:
     else says so, nothing is known of the result, whatever one of them is named.
 
     Raises:
-        Conflict: two of them have different labels.
+        Conflict: two of them have different names.
     """
     varying = [dim for dim in some if not dim.repeated]
     if not varying:
         return Dimension(some[0].size, repeated=True)
-    labels = [label for dim in varying if (label := dim.root().label) is not None]
-    other = next((label for label in labels if label != labels[0]), None)
+    names = [name for dim in varying if (name := dim.root().name) is not None]
+    other = next((name for name in names if name != names[0]), None)
     if other is not None:
-        raise Conflict((labels[0], other))
+        raise Conflict((names[0], other))
     if all(same(varying[0], dim) for dim in varying[1:]):
         return varying[0]
     return Dimension(some[0].size, lost="")

@@ -1,7 +1,7 @@
-"""Which dimensions of operands and results run together, for each operation that says so.
+"""The rules that say which dimensions of operands and results run together, one for each operation.
 
 An operation without a rule here ties nothing: a dimension that nothing ties is then reported where it is written to a
-labelled pool.
+pool with named dimensions.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _LENGTHS = """
 dtype fill_value index_dtype indices_are_sorted is_stable limit_indices mode name new_dtype new_sizes num_keys out_dtype
 reps repeats shape sizes slice_sizes start_indices strides update_consts update_jaxpr
 """
-"""Of those, what says how many elements there are or what they hold: dimensions keep their names with their lengths."""
+"""Ignored by every rule: lengths and contents of arrays. Dimensions keep their names with their lengths."""
 
 
 def _rule(*names: str, ignores: str = "") -> Callable[[Rule], Rule]:
@@ -52,14 +52,14 @@ def _identity(eqn: Any, *operands: Dims) -> list[Dims]:
 
 @_rule("bitcast_convert_type")
 def _bits(eqn: Any, x: Dims) -> list[Dims]:
-    """Of numbers of another length an array has one dimension more or less, the last."""
+    """Add or drop the last dimension where the new dtype has another number of bits."""
     shape = eqn.outvars[0].aval.shape
     return [(*x, Dimension(shape[-1])) if len(shape) > len(x) else x[: len(shape)]]
 
 
 @_rule("select_n")
 def _select(eqn: Any, which: Dims, *cases: Dims) -> list[Dims]:
-    """Its cases stand in each other's place; what chooses between them runs along with them."""
+    """Join the cases; the predicate's dimensions run along with theirs."""
     result = [met(*dims) for dims in zip(*cases, strict=True)]
     for axis, mask in enumerate(which):
         if result[axis].repeated:
@@ -127,7 +127,7 @@ def _dot(eqn: Any, x: Dims, y: Dims) -> list[Dims]:
 
 @_rule("slice", "dynamic_slice", "split", "tile", ignores="axis")
 def _partial(eqn: Any, x: Dims, *starts: Dims) -> list[Dims]:
-    """Dimensions that keep their length keep their meaning."""
+    """Keep the dimensions that keep their length."""
     return [
         tuple(
             old if old.size == new else Dimension(new, repeated=old.repeated)
@@ -195,7 +195,7 @@ def window_of_scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> dict[i
 
 
 def _put(x: Dims, window: dict[int, Dimension]) -> list[Dims]:
-    """An array into a part of which another one is put; along the other axes the part begins anywhere."""
+    """Write one array into a part of another; along the other axes the part begins anywhere."""
     return [tuple(met(dim, window[axis]) if axis in window else _varying(dim) for axis, dim in enumerate(x))]
 
 
@@ -210,7 +210,7 @@ def _update(eqn: Any, x: Dims, new: Dims, *starts: Dims) -> list[Dims]:
 
 
 def window_of_update(x: Dims, new: Dims) -> dict[int, Dimension]:
-    """The dimensions of what is put into an array by a slice that stand for whole dimensions of it."""
+    """Return the dimensions of an update slice that stand for whole dimensions of the operand."""
     return {axis: dim for axis, (old, dim) in enumerate(zip(x, new, strict=True)) if old.size == dim.size}
 
 

@@ -9,46 +9,39 @@ import numpy as np
 
 from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.contract.normal_form import flatten
+from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Claim, Note, Statement
 from ir_passes.jaxpr import ir
-from ir_passes.proof.dim_labels import label_violations
-from ir_passes.proof.output_claims import ACCEPTED, AGREEMENT, IDLE, accepted, changed_rows, outputs, repeated
-from ir_passes.proof.owners import COMMON, OneLane, Owner, PoolRows, Rows
+from ir_passes.proof.dim_names import dim_violations
+from ir_passes.proof.output_claims import accepted, changed_rows, outputs, repeated
+from ir_passes.proof.owners import COMMON, LaneRows, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules import opaque_calls
 from ir_passes.proof.rules.all import RULES
-from ir_passes.proof.values import Kept, Slot, Value
+from ir_passes.proof.site import interpret
+from ir_passes.proof.values import Kept, SlotEntry, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind
 
-CLAIMS = (
-    "non-interference: row i of every output and the rows of lane i depend on lane i and shared inputs only",
-    "frame: rows outside the slot map are unchanged",
-    "linear use: every version of a pool has one successor and is not read after it",
-    "coupling: pools of one group are written at the same rows",
-    "bounds: row indices are in bounds, or guarded by dropping",
-    "constants: no row or pool is baked into the program",
-)
-LABELS = "labels: what is written to a labelled pool has its dimensions in the pool's order"
-MOST = int(np.iinfo(np.int32).max)
+MAX_COUNT = int(np.iinfo(np.int32).max)
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was proved of one program.
+    """The result of a successful proof.
 
     Attributes:
         lanes: N.
         equations: of the program, calls replaced by their bodies.
-        proved: the claims, in words.
-        assumed: what was declared, not proved.
-        notes: what the user should know and is no fault.
+        proved: the claims, whose ids are those of `Claim`.
+        assumed: declarations of the caller that the proof takes for granted; ids of `Assumption`.
+        notes: remarks that are no faults; ids of `Note`.
         seconds: time the proof took.
     """
 
     lanes: int
     equations: int
-    proved: tuple[str, ...]
-    assumed: tuple[str, ...]
-    notes: tuple[str, ...]
+    proved: tuple[Statement, ...]
+    assumed: tuple[Statement, ...]
+    notes: tuple[Statement, ...]
     seconds: float
 
 
@@ -69,50 +62,55 @@ def prove_isolation(fn: Callable[..., Any], args: tuple[Any, ...], contract: Lan
 
 
 def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
-    """Prove a traced program; arguments and errors as for `prove_isolation`."""
+    """Prove a traced program; arguments and errors are those of `prove_isolation`."""
     start = time.perf_counter()
     flat = flatten(program)
     prover = Prover(bound)
     results = walk(prover, flat)
     violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]
-    violations += [*_coupling(prover), *label_violations(bound, flat, prover.known)]
-    proved = CLAIMS
+    violations += [*_coupling(prover), *dim_violations(bound, flat, prover.known)]
+    proved = [*ALWAYS_PROVED]
     if any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
-        proved = (*proved, LABELS)
+        proved.append(Claim.DIMENSIONS)
     if any(isinstance(one.entry, Lane) and one.entry.role == "length" for one in bound.inputs):
         idle = Prover(bound, idle=True)
         still = walk(idle, flat)
         violations += changed_rows(idle, flat, results, still)
         violations += accepted(idle, flat, still, (0, 0), "is not shown to be 0 for a lane of length 0")
-        proved = (*proved, IDLE)
+        proved.append(Claim.IDLE)
     for comparison in {id(one): one for one in prover.comparisons}.values():
         disagreeing = Prover(bound, disagreeing=comparison)
         violations += changed_rows(disagreeing, flat, results, walk(disagreeing, flat))
         violations += repeated(prover, flat, comparison)
-        proved = (*proved, AGREEMENT) if AGREEMENT not in proved else proved
+    if prover.comparisons:
+        proved.append(Claim.AGREEMENT)
     if any(isinstance(one.entry, Lane) and one.entry.role == "accepted" for one in bound.outputs):
-        violations += accepted(prover, flat, results, (0, MOST), "is not shown to be 0 or more")
-        proved = (*proved, ACCEPTED)
+        violations += accepted(prover, flat, results, (0, MAX_COUNT), "is not shown to be 0 or more")
+        proved.append(Claim.ACCEPTED)
     if violations:
         raise IsolationError(tuple(dict.fromkeys(violations)))
-    prover.notes.update(_unnamed(bound))
+    prover.notes.update(_dimensions_not_proved(bound))
     assumed = [*prover.assumed, *opaque_calls.assumed(prover.declared, bound.opaque), *_assumed(bound)]
-    seconds = time.perf_counter() - start
     return Proof(
-        bound.lanes, len(flat.jaxpr.eqns), proved, tuple(sorted(assumed)), tuple(sorted(prover.notes)), seconds
+        bound.lanes,
+        len(flat.jaxpr.eqns),
+        tuple(claim.statement() for claim in proved),
+        tuple(sorted(assumed)),
+        tuple(sorted(prover.notes)),
+        time.perf_counter() - start,
     )
 
 
 def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
-    """The abstract results of a flat program."""
+    """Interpret a flat program abstractly; return its abstract results."""
     assert RULES
     prover.reorders = any(eqn.primitive.name == "sort" for eqn in ir.all_eqns(flat.jaxpr))
     inputs = [_input(prover, leaf, one) for leaf, one in enumerate(prover.bound.inputs)]
-    return prover.run(flat.jaxpr, [prover.constant(const) for const in flat.consts], inputs)
+    return interpret(prover, flat.jaxpr, [prover.constant(const) for const in flat.consts], inputs)
 
 
 def _input(prover: Prover, leaf: int, one: Bound) -> Value:
-    """What the contract says of an argument."""
+    """Return the abstract value that the contract gives an argument."""
     number, lanes = prover.fresh(), prover.bound.lanes
     match one.entry:
         case Shared():
@@ -121,7 +119,7 @@ def _input(prover: Prover, leaf: int, one: Bound) -> Value:
             bounds = (0, 0) if role == "length" and prover.idle else None
             return Value(_lanes(axis, lanes), number, bounds)
         case SlotMap(_, size):
-            return Value(_lanes(0, lanes), number, (0, size - 1), Slot(leaf))
+            return Value(_lanes(0, lanes), number, (0, size - 1), SlotEntry(leaf))
         case Pool(group, axis):
             kept = Kept(leaf) if prover.idle or prover.disagreeing is not None else None
             owner: Owner = PoolRows(leaf, group, axis) if group in prover.mapped else _lanes(axis, lanes)
@@ -129,11 +127,11 @@ def _input(prover: Prover, leaf: int, one: Bound) -> Value:
 
 
 def _lanes(axis: int, lanes: int) -> Owner:
-    return OneLane(0) if lanes == 1 else Rows(axis)
+    return OneLane(0) if lanes == 1 else LaneRows(axis)
 
 
 def _coupling(prover: Prover) -> list[Violation]:
-    """Pools of one group are written at the same rows, in the same order."""
+    """Find pools of one group that are not written at the same rows, in the same order."""
     found = []
     groups: dict[str, list[int]] = {}
     for leaf in prover.bound.successors:
@@ -164,7 +162,7 @@ def _coordinates(prover: Prover, leaf: int) -> tuple[Any, ...]:
 
 
 def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
-    """Arrays of the program that look like pools."""
+    """Find constants of the program that look like pools."""
     pools = {(b.shape, b.dtype): b.path for b in prover.bound.inputs if isinstance(b.entry, Pool)}
     found = []
     for var in flat.jaxpr.constvars:
@@ -182,18 +180,18 @@ def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
     return found
 
 
-def _unnamed(bound: BoundContract) -> list[str]:
-    """What is not proved of pools that the contract has no names for."""
+def _dimensions_not_proved(bound: BoundContract) -> list[Statement]:
+    """The note about pools for which the contract gives no names of dimensions."""
     paths = [one.path for one in bound.inputs if isinstance(one.entry, Pool) and one.entry.dims is None]
-    if not paths:
-        return []
-    what = "that each dimension is written with what belongs there, and that no position is a constant of the program"
-    return [f"not proved of pools without dims ({', '.join(paths)}): {what}"]
+    return [Note.DIMENSIONS_NOT_PROVED.statement(", ".join(paths))] if paths else []
 
 
-def _assumed(bound: BoundContract) -> list[str]:
+def _assumed(bound: BoundContract) -> list[Statement]:
+    """The assumption about each slot map."""
     return [
-        f"{one.path}: entries in [0, {one.entry.size}), {'active ones' if one.entry.null else 'all of them'} distinct"
+        Assumption.SLOT_MAP.statement(
+            one.path, size=one.entry.size, which="the entries of active lanes" if one.entry.null else "all of them"
+        )
         for one in bound.inputs
         if isinstance(one.entry, SlotMap)
     ]

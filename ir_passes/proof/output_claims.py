@@ -1,20 +1,16 @@
-"""Claims about what a step returns: outputs, and rows under an assumption, that are not shown to be as they must."""
+"""Checks of a step's results: outputs, and pool rows under an assumption, that are not shown to hold what they must."""
 
 from ir_passes.contract.contract import Bound, Lane, Pool, Shared
 from ir_passes.jaxpr import ir
 from ir_passes.proof.concerned import concerned
-from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows, describe
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, describe
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import Kept, Range, Value
 from ir_passes.proof.violations import Place, Violation, ViolationKind
 
-IDLE = "idle: a lane whose length is 0 keeps its rows"
-ACCEPTED = "accepted: a count of accepted tokens is never negative, and 0 for a lane whose length is 0"
-AGREEMENT = "agreement: where devices were given different operands that the step compares, no row changes"
-
 
 def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value]) -> list[Violation]:
-    """Outputs that hold something else than the contract says.
+    """Find outputs that hold something else than the contract says.
 
     Args:
         prover: after its walk.
@@ -81,7 +77,7 @@ def _fits_lanes(owner: Owner, axis: int, length: int, lanes: int) -> bool:
         return True
     if isinstance(owner, OneLane):
         return lanes == 1 and owner.lane == 0
-    return owner == Rows(axis) and length == lanes
+    return owner == LaneRows(axis) and length == lanes
 
 
 def _pool_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
@@ -102,7 +98,7 @@ def _pool_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> 
 
 
 def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, busy: list[Value], still: list[Value]) -> list[Violation]:
-    """Pools whose rows are not shown to come out as they went in.
+    """Find pools whose rows are not shown to come out as they went in.
 
     Args:
         prover: of a second walk, under the assumption that a lane's length is 0, or that devices disagree.
@@ -128,7 +124,7 @@ def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, busy: list[Value], still:
 
 
 def repeated(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> list[Violation]:
-    """Whether a comparison of devices' operands is met more than once: no walk can say that one time alone it fails."""
+    """Refuse a comparison of devices' operands that runs more than once: the walk cannot let one run alone fail."""
     if sum(one is comparison for one in prover.comparisons) == 1:
         return []
     message = "devices are compared in a loop, or in a function that is called more than once"
@@ -142,7 +138,7 @@ def repeated(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> l
 def accepted(
     prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], bounds: Range, why_not: str
 ) -> list[Violation]:
-    """Counts of accepted tokens lie within bounds."""
+    """Find counts of accepted tokens that are not shown to lie within bounds."""
     found = []
     for k, (one, value) in enumerate(zip(prover.bound.outputs, results, strict=True)):
         if not isinstance(one.entry, Lane) or one.entry.role != "accepted" or isinstance(value.owner, Mixed):

@@ -1,4 +1,6 @@
-"""Whose the elements of an array are."""
+"""The lattice of owners: the lanes that the elements of an array may depend on.
+
+Shared (`Common`) is the bottom and `Mixed` the top; `Site.join` is the join."""
 
 from dataclasses import dataclass, replace
 
@@ -8,7 +10,7 @@ from ir_passes.proof.violations import Violation
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Every element depends on shared inputs only."""
+    """The bottom of the lattice: every element depends on shared inputs only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +56,17 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Backwards:
-    """The last row first; its own inverse. On a mesh, of each device's rows.
+    """The reversal of rows, its own inverse; on a mesh, of each device's rows.
 
     Attributes:
-        rows: how many there are; some may have been taken since.
+        rows: the number of rows reversed; some may have been taken since.
     """
 
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class LaneRows:
     """Elements at index r of `axis` depend on lane `start + order(r) // inner`, and on shared inputs.
 
     Attributes:
@@ -89,7 +91,7 @@ class PoolRows:
     Attributes:
         leaf: index of the pool among the step's flattened inputs.
         group: its group.
-        view: how the array was taken from the pool's.
+        view: the path by which the array was taken from the pool's.
         writers: the slot maps, by index among the inputs, by which rows of it have been written.
         unframed: the operation that may have changed rows outside the slot map, None if there is none.
         split: mesh axes over which rows are split, in order; `axis` then counts the rows of one device.
@@ -106,7 +108,7 @@ class PoolRows:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Elements may depend on several lanes.
+    """The top of the lattice: elements may depend on several lanes.
 
     Attributes:
         cause: the operation that mixed them.
@@ -115,18 +117,18 @@ class Mixed:
     cause: Violation
 
 
-Owner = Common | OneLane | Rows | PoolRows | Mixed
+Owner = Common | OneLane | LaneRows | PoolRows | Mixed
 COMMON = Common()
 
 
 def describe(owner: Owner) -> str:
-    """An owner in words."""
+    """Describe an owner in words."""
     match owner:
         case Common():
             return "shared"
         case OneLane(lane):
             return f"lane {lane}" if isinstance(lane, int) else "the lane of a loop index"
-        case Rows(axis, inner, start, order):
+        case LaneRows(axis, inner, start, order):
             rows = "lanes" if inner == 1 else f"lanes x {inner}"
             origin = f" from lane {start}" if start else ""
             placed = {Order: ", permuted", Backwards: ", the last first"}.get(type(order), "")
@@ -137,14 +139,14 @@ def describe(owner: Owner) -> str:
             return f"several lanes ({cause.primitive} at {cause.source})"
 
 
-_ALONG_AN_AXIS = (Rows, PoolRows)
+_ALONG_AN_AXIS = (LaneRows, PoolRows)
 
 
 def axis_of(owner: Owner) -> int | None:
-    """The axis along which an owner changes, None where it is the same everywhere."""
+    """Return the axis along which an owner changes, None where it is the same everywhere."""
     return owner.axis if isinstance(owner, _ALONG_AN_AXIS) else None
 
 
 def moved(owner: Owner, axis: int) -> Owner:
-    """The same owner along another axis."""
+    """Return the same owner along another axis."""
     return replace(owner, axis=axis) if isinstance(owner, _ALONG_AN_AXIS) and owner.axis != axis else owner

@@ -1,4 +1,4 @@
-"""Whose each value of a program is, as the lane proof sees it: for reports and pictures."""
+"""The owner of each value of a program, as the lane proof finds it: for reports and pictures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any
 from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import walk
-from ir_passes.proof.owners import Common, Mixed, OneLane, PoolRows, Rows
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, PoolRows
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import Value
 
 
 @dataclass(frozen=True)
 class Ownership:
-    """Whose a value is.
+    """The owner of a value.
 
     Attributes:
         kind: "lanes" (a slice for each lane along `axis`), "lane" (number `lane`), "shared", "pool" or "mixed".
@@ -27,7 +27,7 @@ class Ownership:
 
 
 def ownership(program: ir.ClosedJaxpr, bound: BoundContract) -> Mapping[Any, Ownership]:
-    """The owner of every result in a program, those in its bodies included.
+    """Return the owner of every result in a program, those in its bodies included.
 
     Args:
         program: as it is compiled; it need not be proved.
@@ -49,7 +49,7 @@ def _described(value: Value, aval: Any, lanes: int) -> Ownership:
             return Ownership("shared")
         case OneLane(lane):
             return Ownership("lane", lane=lane if isinstance(lane, int) else None)
-        case Rows(axis, inner, start, order):
+        case LaneRows(axis, inner, start, order):
             whole = start == 0 and order is None and aval.shape[axis] == inner * lanes
             return Ownership("lanes", axis if whole else None)
         case PoolRows():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class PoolVersions:
-    """Versions are numbers; each belongs to the chain of one pool, or of a part of it such as one layer.
+    """The versions of pools: numbers, each in the chain of one pool or of a part of it, such as one layer.
 
     Attributes:
         leaf_of: version -> index of the pool among the step's flattened inputs.
@@ -21,13 +21,13 @@ class PoolVersions:
     _last: int = 0
 
     def first(self, leaf: int) -> int:
-        """A version of a pool that succeeds none."""
+        """Return the first version of a pool."""
         self._last += 1
         self.leaf_of[self._last] = leaf
         return self._last
 
     def succeed(self, version: int | None) -> int | None:
-        """The version after a write; the one before is not to be read any more."""
+        """Return the version after a write; the one before may no longer be read."""
         if version is None:
             return None
         self.consumed.add(version)
@@ -37,7 +37,7 @@ class PoolVersions:
         return later
 
     def part_of(self, version: int | None) -> int | None:
-        """The version of a part of a pool: it has a chain of its own until it is put back."""
+        """Return the version of a part of a pool, which has a chain of its own until it is put back."""
         if version is None:
             return None
         part = self.first(self.leaf_of[version])
@@ -45,7 +45,7 @@ class PoolVersions:
         return part
 
     def put_together(self, version: int | None) -> int | None:
-        """The version of a pool whose parts are put together again."""
+        """Return the version of a pool whose parts are put together again."""
         if version is None or version not in self.origin:
             return version
         whole = self.origin[version]

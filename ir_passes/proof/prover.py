@@ -1,6 +1,7 @@
-"""The walk over a program that gives every variable its abstract value, equation by equation.
+"""The state of one abstract interpretation of a program, which the transfer functions share.
 
-What an operation does to ownership is the business of `ir_passes.proof.rules`; this module owns what rules share: value
+The abstract values (`ir_passes.proof.values`) form a lattice of owners; `ir_passes.proof.rules` holds the transfer
+function of each operation, and `ir_passes.proof.site.interpret` applies them equation by equation. Here are value
 numbers, pool versions, the record of pool accesses, and the violations.
 """
 
@@ -13,41 +14,42 @@ from typing import Any
 import numpy as np
 
 from ir_passes.contract.contract import BoundContract, SlotMap
+from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
 from ir_passes.proof.owners import Order
 from ir_passes.proof.pool_versions import PoolVersions
-from ir_passes.proof.site import RowAccess, Site
 from ir_passes.proof.values import Constant, Iota, Value
 from ir_passes.proof.violations import Violation
+from ir_passes.proof.walk import RowAccess
 
 Env = dict[Any, Value]
-IOTA_SIZE = 1 << 16
+MAX_IOTA_SIZE = 1 << 16
 """Constants up to this many elements are looked at to see whether they count up."""
 
 
 @dataclass
 class Prover:
-    """State of one walk.
+    """State of one abstract interpretation.
 
     Attributes:
         bound: the contract.
         idle: whether facts are about an idle lane: its `length` is 0.
-        disagreeing: the comparison by which devices were given different operands, in the call that they are about.
+        disagreeing: the comparison assumed to fail: devices were given different operands.
         reorders: whether rows may be sorted anywhere in the program.
         violations: found so far; of the kinds that are faults wherever they stand.
         accesses: to pools, in program order.
         versions: of the pools.
-        assumed: what was declared and not proved, but for custom calls, kernels and callbacks.
+        assumed: declarations taken for granted, except those of custom calls, kernels and callbacks.
         declared: name of a declaration of these -> their calls under it.
-        notes: what the user should know and is no fault.
+        notes: remarks that are no faults.
         observe: called with every equation, its operands and its results.
         known: the values of each program that was walked over, by the program.
-        telling: mesh axes along which shared values may differ between devices.
+        device_varying: mesh axes along which shared values may differ between devices, by `axis_index`.
         devices: length of each axis of the mesh that the program in hand runs on.
         invariance: whether JAX has checked along which of them each value of that program may differ.
         comparisons: every equation that was met and compares what devices were given, in its order.
-        apart: mesh axes along which devices may take different branches, or go round a loop more or less often.
+        diverging: mesh axes along which devices may take different branches, or go round a loop more or less often.
         own_orders: number of an order of rows -> mesh axes along which devices may have others.
         same_counts: value number of sorted keys -> of the keys.
         mapped: groups of pools that have a slot map.
@@ -61,17 +63,17 @@ class Prover:
     violations: list[Violation] = field(default_factory=list)
     accesses: list[RowAccess] = field(default_factory=list)
     versions: PoolVersions = field(default_factory=PoolVersions)
-    assumed: set[str] = field(default_factory=set)
+    assumed: set[Statement] = field(default_factory=set)
     declared: dict[str, list[Any]] = field(default_factory=dict)
-    notes: set[str] = field(default_factory=set)
+    notes: set[Statement] = field(default_factory=set)
     observe: Callable[[Any, list[Value], list[Value]], None] | None = None
     sort_keys: dict[Order, int] = field(default_factory=dict)
     known: dict[Any, Env] = field(default_factory=dict)
-    telling: set[str] = field(default_factory=set)
+    device_varying: set[str] = field(default_factory=set)
     devices: dict[str, int] = field(default_factory=dict)
     invariance: bool = True
     comparisons: list[Any] = field(default_factory=list)
-    apart: frozenset[str] = frozenset()
+    diverging: frozenset[str] = frozenset()
     own_orders: dict[int, frozenset[str]] = field(default_factory=dict)
     same_counts: dict[int, int] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
@@ -83,13 +85,13 @@ class Prover:
         self.mapped = {group for entry in entries if isinstance(entry, SlotMap) for group in entry.names}
 
     def fresh(self) -> int:
-        """A number that no value has had."""
+        """Return a value number that no value has had."""
         self._next += 1
         return self._next
 
     @contextmanager
     def on(self, devices: dict[str, int], invariance: bool) -> Iterator[None]:
-        """What is run inside runs on each device of a mesh."""
+        """Interpret a program that runs on each device of a mesh."""
         before = self.devices, self.invariance
         self.devices, self.invariance = before[0] | devices, before[1] and invariance
         yield
@@ -97,45 +99,31 @@ class Prover:
 
     @contextmanager
     def decided_by(self, atom: Any) -> Iterator[None]:
-        """Whether what is run inside runs at all is decided by a value."""
-        before = self.apart
-        self.apart = before | self.varying(atom)
+        """Interpret a program that runs only if a value says so."""
+        before = self.diverging
+        self.diverging = before | self.varying(atom)
         yield
-        self.apart = before
+        self.diverging = before
 
     def varying(self, atom: Any) -> frozenset[str]:
-        """Axes of the mesh along which devices may have different values of an operand."""
+        """Return the mesh axes along which devices may have different values of an operand."""
         if isinstance(atom, ir.Literal):
             return frozenset()
         return mesh.varying(atom) if self.invariance else frozenset(self.devices)
 
     def devices_along(self, axes: Sequence[str]) -> int:
-        """How many devices there are along some axes of the mesh."""
+        """Return the number of devices along some axes of the mesh."""
         return math.prod(self.devices[axis] for axis in axes)
 
     def number(self, key: Hashable) -> int:
-        """The value number of an expression; equal keys get equal numbers."""
+        """Return the value number of an expression; equal keys get equal numbers."""
         found = self._numbers.get(key)
         if found is None:
             found = self._numbers[key] = self.fresh()
         return found
 
-    def run(self, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
-        """Abstract results of a program without free variables."""
-        env: Env = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
-        self.known[jaxpr] = env
-        for index, eqn in enumerate(jaxpr.eqns):
-            operands = [self.read(env, atom) for atom in eqn.invars]
-            site = Site(self, eqn, jaxpr, index, env)
-            results = site.apply(operands)
-            if self.observe is not None:
-                self.observe(eqn, operands, results)
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [self.read(env, atom) for atom in jaxpr.outvars]
-
     def read(self, env: Env, atom: Any) -> Value:
-        """The value of an operand."""
+        """Return the abstract value of an operand."""
         if not isinstance(atom, ir.Literal):
             return env[atom]
         # The same literal of a function is met in each of its calls; `known` keeps it alive, and its id its own.
@@ -145,7 +133,7 @@ class Prover:
         return found
 
     def constant(self, array: Any) -> Value:
-        """The value of an array that is part of the program."""
+        """Return the abstract value of an array that is part of the program."""
         dtype = dtype_of(array)
         constant = Constant(captured=np.ndim(array) > 0)
         if not (is_integer(dtype) or dtype == np.bool_):
@@ -166,7 +154,7 @@ class Prover:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """What is found inside is forgotten: for iterations towards a fixed point."""
+        """Forget violations and accesses found inside: for iterations towards a fixpoint."""
         kept = len(self.violations), len(self.accesses), set(self.versions.consumed)
         yield
         del self.violations[kept[0] :]
@@ -175,7 +163,7 @@ class Prover:
 
 
 def _counting(content: np.ndarray) -> Iota | None:
-    if not 1 < content.size <= IOTA_SIZE:
+    if not 1 < content.size <= MAX_IOTA_SIZE:
         return None
     for axis, size in enumerate(content.shape):
         shape = [1] * content.ndim

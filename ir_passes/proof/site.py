@@ -1,33 +1,29 @@
-"""One equation under analysis: what a rule sees of it, and how it reports."""
+"""The abstract interpreter, and one equation under it: what a transfer function sees, and how it reports."""
 
-from __future__ import annotations
-
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ir_passes.contract.declared import declaration_of
 from ir_passes.jaxpr import ir
 from ir_passes.proof.concerned import concerned
-from ir_passes.proof.owners import COMMON, Common, Mixed, Owner, PoolRows, Rows, describe
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows, describe
+from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules.intervals import fits
 from ir_passes.proof.rules.registry import ELEMENTWISE, INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
 from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
 from ir_passes.proof.values import Constant, Iota, Value
 from ir_passes.proof.violations import Place, Violation, ViolationKind
 
-if TYPE_CHECKING:
-    from ir_passes.proof.prover import Prover
-
 
 @dataclass(slots=True)
 class Site:
-    """One equation under analysis: what a rule sees besides its operands.
+    """One equation under analysis: everything that a transfer function (a rule) sees besides its operands.
 
     Attributes:
-        prover: the walk.
+        prover: the state of the interpretation.
         eqn: the equation.
-        jaxpr, index, env: the program it stands in, where, and the values before it.
+        jaxpr, index, env: the program it stands in, its place there, and the values before it.
     """
 
     prover: Prover
@@ -57,7 +53,7 @@ class Site:
         return ir.shape_of(self.eqn.outvars[0])
 
     def apply(self, operands: list[Value]) -> list[Value]:
-        """The results, by the operation's rule."""
+        """Apply the operation's transfer function; return the results."""
         for value in operands:
             if value.version is not None and self.prover.versions.stale(value.version):
                 self.report(
@@ -69,7 +65,7 @@ class Site:
         return [self._completed(value, operands, k) for k, value in enumerate(results)]
 
     def _before_sum(self, operands: list[Value]) -> list[Value]:
-        """What comes of a row that one device has and others do not, where it is used before it is summed over them."""
+        """Refuse a row that only one device has and that is used before it is summed over the devices."""
         if not self.prover.devices:
             return []
         held = {axis for value in operands for axis in getattr(value.owner, "held", ())}
@@ -82,7 +78,7 @@ class Site:
         return [Value(mixed) for _ in self.eqn.outvars]
 
     def _completed(self, value: Value, operands: list[Value], which: int) -> Value:
-        """A result with what is common to all rules: its number, and the limits of what it may claim."""
+        """Complete a result with what all rules share: its value number, and the limits of its facts."""
         owner, bounds, uniform = value.owner, value.range, value.uniform
         if isinstance(owner, Common):
             if self.prover.reorders:
@@ -90,7 +86,7 @@ class Site:
         elif isinstance(owner, PoolRows):
             owner = self._framed(owner, operands)
         elif reveals_order(self, owner, operands):
-            owner = self.mixed("a shared array tells rows where they lie in an order that depends on all lanes", REMEDY)
+            owner = self.mixed("a shared array reveals where rows lie in an order that depends on all lanes", REMEDY)
         if isinstance(owner, Mixed) and self.prover.idle:
             bounds = None  # it may be another lane's value, which is not idle
         fact = value.fact or self._constant(operands)
@@ -101,7 +97,7 @@ class Site:
         return Value(owner, number, bounds, fact, value.kept, value.version, uniform)
 
     def _constant(self, operands: list[Value]) -> Constant | None:
-        """What is computed of constants place by place is one."""
+        """Return the constant that an elementwise operation makes of constants; None where there is none."""
         if self.name not in ELEMENTWISE and self.name != "select_n":
             return None
         facts = [value.fact for value in operands if isinstance(value.fact, Constant)]
@@ -116,13 +112,13 @@ class Site:
         return self.prover.number((self.name, params, tuple(v.number for v in operands), avals, which))
 
     def _framed(self, owner: PoolRows, operands: list[Value]) -> PoolRows:
-        """A pool after an operation: unless that only moves its elements about, no row is what it was."""
+        """Return a pool after an operation: unless that only moves elements, no row is unchanged."""
         if self.name in KEEPS_ROWS and (self.name not in INDEXED or isinstance(operands[0].owner, PoolRows)):
             return owner
         return self.unframed(owner)
 
     def unframed(self, owner: PoolRows) -> PoolRows:
-        """A pool of which no row is what it was."""
+        """Return a pool of which no row is unchanged."""
         violation = self.violation(
             ViolationKind.FRAME,
             f"{self.name!r} computes every row of pool {owner.group!r}, those that no lane owns too",
@@ -136,11 +132,11 @@ class Site:
         return "a pool" if leaf is None else self.prover.bound.inputs[leaf].path
 
     def violation(self, kind: ViolationKind, message: str, remedy: str) -> Violation:
-        """A violation at this equation: it concerns its operands' lanes and pools, or every lane if they are shared."""
+        """Make a violation at this equation, of its operands' lanes and pools, or of every lane if they are shared."""
         place = Place(self.jaxpr, self.index, self.env)
         parts = [(self.prover.read(self.env, atom).owner, getattr(atom.aval, "shape", ())) for atom in self.eqn.invars]
         bound = self.prover.bound
-        about = concerned(bound, parts) or concerned(bound, [(Rows(0), (bound.lanes,))])
+        about = concerned(bound, parts) or concerned(bound, [(LaneRows(0), (bound.lanes,))])
         return Violation(kind, self.name, ir.source_of(self.eqn), message, remedy, about, place)
 
     def report(self, kind: ViolationKind, message: str, remedy: str) -> None:
@@ -152,7 +148,7 @@ class Site:
         return Mixed(self.violation(kind, message, remedy))
 
     def join(self, *owners: Owner) -> Owner:
-        """Whose an element is that depends on one element, at the same place, of each of several arrays."""
+        """Return the join in the lattice of owners: of an element that depends on the same place of several arrays."""
         joined: Owner = COMMON
         for owner in owners:
             if isinstance(owner, Common) or owner == joined:
@@ -184,23 +180,18 @@ class Site:
         return replace(one, unframed=unframed, writers=one.writers | other.writers)
 
 
-@dataclass(frozen=True)
-class RowAccess:
-    """One access to the rows of a pool.
-
-    Attributes:
-        leaf: index of the pool among the step's flattened inputs.
-        write: whether it writes.
-        coordinate: what identifies the row: equal coordinates are the same rows.
-        lane: the lane of a single row, None for the rows of all lanes.
-        site: where.
-    """
-
-    leaf: int
-    write: bool
-    coordinate: Hashable
-    lane: Any
-    site: Site
+def interpret(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
+    """Return the abstract results of a program without free variables, by the transfer function of each equation."""
+    env: dict[Any, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+    prover.known[jaxpr] = env
+    for index, eqn in enumerate(jaxpr.eqns):
+        operands = [prover.read(env, atom) for atom in eqn.invars]
+        results = Site(prover, eqn, jaxpr, index, env).apply(operands)
+        if prover.observe is not None:
+            prover.observe(eqn, operands, results)
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [prover.read(env, atom) for atom in jaxpr.outvars]
 
 
 def _frozen(params: dict[str, Any]) -> Hashable:

@@ -1,21 +1,16 @@
-"""Arrays that are the same along an axis, and why it matters.
+"""Arrays that are the same along an axis, which reveal no order of rows.
 
 Rows in an order that depends on all lanes belong each to one lane, but where a row lies does not. A shared array that
-differs along that axis tells the rows where they lie: what comes of it, put back in order, depends on every lane.
+differs along that axis reveals where the rows lie: a result of it, put back in order, depends on every lane.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import Common, Owner, Rows
+from ir_passes.proof.owners import Common, LaneRows, Owner
 from ir_passes.proof.rules.registry import ELEMENTWISE
 from ir_passes.proof.values import Value
-
-if TYPE_CHECKING:
-    from ir_passes.proof.site import Site
+from ir_passes.proof.walk import Equation
 
 Shape = tuple[int, ...]
 _ALIGNED_BY_RULE = {
@@ -26,7 +21,7 @@ _ALIGNED_BY_RULE = {
 REMEDY = "use what does not differ between rows, or undo the order first"
 
 
-def uniform_axes(site: Site, operands: list[Value]) -> frozenset[int]:
+def uniform_axes(site: Equation, operands: list[Value]) -> frozenset[int]:
     """Axes along which the first result of an operation on shared arrays is known to be the same.
 
     Nothing is known of operations that are not named here: a running sum of ones counts, and random bits of one key
@@ -63,19 +58,19 @@ def constant(value: Value, shape: Shape) -> bool:
     return math.prod(shape) <= 1 or all(_same(value, shape, axis) for axis in range(len(shape)))
 
 
-def tells_places(value: Value, shape: Shape, axis: int) -> bool:
+def reveals_places(value: Value, shape: Shape, axis: int) -> bool:
     """Whether a shared array may differ along an axis."""
     return isinstance(value.owner, Common) and bool(shape) and not _same(value, shape, axis)
 
 
 def disordered(owner: Owner) -> bool:
     """Whether rows lie in an order that may depend on all lanes."""
-    return isinstance(owner, Rows) and owner.order is not None
+    return isinstance(owner, LaneRows) and owner.order is not None
 
 
-def reveals_order(site: Site, owner: Owner, operands: list[Value]) -> bool:
-    """Whether a shared operand tells rows of a result where they lie."""
-    if not isinstance(owner, Rows) or owner.order is None or site.name in _ALIGNED_BY_RULE:
+def reveals_order(site: Equation, owner: Owner, operands: list[Value]) -> bool:
+    """Whether a shared operand reveals where rows of the result lie in their order."""
+    if not isinstance(owner, LaneRows) or owner.order is None or site.name in _ALIGNED_BY_RULE:
         return False
     for value, shape in zip(operands, site.shapes, strict=True):
         if not isinstance(value.owner, Common) or constant(value, shape):

@@ -1,4 +1,4 @@
-"""What the lane proof knows of one array: whose its elements are, and a few facts about what they hold."""
+"""The abstract values of the lane proof: the owner of an array's elements, and a few facts about what they hold."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,20 +20,20 @@ class Iota:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Element = how many rows the devices before this one along a mesh axis have, each of them `rows`."""
+    """Element = number of rows on the devices before this one along a mesh axis, `rows` on each."""
 
     over: str
     rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class SlotEntry:
     """Elements of a lane are its entry in a slot map.
 
     Attributes:
         leaf: index of the slot map among the step's flattened inputs.
         guard: value number of a choice between the entry and a row past every pool, None where there is none.
-        less: what has been subtracted from both, None where nothing has.
+        less: the number subtracted from both, None where nothing is.
     """
 
     leaf: int
@@ -51,7 +51,7 @@ class Permuted:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Element e = how often e occurs in the array with value number `key`."""
+    """Element e = number of times e occurs in the array with value number `key`."""
 
     key: int
 
@@ -107,22 +107,24 @@ class RemainderOf:
 
 @dataclass(frozen=True, slots=True)
 class Implies:
-    """Where true, the value with this number is zero (or is not)."""
+    """True implies that the value with this number is zero (or is not)."""
 
     number: int
     zero: bool
 
 
-Fact = Iota | Ahead | Slot | Permuted | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
+Fact = (
+    Iota | Ahead | SlotEntry | Permuted | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The rows of an idle lane are what they are in an input pool.
+    """The rows of an idle lane equal those of an input pool.
 
     Attributes:
         leaf: index of the pool among the step's flattened inputs.
-        view: how the array was taken from the pool's.
+        view: the path by which the array was taken from the pool's.
     """
 
     leaf: int
@@ -131,13 +133,13 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One array.
+    """The abstract value of one array.
 
     Attributes:
-        owner: whose the elements are.
+        owner: the lanes that the elements may depend on.
         number: equal numbers mean equal elements in row-major order; 0 where none is assigned yet.
         range: bounds of an integer array.
-        fact: what else is known of the elements.
+        fact: one more fact about the elements.
         kept: holds under the assumption that the lane is idle.
         version: of the pool that this is, or is a view of; None for everything else.
         uniform: axes along which a shared array is known to be the same.
@@ -152,7 +154,7 @@ class Value:
     uniform: frozenset[int] = frozenset()
 
     def but(self, **changes: Any) -> "Value":
-        """The same with other attributes."""
+        """Return the same value with other attributes."""
         return replace(self, **changes)
 
     def __str__(self) -> str:

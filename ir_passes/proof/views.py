@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 def reshaped(view: View, before: tuple[int, ...], after: tuple[int, ...]) -> View:
-    """The path after a row-major reshape."""
+    """Return the view after a row-major reshape."""
     if view and view[-1][0] == "reshape":
         before = _numbers(view[-1])
         view = view[:-1]
@@ -20,7 +20,7 @@ def reshaped(view: View, before: tuple[int, ...], after: tuple[int, ...]) -> Vie
 
 
 def transposed(view: View, permutation: tuple[int, ...]) -> View:
-    """The path after a transpose."""
+    """Return the view after a transpose."""
     permutation = tuple(map(int, permutation))
     if view and view[-1][0] == "transpose":
         first = _numbers(view[-1])
@@ -36,7 +36,7 @@ def _numbers(step: Step) -> tuple[int, ...]:
 
 
 def block(view: View, but: int, full: Shape, sizes: Shape, places: Iterable[tuple[int, Hashable]]) -> View:
-    """The path after taking the block of these sizes that begins at `places` of some axes.
+    """Return the view after taking the block of these sizes that begins at `places` of some axes.
 
     Args:
         view: the path.
@@ -48,10 +48,10 @@ def block(view: View, but: int, full: Shape, sizes: Shape, places: Iterable[tupl
 
 
 def entered(view: View, step: Step) -> View:
-    """The path after taking a part; `left` with the same step puts it back."""
+    """Return the view after taking a part; `left` with the same step puts it back."""
     return (*view, step)
 
 
 def left(view: View, step: Step) -> View | None:
-    """The path after putting a part back where it was taken, None where it was taken elsewhere."""
+    """Return the view after putting a part back where it was taken, None where it was taken elsewhere."""
     return view[:-1] if view and view[-1] == step else None

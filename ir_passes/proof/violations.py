@@ -1,39 +1,36 @@
-"""What a lane proof can find wrong with a step.
-
-The equations around a fault, with what the proof knew of every variable in them.
-"""
+"""Violations that the lane proof finds in a step, and their explanation by the equations around each fault."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from ir_passes.contract.statements import Statement, StatementId
 from ir_passes.jaxpr import ir
 
 
-class ViolationKind(StrEnum):
-    """The fault of a step; the list is closed."""
+class ViolationKind(StatementId):
+    """The fault of a step: the value is its id, `sentence` says it in words. The list is closed."""
 
-    CROSS_LANE = "one lane reaches another"
-    WRONG_ROW = "a row that is not the lane's"
-    FRAME = "rows outside the slot map may change"
-    STALE = "a version of a pool is read after its successor was made"
-    LABEL = "a dimension carries another dimension's values"
-    COUPLING = "pools of one group move differently"
-    IDLE = "an idle lane's rows may change"
-    AGREEMENT = "rows may change though devices disagree"
-    ACCEPTED = "a count of accepted tokens may be wrong"
-    BOUNDS = "a row index may be out of bounds"
-    CONSTANT = "a row, position or pool is a constant"
-    CONTROL = "control flow depends on a lane"
-    COLLECTIVE = "a collective mixes lanes"
-    UNKNOWN = "an operation without a rule"
-    OPAQUE = "an operation that no declaration fits"
+    CROSS_LANE = "cross-lane", "What belongs to one lane may depend on another lane."
+    WRONG_ROW = "wrong-row", "A lane may reach a pool row that is not its own."
+    FRAME = "frame", "Pool rows that the slot map does not name may change."
+    STALE = "stale-pool", "A version of a pool is used after its successor was made."
+    DIMENSIONS = "dimensions", "A dimension of a pool is written with the values of another dimension."
+    COUPLING = "coupling", "Pools of one group are written at different rows."
+    IDLE = "idle", "The rows of a lane of length 0 may change."
+    AGREEMENT = "agreement", "Rows may change although devices were given different operands."
+    ACCEPTED = "accepted", "A number of accepted tokens may be negative, or not 0 for a lane of length 0."
+    BOUNDS = "bounds", "A row index may be out of bounds."
+    CONSTANT = "constants", "A row index, a position or a pool is a constant of the program."
+    CONTROL = "control-flow", "Control flow that all lanes share depends on one lane."
+    COLLECTIVE = "collective", "A collective may mix lanes."
+    UNKNOWN = "no-rule", "The proof has no rule for an operation."
+    OPAQUE = "opaque", "A custom call, kernel or callback fits no declaration of the contract."
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a program a violation lies, for explaining it.
+    """The place of a violation in a program, for explaining it.
 
     Attributes:
         jaxpr: the (nested) program.
@@ -53,8 +50,8 @@ class Violation:
     Attributes:
         primitive: the operation that makes it; "" for an output.
         source: "file:line" of the user's code, or "unknown".
-        message: why, in one sentence.
-        remedy: what to do, in one sentence.
+        message: the fault in this step, in one sentence.
+        remedy: the advice, in one sentence.
         concerned: the lanes that meet in it, as "lanes 0 to 3", and the pools, as the contract names them.
         place: for `IsolationError.explain`.
     """
@@ -67,10 +64,16 @@ class Violation:
     concerned: tuple[str, ...] = field(default=(), compare=False)
     place: Place | None = field(default=None, compare=False, repr=False)
 
-    def __str__(self) -> str:
+    @property
+    def statement(self) -> Statement:
+        """The violation as a fault of a certificate."""
         operation = f"{self.primitive} at " if self.primitive else ""
         about = f"\n  concerns {', '.join(self.concerned)}" if self.concerned else ""
-        return f"{self.kind}: {self.message}{about}\n  {operation}{self.source}\n  {self.remedy}"
+        text = f"{self.kind.sentence}\n  {self.message}{about}\n  {operation}{self.source}\n  {self.remedy}"
+        return Statement(self.kind.value, ", ".join(self.concerned), text)
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.statement.sentence}"
 
 
 class IsolationError(ValueError):
@@ -86,7 +89,7 @@ class IsolationError(ValueError):
         super().__init__(f"the step was not proved to keep its lanes apart, {len(violations)} violation(s):\n{faults}")
 
     def explain(self, around: int = 10) -> str:
-        """Every violation with the equations around it and what the proof knew of each variable.
+        """Return every violation with the equations around it and what the proof knew of each variable.
 
         Args:
             around: equations to show on either side of the fault.
@@ -97,17 +100,17 @@ class IsolationError(ValueError):
 
 
 def explain(violation: Violation, around: int) -> str:
-    """A violation in context."""
+    """Explain a violation in context."""
     place = violation.place
     if place is None:
         return str(violation)
-    names, told = _Names(), set[Any]()
+    names, described = _Names(), set[Any]()
     lines = [str(violation), ""]
 
-    def tell(atoms: Iterable[Any]) -> None:
+    def describe_all(atoms: Iterable[Any]) -> None:
         for var in ir.variables(list(atoms)):
-            if var not in told and var in place.values:
-                told.add(var)
+            if var not in described and var in place.values:
+                described.add(var)
                 lines.append(f"                 {names.of(var)}: {place.values[var]}")
 
     eqns = place.jaxpr.eqns
@@ -115,10 +118,10 @@ def explain(violation: Violation, around: int) -> str:
     for index in range(first, last):
         eqn, mark = eqns[index], ">" if index == place.index else " "
         lines.append(f"{mark} {index:5d}  {_equation(eqn, names)}")
-        tell([*eqn.invars, *eqn.outvars])
+        describe_all([*eqn.invars, *eqn.outvars])
     if place.index == len(eqns):
         lines.append("> returned " + " ".join(names.of(atom) for atom in place.jaxpr.outvars))
-        tell(place.jaxpr.outvars)
+        describe_all(place.jaxpr.outvars)
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
-"""A table of plain cells as HTML, for pages and notebooks.
+"""Tables and headed lists as HTML for pages and notebooks; everything is escaped.
 
-A certificate as notebooks show it. Colours and fonts are the notebook's own; everything is escaped.
+Notebooks keep their own colours and fonts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from html import escape
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Numbers have thousands apart and the class "number", truths are yes and no, everything is escaped."""
+    """Return a table: numbers have thousands separators and the class "number", booleans are yes and no."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
@@ -23,12 +23,12 @@ def _cell(value: object) -> str:
 
 
 def headed(title: str, holds: bool, state: str, remark: str) -> str:
-    """The first lines: what it is, and whether it is certified."""
+    """Return the heading: the title, and whether it is certified."""
     colour = "#137333" if holds else "#c5221f"
     return f'<p><b>{escape(title)}: <span style="color:{colour}">{escape(state)}</span></b><br>{escape(remark)}</p>'
 
 
-def lists(sections: Sequence[tuple[str, Sequence[str]]], opened: Sequence[str]) -> str:
+def lists(sections: Sequence[tuple[str, Sequence[object]]], opened: Sequence[str]) -> str:
     """Statements under their headings, which open when they are clicked; without the empty ones.
 
     Args:
@@ -37,7 +37,7 @@ def lists(sections: Sequence[tuple[str, Sequence[str]]], opened: Sequence[str]) 
     """
     return "".join(
         f"<details{' open' if heading in opened else ''}><summary>{escape(heading)} ({len(lines)})</summary>"
-        f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul></details>"
+        f"<ul>{''.join(f'<li>{escape(str(line))}</li>' for line in lines)}</ul></details>"
         for heading, lines in sections
         if lines
     )

@@ -6,11 +6,11 @@ from typing import Any
 
 from ir_passes.jaxpr.ir import source_of
 from ir_passes.proof.ownership import Ownership
-from ir_passes.scratch.plan import Placement, Plan
+from ir_passes.scratch.plan import PlacedBuffer, Plan
 
 WIDTH, ROW, MARGIN = 1100, 7, 60
 COLOURS = {"shared": "#9aa0a6", "pool": "#5f6368", "mixed": "#d93025", "body": "#c9b458"}
-MOST_STRIPES = 12_000
+MAX_STRIPES = 12_000
 INK = "#5f6368"
 
 Owners = Mapping[Any, Ownership]
@@ -22,7 +22,7 @@ def lane_colour(lane: int, lanes: int) -> str:
 
 
 def key(lanes: int) -> str:
-    """What the colours mean."""
+    """The legend of the colours."""
     swatches = [(f"lane {lane}", lane_colour(lane, lanes)) for lane in range(lanes)]
     swatches += [("shared", COLOURS["shared"]), ("pool", COLOURS["pool"]), ("bodies of loops", COLOURS["body"])]
     box = "display:inline-block;width:.9em;height:.9em;margin:0 .3em 0 1em"
@@ -31,7 +31,7 @@ def key(lanes: int) -> str:
 
 
 def live_ranges(plan: Plan, owners: Owners, rows: int) -> tuple[str, int]:
-    """A bar for each of the `rows` largest values from its first equation to its last, in the order of computation.
+    """Draw a bar for each of the `rows` largest values from its first equation to its last, in order of computation.
 
     Returns:
         The picture, and how many smaller values it leaves out.
@@ -47,7 +47,7 @@ def live_ranges(plan: Plan, owners: Owners, rows: int) -> tuple[str, int]:
 
 
 def arena_map(plan: Plan, owners: Owners, height: int = 420) -> str:
-    """Bytes upwards, equations to the right: which value has which bytes, and when."""
+    """Draw the arena: bytes upwards, equations to the right, a box for each value."""
     across, up = (WIDTH - MARGIN) / max(_equations(plan), 1), height / max(plan.size, 1)
     parts = [_axis(plan, across, height)]
     parts += [
@@ -67,14 +67,14 @@ def arena_map(plan: Plan, owners: Owners, height: int = 420) -> str:
     return _svg(parts, height + 24)
 
 
-def _bar(plan: Plan, one: Placement, owners: Owners, x: float, y: float, width: float, height: float) -> str:
+def _bar(plan: Plan, one: PlacedBuffer, owners: Owners, x: float, y: float, width: float, height: float) -> str:
     eqn = plan.jaxpr.jaxpr.eqns[one.equation]
     owner = owners.get(eqn.outvars[one.result], Ownership("shared"))
     whose = owner.kind if owner.lane is None else f"lane {owner.lane}"
     when = f"equations {one.start} to {one.end}"
     title = f"{one.name}: {one.bytes:,} bytes at {one.offset:,}, {when}, {whose}, {source_of(eqn)}"
     lanes = plan.lanes or 1
-    if owner.kind == "lanes" and lanes * len(plan.placements) <= MOST_STRIPES:
+    if owner.kind == "lanes" and lanes * len(plan.placements) <= MAX_STRIPES:
         step = height / lanes
         boxes = "".join(
             _box(x, y + height - (lane + 1) * step, width, step, lane_colour(lane, lanes)) for lane in range(lanes)

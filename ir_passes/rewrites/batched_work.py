@@ -9,11 +9,11 @@ from jax import lax
 from jax import numpy as jnp
 
 from ir_passes.jaxpr import ir
-from ir_passes.rewrites.lane_labels import LaneLabels
+from ir_passes.rewrites.lane_owners import LaneOwners
 from ir_passes.rewrites.pool_access import READS, Box
 from ir_passes.rewrites.row_access import Start, indexed_dims, read_rows, row_index
 from ir_passes.rewrites.same_work import SameWork
-from ir_passes.rewrites.slot_entries import Constant, Entry, shape
+from ir_passes.rewrites.slot_entries import ConstantIndex, SlotIndex, shape
 
 SCATTERS: dict[str, Callable[..., jax.Array]] = {
     "dynamic_update_slice": lax.scatter,
@@ -39,15 +39,15 @@ class BatchedWork:
     """Lane 0's equations over all lanes, as a function of arrays from outside.
 
     Attributes:
-        labels, work: the graph and what its lanes do.
+        owners, work: the graph and what its lanes do.
         inputs: values from outside: no lane's, or lane 0's whose correspondents are stacked by the caller.
         stacked: those of `inputs` that come with the lanes in front.
         splits: lane 0's parts of arrays that one equation splits into all lanes'.
         pools: the first version of every pool that is written -> the last one.
-        joins, pieces: what others need: results put together, and one lane's part of a result.
+        joins, pieces: results that other equations need: those put together, and one lane's part of a result.
     """
 
-    labels: LaneLabels
+    owners: LaneOwners
     work: SameWork
     inputs: tuple[ir.Var, ...]
     stacked: frozenset[ir.Var]
@@ -66,12 +66,12 @@ class BatchedWork:
         for eqn in [*self.work.named, *self.work.lanes[0]]:
             if self._known(eqn, outside, batched):
                 continue
-            if id(eqn) not in self.labels.own:
+            if id(eqn) not in self.owners.own:
                 pending.append(eqn)
                 continue
             self._run(pending, outside, batched)
             pending = []
-            first = first_version(self.labels, self.work, eqn)
+            first = first_version(self.owners, self.work, eqn)
             if eqn.primitive.name in READS:
                 pool = current[first] if first in current else outside[first]
                 batched[eqn.outvars[0]] = self._read(eqn, pool, outside, batched)
@@ -84,23 +84,23 @@ class BatchedWork:
 
     @property
     def _lanes(self) -> int:
-        return self.labels.graph.bound.lanes
+        return self.owners.graph.bound.lanes
 
     def _known(self, eqn: ir.JaxprEqn, outside: dict[ir.Var, Any], batched: dict[ir.Var, Any]) -> bool:
         """Enter a result that needs no computation: an entry of an array, or of a slot map."""
         var = eqn.outvars[0]
-        facts = self.labels.accesses.facts
+        facts = self.owners.accesses.facts
         mine = facts.of(var)
-        if isinstance(mine, Entry) and len(eqn.outvars) == 1:
+        if isinstance(mine, SlotIndex) and len(eqn.outvars) == 1:
             if [facts.of(other) for other in self.work.alike[var]] == [
-                Entry(mine.map, lane) for lane in range(self._lanes)
+                SlotIndex(mine.map, lane) for lane in range(self._lanes)
             ]:
-                slots = outside[self.labels.graph.program.jaxpr.invars[mine.map]]
+                slots = outside[self.owners.graph.program.jaxpr.invars[mine.map]]
                 batched[var] = lax.convert_element_type(
                     lax.reshape(slots, (self._lanes, *shape(var))), ir.dtype_of(var)
                 )
                 return True
-        root = self.labels.roots.get(var)
+        root = self.owners.roots.get(var)
         if root is None:
             return False
         array = outside[root.source]
@@ -122,7 +122,7 @@ class BatchedWork:
 
     def _entry(self, var: ir.Var, outside: dict[ir.Var, Any]) -> jax.Array:
         """The parts of an array along a dimension, with the lanes in front."""
-        root = self.labels.roots[var]
+        root = self.owners.roots[var]
         front = jnp.moveaxis(outside[root.source], root.dim, 0)
         return lax.reshape(front, (self._lanes, *shape(var)))
 
@@ -138,12 +138,12 @@ class BatchedWork:
         batched.update(zip(made, run(*values), strict=True))
 
     def _rows(self, box: Box, outside: dict[ir.Var, Any]) -> jax.Array:
-        if isinstance(box.row, Entry):
-            return outside[self.labels.graph.program.jaxpr.invars[box.row.map]]
+        if isinstance(box.row, SlotIndex):
+            return outside[self.owners.graph.program.jaxpr.invars[box.row.map]]
         return lax.iota(jnp.int32, self._lanes)
 
     def _read(self, eqn: ir.JaxprEqn, pool: jax.Array, outside: dict[ir.Var, Any], batched: Any) -> jax.Array:
-        box = self.labels.own[id(eqn)]
+        box = self.owners.own[id(eqn)]
         rows, known = self._rows(box, outside), None not in box.starts
         if known or eqn.primitive.name == "dynamic_slice":
             atoms = box.starts if known else eqn.invars[1:]
@@ -161,14 +161,14 @@ class BatchedWork:
         for dim, (atom, known) in enumerate(zip(atoms, box.starts, strict=True)):
             if dim == box.axis:
                 starts.append(rows)
-            elif isinstance(known, Constant):
+            elif isinstance(known, ConstantIndex):
                 starts.append(known.value)
             else:
                 starts.append(self._each(atom, outside, batched))
         return starts
 
     def _write(self, eqn: ir.JaxprEqn, pool: jax.Array, outside: dict[ir.Var, Any], batched: Any) -> jax.Array:
-        box, name = self.labels.own[id(eqn)], eqn.primitive.name
+        box, name = self.owners.own[id(eqn)], eqn.primitive.name
         atom = eqn.invars[1 if name == "dynamic_update_slice" else 2]
         update = self._each(atom, outside, batched)
         rows = self._rows(box, outside)
@@ -201,17 +201,17 @@ class BatchedWork:
         return jnp.broadcast_to(value[None], (self._lanes, *value.shape))
 
 
-def first_version(labels: LaneLabels, work: SameWork, eqn: ir.JaxprEqn) -> ir.Var:
-    """The version, before all of this work, of the pool that an equation reads or writes."""
-    makers, mine = labels.accesses.makers, work.equations
-    version = labels.accesses.version(eqn)
+def first_version(owners: LaneOwners, work: SameWork, eqn: ir.JaxprEqn) -> ir.Var:
+    """Return the version before all of this work of the pool that an equation reads or writes."""
+    makers, mine = owners.accesses.makers, work.equations
+    version = owners.accesses.version(eqn)
     while version in makers and id(makers[version]) in mine:
-        version = labels.accesses.version(makers[version])
+        version = owners.accesses.version(makers[version])
     return version
 
 
 def _with_lanes(numbers: lax.ScatterDimensionNumbers) -> lax.ScatterDimensionNumbers:
-    """For indices and updates with the lanes in front."""
+    """Return the dimension numbers for indices and updates with the lanes in front."""
     return lax.ScatterDimensionNumbers(
         tuple(dim + 1 for dim in numbers.update_window_dims),
         numbers.inserted_window_dims,

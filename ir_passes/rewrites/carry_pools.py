@@ -16,7 +16,7 @@ from ir_passes.rewrites.pool_access import WRITES, pool_names
 
 @dataclass(frozen=True)
 class CarryPools:
-    """Makes a pool whose layers a scan takes apart as `xs`, and whose successor it stacks up as `ys`, a carry.
+    """The pass that turns a pool which a scan takes apart as `xs`, and whose successor it stacks as `ys`, into a carry.
 
     XLA cannot stack `ys` up in the bytes of `xs`, so the scan writes a second pool and copies it. A carry is updated in
     place.
@@ -29,7 +29,7 @@ class CarryPools:
     name: ClassVar[str] = "carry-pools"
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """As `Pass.run`."""
+        """Rewrite the graph (see `Pass.run`)."""
         found = _scanned_pools(graph, say)
         if not found:
             return graph

@@ -1,4 +1,4 @@
-"""Drop what no output needs."""
+"""Drop dead equations."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from ir_passes.scratch.liveness import bytes_of
 
 @dataclass(frozen=True)
 class DropDead:
-    """Drops equations that no output and no effect needs, in bodies too, with the scratch that they would fill.
+    """The pass that drops dead equations, in bodies too, with the scratch that they would fill.
 
     Precondition: none. Postcondition: every equation is needed. Never changes: a value that is needed, inputs, effects
     and their order. Results are bit-identical.
@@ -20,7 +20,7 @@ class DropDead:
     only_drops: ClassVar[bool] = True
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """As `Pass.run`."""
+        """Rewrite the graph (see `Pass.run`)."""
         live = ir.without_dead(graph.program)
         (before, wider), (after, slimmer) = _size(graph.program.jaxpr), _size(live.jaxpr)
         if (before, wider) == (after, slimmer):

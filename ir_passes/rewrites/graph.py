@@ -11,7 +11,7 @@ Say = Callable[[str], None]
 
 
 def quiet(_: str) -> None:
-    """Takes a line of a report and forgets it."""
+    """Drop a line of a report."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Graph:
     bound: BoundContract
 
     def with_program(self, program: ir.ClosedJaxpr) -> "Graph":
-        """The same contract over another program."""
+        """Return the same contract over another program."""
         return replace(self, program=program)
 
 
@@ -41,10 +41,10 @@ class Pass(Protocol):
     """
 
     name: ClassVar[str]
-    """In kebab-case."""
+    """Name of the pass, in kebab-case."""
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """The rewritten graph, or `graph` itself where there is nothing to do.
+        """Return the rewritten graph, or `graph` itself where there is nothing to do.
 
         Args:
             graph: the step.

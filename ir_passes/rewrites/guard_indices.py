@@ -1,4 +1,4 @@
-"""Let no index of a pool reach another's row."""
+"""Guard pool indices, so that none reaches another lane's row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ from ir_passes.rewrites.negative_wrap import NegativeWrap
 from ir_passes.rewrites.nested import Body, bodies, carried, with_bodies
 from ir_passes.rewrites.pool_access import WRITES, window_of
 from ir_passes.rewrites.row_access import Start, clamped, read_box, write_box
-from ir_passes.rewrites.slot_entries import Constant, Fact, IndexFacts, facts_in, facts_of, shape
+from ir_passes.rewrites.slot_entries import ConstantIndex, IndexFact, IndexFacts, facts_in, facts_of, shape
 
 
 @dataclass(frozen=True)
 class GuardIndices:
-    """Replaces what moves a bad row index onto a good row: clamping, clipping and the wrap of negative indices.
+    """The pass that removes clamping, clipping and negative wrap, which move a bad row index onto a good row.
 
     A read of a row that the pool does not have then gives NaN (the smallest integer), a write of it is dropped, also in
     the bodies of scans, whiles and conds. Row indices that are constants in bounds stay.
@@ -35,7 +35,7 @@ class GuardIndices:
     name: ClassVar[str] = "guard-indices"
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """As `Pass.run`."""
+        """Rewrite the graph (see `Pass.run`)."""
         jaxpr = graph.program.jaxpr
         pools = {
             jaxpr.invars[i]: one.entry.axis for i, one in enumerate(graph.bound.inputs) if isinstance(one.entry, Pool)
@@ -57,7 +57,7 @@ class _Guard:
     Attributes:
         bound: the contract of the step.
         pools: the row axis of every version of a pool.
-        facts: what is known of the indices.
+        facts: known of the indices.
         refused: accesses that were left alone.
         count: accesses that were guarded.
     """
@@ -101,7 +101,7 @@ class _Guard:
             return None
         found = self.wrap.removed(starts[axis], None, rows)
         before, starts[axis] = found if found is not None else ([], starts[axis])
-        known = [fact.value if isinstance(fact := self.facts.of(atom), Constant) else None for atom in starts]
+        known = [fact.value if isinstance(fact := self.facts.of(atom), ConstantIndex) else None for atom in starts]
         given = [atom for atom, start in zip(starts, known, strict=True) if start is None]
 
         def access(*operands: jax.Array) -> jax.Array:
@@ -162,8 +162,8 @@ class _Guard:
         return with_bodies(eqn, changed) if changed else eqn
 
 
-def _in_bounds(start: Fact | None, length: int, size: int) -> bool:
-    return length == size or (isinstance(start, Constant) and 0 <= start.value <= size - length)
+def _in_bounds(start: IndexFact | None, length: int, size: int) -> bool:
+    return length == size or (isinstance(start, ConstantIndex) and 0 <= start.value <= size - length)
 
 
 def _filling_gather(params: Mapping[str, Any], pool: jax.Array, index: jax.Array) -> jax.Array:

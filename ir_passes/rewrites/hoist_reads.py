@@ -14,12 +14,12 @@ from ir_passes.rewrites.graph import Graph, Say, quiet
 from ir_passes.rewrites.pool_access import READS, Box, PoolAccesses, apart, pool_names
 from ir_passes.rewrites.row_access import read_rows
 from ir_passes.rewrites.schedule import schedule
-from ir_passes.rewrites.slot_entries import Constant, Entry, shape
+from ir_passes.rewrites.slot_entries import ConstantIndex, SlotIndex, shape
 
 
 @dataclass(frozen=True)
 class HoistReads:
-    """Lets a read take the pool as it was before writes of other rows, and reads of several rows be one gather.
+    """The pass that moves reads above writes of other rows, and merges reads of several rows into one gather.
 
     XLA does not know that the slots of a step are distinct. It must keep the order of lane 0's write and lane 1's read,
     and copies the pool to do so; and it keeps several readers of the old pool apart from the first write by copies,
@@ -34,7 +34,7 @@ class HoistReads:
     name: ClassVar[str] = "hoist-reads"
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """As `Pass.run`."""
+        """Rewrite the graph (see `Pass.run`)."""
         accesses = PoolAccesses(graph)
         reads = [
             (eqn, box)
@@ -60,7 +60,7 @@ class HoistReads:
 
 @dataclass(frozen=True)
 class _Family:
-    """Reads of the same box of different rows of one version, each with the lane whose row it is."""
+    """Reads of the same box in different rows of one version, each with its row's lane."""
 
     pool: ir.Var
     box: Box
@@ -106,8 +106,8 @@ def _families(
     found: dict[Any, list[tuple[ir.JaxprEqn, Box, int]]] = {}
     for eqn, box in reads:
         version = older.get(id(eqn), accesses.version(eqn))
-        known = all(isinstance(start, Constant) for dim, start in enumerate(box.starts) if dim != box.axis)
-        if version in accesses.writers and isinstance(box.row, Entry) and known:
+        known = all(isinstance(start, ConstantIndex) for dim, start in enumerate(box.starts) if dim != box.axis)
+        if version in accesses.writers and isinstance(box.row, SlotIndex) and known:
             others = tuple(start for dim, start in enumerate(box.starts) if dim != box.axis)
             found.setdefault((version, box.row.map, others, box.sizes), []).append((eqn, box, box.row.lane))
     return [
@@ -148,7 +148,7 @@ def _rewritten(
 
 @dataclass(frozen=True)
 class _Read:
-    """One gather for a family, and of it what each of its reads had."""
+    """One gather for a family of reads, with the part that each read had."""
 
     family: _Family
     lanes: int
@@ -158,7 +158,7 @@ class _Read:
         lanes = sorted({lane for _, lane in family.reads})
         if lanes != list(range(self.lanes)):
             slots = jnp.concatenate([lax.slice(slots, (lane,), (lane + 1,)) for lane in lanes])
-        starts = [start.value if isinstance(start, Constant) else slots for start in box.starts]
+        starts = [start.value if isinstance(start, ConstantIndex) else slots for start in box.starts]
         rows = read_rows(pool, box.axis, starts, box.sizes, len(lanes))
         return [
             lax.reshape(lax.index_in_dim(rows, lanes.index(lane), keepdims=False), shape(read.outvars[0]))

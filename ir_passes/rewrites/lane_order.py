@@ -1,16 +1,16 @@
-"""Whether the work of all lanes may run side by side: nothing in it is barred, and no lane sees another's writes."""
+"""The check that the work of all lanes may run side by side: no lane sees another's writes."""
 
 from collections.abc import Iterator, Sequence
 
 from ir_passes.contract.declared import CROSSING, declaration_of
 from ir_passes.jaxpr import ir
 from ir_passes.rewrites.batched_work import first_version
-from ir_passes.rewrites.lane_labels import LaneLabels
+from ir_passes.rewrites.lane_owners import LaneOwners
 from ir_passes.rewrites.pool_access import WRITES
 from ir_passes.rewrites.same_work import Different, SameWork
-from ir_passes.rewrites.slot_entries import Entry
+from ir_passes.rewrites.slot_entries import SlotIndex
 
-# What JAX does not batch lane by lane, or would run for all lanes where one asks for it.
+# Operations that JAX does not batch lane by lane, or would run for all lanes where one asks for it.
 BARRED = frozenset(
     """
     cond while shard_map sharding_constraint optimization_barrier custom_call tpu_custom_call rng_bit_generator
@@ -37,7 +37,7 @@ def _barred(eqn: ir.JaxprEqn) -> Iterator[str]:
             yield from _barred(inner)
 
 
-def written_pools(labels: LaneLabels, work: SameWork) -> dict[ir.Var, ir.Var]:
+def written_pools(owners: LaneOwners, work: SameWork) -> dict[ir.Var, ir.Var]:
     """First and last version of every pool that the work writes, if lanes may change their order.
 
     Each lane has to read its own row as its own writes left it, and no one else may see a version in between.
@@ -45,28 +45,28 @@ def written_pools(labels: LaneLabels, work: SameWork) -> dict[ir.Var, ir.Var]:
     Raises:
         Different: they may not.
     """
-    accesses, mine = labels.accesses, work.equations
-    places = {id(eqn): place for place, eqn in enumerate(labels.graph.program.jaxpr.eqns)}
+    accesses, mine = owners.accesses, work.equations
+    places = {id(eqn): place for place, eqn in enumerate(owners.graph.program.jaxpr.eqns)}
     writes = sorted(
-        (eqn for eqns in work.lanes for eqn in eqns if eqn.primitive.name in WRITES and id(eqn) in labels.own),
+        (eqn for eqns in work.lanes for eqn in eqns if eqn.primitive.name in WRITES and id(eqn) in owners.own),
         key=lambda eqn: places[id(eqn)],
     )
     last: dict[ir.Var, ir.Var] = {}
     order: dict[ir.Var, int] = {}
     for eqn in writes:
         version, result = accesses.version(eqn), eqn.outvars[0]
-        start = first_version(labels, work, eqn)
+        start = first_version(owners, work, eqn)
         if version is not last.get(start, version) or len(accesses.writers[version]) != 1:
             raise Different(f"a version of a pool is written twice at {ir.source_of(eqn)}")
         order.setdefault(start, 0)
         order[result] = order[version] + 1
         last[start] = result
     for eqns in work.lanes:
-        _check_reads(labels, work, eqns, order)
-    outputs = {id(atom) for atom in labels.graph.program.jaxpr.outvars}
+        _check_reads(owners, work, eqns, order)
+    outputs = {id(atom) for atom in owners.graph.program.jaxpr.outvars}
     for start, end in last.items():
         for version in order:
-            inside = version is not end and version is not start and _first_of(labels, work, version) is start
+            inside = version is not end and version is not start and _first_of(owners, work, version) is start
             others = [eqn for eqn in accesses.readers.get(version, []) if id(eqn) not in mine]
             if inside and (others or id(version) in outputs):
                 raise Different(f"a version of a pool in between is read at {_where(others)}")
@@ -77,27 +77,27 @@ def _where(eqns: Sequence[ir.JaxprEqn]) -> str:
     return ir.source_of(eqns[0]) if eqns else "the end"
 
 
-def _first_of(labels: LaneLabels, work: SameWork, version: ir.Var) -> ir.Var:
+def _first_of(owners: LaneOwners, work: SameWork, version: ir.Var) -> ir.Var:
     """The version before all of the work from which a version was made."""
-    maker = labels.accesses.makers.get(version)
-    return first_version(labels, work, maker) if maker is not None and id(maker) in work.equations else version
+    maker = owners.accesses.makers.get(version)
+    return first_version(owners, work, maker) if maker is not None and id(maker) in work.equations else version
 
 
-def _check_reads(labels: LaneLabels, work: SameWork, eqns: Sequence[ir.JaxprEqn], order: dict[ir.Var, int]) -> None:
-    """Each of a lane's reads sees those of the lane's writes that stand before it, and no later one."""
-    accesses = labels.accesses
+def _check_reads(owners: LaneOwners, work: SameWork, eqns: Sequence[ir.JaxprEqn], order: dict[ir.Var, int]) -> None:
+    """Check that each of a lane's reads sees the lane's earlier writes, and no later one."""
+    accesses = owners.accesses
     written: dict[ir.Var, int] = {}
     maps: dict[ir.Var, int | None] = {}
     for eqn in eqns:
         versions = [var for var in ir.variables(eqn.invars) if var in accesses.versions]
         for version in versions:
-            start = _first_of(labels, work, version)
+            start = _first_of(owners, work, version)
             if start not in order:
                 continue
-            if id(eqn) not in labels.own:
+            if id(eqn) not in owners.own:
                 raise Different(f"{eqn.primitive.name} at {ir.source_of(eqn)} reads more of a pool than its lane's row")
-            row = labels.own[id(eqn)].row
-            slots = row.map if isinstance(row, Entry) else None
+            row = owners.own[id(eqn)].row
+            slots = row.map if isinstance(row, SlotIndex) else None
             if maps.setdefault(start, slots) != slots:
                 raise Different(f"rows of two slot maps are used at {ir.source_of(eqn)}")
             if eqn.primitive.name in WRITES:

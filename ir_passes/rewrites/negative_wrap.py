@@ -1,14 +1,14 @@
-"""Take off indices what JAX adds to them so that -1 means the last row."""
+"""Remove the wrap of negative indices, by which JAX makes -1 the last row."""
 
 from ir_passes.jaxpr import ir
-from ir_passes.rewrites.slot_entries import Constant, IndexFacts, shape
+from ir_passes.rewrites.slot_entries import ConstantIndex, IndexFacts, shape
 
-# What keeps all components of an array of row numbers.
+# Operations that keep all components of an array of row numbers.
 LAYOUT = frozenset({"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type"})
 
 
 class NegativeWrap:
-    """Where row numbers of a jaxpr are wrapped."""
+    """The places of a jaxpr where negative row numbers are wrapped."""
 
     def __init__(self, jaxpr: ir.Jaxpr, facts: IndexFacts) -> None:
         self._made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
@@ -55,7 +55,7 @@ class NegativeWrap:
             return None
         known = self._facts.of(less.invars[1]), self._facts.of(plus.invars[1])
         same = less.invars[0] is raw and plus.invars[0] is raw
-        return raw if same and known == (Constant(0), Constant(rows)) else None
+        return raw if same and known == (ConstantIndex(0), ConstantIndex(rows)) else None
 
     def _maker(self, atom: ir.Atom) -> ir.JaxprEqn | None:
         return None if isinstance(atom, ir.Literal) else self._made_by.get(atom)

@@ -1,4 +1,4 @@
-"""The bodies of scans, whiles and conds, and which of their inputs are which operands."""
+"""The bodies of scans, whiles and conds, with the operands that their inputs come from."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

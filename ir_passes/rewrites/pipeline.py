@@ -1,4 +1,4 @@
-"""Passes run one after the other, each checked by what comes after it."""
+"""The pass pipeline: passes run one after the other, each followed by a check."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,12 +11,12 @@ __all__ = ["DEFAULT_PASSES", "Graph", "Pass", "PassError", "PassPipeline", "Pass
 
 
 class PassError(ValueError):
-    """A pass returned a graph that is not valid, or a pipeline was asked for what it does not have."""
+    """A pass returned an invalid graph, or a pipeline was asked for a pass it does not have."""
 
 
 @dataclass(frozen=True)
 class PassReport:
-    """What one pass did.
+    """The effect of one pass.
 
     Attributes:
         name: of the pass.

@@ -1,4 +1,4 @@
-"""Which equations read and write which boxes of which pools.
+"""The boxes of pools that each equation reads and writes.
 
 A pool's versions are the input and every array that an update made of a version. A box has a start along every
 dimension, known as a constant or as an entry of a slot map where the equations show it, and a length.
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from ir_passes.contract.contract import Pool, SlotMap
 from ir_passes.jaxpr import ir
 from ir_passes.rewrites.graph import Graph
-from ir_passes.rewrites.slot_entries import Constant, Entry, Fact, IndexFacts, facts_of, shape
+from ir_passes.rewrites.slot_entries import ConstantIndex, IndexFact, IndexFacts, SlotIndex, facts_of, shape
 
 READS = frozenset({"slice", "dynamic_slice", "gather"})
 WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
 
 
 @dataclass(frozen=True)
-class Window:
-    """What each index of a gather or scatter addresses in its operand.
+class IndexWindow:
+    """The window of an operand that each index of a gather or scatter addresses.
 
     Attributes:
         indexed: the operand's dimensions that the components of an index start in.
@@ -29,22 +29,22 @@ class Window:
     sizes: tuple[int, ...]
 
 
-def window_of(eqn: ir.JaxprEqn) -> Window | None:
+def window_of(eqn: ir.JaxprEqn) -> IndexWindow | None:
     """The window of a gather or scatter; None where operand dimensions are batched with the indices'."""
     numbers = eqn.params["dimension_numbers"]
     if numbers.operand_batching_dims:
         return None
     if eqn.primitive.name == "gather":
-        return Window(numbers.start_index_map, tuple(eqn.params["slice_sizes"]))
+        return IndexWindow(numbers.start_index_map, tuple(eqn.params["slice_sizes"]))
     operand, _, updates = (shape(atom) for atom in eqn.invars)
     lengths = iter(updates[dim] for dim in sorted(numbers.update_window_dims))
     sizes = tuple(1 if dim in numbers.inserted_window_dims else next(lengths) for dim in range(len(operand)))
-    return Window(numbers.scatter_dims_to_operand_dims, sizes)
+    return IndexWindow(numbers.scatter_dims_to_operand_dims, sizes)
 
 
 @dataclass(frozen=True)
 class Box:
-    """What one equation reads or writes of a pool.
+    """The box of a pool that one equation reads or writes.
 
     Attributes:
         axis: the pool's row axis.
@@ -53,11 +53,11 @@ class Box:
     """
 
     axis: int
-    starts: tuple[Constant | Entry | None, ...]
+    starts: tuple[ConstantIndex | SlotIndex | None, ...]
     sizes: tuple[int, ...]
 
     @property
-    def row(self) -> Constant | Entry | None:
+    def row(self) -> ConstantIndex | SlotIndex | None:
         """The row, of a box of one row."""
         return self.starts[self.axis] if self.sizes[self.axis] == 1 else None
 
@@ -65,8 +65,8 @@ class Box:
 def apart(one: Box, other: Box) -> bool:
     """Whether constants show that two boxes of a pool have no element in common."""
     return any(
-        isinstance(a, Constant)
-        and isinstance(b, Constant)
+        isinstance(a, ConstantIndex)
+        and isinstance(b, ConstantIndex)
         and (a.value + length <= b.value or b.value + other_length <= a.value)
         for a, length, b, other_length in zip(one.starts, one.sizes, other.starts, other.sizes, strict=True)
     )
@@ -76,7 +76,7 @@ class PoolAccesses:
     """The versions and boxes of every pool of a graph.
 
     Attributes:
-        facts: what is known of indices.
+        facts: known of indices.
         versions: variable -> position of the pool among the inputs.
         readers: version -> equations that have it as an operand, updates of it apart.
         writers: version -> equations that update it.
@@ -139,25 +139,27 @@ class PoolAccesses:
         """Whether two boxes are in rows of different entries of one slot map; the null row is not counted."""
         a, b = one.row, other.row
         return (
-            isinstance(a, Entry) and isinstance(b, Entry) and a.map == b.map and a.lane != b.lane
+            isinstance(a, SlotIndex) and isinstance(b, SlotIndex) and a.map == b.map and a.lane != b.lane
         ) and a.map in self.distinct
 
-    def _inside(self, start: Fact | None, length: int, size: int, row_axis: bool) -> Constant | Entry | None:
+    def _inside(
+        self, start: IndexFact | None, length: int, size: int, row_axis: bool
+    ) -> ConstantIndex | SlotIndex | None:
         """A start that is known to be in bounds, so that no mode of any primitive moves or drops it."""
         if length == size:
-            return Constant(0)
-        if isinstance(start, Constant):
+            return ConstantIndex(0)
+        if isinstance(start, ConstantIndex):
             return start if 0 <= start.value <= size - length else None
         rows = row_axis and length == 1
-        return start if isinstance(start, Entry) and rows and self.facts.sizes[start.map] <= size else None
+        return start if isinstance(start, SlotIndex) and rows and self.facts.sizes[start.map] <= size else None
 
 
-def _starts(eqn: ir.JaxprEqn, facts: IndexFacts) -> tuple[list[Fact | None], tuple[int, ...]] | None:
+def _starts(eqn: ir.JaxprEqn, facts: IndexFacts) -> tuple[list[IndexFact | None], tuple[int, ...]] | None:
     name, params = eqn.primitive.name, eqn.params
     if name == "slice":
         if any(stride != 1 for stride in params["strides"] or ()):
             return None
-        return [Constant(int(start)) for start in params["start_indices"]], shape(eqn.outvars[0])
+        return [ConstantIndex(int(start)) for start in params["start_indices"]], shape(eqn.outvars[0])
     if name == "dynamic_slice":
         return [facts.of(atom) for atom in eqn.invars[1:]], shape(eqn.outvars[0])
     if name == "dynamic_update_slice":
@@ -166,7 +168,7 @@ def _starts(eqn: ir.JaxprEqn, facts: IndexFacts) -> tuple[list[Fact | None], tup
     rows = shape(eqn.invars[1])
     if window is None or rows[:-1] != (1,) * (len(rows) - 1):
         return None
-    starts: list[Fact | None] = [Constant(0)] * len(window.sizes)
+    starts: list[IndexFact | None] = [ConstantIndex(0)] * len(window.sizes)
     for dim, fact in zip(window.indexed, facts.columns(eqn.invars[1]), strict=True):
         starts[dim] = fact
     return starts, window.sizes

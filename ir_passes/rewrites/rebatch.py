@@ -1,4 +1,4 @@
-"""Compute what a loop over sequences computes for all of them at once."""
+"""Batch the work of a loop over sequences: compute it for all of them at once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from jax import numpy as jnp
 from ir_passes.jaxpr import ir
 from ir_passes.rewrites.batched_work import BatchedWork, Join, first_version
 from ir_passes.rewrites.graph import Graph, Say, quiet
-from ir_passes.rewrites.lane_labels import NAMING, LaneLabels
 from ir_passes.rewrites.lane_order import check_batchable, written_pools
+from ir_passes.rewrites.lane_owners import NAMING, LaneOwners
 from ir_passes.rewrites.pool_access import PoolAccesses, pool_names
 from ir_passes.rewrites.same_work import Different, SameWork, operands_of_access, same_work
 from ir_passes.rewrites.schedule import schedule
-from ir_passes.rewrites.slot_entries import Entry, shape
+from ir_passes.rewrites.slot_entries import SlotIndex, shape
 
-ALIGNMENTS = 3
+MAX_ALIGNMENTS = 3
 """Rounds in which equations that only some lanes have are set aside."""
 
 
 @dataclass(frozen=True)
 class Rebatch:
-    """Replaces the same equations on every lane by one computation with the lanes in front.
+    """The pass that replaces the same equations on every lane by one computation with the lanes in front.
 
     What every lane reads of its row becomes one gather by the slot map, what it computes is batched by `jax.vmap`, and
     what it writes becomes one scatter that drops and does not wrap.
@@ -40,7 +40,7 @@ class Rebatch:
     name: ClassVar[str] = "rebatch"
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """As `Pass.run`."""
+        """Rewrite the graph (see `Pass.run`)."""
         before = graph
         reasons: list[str] = []
         while graph.bound.lanes > 1:
@@ -56,46 +56,46 @@ class Rebatch:
 
 def _first_rewritten(graph: Graph, say: Say, reasons: list[str]) -> Graph | None:
     """The graph with the first level of work re-batched; None if there is none."""
-    labels = _aligned(graph)
+    owners = _aligned(graph)
     first: dict[ir.Var, ir.Var] = {}
     for eqn in graph.program.jaxpr.eqns:
-        if eqn.outvars and all(var in labels.roots for var in eqn.outvars) and len(eqn.outvars) > 1:
+        if eqn.outvars and all(var in owners.roots for var in eqn.outvars) and len(eqn.outvars) > 1:
             first.update((var, eqn.outvars[0]) for var in eqn.outvars)
-    for level in sorted(labels.eqns):
-        lanes = [labels.eqns[level].get(lane, []) for lane in range(graph.bound.lanes)]
-        if not all(any(_is_work(eqn, labels) for eqn in eqns) for eqns in lanes):
+    for level in sorted(owners.eqns):
+        lanes = [owners.eqns[level].get(lane, []) for lane in range(graph.bound.lanes)]
+        if not all(any(_is_work(eqn, owners) for eqn in eqns) for eqns in lanes):
             continue
         try:
-            work = same_work(labels, lanes, first)
+            work = same_work(owners, lanes, first)
             first = work.first
             check_batchable(work)
-            pools = written_pools(labels, work)
-            after = _rewritten(graph, labels, work, pools)
+            pools = written_pools(owners, work)
+            after = _rewritten(graph, owners, work, pools)
         except Different as difference:
             reasons.append(str(difference))
             continue
-        count = len(labels.eqns[level][0])
-        named = f" of {pool_names(graph, (labels.accesses.versions[pool] for pool in pools))}" if pools else ""
+        count = len(owners.eqns[level][0])
+        named = f" of {pool_names(graph, (owners.accesses.versions[pool] for pool in pools))}" if pools else ""
         say(f"re-batched {graph.bound.lanes} lanes x {count} equations{named}")
         return after
     return None
 
 
-def _aligned(graph: Graph) -> LaneLabels:
-    """Labels under which every lane has as many equations, where that is possible.
+def _aligned(graph: Graph) -> LaneOwners:
+    """Owners under which every lane has as many equations, where that is possible.
 
     A sum or an array that collects results begins with an equation on lane 0 alone; it is counted with those that mix
     lanes, as the rest of the chain is.
     """
     accesses, mixing = PoolAccesses(graph), frozenset[int]()
-    labels = LaneLabels(accesses)
-    for _ in range(ALIGNMENTS):
-        extra = {id(eqn) for lanes in labels.eqns.values() for eqn in _extra(lanes, graph.bound.lanes)}
+    owners = LaneOwners(accesses)
+    for _ in range(MAX_ALIGNMENTS):
+        extra = {id(eqn) for lanes in owners.eqns.values() for eqn in _extra(lanes, graph.bound.lanes)}
         if not extra:
             break
         mixing |= extra
-        labels = LaneLabels(accesses, mixing)
-    return labels
+        owners = LaneOwners(accesses, mixing)
+    return owners
 
 
 def _extra(lanes: dict[int, list[ir.JaxprEqn]], count: int) -> Iterator[ir.JaxprEqn]:
@@ -116,23 +116,23 @@ def _kind(eqn: ir.JaxprEqn) -> tuple[str, ...]:
     return (eqn.primitive.name, *ir.types(eqn.invars), *ir.types(eqn.outvars))
 
 
-def _is_work(eqn: ir.JaxprEqn, labels: LaneLabels) -> bool:
+def _is_work(eqn: ir.JaxprEqn, owners: LaneOwners) -> bool:
     """Whether an equation does more than to name a part or to compute one index."""
     index = all(prod(shape(var)) == 1 and not jnp.issubdtype(ir.dtype_of(var), jnp.inexact) for var in eqn.outvars)
-    return id(eqn) in labels.own or not (eqn.primitive.name in NAMING or index)
+    return id(eqn) in owners.own or not (eqn.primitive.name in NAMING or index)
 
 
-def _rewritten(graph: Graph, labels: LaneLabels, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph:
+def _rewritten(graph: Graph, owners: LaneOwners, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph:
     """The graph with the work done for all lanes at once."""
     jaxpr = graph.program.jaxpr
     inside = work.equations
-    joins, pieces = _wanted(jaxpr, labels, work, inside)
-    outside = _outside(labels, work, pools)
-    stacked = frozenset(var for var in outside if var in labels.lane_of and var not in labels.roots)
-    splits = tuple(var for var in outside if var in labels.roots)
-    whole = [labels.roots[var].source if var in labels.roots else var for var in outside]
+    joins, pieces = _wanted(jaxpr, owners, work, inside)
+    outside = _outside(owners, work, pools)
+    stacked = frozenset(var for var in outside if var in owners.lane_of and var not in owners.roots)
+    splits = tuple(var for var in outside if var in owners.roots)
+    whole = [owners.roots[var].source if var in owners.roots else var for var in outside]
     inputs = list(dict.fromkeys(whole))
-    batched = BatchedWork(labels, work, tuple(inputs), stacked, splits, pools, joins, tuple(pieces))
+    batched = BatchedWork(owners, work, tuple(inputs), stacked, splits, pools, joins, tuple(pieces))
     before, operands, consts = _stacked(inputs, stacked, work, graph.bound.lanes)
     eqns, results, more = ir.emit(batched, operands, work.lanes[0][-1])
     last, joined = len(pools), len(pools) + len(joins)
@@ -148,7 +148,7 @@ def _rewritten(graph: Graph, labels: LaneLabels, work: SameWork, pools: dict[ir.
             placed = True
         if id(eqn) not in dropped:
             groups.append([ir.renamed(eqn, names)])
-    order = schedule(groups, set(labels.accesses.versions))
+    order = schedule(groups, set(owners.accesses.versions))
     if order is None:
         raise Different("no order of the equations reads every row before it is written")
     outvars = [ir.rename(atom, names) for atom in jaxpr.outvars]
@@ -156,46 +156,46 @@ def _rewritten(graph: Graph, labels: LaneLabels, work: SameWork, pools: dict[ir.
 
 
 def _wanted(
-    jaxpr: ir.Jaxpr, labels: LaneLabels, work: SameWork, inside: frozenset[int]
+    jaxpr: ir.Jaxpr, owners: LaneOwners, work: SameWork, inside: frozenset[int]
 ) -> tuple[tuple[Join, ...], dict[tuple[ir.Var, int], ir.Var]]:
-    """What other equations take of the results: those of all lanes joined in order, or single lanes' parts."""
+    """Return the results that other equations read: those of all lanes joined in order, and single lanes' parts."""
     made = {var for eqns in work.lanes for eqn in eqns if id(eqn) in inside for var in eqn.outvars}
-    made -= set(labels.accesses.versions)
+    made -= set(owners.accesses.versions)
     joins: list[Join] = []
     pieces: dict[tuple[ir.Var, int], ir.Var] = {}
     for eqn in jaxpr.eqns:
         if id(eqn) in inside:
             continue
         operands = [var for var in ir.variables(eqn.invars) if var in made]
-        if _joins(eqn, operands, labels, work):
+        if _joins(eqn, operands, owners, work):
             axis = eqn.params["axis" if eqn.primitive.name == "stack" else "dimension"]
             joins.append(Join(eqn, work.first[operands[0]], axis))
         else:
-            pieces.update(((work.first[var], labels.lane_of[var]), var) for var in operands)
+            pieces.update(((work.first[var], owners.lane_of[var]), var) for var in operands)
     last = [var for var in ir.variables(jaxpr.outvars) if var in made]
-    pieces.update(((work.first[var], labels.lane_of[var]), var) for var in last)
+    pieces.update(((work.first[var], owners.lane_of[var]), var) for var in last)
     return tuple(joins), pieces
 
 
-def _joins(eqn: ir.JaxprEqn, operands: Sequence[ir.Var], labels: LaneLabels, work: SameWork) -> bool:
-    in_order = [labels.lane_of[var] for var in operands] == list(range(labels.graph.bound.lanes))
+def _joins(eqn: ir.JaxprEqn, operands: Sequence[ir.Var], owners: LaneOwners, work: SameWork) -> bool:
+    in_order = [owners.lane_of[var] for var in operands] == list(range(owners.graph.bound.lanes))
     same = len({work.first[var] for var in operands}) == 1
     return eqn.primitive.name in ("stack", "concatenate") and len(operands) == len(eqn.invars) and in_order and same
 
 
-def _outside(labels: LaneLabels, work: SameWork, pools: dict[ir.Var, ir.Var]) -> list[ir.Var]:
-    """What lane 0's equations take from outside, with the slot maps and the pools as they were before."""
-    jaxpr = labels.graph.program.jaxpr
-    found = dict.fromkeys([*pools, *(jaxpr.invars[i] for i in labels.accesses.facts.sizes)])
+def _outside(owners: LaneOwners, work: SameWork, pools: dict[ir.Var, ir.Var]) -> list[ir.Var]:
+    """Return the variables that lane 0's equations read from outside, slot maps and earlier pools included."""
+    jaxpr = owners.graph.program.jaxpr
+    found = dict.fromkeys([*pools, *(jaxpr.invars[i] for i in owners.accesses.facts.sizes)])
     eqns = [*work.named, *work.lanes[0]]
     made = {var for eqn in eqns for var in eqn.outvars}
     for eqn in eqns:
-        if isinstance(labels.accesses.facts.of(eqn.outvars[0]), Entry):
+        if isinstance(owners.accesses.facts.of(eqn.outvars[0]), SlotIndex):
             continue
         operands = ir.variables(eqn.invars)
-        if id(eqn) in labels.own:
-            needed = [eqn.invars[place] for place in operands_of_access(eqn, labels.own[id(eqn)])]
-            operands = [first_version(labels, work, eqn), *ir.variables(needed)]
+        if id(eqn) in owners.own:
+            needed = [eqn.invars[place] for place in operands_of_access(eqn, owners.own[id(eqn)])]
+            operands = [first_version(owners, work, eqn), *ir.variables(needed)]
         found.update(dict.fromkeys(var for var in operands if var not in made))
     return list(found)
 

@@ -1,4 +1,4 @@
-"""Reads and writes of pool rows that no bad index can turn into another's row.
+"""Reads and writes of pool rows in which a bad index never reaches another lane's row.
 
 JAX's dynamic_slice, dynamic_update_slice and mode="clip" move an index that is out of range onto the nearest row. Here
 a read out of range is filled (NaN; the smallest integer) and a write out of range is dropped; nothing wraps. An index
@@ -15,7 +15,7 @@ Start = jax.Array | int
 
 
 def clamped(start: Start, length: int, size: int) -> Start:
-    """Where `dynamic_slice` starts a window of `length` in a dimension of `size`."""
+    """Return the start that `dynamic_slice` clamps to, for a window of `length` in a dimension of `size`."""
     if isinstance(start, int):
         return min(max(start, 0), size - length)
     return lax.clamp(jnp.zeros((), start.dtype), start, jnp.full((), size - length, start.dtype))

@@ -1,4 +1,4 @@
-"""Whether lanes do the same work: their equations correspond one to one."""
+"""The one-to-one correspondence of lanes' equations, where lanes do the same work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ import numpy as np
 
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import to_numpy
-from ir_passes.rewrites.lane_labels import LaneLabels
+from ir_passes.rewrites.lane_owners import LaneOwners
 from ir_passes.rewrites.pool_access import WRITES, Box
-from ir_passes.rewrites.slot_entries import Constant, Entry
+from ir_passes.rewrites.slot_entries import ConstantIndex, SlotIndex
 
 
 class Different(Exception):
-    """Two lanes do not do the same, in words."""
+    """Two lanes do not do the same; says where they differ."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,18 @@ class SameWork:
         return frozenset(id(eqn) for eqns in self.lanes for eqn in eqns)
 
 
-def same_work(labels: LaneLabels, lanes: Sequence[Sequence[ir.JaxprEqn]], first: dict[ir.Var, ir.Var]) -> SameWork:
+def same_work(owners: LaneOwners, lanes: Sequence[Sequence[ir.JaxprEqn]], first: dict[ir.Var, ir.Var]) -> SameWork:
     """The correspondence of the lanes' equations.
 
     Args:
-        labels: of the graph.
+        owners: of the graph.
         lanes: the equations of each lane.
         first: correspondence of what they take from outside.
 
     Raises:
         Different: there is none.
     """
-    equal = _Equal(labels, dict(first))
+    equal = _Equal(owners, dict(first))
     for lane, eqns in enumerate(lanes):
         for one, other in zip(lanes[0], eqns, strict=False):
             equal.require(one, other, lane)
@@ -61,18 +61,18 @@ def same_work(labels: LaneLabels, lanes: Sequence[Sequence[ir.JaxprEqn]], first:
     for var, one in equal.first.items():
         alike.setdefault(one, []).append(var)
     for found in alike.values():
-        found.sort(key=lambda var: labels.lane_of.get(var, 0))
+        found.sort(key=lambda var: owners.lane_of.get(var, 0))
     return SameWork(tuple(tuple(eqns) for eqns in lanes), tuple(equal.named), equal.first, alike)
 
 
 @dataclass(frozen=True)
 class _Equal:
-    labels: LaneLabels
+    owners: LaneOwners
     first: dict[ir.Var, ir.Var]
     named: list[ir.JaxprEqn] = field(default_factory=list)
 
     def require(self, one: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> None:
-        """Enter the results of `other` as corresponding to those of `one`, an equation of lane 0."""
+        """Record the results of `other` as corresponding to those of `one`, an equation of lane 0."""
         self._compare(one, other, lane)
         self.first.update(zip(other.outvars, one.outvars, strict=True))
 
@@ -85,12 +85,12 @@ class _Equal:
             raise differ(f"{one.primitive.name} instead")
         if ir.types([*one.invars, *one.outvars]) != ir.types([*other.invars, *other.outvars]):
             raise differ("the types")
-        roots = self.labels.roots
+        roots = self.owners.roots
         if one.outvars[0] in roots or other.outvars[0] in roots:
             if not self._same_roots(one, other, lane):
                 raise differ("the part")
             return
-        mine, theirs = self.labels.own.get(id(one)), self.labels.own.get(id(other))
+        mine, theirs = self.owners.own.get(id(one)), self.owners.own.get(id(other))
         if (mine is None) != (theirs is None):
             raise differ("the row")
         compared = list(range(len(one.invars)))
@@ -110,30 +110,30 @@ class _Equal:
         if isinstance(a, ir.Literal) or isinstance(b, ir.Literal):
             both = isinstance(a, ir.Literal) and isinstance(b, ir.Literal)
             return both and to_numpy(a.val).tobytes() == to_numpy(b.val).tobytes()
-        if b in self.labels.lane_of:
+        if b in self.owners.lane_of:
             return self._same_name(a, b) if b not in self.first else self.first[b] is a
-        value = self.labels.accesses.facts.value
-        return a not in self.labels.lane_of and ir.types([a]) == ir.types([b]) and value(a).number == value(b).number
+        value = self.owners.accesses.facts.value
+        return a not in self.owners.lane_of and ir.types([a]) == ir.types([b]) and value(a).number == value(b).number
 
     def _same_name(self, a: ir.Var, b: ir.Var) -> bool:
         """Whether the parts of two lanes that two variables name correspond."""
-        labels, made_by = self.labels, self.labels.accesses.made_by
-        if a not in labels.names or b not in labels.names:
+        owners, made_by = self.owners, self.owners.accesses.made_by
+        if a not in owners.names or b not in owners.names:
             return False
-        mine, theirs = labels.accesses.facts.of(a), labels.accesses.facts.of(b)
-        if isinstance(mine, Entry) and isinstance(theirs, Entry) and a not in labels.roots:
-            same = (mine.map, mine.lane, theirs.lane) == (theirs.map, 0, labels.lane_of[b])
+        mine, theirs = owners.accesses.facts.of(a), owners.accesses.facts.of(b)
+        if isinstance(mine, SlotIndex) and isinstance(theirs, SlotIndex) and a not in owners.roots:
+            same = (mine.map, mine.lane, theirs.lane) == (theirs.map, 0, owners.lane_of[b])
             if not same or ir.types([a]) != ir.types([b]):
                 return False
             self.first[b] = a
         else:
-            self.require(made_by[a], made_by[b], labels.lane_of[b])
+            self.require(made_by[a], made_by[b], owners.lane_of[b])
         if a is b and a in made_by:
             self.named.append(made_by[a])
         return self.first[b] is a
 
     def _same_roots(self, one: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> bool:
-        a, b = self.labels.roots.get(one.outvars[0]), self.labels.roots.get(other.outvars[0])
+        a, b = self.owners.roots.get(one.outvars[0]), self.owners.roots.get(other.outvars[0])
         if a is None or b is None or (a.dim, a.lane, b.lane) != (b.dim, 0, lane) or not self._same(a.source, b.source):
             return False
         if one.primitive.name == "slice":
@@ -193,15 +193,15 @@ def same_jaxpr(one: ir.ClosedJaxpr, other: ir.ClosedJaxpr) -> bool:
 def _same_box(one: Box, other: Box, lane: int) -> bool:
     """The same box, of lane 0's row and of another lane's."""
     mine, theirs = one.row, other.row
-    if isinstance(mine, Entry):
-        rows = isinstance(theirs, Entry) and (mine.map, mine.lane, theirs.lane) == (theirs.map, 0, lane)
+    if isinstance(mine, SlotIndex):
+        rows = isinstance(theirs, SlotIndex) and (mine.map, mine.lane, theirs.lane) == (theirs.map, 0, lane)
     else:
-        rows = (mine, theirs) == (Constant(0), Constant(lane))
+        rows = (mine, theirs) == (ConstantIndex(0), ConstantIndex(lane))
     return rows and one.sizes == other.sizes and _without(one.starts, one.axis) == _without(other.starts, other.axis)
 
 
 def operands_of_access(eqn: ir.JaxprEqn, box: Box) -> list[int]:
-    """Operands of an access besides the pool that its box does not say: what is written, and unknown starts."""
+    """Operands of an access that its box does not hold, the pool aside: updates, and unknown starts."""
     name = eqn.primitive.name
     boxed = name in ("dynamic_slice", "dynamic_update_slice")
     arrays = [1] if name == "dynamic_update_slice" else [2] if name in WRITES else []

@@ -1,4 +1,4 @@
-"""An order of equations that computes before it reads and reads a pool before it writes it."""
+"""An order of equations in which operands are computed before they are read, and pools read before they are written."""
 
 import heapq
 from collections.abc import Sequence

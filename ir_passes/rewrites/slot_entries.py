@@ -1,4 +1,4 @@
-"""Which indices are constants and which are entries of a slot map, by what the lane proof knows of them."""
+"""Indices that are constants or entries of a slot map, by the lane proof's abstract values."""
 
 import math
 from dataclasses import dataclass
@@ -8,30 +8,31 @@ from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import OneLane
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.values import Columns, Slot, Value
+from ir_passes.proof.site import interpret
+from ir_passes.proof.values import Columns, SlotEntry, Value
 from ir_passes.rewrites.graph import Graph
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantIndex:
     """Every element is this integer."""
 
     value: int
 
 
 @dataclass(frozen=True)
-class Entry:
+class SlotIndex:
     """The only element is the entry of a lane in the slot map that is this input."""
 
     map: int
     lane: int
 
 
-Fact = Constant | Entry
+IndexFact = ConstantIndex | SlotIndex
 
 
 class IndexFacts:
-    """What is known of the values of a jaxpr.
+    """The facts known of the index values of a jaxpr.
 
     Attributes:
         sizes: slot maps among the step's inputs: position -> size. Their entries are in [0, size).
@@ -46,31 +47,31 @@ class IndexFacts:
         """All that the proof knows of a value."""
         return self._prover.read(self._env, atom)
 
-    def of(self, atom: ir.Atom) -> Fact | None:
-        """What a value is, if that is a constant or an entry."""
+    def of(self, atom: ir.Atom) -> IndexFact | None:
+        """Return the constant or slot-map entry that a value is; None if it is neither."""
         return _fact(self.value(atom), math.prod(shape(atom)))
 
-    def columns(self, atom: ir.Atom) -> tuple[Fact | None, ...]:
+    def columns(self, atom: ir.Atom) -> tuple[IndexFact | None, ...]:
         """The components of an index array, one for each element of its last dimension."""
         value, count = self.value(atom), shape(atom)[-1]
         if isinstance(value.fact, Columns) and len(value.fact.values) == count:
             return tuple(_fact(part, math.prod(shape(atom)[:-1])) for part in value.fact.values)
         whole = self.of(atom)
-        return (whole,) * count if count == 1 or isinstance(whole, Constant) else (None,) * count
+        return (whole,) * count if count == 1 or isinstance(whole, ConstantIndex) else (None,) * count
 
 
 def facts_of(graph: Graph) -> IndexFacts:
-    """What is known of the values of a graph, which need not be proved."""
+    """Return the facts known of the values of a graph, which need not be proved."""
     prover = Prover(graph.bound)
     walk(prover, graph.program)
     return IndexFacts(prover, graph.program.jaxpr)
 
 
 def facts_in(body: ir.ClosedJaxpr, bound: BoundContract) -> IndexFacts:
-    """What is known of the values of a body whatever it is given: it may run at several places and many times."""
+    """Return the facts that hold in a body for any arguments: it may run at several places and many times."""
     prover = Prover(bound)
     consts = [prover.constant(const) for const in body.consts]
-    prover.run(body.jaxpr, consts, [Value(number=prover.fresh()) for _ in body.jaxpr.invars])
+    interpret(prover, body.jaxpr, consts, [Value(number=prover.fresh()) for _ in body.jaxpr.invars])
     return IndexFacts(prover, body.jaxpr)
 
 
@@ -79,10 +80,12 @@ def shape(atom: ir.Atom) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
 
 
-def _fact(value: Value, elements: int) -> Fact | None:
+def _fact(value: Value, elements: int) -> IndexFact | None:
     owner, fact = value.owner, value.fact
-    if isinstance(fact, Slot) and fact == Slot(fact.leaf) and isinstance(owner, OneLane) and elements == 1:
-        return Entry(fact.leaf, owner.lane) if isinstance(owner.lane, int) and owner == OneLane(owner.lane) else None
+    if isinstance(fact, SlotEntry) and fact == SlotEntry(fact.leaf) and isinstance(owner, OneLane) and elements == 1:
+        return (
+            SlotIndex(fact.leaf, owner.lane) if isinstance(owner.lane, int) and owner == OneLane(owner.lane) else None
+        )
     if value.range is not None and value.range[0] == value.range[1]:
-        return Constant(value.range[0])
+        return ConstantIndex(value.range[0])
     return None

@@ -1,4 +1,4 @@
-"""Runs a traced step with tags beside its values.
+"""The sanitizer's interpreter: runs a traced step with tags beside its values.
 
 Moves are repeated on the tags. Whatever computes with rows of a pool is a use: their labels are compared there, and
 the result is marked as computed for its lane. A write carries the label of rows that were only moved, and the lane's
@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ir_passes.host.row_ledger import Owner
+from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.sanitizer import loops, pools
@@ -97,7 +97,7 @@ class Interpreter:
         """The results of one equation, one for each of its variables, with their tags."""
         name = eqn.primitive.name
         if (body := ir.body_of(eqn)) is not None:
-            # What jax's own functions expand to has no source; it is the caller's line that did it.
+            # Equations of jax's own functions have no source; they take the caller's line.
             outer, self.judge.caller = self.judge.caller, self.judge.source_of(eqn)
             results = self.run(body, values, tags)
             self.judge.caller = outer
@@ -154,13 +154,13 @@ class Interpreter:
         return [None] * len(eqn.outvars)
 
     def use(self, where: ir.JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> Tags:
-        """Compare the labels of what is computed with; what comes of it."""
+        """Compare the labels of rows that are computed with; return the tags of what is computed from them."""
         if tags.pending:
             self.judge.compare(where, tags, reader, mask)
         return computed(tags.lanes, tags.derived)
 
     def _join(self, eqn: ir.JaxprEqn, aligned: list[Tags | None], apart: bool) -> Tags:
-        """What is computed from several values, entry by entry; `apart` if lanes must not meet in it."""
+        """Return the tags of an elementwise result of several values; `apart` if lanes must not meet in it."""
         known = [tag for tag in aligned if tag is not None]
         for tag in known:
             others = [other.lanes for other in known if other is not tag]
@@ -179,7 +179,7 @@ class Interpreter:
         return computed(common_along(self.use(eqn, tags).lanes, axes), tags.derived)
 
     def _select(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
-        """A choice row by row moves rows; a choice within a row computes a new one from both."""
+        """Return the tags of a select: row by row it moves rows, within a row it computes a new one from both."""
         rank = len(ir.shape_of(eqn.outvars[0]))
         chooser = None if tags[0] is None else ranked(tags[0], rank)
         cases = [computed(nobody(rank)) if case is None else case for case in tags[1:]]
@@ -200,7 +200,7 @@ class Interpreter:
         if not isinstance(apart, np.ndarray) or apart.any():
             chosen = jnp.where(every, cases[1].lanes, jnp.where(mixed, UNKNOWN, cases[0].lanes))
             lanes = jnp.where(chosen == UNKNOWN, agreed, chosen)
-        both = constant_row(Owner.MIXED if whole else Owner.COMPUTED, rank)
+        both = constant_row(ReservedOwner.MIXED if whole else ReservedOwner.COMPUTED, rank)
         keep, mix = every[..., None], mixed[..., None]
         rows = jnp.where(keep, cases[1].some_rows, jnp.where(mix, both, cases[0].some_rows))
         return Tags(lanes, rows, _pools(cases), whole, any(case.derived for case in cases))
@@ -220,7 +220,7 @@ def _batched_loop(eqn: ir.JaxprEqn) -> bool:
 
 
 def _literal(value: Any) -> Tags | None:
-    """Zero is the state of a sequence that begins."""
+    """Return the tags of a literal: zero is the state of a sequence that begins."""
     return zero(np.ndim(value)) if np.size(value) == 1 and not to_numpy(value).any() else None
 
 

@@ -1,27 +1,25 @@
 """Loops and branches under the sanitizer: the tags of a pool are one more carry, operand or result.
 
-Rows that a lane has read are looked at before they enter a loop. Of what a loop returns only pools keep their tags.
+Labels of rows that a lane has read are compared before they enter a loop. Only pools keep their tags behind a loop.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ir_passes.host.row_ledger import Owner
+from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.tags import LABEL, Ints, Tags, computed, constant_row
-
-if TYPE_CHECKING:
-    from ir_passes.sanitizer.interpreter import Interpreter
+from ir_passes.sanitizer.walk import Walk
 
 Tagged = list[Tags | None]
 
 
-def _enter(run: "Interpreter", eqn: ir.JaxprEqn, tags: Sequence[Tags | None]) -> Tagged:
+def _enter(run: Walk, eqn: ir.JaxprEqn, tags: Sequence[Tags | None]) -> Tagged:
     return [tag if tag is None or tag.whole else run.use(eqn, tag) for tag in tags]
 
 
@@ -38,7 +36,7 @@ def _with_arrays(tags: Sequence[Tags | None], arrays: Sequence[Ints]) -> Tagged:
     return [None if tag is None else tag.with_rows(next(rest)) for tag in tags]
 
 
-def _leave(run: "Interpreter", eqn: ir.JaxprEqn, outs: Sequence[Tags | None], pools: Sequence[Tags | None]) -> Tagged:
+def _leave(run: Walk, eqn: ir.JaxprEqn, outs: Sequence[Tags | None], pools: Sequence[Tags | None]) -> Tagged:
     """Tags of a body's results where pools are expected at the places of `pools`."""
     left: Tagged = []
     for out, pool in zip(outs, pools, strict=True):
@@ -53,7 +51,7 @@ def _leave(run: "Interpreter", eqn: ir.JaxprEqn, outs: Sequence[Tags | None], po
     return left
 
 
-def scan(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
+def scan(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
     """A scan; pools may be carried, or stacked along another axis than the rows and scanned over."""
     body = ir.closed(eqn.params["jaxpr"])
     consts, carries = ir.scan_counts(eqn)
@@ -105,11 +103,11 @@ def _stacked(tags: Sequence[Tags | None]) -> Tagged:
 def _agreed(stacked: Array) -> Array:
     """Rows of a stack of pools that must all have moved alike; rows that did not are mixed."""
     same = jnp.all(stacked == stacked[:1], axis=(0, -1))[..., None]
-    labels = jnp.where(same, stacked[0, ..., LABEL:], constant_row(Owner.MIXED, stacked.ndim - 2)[..., LABEL:])
+    labels = jnp.where(same, stacked[0, ..., LABEL:], constant_row(ReservedOwner.MIXED, stacked.ndim - 2)[..., LABEL:])
     return jnp.concatenate([stacked[0, ..., :LABEL], labels], axis=-1)[None]
 
 
-def while_loop(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
+def while_loop(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
     """A while loop; pools may be carried."""
     first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     test, body = ir.closed(eqn.params["cond_jaxpr"]), ir.closed(eqn.params["body_jaxpr"])
@@ -132,7 +130,7 @@ def while_loop(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Ta
     return list(state), _with_arrays(carried, arrays)
 
 
-def cond(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
+def cond(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
     """A choice between branches; each must return the same pools at the same places."""
     tags = _enter(run, eqn, tags)
     before = run.judge.verdict

@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ir_passes.host.row_ledger import Owner
+from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr.ir import JaxprEqn, shape_of
 from ir_passes.sanitizer.tags import COLUMNS, LABEL, UNKNOWN, Ints, Tags, numpy_of
 
 
 @dataclass(frozen=True)
-class Window:
-    """How an equation addresses a value with tags.
+class Addressing:
+    """The addressing of a value with tags by an equation.
 
     Attributes:
-        column: which of the index components, or start operands, addresses the rows; None if none does.
+        column: number of the index component, or start operand, that addresses the rows; None if none does.
         batch: shape of the batch of indices.
         window: axes of the rows read, or of the update, that are not of the batch.
     """
@@ -41,11 +41,11 @@ def rows_axis(tags: Tags) -> int | None:
     return next((axis for axis, size in enumerate(tags.shape) if size > 1), None)
 
 
-def window_of(eqn: JaxprEqn, tags: Tags, indices: Array | None) -> Window:
-    """How this gather, scatter or dynamic slice addresses rows."""
+def window_of(eqn: JaxprEqn, tags: Tags, indices: Array | None) -> Addressing:
+    """Return the addressing of rows by a gather, scatter or dynamic slice."""
     axis = rows_axis(tags)
     if indices is None:
-        return Window(axis, (), tuple(range(len(tags.shape))))
+        return Addressing(axis, (), tuple(range(len(tags.shape))))
     numbers: Any = eqn.params["dimension_numbers"]
     if eqn.primitive.name == "gather":
         named, window = numbers.start_index_map, numbers.offset_dims
@@ -53,7 +53,7 @@ def window_of(eqn: JaxprEqn, tags: Tags, indices: Array | None) -> Window:
         named, window = numbers.scatter_dims_to_operand_dims, numbers.update_window_dims
     named = [int(place) for place in named]
     column = named.index(axis) if axis in named else None
-    return Window(column, indices.shape[:-1], tuple(int(place) for place in window))
+    return Addressing(column, indices.shape[:-1], tuple(int(place) for place in window))
 
 
 def partial_rows(eqn: JaxprEqn, tags: Tags) -> bool:
@@ -84,11 +84,11 @@ def gather(eqn: JaxprEqn, array: Ints, indices: Array) -> Ints:
         mirrored,
         slice_sizes=(*sizes, array.shape[-1]),
         mode=eqn.params["mode"],
-        fill_value=int(Owner.OUTSIDE) if array.shape[-1] == COLUMNS else UNKNOWN,
+        fill_value=int(ReservedOwner.OUTSIDE) if array.shape[-1] == COLUMNS else UNKNOWN,
     )
 
 
-def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Ints, window: Window) -> Array:
+def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Ints, window: Addressing) -> Array:
     """Rows of a pool after a scatter of these labels over it.
 
     Several updates may go to one row, as the tokens of a sequence do in a cache. Where any of them is computed, the

@@ -1,21 +1,19 @@
-"""Reads and writes of pools under the sanitizer: which lane addresses which row, and what a written row says."""
+"""Reads and writes of pools under the sanitizer: the lane that addresses each row, and the label of a written row."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from ir_passes.host.row_ledger import Owner
+from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer import moves
-from ir_passes.sanitizer.moves import Window, rows_axis, window_of
+from ir_passes.sanitizer.moves import Addressing, rows_axis, window_of
 from ir_passes.sanitizer.tags import LABEL, UNKNOWN, Ints, Tags, along, nobody, numpy_of, range_along, range_of
-
-if TYPE_CHECKING:
-    from ir_passes.sanitizer.interpreter import Interpreter
+from ir_passes.sanitizer.walk import Walk
 
 
-def read(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
+def read(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
     """A gather or dynamic slice. Some rows of a pool are for the lanes whose slots address them."""
     first, rest = tags[0], tags[1:]
     assert first is not None
@@ -36,7 +34,7 @@ def read(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tag
     return Tags(window.spread(lanes), taken.rows, first.pools, derived=True)
 
 
-def write(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
+def write(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
     """A scatter or dynamic update slice over a pool. A write of part of a row stamps the row."""
     pool, rest = tags[0], tags[1:]
     assert pool is not None
@@ -63,7 +61,7 @@ def write(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Ta
 
 
 def settle(
-    run: "Interpreter",
+    run: Walk,
     where: ir.JaxprEqn | str,
     tags: Tags | None,
     shape: tuple[int, ...],
@@ -95,7 +93,7 @@ def settle(
     labels = tags.rows[..., LABEL:]
     label, least = labels.max(axis=axes, keepdims=True), labels.min(axis=axes, keepdims=True)
     # One label may be written to many places.
-    moved = jnp.broadcast_to((label == least).all(axis=-1) & (label[..., 0] != Owner.COMPUTED), shape)
+    moved = jnp.broadcast_to((label == least).all(axis=-1) & (label[..., 0] != ReservedOwner.COMPUTED), shape)
     if tags.pending:
         run.use(where, tags, mask=~moved)
     high, low = jnp.where(moved, UNKNOWN, high), jnp.where(moved, UNKNOWN, low)
@@ -106,7 +104,7 @@ def settle(
     return jnp.broadcast_to(written, (*shape, 4)), moved
 
 
-def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Window, sliced: bool) -> tuple[int, ...]:
+def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Addressing, sliced: bool) -> tuple[int, ...]:
     """Shape of an update, but 1 along the axes that belong to one row."""
     shape = list(ir.shape_of(eqn.invars[1 if sliced else 2]))
     places, without = iter(window.window), set[int]()
@@ -119,7 +117,7 @@ def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Window, sliced: bool) 
     return tuple(shape)
 
 
-def _addressing(run: "Interpreter", window: Window, tags: list[Tags | None], sliced: bool) -> Ints | None:
+def _addressing(run: Walk, window: Addressing, tags: list[Tags | None], sliced: bool) -> Ints | None:
     """The lane of each row number: of the slot map that it came from, or its place where there is one per lane."""
     if window.column is None:
         return None

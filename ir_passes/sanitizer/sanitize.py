@@ -1,8 +1,8 @@
-"""A step with a ghost beside every pool: who wrote each row, at which position, in which layout, in which step.
+"""A step with shadow labels beside every pool: who wrote each row, at which position, in which layout and step.
 
-The ghosts are moved by the very indices that move the state, and whatever is computed with is compared with what its
-lane must find. That shows what no proof of the step can: that the slot map, the positions and the snapshots which the
-host hands to it are those of the sequences that it means.
+The same indices that move the state move its labels, and wherever a row is used, its label is compared with the one
+that the lane must find. That shows what no proof of the step can: that the slot map, the positions and the snapshots
+which the host passes belong to the sequences that it means.
 """
 
 from collections.abc import Callable, Collection
@@ -15,7 +15,7 @@ from jax import Array
 
 from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, Pool, SlotMap
 from ir_passes.contract.normal_form import row_major
-from ir_passes.host.row_ledger import Expected, Owner, RowLedger
+from ir_passes.host.row_ledger import Expected, ReservedOwner, RowLedger
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import dtype_of
 from ir_passes.sanitizer.interpreter import ONE_ROW, Interpreter
@@ -34,7 +34,7 @@ class SanitizedStep:
 
     Attributes:
         bound: the contract.
-        pools: index among the inputs of each pool, in the order of the ghosts.
+        pools: index among the inputs of each pool, in the order of the shadow labels.
         checks: the places where labels are compared.
     """
 
@@ -44,31 +44,31 @@ class SanitizedStep:
         self._program, self._tree, self._masked = program, tree, masked
 
     @property
-    def ghost_bytes(self) -> int:
-        """Bytes of all ghosts: 16 for each row of each pool."""
+    def shadow_label_bytes(self) -> int:
+        """Bytes of all shadow labels: 16 for each row of each pool."""
         return sum(16 * rows for rows in self._rows())
 
-    def ghosts(self) -> tuple[Array, ...]:
-        """Ghosts of pools that are all zeros, int32 [rows, 4] for each pool."""
+    def shadow_labels(self) -> tuple[Array, ...]:
+        """Return the shadow labels of pools that are all zeros, int32 [rows, 4] for each pool."""
         return tuple(jnp.zeros((rows, 4), jnp.int32) for rows in self._rows())
 
-    def step(self, *args: Any, ghosts: tuple[Array, ...], expected: Expected) -> tuple[Any, ...]:
-        """The results of the step, then the new ghosts and a `Verdict`. Can be traced and compiled like the step.
+    def step(self, *args: Any, shadow_labels: tuple[Array, ...], expected: Expected) -> tuple[Any, ...]:
+        """Return the results of the step, then the new shadow labels and a `Verdict`; can be traced and compiled.
 
         Args:
             args: of the step.
-            ghosts: one for each pool.
-            expected: what `RowLedger.expect` says of this step.
+            shadow_labels: those of each pool.
+            expected: the result of `RowLedger.expect` for this step.
 
         Raises:
             ValueError: shapes or dtypes are not those that the step was sanitized for.
         """
         values = jax.tree.leaves(args)
-        self._check_shapes([*values, *ghosts, *expected])
+        self._check_shapes([*values, *shadow_labels, *expected])
         expected = Expected(*(jnp.asarray(labels) for labels in expected))
         judge = Judge(expected, {i: self.bound.inputs[i].path for i in self.pools}, self._masked)
         run = Interpreter(self.bound.lanes, judge)
-        outs, new = self._run(run, values, ghosts)
+        outs, new = self._run(run, values, shadow_labels)
         if run.untracked:
             lines = "; ".join(run.untracked)
             raise UntrackedError(f"{lines}; address pools by gather, scatter or dynamic slices at lanes' slots")
@@ -90,10 +90,10 @@ class SanitizedStep:
     def _check_shapes(self, values: list[Any]) -> None:
         int32, lanes = np.dtype(np.int32), self.bound.lanes
         wanted = [(entry.path, entry.shape, entry.dtype) for entry in self.bound.inputs]
-        wanted += [(f"ghost {i}", (rows, 4), int32) for i, rows in enumerate(self._rows())]
+        wanted += [(f"shadow labels {i}", (rows, 4), int32) for i, rows in enumerate(self._rows())]
         wanted += [(f"expected {name}", (lanes, 4), int32) for name in Expected._fields]
         if len(values) != len(wanted):
-            raise ValueError(f"expected {len(wanted)} arrays with ghosts and expectations, got {len(values)}")
+            raise ValueError(f"expected {len(wanted)} arrays with shadow labels and expectations, got {len(values)}")
         faults = []
         for (path, shape, dtype), value in zip(wanted, values, strict=True):
             got = np.shape(value), dtype_of(value)
@@ -102,15 +102,15 @@ class SanitizedStep:
         if faults:
             raise ValueError("; ".join(faults) + "; sanitize the step for these shapes")
 
-    def _run(self, run: Interpreter, values: list[Any], ghosts: tuple[Array, ...]) -> tuple[list[Any], tuple]:
+    def _run(self, run: Interpreter, values: list[Any], shadow_labels: tuple[Array, ...]) -> tuple[list[Any], tuple]:
         mapped = {name for entry in self.bound.inputs if isinstance(entry.entry, SlotMap) for name in entry.entry.names}
-        by_pool = dict(zip(self.pools, ghosts, strict=True))
+        by_pool = dict(zip(self.pools, shadow_labels, strict=True))
         tags = [_input_tags(i, entry, mapped, by_pool.get(i)) for i, entry in enumerate(self.bound.inputs)]
         outs, out_tags = run.run(self._program, values, tags)
         sources = {output: source for source, output in self.bound.successors.items()}
         for i, (entry, tag) in enumerate(zip(self.bound.outputs, out_tags, strict=True)):
             if i in sources:
-                by_pool[sources[i]] = _output_ghost(run, entry, sources[i], mapped, tag)
+                by_pool[sources[i]] = _output_shadow(run, entry, sources[i], mapped, tag)
             elif tag is not None and tag.whole:
                 run.untracked.setdefault(f"{entry.path}: returns a whole pool that the contract does not name")
             elif tag is not None and tag.pending:
@@ -123,7 +123,7 @@ class SanitizedStep:
 def sanitize(
     fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, *, masked: Collection[str] = ()
 ) -> SanitizedStep:
-    """Trace `fn(*args)` and put a ghost beside every pool of its contract.
+    """Trace `fn(*args)` and put shadow labels beside every pool of its contract.
 
     Args:
         fn: the step, as for `LaneContract.bind`.
@@ -144,10 +144,10 @@ def sanitize(
     tree = jax.tree.structure(jax.eval_shape(fn, *args))
     step = SanitizedStep(row_major(ir.trace(fn, *args)), bound, tree, frozenset(paths[path] for path in masked))
 
-    def check(args: tuple, ghosts: tuple, expected: Expected) -> Any:
-        return step.step(*args, ghosts=ghosts, expected=expected)
+    def check(args: tuple, shadow_labels: tuple, expected: Expected) -> Any:
+        return step.step(*args, shadow_labels=shadow_labels, expected=expected)
 
-    jax.eval_shape(check, args, step.ghosts(), RowLedger().expect([None] * bound.lanes))
+    jax.eval_shape(check, args, step.shadow_labels(), RowLedger().expect([None] * bound.lanes))
     return step
 
 
@@ -156,22 +156,22 @@ def _rows_of(bound: Bound) -> int:
     return bound.shape[bound.entry.axis]
 
 
-def _input_tags(index: int, bound: Bound, mapped: set[str], ghost: Array | None) -> Tags | None:
+def _input_tags(index: int, bound: Bound, mapped: set[str], shadow: Array | None) -> Tags | None:
     entry, rank = bound.entry, len(bound.shape)
     if isinstance(entry, Lane):
         return computed(along(bound.shape[entry.axis], entry.axis, rank))
     if isinstance(entry, SlotMap):
         return computed(along(bound.shape[0], 0, 1))
-    if not isinstance(entry, Pool) or ghost is None:
+    if not isinstance(entry, Pool) or shadow is None:
         return None
     rows = bound.shape[entry.axis]
     slots = along(rows, entry.axis, rank)
     whole = entry.group in mapped
     lanes = nobody(rank) if whole else slots
-    return Tags(lanes, numbered(slots, ghost.reshape((*slots.shape, 4))), (index,), whole, derived=True)
+    return Tags(lanes, numbered(slots, shadow.reshape((*slots.shape, 4))), (index,), whole, derived=True)
 
 
-def _output_ghost(run: Interpreter, bound: Bound, source: int, mapped: set[str], tag: Tags | None) -> Array:
+def _output_shadow(run: Interpreter, bound: Bound, source: int, mapped: set[str], tag: Tags | None) -> Array:
     entry = bound.entry
     assert isinstance(entry, Pool)
     rows, rank = bound.shape[entry.axis], len(bound.shape)
@@ -182,5 +182,5 @@ def _output_ghost(run: Interpreter, bound: Bound, source: int, mapped: set[str],
     if tag is None or not tag.whole or tag.pools != (source,) or rows_axis(tag) != entry.axis:
         why = ONE_ROW if rows == 1 else f"is no chain of writes to {run.judge.paths[source]}"
         run.untracked.setdefault(f"{bound.path}: {why}")
-        return jnp.broadcast_to(constant_row(Owner.MIXED, 1)[..., LABEL:], (rows, 4))
+        return jnp.broadcast_to(constant_row(ReservedOwner.MIXED, 1)[..., LABEL:], (rows, 4))
     return jnp.asarray(tag.some_rows)[..., LABEL:].reshape((rows, 4))

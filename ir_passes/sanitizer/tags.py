@@ -1,4 +1,4 @@
-"""Tags: what the sanitizer knows, while a step runs, about whose rows a value holds and for which lane.
+"""Tags: the owners of the rows that a value holds and the lanes it is for, known while a step runs.
 
 The tags of a value are a lane for each entry, and for what came from a pool the row's number and label. They have the
 value's rank (and one axis more for the columns of a row) and along every axis they are as long as the value, or 1 where
@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ir_passes.host.row_ledger import Owner
+from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr.ir import JaxprEqn, shape_of
 
 Ints = np.ndarray | Array
 """int32, known while tracing or not."""
 SLOT, LABEL = 0, 1
 COLUMNS = 5
-"""Of a row: its number, owner, position, layout, epoch."""
+"""Numbers per row: its number, owner, position, layout, epoch."""
 UNKNOWN = -1
 """A lane or row number that is not known."""
 _MANY = np.int32(2**31 - 1)
@@ -58,7 +58,7 @@ class Tags:
     @property
     def some_rows(self) -> Ints:
         """The rows; those of something computed if there are none."""
-        return constant_row(Owner.COMPUTED, self.lanes.ndim) if self.rows is None else self.rows
+        return constant_row(ReservedOwner.COMPUTED, self.lanes.ndim) if self.rows is None else self.rows
 
     def map(self, operation: Callable[[Ints], Ints]) -> "Tags":
         """The same kind of value after an operation that takes and returns an array with columns."""
@@ -85,7 +85,7 @@ def nobody(rank: int) -> np.ndarray:
     return np.full((1,) * rank, UNKNOWN, np.int32)
 
 
-def constant_row(owner: Owner, rank: int) -> np.ndarray:
+def constant_row(owner: ReservedOwner, rank: int) -> np.ndarray:
     """One row for a whole value, with this owner and no number."""
     return np.array([UNKNOWN, owner, 0, 0, 0], np.int32).reshape((1,) * rank + (COLUMNS,))
 
@@ -109,7 +109,7 @@ def computed(lanes: Ints, derived: bool = False) -> Tags:
 
 def zero(rank: int) -> Tags:
     """Tags of zeros, the state of a sequence that begins."""
-    return Tags(nobody(rank), constant_row(Owner.FRESH, rank))
+    return Tags(nobody(rank), constant_row(ReservedOwner.FRESH, rank))
 
 
 def range_of(lanes: Iterable[Ints]) -> tuple[Ints, Ints]:
@@ -245,7 +245,7 @@ _MOVES: dict[str, Callable[[JaxprEqn, Ints], Ints]] = {
     "rev": _rev,
     "tile": _tile,
 }
-# Moves of one operand. What the operand is stays what it is, its dtype aside.
+# Moves of one operand, which keep its elements, but for their dtype.
 MOVES = {
     *_MOVES,
     "convert_element_type",

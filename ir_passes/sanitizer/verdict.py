@@ -1,4 +1,4 @@
-"""What the sanitizer found: the first fault of every lane, as arrays of the step, and as an error of the host."""
+"""The sanitizer's verdict: the first fault of every lane, as arrays of the step and as an error on the host."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ir_passes.host.row_ledger import Expected, Label, Owner
+from ir_passes.host.row_ledger import Expected, Label, ReservedOwner
 from ir_passes.jaxpr.ir import JaxprEqn, source_of
 from ir_passes.sanitizer.tags import LABEL, SLOT, UNKNOWN, Ints, Tags, constant_row, nobody, numpy_of
 
@@ -40,7 +40,7 @@ class Check:
     """One place of a step where labels are compared.
 
     Attributes:
-        what: what the step does there, as "mul reads argument 1".
+        what: the action of the step there, as "mul reads argument 1".
         source: "file:line".
     """
 
@@ -62,7 +62,7 @@ class SanitizerError(RuntimeError):
 
 @dataclass
 class Judge:
-    """Compares tags with expectations while a step is traced, and keeps the first fault of each lane.
+    """The comparison of tags with expectations while a step is traced; keeps the first fault of each lane.
 
     Attributes:
         expected: of the step, int32 [N, 4] each.
@@ -79,7 +79,7 @@ class Judge:
     checks: dict[Check, int] = field(default_factory=dict)
     verdict: Verdict = field(init=False)
     caller: str = "unknown"
-    # What was compared before, by identity; the arrays are kept so that no other gets their identity.
+    # Earlier comparisons, by identity; the arrays are kept so that no other gets their identity.
     _compared: dict[tuple[int, int, int], tuple] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -95,10 +95,12 @@ class Judge:
         stamps = _of(self.expected.left, lanes)
         if isinstance(lanes, np.ndarray) and not (lanes == UNKNOWN).any():
             return stamps
-        return jnp.where((lanes == UNKNOWN)[..., None], constant_row(Owner.MIXED, lanes.ndim)[..., LABEL:], stamps)
+        return jnp.where(
+            (lanes == UNKNOWN)[..., None], constant_row(ReservedOwner.MIXED, lanes.ndim)[..., LABEL:], stamps
+        )
 
     def compare(self, where: JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> None:
-        """What `reader` computes with must be labelled as its lane expects, or as its lane itself left it.
+        """Check that rows which `reader` computes with are labelled as its lane expects, or as its lane left them.
 
         Args:
             where: the equation.
@@ -116,16 +118,16 @@ class Judge:
         lanes = xp.where(reader == UNKNOWN, own, reader)
         expected, left = _of(self.expected.found, lanes), _of(self.expected.left, lanes)
         wanted, owner = expected[..., 0], found[..., 0]
-        excused = (owner == Owner.COMPUTED) | (wanted == Owner.ANY)
+        excused = (owner == ReservedOwner.COMPUTED) | (wanted == ReservedOwner.ANY)
         if set(tags.pools) <= self.masked:
-            excused |= wanted == Owner.FRESH
+            excused |= wanted == ReservedOwner.FRESH
         differs = found != expected
         wrong = jnp.any(differs, axis=-1) & jnp.any(found != left, axis=-1)
         kind = jnp.argmax(differs, axis=-1).astype(jnp.int32)
         bad = wrong & ~excused
         lost = lanes == UNKNOWN
         if not isinstance(lost, np.ndarray) or lost.any():
-            bad |= lost & (owner != Owner.COMPUTED)
+            bad |= lost & (owner != ReservedOwner.COMPUTED)
             kind = jnp.where(lost, FIELDS.index("lane"), kind)
         if mask is not None:
             bad &= mask
@@ -133,7 +135,7 @@ class Judge:
         self.record(where, f"reads {names}", bad, lanes, kind, slots, found)
 
     def compare_lanes(self, where: JaxprEqn | str, what: str, high: Ints, low: Ints, slots: Ints | None = None) -> None:
-        """Lanes must not meet: a fault of both where the largest and the smallest known one differ.
+        """Check that lanes do not meet: a fault of both where the largest and the smallest known lane differ.
 
         Args:
             where: the equation.
@@ -148,8 +150,10 @@ class Judge:
         kind = np.full((1,) * rank, FIELDS.index("lane"), np.int32)
         slots = nobody(rank) if slots is None else slots
         for lanes in (high, low):
-            live = _of(self.expected.found, lanes)[..., 0] != Owner.ANY
-            self.record(where, what, live & apart, lanes, kind, slots, constant_row(Owner.COMPUTED, rank)[..., LABEL:])
+            live = _of(self.expected.found, lanes)[..., 0] != ReservedOwner.ANY
+            self.record(
+                where, what, live & apart, lanes, kind, slots, constant_row(ReservedOwner.COMPUTED, rank)[..., LABEL:]
+            )
 
     def record(
         self, where: JaxprEqn | str, what: str, bad: Array, lanes: Ints, kind: Ints, slots: Ints, found: Ints
@@ -201,7 +205,7 @@ def _of(rows: Any, lanes: Ints) -> Array:
 
 
 def explain(verdict: Verdict, expected: Expected, checks: tuple[Check, ...]) -> SanitizerError | None:
-    """The error of a verdict, None if there is none; waits for the step."""
+    """Return the error of a verdict, None if there is none; waits for the step."""
     codes, slots, found = (np.asarray(part) for part in verdict)
     wanted = np.asarray(expected.found)
     lines = []
@@ -215,5 +219,5 @@ def explain(verdict: Verdict, expected: Expected, checks: tuple[Check, ...]) -> 
         )
     if not lines:
         return None
-    hint = "stop the sequences of these lanes: their state is not theirs; compare the slot map with the ledger's turns"
+    hint = "stop these lanes: their state is not theirs; compare the slot map with the work given to the ledger"
     return SanitizerError("; ".join([*lines, hint]), tuple(int(lane) for lane in np.flatnonzero(codes)))

@@ -1,10 +1,10 @@
-"""Live ranges of the scratch of a function: from which equation to which each value needs its bytes.
+"""Live ranges of the scratch of a function: the first and the last equation at which each value needs its bytes.
 
-The storage model is the one that the arena planner and its verifier share. Time is counted in equations
-of the inlined jaxpr. Inputs, constants and outputs are held: their bytes belong to the caller. Every other value is
-scratch and is live from the equation that computes it to the last one that reads it, both included: an operand that is
-read for the last time and the result of that equation are live together. A reinterpretation of bytes (reshape,
-squeeze, bitcast) has no bytes of its own: reading it is reading its base.
+The arena planner and its verifier share this storage model. Time is counted in equations of the inlined jaxpr. Inputs,
+constants and outputs are held: their bytes belong to the caller. Every other value is scratch and is live from the
+equation that computes it to the last one that reads it, both included: an operand that is read for the last time and
+the result of that equation are live together. A reinterpretation of bytes (reshape, squeeze, bitcast) has no bytes of
+its own: reading it is reading its base.
 
 A scan, while, cond or shard_map runs a body with scratch of its own, a block of bytes that is live at that equation
 alone. A body reads its inputs where they stand: constants and `xs` in the operands of the outer equation, the carry in
@@ -88,7 +88,7 @@ class Liveness:
 
     @property
     def equations(self) -> int:
-        """How many equations the jaxpr has."""
+        """Number of equations of the jaxpr."""
         return len(self.jaxpr.jaxpr.eqns)
 
     @property
@@ -138,7 +138,7 @@ class Liveness:
         return tuple(value for value in self.scratch if value.start <= equation <= value.end)
 
     def interference(self) -> dict[Key, frozenset[Key]]:
-        """For each scratch value the others that are live at the same time: these must not share a byte with it."""
+        """Return the interference graph: for each scratch value the others live at the same time."""
         edges: dict[Key, set[Key]] = {(value.equation, value.result): set() for value in self.scratch}
         live: list[Scratch] = []
         for value in self.scratch:
@@ -154,7 +154,7 @@ class Liveness:
         """A table of the scratch, largest first, with the source line of each value.
 
         Args:
-            rows: how many values to list, None for all; the report says how many it leaves out.
+            rows: number of values to list, None for all; the report says how many it leaves out.
         """
         peak = self.peak
         at = ir.source_of(self.jaxpr.jaxpr.eqns[peak]) if peak < self.equations else "the end"

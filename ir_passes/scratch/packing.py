@@ -34,7 +34,7 @@ class Buffer:
 
 
 def pack(buffers: Sequence[Buffer]) -> list[int]:
-    """An offset for each buffer, a multiple of `ALIGNMENT`."""
+    """Assign an offset to each buffer, a multiple of `ALIGNMENT`."""
     neighbours, offsets = _conflicts(buffers), dict[int, int]()
     for i in _fullest_first(buffers):
         taken = sorted((offsets[j], offsets[j] + buffers[j].size) for j in neighbours[i] if j in offsets)
@@ -65,7 +65,7 @@ def aligned(offset: int) -> int:
 
 
 def _conflicts(buffers: Sequence[Buffer]) -> list[list[int]]:
-    """For each buffer the others that are live at the same time; sharing one end point is enough."""
+    """Return for each buffer the others that are live at the same time; sharing one end point is enough."""
     neighbours: list[list[int]] = [[] for _ in buffers]
     live: list[int] = []
     for i in sorted(range(len(buffers)), key=lambda i: buffers[i].start):

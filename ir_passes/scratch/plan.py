@@ -1,4 +1,4 @@
-"""The plan of an arena: at which bytes each scratch value of a function is, and in which of them its bodies work."""
+"""The plan of an arena: the bytes of each scratch value of a function, and those that its bodies work in."""
 
 from dataclasses import dataclass, field
 
@@ -10,13 +10,13 @@ class PlanError(ValueError):
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacedBuffer:
     """A scratch value and its bytes.
 
     Attributes:
         equation, result: the equation that computes it, and which of its results it is.
         name: for reports.
-        offset, bytes: where it is, from the start of the arena or of the body's own part of it.
+        offset, bytes: its place, from the start of the arena or of the body's own part of it.
         start, end: the equations between which the bytes are its own, both included.
         lane_axis: the axis whose entry i belongs to lane i; None if it has none or it is not known.
         lane_bytes: bytes of one lane's slice; None where `lane_axis` is.
@@ -38,7 +38,7 @@ class Block:
     """The bytes that an equation's bodies work in while it runs.
 
     Attributes:
-        offset, bytes: where they are.
+        offset, bytes: their place.
         bodies: for each body where its part begins, from the start of the block, and its plan.
     """
 
@@ -63,7 +63,7 @@ class Plan:
     """
 
     jaxpr: ir.ClosedJaxpr = field(repr=False)
-    placements: tuple[Placement, ...]
+    placements: tuple[PlacedBuffer, ...]
     views: frozenset[tuple[int, int]]
     blocks: dict[int, Block]
     size: int
@@ -75,7 +75,7 @@ class Plan:
         """The arena as a table in the order of offsets, with the source line of each value.
 
         Args:
-            rows: how many values to list, None for all; the report says how many it leaves out.
+            rows: number of values to list, None for all; the report says how many it leaves out.
         """
         lines = [
             f"arena of {self.size} bytes; {self.lower_bound} are live at once, {self.naive} if nothing were shared"

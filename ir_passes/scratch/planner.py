@@ -1,7 +1,7 @@
 """Planning the arena: offsets for every scratch value of a function, such that live values share no byte.
 
-The planner only sees sizes and live ranges (packing.py); what it returns is checked by arena_verifier.py, which works
-from the jaxpr alone and shares no code with it.
+The planner only sees sizes and live ranges (packing.py); `verifier` checks the plan from the jaxpr alone and
+shares no code with it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +13,8 @@ from ir_passes.contract.declared import opaque_of
 from ir_passes.jaxpr import ir
 from ir_passes.scratch.liveness import Liveness, Scratch, exclusive, liveness
 from ir_passes.scratch.packing import Buffer, aligned, height, pack
-from ir_passes.scratch.plan import Block, Placement, Plan
-from ir_passes.scratch.verifier import verify
+from ir_passes.scratch.plan import Block, PlacedBuffer, Plan
+from ir_passes.scratch.verifier import verify_plan
 
 OpaqueScratch = Callable[[ir.JaxprEqn], int]
 
@@ -42,7 +42,7 @@ def plan(
     scratch = declared_scratch(contract.opaque, lanes) if contract is not None and lanes is not None else None
     live = liveness(fn, args)
     made = plan_liveness(live, lanes=lanes, lane_axis=lane_axis, opaque_scratch=scratch)
-    verify(made.jaxpr, made, opaque_scratch=scratch)
+    verify_plan(made.jaxpr, made, opaque_scratch=scratch)
     return made
 
 
@@ -94,7 +94,7 @@ def plan_liveness(
     buffers += [Buffer(block.bytes, equation, equation) for equation, block in blocks.items()]
     offsets = pack(buffers)
     placements = tuple(
-        Placement(
+        PlacedBuffer(
             value.equation,
             value.result,
             value.name,

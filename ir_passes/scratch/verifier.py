@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ir_passes.jaxpr import ir
-from ir_passes.scratch.plan import Block, Placement, Plan, PlanError
+from ir_passes.scratch.plan import Block, PlacedBuffer, Plan, PlanError
 
 Key = tuple[int, int]
 NO_SCRATCH = ("scatter", "reduce", "select_and", "argm", "cum")  # run their jaxpr inside one loop, on scalars
@@ -31,7 +31,7 @@ class _Range:
         return f"{self.what} in bytes [{self.low}, {self.high}) live at equations [{self.first}, {self.last}]"
 
 
-def verify(
+def verify_plan(
     closed: ir.ClosedJaxpr,
     plan: Plan,
     *,
@@ -39,11 +39,11 @@ def verify(
     alignment: int = 64,
     opaque_scratch: Callable[[Any], int] | None = None,
 ) -> int:
-    """How many pairs of values share bytes, at different times. Raises if any two do at the same time.
+    """Check a plan; return the number of pairs of values that share bytes at different times.
 
     Args:
         closed: the inlined jaxpr that the plan is for.
-        plan: what to check.
+        plan: the plan to check.
         in_place: (result, operand) of equations that are declared to overwrite that operand; those two may be in the
             same bytes if the equation is the last to read the operand.
         alignment: of every offset.
@@ -94,7 +94,7 @@ def _verify(
 
 
 def _homes(jaxpr: Any, views: Collection[Key]) -> dict[Any, Key]:
-    """Variable -> the equation and result whose bytes it is. What is not here is held by the caller."""
+    """Map each variable to the equation and result whose bytes it is; variables that are missing are the caller's."""
     homes: dict[Any, Key] = {}
     unknown = set(views)
     for i, eqn in enumerate(jaxpr.eqns):
@@ -128,10 +128,10 @@ def _last_reads(jaxpr: Any, homes: dict[Any, Key], outermost: bool) -> dict[Key,
 
 def _placements(
     jaxpr: Any, plan: Plan, homes: dict[Any, Key], last: dict[Key, int], outermost: bool
-) -> dict[Key, Placement]:
+) -> dict[Key, PlacedBuffer]:
     """The placements by value: every scratch value once, nothing that is held, each of its value's size."""
     outputs = {homes[var] for var in _variables(jaxpr.outvars) if var in homes} if outermost else set[Key]()
-    placed: dict[Key, Placement] = {}
+    placed: dict[Key, PlacedBuffer] = {}
     for p in plan.placements:
         key = (p.equation, p.result)
         if key in placed:

@@ -1,7 +1,7 @@
-"""What XLA made of a proved step: the audit of one compiled program against the contract of its step.
+"""The audit of one compiled program against the contract of its step.
 
-The proof says that the jaxpr keeps lanes apart; this says that the compiled program still does, as far as its scheduled
-HLO and its buffer assignment tell: the machine code below them is sampled by tests alone.
+The proof shows that the jaxpr keeps lanes apart; the audit checks that the compiled program still does, as far as its
+scheduled HLO and buffer assignment tell. The machine code below them is sampled by tests only.
 """
 
 import time
@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from ir_passes.contract.contract import BoundContract
+from ir_passes.contract.statements import AuditClaim, Statement
 from ir_passes.jaxpr.collectives import Collective, Scheduled
 from ir_passes.xla_audit.collectives import CompiledCollective, collectives
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind, where
@@ -25,29 +26,15 @@ from ir_passes.xla_audit.program import Executable
 
 ALIGNMENT = 64
 """XLA begins every value of its arena at a multiple of this."""
-STATEMENTS = {
-    "the successor of every pool takes that pool's bytes, and no other input is overwritten": {
-        FindingKind.NOT_IN_PLACE,
-        FindingKind.WRONG_SUCCESSOR,
-        FindingKind.OVERWRITTEN,
-    },
-    "no pool, but those of one number per row, is copied whole or computed elsewhere, apart from the copies that are "
-    "allowed and listed": {
-        FindingKind.POOL_COPY,
-        FindingKind.SECOND_POOL,
-    },
-    "values that are live at the same time share no byte, and each lies within its allocation": {
-        FindingKind.OVERLAP,
-        FindingKind.MISPLACED,
-    },
-    "no operation overwrites what it still reads": {FindingKind.READ_AFTER_WRITE},
-    "devices exchange what the program says, and nothing else but along declared axes: the same operations between the "
-    "same devices with as many elements, each operand of those that XLA has combined by itself": {
-        FindingKind.COLLECTIVE
-    },
-    "scratch is within its limit": {FindingKind.SCRATCH},
+REFUTED_BY = {
+    AuditClaim.POOLS_IN_PLACE: {FindingKind.NOT_IN_PLACE, FindingKind.WRONG_SUCCESSOR, FindingKind.OVERWRITTEN},
+    AuditClaim.NO_POOL_COPIES: {FindingKind.POOL_COPY, FindingKind.SECOND_POOL},
+    AuditClaim.DISJOINT_BUFFERS: {FindingKind.OVERLAP, FindingKind.MISPLACED},
+    AuditClaim.NO_READ_AFTER_WRITE: {FindingKind.READ_AFTER_WRITE},
+    AuditClaim.COLLECTIVES: {FindingKind.COLLECTIVE},
+    AuditClaim.SCRATCH: {FindingKind.SCRATCH},
 }
-"""What an audit says of a program, unless it found a fault of these kinds."""
+"""Claims of an audit, each with the findings under which it does not hold."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +45,13 @@ class AuditReport:
         findings: every fault.
         copies: copies of whole pools.
         collectives: operations between devices.
-        schedule: the collectives of the program that they are, in the order in which they run.
-        neighbours: what lies beside the results of custom calls.
-        values: how many values were placed and compared.
+        schedule: the program's collectives that they implement, in the order in which they run.
+        neighbours: the values beside the results of custom calls.
+        values: number of values that were placed and compared.
         temp_bytes: scratch that the program needs.
         temp_lower_bound: the most scratch bytes that are live at once in XLA's schedule.
         fingerprint: hash of the program, the same in every process.
-        uncovered: what the audit does not know, in words.
+        uncovered: properties that the audit does not know; ids of `NotCovered`.
         seconds: that the audit took.
     """
 
@@ -77,17 +64,17 @@ class AuditReport:
     temp_bytes: int
     temp_lower_bound: int
     fingerprint: str
-    uncovered: tuple[str, ...]
+    uncovered: tuple[Statement, ...]
     seconds: float
 
     @property
-    def audited(self) -> tuple[str, ...]:
-        """What holds of the program."""
+    def audited(self) -> tuple[Statement, ...]:
+        """The claims that hold of the program; ids of `AuditClaim`."""
         found = {finding.kind for finding in self.findings}
-        return tuple(statement for statement, kinds in STATEMENTS.items() if not kinds & found)
+        return tuple(claim.statement() for claim, kinds in REFUTED_BY.items() if not kinds & found)
 
     def require(self) -> "AuditReport":
-        """This report, if nothing was found.
+        """Return this report, if nothing was found.
 
         Raises:
             AuditError: with every finding.
@@ -139,7 +126,7 @@ def audit_executable(
     scheduled: Sequence[Scheduled] = (),
     started: float | None = None,
 ) -> AuditReport:
-    """As `audit`, of an executable that has been read.
+    """Audit an executable that has been read (see `audit`).
 
     Args:
         mesh: names and sizes of the mesh axes, the last one fastest.
@@ -186,7 +173,7 @@ def pools_in_place(before: tuple[tuple[int, ...], ...], after: Any) -> bool:
 
 
 def _split_otherwise(compiled: jax.stages.Compiled, bound: BoundContract) -> Iterator[Finding]:
-    """Pools that devices have other parts of after the step than before it."""
+    """Find pools whose sharding after the step differs from the one before it."""
     for donor, successor in bound.successors.items():
         before, after = shardings(compiled, donor, successor)
         if before is not None and not before.is_equivalent_to(after, len(bound.inputs[donor].shape)):

@@ -1,4 +1,4 @@
-"""Whether a compiled step makes devices exchange what its program says, and nothing else.
+"""The check that a compiled step runs the collectives of its program, and no others.
 
 Each operand of a collective is compared by itself: XLA runs several that are alike as one with several operands. It may
 order them otherwise; each is counted where it stands in XLA's schedule. Sums of 16-bit numbers it may compute of 32-bit
@@ -35,7 +35,7 @@ DTYPES = {"pred": "bool", "bf16": "bfloat16"} | {
     for bits in (8, 16, 32, 64)
 }
 WIDER = {"bfloat16": "float32", "float16": "float32", "int16": "int32", "uint16": "uint32"}
-"""What XLA may compute with instead."""
+"""The wider dtype that XLA may compute with instead."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class CompiledCollective:
     Attributes:
         groups: the devices that talk, as positions in the mesh; a single empty group for all of them.
         axes: mesh axes along which they differ; None where that cannot be told.
-        operands: what each device has of them.
+        operands: the types of their shards on each device.
     """
 
     instruction: str
@@ -64,7 +64,7 @@ def collectives(
     declared: Sequence[str],
     scheduled: Sequence[Scheduled] = (),
 ) -> tuple[list[CompiledCollective], list[Collective], list[Finding]]:
-    """The collectives of a compiled program, as they are and as they are scheduled, and what is wrong with them.
+    """Return the collectives of a compiled program, the schedule of the program's that they are, and their findings.
 
     Args:
         mesh: names and sizes of the mesh axes, the last one fastest; empty for one device.
@@ -155,7 +155,7 @@ _COMBINING = (
     "fusion", "reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter", "all-reduce", "reduce-scatter",
     "all-reduce-start",
 )  # fmt: skip
-"""What these call combines numbers, and talks to no other device."""
+"""Instructions whose called computations combine numbers and talk to no other device."""
 
 
 def _in_order(executable: Executable, live: LiveValues) -> list[tuple[Instruction, Computation]]:

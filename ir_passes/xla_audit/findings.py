@@ -1,24 +1,24 @@
-"""What an audit can find wrong with a compiled step."""
+"""Faults that the audit finds in a compiled step."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from ir_passes.contract.statements import Statement, StatementId
 from ir_passes.xla_audit.program import Instruction, Module
 
 
-class FindingKind(StrEnum):
-    """The fault of a compiled step."""
+class FindingKind(StatementId):
+    """The fault of a compiled step: the value is its id, `sentence` says it in words."""
 
-    NOT_IN_PLACE = "pool not in place"
-    WRONG_SUCCESSOR = "pool donated to another output"
-    OVERWRITTEN = "input overwritten"
-    POOL_COPY = "pool-sized copy"
-    SECOND_POOL = "second pool"
-    OVERLAP = "live values overlap"
-    MISPLACED = "value not where it has to be"
-    READ_AFTER_WRITE = "in-place operation reads what it has overwritten"
-    COLLECTIVE = "undeclared collective"
-    SCRATCH = "scratch far above the lower bound"
+    NOT_IN_PLACE = "not-in-place", "The successor of a pool is not written into that pool's buffer."
+    WRONG_SUCCESSOR = "wrong-successor", "The buffer of a pool is donated to another output than its successor."
+    OVERWRITTEN = "input-overwritten", "An input that has no successor is overwritten."
+    POOL_COPY = "pool-copy", "A whole pool is copied."
+    SECOND_POOL = "second-pool", "An array of a pool's type is computed outside the pool's buffer."
+    OVERLAP = "overlap", "Values that are live at the same time share bytes."
+    MISPLACED = "misplaced", "A value does not lie where it has to be."
+    READ_AFTER_WRITE = "read-after-write", "An in-place operation reads bytes that it has overwritten."
+    COLLECTIVE = "collective", "The collectives are not those of the traced program."
+    SCRATCH = "scratch", "The scratch memory is far above the bytes that are live at once."
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Finding:
 
     Attributes:
         where: the HLO instruction, JAX's name of the operation, the source line.
-        message: what is wrong, expected and got.
-        remedy: what to do.
+        message: the fault, with what was expected and found.
+        remedy: the advice.
         pools: paths of the pools that it is about.
     """
 
@@ -38,8 +38,14 @@ class Finding:
     remedy: str
     pools: tuple[str, ...] = ()
 
+    @property
+    def statement(self) -> Statement:
+        """The finding as a fault of a certificate."""
+        text = f"{self.kind.sentence}\n  {self.message}\n  at {self.where}\n  {self.remedy}"
+        return Statement(self.kind.value, ", ".join(self.pools), text)
+
     def __str__(self) -> str:
-        return f"{self.kind}: {self.message}\n  at {self.where}\n  {self.remedy}"
+        return f"{self.kind}: {self.statement.sentence}"
 
 
 class AuditError(RuntimeError):
@@ -56,7 +62,7 @@ class AuditError(RuntimeError):
 
 
 def origin(one: Instruction, module: Module) -> tuple[str, str]:
-    """JAX's name of the operation and the source line of an instruction.
+    """Return JAX's name of the operation and the source line of an instruction.
 
     XLA's own instructions, its copies above all, have none: then those of the nearest reader that has, or else of the
     nearest operand.
@@ -74,7 +80,7 @@ def origin(one: Instruction, module: Module) -> tuple[str, str]:
 
 
 def where(one: Instruction, module: Module) -> str:
-    """An instruction for a message."""
+    """Describe an instruction for a message."""
     op_name, source = origin(one, module)
     inherited = "" if one.source or not source else "for "
     parts = (f"%{one.name} ({one.opcode} {one.array})", inherited + op_name if op_name else "", source)

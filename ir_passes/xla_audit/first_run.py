@@ -33,7 +33,7 @@ def successors_of(bound: BoundContract) -> tuple[Successor, ...]:
 
 
 class FirstRun:
-    """Calls a step, then says which of its pools moved.
+    """A callable that calls a step once and reports which of its pools moved.
 
     Args:
         entry: the step.
@@ -66,7 +66,7 @@ class FirstRun:
         return results
 
     def _addresses(self, leaves: list[Any]) -> dict[int, tuple[tuple[int, ...], ...]]:
-        """Of every donated array on a device; what lies on the host has to be brought there first."""
+        """Return the addresses of every donated array on a device; those on the host must be brought there first."""
         return {
             one.donor: addresses(leaves[one.donor])
             for one in self._successors

@@ -1,4 +1,4 @@
-"""Reading what XLA made of a step: the scheduled HLO module and the buffer assignment of an executable.
+"""The reader of a compiled step: the scheduled HLO module and the buffer assignment of an executable.
 
 This file, `hlo_schema` and `wire` are the only ones that know how JAX and XLA hand these out.
 """
@@ -35,7 +35,7 @@ class HloError(ValueError):
 
 
 def read(compiled: jax.stages.Compiled, dump: bytes | None = None) -> Executable:
-    """Take a compiled executable apart.
+    """Read the parts of a compiled executable.
 
     Args:
         compiled: the executable.
@@ -163,12 +163,12 @@ def addresses(arrays: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def argument_shardings(compiled: jax.stages.Compiled) -> list[Any]:
-    """How devices have the parts of each flattened argument; None of one that is not used."""
+    """Return the sharding of each flattened argument; None of one that is not used."""
     return compiled.in_tree.flatten_up_to(compiled.input_shardings)
 
 
 def shardings(compiled: jax.stages.Compiled, argument: int, result: int) -> tuple[Any, Any]:
-    """The same of one flattened argument, and of a result."""
+    """Return the shardings of one flattened argument and of a result."""
     results = compiled.out_tree.flatten_up_to(compiled.output_shardings)
     return argument_shardings(compiled)[argument], results[result]
 
@@ -206,7 +206,7 @@ class _Reader:
         self._metadata: dict[bytes, tuple[str, str]] = {b"": ("", "")}
 
     def instructions(self, serialized: Sequence[bytes], computation: int) -> tuple[Instruction, ...]:
-        """Those of one computation."""
+        """Decode the instructions of one computation."""
         return tuple(self.instruction(decode(one, hlo_schema.INSTRUCTION), computation) for one in serialized)
 
     def instruction(self, raw: dict[str, Any], computation: int) -> Instruction:
@@ -258,7 +258,7 @@ def _scalar(literal: bytes) -> int | None:
 
 
 def _groups(raw: dict[str, Any]) -> Groups:
-    """Who talks to whom, from whichever of the four encodings the collective has."""
+    """Return the groups of devices of a collective, from any of its four encodings."""
     if raw["pairs"]:
         return Groups(tuple((one["source"], one["target"]) for one in raw["pairs"]))
     if raw["mesh_groups"]:

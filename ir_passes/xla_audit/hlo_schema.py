@@ -96,7 +96,7 @@ INSTRUCTION = Message(
         74: _list("aliasing", ALIASING),
         87: _one("devices", DEVICE_LIST),
         93: _one("mesh_groups", MESH_GROUPS),
-        # What says nothing about the value: sharding, frontend attributes, statistics, origin.
+        # Fields that say nothing about the value: sharding, frontend attributes, statistics, origin.
         40: Field("sharding", "skip"),
         68: Field("frontend_attributes", "skip"),
         82: Field("statistics", "skip"),
@@ -215,4 +215,4 @@ COLLECTIVES = (
     "reduce-scatter",
     "send",
 )
-"""What the names of opcodes that move data between devices begin with."""
+"""Prefixes of the opcodes that move data between devices."""

@@ -1,4 +1,4 @@
-"""Operations that write over what they read, and whether they may.
+"""The check of operations that write into the bytes of their operands.
 
 XLA lets an operation put its result into the bytes of an operand that nobody reads afterwards. That is right where
 every element of the result is computed from the same element of the operand alone. XLA's CPU compiler has put results
@@ -32,7 +32,7 @@ IN_PLACE["triangular-solve"] = 1
 Window = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...]]
 """Starts, sizes, and the dimensions that they are starts in."""
 Frame = tuple[Window, ...] | None
-"""How a position relates to the result's: () the same, the same within nested windows, None any other."""
+"""The relation of a position to the result's: () the same, the same within nested windows, None any other."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Hazard:
         instruction: the operation or fusion.
         operand: position of the operand.
         index: of the result that lies in the operand's bytes.
-        through: what reads the operand at other positions, inside the fusion if it is one.
+        through: the instruction that reads the operand at other positions, inside the fusion if it is one.
     """
 
     instruction: Instruction
@@ -53,7 +53,7 @@ class Hazard:
 
 
 def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazard]:
-    """Every operation whose result lies in an operand's bytes and that may not be done in place."""
+    """Find every operation whose result lies in an operand's bytes and that may not be done in place."""
     module, on_gpu = executable.module, executable.platform == GPU
     for one in live.executed:
         if one.opcode in ("while", "call", "conditional", "tuple", "get-tuple-element", "parameter"):
@@ -110,7 +110,7 @@ def _keeps_order(one: Instruction, operand: Array) -> bool:
 
 @dataclass
 class _Reads:
-    """From the root of a fused computation back to its parameters, with the relation of positions.
+    """The walk from the root of a fused computation back to its parameters, with the relation of positions.
 
     Attributes:
         fused: the computation.

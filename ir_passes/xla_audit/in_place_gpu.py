@@ -1,4 +1,4 @@
-"""What the fusions of XLA:GPU do in place that those of XLA:CPU do not: reductions with other results, and sorts.
+"""Fusions of XLA:GPU that may work in place though those of XLA:CPU may not: reductions with other results, and sorts.
 
 Reductions (openxla/xla, xla/backends/gpu/codegen/emitters/reduction.cc, EmitPerThreadElements; that XLA relies on it:
 xla/service/gpu/buffer_sharing.cc, FusionCanShareBufferHint). Each element that is reduced is visited once, by one
@@ -15,7 +15,7 @@ from ir_passes.xla_audit.program import Computation, Index, Instruction
 
 GPU = "gpu"
 OTHER_EMITTER = b"fusion_backend_config"
-"""In the backend configuration of custom fusions that Triton or another emitter computes."""
+"""A key in the backend configuration of custom fusions, which Triton or another emitter computes."""
 
 
 def computed_first(fusion: Instruction, fused: Computation, index: Index) -> frozenset[int]:
@@ -30,7 +30,7 @@ def computed_first(fusion: Instruction, fused: Computation, index: Index) -> fro
     # All of them are visited in the order of the elements in memory, so that as many elements are the same positions.
     if outputs[index[0]].opcode == "reduce" or count < 2 or any(array.count != count for array in data):
         return frozenset()
-    # What another result makes of a reduction is computed anew for each of its elements.
+    # Another result that reads the reduction computes it anew for each of its own elements.
     if not all(_only_returned(one, fused) for one in reductions):
         return frozenset()
     return frozenset(one.id for one in reductions)
@@ -56,7 +56,7 @@ def _only_returned(one: Instruction, fused: Computation) -> bool:
 
 
 def _outputs(fused: Computation) -> list[Instruction]:
-    """What a fusion of several results returns, bitcasts taken off; empty if it has one result."""
+    """Return the outputs of a fusion of several results, bitcasts removed; empty if it has one result."""
     by_id = {one.id: one for one in fused.instructions}
     root = by_id[fused.root]
     if root.opcode != "tuple":

@@ -1,4 +1,4 @@
-"""Which values of a scheduled HLO module exist when, and in which bytes: our own dataflow, not XLA's.
+"""Live ranges of the values of a scheduled HLO module, and their bytes: our own dataflow analysis, not XLA's.
 
 The schedule is flattened into one clock: a called computation runs where its caller stands, the condition of a loop and
 then its body. A value lives from the tick of the instruction that defines it to its last reader's. Bitcasts, tuples and
@@ -8,6 +8,7 @@ then its body. A value lives from the tick of the instruction that defines it to
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ir_passes.contract.statements import NotCovered, Statement
 from ir_passes.xla_audit.program import Array, Computation, Executable, Index, Instruction, Slice
 
 FOREVER = 1 << 62
@@ -19,11 +20,11 @@ Leaves = dict[Index, int]
 
 
 @dataclass(frozen=True)
-class Value:
+class LiveValue:
     """One value.
 
     Attributes:
-        instruction, index: what defines it.
+        instruction, index: its definition.
         slice: its bytes; None where the buffer assignment says nothing about it.
         start, stop: ticks of its definition and of its last reader, both included.
     """
@@ -45,7 +46,7 @@ class Carry:
 
     Attributes:
         instruction: the while or conditional.
-        places: what stands there and its bytes.
+        places: the name and the bytes of each.
     """
 
     instruction: Instruction
@@ -62,16 +63,16 @@ class LiveValues:
         of: instruction id -> index -> position in `values`.
         executed: instructions in the order of the clock; those of computations that are called.
         looped: ids of instructions that run inside a loop.
-        carries: what loops and branches hand over.
-        uncovered: what this dataflow does not know, in words.
+        carries: values that loops and branches hand over.
+        uncovered: properties that this dataflow does not know.
     """
 
-    values: tuple[Value, ...]
+    values: tuple[LiveValue, ...]
     of: dict[int, Leaves]
     executed: tuple[Instruction, ...]
     looped: frozenset[int]
     carries: tuple[Carry, ...]
-    uncovered: tuple[str, ...]
+    uncovered: tuple[Statement, ...]
 
     def made_by(self, one: Instruction) -> Iterator[tuple[Index, int]]:
         """Index and position in `values` of what an instruction defines; not of what it hands on."""
@@ -99,7 +100,7 @@ class _Flow:
         self._executed: list[Instruction] = []
         self._looped: set[int] = set()
         self._carries: list[Carry] = []
-        self._uncovered: dict[str, None] = {}
+        self._uncovered: dict[Statement, None] = {}
         self._loops = 0
 
     def run(self) -> LiveValues:
@@ -114,11 +115,11 @@ class _Flow:
         for value in results.values():
             self._stop[self._find(value)] = FOREVER
         position: dict[int, int] = {}
-        values: list[Value] = []
+        values: list[LiveValue] = []
         for i, (instruction, index, array, where) in enumerate(self._defined):
             if self._same[i] == i:
                 position[i] = len(values)
-                values.append(Value(instruction, index, array, where, self._start[i], self._stop[i]))
+                values.append(LiveValue(instruction, index, array, where, self._start[i], self._stop[i]))
         of = {
             one: {index: position[self._find(value)] for index, value in leaves.items()}
             for one, leaves in self._of.items()
@@ -199,7 +200,7 @@ class _Flow:
         if one.opcode == "conditional":
             return self._branch(one, operands)
         if one.opcode.endswith(("-start", "-done", "-update")) or one.opcode in ("send", "recv"):
-            self._uncovered[f"{one.opcode} is asynchronous; what it reads is taken as read when it starts"] = None
+            self._uncovered[NotCovered.ASYNCHRONOUS.statement(one.opcode)] = None
         at = self._tick()
         for operand in operands:
             self._use(operand.values(), at)

@@ -1,28 +1,28 @@
-"""Whether values that are live at the same time have bytes of their own, and how much scratch they need at least."""
+"""The check that values live at the same time have bytes of their own, and the least scratch they need."""
 
 from collections.abc import Iterator
 
 from ir_passes.xla_audit.findings import Finding, FindingKind, where
-from ir_passes.xla_audit.live_values import LiveValues, Value
+from ir_passes.xla_audit.live_values import LiveValue, LiveValues
 from ir_passes.xla_audit.program import Executable, Slice
 
 REMEDY = "Report it to openxla/xla with this program; do not run the step. Another XLA version may place it rightly."
 
 
 def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
-    """Pairs of values that are live at the same tick and share a byte.
+    """Find pairs of values that are live at the same tick and share a byte.
 
     Where one value ends in the operation that defines the other, both may be the very same bytes (whether the operation
     may then be done in place is for `in_place`), but never overlap in part.
     """
     module = executable.module
-    by_allocation: dict[int, list[tuple[Value, Slice]]] = {}
+    by_allocation: dict[int, list[tuple[LiveValue, Slice]]] = {}
     for value in live.values:
         if value.slice is not None and value.slice.size:
             by_allocation.setdefault(value.slice.allocation, []).append((value, value.slice))
     for placed in by_allocation.values():
         placed.sort(key=lambda pair: pair[0].start)
-        active: list[tuple[Value, Slice]] = []
+        active: list[tuple[LiveValue, Slice]] = []
         for value, mine in placed:
             active = [pair for pair in active if pair[0].stop >= value.start]
             for other, theirs in active:
@@ -107,5 +107,5 @@ def scratch_lower_bound(executable: Executable, live: LiveValues) -> int:
     return most
 
 
-def _until(value: Value) -> str:
+def _until(value: LiveValue) -> str:
     return "the end" if value.stop > 1 << 61 else str(value.stop)

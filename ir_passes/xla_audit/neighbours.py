@@ -1,12 +1,12 @@
-"""What lies beside the results of calls that XLA does not look into: what one that writes too far reaches first.
+"""The neighbours in memory of custom calls' results: the bytes that a call which writes too far reaches first.
 
-Nobody can say what a custom call, a kernel or a callback writes; where it would do harm is in the buffer assignment.
+The writes of a custom call, kernel or callback are unknown; the buffer assignment shows where they would do harm.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ir_passes.xla_audit.live_values import LiveValues, Value
+from ir_passes.xla_audit.live_values import LiveValue, LiveValues
 from ir_passes.xla_audit.program import Executable, Slice
 
 
@@ -15,9 +15,9 @@ class Neighbours:
     """One result of a custom call.
 
     Attributes:
-        target: what is called.
-        result: what it writes, in which bytes.
-        before, behind: what is live during the call and nearest in the same allocation on either side, with the bytes
+        target: the called function.
+        result: the array that it writes, and its bytes.
+        before, behind: the nearest value on either side in its allocation that is live during the call, with the bytes
             that lie between; None where there is nothing.
     """
 
@@ -33,7 +33,7 @@ class Neighbours:
 
 
 def neighbours(executable: Executable, live: LiveValues) -> tuple[Neighbours, ...]:
-    """Those of every array that a custom call of the program gives, in the order in which they run."""
+    """Return the neighbours of every array that a custom call of the program gives, in the order in which they run."""
     found = []
     for one in live.executed:
         if one.opcode != "custom-call":
@@ -46,7 +46,7 @@ def neighbours(executable: Executable, live: LiveValues) -> tuple[Neighbours, ..
     return tuple(found)
 
 
-def _of(value: Value, mine: Slice, live: Iterable[Value], target: str) -> Neighbours:
+def _of(value: LiveValue, mine: Slice, live: Iterable[LiveValue], target: str) -> Neighbours:
     before: list[tuple[int, str]] = []
     behind: list[tuple[int, str]] = []
     for other in live:

@@ -1,4 +1,4 @@
-"""Which values of a compiled program may be a version of a pool, and which only happen to have a pool's type.
+"""The values of a compiled program that may be versions of a pool, and not only happen to have a pool's type.
 
 A version is computed from the version before it, or becomes the one after it, by values of the pool's size all the way:
 rows that are read or written by themselves end the way, inside a fusion as between instructions. The queries of an
@@ -16,7 +16,7 @@ Ways = dict[int, list[tuple[int, int]]]
 """Position of a value in `live.values` -> of those that it is computed into, each with the elements of the smallest
 array on the largest way there."""
 Steps = Callable[[int, int], Iterator[tuple[int, int]]]
-"""From a value's position and the elements that count to the values one step further on."""
+"""A function from a value's position and the least number of elements to the values one step further on."""
 Made = tuple[Instruction, Index, int]
 """A result of a fusion: its place in the tuple, and its position in `live.values`."""
 
@@ -83,7 +83,7 @@ class PoolValues:
             yield from self._sources(made)
 
     def _sources(self, made: Made) -> Iterator[tuple[int, int]]:
-        """What a result of a fusion is computed from."""
+        """Yield the values that a result of a fusion is computed from."""
         one, index, _ = made
         key = one.id, index
         if key not in self._counts:
@@ -92,7 +92,7 @@ class PoolValues:
             yield from ((operand, count) for operand in positions([one.operands[number]], self._live))
 
     def _ways(self, one: Instruction) -> Iterator[tuple[int, int, int]]:
-        """What an instruction that is no fusion computes, and from what."""
+        """Yield the results of an instruction that is no fusion, each with the values it is computed from."""
         values = self._live.values
         if one.opcode in ("while", "conditional"):
             yield from ((source, result, values[source].array.count) for source, result in self._handed_over(one))
@@ -103,7 +103,7 @@ class PoolValues:
 
     @staticmethod
     def _inside(fused: Computation, index: Index) -> dict[int, int]:
-        """Of each parameter of a fusion, the elements of the smallest array on the largest way to a result."""
+        """Return for each parameter of a fusion the elements of the smallest array on the largest way to a result."""
         result = next(one for one in fused.instructions if one.id == fused.root)
         counts = {(result.operands[index[0]] if index and result.opcode == "tuple" else result.id): math.inf}
         for one in reversed(fused.instructions):
@@ -114,7 +114,7 @@ class PoolValues:
         return {number: int(counts[one.id]) for number, one in fused.parameters.items() if one.id in counts}
 
     def _handed_over(self, one: Instruction) -> Iterator[tuple[int, int]]:
-        """What goes into a loop or a branch, round it, and out of it keeps its place in the tuple."""
+        """Yield the values that a loop or branch hands over; each keeps its place in the tuple."""
         of, computations = self._live.of, [self._executable.module.computations[id] for id in one.called]
         if one.opcode == "while":
             body, condition = computations

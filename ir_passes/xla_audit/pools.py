@@ -1,4 +1,4 @@
-"""Whether every pool is written in place: its successor in its own bytes, and no other array of its size."""
+"""The check that every pool is written in place: its successor in its own bytes, and no other array of its size."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from ir_passes.contract.contract import Bound, BoundContract, Pool, SlotMap
 from ir_passes.xla_audit.findings import Finding, FindingKind, origin, where
-from ir_passes.xla_audit.live_values import LiveValues, Value
+from ir_passes.xla_audit.live_values import LiveValue, LiveValues
 from ir_passes.xla_audit.pool_values import PoolValues, positions
 from ir_passes.xla_audit.program import Executable, Index, Instruction
 
@@ -40,7 +40,7 @@ class PoolCopy:
 
 
 def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding]:
-    """Whether each pool's successor takes its own bytes, and no other input is overwritten."""
+    """Find pools whose successor does not take their bytes, and other inputs that are overwritten."""
     into: dict[tuple[int, Index], Index] = {}
     for one in executable.module.aliases:
         into[(one.parameter, one.parameter_index)] = one.output
@@ -92,7 +92,7 @@ def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding
 
 
 def pool_copies(executable: Executable, bound: BoundContract, live: LiveValues) -> list[PoolCopy]:
-    """Every copy of an array of a pool's type."""
+    """Return every copy of an array of a pool's type."""
     pools = _pools(executable, bound)
     versions: dict[str, set[int]] = {}
     found: list[PoolCopy] = []
@@ -115,7 +115,7 @@ def pool_copies(executable: Executable, bound: BoundContract, live: LiveValues) 
 
 
 def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Sequence[str]) -> Iterator[Finding]:
-    """A finding for each copy, unless all the pools that it may be of match a pattern of `allowed`."""
+    """Yield a finding for each copy, unless all the pools that it may be of match a pattern of `allowed`."""
     named = {one.name: one for one in executable.module.instructions.values()}
     for copy in copies:
         if all(any(fnmatchcase(path, pattern) for pattern in allowed) for path in copy.pools):
@@ -132,9 +132,9 @@ def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Seque
 
 
 def second_pools(executable: Executable, bound: BoundContract, live: LiveValues) -> Iterator[Finding]:
-    """Arrays of a pool's type that are computed into other bytes than a pool's.
+    """Find arrays of a pool's type that are computed into other bytes than a pool's.
 
-    Of a pool with one row per lane, all told or on each device, the step computes every row, so its intermediate
+    Of a pool with one row per lane, in total or on each device, the step computes every row, so its intermediate
     results may have the pool's type; only copies are counted against it.
     """
     module = executable.module
@@ -202,12 +202,12 @@ def _long(dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in dims if size != 1)
 
 
-def _as_large(value: Value, pools: dict[Key, list[Bound]]) -> bool:
+def _as_large(value: LiveValue, pools: dict[Key, list[Bound]]) -> bool:
     """Whether a value has the dtype of a pool and as many elements."""
     return any(value.array.dtype == dtype and value.array.count == math.prod(dims) for dtype, dims in pools)
 
 
-def _matching(value: Value, pools: dict[Key, list[Bound]], executable: Executable) -> list[Bound]:
+def _matching(value: LiveValue, pools: dict[Key, list[Bound]], executable: Executable) -> list[Bound]:
     """The pools that a value may be a version of: of its own type, or of one that it is read as."""
     if not _as_large(value, pools):
         return []
@@ -247,7 +247,7 @@ def _copied(one: Instruction, executable: Executable) -> list[int] | None:
     return None
 
 
-def _same_place(value: Value, operands: list[int], index: Index, live: LiveValues) -> bool:
+def _same_place(value: LiveValue, operands: list[int], index: Index, live: LiveValues) -> bool:
     """Whether a copy's source is the bytes that it writes, so that nothing moves."""
     return any(live.values[live.of[operand][()]].slice == value.slice for operand in operands)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 Index = tuple[int, ...]
-"""Where in a result: () for an array or a tuple's table, (i,) for entry i of a tuple."""
+"""A place in a result: () for an array or a tuple's table, (i,) for entry i of a tuple."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Instruction:
         called: computation ids: of a while its body and its condition.
         op_name: JAX's name of the operation, with scopes; may be empty.
         source: "file:line" of the innermost user's frame; may be empty.
-        backend_config: what only the backend understands, verbatim.
+        backend_config: the backend's own settings, verbatim.
         attributes: every other field that the value depends on, verbatim.
         fusion_kind: of a fusion, as "kLoop"; else empty.
         scalar: value of an integer constant with one element, else None.
@@ -129,7 +129,7 @@ class Computation:
 
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
-        """By parameter number."""
+        """The parameters by number."""
         return {one.parameter: one for one in self.instructions if one.opcode == "parameter"}
 
 
@@ -224,7 +224,7 @@ class Buffers:
     """The buffer assignment.
 
     Attributes:
-        slices: where the value that an instruction defines at an index lives.
+        slices: the bytes of the value that an instruction defines at an index.
     """
 
     allocations: Mapping[int, Allocation]
@@ -238,7 +238,7 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Executable:
-    """What the audit reads of one executable.
+    """The parts of one executable that the audit reads.
 
     Attributes:
         parameters: flattened argument -> entry parameter number; an argument that the step does not use has none.

@@ -1,4 +1,4 @@
-"""Fields of config.json that most families have, read once."""
+"""Readers of the config.json fields that most families have."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,12 +8,12 @@ from models.layers.rope import Rope
 
 
 def spelled(reader: ConfigReader, *names: str) -> str:
-    """The first of several names of a field that config.json has; the first of all where it has none."""
+    """Return the first of several names of a field that config.json has; the first of all where it has none."""
     return next((name for name in names if name in reader), names[0])
 
 
 def read_kinds(reader: ConfigReader, name: str, kinds: Sequence[str], layers: int) -> list[str]:
-    """A list with one of several words per layer."""
+    """Read a list with one of several kinds per layer."""
     values = reader.get(name)
     if not isinstance(values, list) or len(values) != layers or any(value not in kinds for value in values):
         reader.fault(name, f"a list of {layers} items, each one of " + ", ".join(repr(kind) for kind in kinds))
@@ -22,7 +22,7 @@ def read_kinds(reader: ConfigReader, name: str, kinds: Sequence[str], layers: in
 
 
 def read_attending(reader: ConfigReader, layers: int, interval: str, default: int) -> list[str]:
-    """`layer_types`; where it is absent every layer is linear but the last of each `interval`, which attends."""
+    """Read `layer_types`; where it is absent the last layer of each `interval` is attention, the others linear."""
     every = reader.integer(interval, default)
     if "layer_types" in reader:
         return read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
@@ -32,12 +32,12 @@ def read_attending(reader: ConfigReader, layers: int, interval: str, default: in
 def paired(
     kinds: Sequence[str], mixers: Mapping[str, BranchConfig], feed_forward: Sequence[BranchConfig]
 ) -> tuple[tuple[BranchConfig, ...], ...]:
-    """Layers of the mixer that the word for each names, and of the feed-forward layer in its place."""
+    """Pair the mixer of each layer's kind with its feed-forward layer."""
     return tuple((mixers[kind], forward) for kind, forward in zip(kinds, feed_forward, strict=True))
 
 
 def read_heads(reader: ConfigReader) -> tuple[int, int, int]:
-    """Query heads, key/value heads (a divisor) and the size of a head, hidden/heads where it is not given."""
+    """Read query heads, key/value heads (a divisor, GQA) and head size, which defaults to hidden/heads."""
     heads = reader.integer("num_attention_heads")
     kv_heads = reader.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -51,7 +51,7 @@ def read_heads(reader: ConfigReader) -> tuple[int, int, int]:
 
 
 def read_dtype(*places: ConfigReader) -> str:
-    """The dtype of the weights, of the first place that names one."""
+    """Read the dtype of the weights from the first config that has one."""
     for place in places:
         for name in ("dtype", "torch_dtype"):
             if name in place:
@@ -62,7 +62,7 @@ def read_dtype(*places: ConfigReader) -> str:
 def read_decoder_config(
     reader: ConfigReader, layers: tuple[tuple[BranchConfig, ...], ...], eps: float, tied: bool
 ) -> DecoderConfig:
-    """The decoder of a flat config.json, after every other field has been read.
+    """Build the decoder config of a flat config.json, after every other field has been read.
 
     Raises:
         ConfigError: with every fault that the reader has collected.
@@ -83,10 +83,10 @@ def read_decoder_config(
 
 
 def read_rope(reader: ConfigReader, head_dim: int, theta: float, partial: float) -> Rope:
-    """Rotary settings from `rope_parameters`, or from the older top-level fields.
+    """Read RoPE settings from `rope_parameters`, or from the older top-level fields.
 
     Args:
-        reader: the text part of config.json.
+        reader: of config.json or its `text_config`.
         head_dim: size of a head.
         theta, partial: the family's defaults for `rope_theta` and `partial_rotary_factor`.
     """

@@ -1,11 +1,11 @@
-"""Reading a Hugging Face `config.json`: every field is asked for by name, every fault is collected."""
+"""Strict reader of a Hugging Face `config.json`: every field is read by name, every fault is collected."""
 
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Fields that say nothing about the computation: never reported as unknown.
+# Fields without effect on the computation: never reported as unknown.
 _BOILERPLATE = frozenset(
     """architectures auto_map model_type _name_or_path transformers_version torch_dtype dtype use_cache bos_token_id
     eos_token_id pad_token_id initializer_range output_router_logits router_aux_loss_coef attention_dropout
@@ -29,7 +29,7 @@ class ConfigError(ValueError):
         super().__init__(f"config.json cannot be run as a {family} model ({len(self.faults)} fault(s)):\n{lines}")
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        # Between processes: the message alone does not make such an error.
+        # Pickling between processes: the message alone cannot rebuild the error.
         return type(self), (self._family, self.faults)
 
 
@@ -38,7 +38,7 @@ def _is_number(value: Any) -> bool:
 
 
 class ConfigReader:
-    """Reads fields of one JSON object, remembers which were read and what was wrong with them.
+    """Reader of one JSON object, which records the fields that were read and their faults.
 
     A field that is wrong yields its default (or a harmless value) so that reading goes on and `close` can report
     all faults at once.
@@ -56,17 +56,17 @@ class ConfigReader:
         return self._fields.get(name) is not None
 
     def fault(self, name: str, expected: str) -> None:
-        """Record that a field is not what is needed."""
+        """Record that a field is not as expected."""
         found = f"{self._fields[name]!r}" if name in self._fields else "no such field"
         self.faults.append(f"{self._where}{name}: expected {expected}, found {found}")
 
     def get(self, name: str) -> Any:
-        """The field as it is, None where it is absent."""
+        """Return the field as it is, None where it is absent."""
         self._read.add(name)
         return self._fields.get(name)
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """A whole number of at least `minimum`; required where there is no default."""
+        """Read a whole number of at least `minimum`; required where there is no default."""
         value = self.get(name)
         if value is None and default is not None:
             return default
@@ -76,7 +76,7 @@ class ConfigReader:
         return value
 
     def number(self, name: str, default: float | None = None, minimum: float = 0.0) -> float:
-        """A finite number greater than `minimum`; required where there is no default."""
+        """Read a finite number greater than `minimum`; required where there is no default."""
         value = self.get(name)
         if value is None and default is not None:
             return default
@@ -86,7 +86,7 @@ class ConfigReader:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Read true or false."""
         value = self.get(name)
         if value is None:
             return default
@@ -96,7 +96,7 @@ class ConfigReader:
         return value
 
     def choice(self, name: str, supported: Sequence[Any], default: Any) -> Any:
-        """One of the values that are implemented; anything else is a fault that lists them."""
+        """Read one of the values that are implemented; any other is a fault that lists them."""
         value = self.get(name)
         if value is None:
             return default
@@ -106,7 +106,7 @@ class ConfigReader:
         return value
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """A whole number or a list of them, as a tuple; empty where absent."""
+        """Read a whole number or a list of them, as a tuple; empty where absent."""
         value = self.get(name)
         values = [] if value is None else value if isinstance(value, list) else [value]
         if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in values):
@@ -115,7 +115,7 @@ class ConfigReader:
         return tuple(values)
 
     def numbers(self, name: str, default: Sequence[float]) -> tuple[float, ...]:
-        """As many finite numbers as `default` has."""
+        """Read a list of as many finite numbers as `default` has."""
         value = self.get(name)
         if value is None:
             return tuple(default)
@@ -126,9 +126,9 @@ class ConfigReader:
         return tuple(map(float, numbers))
 
     def limits(self, name: str, default: tuple[float, float]) -> tuple[float, float]:
-        """A least value, not negative, and a greatest one, which may be infinite.
+        """Read a minimum, not negative, and a maximum, which may be infinite.
 
-        transformers writes infinity as an object, `{"__float__": "Infinity"}`; others as the bare word.
+        transformers writes infinity as an object, `{"__float__": "Infinity"}`; others as a bare `Infinity`.
         """
         value = self.get(name)
         if value is None:
@@ -140,7 +140,7 @@ class ConfigReader:
         return float(pair[0]), float(pair[1])
 
     def child(self, name: str) -> "ConfigReader | None":
-        """A nested object, None where it is absent; its faults and unknown fields count as ours."""
+        """Return a reader of a nested object, None where it is absent; `close` reports its faults, too."""
         value = self.get(name)
         if value is None:
             return None
@@ -159,7 +159,7 @@ class ConfigReader:
         return own + [name for child in self._children for name in child._all_unknown()]
 
     def close(self) -> tuple[str, ...]:
-        """Raise `ConfigError` with all faults, or return the fields that nobody asked for."""
+        """Raise `ConfigError` with all faults, or return the fields that were not read."""
         faults = self._all_faults()
         if faults:
             raise ConfigError(self.family, faults)

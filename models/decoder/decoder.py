@@ -1,4 +1,4 @@
-"""A decoder: embedding, residual layers, final norm and vocabulary head."""
+"""Decoder: embedding, residual layers, final norm and vocabulary head."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,21 +13,21 @@ from jaxtyping import Float32, Int32
 
 from models.layers.activations import scaled
 from models.layers.embedding import embedding_rows
-from models.layers.initial import cuts_of, matrix
+from models.layers.initial import matrix, sharded_dims_of
 from models.layers.norms import RMSNorm
 from models.ops.linear import linear
-from models.sharding.cut import Cut, Part, rows
-from models.sharding.devices import ALONE, MODEL, Devices, held_rows, summed
-from models.sharding.share import Size, share_model
+from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices, all_reduce, local_rows
+from models.sharding.shard_sizes import ShardedSize, shard_configs
+from models.sharding.sharded_dim import Segment, ShardedDim, shard_outputs
 from models.state.shapes import Activations, LaneInfo, Lengths, Positions, TokenMask, Tokens
 from models.state.state import Stateful, StateSize, state_size
 
 
 @runtime_checkable
 class BranchConfig(Protocol):
-    """Sizes of a mixer or feed-forward layer; `build` makes it, `share` gives the sizes of one of several devices."""
+    """Config of a mixer or feed-forward layer: `build` makes the layer, `shard` gives the config of one device."""
 
-    def share(self, devices: Devices) -> "BranchConfig": ...
+    def shard(self, devices: Devices) -> "BranchConfig": ...
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> Any: ...
 
@@ -38,8 +38,8 @@ class PostNorm:
 
     inner: BranchConfig
 
-    def share(self, devices: Devices) -> "PostNorm":
-        return PostNorm(self.inner.share(devices))
+    def shard(self, devices: Devices) -> "PostNorm":
+        return PostNorm(self.inner.shard(devices))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
         return self.inner.build(hidden, rngs)
@@ -47,24 +47,24 @@ class PostNorm:
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """What a decoder is built from.
+    """Config of a decoder.
 
     Attributes:
         family: name of the family, its Hugging Face `model_type`.
         vocab_size, hidden_size, max_position_embeddings: as in config.json.
-        layers: per layer, its residual branches in order: `x += branch(norm(x))`, or as `PostNorm` has it.
+        layers: per layer, its residual branches in order: `x += branch(norm(x))`, or as in `PostNorm`.
         eps: `rms_norm_eps` of the layer norms and the final norm.
         norm_offset: 1 where checkpoints store norm weights minus one.
         tied: the head is the embedding (`tie_word_embeddings`).
         eos_token_ids: tokens that end a completion.
-        dtype: dtype of the weights as config.json has it ("bfloat16", "float16" or "float32"), for who has no weights
-            at hand: those that are there have their own.
+        dtype: dtype of the weights as config.json has it ("bfloat16", "float16" or "float32"), for callers without a
+            checkpoint; stored weights have their own.
         unknown_keys: fields of config.json that the family does not know.
-        embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embedding, on what every branch
-            adds to the residual stream, and on the logits.
-        head: branches of the one layer of the multi-token-prediction head (`models.decoder.mtp`), None for a model
-        without it. devices: that share the model. What is said of it is what one of them has: `vocab_size` is the rows
-            of its part of the vocabulary.
+        embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embedding, on the output of every
+            branch, and on the logits.
+        head: branches of the one layer of the multi-token-prediction (MTP) head (`models.decoder.mtp`), None for a
+            model without it.
+        devices: that shard the model; all sizes are local ones, `vocab_size` the rows of a shard of the vocabulary.
     """
 
     family: str
@@ -82,35 +82,35 @@ class DecoderConfig:
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     head: tuple[BranchConfig, ...] | None = None
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
-    def share(self, devices: Devices) -> "DecoderConfig":
-        """What each of several devices has of the model.
+    def shard(self, devices: Devices) -> "DecoderConfig":
+        """Return the config of each of several devices (tensor and expert parallel).
 
         Raises:
-            ShareError: with everything that does not divide, and the numbers of devices that would do.
-            ValueError: this is a share already.
+            ShardingError: with every size that does not divide, and the numbers of devices that divide all.
+            ValueError: this config is of a shard already.
         """
-        if self.devices != ALONE:
-            raise ValueError(f"expected the config of a whole model, got that of a share of {self.devices}")
-        vocabulary = Size("DecoderConfig.vocab_size", self.vocab_size)
+        if self.devices != SINGLE_DEVICE:
+            raise ValueError(f"expected the config of a whole model, got that of a shard of {self.devices}")
+        vocabulary = ShardedSize("DecoderConfig.vocab_size", self.vocab_size)
         branches = dict.fromkeys(branch for layer in (*self.layers, self.head or ()) for branch in layer)
-        parts = share_model(branches, devices, (vocabulary,))
+        local = shard_configs(branches, devices, (vocabulary,))
         return replace(
             self,
             vocab_size=self.vocab_size // devices.model,
-            layers=tuple(tuple(parts[branch] for branch in layer) for layer in self.layers),
-            head=None if self.head is None else tuple(parts[branch] for branch in self.head),
+            layers=tuple(tuple(local[branch] for branch in layer) for layer in self.layers),
+            head=None if self.head is None else tuple(local[branch] for branch in self.head),
             devices=devices,
         )
 
 
 class Branch(nnx.Module):
-    """One residual branch: `x + inner(norm(x))`, or `x + norm(inner(x))`."""
+    """Residual branch: `x + inner(norm(x))`, or `x + norm(inner(x))`."""
 
     def __init__(self, config: DecoderConfig, inner: BranchConfig, rngs: nnx.Rngs):
         self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
@@ -119,9 +119,9 @@ class Branch(nnx.Module):
         self.summed_over = config.devices.several(self.inner.summed_over)
 
     def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
-        """What is added to the residual stream, and the branch's state."""
+        """Return the addition to the residual stream, and the branch's state."""
         y, state = self.inner(x if self.post_norm else self.norm(x), info, state)
-        y = summed(y, self.summed_over)
+        y = all_reduce(y, self.summed_over)
         return self.norm(y) if self.post_norm else y, state
 
 
@@ -133,10 +133,10 @@ class Layer(nnx.Module):
         self.residual_multiplier = config.residual_multiplier
 
     def __call__(self, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
-        """The residual stream after the layer, and the state of its branches."""
+        """Return the residual stream after the layer, and the state of its branches."""
         kept = []
         for branch, branch_state in zip(self.branches, state, strict=True):
-            # profiles tell the parts of a step apart by these names
+            # Profiles show these names.
             with jax.named_scope(type(branch.inner).__name__):
                 y, branch_state = branch(x, info, branch_state)
                 x = x + scaled(y, self.residual_multiplier)
@@ -144,7 +144,7 @@ class Layer(nnx.Module):
         return x, tuple(kept)
 
     def commit(self, kept: tuple, info: LaneInfo, state: tuple) -> tuple:
-        """As `Stateful.commit`, of the branches."""
+        """Commit the state of every branch, as `Stateful.commit`."""
         pairs = zip(self.branches, kept, state, strict=True)
         return tuple(branch.inner.commit(given, info, own) for branch, given, own in pairs)
 
@@ -156,55 +156,55 @@ def lane_info(
     kv_blocks: Int32[Array, ""] | int,
     verifying: bool = False,
 ) -> LaneInfo:
-    """What the layers of a step know about its lanes; arguments as for `Decoder`."""
+    """Derive the masks of a step's lanes; arguments as for `Decoder`."""
     valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
     return LaneInfo(lengths, positions, valid, (positions == 0) & (lengths > 0), kv_blocks, verifying)
 
 
 class Decoder(Stateful):
-    """A container of parameters; every step is a pure function of them, its operands and the state.
+    """Parameters of a decoder and its step, a pure function of them, its operands and the state.
 
     State is a tuple with one entry per layer, each a tuple with one entry per branch: the branch's own state, or None.
     """
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         self.config = config
-        vocabulary = (rows(Part(config.vocab_size, config.vocab_size)),)
-        self.embed_tokens = matrix(rngs, config.vocab_size, config.hidden_size, cuts=vocabulary)
+        vocabulary = (shard_outputs(Segment(config.vocab_size, config.vocab_size)),)
+        self.embed_tokens = matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
         self.layers = nnx.List([Layer(config, branches, rngs) for branches in config.layers])
         self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
-        self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, cuts=vocabulary)
+        self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
 
-    def cuts(self) -> dict[tuple[str | int, ...], tuple[Cut, ...]]:
-        """How the parameters are cut into the shares of several devices, by path; all of the others has each device.
+    def sharded_dims(self) -> dict[tuple[str | int, ...], tuple[ShardedDim, ...]]:
+        """Return the shard specs of the parameters, by path; parameters without one are whole on every device.
 
-        Said of the whole model: a parameter of the model of `config.share(devices)`, on the device at places i along
-        `model` and j along `expert`, is what `Cut.indices` of i or j leaves of the whole one in each dimension.
+        They are those of the whole model: a parameter of the model of `config.shard(devices)`, on the device with index
+        i along `model` and j along `expert`, has the `ShardedDim.slices` of i or j in each sharded dimension.
         """
-        if self.config.devices != ALONE:
-            raise ValueError(f"cuts are those of the whole model; this is a share of {self.config.devices}")
+        if self.config.devices != SINGLE_DEVICE:
+            raise ValueError(f"shard specs are those of the whole model; this is a shard of {self.config.devices}")
         flat: list[tuple[Any, nnx.Variable]] = list(nnx.to_flat_state(nnx.state(self, nnx.Param)))
-        return {path: cuts_of(variable) for path, variable in flat if cuts_of(variable)}
+        return {path: sharded_dims_of(variable) for path, variable in flat if sharded_dims_of(variable)}
 
     def state_arrays(self) -> tuple:
         return tuple(tuple(branch.inner.state_arrays() for branch in layer.branches) for layer in self.layers)
 
     def state_size(self, dtype: DTypeLike) -> StateSize:
-        """Bytes that are kept of one sequence, with the dtype of convolution and key/value state."""
+        """Compute the bytes of the state of one sequence, with the dtype of convolution inputs and KV cache."""
         return state_size(self.stateful(), dtype)
 
     def stateful(self) -> list[Stateful]:
-        """Every layer that says what it keeps."""
+        """Return every layer that has state or describes that it has none."""
         return [branch.inner for layer in self.layers for branch in layer.branches]
 
     def embed(self, tokens: Tokens, seen: TokenMask) -> Activations:
-        """The embedding of the tokens that are seen, zero in the place of others, which are not looked at."""
+        """Look up the embeddings of the tokens in the mask `seen`; the others are zero and their ids are not read."""
         axes = self.config.devices.several((MODEL,))
         if axes:
-            here, tokens = held_rows(tokens, MODEL, self.config.vocab_size)
+            here, tokens = local_rows(tokens, MODEL, self.config.vocab_size)
             seen = seen & here
         found = embedding_rows(self.embed_tokens[...], jnp.where(seen, tokens, 0))
-        found = summed(jnp.where(seen[:, :, None], found, 0.0), axes)
+        found = all_reduce(jnp.where(seen[:, :, None], found, 0.0), axes)
         return scaled(found, self.config.embedding_multiplier)
 
     def __call__(
@@ -217,20 +217,21 @@ class Decoder(Stateful):
         tap: Callable[[Array], None] | None = None,
         verifying: bool = False,
     ) -> tuple[Activations, tuple]:
-        """Run the real tokens of every lane.
+        """Run the real tokens of every lane: prefill of a chunk of each prompt, a decode step, or verification of
+        drafts.
 
         Args:
-            tokens: token ids; those past a lane's length are not looked at.
+            tokens: token ids; those past a lane's length are padding and not read.
             lengths: real tokens of each lane, 0..T.
             positions: position of each lane's first token; 0 starts from zero state.
             state: state before the step.
-            kv_blocks: blocks of the key/value cache that hold every lane's positions up to the end of this step.
+            kv_blocks: blocks of the KV cache that hold every lane's positions up to the end of this step.
             tap: called with the residual stream after the embedding and after each layer.
-            verifying: how many of the tokens count is decided from the output; see `commit`.
+            verifying: the tokens end with drafts, and how many are accepted follows from the output; see `commit`.
 
         Returns:
             The residual stream after the final norm, and the state after each lane's last real token. The state of a
-            lane of length 0 is unchanged, bit for bit. Where `verifying`, what `commit` takes in place of the state.
+            lane of length 0 is unchanged, bit for bit. Where `verifying`, the operand `kept` of `commit` instead.
         """
         info = lane_info(tokens, lengths, positions, kv_blocks, verifying)
         x = self.embed(tokens, info.valid)
@@ -253,29 +254,28 @@ class Decoder(Stateful):
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
     ) -> tuple:
-        """The state after a step that was run as `verifying`, now that it is known how many tokens count.
+        """Return the state after a step that was run as `verifying`, with the accepted tokens only.
 
-        Caches hold all the tokens of the step: what lies behind the last one that counts is not looked at before
-        another token is written in its place. Recurrences, with their convolutions, go on from the state before the
-        step with the tokens that count and no others.
+        KV caches hold all tokens of the step: rejected ones are overwritten before they are read. Recurrences, with
+        their convolutions, are replayed from the state before the step over the accepted tokens.
 
         Args:
-            kept: what the step gave in place of the state.
-            lengths: tokens of each lane that count, 0..T; a lane of which none counts keeps its rows, bit for bit.
-            tokens, positions, state, kv_blocks: as the step had them.
+            kept: returned by the step instead of the state.
+            lengths: accepted tokens of each lane, 0..T; a lane without any keeps its rows, bit for bit.
+            tokens, positions, state, kv_blocks: operands of the step.
         """
         info = lane_info(tokens, lengths, positions, kv_blocks)
         return tuple(layer.commit(given, info, own) for layer, given, own in zip(self.layers, kept, state, strict=True))
 
     @property
     def head(self) -> nnx.Param:
-        """The matrix of the vocabulary head, `[vocab, hidden]`: its own, or the embedding where they are one."""
+        """Matrix of the vocabulary head, `[vocab, hidden]`: its own, or the embedding where they are tied."""
         return self.embed_tokens if self.lm_head is None else self.lm_head
 
     def logits(self, hidden: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows vocab"]:
-        """Logits of rows of the final residual stream, accumulated in float32.
+        """Compute the logits of rows of the final residual stream, accumulated in float32.
 
-        Those of a share are of its own rows of the vocabulary, which follow those of the devices before it.
+        A shard computes those of its own rows of the vocabulary, which follow those of the devices before it.
         """
         with jax.named_scope("head"):
             return scaled(linear(hidden, self.head[...]), self.config.logits_multiplier)

@@ -1,7 +1,8 @@
-"""A multi-token-prediction head: one more layer behind a decoder, which predicts the token after the next.
+"""Multi-token-prediction (MTP) head: one more layer behind a decoder, which drafts tokens for speculative decoding.
 
-It sees pairs: a token, and the decoder's hidden state of the token before it. Fed with its own output in the place of
-the latter it predicts further, one token at a time (arXiv:2404.19737, as Qwen3-Next has it).
+Its inputs are pairs: a token, and the decoder's hidden state of the token before it. It predicts the token after the
+pair's; with its own hidden states in the pairs it predicts further, one token at a time (arXiv:2404.19737, as in
+Qwen3-Next).
 """
 
 from collections.abc import Callable
@@ -17,16 +18,16 @@ from models.layers.initial import matrix
 from models.layers.norms import RMSNorm
 from models.ops.linear import linear
 from models.state.shapes import Activations, LaneInfo, Lengths, Positions, Tokens
-from models.state.state import Stateful, named, state_array
+from models.state.state import Stateful, name_dims, state_array
 
 
 class MtpState(NamedTuple):
-    """What the head keeps of N lanes.
+    """State of the head for N lanes.
 
     Attributes:
         layer: state of its layer's branches.
-        hidden: the decoder's hidden state of the last token consumed, which the next token is paired with; float32. Of
-            a step that verifies that of the token before it and those of all its tokens, [lane, 1 + token, hidden].
+        hidden: the decoder's hidden state of the last token, which the next token is paired with; float32. In a step
+            that verifies drafts, those of the token before it and of all its tokens, [lane, 1 + token, hidden].
     """
 
     layer: tuple
@@ -34,7 +35,7 @@ class MtpState(NamedTuple):
 
 
 class MtpHead(Stateful):
-    """Its own layer and norms; embedding and vocabulary head are the decoder's."""
+    """MTP head: a layer and norms of its own; embedding and vocabulary head are the decoder's."""
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         assert config.head is not None
@@ -53,10 +54,10 @@ class MtpHead(Stateful):
     def __call__(
         self, embedded: Activations, before: Activations, info: LaneInfo, state: tuple
     ) -> tuple[Activations, tuple]:
-        """Consume the pairs that are valid.
+        """Run the valid pairs.
 
         Args:
-            embedded: the pairs' tokens, embedded.
+            embedded: embeddings of the pairs' tokens.
             before: the hidden states of the tokens before them.
             info: of the pairs.
             state: of the layer's branches.
@@ -71,9 +72,9 @@ class MtpHead(Stateful):
 
 
 class MtpDecoder(Decoder):
-    """A decoder with a multi-token-prediction head, which consumes every token that the decoder consumes.
+    """Decoder with an MTP head, which runs every token that the decoder runs.
 
-    Its state is the decoder's with one entry more, an `MtpState`.
+    Its state is the decoder's with one more entry, an `MtpState`.
     """
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
@@ -96,15 +97,15 @@ class MtpDecoder(Decoder):
         tap: Callable[[Array], None] | None = None,
         verifying: bool = False,
     ) -> tuple[Activations, tuple]:
-        """As a decoder; afterwards the head's rows hold a pair for every token but the first of a sequence."""
+        """Run decoder and head; then the head's rows hold a pair for every token but the first of a sequence."""
         *layers, head = state
         hidden, layers = super().__call__(tokens, lengths, positions, tuple(layers), kv_blocks, tap, verifying)
         fresh = lane_info(tokens, lengths, positions, kv_blocks).fresh
         carried = jnp.where(fresh[:, None], 0.0, head.hidden)
-        # The newest is taken from what the pairs are made of, so that XLA writes it where the one before them was.
-        past = named(hidden, None, None, "hidden")
+        # The kept hidden state is computed from the array of the pairs, behind a barrier (ops/layout: in place).
+        past = name_dims(hidden, None, None, "hidden")
         seen = lax.optimization_barrier(jnp.concatenate([carried[:, None], past], axis=1))
-        _, kept = self.consume_pairs(tokens, seen[:, :-1], lengths, positions, head.layer, kv_blocks)
+        _, kept = self.mtp_forward(tokens, seen[:, :-1], lengths, positions, head.layer, kv_blocks)
         return hidden, (*layers, MtpState(kept, seen if verifying else _newest(seen, lengths, head.hidden)))
 
     def commit(
@@ -121,7 +122,7 @@ class MtpDecoder(Decoder):
         rows = self.mtp.layer.commit(given.layer, lane_info(tokens, lengths, positions, kv_blocks), head.layer)
         return (*layers, MtpState(rows, _newest(given.hidden, lengths, head.hidden)))
 
-    def consume_pairs(
+    def mtp_forward(
         self,
         tokens: Tokens,
         before: Activations,
@@ -130,19 +131,19 @@ class MtpDecoder(Decoder):
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
     ) -> tuple[Activations, tuple]:
-        """Let the head consume tokens, each with the hidden state of the one before it.
+        """Run the head on tokens, each paired with the hidden state of the token before it.
 
-        A pair's row lies at the position of its hidden state: rotary attention sees differences of positions only, and
-        the first token of a sequence, which has none before it, needs no row that nobody may look at.
+        A pair has the position of its hidden state: RoPE depends on differences of positions only, and so the first
+        token of a sequence, which has no pair, needs no masked row in the KV cache.
 
         Args:
-            tokens, lengths, positions, kv_blocks: as for a decoder. A token at position 0 is no pair.
-            before: hidden states of the tokens before them, the decoder's or the head's own; not looked at where there
-                is no pair.
+            tokens, lengths, positions, kv_blocks: as for a decoder. A token at position 0 has no pair.
+            before: hidden states of the tokens before them, the decoder's or the head's own; not read where there is no
+                pair.
             state: of the layer's branches.
 
         Returns:
-            The head's hidden states, whose logits predict the token behind each pair, and the layer's state.
+            The head's hidden states, whose logits predict the token after each pair, and the layer's state.
         """
         info = lane_info(tokens, lengths, positions, kv_blocks)
         at = positions[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
@@ -152,12 +153,12 @@ class MtpDecoder(Decoder):
 
 
 def _newest(seen: Activations, lengths: Lengths, before: Float32[Array, "lane hidden"]) -> Array:
-    """The hidden state of each lane's last token, what was there before in lanes without one.
+    """Return the hidden state of each lane's last token.
 
     Args:
         seen: hidden state of the token before the step, and of each of its tokens.
         lengths: tokens of each lane.
-        before: what lanes without a token keep, bit for bit.
+        before: hidden state that lanes without a token keep, bit for bit.
     """
     found = jnp.take_along_axis(seen, lengths[:, None, None], axis=1, mode="fill")[:, 0]
     return jnp.where(lengths[:, None] > 0, found, before)

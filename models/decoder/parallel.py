@@ -1,4 +1,4 @@
-"""Several layers side by side: each sees the same input, and their outputs are added."""
+"""Parallel layers: they have the same input, and their outputs are added."""
 
 from dataclasses import dataclass, replace
 
@@ -7,31 +7,31 @@ from flax import nnx
 from models.decoder.decoder import BranchConfig
 from models.layers.activations import scaled
 from models.sharding.devices import Devices
-from models.sharding.share import ShareError, share_all
+from models.sharding.shard_sizes import ShardingError, try_shard_configs
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import Stateful
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """The layers, and the factor on the output of each."""
+    """Configs of parallel layers, and the factor on the output of each."""
 
     layers: tuple[BranchConfig, ...]
     multipliers: tuple[float, ...]
 
-    def share(self, devices: Devices) -> "ParallelConfig":
-        """What one device has of each layer."""
-        parts, faults = share_all(self.layers, devices)
+    def shard(self, devices: Devices) -> "ParallelConfig":
+        """Return the config of one device, that of each layer."""
+        local, faults = try_shard_configs(self.layers, devices)
         if faults:
-            raise ShareError(devices, faults)
-        return replace(self, layers=tuple(parts[layer] for layer in self.layers))
+            raise ShardingError(devices, faults)
+        return replace(self, layers=tuple(local[layer] for layer in self.layers))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Parallel":
         return Parallel(self, hidden, rngs)
 
 
 class Parallel(Stateful):
-    """`sum_i multiplier_i layer_i(x)`; the state is a tuple of the layers' states."""
+    """Sum of layers, `sum_i multiplier_i layer_i(x)`; the state is a tuple of the layers' states."""
 
     def __init__(self, config: ParallelConfig, hidden: int, rngs: nnx.Rngs):
         self.multipliers = config.multipliers

@@ -1,4 +1,4 @@
-"""Ling 3.0 (`bailing_hybrid`): Kimi Delta Attention with bounded decay, latent attention with positions and a gate."""
+"""Ling 3.0 (`bailing_hybrid`): KDA with bounded decay, latent attention (MLA) with RoPE and an output gate, MoE."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,11 +20,11 @@ from models.mixers.latent_attention import LatentAttentionConfig
 from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe_weights
 from models.weights.sources import Weight
 
-# The size of a head follows from others; heads that predict several tokens ahead are skipped; the rest is for training.
+# Unused fields: a head size that follows from others, MTP heads (skipped), and settings of training.
 UNUSED = """qk_head_dim num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor mtp_use_kda embedding_dropout
     output_dropout seq_aux max_window_layers""".split()
 
-# What published files say of the mathematics, and transformers does not ask.
+# Fields of published files that choose the mathematics and that transformers does not read, with what is implemented.
 IMPLEMENTED: dict[str, Any] = {
     "no_kda_lora": True,
     "use_kda_lora": False,
@@ -72,7 +72,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
     reader.choice("rope_interleave", [True], True)
     shared = reader.integer("qk_rope_head_dim")
-    # A fraction is one of the whole head; what it leaves must be the part that is rotated in any case.
+    # A fraction is relative to the whole head; the rotated entries must be the shared ones in any case.
     fraction = reader.number("partial_rotary_factor", 1.0)
     rope = read_rope(reader, shared if fraction == 1.0 else size, 6e6, 1.0)
     if rope.size != shared:
@@ -110,7 +110,7 @@ def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """Every parameter of the decoder with the names of the published checkpoints."""
+    """List every parameter of the decoder with the tensor names of the published checkpoints."""
     return decoder_weights(config, _describe, embedding="model.word_embeddings.weight")
 
 

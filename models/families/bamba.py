@@ -1,4 +1,4 @@
-"""Bamba and Falcon-H1: Mamba2 and attention in turn (Bamba) or side by side in every layer (Falcon-H1), then an MLP."""
+"""Bamba and Falcon-H1: Mamba2 or attention by layer (Bamba), both in parallel (Falcon-H1), then an MLP."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def _refuse_unimplemented(reader: ConfigReader) -> None:
 
 
 def read_bamba(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `bamba`: attention in the layers that are named, with half of each head rotated."""
+    """Read config.json of `bamba`: attention in the listed layers, with RoPE on half of each head."""
     reader = ConfigReader("bamba", config)
     eps = reader.number("rms_norm_eps", 1e-5)
     heads, kv_heads, head_dim = read_heads(reader)
@@ -104,7 +104,7 @@ def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
+    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
     norms = ("input_layernorm", "pre_ff_layernorm")
     return decoder_weights(config, _describe, norms, final_norm="model.final_layernorm.weight")
 

@@ -1,4 +1,4 @@
-"""What a model family is: a config reader, a list of weights, and the names it skips."""
+"""Model family: a config reader, a list of weights, and the tensor names it skips."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -14,11 +14,11 @@ from models.weights.sources import Weight
 
 @dataclass(frozen=True)
 class Family:
-    """One family of checkpoints.
+    """A family of checkpoints.
 
     Attributes:
         name: the `model_type` it is known by.
-        model_types: every `model_type` that config.json may carry, outer and text-only.
+        model_types: every `model_type` of its config.json files, outer and text-only.
         read_config: reads a whole config.json, raising `ConfigError` with every fault.
         weights: the parameters of a model and the checkpoint tensors they come from.
         skipped: regular expressions, matched in full against a tensor's name in the file, of tensors that are not
@@ -37,20 +37,20 @@ class Family:
     with_head: "Family | None" = None
 
     def build(self, config: DecoderConfig, rngs: nnx.Rngs) -> Decoder:
-        """A model with random parameters."""
+        """Build a model with random parameters."""
         return Decoder(config, rngs) if config.head is None else MtpDecoder(config, rngs)
 
     def abstract(self, config: DecoderConfig) -> Decoder:
-        """A model whose parameters are types alone."""
+        """Build a model whose parameters are ShapeDtypeStructs."""
         return nnx.eval_shape(lambda: self.build(config, nnx.Rngs(0)))
 
     def canonical(self, name: str) -> str:
-        """A tensor's name as `weights` writes it, from its name in the file."""
+        """Return the name of a tensor as in `weights`, from its name in the file."""
         for prefix in self.prefixes:
             if name.startswith(prefix):
                 return "model." + name.removeprefix(prefix)
         return name
 
     def skips(self, name: str) -> bool:
-        """Whether a tensor of the file is left out by name."""
+        """Whether a tensor of the file is skipped by its name."""
         return any(re.fullmatch(pattern, name) for pattern in self.skipped)

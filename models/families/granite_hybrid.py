@@ -1,6 +1,6 @@
-"""Granite-4.0-H (granitemoehybrid): Mamba2 or attention, then an MLP with or without experts, with fixed factors.
+"""Granite-4.0-H (granitemoehybrid): Mamba2 or attention, then an MLP or MoE, with fixed multipliers.
 
-Its experts have one layout, in published files as in those that transformers writes: one tensor for all of them.
+Its experts have one layout, in published files and in those of transformers: one tensor for all of them.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ KINDS = {"mamba": "mamba", "linear_attention": "mamba", "attention": "attention"
 
 
 def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
-    """`layer_types` in either spelling; Mamba2 everywhere where there are none."""
+    """Read `layer_types` in either spelling; every layer is Mamba2 where the field is absent."""
     name = "layers_block_type" if "layers_block_type" in reader else "layer_types"
     types = reader.get(name)
     if types is None:
@@ -38,7 +38,7 @@ def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
 
 
 def read_feed_forward(reader: ConfigReader) -> BranchConfig:
-    """The shared layer alone, or beside experts that are chosen by logit."""
+    """Read the feed-forward layer: the shared MLP alone, or with experts that are chosen by logit."""
     experts = reader.integer("num_local_experts", 8, minimum=0)
     shared = reader.integer("shared_intermediate_size", 1024)
     width = reader.integer("intermediate_size", 11008)
@@ -88,7 +88,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _shared(width: int, hidden: int, at: Path, name: str) -> list[Weight]:
-    """Gate and up rows lie in one tensor."""
+    """Describe an MLP whose gate and up rows are in one tensor."""
     fused, shape = f"{name}.input_linear.weight", (2 * width, hidden)
     gate, up = np.split(np.arange(2 * width), 2)
     return [
@@ -120,7 +120,7 @@ def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
+    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
     return decoder_weights(config, _describe)
 
 

@@ -1,7 +1,7 @@
-"""What Kimi-Linear and Ling share: Kimi Delta Attention, latent attention, sigmoid-routed experts, their tensors.
+"""Config fields and tensors common to Kimi-Linear and Ling: KDA, latent attention (MLA), sigmoid-routed MoE.
 
 Not shared with other families: the tensors of these two mixers, which no other family has. Three convolutions become
-one, and the rows of latent attention are cut into what is multiplied up and what is shared, rotated pairs put apart.
+one, rows of latent attention are split into compressed and shared entries, and rotated pairs are de-interleaved.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from models.layers.rope import Rope
 from models.layers.router import RouterConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
-from models.weights.sources import Source, Weight, joined, rows, tensor
+from models.weights.sources import Weight, WeightSource, joined, rows, tensor
 
 
 def read_moe(reader: ConfigReader) -> MoeConfig:
-    """Sigmoid routing with a correction bias, best groups first, and a shared layer of several experts' width."""
+    """Read the MoE: sigmoid router with correction bias and expert groups, and a shared expert of several widths."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = reader.integer(spelled(reader, *names))
     name = spelled(reader, "num_experts_per_token", "num_experts_per_tok")
@@ -56,7 +56,7 @@ def read_moe(reader: ConfigReader) -> MoeConfig:
 
 
 def read_feed_forward(reader: ConfigReader, layers: int, dense: int) -> list[MlpConfig | MoeConfig]:
-    """Dense and sparse layers as `mlp_layer_types` says, or `dense` dense ones first where nothing is said."""
+    """Read the feed-forward layers by `mlp_layer_types`; without it the first `dense` layers are dense."""
     dense = reader.integer("first_k_dense_replace", dense, minimum=0)
     kinds = ["dense" if i < dense else "sparse" for i in range(layers)]
     if "mlp_layer_types" in reader:
@@ -67,7 +67,7 @@ def read_feed_forward(reader: ConfigReader, layers: int, dense: int) -> list[Mlp
 
 
 def read_latent_attention(reader: ConfigReader, rope: Rope | None, head_gate: bool) -> LatentAttentionConfig:
-    """Sizes of latent attention; a compressed query is not implemented."""
+    """Read the sizes of latent attention; a compressed query is not implemented."""
     reader.choice("q_lora_rank", [None], None)
     reader.choice("attention_bias", [False], False)
     heads = reader.integer("num_attention_heads")
@@ -87,12 +87,12 @@ def read_latent_attention(reader: ConfigReader, rope: Rope | None, head_gate: bo
 def delta_attention_weights(
     c: KimiDeltaAttentionConfig, hidden: int, at: tuple, name: str, a_log: tuple[int, ...], outputs: Sequence[str]
 ) -> list[Weight]:
-    """Parameters of a layer of Kimi Delta Attention; the matrices and taps of q, k and v become one.
+    """List the parameters of a KDA layer; the matrices and taps of q, k and v are joined.
 
     Args:
         c, hidden: the layer.
         at: its path in the model.
-        name: what its tensors' names begin with.
+        name: prefix of its tensor names.
         a_log: shape of `A_log` in the checkpoint.
         outputs: names that the output projection may have.
     """
@@ -110,7 +110,7 @@ def delta_attention_weights(
         Weight(
             (*at, "A_log"),
             (c.heads,),
-            (Source({f"{name}.A_log": a_log}, take=lambda tensor, window: tensor.reshape(-1)[window]),),
+            (WeightSource({f"{name}.A_log": a_log}, take=lambda tensor, window: tensor.reshape(-1)[window]),),
             float32=True,
         ),
         tensor((*at, "dt_bias"), f"{name}.dt_bias", (c.width,), float32=True),
@@ -130,7 +130,7 @@ def delta_attention_weights(
 def latent_attention_weights(
     c: LatentAttentionConfig, hidden: int, at: tuple, name: str, outputs: Sequence[str], interleaved: bool
 ) -> list[Weight]:
-    """Parameters of a latent attention layer.
+    """List the parameters of a latent attention layer.
 
     Args:
         c, hidden, at, name, outputs: as for `delta_attention_weights`.
@@ -147,7 +147,7 @@ def latent_attention_weights(
     row, row_shape = f"{name}.kv_a_proj_with_mqa.weight", (c.row_size, hidden)
 
     def heads(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Keys `[head, rank, key_size]` and values `[head, value_size, rank]`."""
+        """Split into keys `[head, rank, key_size]` and values `[head, value_size, rank]`."""
         both = tensor.reshape((c.heads, c.key_size + c.value_size, c.rank))
         return np.swapaxes(both[:, : c.key_size], 1, 2), both[:, c.key_size :]
 
@@ -162,12 +162,12 @@ def latent_attention_weights(
         Weight(
             (*at, "key_up"),
             (c.heads, c.rank, c.key_size),
-            (Source({up: up_shape}, take=lambda tensor, window: heads(tensor)[0][window]),),
+            (WeightSource({up: up_shape}, take=lambda tensor, window: heads(tensor)[0][window]),),
         ),
         Weight(
             (*at, "value_up"),
             (c.heads, c.value_size, c.rank),
-            (Source({up: up_shape}, take=lambda tensor, window: heads(tensor)[1][window]),),
+            (WeightSource({up: up_shape}, take=lambda tensor, window: heads(tensor)[1][window]),),
         ),
         tensor((*at, "o_proj"), [f"{name}.{output}.weight" for output in outputs], (hidden, c.heads * c.value_size)),
     ]

@@ -1,4 +1,4 @@
-"""Kimi-Linear: Kimi Delta Attention with latent attention without positions, sigmoid-routed experts."""
+"""Kimi-Linear: KDA and latent attention (MLA) without positions, sigmoid-routed MoE."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,7 +28,7 @@ UNUSED = ("head_dim", "qk_head_dim", "rope_theta", "rope_scaling", "num_nextn_pr
 
 
 def read_layer_types(reader: ConfigReader, linear: ConfigReader | None, layers: int) -> list[str]:
-    """`layer_types`, or the two lists of `linear_attn_config`, which count layers from 1."""
+    """Read `layer_types`, or the two lists of `linear_attn_config`, which count layers from 1."""
     if "layer_types" in reader or linear is None:
         return read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
     kda, full = linear.integers("kda_layers"), linear.integers("full_attn_layers")
@@ -80,7 +80,7 @@ def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """Every parameter of the decoder with the names of the published checkpoints."""
+    """List every parameter of the decoder with the tensor names of the published checkpoints."""
     return decoder_weights(config, _describe)
 
 

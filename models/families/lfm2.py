@@ -1,4 +1,4 @@
-"""LFM2 and LFM2-MoE: gated short convolutions, some layers of attention, dense or sigmoid-routed feed-forward."""
+"""LFM2 and LFM2-MoE: gated short convolutions, some attention layers (GQA), MLP or sigmoid-routed MoE."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,13 +17,13 @@ from models.weights.sources import Weight, tensor
 
 ATTENTION = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
 MLP = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-# Fields of published configs that say how the model was made, or what other fields say too.
+# Fields of published configs about initialisation, and duplicates of other fields.
 UNUSED = """block_dim block_mlp_init_scale block_out_init_scale block_use_xavier_init block_norm_eps conv_dim
     conv_dim_out conv_use_xavier_init num_heads theta full_attn_idxs""".split()
 
 
 def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
-    """`layer_types`, or attention where `full_attn_idxs` says so and convolutions elsewhere."""
+    """Read `layer_types`, or attention in the layers of `full_attn_idxs` and convolutions elsewhere."""
     if "layer_types" in reader:
         return read_kinds(reader, "layer_types", ["conv", "full_attention"], layers)
     indices = reader.integers("full_attn_idxs") if "full_attn_idxs" in reader else tuple(range(layers))
@@ -33,7 +33,7 @@ def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
 
 
 def read_mlp(reader: ConfigReader) -> MlpConfig:
-    """The dense layer of `lfm2`: two thirds of the width that is given, up to a whole number of blocks."""
+    """Read the MLP of `lfm2`: two thirds of the given width, rounded up to a whole number of blocks."""
     width = reader.integer("block_ff_dim" if "block_ff_dim" in reader else "intermediate_size")
     multiplier = reader.number("block_ffn_dim_multiplier", 1.0)
     block = reader.integer("block_multiple_of", 256)
@@ -43,7 +43,7 @@ def read_mlp(reader: ConfigReader) -> MlpConfig:
 
 
 def read_moe(reader: ConfigReader) -> MoeConfig:
-    """The sparse layers of `lfm2_moe`."""
+    """Read the MoE of `lfm2_moe`."""
     experts = reader.integer("num_experts", 32)
     per_token = reader.integer("num_experts_per_tok", 4)
     if per_token > experts:
@@ -101,7 +101,7 @@ def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
+    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
     return decoder_weights(
         config, _describe, norms=("operator_norm", "ffn_norm"), final_norm="model.embedding_norm.weight"
     )

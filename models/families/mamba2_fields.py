@@ -1,4 +1,4 @@
-"""Mamba2 layers in config.json and in checkpoints: the same sizes under three sets of names."""
+"""Mamba2 layers in config.json and in checkpoints, under three sets of field names."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ HYBRID_FIELDS = {
     "conv_bias": "mamba_conv_bias",
 }
 """Names of the fields in granitemoehybrid, bamba and falcon_h1."""
-# How many tokens a kernel takes at a time, how steps were initialised, in which dtype a residual is kept.
+# Tokens per kernel call, initialisation of time steps, dtype of the residual stream.
 _UNUSED = """chunk_size mamba_chunk_size expand mamba_expand time_step_min time_step_max time_step_floor time_step_rank
     rescale_prenorm_residual residual_in_fp32 use_mamba_kernels num_logits_to_keep""".split()
 
@@ -26,14 +26,14 @@ _UNUSED = """chunk_size mamba_chunk_size expand mamba_expand time_step_min time_
 def read_mamba2(
     reader: ConfigReader, fields: Mapping[str, str], eps: float, width: int | None = None, **variant: Any
 ) -> Mamba2Config:
-    """Sizes and limits of the Mamba2 layers.
+    """Read the sizes and limits of the Mamba2 layers.
 
     Args:
         reader: config.json.
         fields: names of the fields, by the names in `HYBRID_FIELDS`.
         eps: of the gated norm.
-        width: inner width that heads and their size must make, None where they alone say it.
-        variant: options of `Mamba2Config` as they are.
+        width: inner width, which must be heads times their size; None where the config has no field for it.
+        variant: further options of `Mamba2Config`.
     """
     heads = reader.integer(fields["heads"])
     if width is not None and reader.get(fields["head_size"]) in (None, "auto"):
@@ -62,7 +62,7 @@ def read_mamba2(
 
 
 def mamba2_weights(c: Mamba2Config, hidden: int, at: Path, name: str) -> list[Weight]:
-    """Parameters of a Mamba2 layer; arguments as for `layer_weights.attention_weights`."""
+    """List the parameters of a Mamba2 layer; arguments as for `layer_weights.attention_weights`."""
     vectors = {"A_log": "A_log", "dt_bias": "dt_bias", "D": "D"}
     shapes = dict.fromkeys(vectors, (c.heads,))
     if c.conv_bias:
@@ -70,7 +70,7 @@ def mamba2_weights(c: Mamba2Config, hidden: int, at: Path, name: str) -> list[We
     if c.norm != "none":
         vectors["norm"], shapes["norm"] = "norm.weight", (c.width,)
     return [
-        tensor((*at, "in_proj"), f"{name}.in_proj.weight", (sum(part.size for part in c.parts), hidden)),
+        tensor((*at, "in_proj"), f"{name}.in_proj.weight", (sum(part.size for part in c.segments), hidden)),
         tensor((*at, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
         tensor((*at, "out_proj"), f"{name}.out_proj.weight", (hidden, c.width)),
         *(tensor((*at, part), f"{name}.{found}", shapes[part], float32=True) for part, found in vectors.items()),

@@ -1,13 +1,13 @@
-"""Nemotron-H: every layer is one mixer - Mamba2, attention without positions, an MLP or a mixture of experts.
+"""Nemotron-H and pure Mamba2: a layer is one mixer, which is Mamba2, attention without RoPE, an MLP or experts (MoE).
 
-Time steps are limited by `time_step_limit`, as in the code published with the checkpoints. transformers puts
-`time_step_min`, which is meant for initial values, under those of a prompt and not under those of tokens that it
-generates one at a time, so that what it says depends on how a text was cut; a floor that only some tokens have is not
-implemented. `"hf_compat_dt_floor": true` in config.json puts it under those of every token, which gives the scores that
-transformers gives to a text in one piece.
+`mamba2` checkpoints have the layers and tensor names of Nemotron-H with Mamba2 mixers alone; only the names of the
+config fields differ. Not shared with other families: the letters of the layer pattern, and the tensor names of layers
+without a gate.
 
-Not shared with other families: the letters of the layer pattern, and the tensor names of layers without a gate. Pure
-Mamba2 models have the same names and are read by models/families/pure_mamba2.py.
+Time steps are limited by `time_step_limit`, as in the code published with the checkpoints. transformers applies
+`time_step_min`, which is meant for initial values, as a floor in prefill and not in decoding, so that its results
+depend on how a text is split into steps; a floor for some tokens only is not implemented. `"hf_compat_dt_floor": true`
+in config.json applies the floor to every token, which gives the scores of transformers for a text in one prefill.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from models.mixers.mamba2 import Mamba2Config
 from models.weights.layer_weights import Path, attention_weights, decoder_weights
 from models.weights.sources import Weight, expert_matrices, tensor
 
-FIELDS = {
+NEMOTRON_H_FIELDS = {
     "heads": "mamba_num_heads",
     "head_size": "mamba_head_dim",
     "groups": "n_groups",
@@ -35,15 +35,18 @@ FIELDS = {
     "kernel": "conv_kernel",
     "conv_bias": "use_conv_bias",
 }
+MAMBA2_FIELDS = NEMOTRON_H_FIELDS | {"heads": "num_heads", "head_size": "head_dim", "state_size": "state_size"}
+MAX_MAMBA2_POSITIONS = 1 << 30
+"""Positions of a model without attention, which has no limit of its own: int32 positions are the only one."""
 PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
-# Positions that attention does not use, heads that predict further tokens, and what only training needs.
+# Settings of RoPE, which attention does not use, of MTP heads, and of training.
 UNUSED = """rope_theta partial_rotary_factor rope_scaling rope_parameters num_nextn_predict_layers hidden_dropout
     mtp_layers_block_type mtp_hybrid_override_pattern moe_shared_expert_overlap attention_head_dim""".split()
 
 
 def read_layer_types(reader: ConfigReader) -> list[str]:
-    """`layers_block_type` or `layer_types`, or the letters of `hybrid_override_pattern`."""
+    """Read `layers_block_type` or `layer_types`, or the letters of `hybrid_override_pattern`."""
     name = next((name for name in ("layers_block_type", "layer_types") if name in reader), "hybrid_override_pattern")
     value = reader.get(name)
     reader.get("hybrid_override_pattern")
@@ -60,7 +63,7 @@ def read_layer_types(reader: ConfigReader) -> list[str]:
 
 
 def read_moe(reader: ConfigReader) -> MoeConfig:
-    """Experts without gates, chosen by sigmoid scores plus a correction, the best groups first."""
+    """Read the MoE: experts without gates, sigmoid router with correction bias and expert groups."""
     experts, per_token = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
     groups, kept = reader.integer("n_group", 1), reader.integer("topk_group", 1)
     if experts % groups or (groups > 1 and experts // groups < 2):
@@ -93,13 +96,13 @@ def read_moe(reader: ConfigReader) -> MoeConfig:
     )
 
 
-def read_nemotron(config: Mapping[str, Any]) -> DecoderConfig:
+def read_nemotron_h(config: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json of `nemotron_h`, as published by NVIDIA or as written by transformers."""
     reader = ConfigReader("nemotron_h", config)
     eps = reader.number("layer_norm_epsilon" if "layer_norm_epsilon" in reader else "norm_eps", 1e-5)
     reader.get("norm_eps")
     types = read_layer_types(reader)
-    mixer = read_mamba2(reader, FIELDS, eps)
+    mixer = read_mamba2(reader, NEMOTRON_H_FIELDS, eps)
     if reader.flag("hf_compat_dt_floor", False):
         low, high = mixer.step_limits
         mixer = replace(mixer, step_limits=(max(low, reader.number("time_step_min", 0.001)), high))
@@ -124,8 +127,21 @@ def read_nemotron(config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder_config(reader, tuple((mixers[kind],) for kind in types), eps, tied)
 
 
+def read_pure_mamba2(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `mamba2`."""
+    reader = ConfigReader("mamba2", config)
+    eps = reader.number("layer_norm_epsilon", 1e-5)
+    width = reader.integer("expand", 2) * reader.integer("hidden_size")
+    mixer = read_mamba2(reader, MAMBA2_FIELDS, eps, width)
+    reader.choice("hidden_act", ["silu"], "silu")
+    reader.choice("use_bias", [False], False)
+    layers = ((mixer,),) * reader.integer("num_hidden_layers")
+    decoder = read_decoder_config(reader, layers, eps, reader.flag("tie_word_embeddings", False))
+    return replace(decoder, max_position_embeddings=MAX_MAMBA2_POSITIONS)
+
+
 def unused_sizes(types: list[str]) -> list[str]:
-    """Sizes that configs name also where no layer has them."""
+    """List the size fields that configs have although no layer uses them."""
     names = {
         "full_attention": "num_attention_heads num_key_value_heads head_dim",
         "mlp": "intermediate_size",
@@ -170,16 +186,17 @@ def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
+    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
     return decoder_weights(
         config,
         _describe,
         norms=("norm",),
-        # older Mamba2 checkpoints call it by the singular
+        # Older Mamba2 checkpoints have the singular.
         embedding=("backbone.embeddings.weight", "backbone.embedding.weight"),
         final_norm="backbone.norm_f.weight",
         layers="backbone.layers",
     )
 
 
-NEMOTRON_H = Family("nemotron_h", ("nemotron_h",), read_nemotron, weights, (r"mtp\..*",), ())
+NEMOTRON_H = Family("nemotron_h", ("nemotron_h",), read_nemotron_h, weights, (r"mtp\..*",), ())
+MAMBA2 = Family("mamba2", ("mamba2",), read_pure_mamba2, weights, (), ())

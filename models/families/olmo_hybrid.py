@@ -1,4 +1,4 @@
-"""OLMo Hybrid: Gated DeltaNet with strong writes behind a norm, attention and its feed-forward layer before one."""
+"""OLMo Hybrid: pre-norm Gated DeltaNet with write strengths up to 2, and post-norm attention layers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ UNUSED = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_ma
 
 
 def read_mixer(reader: ConfigReader) -> GatedDeltaNetConfig:
-    """Sizes of the recurrent layers; without any they follow from the attention heads, as in transformers."""
+    """Read the sizes of the recurrent layers; their defaults follow from the attention heads, as in transformers."""
     heads, hidden = reader.integer("num_attention_heads"), reader.integer("hidden_size")
     key_heads = reader.integer("linear_num_key_heads", heads)
     value_heads = reader.integer("linear_num_value_heads", heads)
@@ -38,7 +38,7 @@ def read_mixer(reader: ConfigReader) -> GatedDeltaNetConfig:
 
 
 def read_positions(reader: ConfigReader, head_dim: int) -> Rope | None:
-    """Rotary embedding where a base is given; the published models have none."""
+    """Read RoPE where a base is given; the published models have none."""
     parameters = reader.get("rope_parameters")
     given = isinstance(parameters, Mapping) and parameters.get("rope_theta") is not None
     if "rope_theta" in reader or given:
@@ -81,8 +81,8 @@ def _mixer(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) -> list[Wei
         "out_proj": ("o_proj", (hidden, c.value_width)),
     }
     own, taps = (c.key_width, c.key_width, c.value_width), (1, c.kernel)
-    # transformers cuts the convolution into equal parts when it saves one, wherever the queries end: only the order of
-    # the three says what belongs to what.
+    # transformers saves the convolution split into three equal tensors, wherever the queries end: only their order
+    # tells which rows are q, k and v.
     third = -(-c.channels // 3)
     convs = [
         joined({f"{name}.{part}_conv1d.weight": (size, *taps) for part, size in zip("qkv", sizes, strict=True)})
@@ -109,13 +109,13 @@ def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight
     return _mixer(inner, hidden, at, f"{layer}.linear_attn")
 
 
-# Of each branch by kind of layer; a second name is the one that transformers saves the norm under.
+# Norm of each branch, by kind of layer; a second name is that of checkpoints saved by transformers.
 ATTENDING = (("post_attention_layernorm", "feedforward_layer_norm"), ("post_feedforward_layernorm",))
 LINEAR = (("input_layernorm", "attention_layer_norm"), ("post_attention_layernorm", "feedforward_layer_norm"))
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """Every parameter of the decoder with the names of the checkpoints."""
+    """List every parameter of the decoder with the tensor names of the checkpoints."""
     found = decoder_weights(config, _describe, norms=())
     for i, (mixer, _) in enumerate(config.layers):
         for j, norms in enumerate(ATTENDING if isinstance(mixer, PostNorm) else LINEAR):

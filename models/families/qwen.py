@@ -1,4 +1,4 @@
-"""What Qwen3-Next and Qwen3.5 share: the same decoder, config fields and tensor names.
+"""Decoder, config fields and tensor names common to Qwen3-Next and Qwen3.5.
 
 Not shared with other families: a config whose text part may be nested and tensors that then have another prefix, the
 projections of a Gated DeltaNet, a shared expert with a gate of its own, and the multi-token-prediction head, which no
@@ -30,7 +30,7 @@ from models.weights.layer_weights import (
 from models.weights.sources import Weight, tensor
 
 HEAD = r"mtp\..*"
-"""Tensors of the multi-token-prediction head."""
+"""Tensor names of the multi-token-prediction (MTP) head."""
 SKIPPED = (HEAD, r"model\.visual\..*", r"visual\..*", r"model\.mtp\..*")
 NORMS = ("input_layernorm", "post_attention_layernorm")
 PREFIXES = ("model.language_model.", "language_model.model.")
@@ -40,13 +40,13 @@ Projections = Callable[[GatedDeltaNetConfig, int, Path, str], list[Weight]]
 
 
 def text_reader(family: str, config: Mapping[str, Any]) -> tuple[ConfigReader, ConfigReader]:
-    """The outer config and its text part, which are one where nothing is nested."""
+    """Return readers of the outer config and of `text_config`, which are one where nothing is nested."""
     outer = ConfigReader(family, config)
     return outer, outer.child("text_config") or outer
 
 
 def read_moe(reader: ConfigReader, normalise: bool) -> MoeConfig:
-    """Mixture-of-experts fields."""
+    """Read the MoE fields."""
     experts = reader.integer("num_experts")
     per_token = reader.integer("num_experts_per_tok")
     if per_token > experts:
@@ -65,11 +65,11 @@ def read_decoder(
     reader: ConfigReader,
     feed_forward: Sequence[BranchConfig],
 ) -> DecoderConfig:
-    """The fields that all members of the family have.
+    """Read the fields that all members of the family have.
 
     Args:
         family: its name.
-        outer, reader: config.json and its text part.
+        outer, reader: config.json and its `text_config`.
         feed_forward: the feed-forward layer of each decoder layer.
     """
     eps = reader.number("rms_norm_eps", 1e-6)
@@ -119,7 +119,7 @@ def read_decoder(
 
 
 def separate_projections(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) -> list[Weight]:
-    """The input projections of a mixer, one tensor each."""
+    """List the input projections of a mixer, one tensor each."""
     shapes = {
         "in_proj_qkv": (c.channels, hidden),
         "in_proj_z": (c.value_width, hidden),
@@ -130,11 +130,11 @@ def separate_projections(c: GatedDeltaNetConfig, hidden: int, at: Path, name: st
 
 
 def weights(config: DecoderConfig, projections: Projections = separate_projections) -> list[Weight]:
-    """Every parameter of the decoder with the names of the Hugging Face checkpoints.
+    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints.
 
     Args:
         config: the decoder.
-        projections: describes the input projections of a mixer.
+        projections: lists the input projections of a mixer.
     """
 
     def describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
@@ -160,7 +160,7 @@ def weights(config: DecoderConfig, projections: Projections = separate_projectio
 
 
 def head_weights(branches: Sequence[BranchConfig], hidden: int, describe: Describe) -> list[Weight]:
-    """Parameters of the multi-token-prediction head."""
+    """List the parameters of the MTP head."""
     norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     return [
         tensor(("mtp", "fc"), "mtp.fc.weight", (hidden, 2 * hidden)),
@@ -170,13 +170,13 @@ def head_weights(branches: Sequence[BranchConfig], hidden: int, describe: Descri
 
 
 def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig:
-    """The decoder with its multi-token-prediction head, a layer of attention like those of the decoder.
+    """Return the decoder config with its MTP head, an attention layer like those of the decoder.
 
-    Layers of the head are numbered from 0 again, so its feed-forward layer is what the decoder's first one is. What
-    config.json says of the head varies: Qwen3-Next says nothing, and has it.
+    Layers of the head are numbered from 0 again, so its feed-forward layer is of the kind of the decoder's first one.
+    Fields about the head vary: config.json of Qwen3-Next has none, and the checkpoint has the head.
 
     Raises:
-        ConfigError: there is no head, or another one than is implemented.
+        ConfigError: the config has no head, or one that is not implemented.
     """
     _, reader = text_reader(config.family, fields)
     for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers"):
@@ -192,7 +192,7 @@ def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig
 
 
 def qwen_family(name: str, model_types: tuple[str, ...], read_config: ReadConfig, weights: Describes) -> Family:
-    """A family of this kind, without and with the head."""
+    """Return a Qwen family, with a variant that has the MTP head."""
     head = Family(
         name,
         model_types,

@@ -1,14 +1,17 @@
-"""Qwen3.5 with dense feed-forward layers; the text tower of multimodal checkpoints."""
+"""Qwen3.5 and Qwen3.6, dense (`qwen3_5`) or with a mixture of experts (MoE) in every layer (`qwen3_5_moe`).
+
+Of multimodal checkpoints the text tower is read.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from models.decoder.decoder import DecoderConfig
-from models.families.qwen import qwen_family, read_decoder, text_reader, weights
+from models.families.qwen import qwen_family, read_decoder, read_moe, text_reader, weights
 from models.layers.mlp import MlpConfig
 
 
-def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+def read_dense(config: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json of `qwen3_5` (nested text_config) or `qwen3_5_text`."""
     outer, reader = text_reader("qwen3_5", config)
     mlp = MlpConfig(reader.integer("intermediate_size"))
@@ -16,4 +19,13 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder("qwen3_5", outer, reader, [mlp] * reader.integer("num_hidden_layers"))
 
 
-QWEN3_5 = qwen_family("qwen3_5", ("qwen3_5", "qwen3_5_text"), read_config, weights)
+def read_sparse(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `qwen3_5_moe` (nested text_config) or `qwen3_5_moe_text`."""
+    outer, reader = text_reader("qwen3_5_moe", config)
+    moe = read_moe(reader, normalise=True)
+    reader.choice("mlp_only_layers", [[]], [])
+    return read_decoder("qwen3_5_moe", outer, reader, [moe] * reader.integer("num_hidden_layers"))
+
+
+QWEN3_5 = qwen_family("qwen3_5", ("qwen3_5", "qwen3_5_text"), read_dense, weights)
+QWEN3_5_MOE = qwen_family("qwen3_5_moe", ("qwen3_5_moe", "qwen3_5_moe_text"), read_sparse, weights)

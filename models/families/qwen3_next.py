@@ -1,4 +1,4 @@
-"""Qwen3-Next: fused mixer projections grouped by key head, experts in all layers but those that are named dense."""
+"""Qwen3-Next: fused Gated DeltaNet projections grouped by key head, MoE in every layer not listed as dense."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def projection_rows(config: GatedDeltaNetConfig) -> dict[str, np.ndarray]:
-    """Rows of the fused projections that belong to each of our projections.
+    """Return the rows of the fused projections that make up each of our projections.
 
     `in_proj_qkvz` is `[key_heads, q | k | v of the head's value heads | z of them]`, `in_proj_ba` is
     `[key_heads, b | a]`; ours are blocks of all queries, keys and values.
@@ -42,7 +42,7 @@ def projection_rows(config: GatedDeltaNetConfig) -> dict[str, np.ndarray]:
 
 
 def fused_projections(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) -> list[Weight]:
-    """The input projections of a mixer, taken out of the two tensors that hold them."""
+    """List the input projections of a mixer, taken from the two fused tensors."""
     fused = {"in_proj_qkvz": c.channels + c.value_width, "in_proj_ba": 2 * c.value_heads}
     found = []
     for part, index in projection_rows(c).items():
@@ -53,7 +53,7 @@ def fused_projections(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) 
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """Every parameter of the decoder with the names of the Hugging Face checkpoints."""
+    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
     return qwen.weights(config, fused_projections)
 
 

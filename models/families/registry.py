@@ -1,4 +1,4 @@
-"""The families that can be loaded."""
+"""Registry of the families that can be loaded."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +9,9 @@ from models.families.family import Family
 from models.families.granite_hybrid import GRANITE_HYBRID
 from models.families.kimi_linear import KIMI_LINEAR
 from models.families.lfm2 import LFM2, LFM2_MOE
-from models.families.nemotron_h import NEMOTRON_H
+from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
-from models.families.pure_mamba2 import MAMBA2
-from models.families.qwen3_5 import QWEN3_5
-from models.families.qwen3_5_moe import QWEN3_5_MOE
+from models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from models.families.qwen3_next import QWEN3_NEXT
 
 FAMILIES = (
@@ -34,11 +32,11 @@ FAMILIES = (
 
 
 class UnsupportedModel(ValueError):
-    """config.json names a model that no family here can run."""
+    """Error for a config.json whose `model_type` no family has."""
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family that a config.json belongs to, by its `model_type`.
+    """Return the family of a config.json, by its `model_type`.
 
     Raises:
         UnsupportedModel: no family has that `model_type`; the message lists those there are.

@@ -1,4 +1,4 @@
-"""Rows of an embedding."""
+"""Token embedding."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +11,9 @@ from models.ops.linear import LinearWeight
 def embedding_rows(
     table: Float[Array, "word hidden"] | LinearWeight, words: Int[Array, "*place"]
 ) -> Float32[Array, "*place hidden"]:
-    """The rows of some words, in float32; a word that the table does not have gives numbers that are none.
+    """Look up token embeddings in float32; out-of-vocabulary ids give NaN.
 
-    A narrow table is read as bits: XLA:CPU knows no gather of narrow numbers, and where a product with the same table
-    converts it to float32, it would have all of it converted once for both, in every step.
+    A narrow table is read as bits (ops/layout: gather).
     """
     if isinstance(table, LinearWeight):
         return table.take(words)

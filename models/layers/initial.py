@@ -1,31 +1,31 @@
-"""Parameters as layers make them: random initial values, and how shares of the model have them cut."""
+"""Parameters of layers: random initial values, and shard specs as metadata."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from models.sharding.cut import Cut
+from models.sharding.sharded_dim import ShardedDim
 
 
-def parameter(value: Array, *cuts: Cut) -> nnx.Param:
-    """A parameter that begins with a value; `Decoder.cuts` gives the cuts by the path at which it lies."""
-    return nnx.Param(value, cuts=cuts) if cuts else nnx.Param(value)
+def parameter(value: Array, *sharded: ShardedDim) -> nnx.Param:
+    """Make a parameter with an initial value and shard specs, which `Decoder.sharded_dims` collects by path."""
+    return nnx.Param(value, sharded=sharded) if sharded else nnx.Param(value)
 
 
-def cuts_of(variable: nnx.Variable) -> tuple[Cut, ...]:
-    """How a parameter is cut; nothing where every device has the whole of it."""
-    return variable.get_metadata("cuts", ())
+def sharded_dims_of(variable: nnx.Variable) -> tuple[ShardedDim, ...]:
+    """Return the shard specs of a parameter; none where every device has the whole of it."""
+    return variable.get_metadata("sharded", ())
 
 
-def decay_rates(rngs: nnx.Rngs, heads: int, cut: Cut) -> nnx.Param:
-    """The logarithm of each head's rate of decay (`A_log` of checkpoints), float32."""
-    return parameter(jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=0.5, maxval=4.0)), cut)
+def decay_rates(rngs: nnx.Rngs, heads: int, sharded: ShardedDim) -> nnx.Param:
+    """Draw the logarithm of each head's decay rate (`A_log` of checkpoints), float32."""
+    return parameter(jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=0.5, maxval=4.0)), sharded)
 
 
-def matrix(rngs: nnx.Rngs, *shape: int, cuts: tuple[Cut, ...] = ()) -> nnx.Param:
-    """Normal values with variance 1 / fan-in, the fan-in being the last dimension; float32.
+def matrix(rngs: nnx.Rngs, *shape: int, sharded: tuple[ShardedDim, ...] = ()) -> nnx.Param:
+    """Draw normal values with variance 1 / fan-in, the fan-in being the last dimension; float32.
 
-    They are for training and tests; a loaded model never keeps them.
+    They are for training and tests; a checkpoint replaces them.
     """
-    return parameter(jax.random.normal(rngs.params(), shape) * shape[-1] ** -0.5, *cuts)
+    return parameter(jax.random.normal(rngs.params(), shape) * shape[-1] ** -0.5, *sharded)

@@ -1,4 +1,4 @@
-"""Feed-forward layers without experts."""
+"""Dense feed-forward layers (MLP), with SwiGLU or squared ReLU."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,25 +11,25 @@ from jaxtyping import Float32
 from models.layers.activations import scaled, silu_gated
 from models.layers.initial import matrix
 from models.ops.linear import linear
-from models.sharding.cut import Part, columns, rows
-from models.sharding.devices import ALONE, Devices
-from models.sharding.share import divided
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import Stateful
 
 Activation = Literal["swiglu", "relu2"]
-"""`silu(gate) * up` (arXiv:2002.05202), or `relu(up)^2` without a gate (arXiv:2109.08668)."""
+"""SwiGLU, `silu(gate) * up` (arXiv:2002.05202), or squared ReLU, `relu(up)^2` without a gate (arXiv:2109.08668)."""
 
 
 class Stateless(Stateful):
-    """A layer that keeps nothing between steps."""
+    """A layer without state between steps."""
 
     def state_arrays(self) -> None:
         return None
 
 
 def relu_squared(x: Float32[Array, "*rows width"]) -> Float32[Array, "*rows width"]:
-    """`max(x, 0)^2`."""
+    """Return `max(x, 0)^2`."""
     positive = jnp.maximum(x, 0.0)
     return positive * positive
 
@@ -40,33 +40,33 @@ class MlpConfig:
 
     Attributes:
         gate_multiplier, out_multiplier: factors on the gate before its activation, and on the output.
-        devices: that share the layer; the width is that of one of them.
+        devices: that shard the layer; the width is the local one.
     """
 
     width: int
     activation: Activation = "swiglu"
     gate_multiplier: float = 1.0
     out_multiplier: float = 1.0
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
-    def share(self, devices: Devices) -> "MlpConfig":
-        """The columns of one device."""
-        return divided(self, devices, "width")
+    def shard(self, devices: Devices) -> "MlpConfig":
+        """Return the config of one device: its columns (tensor parallel)."""
+        return shard_config(self, devices, "width")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mlp":
         return Mlp(self, hidden, rngs)
 
 
 class Mlp(Stateless):
-    """`down(activation(up x))`, with `gate_proj` beside `up_proj` where the activation has a gate."""
+    """Feed-forward layer `down(activation(up x))`, with a `gate_proj` where the activation has a gate."""
 
     def __init__(self, config: MlpConfig, hidden: int, rngs: nnx.Rngs):
         self.config = config
-        width = Part(config.width, config.width)
+        width = Segment(config.width, config.width)
         gated = config.activation == "swiglu"
-        self.gate_proj = matrix(rngs, config.width, hidden, cuts=(rows(width),)) if gated else None
-        self.up_proj = matrix(rngs, config.width, hidden, cuts=(rows(width),))
-        self.down_proj = matrix(rngs, hidden, config.width, cuts=(columns(width),))
+        self.gate_proj = matrix(rngs, config.width, hidden, sharded=(shard_outputs(width),)) if gated else None
+        self.up_proj = matrix(rngs, config.width, hidden, sharded=(shard_outputs(width),))
+        self.down_proj = matrix(rngs, hidden, config.width, sharded=(shard_inputs(width),))
 
     def project(self, x: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows hidden"]:
         if self.gate_proj is None:

@@ -1,4 +1,4 @@
-"""The mixture of experts: a router, many small feed-forward layers, and what every token passes besides."""
+"""Mixture of experts (MoE): a router, routed experts, and a shared expert for every token."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,9 @@ from models.layers.mlp import Activation, MlpConfig, Stateless, relu_squared
 from models.layers.router import RouterConfig
 from models.ops.expert_dot import expert_dot
 from models.ops.linear import linear
-from models.sharding.cut import Cut, Part, experts
-from models.sharding.devices import ALONE, EXPERT, MODEL, Devices, held_rows
-from models.sharding.share import Size, divided
+from models.sharding.devices import EXPERT, MODEL, SINGLE_DEVICE, Devices, local_rows
+from models.sharding.shard_sizes import ShardedSize, shard_config
+from models.sharding.sharded_dim import Segment, ShardedDim, shard_experts
 from models.state.shapes import Activations, LaneInfo
 
 
@@ -27,11 +27,11 @@ class MoeConfig:
     Attributes:
         router: how experts are chosen.
         width: width of each expert (`moe_intermediate_size`).
-        shared_width: width of the feed-forward layer that every token visits, 0 where there is none.
-        shared_gate: its output is multiplied by the sigmoid of a learned projection of the token.
-        activation: of the experts and of the shared layer.
-        latent: the routed experts work on a projection of the token to this width; None where they see it whole.
-        devices: that share the layer; the widths are those of one of them. The router chooses among all experts.
+        shared_width: width of the shared expert, 0 where there is none.
+        shared_gate: the shared expert's output is multiplied by the sigmoid of a learned projection of the token.
+        activation: of the routed experts and of the shared one.
+        latent: width of a projection of the token that the routed experts work on; None where they see the token.
+        devices: that shard the layer; the widths are local ones. The router chooses among the experts of all devices.
     """
 
     router: RouterConfig
@@ -40,29 +40,29 @@ class MoeConfig:
     shared_gate: bool = False
     activation: Activation = "swiglu"
     latent: int | None = None
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
     @property
-    def held(self) -> int:
-        """Experts of one device."""
+    def local_experts(self) -> int:
+        """Number of experts that each device holds (expert parallel)."""
         return self.router.experts // self.devices.expert
 
-    def share(self, devices: Devices) -> "MoeConfig":
+    def shard(self, devices: Devices) -> "MoeConfig":
         """The experts of one device and the columns of each that it has; the shared layer's columns."""
-        whole = Size("RouterConfig.experts", self.router.experts, EXPERT)
-        return divided(self, devices, "width", "shared_width", others=(whole,))
+        whole = ShardedSize("RouterConfig.experts", self.router.experts, EXPERT)
+        return shard_config(self, devices, "width", "shared_width", others=(whole,))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Moe":
         return Moe(self, hidden, rngs)
 
 
 class Moe(Stateless):
-    """The chosen experts' outputs by their weights, plus the shared layer's.
+    """Weighted sum of the chosen experts' outputs, plus the shared expert's.
 
     The experts' matrices lie in `gate_up_proj` [expert, gate rows then up rows, in] with SwiGLU, in `up_proj` without a
     gate, and in `down_proj` [expert, in, width].
 
-    Of several devices along `expert` each computes what its own experts give to every token.
+    Expert parallel: each device along `expert` computes its own experts' outputs for every token.
     """
 
     summed_over = (EXPERT, MODEL)
@@ -72,12 +72,14 @@ class Moe(Stateless):
         self.config = config
         self.router = c.router.build(hidden, rngs)
         inner = hidden if c.latent is None else c.latent
-        width, own = Part(c.width, c.width), experts(c.router.experts)
+        width, own = Segment(c.width, c.width), shard_experts(c.router.experts)
         if c.activation == "swiglu":
-            self.gate_up_proj = matrix(rngs, c.held, 2 * c.width, inner, cuts=(own, Cut(1, MODEL, (width, width))))
+            self.gate_up_proj = matrix(
+                rngs, c.local_experts, 2 * c.width, inner, sharded=(own, ShardedDim(1, MODEL, (width, width)))
+            )
         else:
-            self.up_proj = matrix(rngs, c.held, c.width, inner, cuts=(own, Cut(1, MODEL, (width,))))
-        self.down_proj = matrix(rngs, c.held, inner, c.width, cuts=(own, Cut(2, MODEL, (width,))))
+            self.up_proj = matrix(rngs, c.local_experts, c.width, inner, sharded=(own, ShardedDim(1, MODEL, (width,))))
+        self.down_proj = matrix(rngs, c.local_experts, inner, c.width, sharded=(own, ShardedDim(2, MODEL, (width,))))
         if c.latent is not None:
             self.latent_in, self.latent_out = matrix(rngs, c.latent, hidden), matrix(rngs, hidden, c.latent)
         shared = MlpConfig(c.shared_width, c.activation, devices=c.devices) if c.shared_width else None
@@ -91,8 +93,8 @@ class Moe(Stateless):
         expert = expert.reshape((-1,))
         spread = c.devices.expert > 1
         if spread:
-            here, expert = held_rows(expert, EXPERT, c.held)
-            expert = jnp.where(here, expert, c.held)
+            here, expert = local_rows(expert, EXPERT, c.local_experts)
+            expert = jnp.where(here, expert, c.local_experts)
         seen = rows if c.latent is None else linear(rows, self.latent_in[...])
         visits = jnp.repeat(seen, c.router.per_token, axis=0)
         if c.activation == "swiglu":
@@ -112,7 +114,7 @@ class Moe(Stateless):
         return out.reshape(x.shape), None
 
     def _once(self, shared: Float32[Array, "row hidden"]) -> Float32[Array, "row hidden"]:
-        """The shared layer's part of the sum over all devices: those along `expert` have it in common."""
+        """Return the shared expert's partial sum: its output on the first device along `expert`, zero on the others."""
         if self.config.devices.expert == 1:
             return shared
         return jnp.where(lax.axis_index(EXPERT) == 0, shared, 0.0)

@@ -1,4 +1,4 @@
-"""Root-mean-square norms, computed in float32."""
+"""RMS norm and l2 norm, computed in float32."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -6,8 +6,8 @@ from jax import Array, lax
 from jaxtyping import Float32
 
 from models.layers.initial import parameter
-from models.sharding.cut import Cut
-from models.sharding.devices import ALONE, Devices, mean_of_neighbours
+from models.sharding.devices import SINGLE_DEVICE, Devices, mean_over_group
+from models.sharding.sharded_dim import ShardedDim
 from models.state.shapes import over_last
 
 
@@ -15,39 +15,44 @@ def rms_norm(
     x: Float32[Array, "*rows size"],
     weight: Float32[Array, "size"],
     eps: float,
-    devices: Devices = ALONE,
-    neighbours: int = 1,
+    devices: Devices = SINGLE_DEVICE,
+    group_devices: int = 1,
 ) -> Float32[Array, "*rows size"]:
-    """`x * rsqrt(mean(x^2) + eps) * weight` over the last dimension (arXiv:1910.07467).
+    """Return `x * rsqrt(mean(x^2) + eps) * weight` over the last dimension (RMSNorm, arXiv:1910.07467).
 
     Args:
-        x, weight: what this device has of them.
+        x, weight: the shard of this device.
         devices: of the model.
-        neighbours: so many of them, side by side along `model`, have equal parts of the last dimension.
+        group_devices: number of adjacent devices along `model` that hold equal shards of the last dimension.
     """
-    mean = mean_of_neighbours(jnp.mean(x * x, axis=-1, keepdims=True), devices, neighbours)
+    mean = mean_over_group(jnp.mean(x * x, axis=-1, keepdims=True), devices, group_devices)
     return x * lax.rsqrt(mean + eps) * over_last(weight, x)
 
 
 def l2_norm(x: Float32[Array, "*rows size"], eps: float = 1e-6) -> Float32[Array, "*rows size"]:
-    """`x / sqrt(sum(x^2) + eps)` over the last dimension; a division, as in `activations`."""
+    """Return `x / sqrt(sum(x^2) + eps)` over the last dimension; a division on purpose (ops/layout: fusion)."""
     return x / jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
 
 
 class RMSNorm(nnx.Module):
     """RMS norm with a learned weight; `offset` 1 where the checkpoint stores the weight minus one.
 
-    Where its values are split over devices, `cuts` say how, and it is one norm over those of all of them.
+    With `sharded`, its values are sharded over devices and it is one norm over the values of all of them.
     """
 
     def __init__(
-        self, size: int, eps: float, offset: float = 0.0, cuts: tuple[Cut, ...] = (), devices: Devices = ALONE
+        self,
+        size: int,
+        eps: float,
+        offset: float = 0.0,
+        sharded: tuple[ShardedDim, ...] = (),
+        devices: Devices = SINGLE_DEVICE,
     ):
-        self.weight = parameter(jnp.full((size,), 1.0 - offset, jnp.float32), *cuts)
+        self.weight = parameter(jnp.full((size,), 1.0 - offset, jnp.float32), *sharded)
         self.eps = eps
         self.offset = offset
         self.devices = devices
-        self.neighbours = devices.model if cuts else 1
+        self.group_devices = devices.model if sharded else 1
 
     def __call__(self, x: Float32[Array, "*rows size"]) -> Float32[Array, "*rows size"]:
-        return rms_norm(x, self.weight[...] + self.offset, self.eps, self.devices, self.neighbours)
+        return rms_norm(x, self.weight[...] + self.offset, self.eps, self.devices, self.group_devices)

@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv:2104.09864), half-split form, on the first dimensions of a head."""
+"""Rotary position embedding (RoPE, arXiv:2104.09864), half-split form, on the first dimensions of a head."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from jaxtyping import Float32, Int32
 class Rope:
     """Rotary embedding of the first `size` dimensions of every head.
 
-    Text has equal temporal, height and width positions, for which multimodal rotary embedding is the plain one.
+    Multimodal RoPE is the plain one here: text has equal temporal, height and width positions.
 
     Attributes:
         size: rotated dimensions (`head_dim * partial_rotary_factor`), even.

@@ -1,4 +1,4 @@
-"""Which experts a token visits, and how much each of them counts."""
+"""MoE router: the experts of each token and their weights."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,16 +15,16 @@ from models.ops.linear import linear
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """How experts are chosen; the defaults are those of the plainest router.
+    """Options of a router; the defaults are softmax scores and top-k.
 
     Attributes:
-        experts, per_token: number of experts, and how many of them a token visits.
-        scores: what an expert's logit becomes: "softmax" over all experts, "sigmoid" of each, or "softmax_of_chosen",
-            the softmax over those that were chosen by their logits.
-        bias: experts are chosen by score plus a learned correction (arXiv:2408.15664); the weights are made of the
-            scores without it.
-        groups, groups_kept: experts lie in `groups` equal groups (`n_group`); only the `groups_kept` groups
-            (`topk_group`) with the largest sum of their two best experts are chosen from (arXiv:2412.19437).
+        experts, per_token: number of experts, and of those that each token is routed to (top-k).
+        scores: function of the expert logits: "softmax" over all experts, "sigmoid" of each, or "softmax_of_chosen",
+            the softmax over the top-k logits.
+        bias: experts are chosen by score plus a learned correction (auxiliary-loss-free balancing, arXiv:2408.15664);
+            the weights are made of the scores without it.
+        groups, groups_kept: experts lie in `groups` equal groups (`n_group`); top-k chooses from the `groups_kept`
+            groups (`topk_group`) with the largest sum of their two best experts (DeepSeek-V3, arXiv:2412.19437).
         normalise: divide the chosen scores by their sum plus `epsilon`.
         scale: factor on the weights (`routed_scaling_factor`).
     """
@@ -44,7 +44,7 @@ class RouterConfig:
 
 
 class Router(nnx.Module):
-    """Scores of a linear layer, and the best of them.
+    """Linear scores and top-k.
 
     Computed in float32 whatever the dtype of the weights: a rounding here would send a token to another expert.
     """
@@ -57,7 +57,7 @@ class Router(nnx.Module):
     def __call__(
         self, rows: Float32[Array, "row hidden"]
     ) -> tuple[Float32[Array, "row choice"], Int32[Array, "row choice"]]:
-        """Weights and experts of each row's choices, the best first."""
+        """Return the weights and experts of each row, the best first."""
         c = self.config
         logits = linear(rows, self.weight[...].astype(jnp.float32))
         if c.scores == "softmax_of_chosen":
@@ -78,7 +78,7 @@ class Router(nnx.Module):
         return (weight if c.scale == 1.0 else weight * c.scale), expert.astype(jnp.int32)
 
     def _best_groups(self, preference: Float32[Array, "row expert"]) -> Float32[Array, "row expert"]:
-        """The preferences of the experts in the best groups, minus infinity for all others."""
+        """Return the preferences of the experts in the best groups, minus infinity for all others."""
         c = self.config
         grouped = preference.reshape((-1, c.groups, c.experts // c.groups))
         best = jnp.sum(lax.top_k(grouped, 2)[0], axis=-1)

@@ -1,11 +1,11 @@
-"""Causal depthwise convolution over the last few tokens, with its state."""
+"""Short convolution: causal, depthwise, over the last K tokens, with the last K-1 inputs as its state."""
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int32
 
 from models.state.shapes import LaneInfo
-from models.state.state import named
+from models.state.state import name_dims
 
 
 def layer_conv(
@@ -15,7 +15,7 @@ def layer_conv(
     info: LaneInfo,
     bias: Float32[Array, "channel"] | None = None,
 ) -> tuple[Float32[Array, "lane token channel"], Float[Array, "lane tap channel"]]:
-    """`short_conv` with the weight of a checkpoint, from zero state where a lane's sequence begins."""
+    """Run `short_conv` with the weight of a checkpoint, from zero state where a lane's sequence begins."""
     return short_conv(x, weight[:, 0].astype(jnp.float32), _before(state, info), info.lengths, info.valid, bias)
 
 
@@ -27,14 +27,14 @@ def short_conv(
     valid: Bool[Array, "lane token"],
     bias: Float32[Array, "channel"] | None = None,
 ) -> tuple[Float32[Array, "lane token channel"], Float[Array, "lane tap channel"]]:
-    """`y_t = sum_j weight[c, j] x_{t-K+1+j} + bias[c]`: tap K-1 meets the current token. No activation.
+    """Compute `y_t = sum_j weight[c, j] x_{t-K+1+j} + bias[c]`: tap K-1 is that of the current token. No activation.
 
     Args:
-        x: inputs; those of tokens that are not real are ignored, even if they are NaN.
+        x: inputs; those of padding tokens are ignored, even if they are NaN.
         weight: taps, `[channel, K]`.
         state: the K-1 inputs before this step.
         lengths, valid: real tokens of each lane.
-        bias: added to every output, also to those of tokens that are not real, which the caller masks.
+        bias: added to every output, also to those of padding tokens, which the caller masks.
 
     Returns:
         The convolution and the last K-1 inputs at each lane's true length; the state of a lane of length 0 is
@@ -47,19 +47,18 @@ def short_conv(
 def layer_window(
     x: Float32[Array, "lane token channel"], state: Float[Array, "lane tap channel"], info: LaneInfo
 ) -> Float32[Array, "lane input channel"]:
-    """`conv_window` from zero state where a lane's sequence begins."""
+    """Return `conv_window` from zero state where a lane's sequence begins."""
     return conv_window(x, _before(state, info), info.valid)
 
 
 def conv_window(
     x: Float32[Array, "lane token channel"], state: Float[Array, "lane tap channel"], valid: Bool[Array, "lane token"]
 ) -> Float32[Array, "lane input channel"]:
-    """The K-1 inputs before this step and those of its T tokens, zero for tokens that are not real.
+    """Concatenate the K-1 inputs before this step and those of its T tokens, zero for padding tokens.
 
-    It is computed once, for the convolution and for what is kept: else XLA may compute the latter from the state alone,
-    and would have to copy that before it writes there.
+    Outputs and next state are both computed from it, behind a barrier (ops/layout: in place).
     """
-    x = named(jnp.where(valid[:, :, None], x, 0.0), None, None, "channel")
+    x = name_dims(jnp.where(valid[:, :, None], x, 0.0), None, None, "channel")
     return lax.optimization_barrier(jnp.concatenate([state.astype(jnp.float32), x], axis=1))
 
 
@@ -68,7 +67,7 @@ def convolve(
     weight: Float32[Array, "channel kernel"],
     bias: Float32[Array, "channel"] | None = None,
 ) -> Float32[Array, "lane token channel"]:
-    """The convolution at each of the T = inputs - K + 1 tokens of a window."""
+    """Compute the convolution at each of the T = inputs - K + 1 tokens of a window."""
     kernel = weight.shape[1]
     tokens = window.shape[1] - kernel + 1
     y = window[:, :tokens] * weight[None, None, :, 0]
@@ -80,14 +79,14 @@ def convolve(
 def conv_tail(
     window: Float32[Array, "lane input channel"], lengths: Int32[Array, "lane"], state: Float[Array, "lane tap channel"]
 ) -> Float[Array, "lane tap channel"]:
-    """The last K-1 inputs at each lane's length, at most T; the state of a lane of length 0 is unchanged."""
+    """Return the last K-1 inputs at each lane's length, at most T; the state of a lane of length 0 is unchanged."""
     taps = state.shape[1]
     if window.shape[1] == taps + 1:
         tail = window[:, 1:]
     else:
         last = lengths[:, None] + jnp.arange(taps, dtype=jnp.int32)[None, :]
         tail = jnp.take_along_axis(window, last[:, :, None], axis=1, mode="fill")
-    tail = named(tail, None, "tap", None)
+    tail = name_dims(tail, None, "tap", None)
     return jnp.where((lengths > 0)[:, None, None], tail.astype(state.dtype), state)
 
 

@@ -1,4 +1,4 @@
-"""Causal attention over a key/value cache: grouped queries; norm, positions and output gate are optional."""
+"""Causal attention over a KV cache, with grouped queries (GQA); QK norm, RoPE and output gate are optional."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,24 +13,24 @@ from models.layers.initial import matrix
 from models.layers.norms import RMSNorm
 from models.layers.rope import Rope
 from models.ops.float32 import full_einsum
-from models.ops.layout import turned
+from models.ops.layout import materialized_transpose
 from models.ops.linear import linear
-from models.sharding.cut import Part, columns, rows
-from models.sharding.devices import ALONE, Devices
-from models.sharding.share import divided
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.sharding.varying import varying_like
 from models.state.shapes import Activations, KeyCache, LaneInfo, ValueCache
-from models.state.state import KV_BLOCK, Stateful, named, state_array
+from models.state.state import KV_BLOCK, Stateful, name_dims, state_array
 
-FEW_QUERIES = 64
-"""Up to so many rows of queries for each key/value head, scores take 0.6 to 1.1 of the time with the keys on the left;
-with 256 and more, 1.0 to 1.2."""
+MAX_KEYS_FIRST_QUERIES = 64
+"""Query rows per key/value head up to which the keys are the left operand of the scores (ops/layout: operands): that
+takes 0.6 to 1.1 of the time; with 256 rows and more, 1.0 to 1.2."""
 
 
 class KVCache(NamedTuple):
-    """Keys and values of one attention layer for N lanes, cache dtype, a whole number of blocks long.
+    """KV cache of one attention layer for N lanes: cache dtype, a whole number of blocks of positions.
 
-    `value` is None where the values are the first entries of the keys.
+    `value` is None where the values are the first entries of the keys (latent attention).
     """
 
     key: KeyCache
@@ -44,7 +44,7 @@ class QkNorm:
     Attributes:
         eps: `rms_norm_eps`.
         offset: 1 where the weights are stored minus one.
-        all_heads: one norm over all heads together instead of one for each head.
+        all_heads: one norm over the concatenated heads instead of one for each head.
     """
 
     eps: float
@@ -52,12 +52,12 @@ class QkNorm:
     all_heads: bool = False
 
     def size(self, heads: int, head_dim: int) -> int:
-        """Values that are normed together."""
+        """Number of values that one norm covers."""
         return heads * head_dim if self.all_heads else head_dim
 
-    def build(self, heads: Part, head_dim: int, devices: Devices) -> RMSNorm:
-        cuts = (rows(heads),) if self.all_heads else ()
-        return RMSNorm(self.size(heads.units, head_dim), self.eps, self.offset, cuts, devices)
+    def build(self, heads: Segment, head_dim: int, devices: Devices) -> RMSNorm:
+        sharded = (shard_outputs(heads),) if self.all_heads else ()
+        return RMSNorm(self.size(heads.units, head_dim), self.eps, self.offset, sharded, devices)
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class AttentionConfig:
     """Sizes of an attention layer.
 
     Attributes:
-        heads, kv_heads: `num_attention_heads`, `num_key_value_heads` (a divisor of the former).
+        heads, kv_heads: `num_attention_heads`, `num_key_value_heads` (a divisor of the former: GQA, arXiv:2305.13245).
         head_dim: size of a head.
         rope: rotary embedding, None for attention without positions.
-        qk_norm: norm of queries and keys before the rotary embedding, None where there is none.
+        qk_norm: norm of queries and keys before RoPE, None where there is none.
         output_gate: the output is multiplied by the sigmoid of a second half of each head of the query projection.
         scale: factor on the scores, None for the inverse square root of `head_dim`.
-        devices: that share the layer; the heads are those of one of them.
+        devices: that shard the layer; the heads are the local ones.
     """
 
     heads: int
@@ -81,27 +81,27 @@ class AttentionConfig:
     qk_norm: QkNorm | None = None
     output_gate: bool = False
     scale: float | None = None
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
-    def share(self, devices: Devices) -> "AttentionConfig":
-        """Heads of one device; of fewer key/value heads than devices each has the one that its queries see."""
-        return divided(self, devices, "heads", repeated=("kv_heads",))
+    def shard(self, devices: Devices) -> "AttentionConfig":
+        """Return the config of one device; with fewer key/value heads than devices it has the one of its queries."""
+        return shard_config(self, devices, "heads", repeated=("kv_heads",))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Attention":
         return Attention(self, hidden, rngs)
 
 
 def normed(norm: RMSNorm, x: Float32[Array, "lane token head key"]) -> Float32[Array, "lane token head key"]:
-    """Each head, or all heads together, by as many values as the norm has weights."""
+    """Norm each head, or the concatenated heads, in runs of as many values as the norm has weights."""
     return norm(x.reshape((*x.shape[:2], -1, norm.weight.shape[0]))).reshape(x.shape)
 
 
 def append(
     cache: KVCache, key: Array, value: Array | None, positions: Int32[Array, "lane token"], valid: Array
 ) -> KVCache:
-    """Write the keys and values `[lane, token, kv_head, size]` of real tokens at their positions.
+    """Write the keys and values `[lane, token, kv_head, size]` of real tokens into the KV cache at their positions.
 
-    Tokens that are not real go to a position past the end, which is the one case that is dropped: the host admits no
+    Padding tokens get a position past the end, which the scatter drops. No real token is dropped: the host admits no
     sequence that is longer than the context.
     """
     past = cache.key.shape[2]
@@ -125,22 +125,22 @@ def attend(
     blocks: Int32[Array, ""] | int,
     value_size: int | None = None,
 ) -> Float32[Array, "lane token head value"]:
-    """Softmax attention of scaled queries over the first `blocks` blocks of the cache.
+    """Compute softmax attention of scaled queries over the first `blocks` blocks of the KV cache.
 
-    A query at position p sees positions 0..p of its own lane; what the cache holds beyond (stale or NaN) has no
-    influence. The softmax is accumulated block by block (arXiv:1805.02867), so visiting more blocks than a lane needs
-    changes none of its bits.
+    A query at position p attends to positions 0..p of its own lane; later entries of the cache (stale or NaN) have no
+    influence. The softmax is accumulated block by block (online softmax, arXiv:1805.02867), so visiting more blocks
+    than a lane needs changes none of its bits.
 
     Args:
         query: scaled queries.
         cache: keys and values.
         positions: of the queries.
-        valid: which tokens are real.
+        valid: mask of the real tokens.
         blocks: blocks to visit.
-        value_size: how many entries of a key are its value, where the cache holds no values.
+        value_size: number of leading entries of a key that are its value, where the cache holds no values.
 
     Returns:
-        Attention output, zero at tokens that are not real.
+        Attention output, zero at padding tokens.
     """
     lanes, tokens, heads, size = query.shape
     kv_heads, groups = cache.key.shape[1], query.shape[2] // cache.key.shape[1]
@@ -178,36 +178,36 @@ def attend(
 def _scores(
     query: Float32[Array, "lane kv_head query key"], key: Float32[Array, "lane kv_head position key"]
 ) -> Float32[Array, "lane kv_head query position"]:
-    """Of each query with each key. XLA:CPU packs a product's right operand in every call: that is the smaller one."""
-    if query.shape[2] > FEW_QUERIES:
+    """Return the scores of each query with each key; the smaller operand is the right one (ops/layout: operands)."""
+    if query.shape[2] > MAX_KEYS_FIRST_QUERIES:
         return full_einsum("nhqd,nhkd->nhqk", query, key)
-    return turned(full_einsum("nhkd,nhqd->nhkq", key, query))
+    return materialized_transpose(full_einsum("nhkd,nhqd->nhkq", key, query))
 
 
 class Attention(Stateful):
-    """Projections, cache and attention; the options are those of `AttentionConfig`."""
+    """Attention layer: projections, KV cache and attention, with the options of `AttentionConfig`."""
 
     def __init__(self, config: AttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        queries = Part(c.heads * c.head_dim, c.heads)
-        keys = Part(c.kv_heads * c.head_dim, c.kv_heads, repeats=True)
-        gated = Part(2 * queries.size, c.heads) if c.output_gate else queries
-        self.q_proj = matrix(rngs, gated.size, hidden, cuts=(rows(gated),))
-        self.k_proj = matrix(rngs, keys.size, hidden, cuts=(rows(keys),))
-        self.v_proj = matrix(rngs, keys.size, hidden, cuts=(rows(keys),))
-        self.o_proj = matrix(rngs, hidden, queries.size, cuts=(columns(queries),))
+        queries = Segment(c.heads * c.head_dim, c.heads)
+        keys = Segment(c.kv_heads * c.head_dim, c.kv_heads, replicable=True)
+        gated = Segment(2 * queries.size, c.heads) if c.output_gate else queries
+        self.q_proj = matrix(rngs, gated.size, hidden, sharded=(shard_outputs(gated),))
+        self.k_proj = matrix(rngs, keys.size, hidden, sharded=(shard_outputs(keys),))
+        self.v_proj = matrix(rngs, keys.size, hidden, sharded=(shard_outputs(keys),))
+        self.o_proj = matrix(rngs, hidden, queries.size, sharded=(shard_inputs(queries),))
         self.q_norm = c.qk_norm.build(queries, c.head_dim, c.devices) if c.qk_norm else None
         self.k_norm = c.qk_norm.build(keys, c.head_dim, c.devices) if c.qk_norm else None
 
     def state_arrays(self) -> KVCache:
         size = self.config.head_dim
-        heads = (Part(self.config.kv_heads, self.config.kv_heads, repeats=True),)
+        heads = (Segment(self.config.kv_heads, self.config.kv_heads, replicable=True),)
         key = state_array(kv_head=heads, context=None, key=size)
         return KVCache(key, state_array(kv_head=heads, context=None, value=size))
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
-        """Attend from each real token to its lane's past and itself; their keys and values join the cache."""
+        """Append the keys and values of real tokens to the KV cache and attend from each to its lane up to itself."""
         c = self.config
         lanes, tokens, _ = x.shape
         at = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
@@ -216,12 +216,12 @@ class Attention(Stateful):
             q, gate = jnp.split(q, 2, axis=-1)
         k = linear(x, self.k_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
         v = linear(x, self.v_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
-        v = named(v, None, None, "kv_head", "value")
+        v = name_dims(v, None, None, "kv_head", "value")
         if self.q_norm is not None and self.k_norm is not None:
             q, k = normed(self.q_norm, q), normed(self.k_norm, k)
         if c.rope is not None:
             q, k = c.rope(q, at), c.rope(k, at)
-        state = append(state, named(k, None, None, "kv_head", "key"), v, at, info.valid)
+        state = append(state, name_dims(k, None, None, "kv_head", "key"), v, at, info.valid)
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
         out = attend(q * scale, state, at, info.valid, info.kv_blocks)
         if gate is not None:

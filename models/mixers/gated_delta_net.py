@@ -1,4 +1,4 @@
-"""Gated DeltaNet mixer (arXiv:2412.06464) as Qwen3-Next and Qwen3.5 use it."""
+"""Gated DeltaNet mixer (arXiv:2412.06464) as in Qwen3-Next, Qwen3.5 and OLMo Hybrid."""
 
 from dataclasses import dataclass
 
@@ -13,12 +13,13 @@ from models.layers.initial import decay_rates, matrix, parameter
 from models.layers.norms import l2_norm, rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
-from models.ops.delta_rule import DeltaGiven, delta_rule
+from models.ops.delta_rule import DeltaTokens, delta_rule
 from models.ops.layout import merge_heads
 from models.ops.linear import linear
-from models.sharding.cut import Part, columns, rows
-from models.sharding.devices import ALONE, Devices
-from models.sharding.share import divided
+from models.ops.recurrence import RecurrenceInputs
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import ConvRecurrentState, conv_recurrent
 
@@ -32,8 +33,9 @@ class GatedDeltaNetConfig:
         key_size, value_size: `linear_key_head_dim`, `linear_value_head_dim`.
         kernel: `linear_conv_kernel_dim`.
         eps: `rms_norm_eps`, of the gated norm.
-        strongest_write: the write strength lies between 0 and this; above 1 what is written may turn the state's sign.
-        devices: that share the layer; the heads are those of one of them.
+        strongest_write: upper bound of the write strength; above 1 a write may reverse the sign of the state (negative
+            eigenvalues).
+        devices: that shard the layer; the heads are the local ones.
     """
 
     key_heads: int
@@ -43,7 +45,7 @@ class GatedDeltaNetConfig:
     kernel: int
     eps: float
     strongest_write: float = 1.0
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
     @property
     def key_width(self) -> int:
@@ -55,71 +57,70 @@ class GatedDeltaNetConfig:
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: queries, keys and values, more than the layer's output has."""
+        """Channels of the short convolution: queries, keys and values, more than the layer's output has."""
         return 2 * self.key_width + self.value_width
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """The channels [q | k | v], by heads."""
-        keys = Part(self.key_width, self.key_heads, repeats=True)
-        return keys, keys, Part(self.value_width, self.value_heads)
+    def segments(self) -> tuple[Segment, ...]:
+        """Segments of the channels [q | k | v], by heads."""
+        keys = Segment(self.key_width, self.key_heads, replicable=True)
+        return keys, keys, Segment(self.value_width, self.value_heads)
 
-    def share(self, devices: Devices) -> "GatedDeltaNetConfig":
-        """Heads of one device; of fewer key heads than devices each has the one that its value heads use."""
-        return divided(self, devices, "value_heads", repeated=("key_heads",))
+    def shard(self, devices: Devices) -> "GatedDeltaNetConfig":
+        """Return the config of one device; with fewer key heads than devices it has the one of its value heads."""
+        return shard_config(self, devices, "value_heads", repeated=("key_heads",))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedDeltaNet":
         return GatedDeltaNet(self, hidden, rngs)
 
 
 class GatedDeltaNet(Recurrent):
-    """x -> projections -> short convolution -> gated delta rule -> gated norm -> projection."""
+    """Mixer: x -> projections -> short convolution -> gated delta rule -> gated norm -> projection."""
 
     def __init__(self, config: GatedDeltaNetConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        channels, heads = rows(*c.parts), rows(Part(c.value_heads, c.value_heads))
-        values = Part(c.value_width, c.value_heads)
-        self.in_proj_qkv = matrix(rngs, c.channels, hidden, cuts=(channels,))
-        self.in_proj_z = matrix(rngs, c.value_width, hidden, cuts=(rows(values),))
-        self.in_proj_b = matrix(rngs, c.value_heads, hidden, cuts=(heads,))
-        self.in_proj_a = matrix(rngs, c.value_heads, hidden, cuts=(heads,))
-        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, cuts=(channels,))
+        channels, heads = shard_outputs(*c.segments), shard_outputs(Segment(c.value_heads, c.value_heads))
+        values = Segment(c.value_width, c.value_heads)
+        self.in_proj_qkv = matrix(rngs, c.channels, hidden, sharded=(channels,))
+        self.in_proj_z = matrix(rngs, c.value_width, hidden, sharded=(shard_outputs(values),))
+        self.in_proj_b = matrix(rngs, c.value_heads, hidden, sharded=(heads,))
+        self.in_proj_a = matrix(rngs, c.value_heads, hidden, sharded=(heads,))
+        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, sharded=(channels,))
         self.A_log = decay_rates(rngs, c.value_heads, heads)
         self.dt_bias = parameter(jnp.ones((c.value_heads,), jnp.float32), heads)
         self.norm = nnx.Param(jnp.ones((c.value_size,), jnp.float32))
-        self.out_proj = matrix(rngs, hidden, c.value_width, cuts=(columns(values),))
+        self.out_proj = matrix(rngs, hidden, c.value_width, sharded=(shard_inputs(values),))
 
     def state_arrays(self) -> ConvRecurrentState:
         c = self.config
-        return conv_recurrent(c.kernel, c.parts, c.value_heads, c.key_size, c.value_size)
+        return conv_recurrent(c.kernel, c.segments, c.value_heads, c.key_size, c.value_size)
 
-    def given(self, x: Activations) -> tuple[DeltaGiven, Float32[Array, "lane token inner"]]:
-        decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(
+    def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
+        log_decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(
             linear(x, self.in_proj_a[...]) + self.dt_bias[...][None, None]
         )
         beta = scaled(jax.nn.sigmoid(linear(x, self.in_proj_b[...])), self.config.strongest_write)
-        return DeltaGiven(linear(x, self.in_proj_qkv[...]), decay, beta), linear(x, self.in_proj_z[...])
+        return DeltaTokens(linear(x, self.in_proj_qkv[...]), log_decay, beta), linear(x, self.in_proj_z[...])
 
     def recur(
-        self, given: DeltaGiven, info: LaneInfo, state: ConvRecurrentState
+        self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
-        lanes, tokens, _ = given.conv.shape
-        mixed, conv = layer_conv(given.conv, self.conv1d[...], state.conv, info)
+        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info)
+        lanes, length, _ = mixed.shape
         q, k, v = jnp.split(silu(mixed), [c.key_width, 2 * c.key_width], axis=-1)
-        q, k = (y.reshape((lanes, tokens, c.key_heads, c.key_size)) for y in (q, k))
-        v = v.reshape((lanes, tokens, c.value_heads, c.value_size))
+        q, k = (y.reshape((lanes, length, c.key_heads, c.key_size)) for y in (q, k))
+        v = v.reshape((lanes, length, c.value_heads, c.value_size))
         q, k = l2_norm(q) * c.key_size**-0.5, l2_norm(k)
         q, k = (jnp.repeat(y, c.value_heads // c.key_heads, axis=2) for y in (q, k))
-        out, recurrent = delta_rule(
-            q, k, v, given.decay, given.beta, state.recurrent, info.valid, info.fresh, info.verifying
-        )
+        inputs = RecurrenceInputs(q, k, v, tokens.log_decay, state.recurrent, info.valid, info.fresh, tokens.beta)
+        out, recurrent = delta_rule(inputs, keep_state=info.verifying)
         return out, ConvRecurrentState(conv, recurrent)
 
-    def finish(
-        self, mixed: Float32[Array, "lane token value_head value"], rest: Float32[Array, "lane token inner"]
+    def project_out(
+        self, mixed: Float32[Array, "lane token value_head value"], gate: Float32[Array, "lane token inner"]
     ) -> Activations:
         c = self.config
-        gated = silu_gated(rest.reshape(mixed.shape), rms_norm(mixed, self.norm[...], c.eps))
+        gated = silu_gated(gate.reshape(mixed.shape), rms_norm(mixed, self.norm[...], c.eps))
         return linear(merge_heads(gated), self.out_proj[...])

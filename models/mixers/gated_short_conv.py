@@ -1,4 +1,4 @@
-"""The gated short convolution of LFM2: a mixer whose whole state is the last few inputs of its convolution."""
+"""Gated short convolution of LFM2: a mixer whose only state is the last inputs of its convolution."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,13 +11,13 @@ from jaxtyping import Float32
 from models.layers.initial import matrix
 from models.layers.short_conv import conv_tail, convolve, layer_window
 from models.ops.linear import linear
-from models.sharding.cut import Part, columns, rows
-from models.sharding.devices import ALONE, Devices
-from models.sharding.share import divided
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, ConvState, LaneInfo
 from models.state.state import Stateful, state_array
 
-Window = Float32[Array, "lane input channel"]
+ConvWindow = Float32[Array, "lane input channel"]
 
 
 class GatedShortConvState(NamedTuple):
@@ -31,44 +31,44 @@ class GatedShortConvConfig:
     """Sizes of the convolution.
 
     Attributes:
-        kernel: its taps (`conv_L_cache`).
-        channels: as many as the residual stream is wide.
-        devices: that share the layer; the channels are those of one of them.
+        kernel: number of taps (`conv_L_cache`).
+        channels: width of the residual stream.
+        devices: that shard the layer; the channels are the local ones.
     """
 
     kernel: int
     channels: int
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
-    def share(self, devices: Devices) -> "GatedShortConvConfig":
-        """The channels of one device."""
-        return divided(self, devices, "channels")
+    def shard(self, devices: Devices) -> "GatedShortConvConfig":
+        """Return the config of one device: its channels (tensor parallel)."""
+        return shard_config(self, devices, "channels")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedShortConv":
         return GatedShortConv(self, hidden, rngs)
 
 
 class GatedShortConv(Stateful):
-    """`[b | c | u] = in_proj x;  y = out_proj(c * conv(b * u))`, without activation."""
+    """Mixer `[b | c | u] = in_proj x;  y = out_proj(c * conv(b * u))`, without activation."""
 
     def __init__(self, config: GatedShortConvConfig, hidden: int, rngs: nnx.Rngs):
         self.config = config
-        channels = Part(config.channels, config.channels)
-        self.in_proj = matrix(rngs, 3 * channels.size, hidden, cuts=(rows(channels, channels, channels),))
-        self.conv = matrix(rngs, channels.size, 1, config.kernel, cuts=(rows(channels),))
-        self.out_proj = matrix(rngs, hidden, channels.size, cuts=(columns(channels),))
+        channels = Segment(config.channels, config.channels)
+        self.in_proj = matrix(rngs, 3 * channels.size, hidden, sharded=(shard_outputs(channels, channels, channels),))
+        self.conv = matrix(rngs, channels.size, 1, config.kernel, sharded=(shard_outputs(channels),))
+        self.out_proj = matrix(rngs, hidden, channels.size, sharded=(shard_inputs(channels),))
 
     def state_arrays(self) -> GatedShortConvState:
         c = self.config
-        return GatedShortConvState(state_array(tap=c.kernel - 1, channel=(Part(c.channels, c.channels),)))
+        return GatedShortConvState(state_array(tap=c.kernel - 1, channel=(Segment(c.channels, c.channels),)))
 
     def __call__(self, x: Activations, info: LaneInfo, state: GatedShortConvState) -> tuple[Activations, Any]:
-        """As `Recurrent`; what it keeps where `info.verifying` are the convolution's inputs, with those before."""
+        """Mix as `Recurrent` does; where `info.verifying` the state is replaced by the window of the convolution."""
         b, c, u = jnp.split(linear(x, self.in_proj[...]), 3, axis=-1)
         window = layer_window(b * u, state.conv, info)
         mixed = convolve(window, self.conv[...][:, 0].astype(jnp.float32))
         y = linear(c * mixed, self.out_proj[...])
         return y, window if info.verifying else self.commit(window, info, state)
 
-    def commit(self, kept: Window, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
+    def commit(self, kept: ConvWindow, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
         return GatedShortConvState(conv_tail(kept, info.lengths, state.conv))

@@ -1,7 +1,7 @@
-"""Kimi Delta Attention (arXiv:2510.26692): a gated delta rule whose decay is per channel of the key.
+"""Kimi Delta Attention (KDA, arXiv:2510.26692): a gated delta rule whose decay is per channel of the key.
 
-It shares the recurrence with Gated DeltaNet, not the layer: queries, keys and values have as many heads as each other,
-the decay is projected to every channel, through a bottleneck or directly, and the output gate is a sigmoid.
+It shares the recurrence with Gated DeltaNet, not the layer: queries, keys and values have equally many heads, the decay
+is projected to every channel, through a bottleneck or directly, and the output gate is a sigmoid.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,13 @@ from models.layers.initial import decay_rates, matrix, parameter
 from models.layers.norms import l2_norm, rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
-from models.ops.delta_rule import DeltaGiven, delta_rule
+from models.ops.delta_rule import DeltaTokens, delta_rule
 from models.ops.layout import merge_heads
 from models.ops.linear import linear
-from models.sharding.cut import Part, columns, rows
-from models.sharding.devices import ALONE, Devices
-from models.sharding.share import divided
+from models.ops.recurrence import RecurrenceInputs
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import ConvRecurrentState, conv_recurrent
 
@@ -35,10 +36,10 @@ class KimiDeltaAttentionConfig:
         heads, head_size: of queries, keys and values alike.
         kernel: taps of the convolution.
         eps: of the norm of the output.
-        bottleneck: width between the two matrices of the decay's and of the output gate's projection; None where each
-            is one matrix.
+        bottleneck: width between the two matrices that project the decay and the output gate (low rank); None where
+            each is one matrix.
         lower_bound: the log-decay is `lower_bound * sigmoid(exp(A_log) * f)`; None for `-exp(A_log) * softplus(f)`.
-        devices: that share the layer; the heads are those of one of them.
+        devices: that shard the layer; the heads are the local ones.
     """
 
     heads: int
@@ -47,7 +48,7 @@ class KimiDeltaAttentionConfig:
     eps: float
     bottleneck: int | None
     lower_bound: float | None = None
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
     @property
     def width(self) -> int:
@@ -55,80 +56,81 @@ class KimiDeltaAttentionConfig:
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: three times as many as the layer's output has."""
+        """Channels of the short convolution: three times as many as the layer's output has."""
         return 3 * self.width
 
     @property
-    def part(self) -> Part:
-        """Channels of the queries, and of the keys, the values, the decay or the gate: by heads."""
-        return Part(self.width, self.heads)
+    def segment(self) -> Segment:
+        """Segment of the channels of the queries, keys, values, decay or gate, by heads."""
+        return Segment(self.width, self.heads)
 
-    def share(self, devices: Devices) -> "KimiDeltaAttentionConfig":
-        """The heads of one device; the bottleneck is every device's."""
-        return divided(self, devices, "heads")
+    def shard(self, devices: Devices) -> "KimiDeltaAttentionConfig":
+        """Return the config of one device: its heads; every device has the whole bottleneck."""
+        return shard_config(self, devices, "heads")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "KimiDeltaAttention":
         return KimiDeltaAttention(self, hidden, rngs)
 
 
 class GateProjection(nnx.Module):
-    """From the residual stream to every channel of every head, through a bottleneck or directly."""
+    """Projection from the residual stream to every channel of every head, through a bottleneck or directly."""
 
-    def __init__(self, width: Part, bottleneck: int | None, hidden: int, rngs: nnx.Rngs):
+    def __init__(self, width: Segment, bottleneck: int | None, hidden: int, rngs: nnx.Rngs):
         self.down = None if bottleneck is None else matrix(rngs, bottleneck, hidden)
-        self.up = matrix(rngs, width.size, hidden if bottleneck is None else bottleneck, cuts=(rows(width),))
+        self.up = matrix(
+            rngs, width.size, hidden if bottleneck is None else bottleneck, sharded=(shard_outputs(width),)
+        )
 
     def __call__(self, x: Activations) -> Array:
         return linear(x if self.down is None else linear(x, self.down[...]), self.up[...])
 
 
 class KimiDeltaAttention(Recurrent):
-    """x -> projections -> short convolution -> delta rule with a decay per channel -> gated norm -> projection."""
+    """Mixer: x -> projections -> short convolution -> delta rule, decay per channel -> gated norm -> projection."""
 
     def __init__(self, config: KimiDeltaAttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        channels, heads = rows(c.part, c.part, c.part), rows(Part(c.heads, c.heads))
-        self.in_proj_qkv = matrix(rngs, c.channels, hidden, cuts=(channels,))
-        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, cuts=(channels,))
-        self.decay = GateProjection(c.part, c.bottleneck, hidden, rngs)
-        self.in_proj_b = matrix(rngs, c.heads, hidden, cuts=(heads,))
+        channels, heads = shard_outputs(c.segment, c.segment, c.segment), shard_outputs(Segment(c.heads, c.heads))
+        self.in_proj_qkv = matrix(rngs, c.channels, hidden, sharded=(channels,))
+        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, sharded=(channels,))
+        self.decay = GateProjection(c.segment, c.bottleneck, hidden, rngs)
+        self.in_proj_b = matrix(rngs, c.heads, hidden, sharded=(heads,))
         self.A_log = decay_rates(rngs, c.heads, heads)
-        self.dt_bias = parameter(jnp.ones((c.width,), jnp.float32), rows(c.part))
-        self.gate = GateProjection(c.part, c.bottleneck, hidden, rngs)
+        self.dt_bias = parameter(jnp.ones((c.width,), jnp.float32), shard_outputs(c.segment))
+        self.gate = GateProjection(c.segment, c.bottleneck, hidden, rngs)
         self.norm = nnx.Param(jnp.ones((c.head_size,), jnp.float32))
-        self.out_proj = matrix(rngs, hidden, c.width, cuts=(columns(c.part),))
+        self.out_proj = matrix(rngs, hidden, c.width, sharded=(shard_inputs(c.segment),))
 
     def state_arrays(self) -> ConvRecurrentState:
         c = self.config
-        return conv_recurrent(c.kernel, (c.part,) * 3, c.heads, c.head_size, c.head_size)
+        return conv_recurrent(c.kernel, (c.segment,) * 3, c.heads, c.head_size, c.head_size)
 
     def log_decay(self, x: Activations) -> Array:
-        """g <= 0, float32 [lane, token, head, key]."""
+        """Return g <= 0, float32 [lane, token, head, key]."""
         c = self.config
         f = (self.decay(x) + self.dt_bias[...][None, None]).reshape((*x.shape[:2], c.heads, c.head_size))
         rate = jnp.exp(self.A_log[...])[None, None, :, None]
         return -rate * jax.nn.softplus(f) if c.lower_bound is None else c.lower_bound * jax.nn.sigmoid(rate * f)
 
-    def given(self, x: Activations) -> tuple[DeltaGiven, Float32[Array, "lane token inner"]]:
+    def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
         beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...]))
-        return DeltaGiven(linear(x, self.in_proj_qkv[...]), self.log_decay(x), beta), self.gate(x)
+        return DeltaTokens(linear(x, self.in_proj_qkv[...]), self.log_decay(x), beta), self.gate(x)
 
     def recur(
-        self, given: DeltaGiven, info: LaneInfo, state: ConvRecurrentState
+        self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
-        mixed, conv = layer_conv(given.conv, self.conv1d[...], state.conv, info)
+        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info)
         heads = (*mixed.shape[:2], c.heads, c.head_size)
         q, k, v = (part.reshape(heads) for part in jnp.split(silu(mixed), 3, axis=-1))
         q, k = l2_norm(q) * c.head_size**-0.5, l2_norm(k)
-        out, recurrent = delta_rule(
-            q, k, v, given.decay, given.beta, state.recurrent, info.valid, info.fresh, info.verifying
-        )
+        inputs = RecurrenceInputs(q, k, v, tokens.log_decay, state.recurrent, info.valid, info.fresh, tokens.beta)
+        out, recurrent = delta_rule(inputs, keep_state=info.verifying)
         return out, ConvRecurrentState(conv, recurrent)
 
-    def finish(
-        self, mixed: Float32[Array, "lane token value_head value"], rest: Float32[Array, "lane token inner"]
+    def project_out(
+        self, mixed: Float32[Array, "lane token value_head value"], gate: Float32[Array, "lane token inner"]
     ) -> Activations:
-        gated = rms_norm(mixed, self.norm[...], self.config.eps) * jax.nn.sigmoid(rest.reshape(mixed.shape))
+        gated = rms_norm(mixed, self.norm[...], self.config.eps) * jax.nn.sigmoid(gate.reshape(mixed.shape))
         return linear(merge_heads(gated), self.out_proj[...])

@@ -1,4 +1,4 @@
-"""Multi-head latent attention (arXiv:2405.04434): what is kept of a token is one compressed row for all heads."""
+"""Multi-head latent attention (MLA, arXiv:2405.04434): the KV cache holds one compressed row per token."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ from models.layers.norms import RMSNorm
 from models.layers.rope import Rope
 from models.mixers.attention import KVCache, append, attend
 from models.ops.linear import linear
-from models.sharding.cut import Part, columns, rows
-from models.sharding.devices import ALONE, Devices
-from models.sharding.share import divided
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo
-from models.state.state import Stateful, named, state_array
+from models.state.state import Stateful, name_dims, state_array
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class LatentAttentionConfig:
 
     Attributes:
         heads: `num_attention_heads`.
-        rank: `kv_lora_rank`, the compressed part of a row.
-        shared_size: `qk_rope_head_dim`, the part of the keys that all heads share, kept uncompressed in the same row.
-        key_size: `qk_nope_head_dim`, the part of a head's key that is made from the compressed one.
+        rank: `kv_lora_rank`, size of the compressed entries of a row.
+        shared_size: `qk_rope_head_dim`, size of the key entries that all heads share, uncompressed in the same row.
+        key_size: `qk_nope_head_dim`, size of the key entries of a head that are made from the compressed ones.
         value_size: `v_head_dim`.
-        rope: rotary embedding of the shared part, None for attention without positions.
+        rope: rotary embedding of the shared entries, None for attention without positions.
         head_gate: each head's output is multiplied by the sigmoid of a learned projection of the token.
-        eps: of the norm of the compressed part.
-        devices: that share the layer; the heads are those of one of them. The compressed rows are every device's.
+        eps: of the norm of the compressed entries.
+        devices: that shard the layer; the heads are the local ones. Every device has all of the compressed rows.
     """
 
     heads: int
@@ -44,7 +44,7 @@ class LatentAttentionConfig:
     rope: Rope | None = None
     head_gate: bool = False
     eps: float = 1e-6
-    devices: Devices = ALONE
+    devices: Devices = SINGLE_DEVICE
 
     @property
     def query_size(self) -> int:
@@ -52,12 +52,12 @@ class LatentAttentionConfig:
 
     @property
     def row_size(self) -> int:
-        """Values that are kept of a token."""
+        """Values of a token in the KV cache."""
         return self.rank + self.shared_size
 
-    def share(self, devices: Devices) -> "LatentAttentionConfig":
-        """The heads of one device."""
-        return divided(self, devices, "heads")
+    def shard(self, devices: Devices) -> "LatentAttentionConfig":
+        """Return the config of one device: its heads (tensor parallel)."""
+        return shard_config(self, devices, "heads")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "LatentAttention":
         return LatentAttention(self, hidden, rngs)
@@ -66,7 +66,7 @@ class LatentAttentionConfig:
 def head_dot(
     x: Float32[Array, "lane token head in"], weight: Float[Array, "head out in"]
 ) -> Float32[Array, "lane token head out"]:
-    """Each head times its own matrix, accumulated in float32; the input meets a narrower weight in its dtype."""
+    """Multiply each head by its own matrix, accumulated in float32; the input is rounded to the weight's dtype."""
     lanes, tokens, heads, size = x.shape
     rows = jnp.moveaxis(x.reshape((lanes * tokens, heads, size)), 1, 0).astype(weight.dtype)
     y = lax.dot_general(
@@ -80,31 +80,32 @@ def head_dot(
 
 
 class LatentAttention(Stateful):
-    """Attention among compressed rows.
+    """Attention over compressed rows, with absorbed up-projections.
 
-    A head's key is `[key_up c | shared]` and its value `value_up c` of the row `[c | shared]`. The matrices are not
-    applied to the past but to the query and to the result: `q . (key_up c) = (key_up^T q) . c`, so that all heads
-    attend to the same rows, whose first `rank` entries are their values.
+    A head's key is `[key_up c | shared]` and its value `value_up c` of the row `[c | shared]`. The matrices are applied
+    to the query and the result instead of the cache: `q . (key_up c) = (key_up^T q) . c`, so that all heads attend to
+        the
+    same rows, whose first `rank` entries are their values.
     """
 
     def __init__(self, config: LatentAttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        heads = (rows(Part(c.heads, c.heads)),)
-        queries, values = (Part(c.heads * size, c.heads) for size in (c.query_size, c.value_size))
-        self.q_proj = matrix(rngs, queries.size, hidden, cuts=(rows(queries),))
+        heads = (shard_outputs(Segment(c.heads, c.heads)),)
+        queries, values = (Segment(c.heads * size, c.heads) for size in (c.query_size, c.value_size))
+        self.q_proj = matrix(rngs, queries.size, hidden, sharded=(shard_outputs(queries),))
         self.row_proj = matrix(rngs, c.row_size, hidden)
         self.row_norm = RMSNorm(c.rank, c.eps)
-        self.key_up = matrix(rngs, c.heads, c.rank, c.key_size, cuts=heads)
-        self.value_up = matrix(rngs, c.heads, c.value_size, c.rank, cuts=heads)
-        self.gate = matrix(rngs, c.heads, hidden, cuts=heads) if c.head_gate else None
-        self.o_proj = matrix(rngs, hidden, values.size, cuts=(columns(values),))
+        self.key_up = matrix(rngs, c.heads, c.rank, c.key_size, sharded=heads)
+        self.value_up = matrix(rngs, c.heads, c.value_size, c.rank, sharded=heads)
+        self.gate = matrix(rngs, c.heads, hidden, sharded=heads) if c.head_gate else None
+        self.o_proj = matrix(rngs, hidden, values.size, sharded=(shard_inputs(values),))
 
     def state_arrays(self) -> KVCache:
         return KVCache(state_array(kv_head=1, context=None, key=self.config.row_size), None)
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
-        """Attend from each real token to its lane's past and itself; their rows join the cache."""
+        """Append the rows of real tokens to the KV cache and attend from each to its lane up to itself."""
         c = self.config
         lanes, tokens, _ = x.shape
         at = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
@@ -114,7 +115,7 @@ class LatentAttention(Stateful):
         latent, shared = self.row_norm(row[..., : c.rank]), row[:, :, None, c.rank :]
         if c.rope is not None:
             q_shared, shared = c.rope(q_shared, at), c.rope(shared, at)
-        row = named(jnp.concatenate([latent[:, :, None], shared], axis=-1), None, None, None, "key")
+        row = name_dims(jnp.concatenate([latent[:, :, None], shared], axis=-1), None, None, None, "key")
         state = append(state, row, None, at, info.valid)
         query = jnp.concatenate([head_dot(q, self.key_up[...]), q_shared], axis=-1) * c.query_size**-0.5
         seen = attend(query, state, at, info.valid, info.kv_blocks, value_size=c.rank)

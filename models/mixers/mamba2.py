@@ -1,4 +1,4 @@
-"""Mamba2 mixer (arXiv:2405.21060) with the variants of the families that use it."""
+"""Mamba2 mixer (SSD, arXiv:2405.21060) with the variants of the families that use it."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,10 +17,11 @@ from models.layers.norms import rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
 from models.ops.linear import linear
+from models.ops.recurrence import RecurrenceInputs
 from models.ops.ssd import ssd
-from models.sharding.cut import Part, columns, rows
-from models.sharding.devices import ALONE, Devices
-from models.sharding.share import divided
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo, over_last
 from models.state.state import ConvRecurrentState, conv_recurrent
 
@@ -30,17 +31,17 @@ class Mamba2Config:
     """Sizes and variants of a Mamba2 layer.
 
     Attributes:
-        heads, head_size: heads and their size; together the inner width.
-        groups: groups of heads (a divisor) that share B and C, and whose channels are normed together.
+        heads, head_size: heads and their size; their product is the inner width.
+        groups: groups of heads (a divisor) that share B and C, and whose channels one norm covers.
         state_size: size of B and C, and of the state per channel.
-        kernel: taps of the convolution.
+        kernel: taps of the short convolution.
         eps: of the gated norm.
         conv_bias: whether the convolution adds a bias.
-        step_limits: least and greatest time step (`time_step_limit`).
+        step_limits: minimum and maximum time step (`time_step_limit`).
         norm: "gated" norms `y * silu(z)`, "normed" is gated after its norm, "none" has no norm.
-        multipliers: factors on the five parts [z | x | B | C | dt] of the input projection.
-        devices: that share the layer; heads and groups are those of one of them.
-        neighbours: so many devices have heads of the same group.
+        multipliers: factors on the five segments [z | x | B | C | dt] of the input projection.
+        devices: that shard the layer; heads and groups are the local ones.
+        group_devices: number of devices that hold heads of the same group.
     """
 
     heads: int
@@ -53,8 +54,8 @@ class Mamba2Config:
     step_limits: tuple[float, float] = (0.0, math.inf)
     norm: Literal["gated", "normed", "none"] = "gated"
     multipliers: tuple[float, ...] = (1.0,) * 5
-    devices: Devices = ALONE
-    neighbours: int = 1
+    devices: Devices = SINGLE_DEVICE
+    group_devices: int = 1
 
     @property
     def width(self) -> int:
@@ -62,31 +63,31 @@ class Mamba2Config:
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: x, B and C, more than the layer's output has."""
+        """Channels of the short convolution: x, B and C, more than the layer's output has."""
         return self.width + 2 * self.groups * self.state_size
 
     @property
-    def inner(self) -> Part:
-        """What the layer works on, by heads."""
-        return Part(self.width, self.heads)
+    def inner(self) -> Segment:
+        """Segment of the inner width, by heads."""
+        return Segment(self.width, self.heads)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """Rows of the input projection: z, x, B, C and the time steps; the convolution has those in the middle."""
-        shared = Part(self.groups * self.state_size, self.groups, repeats=True)
-        return self.inner, self.inner, shared, shared, Part(self.heads, self.heads)
+    def segments(self) -> tuple[Segment, ...]:
+        """Segments of the input projection [z | x | B | C | dt]; the middle three are the convolution's channels."""
+        shared = Segment(self.groups * self.state_size, self.groups, replicable=True)
+        return self.inner, self.inner, shared, shared, Segment(self.heads, self.heads)
 
-    def share(self, devices: Devices) -> "Mamba2Config":
-        """Heads of one device and their groups; a group with heads on several devices is on each of them."""
-        part = divided(self, devices, "heads", repeated=("groups",))
-        return replace(part, neighbours=max(devices.model // self.groups, 1))
+    def shard(self, devices: Devices) -> "Mamba2Config":
+        """Return the config of one device: its heads and their groups; devices that share a group each hold it."""
+        local = shard_config(self, devices, "heads", repeated=("groups",))
+        return replace(local, group_devices=max(devices.model // self.groups, 1))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mamba2":
         return Mamba2(self, hidden, rngs)
 
 
-class MambaGiven(NamedTuple):
-    """What the layer gives to its convolution and its recurrence of each token.
+class Mamba2Tokens(NamedTuple):
+    """Per-token inputs of the layer's short convolution and recurrence; they do not depend on the state.
 
     Attributes:
         conv: inputs of the convolution, channels [x | B | C].
@@ -98,64 +99,65 @@ class MambaGiven(NamedTuple):
 
 
 class Mamba2(Recurrent):
-    """x -> projection -> short convolution -> state space recurrence -> gated norm -> projection."""
+    """Mixer: x -> projection -> short convolution -> SSD -> gated norm -> projection."""
 
     def __init__(self, config: Mamba2Config, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
-        channels, heads = rows(*c.parts[1:4]), rows(c.parts[4])
-        self.in_proj = matrix(rngs, c.width + c.channels + c.heads, hidden, cuts=(rows(*c.parts),))
-        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, cuts=(channels,))
+        channels, heads = shard_outputs(*c.segments[1:4]), shard_outputs(c.segments[4])
+        self.in_proj = matrix(rngs, c.width + c.channels + c.heads, hidden, sharded=(shard_outputs(*c.segments),))
+        self.conv1d = matrix(rngs, c.channels, 1, c.kernel, sharded=(channels,))
         self.conv_bias = parameter(jnp.zeros((c.channels,), jnp.float32), channels) if c.conv_bias else None
         self.A_log = decay_rates(rngs, c.heads, heads)
         self.dt_bias = parameter(jnp.ones((c.heads,), jnp.float32), heads)
         self.D = parameter(jnp.ones((c.heads,), jnp.float32), heads)
-        self.norm = parameter(jnp.ones((c.width,), jnp.float32), rows(c.inner)) if c.norm != "none" else None
-        self.out_proj = matrix(rngs, hidden, c.width, cuts=(columns(c.inner),))
+        self.norm = parameter(jnp.ones((c.width,), jnp.float32), shard_outputs(c.inner)) if c.norm != "none" else None
+        self.out_proj = matrix(rngs, hidden, c.width, sharded=(shard_inputs(c.inner),))
 
     def state_arrays(self) -> ConvRecurrentState:
         c = self.config
-        return conv_recurrent(c.kernel, c.parts[1:4], c.heads, c.state_size, c.head_size)
+        return conv_recurrent(c.kernel, c.segments[1:4], c.heads, c.state_size, c.head_size)
 
-    def given(self, x: Activations) -> tuple[MambaGiven, Float32[Array, "lane token inner"]]:
+    def project_in(self, x: Activations) -> tuple[Mamba2Tokens, Float32[Array, "lane token inner"]]:
         c = self.config
         projected = linear(x, self.in_proj[...])
         if any(factor != 1.0 for factor in c.multipliers):
-            factors = np.repeat(np.array(c.multipliers, np.float32), [part.size for part in c.parts])
+            factors = np.repeat(np.array(c.multipliers, np.float32), [part.size for part in c.segments])
             projected = projected * over_last(jnp.asarray(factors), projected)
         z, conv, step = jnp.split(projected, [c.width, c.width + c.channels], axis=-1)
         step = jax.nn.softplus(step + self.dt_bias[...][None, None])
         low, high = c.step_limits
         if low > 0.0 or high < math.inf:
             step = jnp.clip(step, low, high)
-        return MambaGiven(conv, step), z
+        return Mamba2Tokens(conv, step), z
 
     def recur(
-        self, given: MambaGiven, info: LaneInfo, state: ConvRecurrentState
+        self, tokens: Mamba2Tokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
-        lanes, tokens, _ = given.conv.shape
+        lanes, length, _ = tokens.conv.shape
         bias = None if self.conv_bias is None else self.conv_bias[...]
-        mixed, conv = layer_conv(given.conv, self.conv1d[...], state.conv, info, bias)
-        # the bias gives tokens that are not real something to hand on
+        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, bias)
+        # The bias makes the inputs of padding tokens nonzero.
         mixed = jnp.where(info.valid[:, :, None], silu(mixed), 0.0)
         value, key, query = jnp.split(mixed, [c.width, c.width + c.groups * c.state_size], axis=-1)
-        key, query = (part.reshape((lanes, tokens, c.groups, c.state_size)) for part in (key, query))
-        value = value.reshape((lanes, tokens, c.heads, c.head_size))
-        decay = -jnp.exp(self.A_log[...])[None, None] * given.step
-        written = given.step[..., None] * value
-        out, recurrent = ssd(query, key, written, decay, state.recurrent, info.valid, info.fresh, info.verifying)
+        key, query = (part.reshape((lanes, length, c.groups, c.state_size)) for part in (key, query))
+        value = value.reshape((lanes, length, c.heads, c.head_size))
+        log_decay = -jnp.exp(self.A_log[...])[None, None] * tokens.step
+        written = tokens.step[..., None] * value
+        inputs = RecurrenceInputs(query, key, written, log_decay, state.recurrent, info.valid, info.fresh)
+        out, recurrent = ssd(inputs, keep_state=info.verifying)
         return out + self.D[...][None, None, :, None] * value, ConvRecurrentState(conv, recurrent)
 
-    def finish(
-        self, mixed: Float32[Array, "lane token value_head value"], rest: Float32[Array, "lane token inner"]
+    def project_out(
+        self, mixed: Float32[Array, "lane token value_head value"], gate: Float32[Array, "lane token inner"]
     ) -> Activations:
-        return linear(self._gate(mixed.reshape(rest.shape), rest), self.out_proj[...])
+        return linear(self._gate(mixed.reshape(gate.shape), gate), self.out_proj[...])
 
     def _gate(
         self, y: Float32[Array, "lane token inner"], z: Float32[Array, "lane token inner"]
     ) -> Float32[Array, "lane token inner"]:
-        """The gate `silu(z)` and the norm over each group of channels, in the order of the family."""
+        """Apply the gate `silu(z)` and the norm over each group of channels, in the order of the family."""
         c = self.config
         gate = silu(z)
         if self.norm is None:
@@ -164,6 +166,6 @@ class Mamba2(Recurrent):
             y = y * gate
         grouped = y.reshape((*y.shape[:-1], c.groups, c.width // c.groups))
         ones = jnp.ones((c.width // c.groups,), jnp.float32)
-        normed = rms_norm(grouped, ones, c.eps, c.devices, c.neighbours)
+        normed = rms_norm(grouped, ones, c.eps, c.devices, c.group_devices)
         y = normed.reshape(y.shape) * over_last(self.norm[...], y)
         return y * gate if c.norm == "normed" else y

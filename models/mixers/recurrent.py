@@ -1,4 +1,4 @@
-"""Layers with a recurrence, which can be told afterwards how many of a step's tokens count."""
+"""Layers with a linear recurrence, which can be replayed over the accepted tokens of a step that verifies drafts."""
 
 from typing import Any
 
@@ -7,21 +7,18 @@ from models.state.state import Stateful
 
 
 class Recurrent(Stateful):
-    """`y = finish(recur(given(x)))`, where only `recur` has to do with the state.
+    """A layer `y = project_out(recur(project_in(x)))`, in which only `recur` uses the state.
 
-    What the recurrence is given of a token does not depend on the state, so that keeping it is enough to run any number
-    of a step's tokens through the recurrence once more, from the state before the step.
+    The token inputs of the recurrence do not depend on the state. A step that verifies drafts keeps them instead of a
+    new state; `commit` then replays the accepted tokens from the state before the step.
     """
 
-    def given(self, x: Activations) -> tuple[Any, Any]:
-        """What the recurrence, with its convolution, is given of each token, and what else `finish` needs.
-
-        Every array of the former is [lane, token, ..].
-        """
+    def project_in(self, x: Activations) -> tuple[Any, Any]:
+        """Return the token inputs of convolution and recurrence, each [lane, token, ..], and the output gate."""
         raise NotImplementedError
 
-    def recur(self, given: Any, info: LaneInfo, state: Any) -> tuple[Any, Any]:
-        """Run the real tokens of each lane, from zero state where its sequence begins.
+    def recur(self, tokens: Any, info: LaneInfo, state: Any) -> tuple[Any, Any]:
+        """Run convolution and recurrence over the real tokens of each lane, from zero state where a sequence begins.
 
         Returns:
             The outputs of the recurrence and the state after each lane's last real token; that of a lane of length 0
@@ -29,20 +26,20 @@ class Recurrent(Stateful):
         """
         raise NotImplementedError
 
-    def finish(self, mixed: Any, rest: Any) -> Activations:
-        """The layer's output, from that of the recurrence and from what `given` has kept for it."""
+    def project_out(self, mixed: Any, gate: Any) -> Activations:
+        """Return the layer's output from that of the recurrence and the gate."""
         raise NotImplementedError
 
     def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
         """Mix the tokens of each lane, from zero state where its sequence begins.
 
         Returns:
-            Outputs, which mean nothing at tokens that are not real, and the state after each lane's last real token,
-            or what the recurrence was given where `info.verifying`.
+            Outputs, undefined at padding tokens, and the state after each lane's last real token; where
+            `info.verifying`, the token inputs instead of the state.
         """
-        given, rest = self.given(x)
-        mixed, state = self.recur(given, info, state)
-        return self.finish(mixed, rest), given if info.verifying else state
+        tokens, gate = self.project_in(x)
+        mixed, state = self.recur(tokens, info, state)
+        return self.project_out(mixed, gate), tokens if info.verifying else state
 
     def commit(self, kept: Any, info: LaneInfo, state: Any) -> Any:
         return self.recur(kept, info, state)[1]

@@ -1,4 +1,4 @@
-"""Array operations: recurrences in token and chunked form, row-wise matrix products, layouts that XLA keeps.
+"""Array operations: the delta rule and SSD in token and chunked form, matrix products, layouts for XLA.
 
-Imports `state` and `sharding`. Begin with `delta_rule`, `ssd` and `linear`.
+Imports `state` and `sharding`. Begin with `recurrence`, `delta_rule`, `ssd` and `linear`.
 """

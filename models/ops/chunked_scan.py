@@ -1,13 +1,12 @@
-"""What the chunked forms of all linear recurrences share: tokens in chunks, and the scan that carries the state.
+"""Chunked scan: the part that the chunked forms of all linear recurrences share.
 
-Of the state S [value, key] before a chunk some rows are read; from what they read a recurrence computes the values that
-its tokens write and its outputs; then S becomes `decay S + values^T keys`. The contract of models/ops/delta_rule.py is
-kept here: no token that is not real is used, a fresh lane's state is not, and that of a lane without real tokens comes
-back unchanged, bit for bit.
+Tokens are split into chunks and one scan carries the state S [value, key] through them. Before a chunk some rows of it
+are read; from the read a recurrence computes the values that the chunk writes and its outputs; then S becomes
+`decay S + values^T keys`. The contract of `recurrence` is kept here.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +14,37 @@ from jax import Array, lax
 from jaxtyping import Float32
 
 from models.ops.float32 import full_einsum, multiply_few
-from models.ops.layout import own_array
-from models.state.shapes import LaneMask, RecurrentState, TokenMask
+from models.ops.layout import materialize
+from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.state.shapes import RecurrentState, TokenMask
 
-ROWS_IN_SUMS = 16
-"""Up to so many the state is read for in sums: with 10 rows these take 0.55 of the time of a product, with 16 rows 0.7,
-with 32 rows 1.7 times it (8 lanes of 8 heads, 128 channels of keys and values)."""
+MAX_SUMMED_ROWS = 16
+"""Rows up to which the state is read by sums of products instead of a matrix product. With 10 rows sums take 0.55 of
+the time, with 16 rows 0.7, with 32 rows 1.7 times as long (8 lanes of 8 heads, 128 channels of keys and values)."""
 
-Read = Float32[Array, "lane value_head row value"]
-Values = Float32[Array, "lane value_head place value"]
+StateRead = Float32[Array, "lane value_head row value"]
+ChunkValues = Float32[Array, "lane value_head place value"]
+
+
+class ChunkOperands(NamedTuple):
+    """Operands of the scan, one entry of the leading axis for each chunk.
+
+    Attributes:
+        reads: rows that read the state before their chunk; as many heads as the state has, or a divisor of that, each
+            for as many value heads next to each other.
+        keys: keys of the chunk's tokens, each decayed to the end of the chunk; heads as for `reads`.
+        decay: decay over the whole chunk, per channel of the key or one for all.
+        rest: arrays that the recurrence's own function needs.
+    """
+
+    reads: Float32[Array, "chunk lane head row key"]
+    keys: Float32[Array, "chunk lane head place key"]
+    decay: Float32[Array, "chunk lane value_head channel"]
+    rest: Any
 
 
 def split(x: Array, valid: TokenMask, chunk: int) -> Array:
-    """`[lane, token, ..]` -> `[chunk, lane, token of the chunk, ..]`: zero where not real, the last chunk filled up."""
+    """`[lane, token, ..]` -> `[chunk, lane, token of the chunk, ..]`: padding is zero, and fills up the last chunk."""
     lanes, tokens = valid.shape
     count = -(-tokens // chunk)
     x = jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, 0.0)
@@ -36,64 +53,51 @@ def split(x: Array, valid: TokenMask, chunk: int) -> Array:
 
 
 def scan_chunks(
-    state: RecurrentState,
-    reads: Float32[Array, "chunk lane head row key"],
-    keys: Float32[Array, "chunk lane head place key"],
-    decay: Float32[Array, "chunk lane value_head channel"],
-    rest: Any,
-    written: Callable[[Read, Any], tuple[Values, Values]],
-    valid: TokenMask,
-    fresh: LaneMask,
-    keep: bool = False,
-) -> tuple[Float32[Array, "lane token value_head value"], RecurrentState]:
+    inputs: RecurrenceInputs,
+    chunks: ChunkOperands,
+    write: Callable[[StateRead, Any], tuple[ChunkValues, ChunkValues]],
+    keep_state: bool = False,
+) -> RecurrenceOutputs:
     """Carry the state through the chunks.
 
     Args:
-        state: before the first token.
-        reads: rows that read the state before their chunk; as many heads as the state has, or a divisor of that, each
-            for as many value heads next to each other.
-        keys: of the tokens of a chunk, with what is left of each at its end; heads as for `reads`.
-        decay: of a whole chunk, per channel of the key or one for all.
-        rest: arrays with a leading axis of chunks, which `written` needs.
-        written: `(read, rest)` of one chunk -> the values that are written with its keys, and its tokens' outputs. The
-            values have to be computed from `read`: of a read that the write does not wait for, XLA copies the state.
-        valid, fresh, keep: as for `delta_rule`.
-
-    Returns:
-        Outputs, zero at tokens that are not real, and the state after each lane's last real token.
+        inputs: of the recurrence: its state, and the masks of tokens and fresh lanes.
+        chunks: its tokens in chunks.
+        write: `(read, rest)` of one chunk -> the values that are written with its keys, and its tokens' outputs. The
+            values have to be computed from `read` (ops/layout: in place).
+        keep_state: as for `delta_rule`.
     """
+    state, valid = inputs.state, inputs.valid
     active = jnp.any(valid, axis=1)[:, None, None, None]
-    count, lanes, heads = len(decay), *state.shape[:2]
+    count, lanes, heads = len(chunks.decay), *state.shape[:2]
     first = jnp.arange(count, dtype=jnp.int32) == 0
-    begins = (first[:, None] & fresh[None])[:, :, None, None, None]
+    begins = (first[:, None] & inputs.fresh[None])[:, :, None, None, None]
 
     def for_all_heads(x: Array) -> Array:
         return x if x.shape[1] == heads else jnp.repeat(x, heads // x.shape[1], axis=1)
 
-    def advance(state: Array, inputs: tuple[Any, ...]) -> tuple[Array, Array]:
-        reads, keys, decay, rest, begins = inputs
-        # Zeros for lanes that begin are put in place of what is read and of what is added to: of the state itself XLA
-        # would write a second one first.
+    def advance(state: Array, operands: tuple[ChunkOperands, Array]) -> tuple[Array, Array]:
+        (reads, keys, decay, rest), begins = operands
+        # For fresh lanes zeros replace the read and the decayed state, not the state (ops/layout: in place).
         read = jnp.where(begins, 0.0, _read(for_all_heads(reads), state))
-        values, out = written(read, rest)
+        values, out = write(read, rest)
         decayed = jnp.where(begins, 0.0, decay[..., None, :] * state)
         return jnp.where(active, decayed + full_einsum("nhiv,nhik->nhvk", values, for_all_heads(keys)), state), out
 
-    inputs = (reads, keys, decay, rest, begins)
-    if keep and count > 1:
-        # A loop writes in place of the state that it begins with, so that XLA would copy one that is kept. The first
-        # chunk, outside of the loop, makes a new one.
-        state, before = advance(state, jax.tree.map(lambda x: x[0], inputs))
-        updated, behind = lax.scan(advance, state, jax.tree.map(lambda x: x[1:], inputs))
+    operands = (chunks, begins)
+    if keep_state and count > 1:
+        # A loop would copy the state that is kept (ops/layout: in place): the first chunk, before it, makes a new one.
+        state, before = advance(state, jax.tree.map(lambda x: x[0], operands))
+        updated, behind = lax.scan(advance, state, jax.tree.map(lambda x: x[1:], operands))
         out = jnp.concatenate([before[None], behind])
     else:
-        updated, out = lax.scan(advance, state, inputs)
+        updated, out = lax.scan(advance, state, operands)
     out = jnp.moveaxis(jnp.moveaxis(out, 3, 2), 0, 1).reshape((lanes, -1, heads, out.shape[-1]))[:, : valid.shape[1]]
-    return jnp.where(valid[:, :, None, None], out, 0.0), updated
+    return RecurrenceOutputs(jnp.where(valid[:, :, None, None], out, 0.0), updated)
 
 
-def _read(rows: Float32[Array, "lane value_head row key"], state: RecurrentState) -> Read:
-    if rows.shape[2] <= ROWS_IN_SUMS:
-        # Whatever uses it would make the last additions again.
-        return own_array(multiply_few(rows, state))
+def _read(rows: Float32[Array, "lane value_head row key"], state: RecurrentState) -> StateRead:
+    if rows.shape[2] <= MAX_SUMMED_ROWS:
+        # ops/layout, fusion: every use would repeat the last additions.
+        return materialize(multiply_few(rows, state))
     return full_einsum("nhik,nhvk->nhiv", rows, state)

@@ -1,7 +1,7 @@
-"""Each row times the matrix of its own expert: one row-wise operation with several lowerings behind it.
+"""Grouped matrix product of MoE layers: each row times the matrix of its own expert, in several lowerings.
 
-No lowering has a capacity and none drops a row. Which one is fast depends on the number of rows and on the device, so
-the choice is made here and nowhere else.
+No lowering has an expert capacity and none drops a token. The fastest one depends on the number of rows and on the
+device, so the choice is made here and nowhere else.
 """
 
 from functools import partial
@@ -15,40 +15,41 @@ from models.ops.float32 import full_einsum
 from models.platform import platform
 from models.sharding.varying import varying_like
 
-GATHER_ROWS = 32
-"""Up to this many rows, gathering one matrix per row is the fastest form on a CPU."""
+MAX_GATHER_ROWS = 32
+"""Rows up to which gathering one matrix per row is the fastest form on a CPU."""
 BLOCK = 16
-"""Rows of one expert that are multiplied together by the block form."""
+"""Rows of one expert that the block form multiplies in one product."""
 
-Rows = Float32[Array, "row in"]
-Experts = Float[Array, "expert out in"]
-Assignment = Int32[Array, "row"]
-Result = Float32[Array, "row out"]
+TokenRows = Float32[Array, "row in"]
+ExpertWeights = Float[Array, "expert out in"]
+ExpertIds = Int32[Array, "row"]
+ExpertRows = Float32[Array, "row out"]
 
 
 @partial(jax.jit, static_argnames="absent")
-def expert_dot(x: Rows, weight: Experts, expert: Assignment, absent: bool = False) -> Result:
-    """`y[r] = weight[expert[r]] @ x[r]`, accumulated in float32; a narrower weight meets a row rounded to its dtype.
+def expert_dot(x: TokenRows, weight: ExpertWeights, expert: ExpertIds, absent: bool = False) -> ExpertRows:
+    """Return `y[r] = weight[expert[r]] @ x[r]`, accumulated in float32; rows are rounded to the dtype of the weight.
 
     Args:
         x: rows.
         weight: one `[out, in]` matrix per expert, in the checkpoint's dtype.
         expert: the expert of each row, in `[0, number of experts)`.
-        absent: a row may have that number in place of an expert, one of another device; its result is zero.
+        absent: a row may have the number of experts in place of an expert, for an expert of another device (expert
+            parallel); its result is zero.
     """
     if not absent:
         return _product(x, weight, expert)
     here = expert < weight.shape[0]
     if platform() == "cpu":
-        # the ragged form multiplies only rows of its groups; for the others it makes no difference what is left out
+        # The ragged form multiplies only the rows of its groups; for the other forms any expert will do.
         expert = jnp.where(here, expert, 0)
     return jnp.where(here[:, None], _product(x, weight, expert), 0.0)
 
 
-def _product(x: Rows, weight: Experts, expert: Assignment) -> Result:
+def _product(x: TokenRows, weight: ExpertWeights, expert: ExpertIds) -> ExpertRows:
     if platform() != "cpu":
         return ragged_form(x, weight, expert)
-    if x.shape[0] <= GATHER_ROWS:
+    if x.shape[0] <= MAX_GATHER_ROWS:
         return gather_form(x, weight, expert)
     return block_form(x, weight, expert)
 
@@ -57,13 +58,13 @@ def _precision(weight: Array) -> lax.Precision | None:
     return lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
 
 
-def gather_form(x: Rows, weight: Experts, expert: Assignment) -> Result:
-    """Gather a matrix for every row: for the few rows of a decode step."""
+def gather_form(x: TokenRows, weight: ExpertWeights, expert: ExpertIds) -> ExpertRows:
+    """Gather a matrix for every row: the form for the few rows of a decode step."""
     matrices, rounded = weight[expert].astype(jnp.float32), x.astype(weight.dtype).astype(jnp.float32)
     return full_einsum("roi,ri->ro", matrices, rounded)
 
 
-def block_form(x: Rows, weight: Experts, expert: Assignment, block: int = BLOCK) -> Result:
+def block_form(x: TokenRows, weight: ExpertWeights, expert: ExpertIds, block: int = BLOCK) -> ExpertRows:
     """Sort rows by expert, fill each group up to whole blocks, and multiply block by block."""
     count, experts = x.shape[0], weight.shape[0]
     blocks = count // block + min(count, experts)
@@ -74,7 +75,7 @@ def block_form(x: Rows, weight: Experts, expert: Assignment, block: int = BLOCK)
     ends = jnp.cumsum(padded)
     place = (ends - padded)[owner] + jnp.arange(count, dtype=jnp.int32) - (jnp.cumsum(sizes) - sizes)[owner]
     filled = jnp.zeros((blocks * block, x.shape[1]), weight.dtype).at[place].set(x[order].astype(weight.dtype))
-    # blocks past the last group are all zero and belong to any expert
+    # Blocks past the last group are all zero, so their expert does not matter.
     block_expert = jnp.searchsorted(ends, jnp.arange(blocks, dtype=jnp.int32) * block, side="right")
     block_expert = jnp.minimum(block_expert, experts - 1).astype(jnp.int32)
 
@@ -92,10 +93,10 @@ def block_form(x: Rows, weight: Experts, expert: Assignment, block: int = BLOCK)
     return jnp.zeros((count, weight.shape[1]), jnp.float32).at[order].set(y[place])
 
 
-def ragged_form(x: Rows, weight: Experts, expert: Assignment) -> Result:
+def ragged_form(x: TokenRows, weight: ExpertWeights, expert: ExpertIds) -> ExpertRows:
     """Sort rows by expert and let the backend multiply the ragged groups (`jax.lax.ragged_dot`).
 
-    Rows of absent experts come last and are in no group: what they give means nothing.
+    Rows of absent experts come last and are in no group: their results are undefined.
     """
     order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
     sizes = jnp.zeros((weight.shape[0],), jnp.int32).at[expert].add(1)

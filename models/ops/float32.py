@@ -1,4 +1,4 @@
-"""Products that keep all of float32, on devices too that would use fewer bits by default."""
+"""Matrix products in full float32, also on devices whose default precision is lower."""
 
 import functools
 import math
@@ -8,44 +8,42 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.ops.layout import own_array
+from models.ops.layout import materialize
 
 VECTOR = 4
 """Partial sums of each product. With 128 channels of keys, 8 take 1.1 times as long, 16 take 1.2 times."""
-MOST_TERMS = 32
-"""Of a partial sum: groups of 16 take twice as long as one of 32; 64 run no faster and compile twice as long."""
+MAX_TERMS = 32
+"""Terms of a partial sum: groups of 16 take twice as long as one of 32; 64 run no faster and compile twice as long."""
 
 
 def full_einsum(equation: str, *operands: Array) -> Array:
-    """`jnp.einsum` of float32 arrays, in full float32."""
+    """Return `jnp.einsum` of float32 arrays in full float32."""
     return jnp.einsum(equation, *operands, precision=lax.Precision.HIGHEST)
 
 
 def multiply_few(
     rows: Float32[Array, "lane head row in"], matrix: Float32[Array, "lane head out in"]
 ) -> Float32[Array, "lane head row out"]:
-    """`rows @ matrix.T` of each lane and head, for a few rows, in sums of elementwise products.
+    """Return `rows @ matrix.T` of each lane and head, for a few rows, as sums of elementwise products.
 
-    Such sums read the matrix once and in order: where no cache holds it, as fast as memory is read. XLA:CPU's product,
-    and sums over a dimension that is not the last, read it at half that speed.
+    Such sums read the matrix once and in order, at the speed of memory where no cache holds it. XLA:CPU's matrix
+    product, and sums over a dimension that is not the last, read it at half that speed.
 
-    The last lane is computed first (of a single lane, the last head). Each core takes a part of the lanes, and the core
-    that is the last to end goes on with the first part of what is computed next, which is often an update of the
-    matrix: where each core has a cache of its own, that should be the part which it has read. So the last additions are
-    left to what uses the result: as an operation of their own they would be cut in parts, too, which exchanges the
-    cores. (docs/performance.md has the times.)
+    The last lane is computed first (of a single lane, the last head; ops/layout: cores): the core that ends last goes
+    on with the first part of the next operation, often an update of the matrix, and where each core has a cache of its
+    own it has just read that part. The last additions are left to the consumer of the result: an operation of their own
+    would be split over the cores, too, and exchange them. (docs/performance.md has the times.)
     """
     inputs = matrix.shape[3]
     vector = math.gcd(VECTOR, inputs)
-    terms = next(count for count in range(min(MOST_TERMS, inputs // vector), 0, -1) if inputs // vector % count == 0)
+    terms = next(count for count in range(min(MAX_TERMS, inputs // vector), 0, -1) if inputs // vector % count == 0)
     # [lane, head, out, row, group of terms, term, place in a vector]: a row of the matrix is read once, for all rows.
-    rows = _last_first(own_array(rows)).reshape((*rows.shape[:2], 1, rows.shape[2], -1, terms, vector))
+    rows = _last_first(materialize(rows)).reshape((*rows.shape[:2], 1, rows.shape[2], -1, terms, vector))
     matrix = matrix.reshape((*matrix.shape[:3], 1, -1, terms, vector))
-    # Slices of the matrix are reversed, and not all of it, which XLA would write a second time.
+    # Slices of the matrix are reversed: XLA would write the whole reversed matrix.
     products = [rows[..., i, :] * _last_first(matrix[..., i, :]) for i in range(terms)]
-    # Two chains of sums, which do not wait for each other; in an array of their own, or XLA would read the matrix again
-    # wherever the result is used.
-    sums = own_array(_sum([_sum(chain) for chain in (products[::2], products[1::2]) if chain]))
+    # Two independent chains of sums. ops/layout, fusion: the matrix would be read again for each use of the result.
+    sums = materialize(_sum([_sum(chain) for chain in (products[::2], products[1::2]) if chain]))
     y = _sum([sums[..., group, place] for place in range(vector) for group in range(sums.shape[-2])])
     return jnp.swapaxes(_last_first(y), 2, 3)
 

@@ -1,4 +1,4 @@
-"""The matrix product of every projection: a row-wise operation."""
+"""Linear projections: the matrix product of each row with a weight, plain or packed."""
 
 from abc import ABC, abstractmethod
 from types import EllipsisType
@@ -9,19 +9,19 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, Int
 
-from models.ops.layout import turned
+from models.ops.layout import materialized_transpose
 
-FEW_ROWS = 32
-"""Up to this many rows, XLA:CPU multiplies a narrow weight from the left 1.0 to 2.2 times as fast as from the right."""
+MAX_WEIGHT_FIRST_ROWS = 32
+"""Rows up to which a narrow weight is the left operand: 1.0 to 2.2 times as fast (ops/layout: operands)."""
 PROJECTION = "projection"
-"""The scope that the products have in profiles, inside that of their layer."""
+"""Named scope of the products in profiles, inside that of their layer."""
 
 
 class LinearWeight(ABC):
-    """A matrix `[out, in]` that is stored as something else than one plain array.
+    """A matrix `[out, in]` that is stored in another form than one plain array.
 
-    It stands in the array's place among the parameters, and must be a pytree (`jax.tree_util.register_dataclass`): what
-    is traced depends on its static fields and on nothing outside it.
+    It replaces the array among the parameters and must be a pytree (`jax.tree_util.register_dataclass`): the traced
+    program depends on its static fields and on nothing outside it.
 
     Attributes:
         shape: outputs and inputs.
@@ -51,8 +51,7 @@ class LinearWeight(ABC):
 def linear(x: Float32[Array, "*rows in"], weight: Float[Array, "out in"] | LinearWeight) -> Float32[Array, "*rows out"]:
     """Return `x @ weight.T`, each row by itself, accumulated in float32.
 
-    A plain array keeps the dtype and the orientation `[out, in]` of the checkpoint; a narrower weight meets an input
-    rounded to its dtype.
+    A plain array keeps the dtype and the orientation `[out, in]` of the checkpoint; the input is rounded to its dtype.
     """
     with jax.named_scope(PROJECTION):
         rows = x.reshape((-1, x.shape[-1]))
@@ -65,13 +64,12 @@ def dot(
 ) -> Float32[Array, "row out"]:
     """Return `x @ weight.T` of a plain array, accumulated in float32.
 
-    A single row of a narrow dtype is multiplied as two: XLA:CPU has no fast product of one. A single output is computed
-    as two: the product of a matrix and a vector rounds a row differently at different places.
+    A single row of a narrow dtype and a single output are computed as two (ops/layout: operands).
 
     Args:
         x: the rows, which are rounded to the weight's dtype.
         weight: in the dtype of the checkpoint.
-        weight_first: whether a narrow weight is the left operand; None for whether there are at most FEW_ROWS rows.
+        weight_first: whether a narrow weight is the left operand; None: with at most MAX_WEIGHT_FIRST_ROWS rows it is.
     """
     count, outputs = len(x), len(weight)
     weight = _at_least_two(weight)
@@ -79,8 +77,8 @@ def dot(
         return _dot(x, weight, lax.Precision.HIGHEST)[:, :outputs]
     rows = _at_least_two(x.astype(weight.dtype))
     if weight_first is None:
-        weight_first = count <= FEW_ROWS
-    return (turned(_dot(weight, rows)) if weight_first else _dot(rows, weight))[:count, :outputs]
+        weight_first = count <= MAX_WEIGHT_FIRST_ROWS
+    return (materialized_transpose(_dot(weight, rows)) if weight_first else _dot(rows, weight))[:count, :outputs]
 
 
 def _dot(left: Array, right: Array, precision: lax.Precision | None = None) -> Array:

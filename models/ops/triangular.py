@@ -1,12 +1,12 @@
-"""Inverses of unit lower triangular matrices, block by block.
+"""Inverses of unit lower triangular matrices, block by block: the WY form of the delta rule needs one per chunk.
 
 The inverse of [[A, 0], [B, C]] is [[A', 0], [-C' B A', C']] with the inverses A', C' of the blocks on the diagonal:
-small blocks are inverted row after row, all at once, and joined two by two. Unlike a product of powers
-(I + N)(I + N^2).., which is the same in exact arithmetic, this is as accurate as substitution.
+small blocks are inverted by forward substitution, all at once, and joined two by two. A product of powers
+(I + N)(I + N^2).. is the same in exact arithmetic but loses digits; this is as accurate as substitution.
 
 `jax.scipy.linalg.solve_triangular` is not used: on a CPU its batched kernel holds a thread of XLA's pool while it waits
-for others of the same pool, so two solves that run at once (as in a backward pass) can wait for each other for ever
-where the pool has two threads; and it is 3 to 100 times slower than this.
+for others of the same pool, so two solves that run at once (as in a backward pass) can deadlock where the pool has two
+threads; and it is 3 to 100 times slower than this.
 """
 
 import jax
@@ -17,13 +17,13 @@ from jaxtyping import Float32
 from models.ops.float32 import full_einsum
 
 BLOCK = 8
-"""Rows of the blocks that are inverted row after row."""
+"""Rows of the blocks that are inverted by substitution."""
 
 System = Float32[Array, "*batch row row"]
 
 
 def _rows_inverse(system: Array) -> Array:
-    """(I + system)^-1, row after row: `x_i = e_i - sum_{j<i} system_ij x_j`."""
+    """Return (I + system)^-1 by forward substitution: `x_i = e_i - sum_{j<i} system_ij x_j`."""
     size = system.shape[-1]
     unit = jnp.broadcast_to(jnp.eye(size, dtype=system.dtype), system.shape)
     rows = [unit[..., 0, :]]
@@ -36,17 +36,17 @@ def _rows_inverse(system: Array) -> Array:
 
 
 def _inverse(system: Array) -> Array:
-    """(I + system)^-1."""
+    """Return (I + system)^-1."""
     rows = system.shape[-1]
     size = min(BLOCK, rows)
     whole = size
     while whole < rows:
         whole *= 2
-    # rows and columns of the unit matrix change nothing
+    # Padding by rows and columns of the unit matrix leaves the inverse as it is.
     system = jnp.pad(system, [(0, 0)] * (system.ndim - 2) + [(0, whole - rows)] * 2)
 
     def blocks(size: int, below: int) -> Array:
-        """Every `1 + below`-th block on the diagonal, or the one below it: [.., block, size, size]."""
+        """Return every `1 + below`-th block on the diagonal, or the one below it: [.., block, size, size]."""
         starts = range(0, whole, size * (1 + below))
         return jnp.stack([system[..., i + below * size :, i:][..., :size, :size] for i in starts], axis=-3)
 
@@ -62,7 +62,7 @@ def _inverse(system: Array) -> Array:
 
 @jax.custom_vjp
 def unit_lower_inverse(system: System) -> System:
-    """(I + system)^-1, of a strictly lower triangular system."""
+    """Return (I + system)^-1 of a strictly lower triangular system."""
     return _inverse(system)
 
 

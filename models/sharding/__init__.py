@@ -1,4 +1,4 @@
-"""Shares of a model: which part of which dimension a device has.
+"""Tensor and expert parallelism of a model: which segment of which dimension each device holds.
 
-Imports nothing of models. Begin with `cut` and `share`.
+Imports nothing of models. Begin with `sharded_dim` and `shard_sizes`.
 """

@@ -1,8 +1,8 @@
-"""Over how many devices a model is spread, and what the devices that hold parts of one layer tell each other.
+"""Mesh axes of a model's devices, and the collectives of layers that are sharded over them.
 
-A model of several devices is the same code as that of one: each device runs a decoder whose sizes are its own share's
-(`DecoderConfig.share`) inside `jax.shard_map` over a mesh with the axes `model` and `expert`, and what its layers give
-is its part of a sum. An axis of one device causes no equation.
+A sharded model is the same code as a whole one: each device runs a decoder of its local sizes (`DecoderConfig.shard`)
+inside `jax.shard_map` over a mesh with the axes `model` (tensor parallel) and `expert` (expert parallel), and each
+layer gives a partial sum that is all-reduced. An axis of one device causes no equation.
 """
 
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32
 
 MODEL = "model"
-"""Mesh axis that heads, channels of a convolution, widths and rows of the vocabulary are split over."""
+"""Tensor parallel mesh axis: shards heads, channels of a convolution, widths and rows of the vocabulary."""
 EXPERT = "expert"
-"""Mesh axis that experts are split over."""
+"""Expert parallel mesh axis: shards the experts of MoE layers."""
 
 
 class Devices(NamedTuple):
-    """How many devices a model's parameters are split over.
+    """Numbers of devices that a model's parameters are sharded over.
 
     Attributes:
         model, expert: devices along each mesh axis of that name.
@@ -33,16 +33,16 @@ class Devices(NamedTuple):
         return {MODEL: self.model, EXPERT: self.expert}[axis]
 
     def several(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of the axes that have more than one device."""
+        """Return those of the axes that have more than one device."""
         return tuple(axis for axis in axes if self.along(axis) > 1)
 
 
-ALONE = Devices()
-"""One device, which has the whole model."""
+SINGLE_DEVICE = Devices()
+"""The devices of a model that is not sharded."""
 
 
-def summed(part: Array, axes: tuple[str, ...]) -> Array:
-    """The sum over the devices along mesh axes of what each of them has; `part` itself where there are no axes.
+def all_reduce(part: Array, axes: tuple[str, ...]) -> Array:
+    """Sum the partial sums of all devices along mesh axes; return `part` itself where there are no axes.
 
     Raises:
         ValueError: the devices along an axis have the same value, so that the sum would count it several times.
@@ -54,36 +54,39 @@ def summed(part: Array, axes: tuple[str, ...]) -> Array:
         raise ValueError(
             f"the sum over the devices along {', '.join(axes)}: expected a part from each of them, found a value that "
             f"is the same along {', '.join(same)}. Run the step under jax.shard_map with check_vma=True, with every "
-            "parameter split as `Decoder.cuts` has it; a layer that is not split has `summed_over = ()`."
+            "parameter sharded as `Decoder.sharded_dims` has it; a layer that is not sharded has `summed_over = ()`."
         )
     return lax.psum(part, axes)
 
 
-def held_rows(
-    number: Int32[Array, "*rows"], axis: str, held: int
+def local_rows(
+    number: Int32[Array, "*rows"], axis: str, count: int
 ) -> tuple[Bool[Array, "*rows"], Int32[Array, "*rows"]]:
-    """Which numbers of something split over `axis`, `held` to a device, are this device's, and their numbers here.
+    """Return the mask of row numbers that this device holds, and their local numbers, undefined elsewhere.
 
-    The second means nothing where the first is false.
+    Args:
+        number: global row numbers of an array sharded over `axis`.
+        axis: mesh axis.
+        count: rows that each device holds.
     """
-    here = number - lax.axis_index(axis) * held
-    return (here >= 0) & (here < held), here
+    here = number - lax.axis_index(axis) * count
+    return (here >= 0) & (here < count), here
 
 
-def mean_of_neighbours(
-    x: Float32[Array, "*rows one"], devices: Devices, neighbours: int
+def mean_over_group(
+    x: Float32[Array, "*rows one"], devices: Devices, group_devices: int
 ) -> Float32[Array, "*rows one"]:
-    """The mean over each `neighbours` devices that lie side by side along `model`.
+    """Average over each group of `group_devices` adjacent devices along `model`.
 
     Args:
         x: of this device, the last dimension 1.
-        devices: of the model; `neighbours` divides those along `model`.
-        neighbours: 1 gives x itself.
+        devices: of the model; `group_devices` divides those along `model`.
+        group_devices: 1 gives x itself.
     """
-    if neighbours == 1:
+    if group_devices == 1:
         return x
-    # a psum over some of the devices of an axis is none that shard_map can follow: each group has a place of its own
-    mine = jnp.arange(devices.model // neighbours) == lax.axis_index(MODEL) // neighbours
+    # shard_map cannot type a psum over some devices of an axis: each group sums in an entry of its own instead.
+    mine = jnp.arange(devices.model // group_devices) == lax.axis_index(MODEL) // group_devices
     mine = mine.reshape((1,) * (x.ndim - 1) + mine.shape)
     every = lax.psum(jnp.where(mine, x, 0.0), MODEL)
-    return jnp.sum(jnp.where(mine, every, 0.0), axis=-1, keepdims=True) / neighbours
+    return jnp.sum(jnp.where(mine, every, 0.0), axis=-1, keepdims=True) / group_devices

@@ -1,4 +1,4 @@
-"""Values that are the same on every device where they meet values that are not."""
+"""Marking of values that are equal on all devices where they meet values that vary over devices."""
 
 from typing import Any, TypeVar
 
@@ -9,15 +9,16 @@ T = TypeVar("T")
 
 
 def varying_like(start: T, *like: Any) -> T:
-    """`start`, marked as different on the devices on which any of `like` is: the carry of a loop keeps its type.
+    """Mark `start` as varying over the devices over which any of `like` varies, so that a loop's carry keeps its type.
 
     Outside of `jax.shard_map`, and where nothing is to be marked, this is the identity and no equation.
 
-    What is indexed by indices that differ needs it too, where a gradient is wanted: JAX does not mark it by itself, as
-    it does the operands of other operations, and the gradient would be that of one device instead of their sum.
+    Arrays that are indexed by varying indices need it too, where a gradient is wanted: JAX does not mark them by
+    itself, as it does the operands of other operations, and the gradient would be that of one device instead of the
+    sum.
 
     Args:
-        start: a pytree of arrays, as a loop begins with.
+        start: a pytree of arrays, such as the initial carry of a loop.
         like: pytrees of arrays that the loop combines it with.
     """
     axes = frozenset[str]().union(*(jax.typeof(leaf).mat.varying for leaf in jax.tree.leaves(like)))

@@ -1,4 +1,4 @@
-"""State of sequences as explicit pytrees: recurrent state, convolution inputs, KV cache; names of their dimensions.
+"""State of sequences as explicit pytrees: recurrent state, short convolution inputs, KV cache; names of dimensions.
 
 Imports `sharding`. Begin with `state`; `shapes` has the names that annotations use.
 """

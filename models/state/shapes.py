@@ -1,4 +1,4 @@
-"""Notation and the named array types of the model code.
+"""Names of dimensions and array types of the model code.
 
 A dimension is written by its name in every annotation:
 
@@ -9,13 +9,13 @@ A dimension is written by its name in every annotation:
 | hidden | width of the residual stream |
 | channel | channels of a short convolution |
 | tap | K-1 inputs that a short convolution of kernel K keeps |
-| head, kv_head | query heads, key/value heads of attention |
-| value_head | heads of a linear recurrence |
+| head, kv_head | query heads, key/value heads of attention (GQA: fewer of the latter) |
+| key_head, value_head | heads (groups in SSD) of the keys and queries, and of the values of a linear recurrence |
 | key, value | size of a key and of a value vector of one head |
-| context | key/value positions that a lane can hold |
+| context | positions of the KV cache that a lane can hold |
 | row | rows of a row-wise operation: any product of lanes and tokens |
 
-Activations are float32. Recurrent state is float32 always; convolution and key/value state have the cache dtype.
+Activations are float32. Recurrent state is float32 always; convolution inputs and the KV cache have the cache dtype.
 """
 
 from typing import NamedTuple
@@ -36,17 +36,17 @@ ValueCache = Float[Array, "lane kv_head context value"]
 
 
 class LaneInfo(NamedTuple):
-    """What every layer of a step knows about its lanes.
+    """Lanes of a step, as every layer sees them.
 
     Attributes:
-        lengths: how many of the T tokens of a lane are real; 0 for an idle lane.
+        lengths: number of real tokens among the T of a lane; 0 for an idle lane. The others are padding.
         positions: position in its sequence of each lane's first token.
-        valid: which tokens are real, `arange(T) < lengths[:, None]`.
+        valid: mask of the real tokens, `arange(T) < lengths[:, None]`.
         fresh: lanes whose sequence begins in this step (position 0, length > 0): they start from zero state.
-        kv_blocks: how many blocks of the key/value cache attention visits, shared by all lanes: an int32 scalar
-            operand in a compiled step, a Python int where the loop must be differentiable.
-        verifying: how many of the tokens count is not known yet. A layer with a recurrence then gives what the
-            recurrence was given in place of its new state, and `commit` makes the state from it.
+        kv_blocks: number of KV cache blocks that attention visits, shared by all lanes: an int32 scalar operand in a
+            compiled step, a Python int where the loop must be differentiable.
+        verifying: the step verifies drafts, and it is not known yet how many are accepted. A layer with a recurrence
+            returns the token inputs of the recurrence instead of a new state, and `commit` makes the state from them.
     """
 
     lengths: Lengths
@@ -58,5 +58,5 @@ class LaneInfo(NamedTuple):
 
 
 def over_last(vector: Array, like: Array) -> Array:
-    """Give `vector` [size] the rank of `like`, so that it meets its last dimension."""
+    """Reshape `vector` [size] to the rank of `like`, to broadcast along its last dimension."""
     return vector.reshape((1,) * (like.ndim - 1) + vector.shape)

@@ -1,4 +1,4 @@
-"""The parameters of the shared layers and the checkpoint tensors they come from, by the names that a family uses."""
+"""Parameters of the common layers and their checkpoint tensors, under the names of a family."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,15 +20,15 @@ def decoder_weights(
     final_norm: str = "model.norm.weight",
     layers: str = "model.layers",
 ) -> list[Weight]:
-    """Every parameter of a decoder.
+    """List every parameter of a decoder.
 
     Args:
         config: the decoder.
-        describe: `(branch, hidden, at, layer)` -> parameters of a mixer or feed-forward layer that lies at the path
-            `at` of the model; the names of its layer's tensors begin with `layer`.
-        norms: the norm of each branch of a layer in turn; none where the caller describes them.
+        describe: `(branch, hidden, at, layer)` -> parameters of a mixer or feed-forward layer at the path `at` of the
+            model; `layer` is the prefix of the layer's tensor names.
+        norms: names of the norms of a layer's branches, in order; none where the caller describes them.
         embedding, final_norm: names of these tensors.
-        layers: what the names of all layers' tensors begin with.
+        layers: prefix of the tensor names of all layers.
     """
     hidden, table = config.hidden_size, (config.vocab_size, config.hidden_size)
     weights = [
@@ -45,7 +45,7 @@ def decoder_weights(
 def layer_weights(
     branches: Sequence[BranchConfig], hidden: int, at: Path, layer: str, describe: Describe, norms: Sequence[str]
 ) -> list[Weight]:
-    """Parameters of one layer, which lies at the path `at`; the names of its tensors begin with `layer`."""
+    """List the parameters of the layer at the path `at`; `layer` is the prefix of its tensor names."""
     weights = []
     for j, norm in enumerate(norms):
         weights.append(
@@ -57,14 +57,14 @@ def layer_weights(
 
 
 def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, names: Names | None = None) -> list[Weight]:
-    """Parameters of an attention layer.
+    """List the parameters of an attention layer.
 
     Args:
         c: its config.
         hidden: width of the residual stream.
         at: path of the layer in the model.
-        name: what its tensors' names begin with.
-        names: names of the parameters that the checkpoint calls otherwise than we do.
+        name: prefix of its tensor names.
+        names: checkpoint names of parameters, where they differ from ours.
     """
     names = names or {}
     width = c.heads * c.head_dim
@@ -83,7 +83,7 @@ def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, name
 
 
 def mlp_weights(width: int, hidden: int, at: Path, name: str, names: Names | None = None) -> list[Weight]:
-    """Parameters of a gated feed-forward layer; arguments as for `attention_weights`."""
+    """List the parameters of a gated MLP; arguments as for `attention_weights`."""
     names = names or {}
     shapes = {"gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width)}
     return [tensor((*at, part), f"{name}.{names.get(part, part)}.weight", shape) for part, shape in shapes.items()]
@@ -98,13 +98,13 @@ def moe_weights(
     bias: str = "gate.e_score_correction_bias",
     shared: str = "shared_experts",
 ) -> list[Weight]:
-    """Parameters of a mixture of gated experts, whose matrices lie in one tensor or in one tensor each.
+    """List the parameters of an MoE layer with gated experts, in one tensor for all experts or one tensor each.
 
     Args:
         c, hidden, at, name: as for `attention_weights`.
-        names: names of an expert's three matrices where the checkpoint calls them otherwise.
-        bias: the router's correction bias.
-        shared: the layer that every token visits.
+        names: checkpoint names of an expert's three matrices, where they differ from ours.
+        bias: name of the router's correction bias.
+        shared: name of the shared expert.
     """
     count, experts = c.router.experts, f"{name}.experts"
     gate, up, down = (dict(names or {}).get(part, part) for part in ("gate_proj", "up_proj", "down_proj"))

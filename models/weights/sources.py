@@ -1,7 +1,7 @@
-"""How a parameter is found in a checkpoint: names, shapes, and where each tensor lies in it.
+"""Description of parameters by checkpoint tensors: names, shapes, and the place of each tensor in a parameter.
 
-Families describe their parameters with these values; reading files is the caller's business, who may want all of a
-parameter or only the part of it that one device has.
+Families list their parameters with these values. The caller reads the files: whole parameters or the shards of one
+device.
 """
 
 import operator
@@ -11,45 +11,45 @@ from typing import NamedTuple
 
 import numpy as np
 
-Window = tuple[slice, ...]
-"""A part of an array: slices of step 1 of its first dimensions, or of all; of the others it has everything."""
+ArraySlice = tuple[slice, ...]
+"""Slices of step 1 of the first dimensions of an array; the remaining dimensions are whole."""
 
 
-class Piece(NamedTuple):
-    """What one tensor gives to a window of a parameter.
+class TensorSlice(NamedTuple):
+    """A slice of a tensor and its place in a window of a parameter.
 
     Attributes:
         name: canonical name of the tensor.
-        taken: what of the tensor, for `Source.take`: a window and an ellipsis.
-        place: where that lies in the window of the parameter.
+        taken: slice of the tensor, for `WeightSource.take`: a window and an ellipsis.
+        place: its place in the window of the parameter.
     """
 
     name: str
     taken: tuple
-    place: Window
+    place: ArraySlice
 
 
 @dataclass(frozen=True)
-class Source:
-    """One way to make a parameter of the tensors of a checkpoint.
+class WeightSource:
+    """A way to build a parameter from tensors of a checkpoint.
 
     Attributes:
         shapes: canonical tensor name -> the shape it must have.
-        places: tensor name -> the window of the parameter that is made of it; the windows cover the parameter without
-            overlap. None where the one tensor named makes all of it.
-        take: (tensor, window of its place, counted from where that begins, and an ellipsis) -> the values there, a view
-            of the tensor wherever there is one. Without it the tensor lies there as it is.
+        places: tensor name -> the window of the parameter that it fills; the windows cover the parameter without
+            overlap. None where a single tensor fills all of it.
+        take: (tensor, window relative to the beginning of its place, and an ellipsis) -> the values there, a view of
+            the tensor wherever possible. By default the tensor fills its place as it is.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
-    places: Mapping[str, Window] | None = None
+    places: Mapping[str, ArraySlice] | None = None
     take: Callable[[np.ndarray, tuple], np.ndarray] = operator.getitem
 
-    def pieces(self, window: Window, shape: tuple[int, ...]) -> Iterator[Piece]:
-        """What a window of the parameter is made of; tensors that have nothing in it are left out.
+    def pieces(self, window: ArraySlice, shape: tuple[int, ...]) -> Iterator[TensorSlice]:
+        """Yield the tensor slices that fill a window of the parameter; tensors outside of it are left out.
 
         Args:
-            window: the part of the parameter that is wanted.
+            window: of the parameter, such as the shard of a device.
             shape: of the whole parameter.
         """
         if self.places is None:
@@ -59,63 +59,63 @@ class Source:
             place = _entries(() if self.places is None else self.places[name], shape)
             both = [range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(place, wanted, strict=True)]
             if all(both):
-                yield Piece(name, (*_counted_from(place, both), ...), _counted_from(wanted, both))
+                yield TensorSlice(name, (*_counted_from(place, both), ...), _counted_from(wanted, both))
 
 
-def _entries(window: Window, shape: tuple[int, ...]) -> list[range]:
-    """Which entries of each dimension a window has; dimensions that it does not name are whole."""
-    named = [range(size)[one] for one, size in zip(window, shape, strict=False)]
-    return named + [range(size) for size in shape[len(window) :]]
+def _entries(window: ArraySlice, shape: tuple[int, ...]) -> list[range]:
+    """Return the entries of each dimension in a window; the remaining dimensions are whole."""
+    sliced = [range(size)[one] for one, size in zip(window, shape, strict=False)]
+    return sliced + [range(size) for size in shape[len(window) :]]
 
 
-def _counted_from(start: Sequence[range], entries: Sequence[range]) -> Window:
+def _counted_from(start: Sequence[range], entries: Sequence[range]) -> ArraySlice:
     return tuple(slice(b.start - a.start, b.stop - a.start) for a, b in zip(start, entries, strict=True))
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter of a model and where it comes from.
+    """A parameter of a model and its checkpoint sources.
 
     Attributes:
         path: path of the parameter in the `nnx` module.
         shape: its shape.
-        options: ways to build it, the usual one first; a checkpoint must hold all tensors of one of them.
-        float32: keep it in float32 whatever dtype the model is loaded in (norms, decays, biases).
+        options: sources, the usual one first; a checkpoint must have all tensors of one of them.
+        float32: keep it in float32, whatever dtype the model is loaded in (norms, decays, biases).
     """
 
     path: tuple[str | int, ...]
     shape: tuple[int, ...]
-    options: tuple[Source, ...]
+    options: tuple[WeightSource, ...]
     float32: bool = False
 
 
 def tensor(
     path: tuple[str | int, ...], name: str | Sequence[str], shape: tuple[int, ...], float32: bool = False
 ) -> Weight:
-    """A parameter that is one tensor of the checkpoint as it stands, under one name or the one of several it has."""
+    """Return a parameter that is one checkpoint tensor as it is, under one name or one of several alternatives."""
     names = (name,) if isinstance(name, str) else name
-    return Weight(path, shape, tuple(Source({each: shape}) for each in names), float32)
+    return Weight(path, shape, tuple(WeightSource({each: shape}) for each in names), float32)
 
 
-def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> Source:
-    """The rows `index` of one tensor, in that order."""
-    return Source({name: shape}, take=lambda tensor, window: tensor[(index[window[0]], *window[1:])])
+def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> WeightSource:
+    """Return the source of rows `index` of one tensor, in that order."""
+    return WeightSource({name: shape}, take=lambda tensor, window: tensor[(index[window[0]], *window[1:])])
 
 
-def joined(shapes: Mapping[str, tuple[int, ...]]) -> Source:
-    """The rows of several tensors, one tensor after another."""
+def joined(shapes: Mapping[str, tuple[int, ...]]) -> WeightSource:
+    """Return the source of the rows of several tensors, concatenated."""
     places, start = {}, 0
     for name, shape in shapes.items():
         places[name] = (slice(start, start + shape[0]),)
         start += shape[0]
-    return Source(shapes, places)
+    return WeightSource(shapes, places)
 
 
-def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> Source:
-    """`[expert, out, in]` from one matrix per expert, or from several that follow one another along `out`.
+def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> WeightSource:
+    """Return the source of `[expert, out, in]`: one matrix per expert, or several concatenated along `out`.
 
     Args:
-        names: per expert, the matrices whose rows follow one another.
+        names: per expert, the matrices whose rows are concatenated.
         shape: shape of each matrix.
     """
     places = {
@@ -123,19 +123,19 @@ def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> Source:
         for expert, parts in enumerate(names)
         for part, name in enumerate(parts)
     }
-    return Source(dict.fromkeys(places, shape), places, lambda tensor, window: tensor[None][window])
+    return WeightSource(dict.fromkeys(places, shape), places, lambda tensor, window: tensor[None][window])
 
 
 def expert_matrices(
     fused: str, name: str, parts: Sequence[str], experts: int, shape: tuple[int, int]
-) -> tuple[Source, ...]:
-    """The experts' matrices in one tensor, or one tensor for each expert and part.
+) -> tuple[WeightSource, ...]:
+    """Return the sources of the experts' matrices: one tensor for all, or one for each expert and projection.
 
     Args:
-        fused: the tensor `[expert, out, in]`, the rows of the parts one after another.
-        name, parts: matrix `part` of expert e is `{name}.{e}.{part}.weight`.
+        fused: the tensor `[expert, out, in]`, the rows of the projections concatenated.
+        name, parts: projection `part` of expert e is `{name}.{e}.{part}.weight`.
         experts: number of experts.
         shape: shape of each of these matrices.
     """
     names = [[f"{name}.{e}.{part}.weight" for part in parts] for e in range(experts)]
-    return Source({fused: (experts, len(parts) * shape[0], shape[1])}), stacked(names, shape)
+    return WeightSource({fused: (experts, len(parts) * shape[0], shape[1])}), stacked(names, shape)

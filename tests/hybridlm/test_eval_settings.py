@@ -1,4 +1,4 @@
-"""What a task of lm_eval asks of a generation: understood as lm_eval understands it, or refused."""
+"""Generation settings of lm_eval tasks: interpreted as by lm_eval, or refused."""
 
 from typing import Any
 

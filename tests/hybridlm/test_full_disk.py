@@ -14,7 +14,7 @@ REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 
 
 def namespace() -> list[str]:
-    """What runs a command where it may mount; skips where nothing does."""
+    """Return a command prefix that allows mounting; skip if there is none."""
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare (util-linux) to mount a small file system; test_score_parts.py has limits of files")
     faults = []

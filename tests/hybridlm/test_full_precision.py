@@ -29,7 +29,7 @@ HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def products(program: ir.ClosedJaxpr) -> tuple[int, list[str]]:
-    """How many products of float32 there are, and those that are not computed in full float32."""
+    """Number of float32 products, and those that are not computed in full float32."""
     found = [eqn for eqn in ir.all_eqns(program.jaxpr) if eqn.primitive.name in PRODUCTS]
     narrow = [eqn for eqn in found if not any(ir.dtype_of(x) == jnp.float32 for x in eqn.invars)]
     assert not narrow, f"a float32 model multiplies other dtypes: {narrow}"
@@ -58,13 +58,13 @@ def test_every_product_of_every_step(name: str) -> None:
 def test_every_product_of_a_head(name: str) -> None:
     sizes: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "float32", "chunk": CHUNK}
     lm = hybridlm.load(GOLDEN / name, speculate="mtp", draft_tokens=2, **sizes)
-    check(lm.engine, Shape("generate", LANES, 1, 2, guesses=2))
-    check(lm.engine, Shape("verify", LANES, 3, 2, guesses=2))
+    check(lm.engine, Shape("generate", LANES, 1, 2, mtp_drafts=2))
+    check(lm.engine, Shape("verify", LANES, 3, 2, mtp_drafts=2))
 
 
 @pytest.mark.parametrize("form", [gather_form, block_form, ragged_form])
 def test_every_form_of_the_experts(form: Any) -> None:
-    """Of which a device has one."""
+    """All forms of the experts' product, of which a device has one."""
     x, weight = jnp.zeros((40, 8), jnp.float32), jnp.zeros((3, 4, 8), jnp.float32)
     assert products(ir.trace(form, x, weight, jnp.zeros(40, jnp.int32))) == (1, [])
 

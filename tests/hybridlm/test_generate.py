@@ -10,14 +10,14 @@ from comparison import padded
 from text_checkpoint import SETTINGS
 
 import hybridlm
-from hybridlm.programs.shapes import CopyShape, Shape, lane_rung
+from hybridlm.programs.shapes import CopyShape, Shape, lane_bucket
 
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___", "Where is the kite?", "!"]
 FREE = {"max_tokens": 9, "ignore_eos": True}
 
 
 def by_position(logits, last_token, position):
-    """Forces the position, or at odd ones the last token, so that what is drawn tells whose values were seen."""
+    """Forces the position, or at odd ones the last token, so that what is sampled tells whose values were seen."""
     forced = jnp.where(position % 2 == 0, position, last_token)
     return jnp.where(jnp.arange(logits.shape[0]) == forced, 1e4, logits)
 
@@ -58,7 +58,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_forward(text_lm: hybridlm.LM) -
             np.testing.assert_allclose(list(top.values()), np.sort(row)[::-1][:3], atol=1e-4)
 
 
-def test_a_draw_does_not_depend_on_batch_mates(text_lm: hybridlm.LM) -> None:
+def test_a_sample_does_not_depend_on_batch_mates(text_lm: hybridlm.LM) -> None:
     settings: dict[str, Any] = {"temperature": 1.0, "seed": 5, "logprobs": 3, **FREE}
     first = text_lm.generate(PROMPTS, **settings)
     others = [p if i in (1, 4) else "other text" + "!" * (3 * i) for i, p in enumerate(PROMPTS)]
@@ -71,7 +71,7 @@ def test_a_draw_does_not_depend_on_batch_mates(text_lm: hybridlm.LM) -> None:
     assert sum(a.token_ids == b.token_ids for a, b in zip(first, reseeded, strict=True)) == 0
 
 
-def test_n_completions_of_one_prompt_are_drawn_apart(text_lm: hybridlm.LM) -> None:
+def test_n_completions_of_one_prompt_are_sampled_independently(text_lm: hybridlm.LM) -> None:
     assert text_lm.tokenizer is not None
     completions = text_lm.generate(["ab", "cd"], n=3, temperature=1.5, **FREE)
     assert [c.prompt_token_ids for c in completions] == [
@@ -93,7 +93,7 @@ def test_a_stop_token_is_in_the_ids_and_not_in_the_text(text_lm: hybridlm.LM) ->
 @pytest.mark.slow
 def test_stop_adds_to_the_models_own_end_tokens(text_lm: hybridlm.LM) -> None:
     (end,) = text_lm.eos_token_ids
-    # The end token is drawn at the position that has its number.
+    # The end token is sampled at the position that has its number.
     prompts, settings = [[20] * end] * 3, {"logits_processor": by_position, "logprobs": 0}
     for stop in (None, ["zzz"], []):
         for c in text_lm.generate(prompts, stop=stop, **settings):
@@ -187,7 +187,7 @@ def test_an_interrupted_run_leaves_a_model_that_works(text_lm: hybridlm.LM) -> N
 
 
 def test_lane_rungs_are_powers_of_two_below_the_lanes_and_the_lanes() -> None:
-    assert [lane_rung(n, 6) for n in (1, 2, 3, 4, 5, 6, 7, 100)] == [1, 2, 4, 4, 6, 6, 6, 6]
+    assert [lane_bucket(n, 6) for n in (1, 2, 3, 4, 5, 6, 7, 100)] == [1, 2, 4, 4, 6, 6, 6, 6]
 
 
 def test_compiled_shapes_are_the_ladder_and_nothing_recompiles(text_lm: hybridlm.LM) -> None:

@@ -1,4 +1,4 @@
-"""hybridlm against what transformers computed from the same checkpoints (tests/golden, scripts/make_golden.py)."""
+"""Comparison of hybridlm with stored results of transformers (tests/golden, scripts/make_golden.py)."""
 
 import dataclasses
 import json
@@ -121,7 +121,7 @@ def test_logits(golden: Golden, lm: hybridlm.LM):
 
 @long_except(*(name for name in QWEN if name not in SPELLINGS), among=QWEN)
 def test_states(golden: Golden, lm: hybridlm.LM):
-    """What the delta nets remember after the longest prompt, the one without padding behind it."""
+    """States of the delta nets after the longest prompt, which has no padding after it."""
     states = lm.forward(padded(golden.prompts), return_states=True).states
     assert states is not None and states.position == len(golden.prompts[-1])
     expected = Float64Model(golden.directory).forward(golden.prompts[-1]).delta_nets

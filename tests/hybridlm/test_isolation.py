@@ -112,12 +112,12 @@ SHAPES = (
 EVERY_SHAPE = (*SHAPES, pytest.param(Shape("verify", LANES, CHUNK, 2), marks=pytest.mark.long))
 
 
-# with what the model's own head guesses behind each lane's token
-GUESSING = (Shape("generate", LANES, 1, 2, guesses=2), Shape("verify", LANES, CHUNK, 2, guesses=2))
+# with the drafts of the MTP head after each lane's token
+GUESSING = (Shape("generate", LANES, 1, 2, mtp_drafts=2), Shape("verify", LANES, CHUNK, 2, mtp_drafts=2))
 
 
 @pytest.fixture(scope="module")
-def guessing() -> hybridlm.LM:
+def drafting() -> hybridlm.LM:
     """A model that steps with its multi-token-prediction head."""
     sizes: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "float32", "chunk": CHUNK}
     return hybridlm.load(GOLDEN / "next_old_fields", speculate="mtp", draft_tokens=2, **sizes)
@@ -141,9 +141,9 @@ def test_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", GUESSING, ids=lambda shape: f"{shape.step}-{shape.tokens}")
-def test_no_lane_reaches_what_the_head_guesses_for_another(guessing: hybridlm.LM, shape: Shape) -> None:
-    check_no_lane_reaches_another(guessing, shape)
-    check_a_lane_beside_nan(guessing, shape)
+def test_no_lane_reaches_the_mtp_drafts_of_another(drafting: hybridlm.LM, shape: Shape) -> None:
+    check_no_lane_reaches_another(drafting, shape)
+    check_a_lane_beside_nan(drafting, shape)
 
 
 def from_neighbour(step: Step) -> Step:

@@ -23,7 +23,7 @@ from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointError
-from hybridlm.programs.compilation_cache import kept_in
+from hybridlm.programs.compilation_cache import use_cache
 from hybridlm.progress import load_progress
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
@@ -121,7 +121,7 @@ def test_the_dtype_is_that_of_the_tensors_whatever_the_config_says(copied: pathl
 
 
 def test_matrices_that_are_stored_otherwise_are_counted(copied: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of a checkpoint in two dtypes; not where the caller has chosen one."""
+    """A checkpoint in two dtypes is reported, unless the caller has chosen one."""
     (file,) = copied.glob("*.safetensors")
     tensors = load_file(file)
     tensors["lm_head.weight"] = tensors["lm_head.weight"].astype(np.float32)
@@ -334,7 +334,7 @@ def test_without_a_compilation_cache_nothing_is_written(tmp_path: pathlib.Path) 
 
 @pytest.mark.long
 def test_a_compilation_cache_that_jax_was_given_is_respected(tmp_path: pathlib.Path) -> None:
-    """What the user compiles is kept there as before, after a load that names another one too."""
+    """Programs that the user compiles are stored there as before, also after a load that names another cache."""
     mine, other = tmp_path / "mine", tmp_path / "other"
     assert child(tmp_path, str(other), None, JAX_COMPILATION_CACHE_DIR=str(mine)) == [f"{mine} 0"] * 2
     assert compiled(mine) >= {"jit_copy_row", "jit_of_the_user"} and not (tmp_path / "xdg").exists()
@@ -358,7 +358,7 @@ def test_compilations_for_one_folder_run_together_and_those_for_another_wait() -
     inside, leave, order = threading.Event(), threading.Event(), list[str | None]()
 
     def compile_for(folder: str) -> None:
-        with kept_in(folder):
+        with use_cache(folder):
             order.append(setting())
             inside.set()
             leave.wait(10)
@@ -366,7 +366,7 @@ def test_compilations_for_one_folder_run_together_and_those_for_another_wait() -
     with ThreadPoolExecutor(3) as pool:
         one = pool.submit(compile_for, "/one")
         assert inside.wait(10) and setting() == before
-        with kept_in("/one"):
+        with use_cache("/one"):
             other = pool.submit(compile_for, "/other")
             assert order == ["/one"]
         leave.set()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from comparison import TOLERANCES
 from exchanged import Devices, by_hand, counted, in_bytes
-from near_ties import check_same_draws
+from near_ties import check_same_samples
 from random_checkpoint import FAMILIES, MESHES, write_random_checkpoint
 
 import hybridlm
@@ -48,14 +48,14 @@ class Knowing:
 def check_same_tokens(one: hybridlm.LM, found: list[hybridlm.Completion], expected: list[hybridlm.Completion]) -> None:
     """Asserts the same tokens; prompts of `found` may begin behind a prefix."""
     whole = [replace(a, prompt_token_ids=b.prompt_token_ids) for a, b in zip(found, expected, strict=True)]
-    check_same_draws(one, whole, expected, {}, tolerance_of(one))
+    check_same_samples(one, whole, expected, {}, tolerance_of(one))
 
 
 def check_generation(found: hybridlm.LM, one: hybridlm.LM, prompts: list[list[int]]) -> None:
     """Asserts that both draw the same tokens, of the same log-probabilities."""
     settings = {"max_tokens": 8, "ignore_eos": True, "logprobs": 0}
     ours, expected = found.generate(prompts, **settings), one.generate(prompts, **settings)
-    check_same_draws(one, ours, expected, settings, tolerance_of(one))
+    check_same_samples(one, ours, expected, settings, tolerance_of(one))
     for a, b in zip(ours, expected, strict=True):
         if a.token_ids == b.token_ids:
             assert a.logprobs is not None and b.logprobs is not None

@@ -108,7 +108,7 @@ class TestOnACluster:
         assert [row["rows"] for row in found] == [BATCH] * 64 + [11] * 11
 
     def test_arrays_of_token_ids(self, cluster: Any, model: Path):
-        """What Ray makes of NumPy arrays; no ids."""
+        """Columns as Ray makes them of NumPy arrays; no ids."""
         from hybridlm.ray import score_dataset
 
         ids = np.arange(3, 33).reshape(10, 3)

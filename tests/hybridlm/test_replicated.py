@@ -106,7 +106,7 @@ def test_lines_of_the_documentation_exchange_nothing(tmp_path: Path, root: Path)
 
 
 def test_every_collective_is_found_in_text() -> None:
-    """Of a program that has each of them; in words of metadata there are none."""
+    """A program with each of the collectives; words of metadata do not count."""
     text = """
   %a = f32[4]{0} all-reduce(%x), replica_groups={{0,1}}, to_apply=%r, metadata={op_name="all-gather(y)"}
   %b = (f32[4]{0}, f32[4]{0}) collective-permute-start(%x), source_target_pairs={{0,1},{1,0}}

@@ -10,7 +10,8 @@ import hybridlm
 from hybridlm.engine import scheduler
 from hybridlm.programs.shapes import CopyShape
 from hybridlm.rows.pool import copy_contract, copy_row
-from ir_passes import SlotError, prove_isolation
+from ir_passes import prove_isolation
+from ir_passes.host.slot_owner import SlotError
 
 SETTINGS: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___"]
@@ -48,7 +49,7 @@ def test_events_tell_every_token_once(text_lm: hybridlm.LM) -> None:
         texts[event.index] = texts.get(event.index, "") + event.text
         if event.completion is not None:
             assert tokens[event.index] == event.completion.token_ids and texts[event.index] == event.completion.text
-    assert len(tokens) == len(PROMPTS) and all(len(drawn) == 9 for drawn in tokens.values())
+    assert len(tokens) == len(PROMPTS) and all(len(sampled) == 9 for sampled in tokens.values())
 
 
 def test_of_those_that_wait_the_highest_priority_goes_first(text_lm: hybridlm.LM) -> None:
@@ -99,8 +100,8 @@ def test_rows_move_when_the_pool_grows_and_shrinks(text_lm: hybridlm.LM, monkeyp
                 for prompt in PROMPTS[:2]:
                     session.submit(prompt, max_tokens=4, ignore_eos=True)
             found |= {event.index: event.completion for event in session.step() if event.completion}
-            if session._scheduler._decode is not None:
-                sizes.append(session._scheduler._decode.size)
+            if session._scheduler._decode_pool is not None:
+                sizes.append(session._scheduler._decode_pool.size)
             if not session.busy:
                 break
     assert list(dict.fromkeys(sizes)) == [1, 3] and sizes[-1] == 1
@@ -204,10 +205,10 @@ def test_an_interrupted_step_closes_the_session_and_nothing_else(text_lm: hybrid
 def test_a_device_without_memory_closes_the_session_and_nothing_else(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """Where a pool is allocated, and where a step of a pool that exists is dispatched."""
+    """Allocation of a pool fails, or the dispatch of a step of an existing pool."""
     want = text_lm.generate(PROMPTS, **SETTINGS)
     if place == "new_rows":
-        text_lm.engine._kept.clear()
+        text_lm.engine._idle_pools.clear()
 
     def full(*arguments: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")

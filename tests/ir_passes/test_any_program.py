@@ -134,7 +134,7 @@ def test_any_declaration_is_taken_or_refused() -> None:
 @pytest.mark.parametrize("out_axes", [None, 0])
 @pytest.mark.parametrize("reduce", [jax.lax.psum, jax.lax.pmax, jax.lax.pmin, jax.lax.pmean])
 def test_reductions_over_the_axis_that_vmap_names_mix_lanes(reduce, out_axes) -> None:
-    """As many lanes as entries of a row: what is left has the length of the lanes, and is of all of them."""
+    """Lanes as many as a row's entries: the result has the length of the lanes, and depends on all of them."""
 
     def over_lanes(x):
         mixed = jax.vmap(lambda row: reduce(row, "lanes"), axis_name="lanes", out_axes=out_axes)(x)
@@ -152,7 +152,7 @@ def test_reductions_over_the_axis_that_vmap_names_mix_lanes(reduce, out_axes) ->
 def test_a_loop_whose_facts_would_not_settle_is_refused(monkeypatch) -> None:
     step, given, contract = by_lanes(STEPS["long_carry"])
     assert prove_isolation(step, given, contract)
-    monkeypatch.setattr(control, "ROUNDS", 0)
+    monkeypatch.setattr(control, "MAX_ROUNDS", 0)
     with pytest.raises(IsolationError) as error:
         prove_isolation(step, given, contract)
     assert {one.kind for one in error.value.violations} == {ViolationKind.CONTROL}

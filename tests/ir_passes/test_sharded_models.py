@@ -7,7 +7,8 @@ from jax.sharding import NamedSharding
 from zoo.sharded_models import sharded_model
 
 import hybridlm  # noqa: F401  (declares the row-wise operations of the models)
-from ir_passes import compile_step, plan_step
+from ir_passes import compile_step
+from ir_passes.compile.planned_step import plan_step
 from ir_passes.jaxpr import ir
 
 NEMOTRON = {"mamba_num_heads": 8, "n_groups": 2}

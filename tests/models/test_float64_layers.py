@@ -148,7 +148,7 @@ def random_inputs(size: int) -> list[np.ndarray]:
 
 
 def steps(names: Iterable[str]) -> list[Any]:
-    """Every case with every step size, but in short runs each of them once."""
+    """List every case with every step size; in short runs each of them once."""
     return [
         pytest.param(name, size, marks=[] if i == j else [pytest.mark.long])
         for i, name in enumerate(names)

@@ -1,4 +1,4 @@
-"""Tiny checkpoints and what transformers makes of them, computed once per run."""
+"""Tiny checkpoints and the results of transformers for them, computed once per run."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ class Case:
 
     @functools.cached_property
     def greedy(self) -> list[Any]:
-        """How transformers continues each prompt alone; it takes most of the time that a case needs."""
+        """Return the continuation of each prompt alone in transformers, which takes most of the time of a case."""
         return [self.oracle.greedy(prompt, GREEDY_TOKENS) for prompt in self.prompts]
 
     @property
@@ -49,7 +49,7 @@ OTHER_SEEDS, OTHER_CHUNKS = range(3), ((5, 13), (3, 16), (1, 7))
 seed and size. Of the others the first variant of a family meets these seeds, every other variant one of them, and each
 two of the sizes, in turn: most are odd, so that their ends lie inside a chunk of the recurrence."""
 EVERY_SEED = {"test_logits_of_every_position"}
-"""Where every variant meets all seeds: its step is compiled once for all of them."""
+"""Tests that run every variant with all seeds: its step is compiled once for all of them."""
 FIRST = {family: next(v.name for v in VARIANTS if v.family == family) for family in {v.family for v in VARIANTS}}
 OTHERS = {name for family, name in FIRST.items() if family not in QWEN_FAMILIES}
 # One for each kind of state: rows of a matrix, decay per channel beside compressed keys, convolution inputs alone.
@@ -72,7 +72,7 @@ family beside the Qwen ones it is the first variant and its logits, of one for e
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The cases of each test, marked `long` where the short run leaves them out.
 
-    Every chunk size meets every variant and one seed, each seed in turn: how a prompt is cut into chunks does not
+    Every chunk size meets every variant and one seed, each seed in turn: the chunks of a prompt do not
     depend on the weights, and every seed has its own tests of everything else.
     """
     families = getattr(metafunc.module, "FAMILIES", FIRST)
@@ -106,7 +106,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def place(variant: Variant) -> int:
-    """Which variant of its family it is, from 0."""
+    """Return the index of the variant in its family, from 0."""
     return [other.name for other in VARIANTS if other.family == variant.family].index(variant.name)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark's two sides draw the same tokens, so they do the same work."""
+"""The benchmark's two sides sample the same tokens, so they do the same work."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import pytest
 
 import hybridlm
 from hybridlm.bench.engine_side import WARM_UP as OUR_WARM_UP
-from hybridlm.bench.engine_side import Ours
-from hybridlm.bench.transformers_side import WARM_UP, Transformers
+from hybridlm.bench.engine_side import EngineSide
+from hybridlm.bench.transformers_side import WARM_UP, TransformersSide
 
 pytestmark = [pytest.mark.oracle, pytest.mark.long]
 
@@ -18,7 +18,7 @@ def test_both_sides_draw_the_same_tokens(root: Path, name: str) -> None:
     """Models without attention keep their cache under another name."""
     directory = root / "tests" / "golden" / name
     lm = hybridlm.load(directory, lanes=2, context=64, chunk=16, dtype="float32")
-    ours, theirs = Ours(lm, 2, 6), Transformers(directory, "float32", 2, 6, 64)
+    ours, theirs = EngineSide(lm, 2, 6), TransformersSide(directory, "float32", 2, 6, 64)
     theirs.decode(OUR_WARM_UP - WARM_UP)
     for _ in range(4):
         ours.decode(1)

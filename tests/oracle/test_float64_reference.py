@@ -10,7 +10,7 @@ pytestmark = pytest.mark.oracle
 
 
 def test_mixers(case):
-    """Every delta net and attention layer, on the input that transformers gave it."""
+    """Delta-net and attention layers on their inputs in transformers."""
     reference = Float64Model(case.directory)
     with case.oracle.record() as seen:
         case.oracle.logits(case.prompts[-1])

@@ -99,7 +99,7 @@ def evaluated(model: Any, tasks: Path, **settings: Any) -> dict[str, Any]:
 
 
 def answers(results: dict[str, Any], task: str) -> list[Any]:
-    """What the model said, document by document."""
+    """Return the model's answers, document by document."""
     samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
     return [sample["resps"] for sample in samples]
 

@@ -1,11 +1,11 @@
-"""The multi-token-prediction head against the one of Hugging Face transformers."""
+"""MTP head against the one of Hugging Face transformers."""
 
 import pytest
 from comparison import check_logits
 from with_head import head_logits, load_with_head
 
 pytestmark = pytest.mark.oracle
-MOST_TIES = 1
+MAX_TIES = 1
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 
 
@@ -17,4 +17,4 @@ def test_head_logits_behind_every_token(case):
         for index, prompt in enumerate(case.prompts)
         if len(prompt) > 1
     )
-    assert ties <= MOST_TIES
+    assert ties <= MAX_TIES

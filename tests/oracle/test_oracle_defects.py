@@ -1,4 +1,4 @@
-"""Where transformers departs from what its checkpoints were made with, and what we do about it."""
+"""Known departures of transformers from the code that its checkpoints were trained with, and our behaviour."""
 
 import json
 import pathlib

@@ -9,18 +9,18 @@ import hybridlm
 
 pytestmark = pytest.mark.oracle
 
-MOST_TIES = 1
-"""Of the eight prompts of a case, how many may leave the oracle's greedy continuation at a near tie."""
+MAX_TIES = 1
+"""Prompts of the eight of a case that may leave the oracle's greedy continuation at a near tie."""
 
 
 def test_logits_of_every_position(case, lm):
-    """All prompts in one batch, with the room behind the short ones filled by other tokens."""
+    """All prompts in one batch, the short ones padded with other tokens."""
     batch = np.asarray(lm.forward(padded(case.prompts)).logits)
     ties = sum(
         check_logits(row[: len(expected)], expected, case.where(index), case.tolerance)
         for index, (row, expected) in enumerate(zip(batch, case.logits, strict=True))
     )
-    assert ties <= MOST_TIES
+    assert ties <= MAX_TIES
 
 
 def test_ragged_batch_scores(case, lm):
@@ -43,11 +43,11 @@ def test_ragged_batch_generates(case, lm):
         check_greedy(completion.token_ids, case.greedy[index], case.where(index), case.tolerance)
         for index, completion in enumerate(completions)
     )
-    assert ties <= MOST_TIES
+    assert ties <= MAX_TIES
 
 
 def test_each_prompt_alone(case, lm):
-    """One prompt at a time: the same logits, the same log-probabilities and the same continuation."""
+    """Prompts run one at a time have the same logits, the same log-probabilities and the same continuation."""
     logits = np.asarray(lm.forward(case.prompts[-1]).logits)
     ties = check_logits(logits, case.logits[-1], case.where(-1) + ", alone", case.tolerance)
     for index, prompt in enumerate(case.prompts):
@@ -55,14 +55,14 @@ def test_each_prompt_alone(case, lm):
         check_logprobs(lm.score([prompt])[0].logprobs, case.logprobs[index], where, case.tolerance)
         completion = lm.generate([prompt], max_tokens=GREEDY_TOKENS, ignore_eos=True)[0]
         ties += check_greedy(completion.token_ids, case.greedy[index], where, case.tolerance)
-    assert ties <= MOST_TIES
+    assert ties <= MAX_TIES
 
 
 def test_chunked_prefill(case, chunk):
-    """Log-probabilities and continuations do not depend on how the prompt is cut into chunks.
+    """Log-probabilities and continuations do not depend on the chunk size of the prefill.
 
     All sizes for every variant, with one seed each (conftest.py): crossed with all seeds it would take hours and see
-    the same cuts of the same lengths again.
+    the same chunks of the same lengths again.
     """
     lm = hybridlm.load(str(case.directory), lanes=3, dtype="float32", chunk=chunk)
     for index, score in enumerate(lm.score(case.prompts)):
@@ -72,4 +72,4 @@ def test_chunked_prefill(case, chunk):
         check_greedy(completion.token_ids, case.greedy[index], f"{case.where(index)}, chunk {chunk}", case.tolerance)
         for index, completion in enumerate(completions)
     )
-    assert ties <= MOST_TIES
+    assert ties <= MAX_TIES

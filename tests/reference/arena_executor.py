@@ -17,7 +17,7 @@ import numpy as np
 
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import is_key, key_implementation
-from ir_passes.scratch.plan import Placement, Plan
+from ir_passes.scratch.plan import PlacedBuffer, Plan
 
 POISON = 0xFF  # NaN in every floating point format, -1 in every signed integer
 
@@ -79,10 +79,10 @@ class _Frame:
             var: _held(var.aval, const) for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True)
         }
         self.placements = {(p.equation, p.result): p for p in plan.placements}
-        self.live: list[Placement] = []
+        self.live: list[PlacedBuffer] = []
 
     def run(self, inputs: Sequence[_Place]) -> list[_Place]:
-        """Where the results are, after the last equation."""
+        """Run all equations; return the places of the results."""
         self.places.update(zip(self.jaxpr.invars, inputs, strict=True))
         for i, eqn in enumerate(self.jaxpr.eqns):
             if (i, 0) in self.plan.views:

@@ -17,10 +17,10 @@ from published import PUBLISHED
 
 from hybridlm.devices.mesh import EXPERT, abstract_mesh, mesh
 from hybridlm.devices.placement import Placement
-from hybridlm.engine.abstract import abstract_engine, cuts_of
+from hybridlm.engine.abstract import abstract_engine, shard_specs_of
 from hybridlm.programs.shapes import Shape
-from ir_passes import Collective
-from models import DecoderConfig, Family, ShareError, family_of
+from ir_passes.jaxpr.collectives import Collective
+from models import DecoderConfig, Family, ShardingError, family_of
 from models import Devices as Share
 from models.layers.moe import MoeConfig
 from models.state.state import state_size
@@ -111,8 +111,8 @@ def meshes(config: DecoderConfig) -> list[Devices]:
 
 def _fits(config: DecoderConfig, axis: str, size: int) -> bool:
     try:
-        config.share(Share(**{axis: size}))
-    except ShareError:
+        config.shard(Share(**{axis: size}))
+    except ShardingError:
         return False
     return True
 
@@ -157,7 +157,7 @@ def compiled(name: str, devices: Devices) -> Row:
 
 def held(family: Family, config: DecoderConfig, devices: Devices) -> Held:
     """What one device has; matrices and caches in bfloat16, as on GPUs."""
-    share, cuts = config.share(Share(devices.model, devices.expert)), cuts_of(family, config)
+    share, cuts = config.shard(Share(devices.model, devices.expert)), shard_specs_of(family, config)
     shards = Placement(abstract_mesh(*devices)).shards(family.weights(config), cuts)
     numbers = size = experts = 0
     for weight in family.weights(config):

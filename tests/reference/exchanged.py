@@ -8,7 +8,7 @@ from functools import partial
 from math import prod
 from typing import NamedTuple
 
-from ir_passes import Collective
+from ir_passes.jaxpr.collectives import Collective
 from models import DecoderConfig
 from models.decoder.decoder import BranchConfig, PostNorm
 from models.decoder.parallel import ParallelConfig
@@ -48,15 +48,15 @@ def by_hand(
         found[_exchange("psum", axes, devices, stream)] += 1
         for numbers in _norms(branch, devices.model):
             found[_exchange("psum", ("model",), devices, lanes * tokens * numbers * 4)] += 1
-    drawn = lanes if step == "generate" else lanes * tokens
+    sampled = lanes if step == "generate" else lanes * tokens
     if step == "score":
-        one = partial(_exchange, axes=("model",), devices=devices, size=4 * drawn)
+        one = partial(_exchange, axes=("model",), devices=devices, size=4 * sampled)
         # the greatest logit and the sum of exponentials, the logit of the text's token, whether it is the most likely
         found += Counter({one("pmax"): 1, one("psum"): 2})
         for count in (1, top) if top else (1,):
-            found += Counter(one("all_gather", size=4 * drawn * count, dtype=dtype) for dtype in ("float32", "int32"))
+            found += Counter(one("all_gather", size=4 * sampled * count, dtype=dtype) for dtype in ("float32", "int32"))
     else:
-        found[_exchange("all_gather", ("model",), devices, drawn * config.vocab_size // devices.model * 4)] += 1
+        found[_exchange("all_gather", ("model",), devices, sampled * config.vocab_size // devices.model * 4)] += 1
     return Counter({one: count for one, count in found.items() if one.devices > 1})
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint directory in float64, read without `models` or `hybridlm`: what every float64 forward begins with."""
+"""Checkpoint directory in float64, read without `models` or `hybridlm`: the basis of every float64 forward."""
 
 import json
 import pathlib

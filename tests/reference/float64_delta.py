@@ -43,7 +43,7 @@ def delta_rule(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: np.ndarray, b
 
 
 def kimi_delta_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
-    """One layer of Kimi Delta Attention on the normalised x [T, H], with Ling's gates."""
+    """Compute one KDA layer (arXiv:2510.26692) on the normalised x [T, H], with Ling's gates."""
     tokens, heads, size = len(x), config["num_attention_heads"], config.get("linear_head_dim", config["head_dim"])
     q, k, v = (part.reshape(tokens, heads, size) for part in convolved(x, weights, config["short_conv_kernel_size"]))
     f = (x @ weights["f_proj.weight"].T + weights["dt_bias"]).reshape(tokens, heads, size)
@@ -69,7 +69,7 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def latent_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
-    """One layer of latent attention on the normalised x [T, H], keys and values of every head written out."""
+    """Compute one latent attention layer (MLA) on the normalised x [T, H], with the keys and values of every head."""
     tokens, heads = len(x), config["num_attention_heads"]
     rank, shared = config["kv_lora_rank"], config["qk_rope_head_dim"]
     own, value = config["qk_nope_head_dim"], config["v_head_dim"]
@@ -108,7 +108,7 @@ def routed(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.nda
 
 
 def strong_delta_net(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
-    """One Gated DeltaNet mixer of OLMo Hybrid on the normalised x [T, H]."""
+    """Compute one Gated DeltaNet mixer of OLMo Hybrid on the normalised x [T, H]."""
     tokens, heads, dk = len(x), config["linear_num_value_heads"], config["linear_key_head_dim"]
     q, k, v = convolved(x, weights, config["linear_conv_kernel_dim"])
     q, k, v = q.reshape(tokens, -1, dk), k.reshape(tokens, -1, dk), v.reshape(tokens, heads, -1)
@@ -148,7 +148,7 @@ class Float64DeltaModel(Float64Checkpoint):
         return x @ self.tensors["lm_head.weight"].T
 
     def _norm(self, x: np.ndarray, *names: str) -> np.ndarray:
-        """By the first of several names that the file has."""
+        """Norm by the first of several names that the file has."""
         weight = next(self.tensors[f"{name}.weight"] for name in names if f"{name}.weight" in self.tensors)
         return rms_norm(x, weight, self.config["rms_norm_eps"])
 

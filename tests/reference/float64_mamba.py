@@ -34,7 +34,7 @@ def mamba2(
     norm: str = "gated",
     multipliers: Sequence[float] = (1.0,) * 5,
 ) -> Mamba2Output:
-    """One Mamba2 mixer on the normalised x [T, H], token by token from the zero state.
+    """Compute one Mamba2 mixer (SSD, arXiv:2405.21060) on the normalised x [T, H], token by token from the zero state.
 
     Args:
         weights: as named below `mamba.` or `mixer.`.
@@ -97,7 +97,7 @@ class Float64MambaModel(Float64Checkpoint):
     """A checkpoint of one of `FAMILIES`."""
 
     def mixed(self, x: np.ndarray, layer: str) -> np.ndarray:
-        """What the mixers of a layer add: one of them in Bamba, both in Falcon-H1, each with its factors."""
+        """Sum the mixers of a layer: one of them in Bamba, both in Falcon-H1, each with its factors."""
         c, total = self.config, np.zeros_like(x)
         if weights := self.below(f"{layer}.mamba"):
             normed = "normed" if c.get("mamba_norm_before_gate", False) else "gated"

@@ -47,7 +47,8 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def gated_delta_net(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> DeltaNetOutput:
-    """One Gated DeltaNet mixer (arXiv:2412.06464) on the normalised x [T, H], token by token from the zero state.
+    """Compute one Gated DeltaNet mixer (arXiv:2412.06464) on the normalised x [T, H], token by token from the zero
+    state.
 
     `weights` are named as below `linear_attn.`; both the separate projections of Qwen3.5 and the fused ones of
     Qwen3-Next, whose rows are grouped by key head, are understood.
@@ -97,7 +98,7 @@ def rotate(x: np.ndarray, rotary: int, theta: float) -> np.ndarray:
 
 
 def gated_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
-    """One gated attention mixer on the normalised x [T, H]: causal, grouped queries, partial rope, sigmoid gate.
+    """Compute one gated attention mixer on the normalised x [T, H]: causal, GQA, partial RoPE, sigmoid gate.
 
     `weights` are named as below `self_attn.`. Returns [T, H].
     """
@@ -184,7 +185,7 @@ class Float64Model(Float64Checkpoint):
         return x + swiglu(inputs, *(mlp[f"{part}_proj.weight"] for part in ("gate", "up", "down")))
 
     def mtp(self, tokens: Sequence[int], before: np.ndarray) -> np.ndarray:
-        """What the multi-token-prediction head makes of the tokens at positions 1, 2, ...; [T, H] after its norm.
+        """Run the MTP head on the tokens at positions 1, 2, ...; [T, H] after its norm.
 
         `before` [T, H] holds the hidden states of the tokens before them.
         """
@@ -200,9 +201,9 @@ class Float64Model(Float64Checkpoint):
         return self.mtp(tokens[1:], self.hidden(tokens)[0][:-1]) @ self.head.T
 
     def mtp_drafts(self, tokens: Sequence[int], count: int) -> list[int]:
-        """The tokens that the head expects, greedily, each from its own output for the one before.
+        """Return the head's greedy drafts, each from its own output for the one before.
 
-        `tokens` are those that the model has consumed and the one that it drew behind them.
+        `tokens` are those that the model has run and the one that it sampled after them.
         """
         before, drafts = self.hidden(tokens[:-1])[0], list(tokens)
         for _ in range(count):

@@ -7,11 +7,11 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "dense_multimodal"
-"""One of random weights, whose guesses are right by chance only."""
+"""A head of random weights, whose drafts are right by chance only."""
 
 
 def write_agreeing(directory: pathlib.Path) -> pathlib.Path:
-    """A model whose head guesses exactly what it draws, at any temperature; returns the directory.
+    """A model whose head drafts exactly what it samples, at any temperature; returns the directory.
 
     No layer adds anything to the residual stream, so what follows a token depends on that token alone; the head passes
     its embedding on and norms it as the model does. Both still keep the state that they would keep.

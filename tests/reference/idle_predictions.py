@@ -15,8 +15,8 @@ from xla_equations import apply
 
 from ir_passes import Lane, SlotMap
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import Common, OneLane, PoolRows, Rows
-from ir_passes.proof.values import Iota, Kept, Slot, Value
+from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows
+from ir_passes.proof.values import Iota, Kept, SlotEntry, Value
 from ir_passes.proof.views import View
 
 Checked = dict[str, int]
@@ -72,7 +72,7 @@ def _elements(reality: Reality, idle: np.ndarray, owner: Any, shape: tuple[int, 
             mine[:] = True
         case OneLane(int(lane)) if 0 <= lane < idle.shape[1]:
             mine[idle[:, lane]] = True
-        case Rows(axis, inner, start, None):
+        case LaneRows(axis, inner, start, None):
             lanes = start + np.arange(shape[axis + 1]) // inner
             inside = reality.inside(lanes)
             rows = np.where(inside, idle[:, np.where(inside, lanes, 0)], False)
@@ -99,7 +99,7 @@ def _may_differ(reality: Reality, owner: Any, shape: tuple[int, ...]) -> np.ndar
             return np.zeros(shape, bool)
         case OneLane(int(lane)):
             may = reality.may_differ(np.array([lane]))
-        case Rows(axis, inner, start, None):
+        case LaneRows(axis, inner, start, None):
             may = reality.may_differ(start + np.arange(shape[axis + 1]) // inner)
             return np.expand_dims(may, [d for d in range(1, len(shape)) if d != axis + 1])
         case _:
@@ -140,7 +140,7 @@ def _faults_of(
         index = np.arange(array.shape[value.fact.axis + 1]) // value.fact.div
         if look("iota", np.moveaxis(np.moveaxis(array, value.fact.axis + 1, -1) != index, -1, value.fact.axis + 1)):
             yield "does not count for idle lanes"
-    if isinstance(value.fact, Slot) and value.fact.guard is None and isinstance(value.owner, Rows):
+    if isinstance(value.fact, SlotEntry) and value.fact.guard is None and isinstance(value.owner, LaneRows):
         axis, lanes = value.owner.axis, value.owner.start + np.arange(array.shape[value.owner.axis + 1])
         lanes = np.where(reality.inside(lanes // value.owner.inner), lanes // value.owner.inner, 0)
         slots = reality.claims.leaves[value.fact.leaf][:, lanes]
@@ -253,7 +253,7 @@ class Views:
                     array, turn = array[:, turn], None
                 case ("rows", dim, _, sizes, (window, ()), index_axes, ()) if steps and len(index_axes) <= 1:
                     step, *steps = steps
-                    if step[0] != "by slot" or not isinstance(step[1], Slot) or step[1].guard is not None:
+                    if step[0] != "by slot" or not isinstance(step[1], SlotEntry) or step[1].guard is not None:
                         return None
                     if [size for d, size in enumerate(sizes) if d != dim] != [
                         size for d, size in enumerate(array.shape[1:]) if d != dim

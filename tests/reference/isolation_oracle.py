@@ -15,7 +15,8 @@ import jax
 import numpy as np
 from numpy_interpreter import NotInNumpy, evaluate
 
-from ir_passes import BoundContract, Lane, LaneContract, Pool, SlotMap
+from ir_passes import Lane, LaneContract, Pool, SlotMap
+from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import ir
 
 Leaves = list[np.ndarray]
@@ -23,7 +24,7 @@ Draw = Callable[[np.random.Generator], tuple[Any, ...]]
 
 
 class Leak(NamedTuple):
-    """What was seen.
+    """The leak that was seen.
 
     Attributes:
         change: what was changed, as "inputs of lane 2".
@@ -158,7 +159,7 @@ def _lanes_where(bound: BoundContract, run: Run, entry: Callable[[Any], bool]) -
 
 
 class Claims:
-    """What the contract says of the results of many runs.
+    """The contract's claims about the results of many runs.
 
     Args:
         bound: the contract.

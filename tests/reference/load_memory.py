@@ -22,8 +22,8 @@ import numpy as np
 import hybridlm
 from hybridlm.checkpoint import CheckpointDirectory, load_weights, open_directory
 from hybridlm.devices.placement import Placement
-from models import Cut, Family, Source, Weight, family_of
-from models.sharding.cut import Part, experts, rows
+from models import Family, ShardedDim, Weight, WeightSource, family_of
+from models.sharding.sharded_dim import Segment, shard_experts, shard_outputs
 from models.weights.sources import rows as rows_of
 from models.weights.sources import stacked
 
@@ -56,7 +56,8 @@ MODEL: dict[str, Any] = {
 def toy_weights(_: Any) -> list[Weight]:
     """Tensors as they are, experts that are stacked, rows in another order."""
     plain = [
-        Weight((f"plain.{i}",), (ROWS, COLUMNS), (Source({f"plain.{i}": (ROWS, COLUMNS)}),)) for i in range(LAYERS)
+        Weight((f"plain.{i}",), (ROWS, COLUMNS), (WeightSource({f"plain.{i}": (ROWS, COLUMNS)}),))
+        for i in range(LAYERS)
     ]
     names = [[f"expert.{e}.gate", f"expert.{e}.up"] for e in range(EXPERTS)]
     stack = Weight(("experts",), (EXPERTS, 2 * EXPERT_ROWS, COLUMNS), (stacked(names, (EXPERT_ROWS, COLUMNS)),))
@@ -92,13 +93,13 @@ def write(folder: Path, config: Mapping[str, Any], weights: list[Weight], dtype:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def toy_cuts(axis: str) -> dict[tuple[str | int, ...], tuple[Cut, ...]]:
+def toy_cuts(axis: str) -> dict[tuple[str | int, ...], tuple[ShardedDim, ...]]:
     """Along `model`: rows in two parts, columns of experts, and rows in another order; along `expert`: experts."""
     if axis == "expert":
-        return {("experts",): (experts(EXPERTS),)}
-    halves = (rows(*(Part(ROWS // 2, ROWS // 2),) * 2),)
-    cuts: dict[tuple[str | int, ...], tuple[Cut, ...]] = {(f"plain.{i}",): halves for i in range(LAYERS)}
-    return cuts | {("experts",): (Cut(2, "model", (Part(COLUMNS, COLUMNS),)),), ("rows",): halves}
+        return {("experts",): (shard_experts(EXPERTS),)}
+    halves = (shard_outputs(*(Segment(ROWS // 2, ROWS // 2),) * 2),)
+    cuts: dict[tuple[str | int, ...], tuple[ShardedDim, ...]] = {(f"plain.{i}",): halves for i in range(LAYERS)}
+    return cuts | {("experts",): (ShardedDim(2, "model", (Segment(COLUMNS, COLUMNS),)),), ("rows",): halves}
 
 
 def anonymous() -> int:

@@ -1,13 +1,13 @@
-"""A whole parameter, made of a checkpoint's tensors as its `Source` says."""
+"""A whole parameter, made of a checkpoint's tensors as its `WeightSource` says."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from models.weights.sources import Source
+from models.weights.sources import WeightSource
 
 
-def made(source: Source, shape: tuple[int, ...], tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+def made(source: WeightSource, shape: tuple[int, ...], tensors: Mapping[str, np.ndarray]) -> np.ndarray:
     """A parameter of that shape, of the dtype of the first tensor; every entry is written exactly once."""
     result = np.empty(shape, tensors[next(iter(source.shapes))].dtype)
     written = np.zeros(shape, int)

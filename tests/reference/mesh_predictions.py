@@ -13,8 +13,8 @@ from jaxpr_mutation import Subject
 from predicted_owners import Reality, differing, places_of, predictions
 
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import Common, OneLane, Order, PoolRows, Rows, Symbol
-from ir_passes.proof.values import Ahead, Slot, Value
+from ir_passes.proof.owners import Common, LaneRows, OneLane, Order, PoolRows, Symbol
+from ir_passes.proof.values import Ahead, SlotEntry, Value
 
 
 def inside(eqn: ir.JaxprEqn) -> tuple[list[Any], Callable[..., list[Any]]]:
@@ -120,7 +120,7 @@ def mesh_faults(subject: Subject, checked: dict[str, int] | None = None) -> Iter
                         yield f"{name}: is not what idle lanes keep on device {number}; said: {kept}"
 
 
-def _lanes(device: Device, owner: Rows | OneLane, shape: tuple[int, ...]) -> np.ndarray:
+def _lanes(device: Device, owner: LaneRows | OneLane, shape: tuple[int, ...]) -> np.ndarray:
     """The lane of each index along the axis of an owner; of one lane that one."""
     if isinstance(owner, OneLane):
         assert isinstance(owner.lane, int)
@@ -129,7 +129,7 @@ def _lanes(device: Device, owner: Rows | OneLane, shape: tuple[int, ...]) -> np.
 
 
 def _spread(rows: np.ndarray, owner: Any, shape: tuple[int, ...]) -> np.ndarray:
-    axis = owner.axis + 1 if isinstance(owner, Rows | PoolRows) else None
+    axis = owner.axis + 1 if isinstance(owner, LaneRows | PoolRows) else None
     return rows.reshape(len(rows), *(-1 if d == axis else 1 for d in range(1, len(shape))))
 
 
@@ -140,9 +140,9 @@ def _may_differ(reality: Reality, device: Device, owner: Any, shape: tuple[int, 
     match owner:
         case Common():
             return np.zeros(shape, bool)
-        case OneLane(Symbol()) | Rows(_, _, _, Order()):
+        case OneLane(Symbol()) | LaneRows(_, _, _, Order()):
             return None
-        case Rows() | OneLane():
+        case LaneRows() | OneLane():
             return _spread(reality.may_differ(_lanes(device, owner, shape)), owner, shape)
         case PoolRows(leaf):
             index, count = device.part(owner.split)
@@ -151,14 +151,14 @@ def _may_differ(reality: Reality, device: Device, owner: Any, shape: tuple[int, 
 
 
 def _facts(reality: Reality, device: Device, array: np.ndarray, value: Value) -> Iterator[str]:
-    """What is said of the numbers in an array on one device, [run, ...], and is not so."""
+    """Return the facts about an array on one device, [run, ...], that do not hold."""
     if value.range is not None and array.size and (array.min() < value.range[0] or array.max() > value.range[1]):
         yield f"holds {array.min()} to {array.max()}, outside its range {value.range}"
     match value.fact:
         case Ahead(name, rows):
             if (array != rows * device.at[name]).any():
                 yield f"does not hold the {rows} rows of each device before"
-        case Slot(leaf, None, less) if isinstance(value.owner, Rows) and value.owner.order is None:
+        case SlotEntry(leaf, None, less) if isinstance(value.owner, LaneRows) and value.owner.order is None:
             lanes = _lanes(device, value.owner, array.shape)
             slots = reality.all_runs(reality.claims.leaves[leaf])[:, lanes]
             entries = slots - (0 if less is None else less.rows * device.at[less.over])
@@ -168,12 +168,12 @@ def _facts(reality: Reality, device: Device, array: np.ndarray, value: Value) ->
 
 def _held(over: Mesh, arrays: np.ndarray, owner: Any) -> Iterator[str]:
     """Whether of all devices along some axes of the mesh one at most has more than zeros, for each lane."""
-    if not isinstance(owner, Rows | OneLane) or not owner.held:
+    if not isinstance(owner, LaneRows | OneLane) or not owner.held:
         return
     runs, _, *shape = arrays.shape
     there = arrays.reshape(runs, *over.shape.values(), *shape) != 0
     first = 1 + len(over.shape)
-    kept = first + owner.axis if isinstance(owner, Rows) else None
+    kept = first + owner.axis if isinstance(owner, LaneRows) else None
     rows = there.any(axis=tuple(axis for axis in range(first, there.ndim) if axis != kept))
     along = tuple(1 + over.axis_names.index(name) for name in owner.held)
     if (rows.sum(axis=along) > 1).any():
@@ -182,11 +182,11 @@ def _held(over: Mesh, arrays: np.ndarray, owner: Any) -> Iterator[str]:
 
 def _of_lanes(reality: Reality, lanes: np.ndarray, device: Device, owner: Any, shape: tuple[int, ...]) -> np.ndarray:
     """[run, ...]: elements of some lanes, [run, lane]; of rows of a pool none."""
-    if not isinstance(owner, Rows | OneLane) or isinstance(getattr(owner, "lane", 0), Symbol):
+    if not isinstance(owner, LaneRows | OneLane) or isinstance(getattr(owner, "lane", 0), Symbol):
         return np.zeros([1] * len(shape), bool)
     if any(name not in device.sizes for name in owner.split):
         return np.zeros([1] * len(shape), bool)
-    if isinstance(owner, Rows) and isinstance(owner.order, Order):
+    if isinstance(owner, LaneRows) and isinstance(owner.order, Order):
         return np.zeros([1] * len(shape), bool)
     index = _lanes(device, owner, shape)
     there = reality.inside(index)

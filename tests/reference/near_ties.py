@@ -10,7 +10,7 @@ import numpy as np
 import hybridlm
 
 
-def check_same_draws(
+def check_same_samples(
     lm: hybridlm.LM,
     found: Sequence[hybridlm.Completion],
     expected: Sequence[hybridlm.Completion],

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ir_passes import BoundContract, Lane, Pool
+from ir_passes import Lane, Pool
+from ir_passes.contract.contract import BoundContract
 
 
 class Leak(NamedTuple):

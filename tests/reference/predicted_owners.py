@@ -11,13 +11,13 @@ from jaxpr_mutation import Subject
 from ir_passes import SlotMap
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import walk
-from ir_passes.proof.owners import Backwards, Common, OneLane, Order, PoolRows, Rows, Symbol
+from ir_passes.proof.owners import Backwards, Common, LaneRows, OneLane, Order, PoolRows, Symbol
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.values import Columns, Counts, Iota, OneHot, Permuted, Slot, Spread, Value
+from ir_passes.proof.values import Columns, Counts, Iota, OneHot, Permuted, SlotEntry, Spread, Value
 
 
 class Prediction(NamedTuple):
-    """What the proof says of a variable.
+    """The abstract value that the proof gives a variable.
 
     Attributes:
         equation: that gives it.
@@ -82,7 +82,7 @@ class Reality:
                     self.lanes[i, leaf == 0] = True
 
     def inside(self, lanes: np.ndarray) -> np.ndarray:
-        """Which of these are lanes; the others are numbers of padding, `jnp.pad` gives negative ones too."""
+        """Return which numbers are lanes; the others are padding, of which `jnp.pad` gives negative ones too."""
         return (lanes >= 0) & (lanes < self.bound.lanes)
 
     def may_differ(self, lanes: np.ndarray) -> np.ndarray:
@@ -202,7 +202,7 @@ def _faults_of(
             index = np.arange(array.shape[axis + 1]) // div
             if (np.moveaxis(array, axis + 1, -1) != index).any():
                 yield "does not count"
-        case Slot(leaf, None) if isinstance(value.owner, Rows) and value.owner.order is None:
+        case SlotEntry(leaf, None) if isinstance(value.owner, LaneRows) and value.owner.order is None:
             lanes = value.owner.start + np.arange(array.shape[value.owner.axis + 1]) // value.owner.inner
             inside = reality.inside(lanes)
             rows = np.moveaxis(array, value.owner.axis + 1, -1)[..., inside]
@@ -234,7 +234,7 @@ def _faults_of(
                 yield "is not spread from its vector"
 
 
-def places_of(owner: Rows, count: int) -> np.ndarray:
+def places_of(owner: LaneRows, count: int) -> np.ndarray:
     """Where rows were before they were reversed; of those that were not, or were sorted, where they are."""
     places = np.arange(count)
     return owner.order.rows - 1 - places if isinstance(owner.order, Backwards) else places
@@ -250,7 +250,7 @@ def _changed(reality: Reality, array: np.ndarray, owner: Any, orders: dict[int, 
             return _by_run(differing(array, array[base])) & ~reality.may_differ(np.array([lane]))[:, 0]
         case OneLane(Symbol(number)):
             return reality.outside_picked((number, where), _by_run(differing(array, array[base])))
-        case Rows(axis, inner, start, order):
+        case LaneRows(axis, inner, start, order):
             rows = np.moveaxis(array, axis + 1, 1)
             lane = places_of(owner, rows.shape[1]) // inner + start
             if isinstance(order, Order):

@@ -195,7 +195,7 @@ def _alive(own: Array, rank: int, axis: int) -> Array:
 
 
 def _kept(rng: Choose, own: Array, slots: Array, pool: Array, new: Array, old: Array) -> Array:
-    """What idle lanes keep, in one of the usual ways, some of them wrong.
+    """Keep the rows of idle lanes in one of the usual ways, some of them wrong.
 
     Args:
         own: lengths.

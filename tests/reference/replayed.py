@@ -10,7 +10,7 @@ import numpy as np
 import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.requests.sequence import Sequence as Alive
+from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.operands import Batch, Feed
 
@@ -58,11 +58,11 @@ class Replayed:
             self._replay([text.tokens for text in self.texts[start : start + lanes]])
 
     def submit(self, session: hybridlm.Session, number: int, most: int, **settings: Any) -> int:
-        """Ask for a text; returns the number of the request. It is drawn by the text's key, whichever that is."""
+        """Ask for a text; returns the number of the request. It is sampled by the text's key, whichever that is."""
         text, index = self.texts[number], session._submitted
         asked: Any = {**text.settings, "max_tokens": most, **settings}
         request = self.lm._inputs.request(index, text.prompt, hybridlm.SamplingParams(**asked))
-        session.add(dataclasses.replace(request, draw_index=number))
+        session.add(dataclasses.replace(request, sampling_index=number))
         return index
 
     def check(self, number: int, rows: Any, lane: int, consumed: int) -> None:
@@ -156,9 +156,9 @@ class Run:
     def move(self) -> None:
         """Move the rows of all that decode to another pool, as the scheduler does when its size changes."""
         session = self._session
-        while session._flights and session._flights[0].accepted is not None:
+        while session._in_flight and session._in_flight[0].accepted is not None:
             session._read()
-        pool = session._scheduler._decode
+        pool = session._scheduler._decode_pool
         if pool is not None:
             session._scheduler._resize(pool.size)
 
@@ -173,16 +173,17 @@ class Run:
             assert completion.token_ids == generated[: len(completion.token_ids)]
             self._ended.add(event.index)
         scheduler = self._session._scheduler
-        for pool, sequences in ((scheduler._staging, scheduler.prefilling), (scheduler._decode, scheduler.decoding)):
+        prefill, decode = scheduler._prefill_pool, scheduler._decode_pool
+        for pool, sequences in ((prefill, scheduler.prefilling), (decode, scheduler.decoding)):
             for sequence in sequences:
                 assert pool is not None and sequence.slot is not None
                 self._check(pool, sequence, pool.lanes([sequence.slot])[0])
 
-    def _check(self, pool: RowPool, sequence: Alive, lane: int) -> None:
+    def _check(self, pool: RowPool, sequence: ActiveSequence, lane: int) -> None:
         consumed = sequence.consumed
-        for flight in self._session._flights:
-            if flight.accepted is not None and (sequence, lane) in flight.draws:
-                consumed += int(flight.accepted[lane])  # the host learns it in the next step
+        for dispatched in self._session._in_flight:
+            if dispatched.accepted is not None and (sequence, lane) in dispatched.sequences:
+                consumed += int(dispatched.accepted[lane])  # the host learns it in the next step
         if consumed:
             self._replayed.check(self._numbers[sequence.request.index], pool.look(), lane, consumed)
             self.checked += 1

@@ -15,13 +15,13 @@ def check_reused_rows(lm: hybridlm.LM) -> None:
     prompts = [[5, 9, 3, 7, 11, 2, 8, 4, 6], [10, 12], [13, 14, 15, 16, 17], [18] * 11, [1], [20] * 8]
     settings: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "logprobs": 3}
     engine = lm.engine
-    engine._kept.clear()
+    engine._idle_pools.clear()
     want, scores = lm.generate(prompts, **settings), lm.score(prompts)
     assert lm.generate(prompts, **settings) == want
-    for use, pool in list(engine._kept.items()):
+    for use, pool in list(engine._idle_pools.items()):
         rows = pool.take()
         layers = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), rows.layers)
-        engine._kept[use] = RowPool(Rows(layers, jnp.full_like(rows.token, lm.config.vocab_size - 1)))
+        engine._idle_pools[use] = RowPool(Rows(layers, jnp.full_like(rows.token, lm.config.vocab_size - 1)))
     assert lm.generate(prompts, **settings) == want
     for got, expected in zip(lm.score(prompts), scores, strict=True):
         assert got.logprobs.tobytes() == expected.logprobs.tobytes()

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ir_passes import BoundContract, Lane, LaneContract, Pool, SlotMap
+from ir_passes import Lane, LaneContract, Pool, SlotMap
+from ir_passes.contract.contract import BoundContract
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import prove_jaxpr

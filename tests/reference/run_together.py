@@ -19,9 +19,9 @@ from jax import lax
 import hybridlm
 from hybridlm.engine.engine import Engine
 from hybridlm.multiprocess import environment
-from hybridlm.multiprocess.crew import Crew
 from hybridlm.multiprocess.joining import join
 from hybridlm.multiprocess.key_values import KeyValues
+from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.operands import Batch
@@ -62,7 +62,7 @@ def befall(fault: str) -> None:
         return data[:50] + bytes([data[50] ^ 4]) + data[51:]
 
     def in_turn(name: str) -> None:
-        if name.endswith(f"/{AT}") and name.startswith("plan"):
+        if name.endswith(f"/{AT}") and name.startswith("operation"):
             befallen()
             if fault == "sleep":
                 time.sleep(600)
@@ -128,25 +128,25 @@ def befallen() -> None:
 
 def watch_rows() -> None:
     """Say at a disagreement whether the rows of this process are as they were before the step."""
-    call, disagree = Crew.call, Crew._disagree
+    call, disagree = ProcessGroup.call, ProcessGroup._disagree
     kept: dict[int, bool] = {}
 
     def local(tree: Any) -> list[np.ndarray]:
         return [np.array(part.data) for leaf in jax.tree.leaves(tree) for part in leaf.addressable_shards]
 
-    def looked(self: Crew, shape: Any, compiled: Any, args: tuple) -> Any:
+    def looked(self: ProcessGroup, shape: Any, compiled: Any, args: tuple) -> Any:
         epoch, before = self._current[0], local(args[1 if isinstance(shape, Shape) else 0])
         results = call(self, shape, compiled, args)
         after = local(results[-1])
         kept[epoch] = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(before, after, strict=True))
         return results
 
-    def said(self: Crew, told: Any) -> None:
+    def said(self: ProcessGroup, told: Any) -> None:
         others = [one for epoch, one in kept.items() if epoch < told.epoch]
         print(f"process {self.process}: kept {kept[told.epoch]}, {len(others) - sum(others)} changed", file=sys.stderr)
         disagree(self, told)
 
-    Crew.call, Crew._disagree = looked, said
+    ProcessGroup.call, ProcessGroup._disagree = looked, said
 
 
 def work(lm: hybridlm.LM, fault: str) -> dict[str, Any]:

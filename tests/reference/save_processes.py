@@ -14,13 +14,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hybridlm.checkpoint.pieces import saved_pieces
 from hybridlm.checkpoint.saved_index import open_saved
 from hybridlm.checkpoint.saved_read import _Reading
-from hybridlm.checkpoint.saved_write import Described, save_checkpoint
+from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
 from hybridlm.checkpoint.shards import Shards
-from models import Cut, Part
-from models.weights.sources import Window
+from models import Segment, ShardedDim
+from models.weights.sources import ArraySlice
 
-PARTS = (Part(16, 8), Part(8, 2, repeats=True), Part(4, 1, repeats=True))
-CUT = Cut(0, "model", PARTS)
+PARTS = (Segment(16, 8), Segment(8, 2, replicable=True), Segment(4, 1, replicable=True))
+CUT = ShardedDim(0, "model", PARTS)
 WHOLE = np.arange(CUT.size * 6, dtype=np.float32).reshape(CUT.size, 6)
 
 
@@ -31,7 +31,7 @@ def laid(mesh: jax.sharding.Mesh) -> Shards:
 def of_device(shards: Shards) -> jax.Array:
     """The parameter over a mesh, made of what each process knows anyway."""
 
-    def host(windows: Iterable[tuple[Window, Window]], shape: tuple[int, ...]) -> np.ndarray:
+    def host(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
         result = np.empty(shape, np.float32)
         for source, target in windows:
             result[target] = WHOLE[source]
@@ -46,7 +46,7 @@ def main(port: int, count: int, number: int, folder: pathlib.Path) -> None:
     devices = np.array(jax.devices())
     array = of_device(laid(jax.sharding.Mesh(devices, ("model",))))
     parameters = {"whole": saved_pieces(array, (CUT,))}
-    save_checkpoint(folder / "saved", folder, Described("0", "none", "float32", "none"), parameters)
+    save_checkpoint(folder / "saved", folder, ModelDescription("0", "none", "float32", "none"), parameters)
     other = laid(jax.sharding.Mesh(devices.reshape(2, -1), ("data", "model")))
     saved = open_saved(folder / "saved")
     reading = _Reading(saved, "whole")

@@ -12,8 +12,8 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from tiny_variants import variant
 
-from models import Cut, Decoder, DecoderConfig, Devices, Family, MtpDecoder, family_of
-from models.sharding.cut import Part
+from models import Decoder, DecoderConfig, Devices, Family, MtpDecoder, ShardedDim, family_of
+from models.sharding.sharded_dim import Segment
 
 LANES, CONTEXT, BLOCKS = 4, 300, 3
 PREFILL, VERIFIED = 9, 3
@@ -71,27 +71,27 @@ def mesh_of(axes: Axes) -> Mesh:
     return Mesh(devices, ("data", "model", "expert"), axis_types=(AxisType.Auto,) * 3)
 
 
-def spread(array: np.ndarray, cuts: Sequence[Cut], devices: Devices) -> np.ndarray:
+def spread(array: np.ndarray, cuts: Sequence[ShardedDim], devices: Devices) -> np.ndarray:
     """The shares of an array one after another in every dimension that is cut: contiguous slices are shares."""
     for cut in cuts:
         count = devices.along(cut.axis)
-        index = np.concatenate([np.arange(cut.size)[s] for device in range(count) for s in cut.indices(device, count)])
+        index = np.concatenate([np.arange(cut.size)[s] for device in range(count) for s in cut.slices(device, count)])
         array = np.take(array, index, axis=cut.dim)
     return array
 
 
-def joined(array: np.ndarray, cut: Cut | None, devices: Devices) -> np.ndarray:
+def joined(array: np.ndarray, cut: ShardedDim | None, devices: Devices) -> np.ndarray:
     """The whole array of what `spread` makes of it; units that lie on several devices are taken from the last."""
     if cut is None:
         return array
     count = devices.along(cut.axis)
-    index = np.concatenate([np.arange(cut.size)[s] for device in range(count) for s in cut.indices(device, count)])
+    index = np.concatenate([np.arange(cut.size)[s] for device in range(count) for s in cut.slices(device, count)])
     whole = np.zeros(array.shape[: cut.dim] + (cut.size,) + array.shape[cut.dim + 1 :], array.dtype)
     np.moveaxis(whole, cut.dim, 0)[index] = np.moveaxis(array, cut.dim, 0)
     return whole
 
 
-def spec(cuts: Sequence[Cut], devices: Devices, lanes: int = 1) -> P:
+def spec(cuts: Sequence[ShardedDim], devices: Devices, lanes: int = 1) -> P:
     """Where each dimension lies; axes of one device are not named."""
     dims: dict[int, str] = {cut.dim: cut.axis for cut in cuts if devices.along(cut.axis) > 1}
     if lanes > 1:
@@ -100,7 +100,7 @@ def spec(cuts: Sequence[Cut], devices: Devices, lanes: int = 1) -> P:
 
 
 def scenario(model: Decoder, state: Any, tokens: Any, blocks: Any) -> Steps:
-    """Steps of every kind, each from the state that the last one leaves; a head guesses once behind the last."""
+    """Steps of every kind, each from the state that the last one leaves; a head drafts once after the last."""
     first, second, one, drafts = tokens
     done = jnp.zeros_like(first[:, 0])
     hidden, logits, states = [], [], []
@@ -127,7 +127,7 @@ def scenario(model: Decoder, state: Any, tokens: Any, blocks: Any) -> Steps:
     if isinstance(model, MtpDecoder):
         head = state[-1]
         done = done + counted
-        out, _ = model.consume_pairs(one, head.hidden[:, None], jnp.ones_like(lengths), done, head.layer, blocks)
+        out, _ = model.mtp_forward(one, head.hidden[:, None], jnp.ones_like(lengths), done, head.layer, blocks)
     keep(out, state)
     return Steps(hidden, logits, states)
 
@@ -167,7 +167,7 @@ def on_devices(
     tiny: Tiny,
     axes: Axes,
     steps: Callable[..., Steps] = scenario,
-    recut: Callable[[Cut], Cut] = lambda cut: cut,
+    recut: Callable[[ShardedDim], ShardedDim] = lambda cut: cut,
 ) -> Steps:
     """The same steps of its shares on a mesh, with what they give put together again.
 
@@ -179,9 +179,9 @@ def on_devices(
         recut: what is made of the cuts before they are used.
     """
     data, devices = axes[0], Devices(*axes[1:])
-    share = nnx.eval_shape(lambda: tiny.family.build(tiny.config.share(devices), nnx.Rngs(0)))
+    share = nnx.eval_shape(lambda: tiny.family.build(tiny.config.shard(devices), nnx.Rngs(0)))
     graph = nnx.graphdef(share)
-    cuts = {path: tuple(map(recut, found)) for path, found in model.cuts().items()}
+    cuts = {path: tuple(map(recut, found)) for path, found in model.sharded_dims().items()}
     params, param_specs = [], []
     flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(model, nnx.Param)))
     for path, variable in flat:
@@ -189,13 +189,13 @@ def on_devices(
         param_specs.append((path, variable.replace(spec(cuts.get(path, ()), devices))))
     params, param_specs = nnx.from_flat_state(params), nnx.from_flat_state(param_specs)
     arrays = jax.tree.leaves(model.state_arrays())
-    state_cuts = [() if array.cut is None else (array.cut,) for array in arrays]
+    state_cuts = [() if array.sharded_dim is None else (array.sharded_dim,) for array in arrays]
     lanes = P("data") if data > 1 else P()
     tree = jax.tree.structure(model.state_arrays())
     state_specs = [spec(cuts, devices, data) for cuts in state_cuts]
     rows = jax.tree.leaves(used_rows(model))
     state = [spread(leaf, cuts, devices) for leaf, cuts in zip(rows, state_cuts, strict=True)]
-    vocabulary = spec((Cut(2, "model", ()),), devices, data)
+    vocabulary = spec((ShardedDim(2, "model", ()),), devices, data)
 
     def run(params: Any, *operands: Any) -> Steps:
         return steps(nnx.merge(graph, params), *operands)
@@ -212,23 +212,23 @@ def on_devices(
         jax.jit(stepped)(params, jax.tree.unflatten(tree, state), operands(tiny.config.vocab_size), jnp.int32(BLOCKS))
     )
     states = [
-        [joined(leaf, array.cut, devices) for leaf, array in zip(leaves, arrays, strict=True)]
+        [joined(leaf, array.sharded_dim, devices) for leaf, array in zip(leaves, arrays, strict=True)]
         for leaves in found.states
     ]
     return found._replace(states=states)
 
 
-def contiguous(cut: Cut) -> Cut:
+def contiguous(cut: ShardedDim) -> ShardedDim:
     """The mistake: several parts cut as if they were one."""
-    return Cut(cut.dim, cut.axis, (Part(cut.size, cut.size),)) if len(cut.parts) > 1 else cut
+    return ShardedDim(cut.dim, cut.axis, (Segment(cut.size, cut.size),)) if len(cut.segments) > 1 else cut
 
 
-class OtherUnits(Cut):
+class OtherUnits(ShardedDim):
     """The mistake: of each part the units lie on other devices than those that compute with them."""
 
-    def indices(self, device: int, devices: int) -> list[slice]:
+    def slices(self, device: int, devices: int) -> list[slice]:
         found, start = [], 0
-        for part in self.parts:
+        for part in self.segments:
             unit = part.size // part.units
             count = max(part.units // devices, 1)
             of_device = [(device + turn * devices) % part.units for turn in range(count)]
@@ -237,19 +237,19 @@ class OtherUnits(Cut):
         return found
 
 
-def in_turn(cut: Cut) -> Cut:
+def in_turn(cut: ShardedDim) -> ShardedDim:
     """The mistake: units dealt out to devices in turn, of groups that are fewer than the devices too."""
-    return OtherUnits(cut.dim, cut.axis, cut.parts)
+    return OtherUnits(cut.dim, cut.axis, cut.segments)
 
 
-def gates_in_turn(heads: int) -> Callable[[Cut], Cut]:
+def gates_in_turn(heads: int) -> Callable[[ShardedDim], ShardedDim]:
     """The mistake in the gates of a layer alone, which have one number for each of so many heads."""
-    return lambda cut: in_turn(cut) if cut.parts == (Part(heads, heads),) else cut
+    return lambda cut: in_turn(cut) if cut.segments == (Segment(heads, heads),) else cut
 
 
-def groups_in_turn(cut: Cut) -> Cut:
+def groups_in_turn(cut: ShardedDim) -> ShardedDim:
     """The mistake in layers that repeat groups."""
-    return in_turn(cut) if any(part.repeats for part in cut.parts) else cut
+    return in_turn(cut) if any(part.replicable for part in cut.segments) else cut
 
 
 def check_equal(found: Steps, expected: Steps, tolerance: float) -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from hybridlm.multiprocess.environment import ADDRESS, COUNT, NUMBER
-from hybridlm.multiprocess.launch import Failed, _free_port, launch
+from hybridlm.multiprocess.launch import LaunchError, _free_port, launch
 
 directory, fault, count, timeout, faulty, how = sys.argv[1:]
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
@@ -31,6 +31,6 @@ if how == "alone":
     sys.exit(alone())
 try:
     launch(command, int(count), float(timeout))
-except Failed as error:
+except LaunchError as error:
     print(f"error: {error}; ended at {time.time()}", file=sys.stderr)
     sys.exit(error.status)

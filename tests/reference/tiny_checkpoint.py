@@ -36,7 +36,7 @@ _VISION = {
 
 
 def write_checkpoint(variant: Variant, seed: int, directory: pathlib.Path) -> None:
-    """Writes config.json and safetensors of `variant` into `directory`; the same seed gives the same bytes."""
+    """Write config.json and safetensors of `variant` into `directory`; the same seed gives the same bytes."""
     directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     model = _new_model(variant)

@@ -20,7 +20,7 @@ GREEDY_TOKENS = 32
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One tiny checkpoint.
+    """A tiny checkpoint.
 
     `text` holds the fields of the text config. `multimodal` lets the Hugging Face class with a vision tower write it
     (nested `text_config`, names under `model.language_model.`). `fused_experts` stores `[E, 2I, H]` tensors (`[E, I,

@@ -11,8 +11,7 @@ import numpy as np
 import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.requests.sequence import Request, ResolvedParams
-from hybridlm.requests.sequence import Sequence as Alive
+from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams
 from hybridlm.steps.operands import Batch, Feed
 from hybridlm.steps.structure import Rows
 
@@ -55,9 +54,9 @@ class Lane:
         return Feed(self.tokens, len(self.past)) if self.certain else None
 
     @cached_property
-    def owner(self) -> Alive | None:
+    def owner(self) -> ActiveSequence | None:
         params = ResolvedParams(temperature=1.0)
-        return None if self.sampled is None else Alive(Request(self.sampled, (1,), params))
+        return None if self.sampled is None else ActiveSequence(Request(self.sampled, (1,), params))
 
 
 class Scene(NamedTuple):
@@ -100,11 +99,11 @@ class Steps:
         return self._programs[shape](self.lm.engine.params, rows, *batch, *operands, *sampling_arrays(owners))
 
     def verify(self, rows: Rows, lanes: Sequence[Lane]) -> tuple[np.ndarray, np.ndarray, Rows]:
-        """(accepted, drawn, rows)"""
+        """(accepted, sampled, rows)"""
         drafts = np.array([len(lane.drafts) for lane in lanes], np.int32)
         feeds, owners = [lane.feed for lane in lanes], [lane.owner for lane in lanes]
-        (accepted, drawn), rows = self.run(Shape("verify", self.lanes, self.tokens), rows, feeds, owners, drafts)
-        return np.asarray(accepted), np.asarray(drawn.token), rows
+        (accepted, sampled), rows = self.run(Shape("verify", self.lanes, self.tokens), rows, feeds, owners, drafts)
+        return np.asarray(accepted), np.asarray(sampled.token), rows
 
     def read(self, rows: Rows, texts: Sequence[Sequence[int]]) -> Rows:
         """The rows after texts, from their beginnings."""
@@ -115,8 +114,8 @@ class Steps:
         return rows
 
     def one_by_one(self, scene: Scene) -> tuple[np.ndarray, Rows]:
-        """What is drawn behind the tokens that have to be accepted, and the rows, if these are consumed singly."""
-        rows, drawn = scene.rows, np.full((self.lanes, self.tokens), -1)
+        """What is sampled behind the tokens that have to be accepted, and the rows, if these are consumed singly."""
+        rows, sampled = scene.rows, np.full((self.lanes, self.tokens), -1)
         owners = [lane.owner for lane in scene.lanes]
         for place in range(self.tokens):
             feeds = [
@@ -125,8 +124,8 @@ class Steps:
             ]
             if any(feeds):
                 out, rows = self.run(Shape("generate", self.lanes, 1), rows, feeds, owners)
-                drawn[:, place] = np.where([feed is not None for feed in feeds], out.token, -1)
-        return drawn, rows
+                sampled[:, place] = np.where([feed is not None for feed in feeds], out.token, -1)
+        return sampled, rows
 
     def used_rows(self, texts: Sequence[Sequence[int]], rng: np.random.Generator) -> Rows:
         """Rows after texts, in a pool that others have used before."""
@@ -140,9 +139,9 @@ class Steps:
         found: list[list[int]] = [[] for _ in lanes]
         for _ in range(count):
             longer = [lane.but(certain=(*lane.certain, *known)) for lane, known in zip(lanes, found, strict=True)]
-            drawn = self.verify(rows, longer)[1]
+            sampled = self.verify(rows, longer)[1]
             for lane, known in enumerate(found):
-                known.append(int(drawn[lane, len(longer[lane].certain) - 1]))
+                known.append(int(sampled[lane, len(longer[lane].certain) - 1]))
         return found
 
 
@@ -168,7 +167,7 @@ def scene_of(steps: Steps) -> Scene:
     behind = steps.right_drafts(rows, [one.but(certain=(*one.certain, *until_wrong)) for one in begun], 1)
     lanes = [
         begun[0].but(drafts=right[0]),  # every draft right
-        begun[1].but(drafts=(*until_wrong, *behind[1])),  # what is drawn behind a wrong one is no better
+        begun[1].but(drafts=(*until_wrong, *behind[1])),  # what is sampled behind a wrong one is no better
         begun[2].but(drafts=(wrong(right[2][0], vocab),)),  # one draft, wrong, in the second block of the cache
         begun[3],  # no drafts
         begun[4].but(certain=prompt),  # begins with as many tokens as the step has, and without drafts

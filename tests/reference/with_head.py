@@ -40,7 +40,7 @@ def head_logits(model: MtpDecoder, prompts: Sequence[Sequence[int]]) -> list[np.
         hidden, _ = model(tokens, lengths, positions, state, blocks)
         # nothing is before the first token, and nobody may look
         before = jnp.pad(hidden[:, :-1], [(0, 0), (1, 0), (0, 0)], constant_values=jnp.nan)
-        after, _ = model.consume_pairs(tokens, before, lengths, positions, state[-1].layer, blocks)
+        after, _ = model.mtp_forward(tokens, before, lengths, positions, state[-1].layer, blocks)
         return model.logits(after)
 
     found = np.asarray(run(parameters, jnp.asarray(tokens), jnp.array([len(prompt) for prompt in prompts])))

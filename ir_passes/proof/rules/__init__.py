@@ -1,4 +1,4 @@
-"""Rules of the lane proof: what each of JAX's primitives does to the ownership of elements.
+"""The transfer functions (rules) of the lane proof, one for each of JAX's primitives.
 
 A part of `proof`, and imported by it. Begin with `registry`, the table; `all` fills it.
 """

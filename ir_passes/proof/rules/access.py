@@ -7,11 +7,12 @@ from typing import Any
 
 from jax.lax import GatherScatterMode
 
+from ir_passes.contract.statements import Assumption, Note
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows, Symbol, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import constant
-from ir_passes.proof.values import Columns, Constant, Iota, Slot, Value
+from ir_passes.proof.values import Columns, Constant, Iota, SlotEntry, Value
 from ir_passes.proof.views import View, block, entered, left, reshaped
 from ir_passes.proof.violations import ViolationKind
 
@@ -23,7 +24,7 @@ _FILLED = ("filled out of bounds",)
 
 @dataclass(frozen=True)
 class Access:
-    """How elements of an operand meet elements of a window array, the result of a read or the updates of a write.
+    """The pairing of an operand's elements with those of a window array: the result of a read, or a write's updates.
 
     Attributes:
         full: shape of the operand.
@@ -53,18 +54,18 @@ class Access:
         return all(size == 1 for size in self.index_shape[:-1])
 
     def index_owner(self, dim: int) -> Owner:
-        """Whose the index along an operand dimension is, in dimensions of the window array."""
+        """Return the owner of the index along an operand dimension, in dimensions of the window array."""
         owner = self.columns[dim].owner
         axis = axis_of(owner)
         return owner if axis is None else moved(owner, self.index_axes[axis])
 
     def owners(self, site: Site, without: int | None = None) -> Owner:
-        """Whose the indices are, all but one."""
+        """Return the join of the owners of the indices, all but one."""
         return site.join(*(self.index_owner(dim) for dim in self.columns if dim != without))
 
-    def tells_places(self, owner: Owner, without: int | None = None) -> bool:
+    def reveals_places(self, owner: Owner, without: int | None = None) -> bool:
         """Whether a shared index differs between rows whose order depends on all lanes."""
-        if not isinstance(owner, Rows) or owner.order is None:
+        if not isinstance(owner, LaneRows) or owner.order is None:
             return False
         return any(
             isinstance(value.owner, Common) and not self.scalar and not constant(value, self.index_shape)
@@ -77,13 +78,13 @@ class Access:
         return dim in self.window and self.sizes[dim] == self.full[dim]
 
     def step(self, dim: int) -> tuple:
-        """This access as a step of a view whose index along `dim` is another matter."""
+        """Return this access as a step of a view, without the index along `dim`."""
         others = tuple((d, value.number) for d, value in sorted(self.columns.items()) if d != dim)
         along = tuple(sorted(self.window.items())), tuple(sorted(self.paired.items()))
         return ("rows", dim, self.full, self.sizes, along, self.index_axes, others)
 
     def taken(self, view: View, dim: int) -> View:
-        """The path after this read of a view whose index along `dim` is another matter."""
+        """Return the view after this read, without the index along `dim`."""
         fills = self.drops and not all(self.inside(other) for other in self.columns if other != dim)
         if self.is_block:
             view = reshaped(block(view, dim, self.full, self.sizes, self._places(dim)), self.sizes, self.window_shape)
@@ -98,14 +99,14 @@ class Access:
         return not self.paired and self.scalar and axes == sorted(axes)
 
     def _places(self, but: int) -> Iterator[tuple[int, Hashable]]:
-        """Where a block begins, by constants or value numbers, along each axis where that is not the only place."""
+        """Yield the start of a block, a constant or value number, along each axis with more than one place."""
         for dim, value in self.columns.items():
             at = constant_of(value)
             if dim != but and not (at == 0 and self.sizes[dim] == self.full[dim]):
                 yield dim, ("value", value.number) if at is None else at
 
     def put(self, view: View, dim: int) -> View | None:
-        """The path after this write puts back what was taken; None where it was taken elsewhere.
+        """Return the view after this write puts a part back; None where the part was taken elsewhere.
 
         What was read out of bounds holds a fill value, which only a write that drops it leaves out.
         """
@@ -134,14 +135,14 @@ class Access:
 
 
 def constant_of(value: Value) -> int | None:
-    """The number that an index is in every run; None where it varies."""
+    """Return the constant value of an index; None where it varies."""
     if isinstance(value.owner, Common) and value.range is not None and value.range[0] == value.range[1]:
         return value.range[0]
     return None
 
 
-def lane_at(access: Access, dim: int, rows: Rows) -> OneLane | None:
-    """The lane whose row one shared index picks."""
+def lane_at(access: Access, dim: int, rows: LaneRows) -> OneLane | None:
+    """Return the lane whose row one shared index picks."""
     index = access.columns[dim]
     if rows.order is not None or not isinstance(index.owner, Common):
         return None
@@ -154,7 +155,7 @@ def lane_at(access: Access, dim: int, rows: Rows) -> OneLane | None:
 
 
 def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Value]:
-    """The indices along each dimension; `last` is the axis along which they lie beside each other."""
+    """Split an index array into one array per dimension; `last` is the axis that holds the components."""
     if axis_of(indices.owner) == last:
         mixed = site.mixed("one place is picked by indices of different lanes", "let each lane index its own elements")
         indices = indices.but(owner=mixed, fact=None)
@@ -164,7 +165,7 @@ def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Va
         return list(indices.fact.values)
     if count == 1:
         return [indices]
-    fact = indices.fact if isinstance(indices.fact, Slot | Constant) else None
+    fact = indices.fact if isinstance(indices.fact, SlotEntry | Constant) else None
     numbers = [site.prover.number(("column", indices.number, k)) for k in range(count)]
     return [indices.but(number=number, fact=fact) for number in numbers]
 
@@ -220,7 +221,7 @@ def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
 
 
 def check_position(site: Site, operand: Value, access: Access) -> None:
-    """A position of a labelled pool is an operand, never a constant."""
+    """Report a position of a pool with named dimensions that is a constant of the program."""
     leaf = site.prover.versions.leaf_of.get(operand.version) if operand.version is not None else None
     if leaf is None:
         return
@@ -238,7 +239,7 @@ def check_position(site: Site, operand: Value, access: Access) -> None:
 
 
 def unsorted(site: Site, access: Access) -> Mixed | None:
-    """What comes of indices of lanes that are said to be sorted, which XLA may rely on; None where they are not.
+    """Return the owner of the result where lanes' indices are declared sorted, which XLA may rely on; else None.
 
     Of indices that are not sorted the result is the implementation's own, for all places together.
     """
@@ -252,17 +253,16 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
     if together <= 1 or not varying or (isinstance(counting, Iota) and access.index_shape[counting.axis] == together):
         return None
     if all(isinstance(value.owner, Common) for value in access.columns.values()):
-        source = ir.source_of(site.eqn)
-        site.prover.assumed.add(f"shared indices of {site.name!r} at {source} are sorted: indices_are_sorted=True")
+        site.prover.assumed.add(Assumption.SORTED_INDICES.statement(f"{site.name} at {ir.source_of(site.eqn)}"))
         return None
     message = "indices of lanes are said to be sorted, and nothing shows that they are"
     return site.mixed(message, "leave indices_are_sorted out")
 
 
 def bounds_note(site: Site, operand: Value, access: Access, dim: int) -> None:
-    """An unbounded index along another axis of a pool stays inside its row."""
+    """Note an index along another axis of a pool that may be out of bounds; it stays inside its row."""
     if not isinstance(operand.owner, PoolRows) and operand.version is None:
         return
     for other in access.columns:
         if other != dim and not access.inside(other):
-            site.prover.notes.add(f"{site.name!r} may index a pool out of bounds along axis {other}, inside its row")
+            site.prover.notes.add(Note.INDEX_INSIDE_ROW.statement(site.name, axis=other))

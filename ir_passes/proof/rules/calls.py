@@ -2,11 +2,12 @@
 
 from ir_passes.contract.contract import Lane, Shared
 from ir_passes.contract.declared import RowWise, declaration_of, other_body
+from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import Owner, Rows, axis_of, moved
+from ir_passes.proof.owners import LaneRows, Owner, axis_of, moved
 from ir_passes.proof.rules.registry import rule
-from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import REMEDY, disordered, tells_places
+from ir_passes.proof.site import Site, interpret
+from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
 from ir_passes.proof.values import Value
 from ir_passes.proof.violations import ViolationKind
 
@@ -20,13 +21,13 @@ symbolic_zeros
 
 @rule(*ir.CALLS, reads=" ".join(ir.CALLS.values()), ignores=_AROUND_THE_BODY)
 def call(site: Site, *operands: Value) -> list[Value]:
-    """A function declared row-wise by its declaration, every other one by its body."""
+    """Apply the declaration of a row-wise function; interpret the body of any other."""
     declaration = declaration_of(site.eqn)
     if declaration is None:
         body = ir.body_of(site.eqn)
         assert body is not None
-        return site.prover.run(body.jaxpr, [site.prover.constant(c) for c in body.consts], list(operands))
-    site.prover.assumed.add(f"row-wise: {declaration.name}")
+        return interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], list(operands))
+    site.prover.assumed.add(Assumption.ROW_WISE.statement(declaration.name))
     return _row_wise(site, declaration, operands)
 
 
@@ -44,7 +45,7 @@ def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> 
     owner = site.join(*rows)
     if disordered(owner):
         sides = zip(operands, site.shapes, declaration.inputs, strict=True)
-        if any(isinstance(e, Lane) and tells_places(value, shape, e.axis) for value, shape, e in sides):
+        if any(isinstance(e, Lane) and reveals_places(value, shape, e.axis) for value, shape, e in sides):
             owner = site.mixed("rows in an order that depends on all lanes meet a shared array of rows", REMEDY)
     return [
         Value(moved(owner, entry.axis) if isinstance(entry, Lane) and axis_of(owner) is not None else owner)
@@ -53,7 +54,7 @@ def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> 
 
 
 def _misfit(site: Site, declaration: RowWise) -> tuple[str, str] | None:
-    """How a call differs from what is declared of the function, and what to do; None where it does not."""
+    """Return the difference of a call from the function's declaration and its remedy; None where there is none."""
     results = ir.shapes(site.eqn.outvars)
     if len(site.shapes) != len(declaration.inputs) or len(results) != len(declaration.outputs):
         declared = f"with {len(declaration.inputs)} arguments and {len(declaration.outputs)} results"
@@ -74,7 +75,7 @@ def _as_rows(site: Site, owner: Owner, entry: Lane | Shared, name: str) -> Owner
     axis = axis_of(owner)
     if axis is None:
         return owner
-    if isinstance(entry, Lane) and axis == entry.axis and isinstance(owner, Rows):
+    if isinstance(entry, Lane) and axis == entry.axis and isinstance(owner, LaneRows):
         return moved(owner, 0)
     what = f"rows along axis {entry.axis}" if isinstance(entry, Lane) else "shared"
     message = f"an argument of {name} is declared as {what}, and holds different lanes along axis {axis}"

@@ -4,26 +4,26 @@ from dataclasses import replace
 from typing import Any
 
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import Common, Mixed, OneLane, Order, Owner, PoolRows, Rows, Symbol, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.rules.intervals import dtype_range, hull
 from ir_passes.proof.rules.registry import rule
-from ir_passes.proof.site import Site
+from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY
-from ir_passes.proof.values import Constant, Kept, Slot, Value
+from ir_passes.proof.values import Constant, Kept, SlotEntry, Value
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
 
 _SHARED = "let the host compute one shared bound or flag for the step, and select per lane inside"
-ROUNDS = 12
+MAX_ROUNDS = 12
 """Iterations for each value that a loop carries, after which its facts must have settled: a round forgets facts."""
 
 
-def merge(site: Site, one: Value, other: Value) -> Value:
-    """What is known of a value that is one or the other."""
+def join_values(site: Site, one: Value, other: Value) -> Value:
+    """Return the join of two abstract values: what holds of a value that is one or the other."""
     if one == other:
         return one
     owner = _merge_owners(site, one.owner, other.owner)
-    if isinstance(owner, Rows) and owner.order is not None and not _unordered(owner, one, other):
+    if isinstance(owner, LaneRows) and owner.order is not None and not _unordered(owner, one, other):
         owner = site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
     same_kept = one.kept == other.kept
     version = one.version if one.version == other.version else None
@@ -42,7 +42,7 @@ def merge(site: Site, one: Value, other: Value) -> Value:
     )
 
 
-def _unordered(owner: Rows, *values: Value) -> bool:
+def _unordered(owner: LaneRows, *values: Value) -> bool:
     """Whether the shared ones among some values do not differ along the axis of the rows."""
     return all(not isinstance(value.owner, Common) or owner.axis in value.uniform for value in values)
 
@@ -57,7 +57,7 @@ def _merge_owners(site: Site, one: Owner, other: Owner) -> Owner:
 
 
 def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]) -> list[Value]:
-    """Results of control flow that depends on a predicate."""
+    """Join the results of control flow with the owner of its predicate."""
     if isinstance(predicate, Common):
         return values
     if isinstance(predicate, OneLane):
@@ -76,7 +76,7 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
 
 @rule("cond", reads="branches")
 def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
-    """Any of the branches, and what decides between them."""
+    """Join the branches and the predicate that decides between them."""
     prover = site.prover
     branches = site.params["branches"]
     if which.range is not None and which.range[0] == which.range[1]:
@@ -86,9 +86,9 @@ def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
     for branch in branches:
         prover.versions.consumed = set(before)
         with prover.decided_by(site.eqn.invars[0]):
-            values = prover.run(branch.jaxpr, [prover.constant(c) for c in branch.consts], operands)
+            values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], operands)
         consumed |= prover.versions.consumed
-        merged = values if merged is None else [merge(site, a, b) for a, b in zip(merged, values, strict=True)]
+        merged = values if merged is None else [join_values(site, a, b) for a, b in zip(merged, values, strict=True)]
     prover.versions.consumed = consumed
     writes = [record for record in prover.accesses[start:] if record.write]
     return flowing(site, merged or [], which.owner, writes)
@@ -96,7 +96,7 @@ def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
 
 @rule("while", reads="body_jaxpr body_nconsts cond_jaxpr cond_nconsts")
 def while_loop(site: Site, *operands: Value) -> list[Value]:
-    """Carries at their fixed point; the condition must be the same for all lanes."""
+    """Bring the carries to their fixpoint; the condition must be the same for all lanes."""
     prover, params = site.prover, site.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
@@ -105,9 +105,9 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
 
     def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         with prover.decided_by(condition.jaxpr.outvars[0]):
-            test = prover.run(condition.jaxpr, [prover.constant(c) for c in condition.consts], [*outer, *carry])
+            test = interpret(prover, condition.jaxpr, [prover.constant(c) for c in condition.consts], [*outer, *carry])
             consts = [prover.constant(c) for c in body.consts]
-            return prover.run(body.jaxpr, consts, [*inner, *carry]), test
+            return interpret(prover, body.jaxpr, consts, [*inner, *carry]), test
 
     carry, test = _settled(site, list(operands[of_condition + of_body :]), once, {}, prover.fresh())
     writes = [record for record in prover.accesses[start:] if record.write]
@@ -117,7 +117,7 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
 def _settled(
     site: Site, carry: list[Value], once: Any, counters: dict[int, Any], mark: int
 ) -> tuple[list[Value], list[Value]]:
-    """The values of a loop's carry that hold in every iteration, and what else the body gives.
+    """Iterate to the fixpoint: return the carry that holds in every iteration, and the body's other results.
 
     Versions of pools advance with the iterations; they are the same chain as long as the body continues it.
 
@@ -126,11 +126,11 @@ def _settled(
     """
     prover = site.prover
     carry = [_entering(site, value, counters.get(k)) for k, value in enumerate(carry)]
-    for _ in range(ROUNDS * len(carry)):
+    for _ in range(MAX_ROUNDS * len(carry)):
         with prover.trial():
             after, _ = once([value.but(number=prover.fresh()) for value in carry])
         again = [
-            _again(site, old, _outliving(site, new, mark), counters.get(k))
+            _widened(site, old, _outliving(site, new, mark), counters.get(k))
             for k, (old, new) in enumerate(zip(carry, after, strict=True))
         ]
         if again == carry:
@@ -144,18 +144,18 @@ def _settled(
     for old, new in zip(carry, after, strict=True):
         new = _outliving(site, new, mark)
         stale = old.version is not None and new.version is None
-        results.append(merge(site, old, new).but(number=prover.fresh(), version=None if stale else new.version))
+        results.append(join_values(site, old, new).but(number=prover.fresh(), version=None if stale else new.version))
     return results, rest
 
 
 def _entering(site: Site, value: Value, counter: Any) -> Value:
-    fact = value.fact if isinstance(value.fact, Slot) else None
+    fact = value.fact if isinstance(value.fact, SlotEntry) else None
     bounds = counter if counter is not None else value.range
     return value.but(number=0, fact=fact, range=bounds)
 
 
-def _again(site: Site, old: Value, new: Value, counter: Any) -> Value:
-    """What holds of a carry before and after an iteration; what changes a second time is forgotten."""
+def _widened(site: Site, old: Value, new: Value, counter: Any) -> Value:
+    """Widen a carry: keep what holds before and after an iteration; a fact that changes a second time is dropped."""
     leaf_of, same_chain = site.prover.versions.leaf_of, False
     if old.version is not None and new.version is not None:
         same_chain = leaf_of[old.version] == leaf_of[new.version]
@@ -167,14 +167,14 @@ def _again(site: Site, old: Value, new: Value, counter: Any) -> Value:
         bounds = bounds if new.range and bounds[0] <= new.range[0] and new.range[1] <= bounds[1] else None
     kept = old.kept if old.kept == new.kept else None
     fact = old.fact if old.fact == new.fact else None
-    if isinstance(owner, Rows) and owner.order is not None and not _unordered(owner, old, new):
+    if isinstance(owner, LaneRows) and owner.order is not None and not _unordered(owner, old, new):
         owner = site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
     version = old.version if same_chain or old.version == new.version else None
     return Value(owner, 0, bounds, fact, kept, version, old.uniform & new.uniform)
 
 
 def _outliving(site: Site, value: Value, mark: int) -> Value:
-    """A value without what holds in one iteration only: the lane that the loop's index picks."""
+    """Drop from a value what holds in one iteration only: the lane that the loop's index picks."""
     owner = value.owner
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol) and owner.lane.number >= mark:
         owner = site.mixed(
@@ -182,13 +182,13 @@ def _outliving(site: Site, value: Value, mark: int) -> Value:
             "start every lane's iteration from shared values, or process the lanes as a batch",
         )
         return Value(owner, range=value.range)
-    if isinstance(owner, Rows) and isinstance(owner.order, Order) and owner.order.number >= mark:
+    if isinstance(owner, LaneRows) and isinstance(owner.order, Order) and owner.order.number >= mark:
         return Value(site.mixed("rows leave a loop in an order known only inside it", "undo the order inside"))
     return value
 
 
 def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> dict[int, tuple[int, int]]:
-    """Bounds of the carries that only count: every iteration adds the same constant."""
+    """Return bounds of the carries that only count: every iteration adds the same constant."""
     made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     found = {}
     for k, value in enumerate(carry):
@@ -214,7 +214,7 @@ def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> d
     ignores="_split_transpose linear reverse unroll",
 )
 def scan(site: Site, *operands: Value) -> list[Value]:
-    """Carries at their fixed point, one index of `xs` and `ys` at a time."""
+    """Bring the carries to their fixpoint, one index of `xs` and `ys` at a time."""
     prover, params = site.prover, site.params
     num_consts, num_carry = ir.scan_counts(site.eqn)
     body, length = ir.closed(params["jaxpr"]), params["length"]
@@ -226,23 +226,23 @@ def scan(site: Site, *operands: Value) -> list[Value]:
 
     def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         inputs = [*consts, *carry, *(value.but(number=prover.fresh()) for value in taken)]
-        results = prover.run(body.jaxpr, [prover.constant(c) for c in body.consts], inputs)
+        results = interpret(prover, body.jaxpr, [prover.constant(c) for c in body.consts], inputs)
         return results[:num_carry], results[num_carry:]
 
     counters = _counters(body.jaxpr, num_consts, carry, length)
     carry, rest = _settled(site, carry, once, counters, loop)
-    sources = [value.owner for value in xs if isinstance(value.owner, Rows) and value.owner.axis == 0]
+    sources = [value.owner for value in xs if isinstance(value.owner, LaneRows) and value.owner.axis == 0]
     return [*carry, *(_stacked(site, value, loop, sources) for value in rest)]
 
 
 def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value:
-    """One index along axis 0."""
+    """Take one index along axis 0."""
     owner, step = value.owner, ("scan", loop)
     axis = axis_of(owner)
     if axis == 0:
-        if isinstance(owner, Rows) and owner.order is not None:
+        if isinstance(owner, LaneRows) and owner.order is not None:
             owner = site.mixed("a loop runs over rows in an order that depends on all lanes", REMEDY)
-        elif isinstance(owner, Rows):
+        elif isinstance(owner, LaneRows):
             layout = (owner.inner, owner.start, owner.order)
             owner = OneLane(Symbol(site.prover.number(("scan", loop, layout)), shape[0]), owner.split)
         else:
@@ -252,12 +252,12 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, step))
     kept = None if value.kept is None else Kept(value.kept.leaf, entered(value.kept.view, step))
-    fact = value.fact if isinstance(value.fact, Slot) else None
+    fact = value.fact if isinstance(value.fact, SlotEntry) else None
     return Value(owner, 0, value.range, fact, kept, site.prover.versions.part_of(value.version))
 
 
-def _stacked(site: Site, value: Value, loop: int, sources: list[Rows]) -> Value:
-    """What each iteration gives, along a new axis 0."""
+def _stacked(site: Site, value: Value, loop: int, sources: list[LaneRows]) -> Value:
+    """Stack the value of each iteration along a new axis 0."""
     owner, step = value.owner, ("scan", loop)
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         for rows in sources:

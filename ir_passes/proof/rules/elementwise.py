@@ -5,6 +5,7 @@ from typing import Any
 
 from ir_passes.contract.contract import SlotMap
 from ir_passes.contract.declared import CROSSING
+from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr.dtypes import is_integer, widens
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dim_classes import NAMED
@@ -23,7 +24,7 @@ from ir_passes.proof.values import (
     Permuted,
     RemainderOf,
     SignOf,
-    Slot,
+    SlotEntry,
     Spread,
     Value,
 )
@@ -42,7 +43,7 @@ def _combined(site: Site, operands: tuple[Value, ...]) -> Owner:
 
 @rule("bitcast_convert_type", reads="new_dtype")
 def reinterpret(site: Site, x: Value) -> list[Value]:
-    """The same bits; the last axis may come or go with the width of the dtype."""
+    """Keep the bits; the last axis may come or go with the width of the dtype."""
     owner = x.owner
     if axis_of(owner) is not None and axis_of(owner) == len(site.shape) != len(site.shapes[0]):
         owner = site.mixed("it joins the bits of different lanes", "make lanes another axis than the last")
@@ -56,14 +57,14 @@ _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype ro
 
 @rule(*(set(ELEMENTWISE) - _OWN_RULES), ignores=_PLACE_BY_PLACE)
 def elementwise(site: Site, *operands: Value) -> list[Value]:
-    """The join of the owners."""
+    """Join the owners."""
     owner, bounds = _combined(site, operands), _bounds(site, operands)
     return [Value(owner, range=bounds) for _ in site.eqn.outvars]
 
 
 @rule("regularized_incomplete_beta")
 def until_all_converge(site: Site, *operands: Value) -> list[Value]:
-    """Elementwise on paper; JAX computes it by one loop that goes on for all places until the last has converged."""
+    """Join the owners; refuse several lanes, for which JAX runs one loop that ends when the last has converged."""
     owner = _combined(site, operands)
     if not isinstance(owner, Common | OneLane | Mixed):
         remedy = "write the continued fraction with a fixed number of terms"
@@ -73,7 +74,7 @@ def until_all_converge(site: Site, *operands: Value) -> list[Value]:
 
 @rule("max", "min", "clamp")
 def limit(site: Site, *operands: Value) -> list[Value]:
-    """The value itself where its bounds say that it is within the limits."""
+    """Keep the value where its bounds lie within the limits."""
     bounds = _bounds(site, operands)
     for value, atom in zip(operands, site.eqn.invars, strict=True):
         known = value.range or dtype_range(atom.aval)
@@ -95,7 +96,7 @@ def _within(name: str, known: tuple[int, int], others: list[Any]) -> bool:
 
 @rule("mul", reads="out_dtype")
 def multiply(site: Site, x: Value, y: Value) -> list[Value]:
-    """A device's index times a constant counts the rows of the devices before it."""
+    """Multiply; a device's index times a constant counts the rows of the devices before it."""
     result = Value(_combined(site, (x, y)), range=_bounds(site, (x, y)))
     for device, by in ((x, y), (y, x)):
         times = constant_of(by)
@@ -106,16 +107,16 @@ def multiply(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("sub")
 def subtract(site: Site, x: Value, y: Value) -> list[Value]:
-    """A lane's row less the rows of the devices before this one: where it is among the rows of this device."""
+    """Subtract; a lane's row less the rows of the devices before is its place among this device's rows."""
     bounds, fact = _bounds(site, (x, y)), None
-    if isinstance(x.fact, Slot) and x.fact.less is None and isinstance(y.fact, Ahead) and bounds is not None:
+    if isinstance(x.fact, SlotEntry) and x.fact.less is None and isinstance(y.fact, Ahead) and bounds is not None:
         fact = replace(x.fact, less=y.fact)
     return [Value(_combined(site, (x, y)), range=bounds, fact=fact)]
 
 
 @rule("div")
 def divide(site: Site, x: Value, y: Value) -> list[Value]:
-    """An index divided by a constant groups its rows."""
+    """Divide; an index divided by a constant groups its rows."""
     result = Value(_combined(site, (x, y)), range=_bounds(site, (x, y)))
     by = constant_of(y) or 0
     if by > 0 and x.range is not None and x.range[0] >= 0 and site.shapes[0] == site.shape:
@@ -128,7 +129,7 @@ def divide(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("rem")
 def remainder(site: Site, x: Value, y: Value) -> list[Value]:
-    """The value itself where it is below the divisor."""
+    """Take the remainder, which is the value itself where it is below the divisor."""
     bounds = _bounds(site, (x, y))
     below = x.range is not None and y.range is not None and 0 <= x.range[0] and x.range[1] < y.range[0]
     if below and site.shapes[0] == site.shape:
@@ -138,14 +139,14 @@ def remainder(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("sign")
 def sign(site: Site, x: Value) -> list[Value]:
-    """Remembers of what, for the rounding of integer divisions."""
+    """Take the sign and note of which value, for the rounding of integer divisions."""
     fact = SignOf(x.number) if x.range is not None and x.range[0] >= 0 else None
     return [Value(_combined(site, (x,)), range=_bounds(site, (x,)), fact=fact)]
 
 
 @rule("ne")
 def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
-    """Remembers what it says about zero."""
+    """Compare, and note what the result says about zero."""
     fact = None
     if isinstance(x.fact, SignOf) and y.range == (1, 1):
         fact = Implies(x.fact.number, zero=True)
@@ -156,7 +157,7 @@ def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("eq")
 def equal(site: Site, x: Value, y: Value) -> list[Value]:
-    """Keys compared with all classes are their one-hot form."""
+    """Compare; keys compared with all classes are their one-hot form."""
     fact = None
     shapes = site.shapes
     for (keys, shape), (classes, full) in (((x, shapes[0]), (y, shapes[1])), ((y, shapes[1]), (x, shapes[0]))):
@@ -178,7 +179,7 @@ def _spread(value: Value, shape: tuple[int, ...]) -> Spread | None:
 
 @rule("and")
 def both(site: Site, x: Value, y: Value) -> list[Value]:
-    """False where one says zero and the other not zero of the same value."""
+    """Combine by and: false where one operand says zero and the other not zero of the same value."""
     bounds = _bounds(site, (x, y))
     if isinstance(x.fact, Implies) and isinstance(y.fact, Implies):
         if x.fact.number == y.fact.number and x.fact.zero != y.fact.zero:
@@ -188,7 +189,7 @@ def both(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("convert_element_type", reads="new_dtype", ignores="weak_type sharding")
 def convert(site: Site, x: Value) -> list[Value]:
-    """The same integer in another integer dtype that holds it; a wider number and back is the same number."""
+    """Convert; an integer stays the same in a dtype that holds it, and after a wider one and back."""
     bounds = _bounds(site, (x,))
     before, after = site.eqn.invars[0].aval.dtype, site.eqn.outvars[0].aval.dtype
     owner = _combined(site, (x,)) if before != after else x.owner
@@ -203,7 +204,7 @@ def convert(site: Site, x: Value) -> list[Value]:
 
 
 def _converted(view: View, before: Any, after: Any) -> View:
-    """The path after a conversion, which one back undoes if the first has lost nothing."""
+    """Return the view after a conversion, which its inverse undoes if nothing was lost."""
     again = left(view, ("widened", after, before))
     if again is not None:
         return again
@@ -217,22 +218,22 @@ def _converted(view: View, before: Any, after: Any) -> View:
     "unconstrained_dims",
 )
 def identity(site: Site, *operands: Value) -> list[Value]:
-    """The operands themselves; a declassified one is everyone's."""
+    """Return the operands; a declassified one is shared."""
     label = str(site.params.get("name", ""))
     if site.name == "name" and label.startswith(CROSSING):
-        site.prover.assumed.add(f"declassified: {label.removeprefix(CROSSING)}")
+        site.prover.assumed.add(Assumption.DECLASSIFIED.statement(label.removeprefix(CROSSING)))
         if compares_devices(site.eqn):
             site.prover.comparisons.append(site.eqn)
         return [Value(COMMON, range=FALSE if site.eqn is site.prover.disagreeing else None)]
     if site.name == "name" and label.startswith(NAMED):
         names = ", ".join(name or "." for name in label.removeprefix(NAMED).split(","))
-        site.prover.assumed.add(f"dimensions named: {names}")
+        site.prover.assumed.add(Assumption.DIMENSIONS_NAMED.statement(names))
     return list(operands)
 
 
 @rule("select_n")
 def select(site: Site, which: Value, *cases: Value) -> list[Value]:
-    """One case where the bounds of the predicate decide; otherwise any of them, and the predicate."""
+    """Return the case that the bounds of the predicate decide on; otherwise join all cases and the predicate."""
     if which.range is not None and which.range[0] == which.range[1] and 0 <= which.range[0] < len(cases):
         return [cases[which.range[0]]]
     if all(case.number == cases[0].number for case in cases):
@@ -251,19 +252,19 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
     return [Value(owner, 0, bounds, _guarded(site, which, cases), kept, versions.pop() if len(versions) == 1 else None)]
 
 
-def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> Slot | None:
+def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | None:
     """A slot or a row past every pool."""
-    slots = [case for case in cases if isinstance(case.fact, Slot)]
-    others = [case for case in cases if not isinstance(case.fact, Slot)]
+    slots = [case for case in cases if isinstance(case.fact, SlotEntry)]
+    others = [case for case in cases if not isinstance(case.fact, SlotEntry)]
     if not slots or any(case.fact != slots[0].fact for case in slots):
         return None
     fact = slots[0].fact
-    assert isinstance(fact, Slot)
+    assert isinstance(fact, SlotEntry)
     entry = site.prover.bound.inputs[fact.leaf].entry
     assert isinstance(entry, SlotMap)
     size = entry.size
     past = all(case.range is not None and case.range[0] >= size and isinstance(case.owner, Common) for case in others)
     if not past:
         return None
-    picks = tuple(isinstance(case.fact, Slot) for case in cases)
+    picks = tuple(isinstance(case.fact, SlotEntry) for case in cases)
     return replace(fact, guard=site.prover.number(("guard", which.number, picks, fact.guard)))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ir_passes.jaxpr import mesh
-from ir_passes.proof.owners import Common, OneLane, Order, Owner, PoolRows, Rows, Symbol, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.rules.reductions import without
 from ir_passes.proof.rules.registry import SUMS, rule
 from ir_passes.proof.site import Site
@@ -22,9 +22,9 @@ _MOVES = (*_GATHERS, "all_to_all", "ppermute")
     "split_axis tiled",
 )
 def collective(site: Site, *operands: Value) -> list[Value]:
-    """An exchange between devices, over mesh axes that split lanes it mixes them; or a reduction under `jax.vmap`."""
+    """Exchange between devices, which mixes lanes over mesh axes that split them; or reduce under `jax.vmap`."""
     axes = mesh.axes_of(site.eqn)
-    apart = sorted(site.prover.apart & set(axes))
+    apart = sorted(site.prover.diverging & set(axes))
     if apart:
         message = (
             f"devices along {', '.join(apart)} may come here or not, each as its own values say, and the others wait"
@@ -42,7 +42,7 @@ def collective(site: Site, *operands: Value) -> list[Value]:
 
 @rule("ragged_all_to_all", "psend", "precv", ignores="axis_index_groups axis_name axis_size out_shape perm")
 def by_counts(site: Site, *operands: Value) -> list[Value]:
-    """Exchanges whose counts and partners are known when they run: whose the rows are that come in is not followed."""
+    """Refuse lanes in exchanges whose counts and partners are known only when they run."""
     owner = site.join(*(value.owner for value in operands))
     if not isinstance(owner, Common):
         message = "it moves rows of lanes between devices by counts that are known when it runs"
@@ -51,10 +51,10 @@ def by_counts(site: Site, *operands: Value) -> list[Value]:
 
 
 def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Owner:
-    """Whose the elements of an operand are after an exchange over some axes of the mesh."""
-    split = set(owner.split) if isinstance(owner, Rows | OneLane | PoolRows) else set()
+    """Return the owner of an operand's elements after an exchange over some mesh axes."""
+    split = set(owner.split) if isinstance(owner, LaneRows | OneLane | PoolRows) else set()
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
-        split |= site.prover.telling
+        split |= site.prover.device_varying
     crossing = sorted(split & set(axes))
     if crossing:
         away = _sent(site, owner, axes, shape)
@@ -64,14 +64,14 @@ def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int
         message = f"it exchanges values over mesh axis {', '.join(crossing)}, over which {what} are split"
         remedy = "exchange over axes that split heads or experts only, or undo the exchange before anything else"
         return site.mixed(message, remedy, ViolationKind.COLLECTIVE)
-    if isinstance(owner, Rows) and isinstance(owner.order, Order):
+    if isinstance(owner, LaneRows) and isinstance(owner.order, Order):
         apart = sorted(site.prover.own_orders.get(owner.order.number, frozenset()) & set(axes))
         if apart:
             message = (
                 f"each device along {', '.join(apart)} may have rows in an order of its own, and they are exchanged"
             )
             return site.mixed(message, "undo the order before the exchange", ViolationKind.COLLECTIVE)
-    if isinstance(owner, Rows | OneLane) and owner.held:
+    if isinstance(owner, LaneRows | OneLane) and owner.held:
         if set(axes) != set(owner.held) or site.params.get("axis_index_groups") is not None:
             held, over = ", ".join(owner.held), ", ".join(axes)
             message = f"a row that one device along {held} has, and all others have as zeros, is summed over {over}"
@@ -80,22 +80,22 @@ def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int
     return _along(site, owner, shape) if site.name not in (*SUMS, "pmax", "pmin", "ppermute") else owner
 
 
-def _sent(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Rows | OneLane | None:
-    """Lanes that all devices send to others, in one fixed way: they are home again when it has been undone.
+def _sent(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> LaneRows | OneLane | None:
+    """Return the owner of lanes that all devices send to others by a fixed permutation, which its inverse undoes.
 
     Until then they are no lanes of this device, and come together with nothing that is.
     """
     size, params = site.prover.devices_along(axes), site.params
-    if len(axes) != 1 or not isinstance(owner, Rows | OneLane) or isinstance(getattr(owner, "lane", 0), Symbol):
+    if len(axes) != 1 or not isinstance(owner, LaneRows | OneLane) or isinstance(getattr(owner, "lane", 0), Symbol):
         return None
-    if isinstance(owner, Rows) and owner.order is not None:
+    if isinstance(owner, LaneRows) and owner.order is not None:
         return None
     if site.name == "ppermute":
         to = dict(params["perm"])
         if sorted(to) != list(range(size)) or sorted(to.values()) != list(range(size)):
             return None
         way = sorted(to.items()), sorted((there, here) for here, there in to.items())
-    elif site.name == "all_to_all" and isinstance(owner, Rows):
+    elif site.name == "all_to_all" and isinstance(owner, LaneRows):
         devices = site.prover.devices_along([name for name in owner.split if name in site.prover.devices])
         each = site.prover.bound.lanes // devices
         pieces, rest = divmod(shape[owner.axis], size * owner.inner)
@@ -111,7 +111,7 @@ def _sent(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...
 
 
 def _along(site: Site, owner: Owner, shape: tuple[int, ...]) -> Owner:
-    """A collective that changes the length of an axis, or makes a new one; not that of the lanes."""
+    """Apply a collective that changes the length of an axis or makes a new one, which may not be that of the lanes."""
     dims = ("all_gather_dimension", "split_axis", "concat_axis", "scatter_dimension")
     changed = {int(site.params[name]) for name in dims if name in site.params}
     axis = axis_of(owner)

@@ -2,7 +2,7 @@
 
 import math
 
-from ir_passes.proof.owners import COMMON, Common, OneLane, Order, Owner, PoolRows, Rows, Symbol, moved
+from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, moved
 from ir_passes.proof.rules import pool_rows
 from ir_passes.proof.rules.access import (
     MODES,
@@ -20,26 +20,26 @@ from ir_passes.proof.rules.parts import part
 from ir_passes.proof.rules.reductions import permuted
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import REMEDY, disordered, tells_places
-from ir_passes.proof.values import Constant, Counts, Iota, Kept, Permuted, Slot, Value
+from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
+from ir_passes.proof.values import Constant, Counts, Iota, Kept, Permuted, SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind
 
 _OWN = "let each lane index its own elements (vmap over lanes, take_along_axis), and pools by the slot map"
 
 
 _READS, _IGNORES = "dimension_numbers indices_are_sorted", "unique_indices"
-"""Where indices repeat that are said to be distinct, one lane writes twice to a place of its own: whichever wins."""
+"""unique_indices is ignored: if indices repeat after all, a lane writes twice to its own place, and either wins."""
 
 
 @rule("gather", reads=f"{_READS} fill_value slice_sizes", ignores=_IGNORES, accepts={"mode": MODES})
 def gather(site: Site, operand: Value, indices: Value) -> list[Value]:
-    """Windows at given places."""
+    """Read windows at given places."""
     return [_read(site, operand, of_gather(site, indices))]
 
 
 @rule("dynamic_slice", reads="slice_sizes")
 def dynamic_slice(site: Site, operand: Value, *starts: Value) -> list[Value]:
-    """A window; its start is clamped."""
+    """Read a window whose start is clamped."""
     return [_read(site, operand, of_slice(site, starts, site.shape))]
 
 
@@ -53,15 +53,17 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
         return pool_rows.read(site, operand, access)
     _check_captured(site, operand, access)
     owner = _read_owner(site, operand, access)
-    picked = operand.owner.axis if isinstance(operand.owner, Rows) and operand.owner.axis in access.columns else None
+    picked = (
+        operand.owner.axis if isinstance(operand.owner, LaneRows) and operand.owner.axis in access.columns else None
+    )
     paired = isinstance(operand.owner, Common) and access.paired and disordered(owner)
-    if paired or access.tells_places(owner, without=picked):
-        owner = site.mixed("a shared index tells rows where they lie in an order that depends on all lanes", REMEDY)
+    if paired or access.reveals_places(owner, without=picked):
+        owner = site.mixed("a shared index reveals where rows lie in an order that depends on all lanes", REMEDY)
     bounds, fills = operand.range, access.drops and not access.all_inside()
     if fills:
         filler = site.params.get("fill_value")
         bounds = hull(bounds, (int(filler), int(filler))) if isinstance(filler, int) else None
-    fact = operand.fact if isinstance(operand.fact, Slot) and not fills else None
+    fact = operand.fact if isinstance(operand.fact, SlotEntry) and not fills else None
     whole = access.sizes == access.full and not access.paired and access.scalar and site.shape == access.full
     if whole and (not access.columns or not access.drops):
         return operand.but(owner=owner)
@@ -81,8 +83,8 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
 
 
 def _check_captured(site: Site, operand: Value, access: Access) -> None:
-    """An array that is indexed by row numbers is a pool, or what belongs to its rows: an operand of the step."""
-    slots = [value.fact for value in access.columns.values() if isinstance(value.fact, Slot)]
+    """Report a constant that is indexed by row numbers: such an array is an operand of the step."""
+    slots = [value.fact for value in access.columns.values() if isinstance(value.fact, SlotEntry)]
     if slots and isinstance(operand.fact, Constant) and operand.fact.captured:
         path = site.prover.bound.inputs[slots[0].leaf].path
         message = f"an array that was captured when the program was traced is indexed by rows of a pool, by {path}"
@@ -90,7 +92,7 @@ def _check_captured(site: Site, operand: Value, access: Access) -> None:
 
 
 def _composed(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
-    """order(other(r)), known where one undoes the other or counts up."""
+    """Return the fact that holds of order(other(r)) where one undoes the other or counts up."""
     inner = index.fact
     if not isinstance(inner, Permuted) or inner.div != 1:
         return None
@@ -103,7 +105,7 @@ def _composed(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
 
 def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
     rows = operand.owner
-    if not isinstance(rows, Rows):
+    if not isinstance(rows, LaneRows):
         return site.join(rows, access.owners(site))
     axis = rows.axis
     if axis in access.paired:
@@ -118,8 +120,8 @@ def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
     return site.join(_picked(site, rows, access), access.owners(site, without=axis))
 
 
-def _picked(site: Site, rows: Rows, access: Access) -> Owner:
-    """Whose the rows are that an index picks along the axis of the lanes."""
+def _picked(site: Site, rows: LaneRows, access: Access) -> Owner:
+    """Return the owner of the rows that an index picks along the axis of the lanes."""
     index, axis = access.columns[rows.axis], rows.axis
     lane = lane_at(access, axis, rows) if access.sizes[axis] == 1 else None
     if lane is not None:
@@ -127,7 +129,7 @@ def _picked(site: Site, rows: Rows, access: Access) -> Owner:
     if access.sizes[axis] == 1 and access.inside(axis):
         if isinstance(index.fact, Iota) and (rows.order is None or index.fact.div == 1):
             at = access.index_axes[index.fact.axis]
-            return Rows(at, rows.inner * index.fact.div, rows.start, rows.order, rows.split)
+            return LaneRows(at, rows.inner * index.fact.div, rows.start, rows.order, rows.split)
         if isinstance(index.fact, Permuted) and access.index_axes:
             return permuted(site, moved(rows, access.index_axes[0]), index.fact.order, index.fact.div)
     return site.mixed(f"an index picks elements along axis {axis}, which holds different lanes", _OWN)
@@ -135,7 +137,7 @@ def _picked(site: Site, rows: Rows, access: Access) -> Owner:
 
 @rule("scatter", reads=f"{_READS} update_jaxpr", ignores=_IGNORES, accepts={"mode": MODES, "update_consts": ((),)})
 def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
-    """Windows put at given places; counting up at the places of a permutation gives its inverse.
+    """Write windows at given places; an iota written at the places of a permutation gives its inverse.
 
     With a function of its own (`scatter_apply`) it changes what is there, and the updates are not used.
     """
@@ -158,13 +160,13 @@ def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[
     accepts={"mode": MODES, "update_consts": ((),)},
 )
 def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
-    """Windows combined with what is at given places."""
+    """Combine windows with the elements at given places."""
     access = of_scatter(site, indices)
     result = _write(site, operand, updates, access, replaces=False)
     column = access.columns.get(0)
     if site.name != "scatter-add" or access.sizes != (1,) or column is None or not access.inside(0):
         return [result]
-    counts = operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, Rows)
+    counts = operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, LaneRows)
     if counts and fits(site.eqn.outvars[0].aval, math.prod(access.index_shape)):
         return [result.but(fact=Counts(site.prover.same_counts.get(column.number, column.number)))]
     return [result]
@@ -172,7 +174,7 @@ def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value)
 
 @rule("dynamic_update_slice")
 def dynamic_update_slice(site: Site, operand: Value, updates: Value, *starts: Value) -> list[Value]:
-    """A window put at a place; its start is clamped."""
+    """Write a window whose start is clamped."""
     return [_write(site, operand, updates, of_slice(site, starts, site.shapes[1]), replaces=True)]
 
 
@@ -198,17 +200,17 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
 
 
 def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:
-    """Whose what is written is, in dimensions of the operand."""
+    """Return the owner of the updates, in dimensions of the operand."""
     special = next((d for d, value in access.columns.items() if isinstance(value.fact, Permuted)), None)
     in_order = None if special is None else _put_in_order(site, updates, access, special)
     owner, result = in_order or (site.join(updates.owner, access.owners(site)), None)
-    if access.tells_places(owner) or _put_by_place(operand, updates, access):
-        return site.mixed("a shared index tells rows where they lie in an order that depends on all lanes", REMEDY)
+    if access.reveals_places(owner) or _put_by_place(operand, updates, access):
+        return site.mixed("a shared index reveals where rows lie in an order that depends on all lanes", REMEDY)
     if result is not None:
         return result
     if isinstance(owner, OneLane):
         return _one_row(operand, owner, access)
-    if not isinstance(owner, Rows | PoolRows):
+    if not isinstance(owner, LaneRows | PoolRows):
         return owner
     for dim, at in (*access.paired.items(), *access.window.items()):
         if at == owner.axis:
@@ -222,14 +224,14 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
             continue
         if isinstance(value.fact, Iota) and access.index_axes[value.fact.axis] == owner.axis and value.fact.div == 1:
             return moved(owner, dim)
-        if isinstance(value.fact, Slot) and not isinstance(owner, PoolRows):
+        if isinstance(value.fact, SlotEntry) and not isinstance(owner, PoolRows):
             message = "an array that is no pool is indexed by slot"
             return site.mixed(message, "index arrays of one step by lane", ViolationKind.WRONG_ROW)
     return site.mixed("lanes write to places that depend on their data, in an array that all lanes see", _OWN)
 
 
-def _put_in_order(site: Site, updates: Value, access: Access, dim: int) -> tuple[Rows, Owner] | None:
-    """Whose the updates are, and whose the rows after each of them has been written where a permutation says.
+def _put_in_order(site: Site, updates: Value, access: Access, dim: int) -> tuple[LaneRows, Owner] | None:
+    """Return the owners of the updates, and of the rows after a permutation has put each update in its place.
 
     Args:
         site: the write.
@@ -240,13 +242,13 @@ def _put_in_order(site: Site, updates: Value, access: Access, dim: int) -> tuple
     order = access.columns[dim].fact
     assert isinstance(order, Permuted)
     rows = site.join(updates.owner, access.owners(site, without=dim))
-    if not isinstance(rows, Rows) or rows.axis != access.index_axes[0] or rows.axis in access.paired.values():
+    if not isinstance(rows, LaneRows) or rows.axis != access.index_axes[0] or rows.axis in access.paired.values():
         return None
     if access.sizes[dim] != 1 or not access.inside(dim):
         return None
     groups, left_over = divmod(rows.inner, order.div)
     if rows.order == order.order and not left_over:
-        return rows, Rows(dim, groups, rows.start, None, rows.split)
+        return rows, LaneRows(dim, groups, rows.start, None, rows.split)
     if order.div != 1:
         return None
     return rows, permuted(site, moved(rows, dim), Order(order.order.number, not order.order.inverse))
@@ -257,18 +259,18 @@ def _put_by_place(operand: Owner, updates: Value, access: Access) -> bool:
 
     Some of them alone, or each with something else, or at another index.
     """
-    if not isinstance(operand, Rows) or operand.order is None:
+    if not isinstance(operand, LaneRows) or operand.order is None:
         return False
     at = access.paired.get(operand.axis, access.window.get(operand.axis))
     if at is None or not (operand.axis in access.paired or access.whole(operand.axis)):
         return True
-    apart = operand.axis in access.paired and access.tells_places(operand)
-    return apart or tells_places(updates, access.window_shape, at)
+    apart = operand.axis in access.paired and access.reveals_places(operand)
+    return apart or reveals_places(updates, access.window_shape, at)
 
 
 def _one_row(operand: Owner, owner: OneLane, access: Access) -> Owner:
-    """One lane's values written to its own row of an array of lanes."""
-    if isinstance(operand, Rows):
+    """Return the owner after one lane's values are written to its own row of an array of lanes."""
+    if isinstance(operand, LaneRows):
         axis = operand.axis
         if axis in access.columns and access.sizes[axis] == 1 and lane_at(access, axis, operand) == owner:
             return operand
@@ -276,7 +278,7 @@ def _one_row(operand: Owner, owner: OneLane, access: Access) -> Owner:
     if not isinstance(operand, Common):
         return owner
     for dim, index in access.columns.items():
-        blank = Rows(dim, split=owner.split)
+        blank = LaneRows(dim, split=owner.split)
         lane = lane_at(access, dim, blank) if access.sizes[dim] == 1 else None
         if lane == owner and (isinstance(owner.lane, Symbol) or index.range is not None):
             return blank

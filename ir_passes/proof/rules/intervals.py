@@ -13,7 +13,7 @@ TRUE, FALSE, EITHER = (1, 1), (0, 0), (0, 1)
 
 
 def dtype_range(aval: Any) -> Range | None:
-    """What an integer or boolean dtype can hold; None for every other dtype."""
+    """Return the least and greatest value of an integer or boolean dtype; None for every other dtype."""
     return _range_of(getattr(aval, "dtype", None))
 
 
@@ -31,7 +31,7 @@ def fits(aval: Any, *numbers: int) -> bool:
 
 
 def interval(name: str, operands: list[Range | None], result: Any, inputs: list[Any]) -> Range | None:
-    """Bounds of an elementwise operation's result; None where nothing more than its dtype is known.
+    """Return bounds of an elementwise result by interval arithmetic; None where only its dtype is known.
 
     Args:
         name: of the primitive.
@@ -53,7 +53,7 @@ def interval(name: str, operands: list[Range | None], result: Any, inputs: list[
 
 
 def hull(one: Range | None, other: Range | None) -> Range | None:
-    """Bounds of a value that is one or the other."""
+    """Return the join of two intervals: bounds of a value that is one or the other."""
     return None if one is None or other is None else (min(one[0], other[0]), max(one[1], other[1]))
 
 

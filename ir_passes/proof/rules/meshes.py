@@ -5,20 +5,21 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ir_passes.contract.statements import Assumption, Note
 from ir_passes.jaxpr import ir, mesh
-from ir_passes.proof.owners import COMMON, Backwards, Common, OneLane, Order, Owner, PoolRows, Rows, Symbol, axis_of
+from ir_passes.proof.owners import COMMON, Backwards, Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, axis_of
 from ir_passes.proof.rules.registry import rule
-from ir_passes.proof.site import Site
-from ir_passes.proof.values import Ahead, Iota, Kept, Slot, Value
+from ir_passes.proof.site import Site, interpret
+from ir_passes.proof.values import Ahead, Iota, Kept, SlotEntry, Value
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
 
 
 @rule("axis_index", reads="axis_name")
 def axis_index(site: Site, *_: Value) -> list[Value]:
-    """The device's place in the mesh: the same for all its lanes, but devices may pick different lanes by it."""
+    """Return a device's place in the mesh: shared by its lanes, but devices may pick different lanes by it."""
     axes = mesh.axes_of(site.eqn)
-    site.prover.telling.update(axes)
+    site.prover.device_varying.update(axes)
     return [
         Value(COMMON, range=(0, site.prover.devices_along(axes) - 1), fact=Ahead(*axes) if len(axes) == 1 else None)
     ]
@@ -26,21 +27,21 @@ def axis_index(site: Site, *_: Value) -> list[Value]:
 
 @rule("shard_map", reads="check_vma in_specs jaxpr mesh newly_manual_axes out_specs")
 def shard_map(site: Site, *operands: Value) -> list[Value]:
-    """The program of one device; lanes that are split over devices count within one."""
+    """Interpret the program of one device; lanes that are split over devices are counted within one."""
     body, manual = ir.closed(site.params["jaxpr"]), site.params["newly_manual_axes"]
     # axes that stay automatic split nothing here: their arrays are whole in the program of one device
     devices = {axis: size for axis, size in mesh.devices_of(site.params["mesh"]).items() if axis in manual}
     mark = site.prover.fresh()
     if any(_whole_somewhere(spec, devices) for spec in site.params["in_specs"]):
-        site.prover.assumed.add("arguments that several devices have whole are the same on all of them")
+        site.prover.assumed.add(Assumption.REPLICATED_ARGUMENTS.statement())
     if not site.params["check_vma"]:
-        site.prover.notes.add("a result that several devices have whole is what one of them has: check_vma is False")
+        site.prover.notes.add(Note.REPLICATED_RESULTS.statement())
     inputs = [
         _sharded(site, value, shape, Split.of(spec, devices))
         for value, shape, spec in zip(operands, site.shapes, site.params["in_specs"], strict=True)
     ]
     with site.prover.on(devices, bool(site.params["check_vma"])):
-        results = site.prover.run(body.jaxpr, [site.prover.constant(c) for c in body.consts], inputs)
+        results = interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], inputs)
     return [
         _put_together(site, value, tuple(var.aval.shape), Split.of(spec, devices), mark)
         for value, var, spec in zip(results, site.eqn.outvars, site.params["out_specs"], strict=True)
@@ -49,7 +50,7 @@ def shard_map(site: Site, *operands: Value) -> list[Value]:
 
 @dataclass(frozen=True)
 class Split:
-    """How an array is split over the devices of a mesh.
+    """The partition of an array over the devices of a mesh.
 
     Attributes:
         axes: axis of the array -> the axes of the mesh that split it.
@@ -61,17 +62,17 @@ class Split:
 
     @classmethod
     def of(cls, spec: Any, devices: dict[str, int]) -> "Split":
-        """Of a partition specification."""
+        """Make the split of a partition specification."""
         named = {axis: (names,) if isinstance(names, str) else names for axis, names in enumerate(spec) if names}
         return cls({axis: tuple(map(str, names)) for axis, names in named.items()}, devices)
 
     def parts(self, axis: int) -> int:
-        """Into how many parts an axis is split."""
+        """Return the number of parts that an axis is split into."""
         return math.prod(self.devices[name] for name in self.axes[axis])
 
     @property
     def step(self) -> tuple[Hashable, ...]:
-        """Taking a device's part, as a step of a view."""
+        """The taking of a device's part, as a step of a view."""
         return "device", tuple(sorted(self.axes.items())), tuple(sorted(self.devices.items()))
 
 
@@ -82,34 +83,36 @@ def _whole_somewhere(spec: Any, devices: dict[str, int]) -> bool:
 
 
 def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> Value:
-    """A device's part of an operand. Its number is new: parts of equal arrays need not be equal."""
+    """Return a device's part of an operand, with a new value number: parts of equal arrays need not be equal."""
     owner, axis, kept = value.owner, axis_of(value.owner), value.kept
     if axis is not None and axis in split.axes:
         if isinstance(owner, PoolRows):
             if owner.split:
                 return Value(site.mixed("a part of a pool's rows is split over devices once more", "split rows once"))
             owner = replace(owner, split=split.axes[axis])
-        if isinstance(owner, Rows):
+        if isinstance(owner, LaneRows):
             each, rest = divmod(site.prover.bound.lanes, split.parts(axis))
             whole = rest == 0 and shape[axis] == site.prover.bound.lanes * owner.inner
             if owner.order is not None or owner.start or owner.split or owner.held or not whole:
                 remedy = "split all of them, in order"
                 return Value(site.mixed("some lanes, or lanes out of order, are split over devices", remedy))
             names = split.axes[axis]
-            owner = OneLane(0, names) if each == 1 else Rows(axis, owner.inner, 0, None, names)
+            owner = OneLane(0, names) if each == 1 else LaneRows(axis, owner.inner, 0, None, names)
     if isinstance(owner, Common):
-        site.prover.telling.update(name for names in split.axes.values() for name in names)
+        site.prover.device_varying.update(name for names in split.axes.values() for name in names)
     if split.axes:
         kept = None if kept is None else Kept(kept.leaf, entered(kept.view, split.step))
         owner = replace(owner, view=entered(owner.view, split.step)) if isinstance(owner, PoolRows) else owner
-    fact = value.fact if isinstance(value.fact, Slot) or (isinstance(value.fact, Iota) and not split.axes) else None
-    if isinstance(fact, Slot) and fact.less is not None:
+    fact = (
+        value.fact if isinstance(value.fact, SlotEntry) or (isinstance(value.fact, Iota) and not split.axes) else None
+    )
+    if isinstance(fact, SlotEntry) and fact.less is not None:
         fact = None  # places along an axis of another mesh
     return Value(owner, site.prover.fresh(), value.range, fact, kept, value.version)
 
 
 def _put_together(site: Site, value: Value, shape: tuple[int, ...], split: Split, mark: int) -> Value:
-    """A result from the parts of all devices.
+    """Put a result together from the parts of all devices.
 
     Args:
         shape: of the result.
@@ -130,12 +133,12 @@ def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, ma
     over = ", ".join(getattr(owner, "split", ())) or "devices"
     message = f"a result that differs between lanes, which are split over {over}, is not put together so"
     remedy = "give it the out_spec of its lanes"
-    if isinstance(owner, Rows | OneLane) and owner.held:
+    if isinstance(owner, LaneRows | OneLane) and owner.held:
         held = (
             f"a row that one device along {', '.join(owner.held)} has leaves the devices before it is summed over them"
         )
         return site.mixed(held, "sum it by lax.psum", ViolationKind.COLLECTIVE)
-    if isinstance(owner, Rows):
+    if isinstance(owner, LaneRows):
         inside = isinstance(owner.order, Backwards) or (isinstance(owner.order, Order) and owner.order.number >= mark)
         all_lanes = not owner.start and shape[owner.axis] == site.prover.bound.lanes * owner.inner
         if not inside and split.axes.get(owner.axis, ()) == owner.split and (all_lanes or not owner.split):
@@ -145,7 +148,7 @@ def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, ma
         picked = isinstance(owner.lane, Symbol) and owner.lane.number >= mark
         along = [axis for axis, names in split.axes.items() if names == owner.split]
         if along and owner.lane == 0 and split.parts(along[0]) == site.prover.bound.lanes:
-            return Rows(along[0], shape[along[0]] // split.parts(along[0]))
+            return LaneRows(along[0], shape[along[0]] // split.parts(along[0]))
         return site.mixed(message, remedy, ViolationKind.COLLECTIVE) if owner.split or picked else owner
     if isinstance(owner, PoolRows) and split.axes.get(owner.axis, ()) != owner.split:
         what = f"one device's rows of a pool, split over {over}, are" if owner.split else "copies of a pool are"

@@ -8,19 +8,20 @@ from ir_passes.contract.contract import Lane, Opaque, Pool, Shared, SlotMap
 from ir_passes.contract.declared import opaque_of
 from ir_passes.contract.opaque import donors, fits, lengths_of, maps_of
 from ir_passes.contract.opaque_names import exact_name, same_body, short_name
+from ir_passes.contract.statements import Assumption, Statement
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, Rows, axis_of, describe, moved
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
 from ir_passes.proof.rules.pool_rows import map_fault, record
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered
-from ir_passes.proof.values import Slot, Value
+from ir_passes.proof.values import SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind
 
 
 @rule(*ir.OPAQUE, everything=True)
 def opaque(site: Site, *operands: Value) -> list[Value]:
-    """By its declaration in the contract, found by the name of its target."""
+    """Apply the declaration in the contract, found by the name of the call's target."""
     found = opaque_of(site.eqn, site.prover.bound.opaque)
     if found is None:
         exact, name = exact_name(site.eqn), short_name(site.eqn)
@@ -55,13 +56,13 @@ def _one_body(site: Site, name: str) -> None:
     site.report(ViolationKind.OPAQUE, message, remedy)
 
 
-def assumed(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[str]:
-    """What is believed of every call of a declared operation, with its line."""
+def assumed(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[Statement]:
+    """Yield the assumption about every call of a declared operation, with its line."""
     for name, calls in declared.items():
-        keeps = ", which keeps the rows of lanes of length 0" if [*lengths_of(opaque[name])] else ""
-        lines = Counter(f"opaque: {exact_name(one)}, called at {ir.source_of(one)}" for one in calls)
-        for line, times in lines.items():
-            yield f"{line}{f' ({times} calls)' if times > 1 else ''}{keeps}"
+        kind = Assumption.OPAQUE_IDLE if [*lengths_of(opaque[name])] else Assumption.OPAQUE
+        places = Counter(f"{exact_name(one)}, called at {ir.source_of(one)}" for one in calls)
+        for place, times in places.items():
+            yield kind.statement(f"{place} ({times} calls)" if times > 1 else place)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class _Declared:
     operands: tuple[Value, ...]
 
     def results(self) -> list[Value]:
-        """What the declaration says of the results, if the operands are as declared."""
+        """Return the results that the declaration promises, if the operands are as declared."""
         lanes = self._lanes()
         if isinstance(lanes, Mixed):
             return [Value(lanes) for _ in self.site.eqn.outvars]
@@ -97,11 +98,11 @@ class _Declared:
         if not isinstance(pool.owner, PoolRows):
             return Value(moved(lanes, declared.axis), version=version, kept=kept)
         facts = [self.operands[k].fact for k, one in maps_of(self.entry, declared.group) if one.role != "read"]
-        written = {fact.leaf for fact in facts if isinstance(fact, Slot)}
+        written = {fact.leaf for fact in facts if isinstance(fact, SlotEntry)}
         return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version, kept=kept)
 
     def _lanes(self) -> Owner:
-        """Whose row 0, 1, .. is, of everything that has rows of lanes; mixed where the call is not as declared."""
+        """Return the common owner of all arrays that have rows of lanes; `Mixed` where the call is not as declared."""
         site = self.site
         for value in self.operands:
             if isinstance(value.owner, Mixed):
@@ -113,7 +114,7 @@ class _Declared:
                 return lanes
             if disordered(lanes):
                 return site.mixed("rows in an order that depends on all lanes meet an opaque operation", REMEDY)
-            problem = self._unequal() if isinstance(lanes, Rows) else None
+            problem = self._unequal() if isinstance(lanes, LaneRows) else None
             if problem is None:
                 return self._accessed(lanes)
         message, remedy = f"{self.name}: {problem}", "correct its Opaque declaration or the call"
@@ -128,7 +129,7 @@ class _Declared:
             yield value, f"operand {k}", self.site.shapes[k], 0 if isinstance(declared, SlotMap) else declared.axis
 
     def _unequal(self) -> str | None:
-        """How the numbers of rows differ between arrays that are declared to have a row for each lane."""
+        """Describe the arrays whose numbers of rows differ though each is declared to have a row for each lane."""
         lengths = {name: shape[axis : axis + 1] for _, name, shape, axis in self._rows()}
         for k, (var, declared) in enumerate(zip(self.site.eqn.outvars, self.entry.outputs, strict=True)):
             if isinstance(declared, Lane):
@@ -139,7 +140,7 @@ class _Declared:
         return f"numbers of rows differ: {found}"
 
     def _accessed(self, lanes: Owner) -> Owner:
-        """The same lanes, after a look at every pool that is read and written by a slot map."""
+        """Return the same lanes, after checking every pool that is read and written by a slot map."""
         site, written = self.site, set(donors(self.entry).values())
         for k, declared in enumerate(self.entry.inputs):
             pool = self.operands[k].owner
@@ -147,7 +148,7 @@ class _Declared:
                 continue
             for at, one in maps_of(self.entry, declared.group):
                 fact = self.operands[at].fact
-                assert isinstance(fact, Slot)
+                assert isinstance(fact, SlotEntry)
                 for write in (False, True):
                     if one.role == ("read" if write else "write") or (write and k not in written):
                         continue
@@ -155,14 +156,14 @@ class _Declared:
                     if fault is not None:
                         return fault
                     record(site, pool, fact, self.operands[at].owner, site.shapes[at], write)
-            if k in written and isinstance(lanes, Rows | OneLane) and lanes.split:
+            if k in written and isinstance(lanes, LaneRows | OneLane) and lanes.split:
                 along = ", ".join(lanes.split)
                 message = f"{self.name}: each device along {along} writes the rows of its own lanes to its own copy"
                 return site.mixed(message, "call it outside of the shard_map", ViolationKind.COLLECTIVE)
         return lanes
 
     def _miscounted(self) -> str | None:
-        """How the call has other operands, results or aliases than are declared."""
+        """Describe the operands, results or aliases of a call that differ from those declared."""
         entry, eqn = self.entry, self.site.eqn
         if not fits(entry, self.site.shapes, ir.shapes(eqn.outvars)):
             called = f"{ir.types(eqn.invars)} and {ir.types(eqn.outvars)}"
@@ -177,7 +178,7 @@ class _Declared:
         return None
 
     def _misfits(self) -> Iterator[str]:
-        """Operands that are not what they are declared to be, each by itself."""
+        """Describe the operands that are not what they are declared to be, each by itself."""
         for k, (value, declared) in enumerate(zip(self.operands, self.entry.inputs, strict=True)):
             problem = None
             match declared:
@@ -202,7 +203,7 @@ class _Declared:
         if group != declared.group:
             return f"a pool of group {declared.group!r}, and is one of group {group!r}"
         if not any(maps_of(self.entry, declared.group)):
-            mine = isinstance(owner, Rows) and replace(owner, start=0, split=()) == Rows(declared.axis)
+            mine = isinstance(owner, LaneRows) and replace(owner, start=0, split=()) == LaneRows(declared.axis)
             if mine or isinstance(owner, OneLane):
                 return None
             return f"a pool with one row for each lane along axis {declared.axis}, and holds {describe(owner)}"
@@ -213,7 +214,7 @@ class _Declared:
         return None
 
     def _map_misfit(self, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str | None:
-        if not isinstance(value.fact, Slot) or len(shape) > 1:
+        if not isinstance(value.fact, SlotEntry) or len(shape) > 1:
             return "a slot map, and is not one"
         if value.fact.guard is not None:
             return "a slot map, and some entries may be replaced by a row past the end of the pool"

@@ -3,24 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows, axis_of, describe, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
 from ir_passes.proof.rules.intervals import hull
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Columns, Constant, Iota, Kept, Slot, Value
+from ir_passes.proof.values import Columns, Constant, Iota, Kept, SlotEntry, Value
 from ir_passes.proof.views import View, block, entered
 
 
 def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, step: int = 1) -> Owner:
-    """Whose the rows [start, start + size * step) of an axis are, when `axis` is the one that holds lanes."""
+    """Return the owner of the rows [start, start + size * step) of an axis, when `axis` is the one that holds lanes."""
     if start == 0 and size == full and step == 1:
         return owner
-    if isinstance(owner, Rows) and owner.order is None:
+    if isinstance(owner, LaneRows) and owner.order is None:
         first, last = start // owner.inner, (start + (size - 1) * step) // owner.inner
         if first == last:
             return OneLane(owner.start + first, owner.split)
         if step == 1 and start % owner.inner == 0:
-            return Rows(axis, owner.inner, owner.start + first, None, owner.split)
+            return LaneRows(axis, owner.inner, owner.start + first, None, owner.split)
     return site.mixed(
         f"a part of axis {axis} is cut out, which holds {describe(owner)}",
         "cut out whole lanes, or index rows by the slot map",
@@ -39,7 +39,7 @@ def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], step
     if kept is not None and not whole:
         but = owner.axis if isinstance(owner, PoolRows) else -1
         kept = Kept(kept.leaf, _part(kept.view, but, full, starts, sizes, steps))
-    fact = x.fact if isinstance(x.fact, Slot | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | Constant) else None
     if isinstance(x.fact, Iota) and starts[x.fact.axis] == 0 and steps[x.fact.axis] == 1:
         fact = x.fact
     bounds = x.range
@@ -54,7 +54,7 @@ def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], step
 def _part(
     view: View, rows: int, full: Sequence[int], starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]
 ) -> View:
-    """The path after a static slice, as a read at constants has it where it has no steps."""
+    """Return the view after a static slice; without strides it is that of a read at constants."""
     if any(step != 1 for step in steps):
         return entered(view, ("slice", tuple(full), tuple(map(int, (*starts, *sizes, *steps)))))
     begins = ((d, int(at)) for d, at in enumerate(starts) if sizes[d] != full[d])
@@ -63,7 +63,7 @@ def _part(
 
 @rule("slice", reads="start_indices limit_indices strides")
 def cut(site: Site, x: Value) -> list[Value]:
-    """A static part."""
+    """Take a static slice."""
     starts, limits = site.params["start_indices"], site.params["limit_indices"]
     steps = site.params["strides"] or (1,) * len(starts)
     if isinstance(x.fact, Columns) and limits[-1] - starts[-1] == 1:
@@ -76,7 +76,7 @@ def cut(site: Site, x: Value) -> list[Value]:
 
 @rule("split", reads="sizes axis")
 def split(site: Site, x: Value) -> list[Value]:
-    """Static parts, one after the other."""
+    """Split into static parts."""
     axis, results, start = site.params["axis"], [], 0
     full = site.shapes[0]
     for size in map(int, site.params["sizes"]):
@@ -89,7 +89,7 @@ def split(site: Site, x: Value) -> list[Value]:
 
 @rule("unstack", reads="axis")
 def unstack(site: Site, x: Value) -> list[Value]:
-    """Every index of an axis by itself."""
+    """Take every index of an axis by itself."""
     axis, full = int(site.params["axis"]), site.shapes[0]
     results = []
     for index in range(full[axis]):
@@ -97,17 +97,17 @@ def unstack(site: Site, x: Value) -> list[Value]:
         sizes = [1 if d == axis else n for d, n in enumerate(full)]
         value = _cut(site, x, starts, sizes, (1,) * len(full))
         owner = value.owner
-        if isinstance(owner, Rows) and owner.axis == axis:
+        if isinstance(owner, LaneRows) and owner.axis == axis:
             owner = OneLane(owner.start, owner.split)
         old = axis_of(owner)
         owner = owner if old is None else moved(owner, old - (old > axis))
-        results.append(Value(owner, range=value.range, fact=value.fact if isinstance(value.fact, Slot) else None))
+        results.append(Value(owner, range=value.range, fact=value.fact if isinstance(value.fact, SlotEntry) else None))
     return results
 
 
 @rule("concatenate", reads="dimension")
 def concatenate(site: Site, *parts: Value) -> list[Value]:
-    """One after the other along an axis; lanes in order where it is theirs."""
+    """Concatenate along an axis; along that of the lanes, lanes must stay in order."""
     axis = site.params["dimension"]
     sizes = [shape[axis] for shape in site.shapes]
     bounds = parts[0].range
@@ -121,7 +121,7 @@ def concatenate(site: Site, *parts: Value) -> list[Value]:
 
 @rule("stack", reads="axis")
 def stack(site: Site, *parts: Value) -> list[Value]:
-    """One beside the other along a new axis."""
+    """Stack along a new axis."""
     axis = int(site.params["axis"])
     owners = []
     for value in parts:
@@ -135,7 +135,7 @@ def stack(site: Site, *parts: Value) -> list[Value]:
 
 
 def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -> Owner:
-    """Whose the parts of a concatenation along an axis are."""
+    """Return the owner of a concatenation of parts along an axis."""
     along = [owner for owner in owners if axis_of(owner) == axis and not isinstance(owner, Mixed)]
     lanes = {owner for owner in owners if isinstance(owner, OneLane)}
     if not along and len(lanes) < 2:
@@ -152,21 +152,21 @@ def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -
     )
 
 
-def _laid_out(axis: int, owners: list[Owner], sizes: list[int]) -> Rows | None:
-    """Parts as consecutive lanes; shared parts may stand where whole lanes would."""
+def _laid_out(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | None:
+    """Return the owner of parts that are consecutive lanes; shared parts may stand in for whole lanes."""
     pieces = [(owner, size) for owner, size in zip(owners, sizes, strict=True) if size]
     inner = {
-        owner.inner if isinstance(owner, Rows) else size
+        owner.inner if isinstance(owner, LaneRows) else size
         for owner, size in pieces
-        if isinstance(owner, Rows) or (isinstance(owner, OneLane) and isinstance(owner.lane, int))
+        if isinstance(owner, LaneRows) or (isinstance(owner, OneLane) and isinstance(owner.lane, int))
     }
-    splits = {owner.split for owner, _ in pieces if isinstance(owner, Rows | OneLane)}
+    splits = {owner.split for owner, _ in pieces if isinstance(owner, LaneRows | OneLane)}
     if len(inner) != 1 or len(splits) != 1:
         return None
     (per_lane,) = inner
     place, start = 0, None
     for owner, size in pieces:
-        if isinstance(owner, Rows):
+        if isinstance(owner, LaneRows):
             if owner.axis != axis or owner.order is not None or place % per_lane:
                 return None
             first = owner.start - place // per_lane
@@ -183,4 +183,4 @@ def _laid_out(axis: int, owners: list[Owner], sizes: list[int]) -> Rows | None:
             return None
         start = first
         place += size
-    return Rows(axis, per_lane, start or 0, None, splits.pop())
+    return LaneRows(axis, per_lane, start or 0, None, splits.pop())

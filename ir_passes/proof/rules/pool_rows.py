@@ -4,20 +4,21 @@ import math
 from dataclasses import replace
 
 from ir_passes.contract.contract import SlotMap
-from ir_passes.proof.owners import Common, Mixed, OneLane, Owner, PoolRows, Rows
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.rules.access import Access, constant_of
-from ir_passes.proof.site import RowAccess, Site
-from ir_passes.proof.uniformity import REMEDY, tells_places
-from ir_passes.proof.values import Ahead, Constant, Iota, Kept, Slot, Value
+from ir_passes.proof.site import Site
+from ir_passes.proof.uniformity import REMEDY, reveals_places
+from ir_passes.proof.values import Ahead, Constant, Iota, Kept, SlotEntry, Value
 from ir_passes.proof.views import View, entered, left
 from ir_passes.proof.violations import ViolationKind
+from ir_passes.proof.walk import RowAccess
 
 _PLACES = "rows of a pool are used with what depends on their place in an order that depends on all lanes"
 _BY_SLOT = "index rows with the lane's entry in the slot map, unchanged"
 
 
 def read(site: Site, operand: Value, access: Access) -> Value:
-    """Rows of a pool."""
+    """Read rows of a pool."""
     pool = operand.owner
     assert isinstance(pool, PoolRows)
     axis = pool.axis
@@ -33,16 +34,16 @@ def read(site: Site, operand: Value, access: Access) -> Value:
     if operand.kept is not None:
         by = access.columns[axis].fact
         kept = Kept(operand.kept.leaf, entered(access.taken(operand.kept.view, axis), ("by slot", by)))
-    if access.tells_places(found, without=axis):
+    if access.reveals_places(found, without=axis):
         return Value(site.mixed(_PLACES, REMEDY))
     owner = site.join(found, access.owners(site, without=axis))
-    if pool.split and isinstance(owner, Rows | OneLane):
+    if pool.split and isinstance(owner, LaneRows | OneLane):
         return Value(replace(owner, held=pool.split))
     return Value(owner, kept=kept)
 
 
 def write(site: Site, operand: Value, updates: Value, access: Access, replaces: bool) -> Value:
-    """A later version of a pool, with some rows changed.
+    """Write rows of a pool; return its next version.
 
     Args:
         replaces: whether the updates take the place of what was there; otherwise they are combined with it.
@@ -57,7 +58,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     found = _row_owner(site, pool, access, write=True)
     if isinstance(found, Mixed):
         return Value(found)
-    if isinstance(found, Rows | OneLane) and found.split:
+    if isinstance(found, LaneRows | OneLane) and found.split:
         message = (
             f"each device along {', '.join(found.split)} writes the rows of its own lanes to its own copy of a pool"
         )
@@ -69,11 +70,11 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     if not isinstance(content, Common) and content != found:
         message = f"rows of pool {pool.group!r} are written with values of other lanes than the rows' owners"
         return Value(site.mixed(message, "write to each row what its own lane computed", ViolationKind.WRONG_ROW))
-    at = found.axis if isinstance(found, Rows) and found.order is not None else None
-    if access.tells_places(found, without=axis) or (at is not None and tells_places(updates, site.shapes[-1], at)):
+    at = found.axis if isinstance(found, LaneRows) and found.order is not None else None
+    if access.reveals_places(found, without=axis) or (at is not None and reveals_places(updates, site.shapes[-1], at)):
         return Value(site.mixed(_PLACES, REMEDY))
     index = access.columns[axis].fact
-    assert isinstance(index, Slot)
+    assert isinstance(index, SlotEntry)
     kept = operand.kept
     if kept is not None:
         again = updates.kept
@@ -84,8 +85,8 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     return Value(later, kept=kept, version=site.prover.versions.succeed(operand.version))
 
 
-def _put_by_slot(view: View, access: Access, axis: int, slot: Slot) -> View | None:
-    """The path after rows are put back where they were read: by the same slot map, guarded as then or only now."""
+def _put_by_slot(view: View, access: Access, axis: int, slot: SlotEntry) -> View | None:
+    """Return the view after rows are written back by the slot map that they were read by, guarded then or only now."""
     for by in (slot, replace(slot, guard=None)):
         rows = left(view, ("by slot", by))
         if rows is not None:
@@ -94,7 +95,7 @@ def _put_by_slot(view: View, access: Access, axis: int, slot: Slot) -> View | No
 
 
 def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Value:
-    """A part of every row, put back where it was taken."""
+    """Write a part of every row back where it was taken."""
     pool, part = operand.owner, updates.owner
     assert isinstance(pool, PoolRows)
     if not isinstance(part, PoolRows) or access.put(part.view, pool.axis) != pool.view or part.leaf != pool.leaf:
@@ -113,7 +114,7 @@ def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Val
 
 
 def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner:
-    """Whose the rows are, in dimensions of the window array."""
+    """Return the owner of the rows, in dimensions of the window array."""
     axis = pool.axis
     path = site.prover.bound.inputs[pool.leaf].path
     index = access.columns.get(axis)
@@ -128,7 +129,7 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         violation = site.violation(ViolationKind.CONSTANT, message, "make the row an operand: an entry of a slot map")
         site.prover.violations.append(violation)
         return Mixed(violation)
-    if not isinstance(index.fact, Slot):
+    if not isinstance(index.fact, SlotEntry):
         message = f"rows of {path} are picked by an index that is not the lane's entry in its slot map"
         return site.mixed(message, _BY_SLOT, ViolationKind.WRONG_ROW)
     fault = map_fault(site, pool, index.fact, access.full, access.drops, write)
@@ -140,7 +141,7 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
     return owner
 
 
-def record(site: Site, pool: PoolRows, fact: Slot, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
+def record(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
     """Note which rows of a pool are read or written, to be compared with those of its group.
 
     Args:
@@ -148,7 +149,7 @@ def record(site: Site, pool: PoolRows, fact: Slot, owner: Owner, shape: tuple[in
         owner: of the entries.
         shape: of what is read or written; along the owner's axis one row for each entry.
     """
-    if isinstance(owner, Rows):
+    if isinstance(owner, LaneRows):
         lanes = -(-shape[owner.axis] // owner.inner)
         lane, whose = owner.order, (owner.start, lanes, owner.order)
     else:
@@ -156,8 +157,10 @@ def record(site: Site, pool: PoolRows, fact: Slot, owner: Owner, shape: tuple[in
     site.prover.accesses.append(RowAccess(pool.leaf, write, (replace(fact, less=None), whose), lane, site))
 
 
-def map_fault(site: Site, pool: PoolRows, fact: Slot, shape: tuple[int, ...], drops: bool, write: bool) -> Mixed | None:
-    """What is wrong with picking rows of a pool by an entry of a slot map.
+def map_fault(
+    site: Site, pool: PoolRows, fact: SlotEntry, shape: tuple[int, ...], drops: bool, write: bool
+) -> Mixed | None:
+    """Return the fault of picking rows of a pool by an entry of a slot map, None where there is none.
 
     Args:
         shape: of the pool, as it lies on one device.
@@ -191,8 +194,8 @@ def map_fault(site: Site, pool: PoolRows, fact: Slot, shape: tuple[int, ...], dr
     return None
 
 
-def _device_fault(site: Site, pool: PoolRows, fact: Slot, access: Access) -> Mixed | None:
-    """Rows of a pool that are split over devices are global row numbers less the rows of the devices before."""
+def _device_fault(site: Site, pool: PoolRows, fact: SlotEntry, access: Access) -> Mixed | None:
+    """Return the fault of row numbers of a split pool that are not global ones less the rows of the devices before."""
     path, rows = site.prover.bound.inputs[pool.leaf].path, access.full[pool.axis]
     slots = site.prover.bound.inputs[fact.leaf].path
     shift = None if fact.less is None else f"{fact.less.rows} * axis_index({fact.less.over!r})"

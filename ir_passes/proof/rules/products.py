@@ -1,9 +1,9 @@
 """Contractions, convolutions and decompositions."""
 
-from ir_passes.proof.owners import Common, Mixed, OneLane, Order, Owner, Rows, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Order, Owner, axis_of, moved
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import REMEDY, disordered, tells_places
+from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
 from ir_passes.proof.values import Counts, Value
 
 _FREE = "contract dimensions within a lane; keep lanes a batch dimension or a free one of one operand"
@@ -14,7 +14,7 @@ _ROUNDING = "out_sharding precision preferred_element_type"
 
 @rule("dot_general", reads="dimension_numbers", ignores=_ROUNDING)
 def dot_general(site: Site, x: Value, y: Value) -> list[Value]:
-    """Lanes as a batch dimension of both, or as a free dimension of one."""
+    """Multiply matrices: lanes are a batch dimension of both operands, or a free dimension of one."""
     (x_contract, y_contract), (x_batch, y_batch) = site.params["dimension_numbers"]
     return [Value(_contracted(site, x, y, (x_contract, y_contract), (x_batch, y_batch)))]
 
@@ -35,16 +35,16 @@ def _contracted(site: Site, x: Value, y: Value, contract: tuple, batch: tuple) -
             owners.append(site.mixed(f"it sums over axis {axis}, which holds different lanes", _FREE))
         free_before += len(free)
     owner = site.join(*owners)
-    if isinstance(owner, Rows) and owner.order is not None and owner.axis < len(batch[0]):
+    if isinstance(owner, LaneRows) and owner.order is not None and owner.axis < len(batch[0]):
         sides = zip((x, y), site.shapes, batch, strict=True)
-        if any(tells_places(value, shape, paired[owner.axis]) for value, shape, paired in sides):
+        if any(reveals_places(value, shape, paired[owner.axis]) for value, shape, paired in sides):
             return site.mixed("rows in an order that depends on all lanes meet a matrix for each place", REMEDY)
     return owner
 
 
 @rule("ragged_dot_general", reads="ragged_dot_dimension_numbers", ignores=_ROUNDING, accepts={"group_offset": (None,)})
 def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) -> list[Value]:
-    """Rows times the matrix of their group: row by row, if the rows were sorted by what the sizes count."""
+    """Multiply rows by the matrix of their group: row by row, if they were sorted by the keys that the sizes count."""
     numbers = site.params["ragged_dot_dimension_numbers"]
     contract, batch = numbers.dot_dimension_numbers
     ragged = tuple(numbers.lhs_ragged_dimensions)
@@ -60,7 +60,7 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
         return [Value(site.join(x.owner, groups.owner, sizes.owner))]
     owner = x.owner
     sorted_by = None
-    if isinstance(owner, Rows) and isinstance(owner.order, Order):
+    if isinstance(owner, LaneRows) and isinstance(owner.order, Order):
         sorted_by = site.prover.sort_keys.get(owner.order)
     if isinstance(sizes.fact, Counts) and sorted_by is not None and sizes.fact.key == sorted_by:
         return [Value(site.join(owner, groups.owner))]
@@ -80,7 +80,7 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
     ignores=f"{_ROUNDING} feature_group_count lhs_dilation padding rhs_dilation window_strides",
 )
 def convolution(site: Site, x: Value, kernel: Value) -> list[Value]:
-    """Lanes as the batch dimension of the input."""
+    """Convolve: lanes are the batch dimension of the input."""
     numbers = site.params["dimension_numbers"]
     axis, owner = axis_of(x.owner), x.owner
     if axis is not None:
@@ -108,7 +108,7 @@ sort_eig_vals sort_eigenvalues subset_by_index symmetrize_input transpose_a unit
     accepts={"select_callable": (None,)},
 )  # fmt: skip
 def batched_matrices(site: Site, *operands: Value) -> list[Value]:
-    """Lanes as a leading batch dimension."""
+    """Apply a function of matrices: lanes are a leading batch dimension."""
     matrix_dims = {"fft": len(site.params.get("fft_lengths", ())), "lu_pivots_to_permutation": 1}.get(site.name, 2)
     owners = []
     for value, shape in zip(operands, site.shapes, strict=True):

@@ -1,4 +1,4 @@
-"""Random numbers: each key's are its owner's."""
+"""Random numbers: those of a key belong to the key's owner."""
 
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import key_implementation
@@ -26,25 +26,25 @@ XLA's own generator takes one key: JAX gives it the first of an array, and the o
 
 @rule("random_unwrap", "random_clone")
 def same_keys(site: Site, key: Value) -> list[Value]:
-    """The same keys, or their words behind their axes."""
+    """Keep the keys, or unwrap their words behind their axes."""
     return [Value(key.owner)]
 
 
 @rule("random_bits", "random_split", "random_seed", reads="shape impl", ignores="bit_width")
 def from_keys(site: Site, key: Value) -> list[Value]:
-    """Keys keep their leading axes; what is made from one key stands behind them."""
+    """Generate from keys, which keep their leading axes; what one key gives stands behind them."""
     return [Value(_by_key(site, key.owner))]
 
 
 @rule("random_wrap", reads="impl")
 def wrap(site: Site, words: Value) -> list[Value]:
-    """The last axes are the words of one key."""
+    """Wrap words as keys: the last axes are the words of one key."""
     return [Value(_of_one_key(site, words, len(site.shape)))]
 
 
 @rule("random_gamma", ignores="log_space")
 def gamma(site: Site, key: Value, shape: Value) -> list[Value]:
-    """A key for each place; one key for several places gives each of them other numbers."""
+    """Sample with a key for each place; one key for several places gives each other numbers."""
     owner = _by_key(site, site.join(key.owner, shape.owner))
     if disordered(owner):
         owner = site.mixed("rows in an order that depends on all lanes get random numbers by their place", REMEDY)
@@ -53,14 +53,14 @@ def gamma(site: Site, key: Value, shape: Value) -> list[Value]:
 
 @rule("random_fold_in")
 def fold_in(site: Site, key: Value, data: Value) -> list[Value]:
-    """A key and a number of the same place."""
+    """Fold a number into the key of the same place."""
     pairs = zip((key, data), site.shapes, strict=True)
     return [Value(_by_key(site, site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))))]
 
 
 @rule("rng_bit_generator", reads="shape", ignores="algorithm dtype out_sharding")
 def generator(site: Site, key: Value) -> list[Value]:
-    """One key for the whole array."""
+    """Generate the whole array from one key."""
     owner = _of_one_key(site, key, 0)
     if len(site.shapes[0]) != 1:
         owner = site.mixed("random bits are made from several keys at once", "map over the keys")
@@ -68,7 +68,7 @@ def generator(site: Site, key: Value) -> list[Value]:
 
 
 def _by_key(site: Site, owner: Owner) -> Owner:
-    """The owner of what is made from keys, one by one."""
+    """Return the owner of numbers made from each key by itself."""
     atom = site.eqn.outvars[0] if site.name == "random_seed" else site.eqn.invars[0]
     generator = key_implementation(ir.dtype_of(atom))
     if axis_of(owner) is None or site.name in _BY_KEY.get(generator, ()):
@@ -78,6 +78,6 @@ def _by_key(site: Site, owner: Owner) -> Owner:
 
 
 def _of_one_key(site: Site, words: Value, leading: int) -> Owner:
-    """Whose keys are, of which the first axes of an array of words keep apart."""
+    """Return the owner of keys whose words lie behind the first `leading` axes of an array."""
     axis = axis_of(words.owner)
     return words.owner if axis is None or axis < leading else site.mixed(_ONE_KEY, _OWN_KEY)

@@ -2,11 +2,11 @@
 
 import math
 
-from ir_passes.proof.owners import COMMON, Common, Order, Owner, Rows, axis_of, moved
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Order, Owner, axis_of, moved
 from ir_passes.proof.rules.intervals import fits
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import REMEDY, tells_places
+from ir_passes.proof.uniformity import REMEDY, reveals_places
 from ir_passes.proof.values import Counts, Iota, OneHot, Permuted, Value
 
 _APART = "reduce over axes within a lane; what must be the same for all lanes is an operand that the host computes"
@@ -16,7 +16,7 @@ _PICKS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or")
 
 
 def without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
-    """Whose the elements are after a reduction over some axes."""
+    """Return the owner of the elements after a reduction over some axes."""
     axis = axis_of(owner)
     if axis is None:
         return owner
@@ -31,7 +31,7 @@ def without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
     ignores="out_sharding",
 )
 def reduction(site: Site, x: Value) -> list[Value]:
-    """One value from all along some axes."""
+    """Reduce over some axes."""
     axes = tuple(map(int, site.params["axes"]))
     bounds = None
     if site.name in _PICKS and math.prod(site.shapes[0]):
@@ -52,7 +52,7 @@ def reduction(site: Site, x: Value) -> list[Value]:
 
 @rule("reduce", reads="dimensions", ignores="computation jaxpr")
 def general_reduction(site: Site, *operands: Value) -> list[Value]:
-    """A reduction by any function; half of the operands are initial values."""
+    """Reduce by any function; half of the operands are initial values."""
     axes = tuple(map(int, site.params["dimensions"]))
     owner = site.join(*(without(site, value.owner, axes) if shape else value.owner
                         for value, shape in zip(operands, site.shapes, strict=True)))  # fmt: skip
@@ -61,7 +61,7 @@ def general_reduction(site: Site, *operands: Value) -> list[Value]:
 
 @rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", reads="axis", ignores="reverse")
 def running(site: Site, x: Value) -> list[Value]:
-    """A reduction of all before, along one axis."""
+    """Reduce cumulatively along one axis."""
     owner = x.owner
     if axis_of(owner) == int(site.params["axis"]):
         owner = site.mixed(f"it runs along axis {site.params['axis']}, which holds different lanes", _APART)
@@ -77,7 +77,7 @@ def running(site: Site, x: Value) -> list[Value]:
     ignores="aggregate_to_topk is_max_k is_stable recall_target reduction_input_size_override",
 )
 def top_k(site: Site, x: Value) -> list[Value]:
-    """The greatest along one axis, and where they are."""
+    """Take the greatest along one axis, and their indices."""
     axis = int(site.params.get("axis", site.params.get("reduction_dimension", len(site.shape) - 1)))
     axis %= len(site.shape)
     owner = x.owner
@@ -93,7 +93,7 @@ def top_k(site: Site, x: Value) -> list[Value]:
     accepts={"consts": ((),)},
 )
 def windows(site: Site, *operands: Value) -> list[Value]:
-    """Reductions of windows that are one long along the axis of the lanes."""
+    """Reduce windows, whose length along the axis of the lanes must be 1."""
     params = site.params
     columns = [params["window_dimensions"], params["window_strides"], params["padding"]]
     columns += [params[name] for name in ("base_dilation", "window_dilation") if name in params]
@@ -109,7 +109,7 @@ def windows(site: Site, *operands: Value) -> list[Value]:
 
 @rule("sort", reads="dimension is_stable num_keys")
 def sort(site: Site, *operands: Value) -> list[Value]:
-    """Along an axis that lies within lanes: each by itself. Along the lanes' rows: a permutation of rows.
+    """Sort: along an axis within lanes each by itself; along the lanes' rows a permutation of rows.
 
     Which row comes where depends on every lane, but a row's content does not: rows sorted by one key are everybody's
     rows in one common order, which its inverse undoes.
@@ -117,9 +117,9 @@ def sort(site: Site, *operands: Value) -> list[Value]:
     axis = int(site.params["dimension"])
     if all(axis_of(value.owner) != axis and not _permutes(value) for value in operands):
         owner = site.join(*(value.owner for value in operands))
-        if isinstance(owner, Rows) and owner.order is not None:
+        if isinstance(owner, LaneRows) and owner.order is not None:
             sides = zip(operands, site.shapes, strict=True)
-            if any(tells_places(value, shape, owner.axis) for value, shape in sides):
+            if any(reveals_places(value, shape, owner.axis) for value, shape in sides):
                 owner = site.mixed("rows in an order that depends on all lanes meet a shared array of rows", REMEDY)
         return [Value(owner, range=value.range) for value in operands]
     key = operands[0]
@@ -161,10 +161,10 @@ def _sorted(site: Site, value: Value, order: Order) -> Value:
 
 
 def permuted(site: Site, owner: Owner, order: Order, div: int = 1) -> Owner:
-    """Whose the rows are after `rows[order // div]`."""
-    if isinstance(owner, Rows):
+    """Return the owner of `rows[order // div]`."""
+    if isinstance(owner, LaneRows):
         if owner.order is None:
-            return Rows(owner.axis, owner.inner * div, owner.start, order, owner.split)
+            return LaneRows(owner.axis, owner.inner * div, owner.start, order, owner.split)
         if div == 1 and owner.order == Order(order.number, not order.inverse):
-            return Rows(owner.axis, owner.inner, owner.start, None, owner.split)
+            return LaneRows(owner.axis, owner.inner, owner.start, None, owner.split)
     return site.mixed("rows are put in an order that depends on all lanes", "undo the order with its inverse")

@@ -1,17 +1,13 @@
-"""The table of rules, and the rule for what is not in it."""
-
-from __future__ import annotations
+"""The table of transfer functions (rules), and the rule for operations that are not in it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ir_passes.jaxpr import ir
 from ir_passes.proof.values import Value
 from ir_passes.proof.violations import ViolationKind
-
-if TYPE_CHECKING:
-    from ir_passes.proof.site import Site
+from ir_passes.proof.walk import Equation
 
 Rule = Callable[..., list[Value]]
 IDENTITIES = (
@@ -24,12 +20,12 @@ KEEPS_ROWS = {
     "dynamic_update_slice", "select_n", "scan", "while", "cond", "shard_map", "convert_element_type",
     *ir.OPAQUE, *IDENTITIES, *ir.CALLS,
 }  # fmt: skip
-"""Operations whose rules say themselves what becomes of the rows of a pool; every other one changes them all."""
+"""Operations whose rules track the rows of a pool themselves; every other one changes all rows."""
 INDEXED = {
     "gather", "dynamic_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub",
     "dynamic_update_slice",
 }  # fmt: skip
-"""Those of them that keep the rows of their first operand, and make others of what indexes it or is written to it."""
+"""Those of them that keep the rows of their first operand only, not of indices and updates."""
 MOVES = {
     *IDENTITIES,
     "bitcast_convert_type",
@@ -113,7 +109,7 @@ def rule(
 
 
 def rule_of(eqn: Any) -> Rule:
-    """The rule of an equation; for a primitive or a parameter that has none, the one that refuses it."""
+    """Return the rule of an equation; for a primitive or a parameter that has none, the one that refuses it."""
     name = eqn.primitive.name
     found = RULES.get(name)
     if found is None or PARAMETERS[name].unknown(eqn.params) is not None:
@@ -121,8 +117,8 @@ def rule_of(eqn: Any) -> Rule:
     return found
 
 
-def _unknown(site: Site, *operands: Value) -> list[Value]:
-    """An operation that nothing is known of: every element of its results may depend on every lane."""
+def _unknown(site: Equation, *operands: Value) -> list[Value]:
+    """Refuse an unknown operation: every element of its results may depend on every lane."""
     message = f"nothing is known of {site.name!r}"
     remedy = "declare it with Opaque or rowwise, or use operations that have a rule"
     if site.name in RULES:

@@ -1,9 +1,9 @@
-"""Operations that move elements about without looking at them."""
+"""Operations that move elements without computing with them."""
 
 import math
 from dataclasses import replace
 
-from ir_passes.proof.owners import COMMON, Backwards, OneLane, Owner, PoolRows, Rows, axis_of, moved
+from ir_passes.proof.owners import COMMON, Backwards, LaneRows, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.rules.intervals import hull
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
@@ -18,7 +18,7 @@ from ir_passes.proof.values import (
     Permuted,
     RemainderOf,
     SignOf,
-    Slot,
+    SlotEntry,
     Spread,
     Value,
 )
@@ -28,20 +28,20 @@ Shape = tuple[int, ...]
 
 
 def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
-    """Whose the elements of an operand are after it has been stretched to the shape of the result."""
+    """Return the owner of an operand that is broadcast to the shape of the result."""
     axis = axis_of(owner)
     return owner if axis is None else stretched(owner, shape[axis], result[axis])
 
 
 def stretched(owner: Owner, before: int, after: int) -> Owner:
-    """Whose the elements are after the one index of an owner's axis has been repeated."""
-    if isinstance(owner, Rows) and before == 1 != after:
+    """Return the owner after the single index of its axis has been broadcast."""
+    if isinstance(owner, LaneRows) and before == 1 != after:
         return OneLane(owner.start, owner.split, owner.held)
     return owner
 
 
 def place_after_reshape(axis: int, before: Shape, after: Shape) -> tuple[int, int, int] | None:
-    """Where an axis is after a row-major reshape: (new axis, elements of the new axis per old index, and the reverse).
+    """Locate an axis after a row-major reshape: (new axis, elements of the new axis per old index, and the reverse).
 
     One of the two counts is 1. None where the axis does not survive as a prefix of a new axis or the other way round,
     and for an array without elements.
@@ -64,7 +64,7 @@ def place_after_reshape(axis: int, before: Shape, after: Shape) -> tuple[int, in
 
 
 def reshape_owner(site: Site, owner: Owner, before: Shape, after: Shape) -> Owner:
-    """Whose elements are whose after a reshape."""
+    """Return the owner after a reshape."""
     axis = axis_of(owner)
     if axis is None:
         return owner
@@ -73,7 +73,7 @@ def reshape_owner(site: Site, owner: Owner, before: Shape, after: Shape) -> Owne
         new, per_old, per_new = found
         if per_old == per_new == 1:
             return moved(owner, new)
-        if isinstance(owner, Rows) and owner.order is None:
+        if isinstance(owner, LaneRows) and owner.order is None:
             if per_new == 1:
                 return replace(owner, axis=new, inner=owner.inner * per_old)
             if owner.inner % per_new == 0:
@@ -93,7 +93,7 @@ def _reshaped(site: Site, x: Value) -> Value:
     owner = reshape_owner(site, x.owner, before, after)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=reshaped(owner.view, before, after))
-    fact = x.fact if isinstance(x.fact, Slot | Ahead | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | Ahead | Constant) else None
     if isinstance(x.fact, Iota):
         found = place_after_reshape(x.fact.axis, before, after)
         fact = Iota(found[0], x.fact.div * found[1]) if found is not None and found[2] == 1 else None
@@ -114,19 +114,19 @@ def _fact_over_ones(fact: Fact, before: Shape, after: Shape) -> Fact | None:
 
 @rule("reshape", reads="new_sizes", ignores="sharding", accepts={"dimensions": (None,)})
 def reshape(site: Site, x: Value) -> list[Value]:
-    """Row-major: the normal form of a program has no reshape with `dimensions`."""
+    """Reshape row-major: the normal form of a program has no reshape with `dimensions`."""
     return [_reshaped(site, x)]
 
 
 @rule("squeeze", reads="dimensions")
 def squeeze(site: Site, x: Value) -> list[Value]:
-    """The same elements in the same order."""
+    """Drop axes of size 1."""
     return [_reshaped(site, x)]
 
 
 @rule("broadcast_in_dim", reads="shape broadcast_dimensions", ignores="sharding")
 def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
-    """Elements repeated along new or size-1 dimensions."""
+    """Repeat elements along new or size-1 dimensions."""
     before, after = site.shapes[0], site.shape
     if math.prod(before) == math.prod(after):
         return [_reshaped(site, x)]
@@ -135,7 +135,7 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), before[axis], after[dims[axis]])
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, ("broadcast",)))
-    fact = x.fact if isinstance(x.fact, Slot | Ahead | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | Ahead | Constant) else None
     if isinstance(x.fact, Iota) and before[x.fact.axis] == after[dims[x.fact.axis]]:
         fact = Iota(dims[x.fact.axis], x.fact.div)
     long = [axis for axis, size in enumerate(before) if size != 1]
@@ -146,14 +146,14 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
 
 @rule("transpose", reads="permutation")
 def transpose(site: Site, x: Value) -> list[Value]:
-    """Axes in another order."""
+    """Permute the axes."""
     permutation = tuple(map(int, site.params["permutation"]))
     axis = axis_of(x.owner)
     owner = x.owner if axis is None else moved(x.owner, permutation.index(axis))
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=transposed(owner.view, permutation))
     kept = None if x.kept is None else Kept(x.kept.leaf, transposed(x.kept.view, permutation))
-    fact = x.fact if isinstance(x.fact, Slot | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | Constant) else None
     if isinstance(x.fact, Iota):
         fact = Iota(permutation.index(x.fact.axis), x.fact.div)
     return [Value(owner, 0, x.range, fact, kept, x.version)]
@@ -161,11 +161,11 @@ def transpose(site: Site, x: Value) -> list[Value]:
 
 @rule("rev", reads="dimensions")
 def reverse(site: Site, x: Value) -> list[Value]:
-    """The last first; lanes are in order again when they have been reversed twice."""
+    """Reverse axes; lanes are in order again when they have been reversed twice."""
     owner, axis = x.owner, axis_of(x.owner)
     if axis is not None and axis in site.params["dimensions"]:
         backwards = Backwards(site.shape[axis])
-        if isinstance(owner, Rows) and owner.order in (None, backwards):
+        if isinstance(owner, LaneRows) and owner.order in (None, backwards):
             owner = replace(owner, order=backwards if owner.order is None else None)
         else:
             owner = site.mixed("it reverses the axis that holds lanes", "reverse another axis")
@@ -177,15 +177,15 @@ def reverse(site: Site, x: Value) -> list[Value]:
 
 @rule("pad", reads="padding_config")
 def pad(site: Site, x: Value, filler: Value) -> list[Value]:
-    """More elements at the ends of axes."""
+    """Pad the ends of axes."""
     owner, axis = x.owner, axis_of(x.owner)
     if axis is not None:
         low, high, inside = map(int, site.params["padding_config"][axis])
         if low or high or inside:
-            whole = isinstance(owner, Rows) and owner.order is None and inside == 0 and low % owner.inner == 0
+            whole = isinstance(owner, LaneRows) and owner.order is None and inside == 0 and low % owner.inner == 0
             if whole and low >= 0 and high >= 0:
-                assert isinstance(owner, Rows)
-                owner = Rows(axis, owner.inner, owner.start - low // owner.inner, None, owner.split)
+                assert isinstance(owner, LaneRows)
+                owner = LaneRows(axis, owner.inner, owner.start - low // owner.inner, None, owner.split)
             else:
                 owner = site.mixed("it pads the axis that holds lanes", "pad another axis")
     if isinstance(owner, PoolRows):
@@ -195,7 +195,7 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
 
 @rule("tile", reads="reps repeats")
 def tile(site: Site, x: Value) -> list[Value]:
-    """Repeated along axes."""
+    """Repeat along axes."""
     repeats = tuple(site.params.get("reps") or site.params["repeats"])
     axis = axis_of(x.owner)
     owner = x.owner
@@ -206,12 +206,12 @@ def tile(site: Site, x: Value) -> list[Value]:
 
 @rule("iota", reads="dtype shape dimension", ignores="sharding")
 def iota(site: Site, *_: Value) -> list[Value]:
-    """Counts up along an axis."""
+    """Count up along an axis."""
     axis = int(site.params["dimension"])
     return [Value(COMMON, range=(0, max(0, site.shape[axis] - 1)), fact=Iota(axis))]
 
 
 @rule("empty", "empty2", "create_token", ignores="dtype memory_space out_sharding shape")
 def empty(site: Site, *_: Value) -> list[Value]:
-    """Nobody's."""
+    """Make an uninitialised array or a token, which is shared."""
     return [Value(COMMON) for _ in site.eqn.outvars]

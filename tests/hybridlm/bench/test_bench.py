@@ -40,8 +40,8 @@ def test_floor_is_what_takes_longer() -> None:
     # 4 MB of weights, and for each of 2 lanes 2 MB of state and 2 blocks of the cache
     assert floor_seconds(traffic, slow_memory, 2, 129) == pytest.approx(10e-3)
     # with a narrow copy of the head two lanes read 1 MB less
-    screened = dataclasses.replace(traffic, unread={2: 1_000_000})
-    assert [floor_seconds(screened, slow_memory, n, 129) for n in (2, 1)] == pytest.approx([9e-3, 7e-3])
+    with_int8_head = dataclasses.replace(traffic, unread={2: 1_000_000})
+    assert [floor_seconds(with_int8_head, slow_memory, n, 129) for n in (2, 1)] == pytest.approx([9e-3, 7e-3])
     slow_products = Limits(read_bytes=1e15, float32_flops=1e9, bfloat16_flops=2e9)
     assert floor_seconds(traffic, slow_products, 2, 129) == pytest.approx(2 * 2e6 * 2 / 2e9)
 
@@ -106,7 +106,7 @@ def test_picture_is_well_formed_and_holds_every_value() -> None:
 
 def test_operations_belong_to_parts() -> None:
     assert part_of("jit(step)/GatedDeltaNet/mul") == "GatedDeltaNet"
-    assert part_of("jit(step)/draw/cond/branch_1_fun/mul") == "draw"
+    assert part_of("jit(step)/sample/cond/branch_1_fun/mul") == "sample"
     assert part_of("jit(step)/GatedDeltaNet/projection/dot_general") == "GatedDeltaNet projection"
     assert part_of("jit(step)/projection/dot_general") is None
     assert part_of("jit(step)/gt") is None and part_of("reduce_sum") is None

@@ -68,7 +68,7 @@ def test_peak_of_a_model(tmp_path: Path, root: Path, wanted: str) -> None:
 
 
 def test_a_process_reads_its_own_experts_only(tmp_path: Path, root: Path) -> None:
-    """Of two that share 64 experts; at most its share and the largest tensor are in memory."""
+    """A process of two that share 64 experts has at most its shard and the largest tensor in memory."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

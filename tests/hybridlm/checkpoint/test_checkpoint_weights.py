@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from hybridlm.checkpoint import CheckpointDirectory, CheckpointError, LoadedWeights, cast, load_weights, open_directory
-from models import Family, Source, Weight
+from models import Family, Weight, WeightSource
 from models.weights.sources import rows, stacked
 
 E, F, H = 3, 4, 2
@@ -21,16 +21,16 @@ SPLIT = [[f"model.mlp.experts.{e}.{part}.weight" for part in ("gate", "up")] for
 
 
 def _experts() -> Weight:
-    return Weight(("mlp", 0, "gate_up"), (E, 2 * F, H), (Source({FUSED: (E, 2 * F, H)}), stacked(SPLIT, (F, H))))
+    return Weight(("mlp", 0, "gate_up"), (E, 2 * F, H), (WeightSource({FUSED: (E, 2 * F, H)}), stacked(SPLIT, (F, H))))
 
 
 def _weights(_: Any) -> list[Weight]:
     return [
-        Weight(("embed",), (5, H), (Source({"model.embed.weight": (5, H)}),)),
-        Weight(("norm",), (H,), (Source({"model.norm.weight": (H,)}),), float32=True),
+        Weight(("embed",), (5, H), (WeightSource({"model.embed.weight": (5, H)}),)),
+        Weight(("norm",), (H,), (WeightSource({"model.norm.weight": (H,)}),), float32=True),
         _experts(),
         Weight(("q",), (2, H), (rows("model.qkv", (6, H), np.arange(2)),)),
-        Weight(("kv",), (4, H), (Source({"model.qkv": (6, H)}, take=lambda qkv, window: qkv[:1:-1][window]),)),
+        Weight(("kv",), (4, H), (WeightSource({"model.qkv": (6, H)}, take=lambda qkv, window: qkv[:1:-1][window]),)),
     ]
 
 
@@ -174,7 +174,7 @@ def test_aligned_data_is_copied_too(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4096))
     (tmp_path / "config.json").write_text("{}")
-    weight = Weight(("s",), (1024,), (Source({"s": (1024,)}),))
+    weight = Weight(("s",), (1024,), (WeightSource({"s": (1024,)}),))
     family = Family("s", ("s",), lambda _: _config(), lambda _: [weight], (), ())
     array = load_weights(open_directory(tmp_path), family, None, "float32").arrays[("s",)]
     with path.open("r+b") as handle:
@@ -266,6 +266,8 @@ def test_unknown_dtype(tmp_path: Path) -> None:
 
 
 def test_scalars(tmp_path: Path) -> None:
-    family = Family("s", ("s",), lambda _: _config(), lambda _: [Weight(("s",), (), (Source({"s": ()}),))], (), ())
+    family = Family(
+        "s", ("s",), lambda _: _config(), lambda _: [Weight(("s",), (), (WeightSource({"s": ()}),))], (), ()
+    )
     loaded = load_weights(save(tmp_path, {"s": np.array(2.5, np.float32)}), family, None, "bfloat16")
     assert loaded.arrays[("s",)] == 2.5

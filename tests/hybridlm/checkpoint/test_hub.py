@@ -1,4 +1,4 @@
-"""Where a checkpoint is: local directories, the Hub's cache without a connection, and errors that say what to do."""
+"""Location of a checkpoint: local directories, the Hub's cache without a connection, and errors that say what to do."""
 
 import os
 import subprocess

@@ -208,7 +208,7 @@ json_values = st.recursive(
 @fuzz
 @given(st.data())
 def test_changed_headers(tmp_path: Path, data: st.DataObject) -> None:
-    """What we open the library opens too, and both read the same."""
+    """Every file that is opened here is also opened by the library, with the same content."""
     sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

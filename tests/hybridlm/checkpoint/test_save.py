@@ -179,7 +179,7 @@ def test_nothing_is_replaced(text_lm: hybridlm.LM, tmp_path: Path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("empty", "file", "link"):
-        with pytest.raises(FileExistsError, match="is there already"):
+        with pytest.raises(FileExistsError, match="exists already"):
             text_lm.save(tmp_path / name)
     with pytest.raises(FileNotFoundError, match="no such directory"):
         text_lm.save(tmp_path / "nowhere" / "model")

@@ -16,7 +16,7 @@ from random_checkpoint import FAMILIES, MESHES, write_random_checkpoint
 import hybridlm
 from hybridlm.checkpoint import saved_index as format
 from hybridlm.checkpoint.pieces import saved_pieces
-from models import Cut, Part
+from models import Segment, ShardedDim
 
 REFERENCE = Path(__file__).resolve().parents[2] / "reference"
 SMALL: dict[str, Any] = {"lanes": 8, "context": 16, "chunk": 4, "compilation_cache": False}
@@ -73,7 +73,7 @@ def test_every_family_and_mesh(name: str, tmp_path: Path):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["sparse_base", "bamba_one_group"])
 def test_every_mesh_and_every_other(name: str, tmp_path: Path):
-    """What each of them has saved is restored under all others: heads, groups that are repeated, experts."""
+    """Models saved on each mesh are restored on all others: heads, groups that are repeated, experts."""
     original = checkpoint(name, tmp_path)
     meshes: list[Sizes | None] = [None, *MESHES]
     expected = {sizes: load(original, sizes) for sizes in meshes}
@@ -85,11 +85,11 @@ def test_every_mesh_and_every_other(name: str, tmp_path: Path):
 
 def test_one_unit_on_several_devices():
     """Eight devices: one part of eight units, one of two that four neighbours have each, one that all have."""
-    parts = (Part(16, 8), Part(4, 2, repeats=True), Part(3, 1, repeats=True))
-    cut = Cut(1, "model", parts)
+    parts = (Segment(16, 8), Segment(4, 2, replicable=True), Segment(3, 1, replicable=True))
+    cut = ShardedDim(1, "model", parts)
     whole = np.arange(2 * 23, dtype=np.float32).reshape(2, 23)
     mesh = hybridlm.mesh(model=8)
-    local = [np.concatenate([whole[:, one] for one in cut.indices(i, 8)], axis=1) for i in range(8)]
+    local = [np.concatenate([whole[:, one] for one in cut.slices(i, 8)], axis=1) for i in range(8)]
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "model"))
     array = jax.device_put(np.concatenate(local, axis=1), sharding)
     shape, pieces = saved_pieces(array, (cut,))

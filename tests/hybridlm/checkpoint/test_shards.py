@@ -9,17 +9,21 @@ from shares import spread
 
 import hybridlm
 from hybridlm.checkpoint import Shards
-from models import Cut, Devices
-from models.sharding.cut import Part
+from models import Devices, ShardedDim
+from models.sharding.sharded_dim import Segment
 
 MESH = hybridlm.mesh(data=2, model=2, expert=2)
-PARTS = (Part(8, 4), Part(4, 1, repeats=True), Part(6, 2))
+PARTS = (Segment(8, 4), Segment(4, 1, replicable=True), Segment(6, 2))
 CASES = {
-    "parts of rows, one of them repeated": ((18, 3), (Cut(0, "model", PARTS),), P("model")),
-    "experts and columns": ((4, 3, 6), (Cut(0, "expert", (Part(4, 4),)), Cut(2, "model", (Part(6, 6),))), None),
+    "parts of rows, one of them repeated": ((18, 3), (ShardedDim(0, "model", PARTS),), P("model")),
+    "experts and columns": (
+        (4, 3, 6),
+        (ShardedDim(0, "expert", (Segment(4, 4),)), ShardedDim(2, "model", (Segment(6, 6),))),
+        None,
+    ),
     "parts within experts": (
         (4, 18, 3),
-        (Cut(0, "expert", (Part(4, 4),)), Cut(1, "model", PARTS)),
+        (ShardedDim(0, "expert", (Segment(4, 4),)), ShardedDim(1, "model", PARTS)),
         P("expert", "model"),
     ),
     "whole": ((5, 3), (), P()),
@@ -45,8 +49,8 @@ def test_each_device_has_its_part(case: str) -> None:
     np.testing.assert_array_equal(array, spread(whole, cuts, Devices(2, 2)))
     assert array.shape == shards.global_shape and array.sharding == shards.sharding
     assert {one.data.shape for one in array.addressable_shards} == {shards.local_shape}
-    assert len(made) == shards.different, "a part was made twice"
-    assert shards.local_bytes(np.dtype(np.float32)) == made[0].nbytes and shards.split == (len(made) > 1)
+    assert len(made) == shards.distinct, "a part was made twice"
+    assert shards.local_bytes(np.dtype(np.float32)) == made[0].nbytes
 
 
 def test_without_a_mesh_all_is_whole() -> None:

@@ -1,5 +1,7 @@
 """The command line: what the commands print, what they return to the shell, and that errors are one message."""
 
+import dataclasses
+import inspect
 import json
 import math
 import resource
@@ -40,7 +42,7 @@ def loaded(checkpoint: Path) -> hybridlm.LM:
 
 @pytest.fixture
 def lm(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
-    """What the commands load: one model for all, so that its steps are compiled once."""
+    """The model that all commands load, so that its steps are compiled once."""
     for command in (batch, generate, score):
         monkeypatch.setattr(command, "load", lambda *args, **settings: loaded)
     return loaded
@@ -78,6 +80,14 @@ def test_version():
 @pytest.mark.parametrize("command", ["demo", "generate", "score", "batch", "eval"])
 def test_help(command: str):
     assert printed(command, "--help").startswith(f"Usage: hybridlm {command}")
+
+
+def test_options_of_generate_are_the_fields_of_sampling_params():
+    options = inspect.signature(generate.generate).parameters
+    for field in dataclasses.fields(hybridlm.SamplingParams):
+        assert options[field.name].default == field.default
+        (option,) = options[field.name].annotation.__metadata__
+        assert len(option.help) > 10, field.name
 
 
 @pytest.mark.slow
@@ -350,7 +360,7 @@ def test_score_says_what_common_beginnings_saved(lm: hybridlm.LM, tmp_path: Path
     before = lm.stats["prefix_tokens_saved"]
     result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     saved = lm.stats["prefix_tokens_saved"]
-    assert saved - before >= 32 and f"; {saved} tokens were not computed again" in result.stderr, result.output
+    assert saved - before >= 32 and f"; {saved} tokens of common prefixes" in result.stderr, result.output
 
 
 def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -369,7 +379,7 @@ def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, m
     assert "window: 3 rows, 1048576 bytes there, 2 rows" in refused(*command, "--window", "2")
     monkeypatch.setattr(hybridlm.LM, "_scores", scores)
     result = run(*command)
-    assert result.exit_code == 0 and "3 rows were there from before" in result.stderr, result.output
+    assert result.exit_code == 0 and "3 rows were done by an earlier run" in result.stderr, result.output
     found = rows((tmp_path / "out-00001-of-00002.jsonl").read_text())
     assert [row["id"] for row in found] == [3, 4, 5, 6, 7, 8]
 
@@ -379,7 +389,7 @@ def embedded(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> Iterator[h
     """A small demo: three stories of one holder. The model has learned nothing: its answers are wrong, and equal."""
     monkeypatch.setattr(cli_demo, "load", lambda *args, **settings: loaded)
     monkeypatch.setattr(cli_demo, "STORIES", 3)
-    monkeypatch.setattr(cli_demo, "RIGHT", 0)
+    monkeypatch.setattr(cli_demo, "MIN_RIGHT", 0)
     monkeypatch.setattr(cli_demo, "MAX_TOKENS", 6)
     monkeypatch.setattr(demo, "story", lambda seed: story(seed, holders=1))
     yield loaded
@@ -418,7 +428,7 @@ def test_demo_sees_a_leak(embedded: hybridlm.LM):
 
 def test_demo_refuses_wrong_answers(embedded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     """Equal as they are."""
-    monkeypatch.setattr(cli_demo, "RIGHT", 2)
+    monkeypatch.setattr(cli_demo, "MIN_RIGHT", 2)
     result = run("demo")
     assert result.exit_code == 1 and "all 3 answers are equal" in result.stdout
     assert result.stderr.startswith("error: 0 of 3 answers are right, expected at least 2: ")
@@ -448,7 +458,7 @@ def test_batch(lm: hybridlm.LM, tmp_path: Path):
     assert [choice["text"] for choice in first["response"]["body"]["choices"]] == texts
     assert second["error"]["message"] == "line 2: tools: is not supported"
     message = refused("batch", "-m", "tiny", "-i", tmp_path / "in.jsonl", "-o", tmp_path / "in.jsonl")
-    assert "is the input, too" in message
+    assert "also the input" in message
 
 
 def test_eval_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
@@ -459,13 +469,13 @@ def test_eval_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 def test_eval_asks_for_a_place_to_write_before_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hybridlm.errors.find_spec", lambda name: name)
-    for output, fault in ((tmp_path / "absent" / "x.json", "no such directory"), (tmp_path, "no regular file")):
+    for output, fault in ((tmp_path / "absent" / "x.json", "no such directory"), (tmp_path, "expected a regular file")):
         assert fault in refused("eval", "-m", "no-such-model", "-t", "any", "-o", output)
 
 
 @pytest.fixture
 def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What lm_eval returns, which is not there: only what is done with its results."""
+    """Results as lm_eval returns them; lm_eval itself is not installed."""
     results = {"results": {"any": {f"metric {i}": float(i) for i in range(300)}}}
     for name, attributes in {
         "lm_eval.evaluator": {"simple_evaluate": lambda **settings: results},

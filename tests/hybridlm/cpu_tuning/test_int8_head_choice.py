@@ -1,4 +1,4 @@
-"""Where the most likely tokens are found with an int8 head, and that these steps are as the others."""
+"""Choice of the lanes for which the int8 head is used, and equality of these steps with the others."""
 
 import logging
 from pathlib import Path
@@ -14,16 +14,16 @@ from random_checkpoint import write_random_checkpoint
 import hybridlm
 from hybridlm import loading
 from hybridlm.cpu_tuning import int8_head_choice, tuning
-from hybridlm.cpu_tuning.int8_head_choice import Int8Head, chosen_int8_head
+from hybridlm.cpu_tuning.int8_head_choice import ChosenInt8Head, chosen_int8_head
 from hybridlm.cpu_tuning.packed_u32 import packed_u32
 from hybridlm.cpu_tuning.store import TimeStore
 from hybridlm.cpu_tuning.variants import Product
 from hybridlm.devices.machine import Machine
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.requests.sequence import Request, ResolvedParams, Sequence
+from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams
 from hybridlm.sampling import int8_head as sampling_int8_head
-from hybridlm.sampling.int8_head import copy_bytes, screen_of
+from hybridlm.sampling.int8_head import build_int8_head, int8_copy_bytes
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED
 
 pytestmark = pytest.mark.slow
@@ -35,10 +35,10 @@ SETTINGS: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "chunk": CHUNK, 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[Any, float]:
-    """What searching takes, by lanes, in place of the clock; all logits took 1 s for 1, 2, 4, 8 and 16 lanes."""
+    """Fake times of the search, by lanes, instead of the clock; all logits take 1 s for 1, 2, 4, 8 and 16 lanes."""
     found = dict.fromkeys((1, 2, 4, 8, 16), 0.5)
     monkeypatch.setattr(int8_head_choice, "MIN_ELEMENTS", 1)
-    monkeypatch.setattr(int8_head_choice, "_seconds", lambda lanes, screen: found[lanes])
+    monkeypatch.setattr(int8_head_choice, "_seconds", lambda lanes, int8_head: found[lanes])
     for lanes in found:
         keep(tmp_path, Product.of(lanes, HEAD), 1.0)
     return found
@@ -56,9 +56,9 @@ def test_it_is_made_for_a_quarter_and_used_where_it_is_faster(tmp_path: Path, cl
     clock |= {1: 0.96, 2: 0.81, 4: 0.79, 8: 0.94}
     found = chosen_int8_head(HEAD, [1, 2, 4, 8, 16, 32], times(tmp_path), None, progress=False)
     assert found is not None and found.lanes == {2, 4, 8}
-    assert found.bytes == copy_bytes(HEAD) == 64 * (16 + 12)
-    expected = screen_of(words(HEAD))
-    for one, other in zip(found.screen, expected, strict=True):
+    assert found.bytes == int8_copy_bytes(HEAD) == 64 * (16 + 12)
+    expected = build_int8_head(words(HEAD))
+    for one, other in zip(found.int8_head, expected, strict=True):
         np.testing.assert_array_equal(one, other)
     assert chosen_int8_head(HEAD, [1, 2, 8], times(tmp_path), None) is None
 
@@ -85,9 +85,9 @@ def test_there_is_none_without_room_or_for_other_heads(
     tmp_path: Path, clock: dict[Any, float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "hybridlm")
-    assert chosen_int8_head(HEAD, [1], times(tmp_path), copy_bytes(HEAD) - 1) is None
-    assert f"its {copy_bytes(HEAD)} bytes are more than the {copy_bytes(HEAD) - 1} left" in caplog.text
-    assert chosen_int8_head(HEAD, [1], times(tmp_path), copy_bytes(HEAD)) is not None
+    assert chosen_int8_head(HEAD, [1], times(tmp_path), int8_copy_bytes(HEAD) - 1) is None
+    assert f"its {int8_copy_bytes(HEAD)} bytes are more than the {int8_copy_bytes(HEAD) - 1} left" in caplog.text
+    assert chosen_int8_head(HEAD, [1], times(tmp_path), int8_copy_bytes(HEAD)) is not None
     assert chosen_int8_head(HEAD.at[3, 3].set(jnp.inf), [1], times(tmp_path), None) is None
     assert "not finite" in caplog.text
     for other in (HEAD.astype("float32"), HEAD.astype("float16"), HEAD[:63], HEAD[:, :15]):
@@ -102,19 +102,19 @@ def test_there_is_none_without_room_or_for_other_heads(
 
 
 def test_search_is_measured_by_itself() -> None:
-    assert 0 < int8_head_choice._seconds(2, screen_of(words(HEAD))) < 10
+    assert 0 < int8_head_choice._seconds(2, build_int8_head(words(HEAD))) < 10
 
 
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[hybridlm.LM, hybridlm.LM]:
-    """One checkpoint without a screen, and with one for all numbers of lanes but 2; groups of four tokens."""
+    """One checkpoint without an int8 head, and with one for all numbers of lanes but 2; groups of four tokens."""
     directory = write_random_checkpoint("next_base", tmp_path / "checkpoint")
     plain = hybridlm.load(directory, **SETTINGS)
-    monkeypatch.setattr(sampling_int8_head, "GROUP", 4)
+    monkeypatch.setattr(sampling_int8_head, "GROUP_TOKENS", 4)
 
-    def int8_head(head: jax.Array, lanes: set[int], *_: Any) -> Int8Head:
+    def int8_head(head: jax.Array, lanes: set[int], *_: Any) -> ChosenInt8Head:
         assert lanes in ({1, 2, 4}, {2, 4})
-        return Int8Head(screen_of(words(head)), frozenset(lanes - {2}))
+        return ChosenInt8Head(build_int8_head(words(head)), frozenset(lanes - {2}))
 
     monkeypatch.setattr(tuning, "chosen_int8_head", int8_head)
     return plain, hybridlm.load(directory, tune=True, **SETTINGS)
@@ -148,7 +148,7 @@ def test_tokens_are_those_of_all_logits(pair: tuple[hybridlm.LM, hybridlm.LM]) -
     assert plain.engine.parameters_on_a_device == screened.engine.parameters_on_a_device
 
 
-def test_steps_are_certified_and_only_those_that_draw_tokens_alone_are_screened(
+def test_steps_are_certified_and_only_those_that_sample_tokens_alone_use_the_int8_head(
     pair: tuple[hybridlm.LM, hybridlm.LM],
 ) -> None:
     _, screened = pair
@@ -183,7 +183,7 @@ def test_sanitizer_follows_the_search(pair: tuple[hybridlm.LM, hybridlm.LM]) -> 
 def test_copy_leaves_as_much_as_rows_take_twice(
     pair: tuple[hybridlm.LM, hybridlm.LM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where less is left steps are compiled at once, and a model could be refused for what it can do without."""
+    """With less memory left, steps are compiled at once, and a model could be refused because of an optional copy."""
     rooms: list[int | None] = []
 
     def chosen(head: jax.Array, lanes: set[int], store: TimeStore, room: int | None, progress: bool | None) -> None:
@@ -191,7 +191,7 @@ def test_copy_leaves_as_much_as_rows_take_twice(
 
     monkeypatch.setattr(tuning, "chosen_int8_head", chosen)
     engine = pair[1].engine
-    rows = (engine.lanes + engine.staging) * engine.row_bytes_on_a_device
+    rows = (engine.lanes + engine.prefill_rows) * engine.row_bytes_on_a_device
     for left in (None, 10 * rows):
         monkeypatch.setattr(loading, "available_memory", lambda placement, left=left: left)
         hybridlm.load(pair[1].path, tune=True, **SETTINGS)
@@ -228,11 +228,11 @@ def test_no_lane_reaches_another(pair: tuple[hybridlm.LM, hybridlm.LM]) -> None:
 
 
 def test_host_says_whether_a_greedy_lane_is_beside_sampled_ones() -> None:
-    def alive(**params: Any) -> Sequence:
-        return Sequence(Request(0, (1,), ResolvedParams(**params)))
+    def alive(**params: Any) -> ActiveSequence:
+        return ActiveSequence(Request(0, (1,), ResolvedParams(**params)))
 
     greedy, sampled, filtered = alive(), alive(temperature=1.0), alive(temperature=1.0, top_k=3)
-    together: list[tuple[list[Sequence | None], int]] = [
+    together: list[tuple[list[ActiveSequence | None], int]] = [
         ([None, greedy], GREEDY),
         ([None, sampled], SAMPLED),
         ([greedy, sampled, None], SAMPLED + BESIDE_GREEDY),

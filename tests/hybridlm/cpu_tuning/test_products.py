@@ -1,4 +1,4 @@
-"""The variant of each large matrix product: measured once on a machine, and kept."""
+"""The variant of each large matrix product: measured once per machine, and stored."""
 
 import dataclasses
 import logging
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from hybridlm.cpu_tuning import products, store
-from hybridlm.cpu_tuning.products import chosen_variants, fastest, in_words, large_products
+from hybridlm.cpu_tuning.products import chosen_variants, describe_variants, fastest, large_products
 from hybridlm.cpu_tuning.store import TimeStore
 from hybridlm.cpu_tuning.variants import PACKED, Product, Variant
 from hybridlm.devices.machine import Machine
@@ -20,7 +20,7 @@ WEIGHTS = [jnp.ones((24, 16), jnp.bfloat16)]
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What measuring finds, in place of the clock, and which products were measured."""
+    """Fake measurements instead of the clock, and the products that were measured."""
     found: dict[str, Any] = {"rows x weight": 1.0, "weight x rows": 2.0, "measured": []} | dict.fromkeys(PACKED, 3.0)
 
     def seconds(product: Product, *_: Any) -> dict[Variant, float]:
@@ -87,8 +87,8 @@ def test_what_was_measured_is_kept_and_announced(
     assert found == {PRODUCT: "rows x weight", other: "weight x rows"}
     assert clock["measured"] == [PRODUCT, other] and len(caplog.messages) == 2
     assert chosen_variants({PRODUCT: WEIGHTS, other: WEIGHTS}, kept) == found and len(caplog.messages) == 2
-    assert in_words(found) == "4x16x24 bfloat16 as rows x weight"
-    assert in_words({}) == in_words({other: "weight x rows"}) == "default"
+    assert describe_variants(found) == "4x16x24 bfloat16 as rows x weight"
+    assert describe_variants({}) == describe_variants({other: "weight x rows"}) == "default"
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Machine)])

@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"lanes": 4, "context": 32, "dtype": "bfloat16", "chu
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What measuring finds, in place of the clock, and which products were measured; of matrices of any size."""
+    """Fake measurements instead of the clock, and the products that were measured; for matrices of any size."""
     found: dict[str, Any] = {"rows x weight": 1.0, "weight x rows": 2.0, "measured": []} | dict.fromkeys(PACKED, 3.0)
 
     def seconds(product: Product, *_: Any) -> dict[Variant, float]:

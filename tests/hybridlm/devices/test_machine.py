@@ -1,4 +1,4 @@
-"""What identifies the machine that variants of products are measured on."""
+"""Identity of the machine that matmul variants are measured on."""
 
 import builtins
 import io

@@ -14,7 +14,7 @@ import hybridlm
 from hybridlm.devices.mesh import AXES, read_mesh, with_all_axes
 from hybridlm.devices.placement import ONE_DEVICE, Placement, place
 from hybridlm.engine.warmup import all_shapes
-from hybridlm.programs.shapes import lane_rung
+from hybridlm.programs.shapes import lane_bucket
 from hybridlm.rows.arrays import maker_of_zeros, zeros
 from hybridlm.rows.pool import copy_row
 from hybridlm.rows.split import SplitRows
@@ -99,13 +99,14 @@ def test_a_model_that_does_not_divide(text_lm: hybridlm.LM) -> None:
 
 def test_pools_have_as_many_rows_on_every_device(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, over = text_lm.engine, Placement(hybridlm.mesh(data=4))
-    assert engine.rungs(3) == [1, 2, 3]
+    assert engine.buckets(3) == [1, 2, 3]
     monkeypatch.setattr(engine, "placement", over)
-    monkeypatch.setattr(engine, "_fewest", 4)
-    assert engine.rungs(12) == [4, 8, 12]
-    assert [engine.rung(count, 24) for count in (1, 4, 5, 9, 17, 24)] == [4, 4, 8, 16, 24, 24]
-    assert [over.staging(lanes, 4) for lanes in (4, 12)] == [4, 4] and Placement(hybridlm.mesh(8)).staging(16, 4) == 8
-    assert ONE_DEVICE.staging(3, 4) == 3 and lane_rung(5, 6) == 6
+    monkeypatch.setattr(engine, "_min_rows", 4)
+    assert engine.buckets(12) == [4, 8, 12]
+    assert [engine.bucket(count, 24) for count in (1, 4, 5, 9, 17, 24)] == [4, 4, 8, 16, 24, 24]
+    assert [over.prefill_rows(lanes, 4) for lanes in (4, 12)] == [4, 4]
+    assert Placement(hybridlm.mesh(8)).prefill_rows(16, 4) == 8
+    assert ONE_DEVICE.prefill_rows(3, 4) == 3 and lane_bucket(5, 6) == 6
 
 
 def test_a_row_moves_between_devices_bit_for_bit() -> None:

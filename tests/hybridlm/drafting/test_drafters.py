@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridlm.drafting.acceptance import NEWEST, PAUSE, Acceptance, Trust
-from hybridlm.drafting.drafters import HeadDrafter, NgramDrafter, checked_proposal, drafters
+from hybridlm.drafting.acceptance import MIN_LEARNING_RATE, MIN_PAUSE, Acceptance, AcceptancePrior
+from hybridlm.drafting.drafters import MtpDrafter, NgramDrafter, checked_proposal, drafters
 
 
 def longest_match(tokens: list[int], k: int) -> list[int]:
-    """What stood behind the latest place of the longest run of last tokens, by looking everywhere."""
+    """Tokens after the latest occurrence of the longest recurring n-gram, by exhaustive search."""
     for size in (4, 3, 2):
         for place in range(len(tokens) - 1, size - 1, -1):
             if size < len(tokens) and tokens[place - size : place] == tokens[len(tokens) - size :]:
@@ -77,59 +77,59 @@ def test_acceptance() -> None:
     one = Acceptance(0.5)
     assert one.expected(4) == pytest.approx(0.5 + 0.25 + 0.125 + 0.0625)
     for _ in range(20):
-        one.learn(4, 4)
+        one.observe(4, 4)
     assert one.expected(4) > 3.5
     for _ in range(20):
-        one.learn(4, 0)
+        one.observe(4, 0)
     assert one.expected(4) < 0.6
 
 
 def test_pauses_grow_until_drafts_are_right_again() -> None:
     one = Acceptance(0.5)
-    assert one.drafts(0)
+    assert one.should_draft(0)
     one.pause(10)
-    assert not one.drafts(10 + PAUSE - 1) and one.drafts(10 + PAUSE)
+    assert not one.should_draft(10 + MIN_PAUSE - 1) and one.should_draft(10 + MIN_PAUSE)
     one.pause(50)
-    assert not one.drafts(50 + 2 * PAUSE - 1) and one.drafts(50 + 2 * PAUSE)
+    assert not one.should_draft(50 + 2 * MIN_PAUSE - 1) and one.should_draft(50 + 2 * MIN_PAUSE)
     assert one.rate == 0.5 and one.pauses == 2
     for _ in range(20):
-        one.learn(4, 4)
+        one.observe(4, 4)
     one.pause(200)
-    assert one.drafts(200 + PAUSE)
+    assert one.should_draft(200 + MIN_PAUSE)
 
 
 def test_new_sequences_are_trusted_as_the_last_ones_were() -> None:
-    trust = Trust()
-    assert Acceptance(trust.rate).expected(4) > 2
+    prior = AcceptancePrior()
+    assert Acceptance(prior.rate).expected(4) > 2
     for _ in range(100):
-        trust.learn(4, 0)
-    assert Acceptance(trust.rate).expected(4) < 0.1
-    begun = [trust.begin() for _ in range(32)]
+        prior.observe(4, 0)
+    assert Acceptance(prior.rate).expected(4) < 0.1
+    begun = [prior.begin() for _ in range(32)]
     assert [rate > 0.7 for rate in begun].count(True) == 2
     for _ in range(100):
-        trust.learn(1, 1)
-    assert Acceptance(trust.rate).expected(4) > 3.5
+        prior.observe(1, 1)
+    assert Acceptance(prior.rate).expected(4) > 3.5
 
 
 def test_the_first_drafts_of_all_count_more_than_later_ones() -> None:
-    """Where a step that verifies costs as much as 1.5 others, two sequences find out that guesses are never right."""
-    trust = Trust(0.9)
-    trust.learn(4, 0)
-    trust.learn(4, 0)
-    assert trust.rate == pytest.approx(0.3) and Acceptance(trust.rate).expected(4) < 0.5
+    """If a verifying step costs as much as 1.5 others, two sequences suffice to learn that drafts are never right."""
+    prior = AcceptancePrior(0.9)
+    prior.observe(4, 0)
+    prior.observe(4, 0)
+    assert prior.rate == pytest.approx(0.3) and Acceptance(prior.rate).expected(4) < 0.5
     for _ in range(100):
-        trust.learn(4, 0)
-    trust.learn(4, 4)
-    assert trust.rate == pytest.approx(NEWEST, abs=1e-6)
+        prior.observe(4, 0)
+    prior.observe(4, 4)
+    assert prior.rate == pytest.approx(MIN_LEARNING_RATE, abs=1e-6)
 
 
-def test_guesses_of_a_head_are_for_the_place_they_were_made_for() -> None:
-    drafter = HeadDrafter()
+def test_mtp_drafts_are_for_the_place_they_were_made_for() -> None:
+    drafter = MtpDrafter()
     assert drafter.propose([3], 4) == []
-    drafter.hear(5, [7, 8, 9])
+    drafter.observe(5, [7, 8, 9])
     assert drafter.propose([1] * 5, 4) == [7, 8, 9] and drafter.propose([1] * 5, 2) == [7, 8]
     assert drafter.propose([1] * 6, 4) == [] == drafter.propose([1] * 4, 4)
     make = drafters("mtp")
-    assert make is not None and isinstance(make(), HeadDrafter)
+    assert make is not None and isinstance(make(), MtpDrafter)
     with pytest.raises(ValueError, match=r"which is read where it is asked for: hybridlm.load\(..., speculate='mtp'"):
         drafters("mtp", has_head=False)

@@ -24,7 +24,7 @@ def row(context: int) -> int:
 
 
 def demand(scratch: int = 0) -> Demand:
-    return Demand(weights=100 * MB, row=row, lanes=8, staging=4, context=4096, scratch=scratch)
+    return Demand(weights=100 * MB, row=row, lanes=8, prefill_rows=4, context=4096, scratch=scratch)
 
 
 def test_the_sum() -> None:
@@ -38,7 +38,7 @@ def test_the_sum() -> None:
 
 
 def test_a_prefix_cache_counts() -> None:
-    cached = replace(demand(), kept=20 * MB)
+    cached = replace(demand(), prefix_cache=20 * MB)
     cached.require(180 * MB)
     with pytest.raises(InsufficientMemory, match=r"prefix_cache 20\.97 MB = .* or a smaller prefix_cache would"):
         cached.require(180 * MB - 1)
@@ -71,7 +71,7 @@ def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytes
     directory = write_text_checkpoint(tmp_path)
     monkeypatch.setattr(memory, "available_memory", lambda placement: 10_000)
     monkeypatch.setattr(loading, "load_parameters", lambda *args: pytest.fail("weights were read"))
-    with pytest.raises(InsufficientMemory, match="3 decoding and 3 staged sequences"):
+    with pytest.raises(InsufficientMemory, match="3 decoding and 3 prefilling sequences"):
         hybridlm.load(directory, lanes=3)
 
 
@@ -82,7 +82,7 @@ def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkey
     hybridlm.load(text_lm.path, lanes=8, context=256)
     hybridlm.load(text_lm.path, lanes=8, context=256, mesh=hybridlm.mesh(data=4))
     one, each = seen[0], seen[1]
-    assert (each.lanes, each.staging, each.devices) == (2, 1, 4) and (one.lanes, one.staging) == (8, 4)
+    assert (each.lanes, each.prefill_rows, each.devices) == (2, 1, 4) and (one.lanes, one.prefill_rows) == (8, 4)
     assert each.row(256) == one.row(256) and one.weights // 4 - 64 <= each.weights <= one.weights // 4
     monkeypatch.undo()
     found = available_memory(Placement(hybridlm.mesh(data=4)))
@@ -93,7 +93,7 @@ def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkey
 
 @pytest.mark.long
 def test_load_counts_the_scratch_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where weights and rows just fit, the compiled steps decide; no pool has been allocated by then."""
+    """If weights and rows just fit, the compiled steps decide; no pool has been allocated by then."""
     directory = write_text_checkpoint(tmp_path)
     seen: list[int] = []
     real = Demand.require

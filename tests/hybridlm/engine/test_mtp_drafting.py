@@ -12,7 +12,7 @@ from head_checkpoints import GOLDEN, write_agreeing, write_headless
 
 import hybridlm
 from hybridlm import CheckpointError, ConfigError
-from hybridlm.drafting.acceptance import Trust
+from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.engine.speculation import Speculation
 from hybridlm.requests.results import Completion
 
@@ -49,7 +49,7 @@ def drafted(lm: hybridlm.LM, prompts: Sequence[Any], **settings: Any) -> tuple[l
 
 @pytest.mark.long
 @pytest.mark.parametrize("settings", [SETTINGS, SAMPLED])
-def test_random_guesses_change_nothing(ordinary: hybridlm.LM, always: None, settings: dict[str, Any]) -> None:
+def test_random_drafts_change_nothing(ordinary: hybridlm.LM, always: None, settings: dict[str, Any]) -> None:
     """More requests than lanes, of all lengths, some of them to the end of the context."""
     _, counted = drafted(ordinary, PROMPTS, **settings)
     assert counted["drafted_tokens"] > 100
@@ -58,13 +58,13 @@ def test_random_guesses_change_nothing(ordinary: hybridlm.LM, always: None, sett
 
 @pytest.mark.long
 @pytest.mark.parametrize("settings", [SETTINGS, SAMPLED])
-def test_all_guesses_of_a_head_that_agrees_are_accepted(
+def test_all_drafts_of_a_head_that_agrees_are_accepted(
     agreeing: hybridlm.LM, always: None, settings: dict[str, Any]
 ) -> None:
-    """With a temperature too: guesses are drawn with the noise that the tokens in their places are drawn with."""
+    """With a temperature too: drafts are sampled with the same noise as the tokens in their places."""
     found, counted = drafted(agreeing, PROMPTS, **settings)
     assert counted["accepted_tokens"] == counted["drafted_tokens"] > 0
-    # one token from the prompt, one with the first guesses, then four at a time
+    # one token from the prompt, one with the first mtp_drafts, then four at a time
     most = max(len(one.token_ids) for one in found)
     assert counted["verify_steps"] <= len(found) / 3 * (most / 4 + 3)
 
@@ -97,7 +97,7 @@ def test_the_head_of_a_prefix_sees_all_of_it(ordinary: hybridlm.LM, always: None
 
 @pytest.mark.long
 def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybridlm.LM) -> None:
-    """What that one has there waited for the next token; the later one has it as it became."""
+    """In the earlier span that position waited for the next token; the later one has its final values."""
     lm = hybridlm.load(agreeing.path, speculate="mtp", prefix_cache="64MB", **LOADED)
     engine, prompt = lm.engine, PROMPTS[3]
     for count in (7, 40):
@@ -105,7 +105,7 @@ def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybrid
     pool = engine.new_row()
     slot = pool.acquire()
     assert engine.prefix_cache is not None
-    with engine.prefix_cache.lent([*prompt, 5], None) as snapshot:
+    with engine.prefix_cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and snapshot.spans[:2] and snapshot.spans[1].first == 1
         first = snapshot.spans[0].buffer
         first.arrays = tuple(array.at[:, 6].set(jnp.nan) for array in map(jnp.asarray, first.arrays))
@@ -116,7 +116,7 @@ def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybrid
 
 
 @pytest.mark.long
-def test_states_of_prompts_that_are_kept(agreeing: hybridlm.LM, always: None) -> None:
+def test_cached_states_of_prompts(agreeing: hybridlm.LM, always: None) -> None:
     """The row of a pair lies at the position before its token's: behind a kept state it is written anew."""
     lm = hybridlm.load(agreeing.path, speculate="mtp", prefix_cache="64MB", **LOADED)
     begin = PROMPTS[4]
@@ -144,11 +144,11 @@ def test_scores_are_those_of_the_model_without_a_head(ordinary: hybridlm.LM) -> 
 def test_a_head_is_asked_as_long_as_it_pays(
     ordinary: hybridlm.LM, agreeing: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a step that verifies costs as much as three that draw: what is learned of a head goes on to other runs."""
+    """A verifying step costs as much as three sampling ones; other runs start with the head's rate so far."""
     monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 3.0)
-    monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.known", lambda self, step: True)
+    monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.measured", lambda self, step: True)
     for lm in (ordinary, agreeing):
-        monkeypatch.setattr(lm.engine, "_trust_in_head", Trust(0.9))
+        monkeypatch.setattr(lm.engine, "_trust_in_head", AcceptancePrior(0.9))
     _, counted = drafted(ordinary, PROMPTS, **SETTINGS)
     assert 0 < counted["verify_steps"] <= 2 * len(PROMPTS) and counted["speculation_pauses"]
     _, counted = drafted(ordinary, PROMPTS[:4], **SETTINGS)

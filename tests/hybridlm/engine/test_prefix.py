@@ -62,7 +62,7 @@ def check_same_grid(lm: hybridlm.LM, chunks: int) -> None:
         session.submit(IDS[:40], max_tokens=1)
         for _ in range(chunks):
             session.step()
-        (sequence,), pool = session._scheduler.joined, session._scheduler._staging
+        (sequence,), pool = session._scheduler.joined, session._scheduler._prefill_pool
         assert pool is not None and sequence.slot is not None
         cold = engine.moves.take(pool, sequence.slot, IDS[:count], owner=sequence)
     for one, first, second in zip(engine.kind.layout, arrays(cold), arrays(prefix.snapshot), strict=True):
@@ -98,7 +98,7 @@ def test_the_tokens_of_a_prefix_are_processed_once(text_lm: hybridlm.LM) -> None
     assert gained["prefix_tokens_saved"] == 39 * (24 + 4)
 
 
-def test_draws_do_not_depend_on_how_the_prompt_was_given(text_lm: hybridlm.LM) -> None:
+def test_samples_do_not_depend_on_how_the_prompt_was_given(text_lm: hybridlm.LM) -> None:
     settings = {"temperature": 1.3, "seed": 7, "n": 3, **FREE}
     prefix = text_lm.prefix(IDS[:11])
     warm = text_lm.generate(CONTINUATIONS, prefix=prefix, **settings)
@@ -163,9 +163,9 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(text_lm
         where = lambda leaf: free.reshape((-1,) + (1,) * (leaf.ndim - 1))
         return Rows(jax.tree.map(lambda leaf: jnp.where(where(leaf), jnp.nan, leaf), rows.layers), rows.token)
 
-    for use, pool in list(engine._kept.items()):
+    for use, pool in list(engine._idle_pools.items()):
         nan = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), pool.take().layers)
-        engine._kept[use] = RowPool(Rows(nan, jnp.zeros((pool.size, 1), jnp.int32)))
+        engine._idle_pools[use] = RowPool(Rows(nan, jnp.zeros((pool.size, 1), jnp.int32)))
     engine.after_step = poison
     try:
         assert text_lm.generate(CONTINUATIONS, prefix=prefix, **FREE) == want
@@ -283,7 +283,7 @@ def test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached(text_lm: h
             session.step()
             (sequence,) = (s for s in session._scheduler.joined if s.request.index == 0)
             scheduler = session._scheduler
-            pool = scheduler._staging if sequence in scheduler.prefilling else scheduler._decode
+            pool = scheduler._prefill_pool if sequence in scheduler.prefilling else scheduler._decode_pool
             assert pool is not None and sequence.slot is not None and pool.consumed(sequence.slot) == consumed
             snapshot = engine.moves.take(pool, sequence.slot, IDS[:consumed], owner=sequence)
             assert snapshot.label.position == consumed

@@ -63,11 +63,11 @@ def test_nothing_of_another_sequence_is_written(text_lm: hybridlm.LM, saved: Pat
             session.submit(tokens[:8], max_tokens=2, ignore_eos=True)
             session.step()
             session.step()
-            (sequence,), pool = session._scheduler.joined, session._scheduler._decode
+            (sequence,), pool = session._scheduler.joined, session._scheduler._decode_pool
             assert pool is not None and sequence.slot is not None
             count = pool.consumed(sequence.slot)
-            drawn = jax.device_get(pool.look().token)[pool.lanes([sequence.slot])[0]].tolist()
-            consumed = (*tokens[:8], *drawn)[:count]
+            sampled = jax.device_get(pool.look().token)[pool.lanes([sequence.slot])[0]].tolist()
+            consumed = (*tokens[:8], *sampled)[:count]
             snapshot = engine.moves.take(pool, sequence.slot, consumed, owner=sequence)
         prefix = hybridlm.Prefix((*consumed, 5), snapshot)
         prefix.save(tmp_path / "row.safetensors")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hybridlm
-from hybridlm.drafting.acceptance import Trust
+from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.engine.speculation import Speculation
 from hybridlm.requests.results import Completion
 
@@ -108,7 +108,7 @@ def test_to_the_end_of_the_context(text_lm: hybridlm.LM, always: None) -> None:
 
 @pytest.mark.long
 def test_log_probabilities(text_lm: hybridlm.LM, always: None) -> None:
-    """Of every token that a step gives, against those of steps that give one."""
+    """Log-probabilities of every token of a step, against those of steps with one token."""
     asked = {**SETTINGS, "logprobs": 2}
     want = text_lm.generate(PROMPTS, **asked)
     found = text_lm.generate(PROMPTS, speculate=Known(want, 4), **asked)
@@ -184,10 +184,10 @@ class Never:
 def test_drafts_that_do_not_pay_stop(
     text_lm: hybridlm.LM, plain: list[Completion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a step that verifies costs as much as 1.5 that draw, sequences without right drafts stop drafting."""
+    """If a verifying step costs as much as 1.5 sampling ones, sequences without right drafts stop drafting."""
     monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 1.5)
-    monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.known", lambda self, step: True)
-    monkeypatch.setattr(text_lm.engine, "_trust", Trust())
+    monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.measured", lambda self, step: True)
+    monkeypatch.setattr(text_lm.engine, "_trust", AcceptancePrior())
     before, drafter = text_lm.stats, Never()
     check(text_lm.generate(PROMPTS, speculate=drafter, **SETTINGS), plain)
     after = text_lm.stats

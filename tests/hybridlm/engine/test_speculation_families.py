@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comparison import TOLERANCES
-from near_ties import check_same_draws, perturbed
+from near_ties import check_same_samples, perturbed
 from replayed import Scripted, Text
 
 import hybridlm
@@ -37,7 +37,7 @@ def test_all_families(monkeypatch: pytest.MonkeyPatch) -> None:
             for drafter in ("ngram", Scripted(texts, [4, 8, 0, 6, 9, 4, 7])):
                 before = dict(lm.stats)
                 found = lm.generate(PROMPTS, speculate=drafter, **settings)
-                differ += check_same_draws(lm, found, want, settings, tolerance)
+                differ += check_same_samples(lm, found, want, settings, tolerance)
                 tokens += sum(len(one.token_ids) for one in found)
                 drafted, accepted = (lm.stats[key] - before[key] for key in ("drafted_tokens", "accepted_tokens"))
                 assert drafter == "ngram" or 0 < accepted < drafted
@@ -50,9 +50,9 @@ def test_other_tokens_are_seen(text_lm: hybridlm.LM, settings: dict[str, Any]) -
     """One token that was not the best is no near tie."""
     want = text_lm.generate(PROMPTS, **settings)
     found = [replace(one, token_ids=list(one.token_ids)) for one in want]
-    assert check_same_draws(text_lm, found, want, settings, 1e-3) == 0
+    assert check_same_samples(text_lm, found, want, settings, 1e-3) == 0
     assert np.argmax(perturbed(text_lm, want[3], 9, settings, 3)) == want[3].token_ids[9]
     found[3].token_ids[9] = (found[3].token_ids[9] + 1) % 90
     with pytest.raises(AssertionError, match="request 3: token 9 differs, margin"):
-        check_same_draws(text_lm, found, want, settings, 1e-3)
-    assert check_same_draws(text_lm, found, want, settings, 1e3) == 1
+        check_same_samples(text_lm, found, want, settings, 1e-3)
+    assert check_same_samples(text_lm, found, want, settings, 1e3) == 1

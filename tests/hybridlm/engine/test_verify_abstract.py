@@ -20,6 +20,8 @@ from hybridlm.programs.shapes import CopyShape, Shape
 from hybridlm.steps.score import score_step
 from hybridlm.steps.structure import Step
 from ir_passes import CompiledStep, compile_step
+from ir_passes.compile.planned_step import PlannedStep
+from ir_passes.contract.statements import Claim, NotCovered
 
 ROW = r"\s*│\s*".join(
     (r"(generate|verify|score|copy from 8)", r"(\d+)", r"(\d*)", r"(\d+)", "yes", r"([\d,]+) B", r"([\d,]+) B")
@@ -33,6 +35,10 @@ SHALLOW = {name: value for name, value in LFM2.items() if name != "full_attn_idx
 
 def run(*options: str) -> Result:
     return CliRunner().invoke(app, ["verify", *options], catch_exceptions=False)
+
+
+def ids(step: PlannedStep) -> set[str]:
+    return {one.id for one in step.proved}
 
 
 def written(directory: Path, fields: dict[str, Any]) -> str:
@@ -68,7 +74,7 @@ def test_steps_are_proved_and_planned(tmp_path: Path, nothing_runs: None) -> Non
     # 64 positions x 64 blocks of keys and values of 8 heads of 64, two convolutions of 2048 with 2 inputs, a token
     assert {row[5] for row in rows} == {f"{4096 * 2 * 8 * 64 * 4 + 2 * 2 * 2048 * 4 + 4:,}"}
     assert "all 5 steps are proved and planned; nothing was compiled" in result.output
-    assert "non-interference" in result.output and "not compiled" in result.output
+    assert Claim.NON_INTERFERENCE in result.output and NotCovered.COMPILED_PROGRAM in result.output
 
 
 def test_sizes_are_options(tmp_path: Path) -> None:
@@ -197,24 +203,24 @@ def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None
     planned = [engine.planned(shape) for shape in shapes]
     assert time.process_time() - start < 60
     assert [step.bound.lanes for step in planned] == [64, 8, 64]
-    assert [any(line.startswith("accepted") for line in step.proved) for step in planned] == [False, False, True]
+    assert [Claim.ACCEPTED in ids(step) for step in planned] == [False, False, True]
     for step in planned:
-        assert any(line.startswith("non-interference") for line in step.proved)
+        assert Claim.NON_INTERFERENCE in ids(step)
         assert step.plan.lower_bound <= step.plan.size < 1.05 * step.plan.lower_bound
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", WITH_HEAD)
 def test_published_models_with_their_head(tmp_path: Path, name: str, nothing_runs: None) -> None:
-    """The head guesses as many tokens as are verified: both steps, proved at the real size."""
+    """The head drafts as many tokens as are verified: both steps, proved at the real size."""
     engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])), head=True)
-    assert engine.guesses == 4
+    assert engine.mtp_drafts == 4
     ordinary = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
     assert engine.row_bytes_on_a_device > ordinary.row_bytes_on_a_device, "keys, values and a hidden state of the head"
-    for shape in (Shape("generate", 64, 1, guesses=4), Shape("verify", 64, 5, guesses=4)):
+    for shape in (Shape("generate", 64, 1, mtp_drafts=4), Shape("verify", 64, 5, mtp_drafts=4)):
         step = engine.planned(shape)
-        assert any(line.startswith("non-interference") for line in step.proved)
-        assert any(line.startswith("accepted") for line in step.proved) == (shape.step == "verify")
+        assert Claim.NON_INTERFERENCE in ids(step)
+        assert (Claim.ACCEPTED in ids(step)) == (shape.step == "verify")
 
 
 @pytest.mark.parametrize("name", [IN_SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
@@ -225,4 +231,4 @@ def test_states_of_published_models_are_moved_by_proved_steps(tmp_path: Path, na
     assert len(shapes) == 4
     for shape in shapes:
         step = engine.planned(shape)
-        assert step.bound.lanes == 1 and any(line.startswith("non-interference") for line in step.proved)
+        assert step.bound.lanes == 1 and Claim.NON_INTERFERENCE in ids(step)

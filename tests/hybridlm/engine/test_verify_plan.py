@@ -1,4 +1,4 @@
-"""What verification needs beside the step that it replaces: the inputs of the recurrence, no state for each draft."""
+"""Scratch of verification beyond the step that it replaces: the inputs of the recurrence, no state per draft."""
 
 import json
 from pathlib import Path

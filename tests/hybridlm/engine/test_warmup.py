@@ -35,11 +35,11 @@ def lm(text_lm: hybridlm.LM) -> hybridlm.LM:
 @pytest.mark.long
 def test_nothing_compiles_after_a_warm_up(lm: hybridlm.LM) -> None:
     seconds = lm.warmup(every_bucket=True)
-    rungs = (1, 2)
-    shapes = {str(Shape("generate", lanes, tokens)) for lanes in rungs for tokens in (1, 5)}
-    shapes |= {str(Shape("score", lanes, 5, 0)) for lanes in rungs}
-    shapes |= {str(CopyShape(source, target)) for source in rungs for target in rungs}
-    shapes |= {f"{way} {rung}" for rung in rungs for way in PARTS}
+    buckets = (1, 2)
+    shapes = {str(Shape("generate", lanes, tokens)) for lanes in buckets for tokens in (1, 5)}
+    shapes |= {str(Shape("score", lanes, 5, 0)) for lanes in buckets}
+    shapes |= {str(CopyShape(source, target)) for source in buckets for target in buckets}
+    shapes |= {f"{way} {bucket}" for bucket in buckets for way in PARTS}
     assert set(seconds) == shapes and all(took > 0 for took in seconds.values())
     assert lm.stats["compiled"] == len(shapes) == len(lm.certificates)
     for count in (1, 2, 5):

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from hybridlm.multiprocess.environment import ADDRESS, COUNT, NUMBER
-from hybridlm.multiprocess.launch import Failed, launch
+from hybridlm.multiprocess.launch import LaunchError, launch
 
 
 def command(*lines: str) -> list[str]:
@@ -38,23 +38,23 @@ def test_output_of_the_first_is_as_it_is_and_that_of_others_has_their_number(cap
 )
 def test_with_the_first_that_fails_all_end(how: str, expected: str, status: int) -> None:
     begun = time.monotonic()
-    with pytest.raises(Failed, match=rf"{expected}; 0, 2 did not answer and were killed") as error:
+    with pytest.raises(LaunchError, match=rf"{expected}; 0, 2 did not answer and were killed") as error:
         launch(command(f"{how} if me == 1 else time.sleep(60)"), 3, 1.0)
     assert error.value.status == status and time.monotonic() - begun < 10
 
 
 def test_who_ends_because_of_another_is_not_the_one_that_failed() -> None:
-    with pytest.raises(Failed, match=r"process 2 \(pid \d+\) ended with status 5"):
+    with pytest.raises(LaunchError, match=r"process 2 \(pid \d+\) ended with status 5"):
         launch(command("time.sleep(0.5 * (me == 2))", "sys.exit(5 if me == 2 else 70)"), 3, 10.0)
 
 
 def test_processes_that_outlive_the_first_are_killed() -> None:
-    with pytest.raises(Failed, match=r"process 0 has ended, and 1 did not within 0\.5 s: killed"):
+    with pytest.raises(LaunchError, match=r"process 0 has ended, and 1 did not within 0\.5 s: killed"):
         launch(command("time.sleep(60 * me)"), 2, 1.0)
 
 
 def test_a_signal_is_handed_on() -> None:
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    with pytest.raises(Failed, match="ended by SIGTERM") as error:
+    with pytest.raises(LaunchError, match="ended by SIGTERM") as error:
         launch(command("time.sleep(60)"), 2, 5.0)
     assert error.value.status == 128 + signal.SIGTERM

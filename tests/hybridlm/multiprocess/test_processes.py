@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import hybridlm
 from hybridlm.cli.main import app
-from hybridlm.multiprocess.records import RECORD, Operation, PlanError, from_records, to_records
+from hybridlm.multiprocess.records import RECORD, BroadcastError, Operation, from_records, to_records
 from hybridlm.programs.operations import run_of, run_operation
 from hybridlm.programs.shapes import Shape
 
@@ -36,8 +36,8 @@ SAMPLING = (np.zeros(4, np.float32), np.zeros(4, np.int32), *[np.ones(4, np.floa
 OPERANDS = (*BATCH, *SAMPLING, np.arange(4, dtype=np.uint32), np.array(True))
 
 
-def test_what_is_told_is_what_is_run() -> None:
-    shape = Shape("generate", 4, 3, top=2, guesses=1)
+def test_operations_survive_the_wire_format() -> None:
+    shape = Shape("generate", 4, 3, top=2, mtp_drafts=1)
     operation, fields = run_operation(7, 4, shape, OPERANDS)
     assert len(fields) == len(operation.numbers) + len(operation.arrays)
     pool, rows, told, batch, (sampling, sampled) = run_of(from_records(to_records(5, operation), 5))
@@ -54,11 +54,11 @@ def test_large_operands_take_further_records_of_the_same_size() -> None:
     told = from_records(records, 0)
     assert told.numbers == (1, -2)
     np.testing.assert_array_equal(told.arrays[0], operation.arrays[0])
-    with pytest.raises(PlanError, match="expected record 0 of 2, got 0 of 3"):
+    with pytest.raises(BroadcastError, match="expected record 0 of 2, got 0 of 3"):
         from_records(records[: 2 * RECORD], 0)
-    with pytest.raises(PlanError, match="expected record 0 of 3, got 1 of 3"):
+    with pytest.raises(BroadcastError, match="expected record 0 of 3, got 1 of 3"):
         from_records(records[RECORD : 2 * RECORD] + records[:RECORD] + records[2 * RECORD :], 0)
-    with pytest.raises(PlanError, match=r"plan 1, record 0: epoch: expected 1, got 0; a plan was lost"):
+    with pytest.raises(BroadcastError, match=r"operation 1, record 0: epoch: expected 1, got 0; a record was lost"):
         from_records(records, 1)
 
 
@@ -66,11 +66,11 @@ def test_large_operands_take_further_records_of_the_same_size() -> None:
 def test_a_flipped_bit_is_found_wherever_it_is(place: int) -> None:
     records = bytearray(to_records(3, run_operation(7, 4, Shape("generate", 4, 3), OPERANDS)[0]))
     records[place] ^= 4
-    with pytest.raises(PlanError, match=r"plan 3, record 0: checksum: expected [0-9a-f]{8}, got"):
+    with pytest.raises(BroadcastError, match=r"operation 3, record 0: checksum: expected [0-9a-f]{8}, got"):
         from_records(bytes(records), 3)
 
 
-def test_a_function_is_not_told() -> None:
+def test_a_function_cannot_be_broadcast() -> None:
     with pytest.raises(ValueError, match="logits_processor: a function of yours cannot be sent"):
         run_operation(0, 4, Shape("generate", 4, 3, processor=lambda logits, token, position: logits), OPERANDS)
 
@@ -82,7 +82,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def together(directory: Path, fault: str, faulty: int = 2, how: str = "launch") -> tuple[str, float, int]:
-    """What four processes say, the seconds from a fault to their end, and the exit status of the whole."""
+    """Output of four processes, the seconds from a fault to their end, and the exit status of the launch."""
     (directory / "found.json").unlink(missing_ok=True)
     run = subprocess.run(
         [sys.executable, START, directory, fault, str(COUNT), str(TIMEOUT), str(faulty), how],
@@ -141,8 +141,8 @@ def test_a_process_with_other_operands_writes_nothing_anywhere(directory: Path, 
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        ("flip", r"plan 14, record 0: checksum: expected \w+, got \w+"),
-        ("epoch", "plan 14, record 0: epoch: expected 14, got 13"),
+        ("flip", r"operation 14, record 0: checksum: expected \w+, got \w+"),
+        ("epoch", "operation 14, record 0: epoch: expected 14, got 13"),
         ("rows", r"process 2: rows of pool 0: expected \d+ as process 0 has, got \d+"),
         ("program", r"process 2: program: expected \w+ as process 0 has, got \w+"),
         ("collectives", r"process 2: order of collectives: expected \w+ as process 0 has, got \w+"),
@@ -176,7 +176,7 @@ def test_a_process_that_dies_is_named_by_each_of_the_others(directory: Path, fau
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--", "inspect", "x"], "expected one of generate, score behind --, got 'inspect'"),
+        (["--", "inspect", "x"], "expected one of generate, score after --, got 'inspect'"),
         (["-n", "0", "--", "score"], "expected at least one process, got 0"),
         (["--timeout", "61", "--", "score"], "timeout: expected 1 to 60 seconds, got 61"),
     ],
@@ -207,7 +207,7 @@ def test_scoring_goes_on_where_a_killed_process_has_ended_it(directory: Path, tm
     assert first.returncode == 128 + 9 and "was ended by SIGKILL" in said, said
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert re.search(r"; [1-9]\d* rows were there from before", again.stderr), again.stderr
+    assert re.search(r"; [1-9]\d* rows were done by an earlier run", again.stderr), again.stderr
     found = [json.loads(line) for line in output.read_text().splitlines()]
     assert [one["id"] for one in found] == list(range(120))
 
@@ -237,5 +237,5 @@ def test_processes_are_found_by_the_variables_of_slurm(directory: Path, tmp_path
 
 
 def port_of(job: int) -> int:
-    """Where JAX lets the processes of a SLURM job meet."""
+    """Port at which JAX lets the processes of a SLURM job meet."""
     return 61440 + job % 4096

@@ -181,9 +181,9 @@ BAD = {
     "method: expected POST, got 'GET'; url: expected": line("g", "/v1/embeddings", prompt="x") | {"method": "GET"},
     "prompt: is missing; n: expected a whole number in 1..1024, got 0": line("n", n=0),
     "best_of: is not supported; tools: is not supported": line("t", prompt="x", best_of=2, tools=[]),
-    "stream: is not supported but with false, got true": line("s", prompt="x", stream=True),
+    "stream: is supported only with the value false, got true": line("s", prompt="x", stream=True),
     "max_tokens: 0 only makes sense with echo": line("m", prompt="x", max_tokens=0),
-    "n: expected 1 where nothing but the prompt": line("m2", prompt="x", max_tokens=0, n=2, echo=True),
+    "n: expected 1 ": line("m2", prompt="x", max_tokens=0, n=2, echo=True),
     "max_tokens: expected a whole number in 0..": line("m3", prompt="x", max_tokens="5"),
     "max_completion_tokens: is not supported": line("m4", prompt="x", max_completion_tokens=5),
     "max_completion_tokens: is 5, max_tokens is 6": line(

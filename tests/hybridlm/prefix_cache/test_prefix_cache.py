@@ -16,8 +16,8 @@ from hybridlm.engine.warmup import all_shapes
 from hybridlm.prefix_cache.budget import cache_budget
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.radix_tree import TreeError
-from hybridlm.requests.sequence import Request, ResolvedParams, Sequence
-from hybridlm.rows.kept import KeptArrays
+from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams
+from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.steps.structure import Rows
 from models import KV_BLOCK
 
@@ -82,7 +82,7 @@ def test_cold_and_warm_agree(text_lm: hybridlm.LM, cached: hybridlm.LM, length: 
 
 @pytest.mark.parametrize("chunks", [1, 2, 4])
 def test_the_same_grid_gives_the_same_bits(text_lm: hybridlm.LM, cached: hybridlm.LM, chunks: int) -> None:
-    """What follows whole chunks has the very numbers of the prompt that is read at once."""
+    """After whole chunks the numbers are bit for bit those of a prompt that is prefilled at once."""
     begins, before = new(chunks * CHUNK), dict(cached.stats)
     cached.generate([begins], **FREE)
     for count in (1, CHUNK + 2):
@@ -120,14 +120,14 @@ def test_prompts_of_one_call_that_begin_alike_share_it(text_lm: hybridlm.LM, cac
     assert hits == 8 and saved >= 8 * 3 * CHUNK, "to within a chunk"
 
 
-def test_no_position_is_kept_twice(cached: hybridlm.LM) -> None:
+def test_no_position_is_cached_twice(cached: hybridlm.LM) -> None:
     prompt, cache, engine = new(CHUNK + 3), cache_of(cached), cached.engine
     cached.generate([prompt[:3]], **FREE)
     cached.generate([prompt], **FREE)
     assert engine.moves.bytes_of(3 + KV_BLOCK, 3) == engine.moves.state_bytes + engine.moves.span_bytes
     pool = engine.new_row()
     slot = pool.acquire()
-    with cache.lent([*prompt, 5], None) as snapshot:
+    with cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and [(one.first, one.count) for one in snapshot.spans] == [(0, 3), (0, CHUNK)]
         engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
     for one, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
@@ -152,16 +152,16 @@ def test_prompts_wait_for_what_another_one_reads() -> None:
         grows, state_bytes, span_bytes = True, 1, 1
 
     cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]  # a stand-in
-    other = Sequence(Request(0, tuple(range(40)), ResolvedParams()), stops=(32, 36, 40))
-    assert not cache.awaits([*range(3), 99, 98], [other]), "less than a chunk together"
-    assert cache.awaits([*range(38), 99], [other]) and other.stops == (32, 36, 40), "it goes on from 36"
-    assert cache.awaits(range(40), [other]) and other.stops == (32, 36, 40), "one token of the same prompt is left"
-    assert cache.awaits([*range(20), 99], [other]) and other.stops == (20, 32, 36, 40)
+    other = ActiveSequence(Request(0, tuple(range(40)), ResolvedParams()), stops=(32, 36, 40))
+    assert not cache.should_wait([*range(3), 99, 98], [other]), "less than a chunk together"
+    assert cache.should_wait([*range(38), 99], [other]) and other.stops == (32, 36, 40), "it goes on from 36"
+    assert cache.should_wait(range(40), [other]) and other.stops == (32, 36, 40), "one token of the same prompt is left"
+    assert cache.should_wait([*range(20), 99], [other]) and other.stops == (20, 32, 36, 40)
     other.consumed = 20
-    assert not cache.awaits([*range(20), 99], [other]) and not cache.awaits([*range(19), 99], [other])
-    assert cache.awaits([*range(30), 99], [other]) and other.stops == (20, 30, 32, 36, 40)
+    assert not cache.should_wait([*range(20), 99], [other]) and not cache.should_wait([*range(19), 99], [other])
+    assert cache.should_wait([*range(30), 99], [other]) and other.stops == (20, 30, 32, 36, 40)
     other.consumed = 36
-    assert not cache.awaits(range(40), [other]) and not cache.awaits([*range(35), 99], [])
+    assert not cache.should_wait(range(40), [other]) and not cache.should_wait([*range(35), 99], [])
 
 
 def test_a_conversation_goes_on_from_the_answer(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
@@ -208,19 +208,19 @@ def test_a_state_that_led_to_nan_is_not_used_again(text_lm: hybridlm.LM, cached:
 def test_what_is_lent_cannot_be_dropped(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
     cache, prompt = cache_of(cached), new(7)
     cached.generate([prompt], **FREE)
-    with cache.lent([*prompt, 5], None) as snapshot:
+    with cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and snapshot.state is not None
         kept = [snapshot.state, *(piece.buffer for piece in snapshot.spans)]
-        assert all(one.pins == 1 for one in kept)
+        assert all(one.refcount == 1 for one in kept)
         with pytest.raises(TreeError, match="at position 7 cannot be dropped while it is in use"):
             cache._drop(snapshot.state)
-        while cache._memory.relieve():
-            assert all(one.here for one in kept)
-        with cache.lent([*prompt, 6], None) as again:
-            assert again is not None and again.state is snapshot.state and snapshot.state.pins == 2
-    assert not any(one.pins for one in kept)
+        while cache._memory.evict_one():
+            assert all(one.on_device for one in kept)
+        with cache.pinned([*prompt, 6], None) as again:
+            assert again is not None and again.state is snapshot.state and snapshot.state.refcount == 2
+    assert not any(one.refcount for one in kept)
     assert cached.stats["prefix_device_bytes"] == sum(one.nbytes for one in kept), "all others have gone"
-    assert cache._memory.relieve() and not all(one.here for one in kept)
+    assert cache._memory.evict_one() and not all(one.on_device for one in kept)
 
 
 def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm.LM) -> None:
@@ -229,17 +229,17 @@ def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm
     cached.generate([prompt], **FREE)
     pool = engine.new_row()
     slot = pool.acquire()
-    with cache.lent([*prompt, 5], None) as snapshot:
+    with cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and snapshot.state is not None and len(snapshot.spans) > 1
         label, spans = snapshot.label, snapshot.spans
         kind = dataclasses.replace(label.kind, model="another")
-        other = KeptArrays(snapshot.state.arrays, 139, None)
+        other = CachedBuffers(snapshot.state.arrays, 139, None)
         far = spans[-1]._replace(first=spans[-1].first + 1)
         for change, message in (
             ({"label": dataclasses.replace(label, kind=kind)}, "model: expected .*, got another"),
             ({"label": dataclasses.replace(label, position=139)}, "expected those of 139 positions, got 140"),
             ({"label": dataclasses.replace(label, tokens="00")}, "made from other tokens than the sequence begins"),
-            ({"state": other}, "state: expected the one at position 140, got KeptArrays.* at position 139"),
+            ({"state": other}, "state: expected the one at position 140, got CachedBuffers.* at position 139"),
             ({"spans": spans[1:]}, "keys and values: expected those of position 0, got "),
             ({"spans": spans[:-1]}, "expected those of 140 positions, got "),
             ({"spans": (*spans[:-1], far)}, "expected those of position .*, got"),

@@ -59,7 +59,7 @@ def with_cache(lm: hybridlm.LM, budget: Any) -> hybridlm.LM:
 
 
 class Alone:
-    """What a model without a cache answers."""
+    """Answers of a model without a cache."""
 
     def __init__(self, lm: hybridlm.LM, tolerance: float):
         self._lm, self._tolerance = lm, tolerance

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from hybridlm.prefix_cache.radix_tree import Node, RadixTree, TreeError, common_length, cut
-from hybridlm.rows.kept import Piece
+from hybridlm.prefix_cache.radix_tree import Node, RadixTree, TreeError, common_length, split_spans
+from hybridlm.rows.cached_buffers import BufferSpan
 
 Tokens = tuple[int, ...]
 # Few ids, so that most sequences begin alike.
@@ -17,29 +17,29 @@ SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
 
 
 class Buffer:
-    """What a buffer of an edge holds: a token of a sequence for each of its places."""
+    """Fake buffer of an edge: one token of a sequence per place."""
 
     def __init__(self, tokens: Tokens):
         self.tokens = tokens
 
 
-def spelled(pieces: Any) -> Tokens:
-    return tuple(token for buffer, first, count in pieces for token in buffer.tokens[first : first + count])
+def spelled(spans: Any) -> Tokens:
+    return tuple(token for buffer, first, count in spans for token in buffer.tokens[first : first + count])
 
 
-def pieces_of(tokens: Tokens, size: int) -> list[Piece[Buffer]]:
+def pieces_of(tokens: Tokens, size: int) -> list[BufferSpan[Buffer]]:
     """New buffers of so many tokens each, the first of them used from its second place on."""
     found, at = [], 0
     while at < len(tokens):
         padding = () if at else (99,)
         taken = tokens[at : at + size - len(padding)]
-        found.append(Piece(Buffer((*padding, *taken, 98)), len(padding), len(taken)))
+        found.append(BufferSpan(Buffer((*padding, *taken, 98)), len(padding), len(taken)))
         at += len(taken)
     return found
 
 
 class Machine(RuleBasedStateMachine):
-    """A tree, and states by their tokens; a tree without pieces beside it."""
+    """A tree, and states by their tokens; a tree without spans beside it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,17 +53,17 @@ class Machine(RuleBasedStateMachine):
         known = max((common_length(tokens, key) for key in self.states), default=0)
         assert self.tree.match(tokens).length == known
         assert spelled(self.tree.known(tokens)) == tokens[:known]
-        pieces = pieces_of(tokens[known:], size)
+        spans = pieces_of(tokens[known:], size)
         if tokens in self.states:
             with pytest.raises(TreeError, match="there is a state after these"):
-                self.tree.insert(tokens, object(), pieces)
+                self.tree.insert(tokens, object(), spans)
             return
         before = self.tree.buffers()
         self.states[tokens] = object()
-        node = self.tree.insert(tokens, self.states[tokens], pieces)
+        node = self.tree.insert(tokens, self.states[tokens], spans)
         self.bare.insert(tokens, self.states[tokens], ())
-        assert node.position == len(tokens) and spelled(node.all_pieces) == tokens
-        assert self.tree.buffers() == before | {piece.buffer for piece in pieces}, "nothing is copied"
+        assert node.position == len(tokens) and spelled(node.all_spans) == tokens
+        assert self.tree.buffers() == before | {span.buffer for span in spans}, "nothing is copied"
 
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
@@ -93,8 +93,8 @@ class Machine(RuleBasedStateMachine):
         reached: set[Buffer] = set()
         for tokens, state in self.states.items():
             node = self.tree.deepest(tokens, len(tokens))
-            assert node is not None and node.state is state and spelled(node.all_pieces) == tokens
-            reached |= {piece.buffer for piece in node.all_pieces}
+            assert node is not None and node.state is state and spelled(node.all_spans) == tokens
+            reached |= {span.buffer for span in node.all_spans}
         assert reached == self.tree.buffers(), "what leads to no state is not kept"
 
 
@@ -104,14 +104,14 @@ class TestTree(Machine.TestCase):
 
 def test_an_edge_that_is_cut_shares_its_buffer_and_becomes_whole_again() -> None:
     tree: RadixTree[str, Buffer] = RadixTree()
-    whole = Piece(Buffer((1, 2, 3, 4)), 0, 4)
+    whole = BufferSpan(Buffer((1, 2, 3, 4)), 0, 4)
     tree.insert((1, 2, 3, 4), "long", [whole])
-    branch = tree.insert((1, 2, 9), "other", [Piece(Buffer((9,)), 0, 1)])
+    branch = tree.insert((1, 2, 9), "other", [BufferSpan(Buffer((9,)), 0, 1)])
     middle = tree.insert((1, 2), "middle", [])
-    assert middle.pieces == (Piece(whole.buffer, 0, 2),) and len(tree.buffers()) == 2
-    assert tree.remove(branch) == [branch.pieces[0].buffer] and tree.remove(middle) == []
+    assert middle.spans == (BufferSpan(whole.buffer, 0, 2),) and len(tree.buffers()) == 2
+    assert tree.remove(branch) == [branch.spans[0].buffer] and tree.remove(middle) == []
     (end,) = tree.nodes()
-    assert end.pieces == (whole,) and end.tokens == (1, 2, 3, 4)
+    assert end.spans == (whole,) and end.tokens == (1, 2, 3, 4)
     assert tree.remove(end) == [whole.buffer] and not tree.buffers() and not list(tree.nodes())
 
 
@@ -119,25 +119,25 @@ def test_what_would_break_the_tree_is_refused() -> None:
     tree: RadixTree[str, Buffer] = RadixTree()
     with pytest.raises(TreeError, match="after no tokens is not kept"):
         tree.insert((), "state", [])
-    with pytest.raises(TreeError, match="knows 0 of 2 tokens: expected pieces of 2, got pieces of 1"):
-        tree.insert((1, 2), "state", [Piece(Buffer((1,)), 0, 1)])
-    node = tree.insert((1,), "state", [Piece(Buffer((1,)), 0, 1)])
+    with pytest.raises(TreeError, match="knows 0 of 2 tokens: expected spans of 2, got spans of 1"):
+        tree.insert((1, 2), "state", [BufferSpan(Buffer((1,)), 0, 1)])
+    node = tree.insert((1,), "state", [BufferSpan(Buffer((1,)), 0, 1)])
     tree.remove(node)
     with pytest.raises(TreeError, match="position 1 has no state"):
         tree.remove(node)
     assert not list(tree.nodes())
     orphan: Node[str, Buffer] = Node((5,), (), tree.root)
     tree.root.children[6] = orphan
-    with pytest.raises(TreeError, match=r"does not know it; .*pieces \(\) of 1 tokens; .*no state and 0 children"):
+    with pytest.raises(TreeError, match=r"does not know it; .*spans \(\) of 1 tokens; .*no state and 0 children"):
         tree.check_integrity()
 
 
 def test_pieces_are_cut_at_every_token() -> None:
-    pieces = [Piece(Buffer((9, 0, 1)), 1, 2), Piece(Buffer((2, 3, 4)), 0, 3)]
+    spans = [BufferSpan(Buffer((9, 0, 1)), 1, 2), BufferSpan(Buffer((2, 3, 4)), 0, 3)]
     for count in range(6):
-        first, rest = cut(pieces, count)
+        first, rest = split_spans(spans, count)
         assert spelled(first) == tuple(range(count)) and spelled(first) + spelled(rest) == tuple(range(5))
-        assert all(piece.count for piece in (*first, *rest))
+        assert all(span.count for span in (*first, *rest))
     for length, others in itertools.product(range(4), ((), (1,), (0,))):
         one = tuple(range(length))
         assert common_length(one, (*one, *others)) == length

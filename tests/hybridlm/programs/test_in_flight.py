@@ -10,12 +10,12 @@ from random_checkpoint import write_random_checkpoint
 
 import hybridlm
 from hybridlm.programs import calls as programs_calls
-from hybridlm.programs.calls import MOST, InFlight
+from hybridlm.programs.calls import MAX_IN_FLIGHT, InFlight
 
 
 @pytest.fixture
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many arrays were waited for each time."""
+    """Number of arrays awaited each time."""
     counts: list[int] = []
     wait = jax.block_until_ready
 
@@ -29,13 +29,13 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_all_that_are_left_are_waited_for(waited: list[int]) -> None:
     calls = InFlight(shared=True)
-    for i in range(2 * MOST + 1):
+    for i in range(2 * MAX_IN_FLIGHT + 1):
         one, consumed = jnp.zeros(3) + i, jnp.ones(2) + i
         calls.add({"one": one, "consumed": consumed})
-        if i % MOST > 0:
+        if i % MAX_IN_FLIGHT > 0:
             consumed.delete()
     # `one` of each call; of `consumed` the first and the last, which nothing has consumed when it is waited for
-    assert waited == [MOST + 2, MOST + 2]
+    assert waited == [MAX_IN_FLIGHT + 2, MAX_IN_FLIGHT + 2]
 
 
 def test_an_interrupted_wait_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_an_interrupted_wait_is_not_the_last(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(programs_calls.jax, "block_until_ready", interrupt)
     calls = InFlight(shared=True)
     for _ in range(2):
-        for _ in range(MOST - 1):
+        for _ in range(MAX_IN_FLIGHT - 1):
             calls.add(jnp.zeros(3))
         with pytest.raises(KeyboardInterrupt):
             calls.add(jnp.zeros(3))
@@ -53,7 +53,7 @@ def test_an_interrupted_wait_is_not_the_last(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_one_device_never_waits(waited: list[int]) -> None:
     calls = InFlight(shared=False)
-    for i in range(MOST):
+    for i in range(MAX_IN_FLIGHT):
         calls.add(jnp.zeros(3) + i)
     assert not waited
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import hybridlm
-from ir_passes import SanitizerError
+from ir_passes.sanitizer.verdict import SanitizerError
 
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___"]
 FREE: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True}

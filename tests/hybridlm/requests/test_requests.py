@@ -1,4 +1,4 @@
-"""What users pass in: every fault is named with its item, and nothing is guessed, cut or rounded."""
+"""User input: every fault is named with its item, and nothing is guessed, truncated or rounded."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""What notebooks show of results: everything is escaped, long texts are cut short, nothing is loaded from outside."""
+"""Results in notebooks: everything is escaped, long texts are truncated, nothing is loaded from outside."""
 
 import math
 import pickle
@@ -12,7 +12,7 @@ import pytest
 
 import hybridlm
 from hybridlm import Completion, Score
-from hybridlm.requests.result_html import MOST_TOKENS
+from hybridlm.requests.result_html import MAX_TOKENS_SHOWN
 
 MARKUP = "<script>alert('&')</script>\n\"quoted\""
 
@@ -50,7 +50,7 @@ def test_a_completion_is_escaped():
     page = Completion(MARKUP, [7, 8], [-0.5, -9.0], None, "stop", [1, 2, 3])._repr_html_()
     read = Reader(page)
     assert "script" not in read.tags and MARKUP in read.text and "http" not in page
-    assert "3 tokens of prompt, 2 drawn" in read.text and 'title="token 1: id 8, -9.000"' in page
+    assert "3 tokens of prompt, 2 sampled" in read.text and 'title="token 1: id 8, -9.000"' in page
 
 
 def test_a_completion_without_text_shows_its_tokens():
@@ -67,11 +67,11 @@ def test_the_strip_gets_darker_and_marks_what_was_not_the_most_likely():
     assert "perplexity" in Reader(page).text
 
 
-@pytest.mark.parametrize("length", [1, MOST_TOKENS, MOST_TOKENS + 5])
+@pytest.mark.parametrize("length", [1, MAX_TOKENS_SHOWN, MAX_TOKENS_SHOWN + 5])
 def test_a_long_text_is_cut_short(length: int):
     page = score(length)._repr_html_()
-    assert page.count("title=") == min(length, MOST_TOKENS)
-    assert ("5 more tokens are left out" in page) == (length > MOST_TOKENS)
+    assert page.count("title=") == min(length, MAX_TOKENS_SHOWN)
+    assert ("5 more tokens are left out" in page) == (length > MAX_TOKENS_SHOWN)
     Reader(page)
 
 

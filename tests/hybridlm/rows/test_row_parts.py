@@ -64,7 +64,7 @@ def test_moves_are_proved_to_touch_one_row(text_lm: hybridlm.LM) -> None:
         assert prove_isolation(step, moves.example_arguments(shape), contract).proved
 
 
-def test_what_is_kept_is_as_large_as_it_has_to_be(text_lm: hybridlm.LM) -> None:
+def test_cached_buffers_are_as_large_as_necessary(text_lm: hybridlm.LM) -> None:
     """The whole state of fixed size, and keys and values of as many spans as there are tokens for."""
     moves = text_lm.engine.moves
     for length, spans in ((2, 1), (129, 1), (130, 2)):

@@ -1,4 +1,4 @@
-"""What a draw can give, how often, and on what it depends."""
+"""Possible tokens of sampling, their frequencies, and the inputs that they depend on."""
 
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ from hybridlm.sampling.sampling import (
     GREEDY,
     SAMPLED,
     Sampling,
-    draw,
     kept_by_filters,
     most_likely,
+    sample_tokens,
 )
 
 VOCAB, LANES = 11, 6000
 LOGITS = np.array([2.0, 1.5, 1.4, 0.2, 0.1, 0.0, -0.5, -1.0, -3.0, -5.0, 1.9], np.float32)
-run = jax.jit(draw)
+run = jax.jit(sample_tokens)
 
 
 def settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7, lanes=LANES) -> Sampling:
@@ -64,7 +64,7 @@ def expected(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
     ],
     ids=str,
 )
-def test_draws_follow_the_filtered_distribution(filters: dict) -> None:
+def test_samples_follow_the_filtered_distribution(filters: dict) -> None:
     tokens = np.asarray(
         run(np.tile(LOGITS, (LANES, 1)), settings(**filters), np.zeros(LANES, np.int32), np.int32(FILTERED))
     )
@@ -77,8 +77,8 @@ def test_draws_follow_the_filtered_distribution(filters: dict) -> None:
 
 def test_temperature_zero_is_the_first_most_likely_token_in_either_branch() -> None:
     logits = np.array([[1, 3, 3, 2], [5, 5, 5, 5], [0, -1, -2, 7]], np.float32)
-    for drawing in (GREEDY, SAMPLED, FILTERED):
-        got = run(logits, settings(temperature=0.0, lanes=3), np.zeros(3, np.int32), np.int32(drawing))
+    for sampling_mode in (GREEDY, SAMPLED, FILTERED):
+        got = run(logits, settings(temperature=0.0, lanes=3), np.zeros(3, np.int32), np.int32(sampling_mode))
         assert got.tolist() == [1, 0, 3]
 
 
@@ -112,7 +112,7 @@ def test_filters_keep_what_a_sort_would_and_equally_likely_tokens_together() -> 
             np.testing.assert_array_equal(kept, kept_in_float64(row, top_k, top_p, min_p), str((top_k, top_p, min_p)))
 
 
-def test_a_logit_that_is_infinite_is_drawn() -> None:
+def test_an_infinite_logit_is_sampled() -> None:
     logits = np.tile(LOGITS, (2, 1))
     logits[:, 5] = np.inf
     each: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}]
@@ -120,7 +120,7 @@ def test_a_logit_that_is_infinite_is_drawn() -> None:
         assert run(logits, settings(**filters, lanes=2), np.zeros(2, np.int32), np.int32(FILTERED)).tolist() == [5, 5]
 
 
-def test_lanes_without_filters_draw_the_same_beside_lanes_with_them() -> None:
+def test_lanes_without_filters_sample_the_same_beside_lanes_with_them() -> None:
     """Ties too: a few values, so that sums of logits and noise meet as often as they can."""
     rng = np.random.default_rng(0)
     logits = rng.integers(0, 3, (64, 3000)).astype(np.float32) * 1e6
@@ -148,19 +148,21 @@ def every_setting(lanes: int) -> Sampling:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drawing", [GREEDY, SAMPLED, FILTERED, SAMPLED + BESIDE_GREEDY, FILTERED + BESIDE_GREEDY])
+@pytest.mark.parametrize(
+    "sampling_mode", [GREEDY, SAMPLED, FILTERED, SAMPLED + BESIDE_GREEDY, FILTERED + BESIDE_GREEDY]
+)
 def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(
-    drawing: int, monkeypatch: pytest.MonkeyPatch
+    sampling_mode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits = np.random.default_rng(1).normal(size=(23, 300)).astype(np.float32)
     logits[4, 5] = np.nan
-    args = (logits, every_setting(23), np.arange(23, dtype=np.int32), np.int32(drawing))
+    args = (logits, every_setting(23), np.arange(23, dtype=np.int32), np.int32(sampling_mode))
     together = np.asarray(run(*args))
-    monkeypatch.setattr(sampling, "AT_ONCE", logits.size)
-    loops = [str(jax.make_jaxpr(lambda *args: draw(*args))(*args)).count("length=23")]
-    monkeypatch.setattr(sampling, "AT_ONCE", logits.size - 1)
-    loops.append(str(jax.make_jaxpr(lambda *args: draw(*args))(*args)).count("length=23"))
-    one_by_one = jax.jit(lambda *args: draw(*args))(*args)
+    monkeypatch.setattr(sampling, "MAX_BATCHED_LOGITS", logits.size)
+    loops = [str(jax.make_jaxpr(lambda *args: sample_tokens(*args))(*args)).count("length=23")]
+    monkeypatch.setattr(sampling, "MAX_BATCHED_LOGITS", logits.size - 1)
+    loops.append(str(jax.make_jaxpr(lambda *args: sample_tokens(*args))(*args)).count("length=23"))
+    one_by_one = jax.jit(lambda *args: sample_tokens(*args))(*args)
     assert loops == [0, 1] and together[4] == 300
     np.testing.assert_array_equal(one_by_one, together)
     assert np.unique(together).size > 15
@@ -175,14 +177,14 @@ def test_steps_that_sample_lane_by_lane_are_certified_and_shared(
     given: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "temperature": 0.9, "top_k": 9, "seed": 3}
     prompts = [[5, 6, 7], [9, 8], [3] * 6, [10]]
     expected = [one.token_ids for one in hybridlm.load(directory, **sizes).generate(prompts, **given)]
-    monkeypatch.setattr(sampling, "AT_ONCE", 1)
+    monkeypatch.setattr(sampling, "MAX_BATCHED_LOGITS", 1)
     for mesh in (None, hybridlm.mesh(data=2, model=2)):
         lm = hybridlm.load(directory, mesh=mesh, **sizes)
         assert [one.token_ids for one in lm.generate(prompts, **given)] == expected
         assert lm.certificates and all(one.holds for one in lm.certificates.values())
 
 
-def test_a_draw_depends_on_seed_index_and_position_only() -> None:
+def test_a_sample_depends_on_seed_index_and_position_only() -> None:
     logits = np.tile(LOGITS, (LANES, 1))
     base = np.asarray(run(logits, settings(), np.zeros(LANES, np.int32), np.int32(FILTERED)))
     assert len(set(base.tolist())) > 5

@@ -1,4 +1,4 @@
-"""What is asked of whole logits, against float64; of logits that are split over devices: test_mesh.py."""
+"""Queries of whole logits, against float64; for logits that are sharded over devices: test_mesh.py."""
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ from hybridlm.sampling.vocab_parallel import Vocabulary
 
 @pytest.mark.parametrize("size", [1, 7, 24, 50, 2048])
 def test_the_log_of_all_exponentials_is_that_of_float64(size: int) -> None:
-    """Of numbers of vocabularies that 16 divides or not, with logits of thousands and none that is finite."""
+    """Vocabularies divisible by 16 or not, with logits in the thousands and rows without a finite one."""
     logits = np.random.default_rng(size).normal(size=(6, size)).astype(np.float32)
     logits[1] *= 3000
     logits[2, : size // 2] = -np.inf

@@ -80,7 +80,7 @@ def test_strict_writes_nothing(tmp_path: Path, case: str):
 
 
 def test_ids_used_twice(tmp_path: Path):
-    """Of equal hashes, only equal ids: -1 and -2 have one hash, 2**61 and 1 another, 7 and "7" are two ids."""
+    """Ids of equal hashes are duplicates only if they are equal: -1 and -2 have one hash, 2**61 and 1 another."""
     ids = [-1, -2, 1, 2**61, "7", 7, None, None, "7", -2, "7"]
     assert hash(-1) == hash(-2) and hash(1) == hash(2**61)
     rows, _ = run(tmp_path, [{"id": id, "text": "a"} for id in ids])
@@ -90,7 +90,7 @@ def test_ids_used_twice(tmp_path: Path):
 
 
 def test_long_lines_make_short_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hybridlm.score_files.survey.WINDOW_BYTES", 60)
+    monkeypatch.setattr("hybridlm.score_files.survey.MAX_WINDOW_BYTES", 60)
     sizes: list[int] = []
 
     def score(texts: Any) -> list[hybridlm.Score]:
@@ -147,7 +147,7 @@ def test_refuses_to_replace(tmp_path: Path, output: str):
     (tmp_path / "link.jsonl").symlink_to("in.jsonl")
     write_lines(tmp_path / "in.jsonl", [{"text": "a"}])
     is_input = output in ("in.jsonl", "link.jsonl")
-    with pytest.raises(ValueError, match="is the input, too" if is_input else "no regular file"):
+    with pytest.raises(ValueError, match="the input" if is_input else "expected a regular file"):
         score_file(TOY, tmp_path / "in.jsonl", tmp_path / output)
     assert (tmp_path / "in.jsonl").read_text() == '{"text": "a"}\n'
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)

@@ -111,7 +111,7 @@ def test_wrong_columns(tmp_path: Path, case: str):
 
 def test_column_that_is_there_twice(tmp_path: Path):
     pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, ["text", "text"]), tmp_path / "in.parquet")
-    with pytest.raises(ValueError, match="column text: is there 2 times"):
+    with pytest.raises(ValueError, match="column text: .* 2 times"):
         scored(tmp_path / "in.parquet")
 
 
@@ -162,7 +162,7 @@ def test_damaged_file(tmp_path: Path, damage: str):
 def test_continues_inside_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Wherever windows, row groups and batches begin; gathered groups of the output hold all rows in order."""
     monkeypatch.setattr("hybridlm.score_files.parquet.BATCH_ROWS", 5)
-    monkeypatch.setattr("hybridlm.score_files.parquet.GROUP_ROWS", 8)
+    monkeypatch.setattr("hybridlm.score_files.parquet.MAX_GROUP_ROWS", 8)
     path = table(
         {"id": list(range(40)), "text": [str(i) for i in range(40)]}, tmp_path / "in.parquet", row_group_size=7
     )

@@ -1,4 +1,4 @@
-"""What an interrupted run leaves, who may continue it, and that nothing is lost, doubled or damaged."""
+"""Parts of an interrupted run: who may continue it, and that nothing is lost, doubled or damaged."""
 
 import errno
 import json

@@ -11,7 +11,7 @@ from filled import filled
 from flax import nnx
 
 import hybridlm
-from hybridlm.steps.score import HEAD_ROWS, score_tokens
+from hybridlm.steps.score import MIN_HEAD_ROWS, score_tokens
 from models import family_of
 
 TEXTS = ["x", "xy", "exact", "a text over several chunks", "Who has the kite?", "a text over several lines"]
@@ -101,7 +101,7 @@ def test_the_logits_of_all_rows_are_never_held_at_once(rows: int) -> None:
 
     memory = jax.jit(head).lower(state, hidden, targets).compile().memory_analysis()
     assert memory is not None
-    assert memory.temp_size_in_bytes < 2 * HEAD_ROWS * vocab * 4 < rows * vocab * 4
+    assert memory.temp_size_in_bytes < 2 * MIN_HEAD_ROWS * vocab * 4 < rows * vocab * 4
 
 
 def test_perplexity_is_that_of_the_windows(text_lm: hybridlm.LM) -> None:

@@ -1,4 +1,4 @@
-"""Texts that begin alike: which parts are consumed once, and that no number shows it."""
+"""Texts with common prefixes: which prefixes are prefilled once, and that no number changes."""
 
 import json
 from pathlib import Path
@@ -14,8 +14,8 @@ from text_checkpoint import SETTINGS, write_text_checkpoint
 import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.scoring import scorer
-from hybridlm.scoring.queue import ScoringQueue, shared_parts
-from hybridlm.scoring.text import Scoring
+from hybridlm.scoring.queue import ScoringQueue, shared_prefixes
+from hybridlm.scoring.text import ScoredText
 
 IDS = np.random.default_rng(0).integers(3, 90, 400).tolist()
 Texts = list[tuple[int, ...]]
@@ -30,25 +30,27 @@ def test_parts_end_where_chunks_do() -> None:
     a = tuple(range(10))
     for length, depth in ((4, None), (5, 4), (8, 4), (9, 8), (10, 8)):
         other = (*a[:length], 99, 98)
-        parts, part_of = shared_parts([a, other], 4, 0)
+        parts, part_of = shared_prefixes([a, other], 4, 0)
         assert [part.tokens for part in parts] == ([] if depth is None else [a[: depth + 1]]), length
         assert part_of == ([None, None] if depth is None else [0, 0])
-    assert shared_parts([a[:9], a[:9]], 4, 0)[0][0].tokens == a[:5], "the ninth token is predicted by the eighth"
-    assert shared_parts([a, a], 4, 1)[0][0].tokens == a[:6], "the first chunk begins behind a prefix"
+    assert shared_prefixes([a[:9], a[:9]], 4, 0)[0][0].tokens == a[:5], "the ninth token is predicted by the eighth"
+    assert shared_prefixes([a, a], 4, 1)[0][0].tokens == a[:6], "the first chunk begins behind a prefix"
 
 
 def test_of_parts_within_parts_the_outermost_and_the_innermost_are_kept() -> None:
     stem = tuple(range(3))
     texts = [(*stem, *tail) for tail in ((3, 9, 9), (3, 4, 9, 9), (3, 4, 5, 6, 9), (3, 4, 5, 6, 8), (7, 7, 7, 7))]
-    parts, part_of = shared_parts(texts, 1, 0)
+    parts, part_of = shared_prefixes(texts, 1, 0)
     assert [(part.tokens, part.parent) for part in parts] == [((0, 1, 2), None), ((0, 1, 2, 3, 4, 5, 6), 0)]
     assert part_of == [0, 0, 1, 1, 0]
+    longer = [(*one, 20 + i, 30) for i, one in enumerate(texts)]
+    assert shared_prefixes(longer, 1, 0) == (parts, part_of), "texts that go on alone are no prefixes"
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9).map(tuple), max_size=12), st.integers(1, 3))
 @settings(max_examples=150)
 def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk: int) -> None:
-    parts, part_of = shared_parts(texts, chunk, 0)
+    parts, part_of = shared_prefixes(texts, chunk, 0)
     members = [sum(one == i for one in part_of) + sum(p.parent == i for p in parts) for i in range(len(parts))]
     assert all(count >= 2 for count in members)
     for index, part in enumerate(parts):
@@ -71,8 +73,8 @@ def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk
 def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, most: int) -> None:
     """Whatever the order in which lanes become free: nobody waits for ever."""
     queue = ScoringQueue(dict(enumerate(texts)), None, 1, most)
-    alive: list[Scoring] = []
-    kept: set[Scoring] = set()
+    alive: list[ScoredText] = []
+    kept: set[ScoredText] = set()
     seen = []
     while queue or alive:
         while len(alive) < lanes and (one := queue.take()) is not None:
@@ -84,7 +86,7 @@ def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, m
         assert alive, "everything waits for something that waits"
         one = alive.pop(0)
         if one.index is None:
-            queue.consumed(one)
+            queue.prefilled(one)
             kept.add(one)
         else:
             seen.append(one.index)
@@ -95,7 +97,7 @@ def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, m
 def cold(lm: hybridlm.LM, texts: Texts, monkeypatch: pytest.MonkeyPatch, **settings) -> list[hybridlm.Score]:
     """Scores with every text consumed by itself."""
     with monkeypatch.context() as patch:
-        patch.setattr(scorer, "_most_kept", lambda engine, lanes: 0)
+        patch.setattr(scorer, "_max_held", lambda engine, lanes: 0)
         return lm.score(texts, **settings)
 
 
@@ -167,17 +169,17 @@ def test_what_shares_a_step_does_not_depend_on_free_memory(
 
 
 def test_a_decode_pool_makes_room_for_common_parts(text_lm: hybridlm.LM) -> None:
-    """What is kept at a time has no more rows than the pool whose room it takes, or two."""
+    """States held at a time have no more rows than the decode pool whose memory they take, or two."""
     engine = text_lm.engine
     text_lm.generate([[5, 6]], max_tokens=2)
     text_lm.score([IDS[:3]])
-    assert "decode" in engine._kept, "nothing is shared"
+    assert "decode" in engine._idle_pools, "nothing is shared"
     text_lm.score(families(3, nested=False))
-    assert "decode" not in engine._kept
+    assert "decode" not in engine._idle_pools
     for lanes in (1, 2, 3, 4, 8, 64):
         fake: Any = SimpleNamespace(lanes=lanes, placement=engine.placement)
         for size in (1, 2, 4):
-            assert 2 <= scorer._most_kept(fake, min(size, lanes)) <= max(2, min(lanes, size + 1))
+            assert 2 <= scorer._max_held(fake, min(size, lanes)) <= max(2, min(lanes, size + 1))
 
 
 @pytest.mark.long

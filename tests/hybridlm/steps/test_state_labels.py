@@ -12,11 +12,12 @@ from tiny_variants import variant
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.programs.shapes import Shape
 from ir_passes import IsolationError, prove_isolation
-from ir_passes.proof.lane_proof import LABELS
+from ir_passes.contract.statements import Claim
 from ir_passes.proof.violations import ViolationKind
 from models.layers.short_conv import short_conv
 from models.mixers.attention import append
 from models.ops.delta_rule import delta_rule
+from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
 from models.ops.ssd import ssd
 
 Write = Callable[..., Any]
@@ -24,13 +25,13 @@ EIGHT = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8}
 SQUARE = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 
 
-def _transposed(right: Write, old: int) -> Write:
+def _transposed(right: Write) -> Write:
     """A recurrence whose new state, of lanes with a token, has key and value in each other's place."""
 
-    def wrong(*args: Any) -> Any:
-        state, valid = args[old : old + 2]
-        out, new = right(*args)
-        return out, jnp.where(jnp.any(valid, axis=1)[:, None, None, None], jnp.swapaxes(new, 2, 3), state)
+    def wrong(inputs: RecurrenceInputs, **options: Any) -> RecurrenceOutputs:
+        out, new = right(inputs, **options)
+        active = jnp.any(inputs.valid, axis=1)[:, None, None, None]
+        return RecurrenceOutputs(out, jnp.where(active, jnp.swapaxes(new, 2, 3), inputs.state))
 
     return wrong
 
@@ -45,7 +46,7 @@ def _swapped_caches(cache: Any, key: Any, value: Any, *where: Any) -> Any:
 
 
 def _swapped_taps(x: Any, weight: Any, state: Any, lengths: Any, *more: Any) -> Any:
-    """What is kept of a convolution lies with taps and channels in each other's place."""
+    """Taps and channels of a convolution state are swapped."""
     y, new = short_conv(x, weight, state, lengths, *more)
     lanes, taps, channels = new.shape
     swapped = new.swapaxes(1, 2).reshape(lanes, taps, channels)
@@ -53,9 +54,9 @@ def _swapped_taps(x: Any, weight: Any, state: Any, lengths: Any, *more: Any) -> 
 
 
 CASES = {
-    "gated delta": ("next_base", SQUARE, "models.mixers.gated_delta_net.delta_rule", _transposed(delta_rule, 5)),
-    "kimi delta": ("kimi_base", {}, "models.mixers.kimi_delta_attention.delta_rule", _transposed(delta_rule, 5)),
-    "mamba2": ("mamba2_base", {"state_size": 16}, "models.mixers.mamba2.ssd", _transposed(ssd, 4)),
+    "gated delta": ("next_base", SQUARE, "models.mixers.gated_delta_net.delta_rule", _transposed(delta_rule)),
+    "kimi delta": ("kimi_base", {}, "models.mixers.kimi_delta_attention.delta_rule", _transposed(delta_rule)),
+    "mamba2": ("mamba2_base", {"state_size": 16}, "models.mixers.mamba2.ssd", _transposed(ssd)),
     "heads of a cache": ("next_base", EIGHT, "models.mixers.attention.append", _swapped_heads),
     "keys for values": ("next_base", {}, "models.mixers.attention.append", _swapped_caches),
     "taps": ("next_base", {}, "models.layers.short_conv.short_conv", _swapped_taps),
@@ -82,7 +83,7 @@ def test_a_state_in_another_order_is_refused(
     monkeypatch.setattr(function, wrong)
     with pytest.raises(IsolationError) as refused:
         _proof(tmp_path, name, changes, tokens)
-    assert {violation.kind for violation in refused.value.violations} == {ViolationKind.LABEL}
+    assert {violation.kind for violation in refused.value.violations} == {ViolationKind.DIMENSIONS}
 
 
 @pytest.mark.long
@@ -90,4 +91,4 @@ def test_a_state_in_another_order_is_refused(
 def test_in_its_own_order_it_is_proved(tmp_path: Path, case: str) -> None:
     name, changes, *_ = CASES[case]
     for tokens in (1, 4):
-        assert LABELS in _proof(tmp_path, name, changes, tokens).proved
+        assert Claim.DIMENSIONS in {one.id for one in _proof(tmp_path, name, changes, tokens).proved}

@@ -13,10 +13,10 @@ from verify_scene import SIZES, Lane, Scene, Steps, prompts_of, scene_of, states
 import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.steps.generate import CARRIED
+from hybridlm.steps.generate import LAST_SAMPLED
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.verify import accept
-from ir_passes import unaccepted_reach
+from ir_passes.measure.unaccepted import unaccepted_reach
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LONG = pytest.mark.long
@@ -60,12 +60,12 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one(steps: Steps, scene: Scen
 def test_rows_are_bitwise_those_of_the_accepted_tokens_alone(steps: Steps, scene: Scene) -> None:
     """The same program with these tokens and no others: nothing else of the step is in the rows."""
     rows, lanes, expected = scene
-    _, drawn, after = steps.verify(rows, lanes)
+    _, sampled, after = steps.verify(rows, lanes)
     alone = [lane.but(lane.tokens[:count], ()) for lane, count in zip(lanes, expected, strict=True)]
     accepted, drawn_alone, want = steps.verify(rows, alone)
     assert accepted.tolist() == expected
     for lane, end in enumerate(scene.ends):
-        assert drawn[lane, : expected[lane]].tolist() == drawn_alone[lane, : expected[lane]].tolist()
+        assert sampled[lane, : expected[lane]].tolist() == drawn_alone[lane, : expected[lane]].tolist()
         for got, other in zip(states(after, lane, end), states(want, lane, end), strict=True):
             assert got.tobytes() == other.tobytes()
     check_same(after.token, want.token)
@@ -91,7 +91,10 @@ def test_rejected_drafts_do_not_matter(steps: Steps, scene: Scene) -> None:
 
 @LONG
 def test_no_token_behind_the_accepted_ones_reaches_a_row(steps: Steps, scene: Scene) -> None:
-    """What the certificate leaves to measurement: other tokens behind them, drawn at random, in every lane at once."""
+    """Measured, since the certificate does not prove it: other random tokens after the accepted ones.
+
+    In every lane at once.
+    """
     step, contract = steps.lm.engine.programs.step(Shape("verify", steps.lanes, steps.tokens))
     batch = Batch.of([lane.feed for lane in scene.lanes], steps.tokens)
     drafts = np.array([len(lane.drafts) for lane in scene.lanes], np.int32)
@@ -104,20 +107,20 @@ def test_no_token_behind_the_accepted_ones_reaches_a_row(steps: Steps, scene: Sc
 
 
 def test_the_same_as_one_token_at_a_time(steps: Steps, scene: Scene) -> None:
-    """What is drawn, and the state to go on from, against steps that consume the accepted tokens singly."""
-    _, drawn, after = steps.verify(scene.rows, scene.lanes)
+    """Sampled tokens and the final state, against steps that consume the accepted tokens singly."""
+    _, sampled, after = steps.verify(scene.rows, scene.lanes)
     drawn_singly, want = steps.one_by_one(scene)
     for lane, (count, end) in enumerate(zip(scene.accepted, scene.ends, strict=True)):
-        assert drawn[lane, :count].tolist() == drawn_singly[lane, :count].tolist()
+        assert sampled[lane, :count].tolist() == drawn_singly[lane, :count].tolist()
         for got, other in zip(states(after, lane, end), states(want, lane, end), strict=True):
             np.testing.assert_allclose(got, other, atol=5e-5, rtol=1e-4)
     check_same(after.token, want.token)
 
 
-def test_the_token_drawn_last_is_carried(steps: Steps, scene: Scene) -> None:
+def test_the_token_sampled_last_is_carried(steps: Steps, scene: Scene) -> None:
     rows, lanes, expected = scene
     rows = rows._replace(token=jnp.array([[lane.certain[0] if lane.certain else 0] for lane in lanes], jnp.int32))
-    carried = [lane.but((CARRIED, *lane.certain[1:])) if lane.certain else lane for lane in lanes]
+    carried = [lane.but((LAST_SAMPLED, *lane.certain[1:])) if lane.certain else lane for lane in lanes]
     first, second = steps.verify(rows, lanes), steps.verify(rows, carried)
     assert second[0].tolist() == expected
     jax.tree.map(check_same, second, first)
@@ -133,7 +136,7 @@ def test_the_order_of_lanes_does_not_matter(steps: Steps, scene: Scene) -> None:
 
 @pytest.mark.parametrize("beside", ["nan", "drafts"])
 def test_a_lane_does_not_depend_on_its_batch_mates(steps: Steps, scene: Scene, beside: str) -> None:
-    """What it accepts, draws and keeps, beside lanes that hold NaN or have other tokens, drafts and settings."""
+    """Accepted and sampled tokens and rows, beside lanes that hold NaN or have other tokens, drafts and settings."""
     want = steps.verify(scene.rows, scene.lanes)
     for lane in range(steps.lanes):
         rows, lanes = scene.rows, scene.lanes
@@ -179,7 +182,9 @@ def check_turns(steps: Steps, *turns: list[int | None]) -> None:
             end = len(one.past) + count
             for got, other in zip(states(rows, lane, end), states(want, lane, end), strict=True):
                 np.testing.assert_allclose(got, other, atol=5e-5, rtol=1e-4)
-        lanes = [Lane((*one.past, *one.tokens[:count]), (CARRIED,)) for one, count in zip(lanes, counts, strict=True)]
+        lanes = [
+            Lane((*one.past, *one.tokens[:count]), (LAST_SAMPLED,)) for one, count in zip(lanes, counts, strict=True)
+        ]
 
 
 def test_three_of_four_accepted_and_then_a_step_without_drafts(steps: Steps) -> None:
@@ -210,9 +215,9 @@ def test_drafts_beside_lanes_that_accepted_last_step_and_draft_nothing_now(steps
 def test_accept(length: int, drafts: int, wrong_at: int | None, expected: int) -> None:
     """Every place of the first wrong token, with certain tokens before the drafts."""
     tokens = np.arange(10, 15, dtype=np.int32)[None]
-    drawn = tokens + 1
+    sampled = tokens + 1
     if wrong_at is not None:
-        drawn[0, wrong_at - 1] += 7
-    counts = accept(jnp.array(tokens), jnp.array(drawn), jnp.array([length]), jnp.array([drafts]))
+        sampled[0, wrong_at - 1] += 7
+    counts = accept(jnp.array(tokens), jnp.array(sampled), jnp.array([length]), jnp.array([drafts]))
     assert counts.tolist() == [expected]
     assert counts.dtype == jnp.int32

@@ -38,7 +38,7 @@ def ids(*pieces: str) -> list[int]:
 
 
 def grow(tokens: list[int], *stops: str) -> tuple[GrowingText, list[str]]:
-    """What each token lets out, until a stop string is found; then the rest."""
+    """Return the text that each token releases, until a stop string is found; then the rest."""
     text = GrowingText(TOKENIZER, stops)
     given_out = []
     for token in tokens:

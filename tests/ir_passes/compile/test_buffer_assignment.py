@@ -40,7 +40,7 @@ RIGHT = Step(gather_compute_scatter, CONTRACT, ARGS)
 WRONG = Step(row_pool_twice, ROWS, (jnp.zeros((LANES, *ROW)), jnp.ones(LANES, bool), x()))
 OTHER = Step(two_pools, TWO, (pool(), pool(), slots(), x()))
 PROVED = sorted(set(right_steps()) - {"branches"})
-"""That one chooses by the first lane's row what all of them compute."""
+"""The one left out chooses by the first lane's row what all of them compute."""
 
 
 def compiled(step: Step = RIGHT, **options: Any) -> CompiledStep:
@@ -74,7 +74,7 @@ def programs(cache: Path) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders are made."""
+    """The folder in which temporary folders are made."""
     path = tmp_path / "temporary"
     path.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(path))
@@ -149,7 +149,7 @@ def test_platform_that_gives_out_nothing_after_all(monkeypatch: pytest.MonkeyPat
 
 
 def test_platform_whose_operations_the_audit_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What XLA:TPU writes could be read, and would be full of findings that are no faults."""
+    """A dump of XLA:TPU could be read, and would be full of findings that are no faults."""
     seen = hide_assignments(monkeypatch)
     monkeypatch.setattr(buffer_assignment.jax_private, "platform_of", lambda _: "tpu")
     reason = compiled().certificate.not_audited
@@ -292,7 +292,7 @@ def test_backend_that_does_not_know_sizes_either(monkeypatch: pytest.MonkeyPatch
 
 
 def test_executable_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What there is and cannot be read is no absence."""
+    """A dump that is there and cannot be read does not count as absent."""
 
     class Runtime:
         def hlo_modules(self) -> list[str]:

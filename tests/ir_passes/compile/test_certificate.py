@@ -25,13 +25,16 @@ from ir_passes.compile.certificate import (
 )
 from ir_passes.compile.certificate_store import CertificateStore, Key
 from ir_passes.compile.versions import current_versions
+from ir_passes.contract.statements import Statement
+from ir_passes.files.record import MAX_CHARACTERS, RecordError
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import Collective
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.record import MOST_CHARACTERS, RecordError
 
 VERSIONS = Versions("0.10.2", "0.10.2", "3.11.7", "cpu", "cpu", "c0ffee", ("jax_enable_x64=False",))
 KEY = Key("a" * 64, "b" * 64, "c" * 64, VERSIONS)
+
+LEAK = Statement("leak", "lane 0", "A leak.")
 
 
 def certificate(**changes: Any) -> Certificate:
@@ -44,13 +47,13 @@ def certificate(**changes: Any) -> Certificate:
         versions=VERSIONS,
         fingerprints=Fingerprints(KEY.traced, "d" * 64, KEY.contract, None, "e" * 64),
         contract=('argument 0: Pool("state")',),
-        proved=("lanes are apart",),
-        audited=("no copies",),
+        proved=(Statement("apart", "", "Lanes are apart."),),
+        audited=(Statement("no-copies", "argument 0", "It is not copied."),),
         not_audited=None,
         assumed=(),
-        not_covered=("machine code",),
+        not_covered=(Statement("machine-code", "", "Machine code."),),
         faults=(),
-        notes=("a note with \u00e9 and <tags>",),
+        notes=(Statement("note", "", "A note with \u00e9 and <tags>."),),
         passes=(PassEffect("drop-dead", True, "3 equations dropped"),),
         copies=(),
         neighbours=(),
@@ -73,7 +76,7 @@ def test_round_trip() -> None:
 
 
 def test_notebooks_show_it_escaped() -> None:
-    page = certificate(step="<b>step", faults=("a & b",))._repr_html_()
+    page = certificate(step="<b>step", faults=(Statement("fault", "", "a & b"),))._repr_html_()
     assert "<b>step" not in page and "&lt;b&gt;step" in page and "<tags>" not in page and "a &amp; b" in page
     assert "NOT CERTIFIED" in page and "NOT CERTIFIED" not in certificate()._repr_html_()
     # What is claimed and what is wrong is in front, the rest behind its heading; empty headings are left out.
@@ -95,16 +98,16 @@ def test_what_holds_of_a_step_that_was_not_audited() -> None:
     assert "not audited:\n    this backend does" in one.report() and "not audited (1)" in one._repr_html_()
     assert Certificate.from_json(one.to_json()) == one != certificate(audited=())
     assert certificate(audited=(), not_audited="off", proved=()).state == "NOT CERTIFIED"
-    assert certificate(not_audited="cannot be read", faults=("a leak",)).state == "NOT CERTIFIED"
+    assert certificate(not_audited="cannot be read", faults=(LEAK,)).state == "NOT CERTIFIED"
 
 
 def test_what_holds() -> None:
     assert certificate().holds
     assert not certificate(proved=()).holds
     assert not certificate(audited=()).holds
-    assert not certificate(faults=("a leak",)).holds
+    assert not certificate(faults=(LEAK,)).holds
     assert "step: certified, 4 lanes, 17 equations" in certificate().report()
-    assert "NOT CERTIFIED" in certificate(faults=("a leak",)).report()
+    assert "NOT CERTIFIED" in certificate(faults=(LEAK,)).report()
     assert "25% of XLA's 2.000 s" in certificate().report()
 
 
@@ -137,20 +140,20 @@ def with_plan(format: int) -> str:
         (edited(("lanes",), 1 << 64), "64 bits"),
         (edited(("reused",), 0), "expected bool, got 0"),
         (edited(("proved",), "all"), "expected a list"),
-        (edited(("proved", 0), None), r"Certificate.proved\[0\]: expected str, got None"),
+        (edited(("proved", 0, "id"), None), r"Certificate.proved\[0\].id: expected str, got None"),
         (edited(("step",), "x" * 200_000), "at most 100000 characters"),
         (edited(("pools", 1, "bytes"), None), r"Certificate.pools\[1\].bytes: expected int"),
         (edited(("fingerprints",), []), "expected an object"),
         (edited(("format",), FORMAT + 1), f"Certificate.format: expected {FORMAT}, got {FORMAT + 1}"),
         (with_plan(3), f"Certificate.format: expected {FORMAT}, got 3"),
         (with_plan(FORMAT), "Certificate.memory: 'plan' is unknown"),
-        (certificate().to_json().replace("0.25", "NaN"), "finite"),
+        (certificate().to_json().replace("0.25", "NaN"), "NaN is not JSON"),
         (certificate().to_json().replace("0.25", "1e999"), "expected float, got inf"),
-        (certificate().to_json().replace('"lanes": 4', '"lanes": 4, "lanes": 5'), r"twice: \['lanes'\]"),
+        (certificate().to_json().replace('"lanes": 4', '"lanes": 4, "lanes": 5'), r"duplicate keys \['lanes'\]"),
         (certificate().to_json()[:-10], "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "expected an object"),
-        (" " * (MOST_CHARACTERS + 1), "at most"),
+        (" " * (MAX_CHARACTERS + 1), "at most"),
         (b"\xff\xfe", "not JSON"),
     ],
 )
@@ -281,7 +284,7 @@ def test_store_finds_the_dump_that_it_kept(tmp_path: Path) -> None:
         b"",
         b"{}",
         certificate().to_json().encode()[:-3],
-        certificate(faults=("a leak",)).to_json().encode(),
+        certificate(faults=(LEAK,)).to_json().encode(),
         certificate(fingerprints=Fingerprints("f" * 64, "d" * 64, KEY.contract, None, "e" * 64)).to_json().encode(),
         certificate(versions=dataclasses.replace(VERSIONS, jax="9")).to_json().encode(),
     ],

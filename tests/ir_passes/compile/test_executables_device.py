@@ -1,4 +1,4 @@
-"""Which device a step is compiled for: the executable and the arguments say it, not the process."""
+"""The device a step is compiled for, which the executable and the arguments name, not the process."""
 
 import jax
 import jax.numpy as jnp

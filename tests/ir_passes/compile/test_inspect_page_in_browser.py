@@ -70,7 +70,7 @@ def test_the_page_is_drawn_without_any_request(page: str, tmp_path: Path) -> Non
 
 
 def test_the_page_that_the_command_writes_is_drawn_without_any_request(tmp_path: Path) -> None:
-    """Of a step of a whole model, its weights read and its lanes measured."""
+    """The page of a step of a whole model, its weights read and its lanes measured."""
     written = tmp_path / "inspected.html"
     settings = ["--lanes", "3", "--context", "32", "--chunk", "4", "--dtype", "float32"]
     done = CliRunner().invoke(app, ["inspect", "-m", str(GOLDEN), "--html", str(written), *settings])

@@ -63,7 +63,7 @@ runtime_version { major: 13 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
 PROVED = sorted(set(right_steps()) - {"branches"})
-"""That one chooses by the first lane's row what all of them compute."""
+"""The one left out chooses by the first lane's row what all of them compute."""
 
 
 @pytest.fixture(scope="module")

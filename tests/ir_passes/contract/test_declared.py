@@ -1,4 +1,4 @@
-"""What is taken for a function declared row-wise is that function, wherever it is called."""
+"""A call is taken for a function declared row-wise only if it is that function."""
 
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from ir_passes import IsolationError, Lane, LaneContract, ViolationKind, rowwise
+from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
 from ir_passes.proof import lane_proof
 from ir_passes.proof.lane_proof import Proof, prove_isolation
@@ -40,7 +41,7 @@ def made(operation: Any) -> Any:
 def test_a_function_of_the_same_factory_is_not_taken_for_the_one_declared() -> None:
     good, bad, other = made(lambda x: x * 2), made(lambda x: x[::-1]), made(jnp.sin)
     rowwise(good, (Lane(),))
-    assert proof(lambda x: (good(x),)).assumed == ("row-wise: of_factory",)
+    assert [(one.id, one.about) for one in proof(lambda x: (good(x),)).assumed] == [(Assumption.ROW_WISE, "of_factory")]
     assert "with another body than the function declared" in refused(lambda x: (bad(x),))
     assert "with another body than the function declared" in refused(lambda x: (other(good(x)),))
     rowwise(other, (Lane(),))

@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from ir_passes import ContractError, IsolationError, Lane, LaneContract, Opaque, Shared, ViolationKind, compile_step
 from ir_passes.compile.certificate_store import CertificateStore
 from ir_passes.contract.opaque_names import exact_name
+from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import prove_isolation
 
@@ -63,8 +64,9 @@ def call_two(x):
 def test_a_kernel_is_known_by_its_function_and_each_call_is_assumed_with_its_line() -> None:
     proof = prove_isolation(call_twice, (X,), contract(row_kernel=ROWS))
     assert len(proof.assumed) == 2
-    for line, at in zip(proof.assumed, (1, 2), strict=True):
-        found = re.fullmatch(rf"opaque: row_kernel at \S+any_programs\.py:\d+, called at \S+{HERE}:(\d+)", line)
+    for one, at in zip(proof.assumed, (1, 2), strict=True):
+        assert one.id == Assumption.OPAQUE
+        found = re.fullmatch(rf"row_kernel at \S+any_programs\.py:\d+, called at \S+{HERE}:(\d+)", one.about)
         assert found and int(found[1]) == line_of(call_twice) + at
 
 
@@ -74,8 +76,8 @@ def test_calls_of_one_line_are_counted() -> None:
             x = call(row_kernel)(x)
         return (x,)
 
-    (line,) = prove_isolation(step, (X,), contract(row_kernel=ROWS)).assumed
-    assert line.endswith("(3 calls)")
+    (one,) = prove_isolation(step, (X,), contract(row_kernel=ROWS)).assumed
+    assert one.about.endswith("(3 calls)")
 
 
 def test_a_kernel_of_another_function_is_not_covered() -> None:
@@ -316,9 +318,10 @@ def test_a_certificate_names_every_call() -> None:
         y = pure(doubled)(x)
         return (pure(doubled)(y),)
 
-    lines = compile_step(step, (X,), contract(doubled=ROWS)).certificate.assumed
+    (one,) = compile_step(step, (X,), contract(doubled=ROWS)).certificate.assumed
     place = f"{__file__}:{line_of(pure) + 1}"
-    assert lines == (f"opaque: doubled at {__file__}:{line_of(doubled)}, called at {place} (2 calls)",)
+    about = f"doubled at {__file__}:{line_of(doubled)}, called at {place} (2 calls)"
+    assert (one.id, one.about) == (Assumption.OPAQUE, about)
 
 
 def test_a_shared_declaration_is_no_row_wise_one() -> None:

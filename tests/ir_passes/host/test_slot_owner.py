@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from ir_passes import SlotMap
-from ir_passes.host.slot_owner import NULL, Slot, SlotError, SlotOwner, SlotsExhausted
+from ir_passes.host.slot_owner import NULL_ROW, Slot, SlotError, SlotOwner, SlotsExhausted
 
 
 def row_of(owner: SlotOwner, slot: Slot) -> int:
@@ -26,7 +26,7 @@ def test_the_null_row_is_never_handed_out() -> None:
     owner = SlotOwner.of(SlotMap(("conv", "ssm"), size=5))
     slots = [owner.acquire() for _ in range(4)]
     assert sorted(row_of(owner, slot) for slot in slots) == [1, 2, 3, 4]
-    np.testing.assert_array_equal(owner.bind([None, slots[2], None], 3), [NULL, 3, NULL])
+    np.testing.assert_array_equal(owner.bind([None, slots[2], None], 3), [NULL_ROW, 3, NULL_ROW])
     owner.check_integrity()
 
 
@@ -187,7 +187,7 @@ def test_integrity_finds_a_broken_free_list(fault: str) -> None:
         case "lost row":
             owner._free.pop()
         case _:
-            owner._free[0] = NULL
+            owner._free[0] = NULL_ROW
     with pytest.raises(SlotError, match=r"null \+ free \+ held = size, each row once; got 1 \+ \d \+ 1 = \d of 5"):
         owner.check_integrity()
 
@@ -246,7 +246,7 @@ class Machine(RuleBasedStateMachine):
             with pytest.raises(SlotError, match="share"):
                 self.owner.bind(slots, len(slots), role)
         else:
-            want = [NULL if slot is None else self.rows[slot] for slot in slots]
+            want = [NULL_ROW if slot is None else self.rows[slot] for slot in slots]
             assert self.owner.bind(slots, len(slots), role).tolist() == want
 
     @invariant()

@@ -8,8 +8,9 @@ from zoo import gated_delta, rows
 from zoo.catalogue import PROGRAMS
 from zoo.program import LANES, normal
 
-from ir_passes import compile_step, measured_dependence
+from ir_passes import compile_step
 from ir_passes.compile.inspect_page import inspect_page
+from ir_passes.measure.dependence import measured_dependence
 
 OWN = tuple(tuple(i == j for j in range(LANES)) for i in range(LANES))
 PLAIN = PROGRAMS["rows behind a slot map"]

@@ -12,10 +12,11 @@ from zoo.agreement import COPY_SPECS
 from zoo.catalogue import PROGRAMS
 from zoo.sharded import mesh
 
-from ir_passes import CompiledStep, compile_step, devices_agree
+from ir_passes import CompiledStep, compile_step
+from ir_passes.contract.statements import Assumption, Claim
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import schedule_of
-from ir_passes.proof.output_claims import AGREEMENT
+from ir_passes.proof.agreement import devices_agree
 
 COPIED = PROGRAMS["sharded rows copied where devices agree"]
 
@@ -43,8 +44,9 @@ def divergent(array: np.ndarray, device: int) -> jax.Array:
 
 
 def test_where_devices_agree_rows_are_written(step: CompiledStep) -> None:
-    assert AGREEMENT in step.certificate.proved
-    assert any("devices were given the same operands" in one for one in step.certificate.assumed)
+    assert Claim.AGREEMENT in {one.id for one in step.certificate.proved}
+    assumed = [one for one in step.certificate.assumed if one.id == Assumption.DECLASSIFIED]
+    assert [("given the same operands" in one.about) for one in assumed] == [True]
     target, source, read, write = COPIED.args(1)
     after, agree = step(*placed((target, source, read, write)))
     assert bool(agree)

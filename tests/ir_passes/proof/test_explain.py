@@ -10,7 +10,7 @@ from mutants.catalogue import MUTANTS
 import ir_passes as compiler
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.proof.concerned import concerned
-from ir_passes.proof.owners import COMMON, OneLane, PoolRows, Rows, Symbol
+from ir_passes.proof.owners import COMMON, LaneRows, OneLane, PoolRows, Symbol
 from ir_passes.proof.violations import ViolationKind as Kind
 from ir_passes.proof.violations import explain
 
@@ -44,7 +44,7 @@ EXPLAINED = {
     "next-row": (Kind.WRONG_ROW, "pool 'seq', rows along axis 0", "lanes 0 to 3, argument 0"),
     "whole-pool-decays": (Kind.FRAME, "pool 'seq', rows along axis 0", "argument 0"),
     "read-after-write": (Kind.STALE, "lanes along axis 0", "lanes 0 to 3, argument 0"),
-    "written-transposed": (Kind.LABEL, "pool 'seq', rows along axis 0", "argument 0"),
+    "written-transposed": (Kind.DIMENSIONS, "pool 'seq', rows along axis 0", "argument 0"),
     "orders-differ": (Kind.COUPLING, "permuted", "argument 1['conv'], argument 1['state']"),
     "idle-writes-zeros": (Kind.IDLE, "in [0, 8], Slot", "argument 0"),
     "pool-as-constant": (Kind.CONSTANT, "lanes along axis 0", "argument 0"),
@@ -84,7 +84,13 @@ def test_a_fault_of_what_is_returned_shows_it() -> None:
 def test_lanes_are_named_by_number_and_pools_by_path() -> None:
     bound = CONTRACT.bind(lambda pool, slots, x: (x, pool), ARGS)
     pool = PoolRows(0, "p", 0)
-    parts = [(COMMON, (7,)), (pool, (9, 5)), (OneLane(2), (5,)), (Rows(1, inner=2, start=4), (5, 6)), (pool, (9, 5))]
+    parts = [
+        (COMMON, (7,)),
+        (pool, (9, 5)),
+        (OneLane(2), (5,)),
+        (LaneRows(1, inner=2, start=4), (5, 6)),
+        (pool, (9, 5)),
+    ]
     assert concerned(bound, parts) == ("lanes 2 and 4 to 6", "argument 0")
     split = [(OneLane(0, ("data",)), (5,)), (OneLane(Symbol(3, LANES)), (5,))]
     assert concerned(bound, split) == ("lane 0 of each device along data", "the lane of a loop index")

@@ -1,5 +1,6 @@
-"""What the lane proof tells its user: violations, explanations, assumptions, and the edges of what it accepts."""
+"""The lane proof as its user sees it: violations, explanations, assumptions, and the edges of what it accepts."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -14,6 +15,7 @@ from jax.experimental import io_callback
 
 import ir_passes as compiler
 from ir_passes import Lane, LaneContract, Opaque, Pool, Shared, SlotMap, ViolationKind
+from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Note
 
 N, S, D = 4, 9, 5
 MAPPED = LaneContract(inputs=(Pool("p"), SlotMap("p", S), Lane()), outputs=(Lane(), Pool("p")))
@@ -194,7 +196,8 @@ def test_declassified_value_is_listed_with_its_reason() -> None:
     def step(w, x):
         return (x / compiler.declassify(jnp.max(jnp.abs(x)), "one scale for the batch"),)
 
-    assert proved(step, lane_args(), LANES).assumed == ("declassified: one scale for the batch",)
+    (one,) = proved(step, lane_args(), LANES).assumed
+    assert (one.id, one.about) == (Assumption.DECLASSIFIED, "one scale for the batch")
     with pytest.raises(ValueError, match="reason"):
         compiler.declassify(jnp.ones(()), " ")
 
@@ -208,7 +211,8 @@ def test_row_wise_function_is_believed_and_listed() -> None:
     step = lambda w, x: (opposite_rows(x, w[0, 0]),)
     assert kinds(step, lane_args(), LANES)
     compiler.rowwise(opposite_rows, inputs=(Lane(), Shared()))
-    assert proved(step, lane_args(), LANES).assumed == ("row-wise: opposite_rows",)
+    (one,) = proved(step, lane_args(), LANES).assumed
+    assert (one.id, one.about) == (Assumption.ROW_WISE, "opposite_rows")
     assert kinds(lambda w, x: (opposite_rows(x.T, w[0, 0]).T,), lane_args(), LANES)
     with pytest.raises(ValueError, match="already"):
         compiler.rowwise(opposite_rows, inputs=(Shared(), Shared()))
@@ -227,8 +231,8 @@ def called(w, x):
 def test_opaque_operation_needs_a_declaration() -> None:
     assert kinds(called, lane_args(), LANES) == {ViolationKind.OPAQUE}
     declared = LaneContract(LANES.inputs, LANES.outputs, opaque={"doubled": Opaque((Lane(),), (Lane(),))})
-    (line,) = proved(called, lane_args(), declared).assumed
-    assert re.fullmatch(r"opaque: doubled at \S+:\d+, called at \S+:\d+", line)
+    (one,) = proved(called, lane_args(), declared).assumed
+    assert one.id == Assumption.OPAQUE and re.fullmatch(r"doubled at \S+:\d+, called at \S+:\d+", one.about)
     wrong = LaneContract(LANES.inputs, LANES.outputs, opaque={"doubled": Opaque((Shared(),), (Shared(),))})
     assert kinds(called, lane_args(), wrong) == {ViolationKind.OPAQUE}
 
@@ -285,10 +289,10 @@ def test_a_function_that_iterates_until_all_lanes_converge_is_refused() -> None:
 def test_proof_says_what_it_proves() -> None:
     proof = proved(advanced, mapped_args(), MAPPED)
     assert proof.lanes == N and proof.equations > 3 and proof.seconds > 0
-    assert any(claim.startswith("non-interference") for claim in proof.proved)
-    assert proof.assumed == ("argument 1: entries in [0, 9), active ones distinct",)
-    assert not any(claim.startswith(("idle", "labels")) for claim in proof.proved)
-    json.dumps([proof.proved, proof.assumed, proof.notes])
+    assert [one.id for one in proof.proved] == [*ALWAYS_PROVED]
+    assert [(one.id, one.about) for one in proof.assumed] == [(Assumption.SLOT_MAP, "argument 1")]
+    assert [one.id for one in proof.notes] == [Note.DIMENSIONS_NOT_PROVED]
+    json.dumps([dataclasses.asdict(one) for one in (*proof.proved, *proof.assumed, *proof.notes)])
 
 
 def test_readme_example_runs_as_it_stands() -> None:
@@ -297,5 +301,5 @@ def test_readme_example_runs_as_it_stands() -> None:
     assert len([line for line in right.splitlines() if line.strip()]) <= 15
     scope: dict[str, Any] = {}
     exec(right, scope)
-    with pytest.raises(compiler.IsolationError, match="one lane reaches another"):
+    with pytest.raises(compiler.IsolationError, match=ViolationKind.CROSS_LANE):
         exec(wrong, scope)

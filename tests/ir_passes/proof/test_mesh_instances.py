@@ -14,7 +14,7 @@ from predicted_owners import faults, predictions
 from xla_equations import apply
 from zoo.catalogue import PROGRAMS
 
-from ir_passes.proof.owners import Rows
+from ir_passes.proof.owners import LaneRows
 from ir_passes.proof.rules import meshes, pool_rows
 
 
@@ -54,7 +54,7 @@ def test_lanes_inside_are_followed() -> None:
         one.value.owner.split
         for seed in range(3)
         for one in predictions(Subject(instance("shard_map", seed, with_idle=True), (0,), run=apply)).values()
-        if one.body and isinstance(one.value.owner, Rows)
+        if one.body and isinstance(one.value.owner, LaneRows)
     ]
     assert ("data",) in split
     assert () in split

@@ -15,6 +15,7 @@ from mutants.kernels import put, take
 from zoo import rows
 
 from ir_passes import IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, ViolationKind
+from ir_passes.contract.statements import Assumption
 from ir_passes.proof.lane_proof import prove_isolation
 
 S, N, D = 9, 4, 8
@@ -77,16 +78,11 @@ def test_a_map_to_write_by_is_enough_for_a_kernel_that_only_writes(role) -> None
     assert prove_isolation(lambda p, s, x: (put(p, s, x),), args(), con)
 
 
-def test_that_idle_lanes_keep_their_rows_is_assumed_in_words() -> None:
+def test_that_idle_lanes_keep_their_rows_is_assumed() -> None:
     given = rows.draw_length(np.random.default_rng(0))
     assumed = prove_isolation(kernels.length_step, given, kernels.LENGTH).assumed
-    listed = [line.removeprefix("opaque: ") for line in assumed if line.startswith("opaque: ")]
-    assert sorted(
-        (line.split(" at ")[0], line.endswith("which keeps the rows of lanes of length 0")) for line in listed
-    ) == [
-        ("put_real_rows", True),
-        ("take_rows", False),
-    ]
+    listed = [(one.about.split(" at ")[0], one.id) for one in assumed if one.id.startswith(Assumption.OPAQUE)]
+    assert sorted(listed) == [("put_real_rows", Assumption.OPAQUE_IDLE), ("take_rows", Assumption.OPAQUE)]
 
 
 def test_one_lane_at_a_time_is_proved() -> None:

@@ -18,8 +18,8 @@ from ir_passes import (
     SlotMap,
     ViolationKind,
     compile_step,
-    load_exported,
 )
+from ir_passes.compile.exported import load_exported
 from ir_passes.measure.dependence import measured_dependence
 from ir_passes.proof.lane_proof import prove_isolation
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
@@ -149,7 +149,7 @@ BY_FIRST_KEY = {
 @pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize(("draw", "leaking"), BY_FIRST_KEY.values(), ids=BY_FIRST_KEY)
 def test_generators_that_take_the_first_key_of_a_batch_are_refused(generator, draw, leaking) -> None:
-    """What is drawn for a batch of keys of XLA's generator is drawn by the first of them."""
+    """XLA's generator samples for a whole batch of keys by the first of them."""
     step = lambda k, x: (draw(k),)
     given = keys(generator=generator), X
     crosses = measured_dependence(jax.jit(step), given, OWN.bind(step, given)).crossings

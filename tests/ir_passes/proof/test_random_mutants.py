@@ -22,7 +22,7 @@ from ir_passes.proof.violations import ViolationKind as Kind
 
 RUN = [name for name in PROGRAMS if not name.startswith("sharded")]
 """numpy runs no meshes."""
-UNSEEN = {Kind.STALE, Kind.COUPLING, Kind.LABEL, Kind.CONSTANT, Kind.BOUNDS}
+UNSEEN = {Kind.STALE, Kind.COUPLING, Kind.DIMENSIONS, Kind.CONSTANT, Kind.BOUNDS}
 """Faults that no change of a lane's values shows: a refusal for them is no false alarm."""
 SAMPLE, SEEDS = 5, (0, 1, 2)
 MORE = range(3, 24)
@@ -30,7 +30,7 @@ MORE = range(3, 24)
 
 
 def verdict(subject: Subject, change: Change) -> str:
-    """What the proof says and what the runs say; "invalid" for a change that makes no program."""
+    """Return the verdicts of the proof and of the runs; "invalid" for a change that makes no program."""
     program = change.apply(subject.program)
     try:
         ir.check(program)
@@ -107,7 +107,7 @@ UNCHECKED = {
     "sharded rows advanced": over(local_advance, *ADVANCE_SPECS, check_vma=False),
     "sharded rows sent and back": over_rows(sent_rows, check_vma=False),
 }
-"""Where JAX does not follow along which axes values differ, it refuses fewer changes itself."""
+"""Steps without check_vma: JAX does not follow the axes along which values differ, and refuses fewer changes itself."""
 
 
 def sharded_tally(program: Program) -> Counter[str]:

@@ -16,10 +16,10 @@ from predicted_owners import faults, predictions
 from xla_equations import apply
 
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import OneLane, PoolRows, Rows
+from ir_passes.proof.owners import LaneRows, OneLane, PoolRows
 from ir_passes.proof.rules.all import RULES
 
-OWNED = (Rows, OneLane, PoolRows)
+OWNED = (LaneRows, OneLane, PoolRows)
 NOT_TRIED = {
     **dict.fromkeys(MESHES, "test_mesh_instances"),
     **dict.fromkeys(

@@ -22,6 +22,7 @@ from zoo.program import Program
 
 from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, prove_isolation
 from ir_passes.contract.normal_form import flatten, row_major
+from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
 from ir_passes.proof.dim_classes import fresh
 from ir_passes.proof.dim_rules import DIMENSION_RULES, IGNORED
@@ -45,7 +46,7 @@ def unknown_parameters(program: ir.ClosedJaxpr) -> set[str]:
 
 
 def derived(name: str, seed: int) -> list[Program]:
-    """What JAX makes of an instance; without those for which it has no batching rule or derivative."""
+    """Programs that JAX derives from an instance; without those for which it has no batching rule or derivative."""
     found = []
     for program in (*mapped_over_lanes(name, seed), mapped_over_heads(name, seed)):
         try:
@@ -241,7 +242,7 @@ def test_a_labelled_state_that_is_transposed_by_a_reshape_is_refused() -> None:
     prove_isolation(lambda pool, slots: step(pool, slots, 2), SQUARE_ARGS, SQUARE)
     with pytest.raises(IsolationError) as error:
         prove_isolation(lambda pool, slots: step(pool, slots, 1), SQUARE_ARGS, SQUARE)
-    assert {violation.kind for violation in error.value.violations} == {ViolationKind.LABEL}
+    assert {violation.kind for violation in error.value.violations} == {ViolationKind.DIMENSIONS}
 
 
 def nested(x: Array) -> Array:
@@ -312,7 +313,7 @@ def test_sorted_slots_are_refused_and_sorted_shared_indices_are_assumed() -> Non
 
     contract = LaneContract((Lane(), Lane(), Shared()), (Lane(),))
     proof = prove_isolation(shared, (*INDEXED_ARGS, np.arange(3, dtype=np.int32)), contract)
-    assert any("indices_are_sorted" in line and __file__ in line for line in proof.assumed)
+    assert any(one.id == Assumption.SORTED_INDICES and __file__ in one.about for one in proof.assumed)
     counted = prove_isolation(
         lambda x, own: shared(x, own, jnp.arange(3)), INDEXED_ARGS, LaneContract((Lane(), Lane()), (Lane(),))
     )

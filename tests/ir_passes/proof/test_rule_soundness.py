@@ -1,4 +1,4 @@
-"""What the proof says of a variable is so: lanes outside the predicted set do not change it, and the facts hold.
+"""Soundness of the abstract values: lanes outside a variable's predicted set do not change it, and its facts hold.
 
 Every equation of every program of the zoo, and random programs of common operations; what is said of lanes of length 0
 is compared for those lanes.
@@ -17,7 +17,7 @@ from zoo.catalogue import PROGRAMS
 from zoo.program import Program
 
 from ir_passes import Lane, LaneContract, Pool
-from ir_passes.proof.owners import Rows
+from ir_passes.proof.owners import LaneRows
 from ir_passes.proof.values import Kept
 
 RUN = [name for name in PROGRAMS if not name.startswith("sharded")]
@@ -69,7 +69,7 @@ def test_random_programs_are_varied() -> None:
             met[equation.primitive.name] += 1
             owners[type(value.owner).__name__] += 1
     assert len(met) >= 25, met
-    assert all(owners[name] >= 5 for name in ("Common", "OneLane", "Rows", "PoolRows", "Mixed")), owners
+    assert all(owners[name] >= 5 for name in ("Common", "OneLane", "LaneRows", "PoolRows", "Mixed")), owners
 
 
 def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +78,8 @@ def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def shifted(subject: Subject) -> dict:
         return {
-            var: one._replace(value=one.value.but(owner=Rows(one.value.owner.axis, start=1)))
-            if isinstance(one.value.owner, Rows)
+            var: one._replace(value=one.value.but(owner=LaneRows(one.value.owner.axis, start=1)))
+            if isinstance(one.value.owner, LaneRows)
             else one
             for var, one in real(subject).items()
         }

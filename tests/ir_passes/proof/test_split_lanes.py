@@ -80,7 +80,7 @@ def test_a_pool_meets_its_successor_beside_an_output_of_its_size() -> None:
 @pytest.mark.parametrize("bits", [False, True])
 @pytest.mark.parametrize("fill", [0.0, -0.0])
 def test_rows_of_other_devices_are_zeros_before_they_are_summed(fill: float, bits: bool) -> None:
-    """Also where the sum is one of integers, of which -0.0 is none that leaves the others as they are."""
+    """The fill value must be +0.0: in a sum of the rows' bits as integers, those of -0.0 are no zero."""
     slots = SlotMap("state", 4, "read", null=False), SlotMap("kept", 1, "write", null=False)
     contract = LaneContract(inputs=(Pool("kept"), Pool("state"), *slots), outputs=(Pool("kept"),))
 

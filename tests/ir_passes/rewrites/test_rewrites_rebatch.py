@@ -348,7 +348,7 @@ TWO = LaneContract((Pool("p"), SlotMap("p", SLOTS), Lane(), Lane()), (Pool("p"),
 
 
 def two_reads(pool, slots, q, k):
-    """What the delta rule reads of every lane's state for its query and its key, and scales."""
+    """The delta rule's reads of every lane's state by its query and its key, scaled."""
     read = jnp.einsum("nik,nkv->niv", jnp.stack([q, k], axis=1), pool[slots])
     read_q, read_k = jnp.moveaxis(read, 1, 0)
     scale = jnp.exp(-jnp.abs(q[:, :1]))
@@ -376,7 +376,7 @@ def test_two_reads_of_two_lanes_are_no_lanes() -> None:
 
 
 def test_as_many_slices_of_a_vocabulary_as_lanes_are_no_lanes() -> None:
-    """Of every token of every lane the logits are looked through in slices."""
+    """The logits of every token of every lane are searched in slices."""
 
     def step(pool, slots, x):
         logits = jnp.repeat(x.reshape(LANES, -1), 3, axis=0).reshape(3 * LANES, LANES, -1)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap, SlotOwner
-from ir_passes.host.row_ledger import Expected, Label, LedgerError, Owner, RowLedger, Turn
+from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes.host.row_ledger import Expected, Label, LaneWork, LedgerError, ReservedOwner, RowLedger
+from ir_passes.host.slot_owner import SlotOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.interpreter import Interpreter
 from ir_passes.sanitizer.sanitize import SanitizedStep, UntrackedError, sanitize
@@ -130,7 +131,7 @@ PROGRAMS: dict[Step, tuple[SanitizedStep, Any, Any]] = {}
 
 
 class Host:
-    """Runs a sanitized step with its pools, ghosts and ledger."""
+    """Runs a sanitized step with its pools, shadow labels and ledger."""
 
     def __init__(self, step: Step, contract: LaneContract = CONTRACT, args: tuple | None = None):
         args = example() if args is None else args
@@ -138,10 +139,10 @@ class Host:
             sanitized = sanitize(step, args, contract)
             PROGRAMS[step] = sanitized, jax.jit(step), jax.jit(sanitized.step, compiler_options=FAST)
         self.sanitized, self.plain, self.compiled = PROGRAMS[step]
-        self.pools, self.ghosts = args[1:3], self.sanitized.ghosts()
+        self.pools, self.shadow_labels = args[1:3], self.sanitized.shadow_labels()
         self.ledger = RowLedger()
 
-    def take(self, slots: Any, turns: list[Turn | None]) -> Array:
+    def take(self, slots: Any, turns: list[LaneWork | None]) -> Array:
         """One step; raises what the sanitizer found, and compares with the step as it is."""
         expected = self.ledger.expect(turns)
         lengths = jnp.array([0 if turn is None else turn.length for turn in turns], jnp.int32)
@@ -150,7 +151,9 @@ class Host:
         slots = jnp.array(slots, jnp.int32)
         args = (weights(), *self.pools, slots, lengths, positions, x)
         want = self.plain(*args)
-        out, *new, self.ghosts, verdict = self.compiled(*args, ghosts=self.ghosts, expected=expected)
+        out, *new, self.shadow_labels, verdict = self.compiled(
+            *args, shadow_labels=self.shadow_labels, expected=expected
+        )
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), (out, *new), want)
         self.pools = tuple(new)
         self.sanitized.require(verdict, expected)
@@ -161,7 +164,7 @@ def start(host: Host, *lanes: tuple[int, int]) -> None:
     """One token for the owners of these (owner, slot) pairs."""
     pairs = [*lanes, *([None] * (N - len(lanes)))]
     host.take(
-        [0 if pair is None else pair[1] for pair in pairs], [None if p is None else Turn(p[0], 0, 1) for p in pairs]
+        [0 if pair is None else pair[1] for pair in pairs], [None if p is None else LaneWork(p[0], 0, 1) for p in pairs]
     )
 
 
@@ -176,7 +179,7 @@ def test_right_steps_pass_with_slots_reused(name: str) -> None:
                 born += 1
                 lanes[lane] = [born, 0, owner.acquire()]
         rng.shuffle(lanes)
-        turns = [None if lane is None else Turn(lane[0], lane[1], int(rng.random() < 0.7)) for lane in lanes]
+        turns = [None if lane is None else LaneWork(lane[0], lane[1], int(rng.random() < 0.7)) for lane in lanes]
         host.take(owner.bind([None if lane is None else lane[2] for lane in lanes], N), turns)
         for i, turn in enumerate(turns):
             if turn is not None:
@@ -189,23 +192,23 @@ def test_right_steps_pass_with_slots_reused(name: str) -> None:
     assert born > 2 * SLOTS
 
 
-def test_ghosts_cost_sixteen_bytes_a_row_and_pool() -> None:
+def test_shadow_labels_cost_sixteen_bytes_a_row_and_pool() -> None:
     sanitized = sanitize(GATHERED, example(), CONTRACT)
-    assert sanitized.ghost_bytes == 2 * SLOTS * 16
-    assert sum(ghost.nbytes for ghost in sanitized.ghosts()) == sanitized.ghost_bytes
+    assert sanitized.shadow_label_bytes == 2 * SLOTS * 16
+    assert sum(shadow.nbytes for shadow in sanitized.shadow_labels()) == sanitized.shadow_label_bytes
 
 
 def test_rows_say_who_wrote_them_and_when() -> None:
     host = Host(GATHERED)
     start(host, (5, 3), (9, 1))
-    host.take([1, 0, 3], [Turn(9, 1, 1), None, Turn(5, 1, 0)])
-    for ghost in host.ghosts:
-        assert ghost.tolist()[1] == [9, 2, 0, 2]
-        assert ghost.tolist()[3] == [5, 1, 0, 1]
-        assert ghost.tolist()[2] == [0, 0, 0, 0]
+    host.take([1, 0, 3], [LaneWork(9, 1, 1), None, LaneWork(5, 1, 0)])
+    for shadow in host.shadow_labels:
+        assert shadow.tolist()[1] == [9, 2, 0, 2]
+        assert shadow.tolist()[3] == [5, 1, 0, 1]
+        assert shadow.tolist()[2] == [0, 0, 0, 0]
 
 
-def fails(host: Host, message: str, slots: Any, turns: list[Turn | None]) -> SanitizerError:
+def fails(host: Host, message: str, slots: Any, turns: list[LaneWork | None]) -> SanitizerError:
     with pytest.raises(SanitizerError, match=message) as error:
         host.take(slots, turns)
     return error.value
@@ -222,7 +225,7 @@ def test_stale_state_of_the_previous_tenant() -> None:
         r"lane 1, row 3: wrong owner where \w+ reads argument 1 \(.*test_sanitizer.py:\d+\): "
         r"expected owner fresh, position 0, .*found owner 5, position 1, layout 0, epoch 1",
         [0, 3, 0],
-        [None, Turn(6, 0, 1), None],
+        [None, LaneWork(6, 0, 1), None],
     )
     assert error.lanes == (1,)
 
@@ -236,7 +239,7 @@ def test_only_one_pool_is_not_reset() -> None:
 
     host = Host(step)
     start(host, (5, 3))
-    fails(host, "lane 0, row 3: wrong owner where mul reads argument 2", [3, 0, 0], [Turn(6, 0, 1), None, None])
+    fails(host, "lane 0, row 3: wrong owner where mul reads argument 2", [3, 0, 0], [LaneWork(6, 0, 1), None, None])
 
 
 @pytest.mark.long
@@ -246,8 +249,8 @@ def test_state_reset_in_the_middle_of_a_sequence() -> None:
 
     host = Host(step)
     start(host, (5, 3))
-    host.take([3, 0, 0], [Turn(5, 1, 1), None, None])
-    fails(host, "expected owner 5, position 2, .*found owner fresh", [3, 0, 0], [Turn(5, 2, 1), None, None])
+    host.take([3, 0, 0], [LaneWork(5, 1, 1), None, None])
+    fails(host, "expected owner 5, position 2, .*found owner fresh", [3, 0, 0], [LaneWork(5, 2, 1), None, None])
 
 
 @pytest.mark.parametrize("same_step", [True, False])
@@ -259,14 +262,17 @@ def test_slot_shared_by_two_live_sequences(same_step: bool) -> None:
         start(host, (5, 3))
         start(host, (6, 3))
     fails(
-        host, "lane 2, row 3: wrong owner .* expected owner 5, .*found owner 6", [0, 0, 3], [None, None, Turn(5, 1, 1)]
+        host,
+        "lane 2, row 3: wrong owner .* expected owner 5, .*found owner 6",
+        [0, 0, 3],
+        [None, None, LaneWork(5, 1, 1)],
     )
 
 
 def test_slots_of_two_lanes_exchanged_by_the_host() -> None:
     host = Host(GATHERED)
     start(host, (5, 3), (6, 4))
-    error = fails(host, "lane 0, row 4.*lane 1, row 3", [4, 3, 0], [Turn(5, 1, 1), Turn(6, 1, 1), None])
+    error = fails(host, "lane 0, row 4.*lane 1, row 3", [4, 3, 0], [LaneWork(5, 1, 1), LaneWork(6, 1, 1), None])
     assert error.lanes == (0, 1)
 
 
@@ -274,37 +280,37 @@ def test_slots_of_two_lanes_exchanged_by_the_host() -> None:
 def test_row_that_no_step_wrote() -> None:
     host = Host(batched(write=lambda s: jnp.where(s == 3, SLOTS, s)))
     start(host, (5, 3))
-    fails(host, "expected owner 5, position 1, .*found owner fresh", [3, 0, 0], [Turn(5, 1, 1), None, None])
+    fails(host, "expected owner 5, position 1, .*found owner fresh", [3, 0, 0], [LaneWork(5, 1, 1), None, None])
 
 
 def test_write_lost_in_a_later_step_shows_in_the_position() -> None:
     host = Host(GATHERED)
     start(host, (5, 3))
-    old = host.pools, host.ghosts
-    host.take([3, 0, 0], [Turn(5, 1, 1), None, None])
-    host.pools, host.ghosts = old
-    fails(host, "wrong position .*position 2, .*found owner 5, position 1", [3, 0, 0], [Turn(5, 2, 1), None, None])
+    old = host.pools, host.shadow_labels
+    host.take([3, 0, 0], [LaneWork(5, 1, 1), None, None])
+    host.pools, host.shadow_labels = old
+    fails(host, "wrong position .*position 2, .*found owner 5, position 1", [3, 0, 0], [LaneWork(5, 2, 1), None, None])
 
 
 def test_layout_that_the_reader_does_not_expect() -> None:
     host = Host(GATHERED)
-    host.take([3, 0, 0], [Turn(5, 0, 1, layout=1), None, None])
+    host.take([3, 0, 0], [LaneWork(5, 0, 1, layout=1), None, None])
     fails(
         host,
         "wrong layout .*layout 0, .*found owner 5, position 1, layout 1",
         [3, 0, 0],
-        [Turn(5, 1, 1, layout=0), None, None],
+        [LaneWork(5, 1, 1, layout=0), None, None],
     )
 
 
 def test_state_of_the_same_position_but_another_time() -> None:
     host = Host(GATHERED)
     start(host, (5, 3))
-    old = host.pools, host.ghosts
+    old = host.pools, host.shadow_labels
     host.ledger.epoch += 3
     start(host, (5, 3))
-    host.pools, host.ghosts = old
-    fails(host, "wrong epoch .*epoch 5; found .*epoch 1", [3, 0, 0], [Turn(5, 1, 1), None, None])
+    host.pools, host.shadow_labels = old
+    fails(host, "wrong epoch .*epoch 5; found .*epoch 1", [3, 0, 0], [LaneWork(5, 1, 1), None, None])
 
 
 @pytest.mark.parametrize(
@@ -321,8 +327,8 @@ def test_reads_of_rows_that_the_lane_does_not_own(read: Callable) -> None:
     host = Host(GATHERED)
     start(host, (5, 4), (6, 3), (7, 1))
     bad = Host(batched(read=read))
-    bad.pools, bad.ghosts, bad.ledger = host.pools, host.ghosts, host.ledger
-    error = fails(bad, "lane 0, row", [4, 3, 1], [Turn(5, 1, 1), Turn(6, 1, 1), Turn(7, 1, 1)])
+    bad.pools, bad.shadow_labels, bad.ledger = host.pools, host.shadow_labels, host.ledger
+    error = fails(bad, "lane 0, row", [4, 3, 1], [LaneWork(5, 1, 1), LaneWork(6, 1, 1), LaneWork(7, 1, 1)])
     assert 0 in error.lanes
 
 
@@ -331,8 +337,8 @@ def test_lane_that_computes_with_anothers_row_is_told_apart() -> None:
     host = Host(GATHERED)
     start(host, (5, 4), (6, 3), (7, 1))
     bad = Host(batched(read=lambda s: s[::-1], write=lambda s: s[::-1]))
-    bad.pools, bad.ghosts, bad.ledger = host.pools, host.ghosts, host.ledger
-    fails(bad, "lane 0, row 1: wrong lane", [4, 3, 1], [Turn(5, 1, 1), Turn(6, 1, 1), Turn(7, 1, 1)])
+    bad.pools, bad.shadow_labels, bad.ledger = host.pools, host.shadow_labels, host.ledger
+    fails(bad, "lane 0, row 1: wrong lane", [4, 3, 1], [LaneWork(5, 1, 1), LaneWork(6, 1, 1), LaneWork(7, 1, 1)])
 
 
 @pytest.mark.long
@@ -342,7 +348,7 @@ def test_writes_to_anothers_row() -> None:
         host,
         r"lane 0, row 1: wrong lane where scatter writes another lane's row",
         [4, 3, 1],
-        [Turn(5, 0, 1), Turn(6, 0, 1), Turn(7, 0, 1)],
+        [LaneWork(5, 0, 1), LaneWork(6, 0, 1), LaneWork(7, 0, 1)],
     )
 
 
@@ -350,9 +356,12 @@ def test_writes_to_anothers_row() -> None:
 def test_pools_of_a_group_moved_by_different_indices() -> None:
     host = Host(batched(write_ssm=lambda s: jnp.where(s > 0, s % (SLOTS - 1) + 1, 0)))
     start(host, (5, 4), (6, 2))
-    assert host.ghosts[0].tolist()[4][0] == 5 and host.ghosts[1].tolist()[5][0] == 5
+    assert host.shadow_labels[0].tolist()[4][0] == 5 and host.shadow_labels[1].tolist()[5][0] == 5
     fails(
-        host, "lane 0, row 4: .* reads argument 2 .*found owner fresh", [4, 2, 0], [Turn(5, 1, 1), Turn(6, 1, 1), None]
+        host,
+        "lane 0, row 4: .* reads argument 2 .*found owner fresh",
+        [4, 2, 0],
+        [LaneWork(5, 1, 1), LaneWork(6, 1, 1), None],
     )
 
 
@@ -366,8 +375,8 @@ def test_padding_that_is_clamped_or_wrapped_into_a_live_row(pad: int) -> None:
 
     host = Host(step)
     start(host, (5, SLOTS - 1))
-    host.take([SLOTS - 1, pad, pad], [Turn(5, 1, 1), None, None])
-    fails(host, "found owner nobody", [SLOTS - 1, pad, pad], [Turn(5, 2, 1), None, None])
+    host.take([SLOTS - 1, pad, pad], [LaneWork(5, 1, 1), None, None])
+    fails(host, "found owner nobody", [SLOTS - 1, pad, pad], [LaneWork(5, 2, 1), None, None])
 
 
 @pytest.mark.long
@@ -380,7 +389,7 @@ def test_rows_of_lanes_that_meet_after_they_were_read() -> None:
         Host(step),
         "lane 0, row unknown: wrong lane where add mixes two lanes",
         [4, 0, 0],
-        [Turn(5, 0, 1)] * 1 + [None] * 2,
+        [LaneWork(5, 0, 1)] * 1 + [None] * 2,
     )
 
 
@@ -403,7 +412,9 @@ def copied(host: Host, source: list[int], target: list[int]) -> None:
     args = (*host.pools, jnp.array(source, jnp.int32), jnp.array(target, jnp.int32))
     step = sanitize(copy, args, COPY)
     expected = host.ledger.expect([None] * N)
-    conv, ssm, host.ghosts, verdict = jax.jit(step.step)(*args, ghosts=host.ghosts, expected=expected)
+    conv, ssm, host.shadow_labels, verdict = jax.jit(step.step)(
+        *args, shadow_labels=host.shadow_labels, expected=expected
+    )
     host.pools = conv, ssm
     step.require(verdict, expected)
 
@@ -415,7 +426,7 @@ def snapshots() -> tuple[Host, dict[int, Label]]:
     for position, row in ((1, 4), (2, 5)):
         copied(host, [1, 0, 0], [row, 0, 0])
         labels[position] = host.ledger.label(5)
-        host.take([1, 0, 0], [Turn(5, position, 1), None, None])
+        host.take([1, 0, 0], [LaneWork(5, position, 1), None, None])
     return host, labels
 
 
@@ -425,8 +436,8 @@ def test_a_snapshot_restored_where_it_was_taken() -> None:
     copied(host, [5, 5, 0], [2, 3, 0])
     for owner in (8, 9):
         host.ledger.adopt(owner, labels[2])
-    host.take([2, 3, 1], [Turn(8, 2, 1), Turn(9, 2, 1), Turn(5, 3, 1)])
-    host.take([3, 2, 1], [Turn(9, 3, 1), Turn(8, 3, 1), Turn(5, 4, 1)])
+    host.take([2, 3, 1], [LaneWork(8, 2, 1), LaneWork(9, 2, 1), LaneWork(5, 3, 1)])
+    host.take([3, 2, 1], [LaneWork(9, 3, 1), LaneWork(8, 3, 1), LaneWork(5, 4, 1)])
 
 
 def test_a_snapshot_restored_at_the_wrong_position() -> None:
@@ -437,17 +448,17 @@ def test_a_snapshot_restored_at_the_wrong_position() -> None:
         host,
         "lane 0, row 2: wrong position .*owner 5, position 2, .*found owner 5, position 1",
         [2, 0, 0],
-        [Turn(8, 2, 1), None, None],
+        [LaneWork(8, 2, 1), None, None],
     )
 
 
 def test_a_snapshot_of_one_pool_only() -> None:
     host, labels = snapshots()
-    both = host.ghosts
+    both = host.shadow_labels
     copied(host, [5, 0, 0], [2, 0, 0])
-    host.ghosts = (host.ghosts[0], both[1])
+    host.shadow_labels = (host.shadow_labels[0], both[1])
     host.ledger.adopt(8, labels[2])
-    fails(host, "reads argument 2 .*found owner fresh", [2, 0, 0], [Turn(8, 2, 1), None, None])
+    fails(host, "reads argument 2 .*found owner fresh", [2, 0, 0], [LaneWork(8, 2, 1), None, None])
 
 
 ROWS = LaneContract(
@@ -463,13 +474,13 @@ def row_step(w, conv, ssm, _, lengths, positions, x):
 def test_row_pools() -> None:
     args = example()
     host = Host(row_step, ROWS, (args[0], args[1][:N], args[2][:N], *args[3:]))
-    host.take([0] * N, [Turn(5, 0, 1), Turn(6, 0, 1), None])
-    host.take([0] * N, [Turn(5, 1, 1), Turn(6, 1, 0), Turn(7, 0, 1)])
-    host.take([0] * N, [Turn(8, 0, 1), Turn(6, 1, 1), None])
-    assert [ghost.tolist()[1] for ghost in host.ghosts] == [[6, 2, 0, 3]] * 2
+    host.take([0] * N, [LaneWork(5, 0, 1), LaneWork(6, 0, 1), None])
+    host.take([0] * N, [LaneWork(5, 1, 1), LaneWork(6, 1, 0), LaneWork(7, 0, 1)])
+    host.take([0] * N, [LaneWork(8, 0, 1), LaneWork(6, 1, 1), None])
+    assert [shadow.tolist()[1] for shadow in host.shadow_labels] == [[6, 2, 0, 3]] * 2
     swap = np.array([1, 0, 2])
-    host.pools, host.ghosts = jax.tree.map(lambda rows: rows[swap], (host.pools, host.ghosts))
-    turns: list[Turn | None] = [Turn(8, 1, 1), Turn(6, 2, 1), None]
+    host.pools, host.shadow_labels = jax.tree.map(lambda rows: rows[swap], (host.pools, host.shadow_labels))
+    turns: list[LaneWork | None] = [LaneWork(8, 1, 1), LaneWork(6, 2, 1), None]
     fails(host, "lane 0, row 0: wrong owner .*owner 8, .*found owner 6", [0] * N, turns)
 
 
@@ -484,7 +495,7 @@ def test_row_pools_whose_lanes_are_mixed() -> None:
         host,
         "lane 0, row unknown: wrong lane where mul reads argument 2",
         [0] * N,
-        [Turn(5, 0, 1), Turn(6, 0, 1), Turn(7, 0, 1)],
+        [LaneWork(5, 0, 1), LaneWork(6, 0, 1), LaneWork(7, 0, 1)],
     )
 
 
@@ -512,13 +523,15 @@ def test_pools_stacked_over_layers() -> None:
     args = (jnp.zeros((LAYERS, SLOTS, WIDTH)), jnp.array([1, 2, 3], jnp.int32), jnp.ones((N, WIDTH)))
     ledger = RowLedger()
     sanitized = sanitize(stack(), args, STACKED)
-    assert sanitized.ghost_bytes == 16 * SLOTS
-    ghosts, (pool, slots, x) = sanitized.ghosts(), args
+    assert sanitized.shadow_label_bytes == 16 * SLOTS
+    shadow_labels, (pool, slots, x) = sanitized.shadow_labels(), args
     for position in range(3):
-        expected = ledger.expect([Turn(4 + lane, position, 1) for lane in range(N)])
-        _, pool, ghosts, verdict = jax.jit(sanitized.step)(pool, slots, x, ghosts=ghosts, expected=expected)
+        expected = ledger.expect([LaneWork(4 + lane, position, 1) for lane in range(N)])
+        _, pool, shadow_labels, verdict = jax.jit(sanitized.step)(
+            pool, slots, x, shadow_labels=shadow_labels, expected=expected
+        )
         sanitized.require(verdict, expected)
-    assert ghosts[0].tolist()[1:4] == [[4 + lane, 3, 0, 3] for lane in range(N)]
+    assert shadow_labels[0].tolist()[1:4] == [[4 + lane, 3, 0, 3] for lane in range(N)]
 
 
 @pytest.mark.long
@@ -526,10 +539,10 @@ def test_a_layer_that_is_moved_unlike_the_others() -> None:
     args = (jnp.zeros((LAYERS, SLOTS, WIDTH)), jnp.array([1, 2, 3], jnp.int32), jnp.ones((N, WIDTH)))
     sanitized = sanitize(stack(lambda slots, layer: jnp.where(layer == 1, slots + 1, slots)), args, STACKED)
     ledger = RowLedger()
-    expected = ledger.expect([Turn(4 + lane, 0, 1) for lane in range(N)])
-    *_, ghosts, verdict = sanitized.step(*args, ghosts=sanitized.ghosts(), expected=expected)
-    expected = ledger.expect([Turn(4 + lane, 1, 1) for lane in range(N)])
-    *_, verdict = sanitized.step(*args, ghosts=ghosts, expected=expected)
+    expected = ledger.expect([LaneWork(4 + lane, 0, 1) for lane in range(N)])
+    *_, shadow_labels, verdict = sanitized.step(*args, shadow_labels=sanitized.shadow_labels(), expected=expected)
+    expected = ledger.expect([LaneWork(4 + lane, 1, 1) for lane in range(N)])
+    *_, verdict = sanitized.step(*args, shadow_labels=shadow_labels, expected=expected)
     with pytest.raises(SanitizerError, match="found owner mixed"):
         sanitized.require(verdict, expected)
 
@@ -550,12 +563,14 @@ def test_caches_are_masked_by_position() -> None:
     strict, lenient = (sanitize(cache_step, args, CACHE, masked=masked) for masked in ((), ("argument 0",)))
 
     def serve(sanitized: SanitizedStep, owners: tuple[int, ...]) -> None:
-        ledger, ghosts = RowLedger(), sanitized.ghosts()
+        ledger, shadow_labels = RowLedger(), sanitized.shadow_labels()
         for owner in owners:
             for position in range(2):
-                expected = ledger.expect([Turn(owner, position, 1), None, None])
+                expected = ledger.expect([LaneWork(owner, position, 1), None, None])
                 now = jnp.array([position, 0, 0], jnp.int32)
-                *_, ghosts, verdict = sanitized.step(args[0], args[1], now, args[3], ghosts=ghosts, expected=expected)
+                *_, shadow_labels, verdict = sanitized.step(
+                    args[0], args[1], now, args[3], shadow_labels=shadow_labels, expected=expected
+                )
                 sanitized.require(verdict, expected)
 
     serve(lenient, (4, 5))
@@ -570,7 +585,7 @@ def test_caches_are_masked_by_position() -> None:
 
 @pytest.mark.long
 def test_a_row_with_new_and_old_tokens_is_new() -> None:
-    """Of two writes to a row the later moves what was there; the row still has a new token."""
+    """The later of two writes to a row moves what was there; the row still has a new token."""
 
     def step(cache: Array, slots: Array, positions: Array, x: Array) -> tuple[Array, Array]:
         old, place = cache[slots][:, :2], jnp.arange(2, dtype=jnp.int32)[None]
@@ -579,10 +594,10 @@ def test_a_row_with_new_and_old_tokens_is_new() -> None:
 
     args = (jnp.zeros((SLOTS, 8)), jnp.array([1, 2, 0], jnp.int32), jnp.zeros(N, jnp.int32), jnp.ones(N))
     sanitized, ledger = sanitize(step, args, CACHE), RowLedger()
-    expected = ledger.expect([Turn(4, 0, 1), Turn(5, 0, 1), None])
-    *_, ghosts, verdict = sanitized.step(*args, ghosts=sanitized.ghosts(), expected=expected)
+    expected = ledger.expect([LaneWork(4, 0, 1), LaneWork(5, 0, 1), None])
+    *_, shadow_labels, verdict = sanitized.step(*args, shadow_labels=sanitized.shadow_labels(), expected=expected)
     sanitized.require(verdict, expected)
-    assert ghosts[0].tolist()[1:3] == [[4, 1, 0, 1], [5, 1, 0, 1]]
+    assert shadow_labels[0].tolist()[1:3] == [[4, 1, 0, 1], [5, 1, 0, 1]]
 
 
 MOVED: dict[str, Callable[[Array], Array]] = {
@@ -648,18 +663,18 @@ def test_shapes_are_checked() -> None:
     sanitized = sanitize(GATHERED, example(), CONTRACT)
     expected = RowLedger().expect([None] * (N + 1))
     with pytest.raises(ValueError, match=r"expected found: expected int32\[3, 4\], got int32\[4, 4\]"):
-        sanitized.step(*example(), ghosts=sanitized.ghosts(), expected=expected)
+        sanitized.step(*example(), shadow_labels=sanitized.shadow_labels(), expected=expected)
 
 
 @pytest.mark.long
 def test_the_verdict_is_of_the_first_fault_and_traced_again_alike() -> None:
     host = Host(GATHERED)
     start(host, (5, 3))
-    expected = host.ledger.expect([Turn(5, 1, 1), None, None])
+    expected = host.ledger.expect([LaneWork(5, 1, 1), None, None])
     args = (weights(), *host.pools, jnp.array([2, 0, 0], jnp.int32), jnp.ones(N, jnp.int32), jnp.ones(N, jnp.int32))
     sanitized: SanitizedStep = host.sanitized
     results = [
-        run(*args, jnp.ones((N, WIDTH)), ghosts=host.ghosts, expected=expected)[-1]
+        run(*args, jnp.ones((N, WIDTH)), shadow_labels=host.shadow_labels, expected=expected)[-1]
         for run in (host.compiled, jax.jit(lambda *args, **kwargs: sanitized.step(*args, **kwargs)))
     ]
     assert results[0].code.tolist()[0] != 0
@@ -669,15 +684,15 @@ def test_the_verdict_is_of_the_first_fault_and_traced_again_alike() -> None:
 def test_the_ledger_knows_what_the_host_forgot() -> None:
     ledger = RowLedger()
     with pytest.raises(LedgerError) as error:
-        ledger.expect([Turn(5, 3, 1), Turn(5, 0, 1), Turn(0, 0, 1)])
+        ledger.expect([LaneWork(5, 3, 1), LaneWork(5, 0, 1), LaneWork(0, 0, 1)])
     for part in ("owner 5 continues at position 3", "lanes 0 and 1 both belong to owner 5", "positive owner, got 0"):
         assert part in str(error.value)
     assert ledger.epoch == 0
     with pytest.raises(LedgerError, match="owner 5 has no label"):
         ledger.label(5)
-    expected = ledger.expect([Turn(5, 0, 3), None])
+    expected = ledger.expect([LaneWork(5, 0, 3), None])
     found, left = (np.asarray(labels) for labels in expected)
-    assert found.tolist() == [[Owner.FRESH, 0, 0, 0], [Owner.ANY, 0, 0, 0]]
-    assert left.tolist() == [[5, 3, 0, 1], [Owner.NOBODY, 0, 0, 1]]
+    assert found.tolist() == [[ReservedOwner.FRESH, 0, 0, 0], [ReservedOwner.ANY, 0, 0, 0]]
+    assert left.tolist() == [[5, 3, 0, 1], [ReservedOwner.NOBODY, 0, 0, 1]]
     with pytest.raises(ValueError):
         found.setflags(write=True)

@@ -1,4 +1,4 @@
-"""What the sanitizer does not follow it refuses, and says why and what to do instead."""
+"""Steps that the sanitizer cannot follow are refused, with the reason and the remedy."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,9 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from ir_passes import LaneContract, Pool, RowLedger, SlotMap, UntrackedError, sanitize
+from ir_passes import LaneContract, Pool, SlotMap
+from ir_passes.host.row_ledger import RowLedger
+from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
 
 CONTRACT = LaneContract(
     inputs=(Pool("state"), SlotMap("state", 1, null=False), Pool("kept"), SlotMap("kept", 4, role="write")),
@@ -65,7 +67,9 @@ def test_why_it_is_refused(step: Callable[..., tuple], messages: tuple[str, ...]
 def test_copies_out_of_one_row_are_followed() -> None:
     contract = LaneContract(CONTRACT.inputs, (Pool("kept"),))
     sanitized = sanitize(lambda *given: from_one_row(*given)[1:], ARGS, contract)
-    ghosts = jnp.array([[7, 3, 0, 1]], jnp.int32), jnp.zeros((4, 4), jnp.int32)
-    _, (_, kept), verdict = jax.jit(sanitized.step)(*ARGS, ghosts=ghosts, expected=RowLedger().expect([None]))
+    shadow_labels = jnp.array([[7, 3, 0, 1]], jnp.int32), jnp.zeros((4, 4), jnp.int32)
+    _, (_, kept), verdict = jax.jit(sanitized.step)(
+        *ARGS, shadow_labels=shadow_labels, expected=RowLedger().expect([None])
+    )
     assert verdict.code.tolist() == [0]
     assert kept.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [7, 3, 0, 1], [0, 0, 0, 0]]

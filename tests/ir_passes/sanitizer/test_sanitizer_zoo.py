@@ -8,8 +8,10 @@ from zoo import sharded_rows
 from zoo.catalogue import PROGRAMS
 from zoo.program import Program
 
-from ir_passes import Expected, SanitizerError, SlotMap, UntrackedError, sanitize
-from ir_passes.host.row_ledger import Label, Owner
+from ir_passes import SlotMap
+from ir_passes.host.row_ledger import Expected, Label, ReservedOwner
+from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
+from ir_passes.sanitizer.verdict import SanitizerError
 
 QUICK = {
     "gated delta, idle lanes",
@@ -40,26 +42,26 @@ def run(program: Program) -> None:
     lanes, groups = sanitized.bound.lanes, rows_of_lanes(program, args)
     labels = np.array([Label(10 + lane, 3, 0, 1) for lane in range(lanes)], np.int32)
     left = np.array([Label(10 + lane, 4, 0, 2) for lane in range(lanes)], np.int32)
-    ghosts = []
-    for index, ghost in zip(sanitized.pools, sanitized.ghosts(), strict=True):
+    shadow_labels = []
+    for index, shadow in zip(sanitized.pools, sanitized.shadow_labels(), strict=True):
         rows = groups.get(sanitized.bound.inputs[index].entry.group, np.arange(lanes))  # pyright: ignore  # a pool
-        ghosts.append(jnp.asarray(ghost).at[np.where(rows > 0, rows, len(ghost))].set(labels, mode="drop"))
+        shadow_labels.append(jnp.asarray(shadow).at[np.where(rows > 0, rows, len(shadow))].set(labels, mode="drop"))
         if sanitized.bound.inputs[index].entry.group not in groups:  # pyright: ignore  # a pool
-            ghosts[-1] = jnp.asarray(labels)
+            shadow_labels[-1] = jnp.asarray(labels)
     found = labels.copy()
     for rows in groups.values():
-        found[rows == 0] = Label(Owner.ANY)
+        found[rows == 0] = Label(ReservedOwner.ANY)
     step = jax.jit(sanitized.step, compiler_options={"xla_backend_optimization_level": "0"})
-    *_, verdict = step(*args, ghosts=tuple(ghosts), expected=Expected(found, left))
+    *_, verdict = step(*args, shadow_labels=tuple(shadow_labels), expected=Expected(found, left))
     # Some programs draw which of their lanes begin; those have to compute with zeros.
-    begins = (np.asarray(verdict.code) > 0) & (np.asarray(verdict.found)[:, 0] == Owner.FRESH)
-    found[begins] = Label(Owner.FRESH)
+    begins = (np.asarray(verdict.code) > 0) & (np.asarray(verdict.found)[:, 0] == ReservedOwner.FRESH)
+    found[begins] = Label(ReservedOwner.FRESH)
     expected = Expected(found, left)
-    *out, new, verdict = step(*args, ghosts=tuple(ghosts), expected=expected)
+    *out, new, verdict = step(*args, shadow_labels=tuple(shadow_labels), expected=expected)
     sanitized.require(verdict, expected)
     want = jax.jit(program.step)(*args)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), tuple(out), tuple(want))
-    assert all(ghost.shape == old.shape for ghost, old in zip(new, ghosts, strict=True))
+    assert all(shadow.shape == old.shape for shadow, old in zip(new, shadow_labels, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ir_passes.scratch import planner
 from ir_passes.scratch.liveness import liveness
 from ir_passes.scratch.plan import Plan, PlanError
 from ir_passes.scratch.planner import declared_scratch, plan, plan_liveness
-from ir_passes.scratch.verifier import verify
+from ir_passes.scratch.verifier import verify_plan
 
 X = jax.ShapeDtypeStruct((4, 8), np.float32)  # 128 bytes
 
@@ -44,7 +44,7 @@ def planned(fn, offsets: str, size: int = 1 << 12) -> Plan:
 
 def test_values_at_different_times_may_share() -> None:
     made = planned(simple, "add.0@0 mul.1@128 sin.2@0", size=256)
-    assert verify(made.jaxpr, made) == 1
+    assert verify_plan(made.jaxpr, made) == 1
 
 
 FAULTS = {
@@ -65,20 +65,20 @@ FAULTS = {
 def test_refuses(offsets: str, message: str) -> None:
     made = planned(simple, offsets)
     with pytest.raises(PlanError, match=message):
-        verify(made.jaxpr, made)
+        verify_plan(made.jaxpr, made)
 
 
 def test_an_equation_may_overwrite_its_operand_only_as_declared() -> None:
     made = planned(simple, "add.0@0 mul.1@0 sin.2@128")
-    assert verify(made.jaxpr, made, in_place=[((1, 0), (0, 0))]) == 0
+    assert verify_plan(made.jaxpr, made, in_place=[((1, 0), (0, 0))]) == 0
     with pytest.raises(PlanError, match="overlaps"):
-        verify(made.jaxpr, made, in_place=[((2, 0), (1, 0))])
+        verify_plan(made.jaxpr, made, in_place=[((2, 0), (1, 0))])
     partly = planned(simple, "add.0@0 mul.1@64 sin.2@192")
     with pytest.raises(PlanError, match="overlaps"):
-        verify(partly.jaxpr, partly, in_place=[((1, 0), (0, 0))])
+        verify_plan(partly.jaxpr, partly, in_place=[((1, 0), (0, 0))])
     read_later = planned(chain, " ".join(f"{p.name}@{0 if i < 2 else 512 * i}" for i, p in places(chain)))
     with pytest.raises(PlanError, match=r"mul.1 .*overlaps add.0"):
-        verify(read_later.jaxpr, read_later, in_place=[((1, 0), (0, 0))])
+        verify_plan(read_later.jaxpr, read_later, in_place=[((1, 0), (0, 0))])
 
 
 def places(fn):
@@ -111,16 +111,16 @@ EDITS = {
 def test_refuses_a_plan_with(edit, message: str) -> None:
     made = edited(simple, edit)
     with pytest.raises(PlanError, match=message):
-        verify(made.jaxpr, made)
+        verify_plan(made.jaxpr, made)
 
 
 def test_refuses_a_view_that_is_none() -> None:
     made = plan(simple, (X,))
     wrong = replace(made, views=frozenset({(1, 0)}), placements=(made.placements[0], made.placements[2]))
     with pytest.raises(PlanError, match="equation 1: result 0 of mul is no view"):
-        verify(made.jaxpr, wrong)
+        verify_plan(made.jaxpr, wrong)
     with pytest.raises(PlanError, match=r"views that no equation computes: \[\(9, 0\)\]"):
-        verify(made.jaxpr, replace(made, views=frozenset({(9, 0)})))
+        verify_plan(made.jaxpr, replace(made, views=frozenset({(9, 0)})))
 
 
 def test_refuses_to_plan_the_base_of_an_output() -> None:
@@ -131,7 +131,7 @@ def test_refuses_to_plan_the_base_of_an_output() -> None:
     other = plan(simple, (X,))
     wrong = replace(other, placements=(replace(other.placements[0], name="exp.0"),), views=frozenset({(1, 0)}))
     with pytest.raises(PlanError, match="exp.0 is an output or has one as a view"):
-        verify(closed, wrong)
+        verify_plan(closed, wrong)
 
 
 def body_plan(name: str, edit) -> Plan:
@@ -163,7 +163,7 @@ BODIES = {
 def test_refuses_a_loop(edit, message: str) -> None:
     made = body_plan("loop", edit)
     with pytest.raises(PlanError, match=message):
-        verify(made.jaxpr, made)
+        verify_plan(made.jaxpr, made)
 
 
 def test_refuses_a_body_on_the_bytes_of_live_scratch() -> None:
@@ -174,31 +174,31 @@ def test_refuses_a_body_on_the_bytes_of_live_scratch() -> None:
     with pytest.raises(
         PlanError, match=f"equation {equation}: bodies of while.{equation} .*overlaps|overlaps bodies of"
     ):
-        verify(made.jaxpr, wrong)
+        verify_plan(made.jaxpr, wrong)
 
 
 def test_branches_may_share_their_bytes() -> None:
     made = body_plan("branch", lambda e, b: {e: b})
     ((_, block),) = made.blocks.items()
     assert {offset for offset, _ in block.bodies} == {0}
-    assert verify(made.jaxpr, made) > 0
+    assert verify_plan(made.jaxpr, made) > 0
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_accepts_the_planner(name: str, monkeypatch) -> None:
     program = PROGRAMS[name]
     made = plan_liveness(liveness(program.fn, program.args(4)))
-    verify(made.jaxpr, made)
+    verify_plan(made.jaxpr, made)
     monkeypatch.setattr(planner, "pack", apart)
     made = plan_liveness(liveness(program.fn, program.args(4)))
-    assert verify(made.jaxpr, made) == 0
+    assert verify_plan(made.jaxpr, made) == 0
 
 
 @pytest.mark.parametrize(("mutant", "name"), [(mutant, name) for mutant, names in MUTANTS.items() for name in names])
 def test_refuses_the_planner_with(mutant: str, name: str, monkeypatch) -> None:
     made = mutant_plan(mutant, name, 4, monkeypatch)
     with pytest.raises(PlanError):
-        verify(made.jaxpr, made)
+        verify_plan(made.jaxpr, made)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_refuses_the_planner_with(mutant: str, name: str, monkeypatch) -> None:
 def test_finds_the_bytes_that_two_values_share(mutant: str, name: str, monkeypatch) -> None:
     made = mutant_plan(mutant, name, 4, monkeypatch)
     with pytest.raises(PlanError, match=r"equation \d+: .* in bytes \[.*overlaps .* in bytes \["):
-        verify(made.jaxpr, made)
+        verify_plan(made.jaxpr, made)
 
 
 def doubled_by_host(x):
@@ -238,6 +238,6 @@ def test_refuses_scratch_sized_for_one_lane() -> None:
     args = (jnp.ones((4, 5)),)
     small = plan(calls_twice, args, scratch_contract(lambda n: 1000))
     with pytest.raises(PlanError, match="uses 4000 bytes of scratch, the plan gives it 1000"):
-        verify(small.jaxpr, small, opaque_scratch=declared_scratch(scratch_contract(lambda n: 1000 * n).opaque, 4))
+        verify_plan(small.jaxpr, small, opaque_scratch=declared_scratch(scratch_contract(lambda n: 1000 * n).opaque, 4))
     with pytest.raises(ValueError, match="expected bytes, got -1"):
         plan(calls_twice, args, scratch_contract(lambda n: -1))

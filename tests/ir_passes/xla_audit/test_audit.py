@@ -77,7 +77,7 @@ def test_per_sequence_loop_copies_the_pool() -> None:
     with pytest.raises(AuditError) as raised:
         report.require()
     assert raised.value.findings == report.findings
-    assert str(raised.value).count("pool-sized copy") == len(report.copies)
+    assert str(raised.value).count(FindingKind.POOL_COPY.sentence) == len(report.copies)
     assert "audited_steps.py" in str(raised.value)
 
 

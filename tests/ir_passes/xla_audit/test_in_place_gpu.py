@@ -1,4 +1,4 @@
-"""What XLA:GPU may do in place: fusions as it makes them for an H100, and the same changed so that they are wrong."""
+"""In-place fusions of XLA:GPU: as it makes them for an H100, and the same changed so that they are wrong."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""What holds a pool's value, and what only has its size, in compiled programs."""
+"""Values of compiled programs that are versions of a pool, and values that only have its size."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The multi-token-prediction head: its rows after prompts cut in pieces, in lanes of all lengths, in used rows."""
+"""MTP head: its state after chunked prefill, in lanes of all lengths, in reused rows."""
 
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ FIELDS: dict[str, Any] = {
 
 
 class After(NamedTuple):
-    """What a step leaves: the state, and the head's logits behind one token more, which it has not kept."""
+    """Results of a step: the state, and the head's logits after one more token, which the state does not have."""
 
     state: tuple
     logits: Any  # float32 [N, V]
@@ -68,7 +68,7 @@ def step() -> Any:
         _, state = model(tokens, lengths, positions, state, blocks)
         head, end = state[-1], positions + lengths
         one = jnp.ones_like(lengths)
-        after, _ = model.consume_pairs(following[:, None], head.hidden[:, None], one, end, head.layer, blocks)
+        after, _ = model.mtp_forward(following[:, None], head.hidden[:, None], one, end, head.layer, blocks)
         return After(state, model.logits(after)[:, 0])
 
     return lambda *operands: jax.device_get(run(parameters, *operands))
@@ -108,8 +108,8 @@ def test_a_row_for_every_token_but_the_first(whole: After) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 4, 8])
-def test_cut_prompts_leave_the_rows_of_whole_ones(step: Any, whole: After, cut: int) -> None:
-    """Each lane at its own place: what is carried over is the hidden state before the first token of a step."""
+def test_chunked_prefill_leaves_the_rows_of_whole_prompts(step: Any, whole: After, cut: int) -> None:
+    """Lanes at positions of their own: a step carries over the hidden state before its first token."""
     first = np.minimum(LENGTHS, [cut, cut, 1, 1, 0]).astype(np.int32)
     state = step(TEXT, first, START, rows(np.nan), NEXT).state
     rest = np.zeros_like(TEXT)
@@ -142,7 +142,7 @@ def test_lanes_do_not_see_each_other(step: Any, whole: After) -> None:
 
 
 def test_rows_past_the_sequence_are_dead(step: Any, whole: After) -> None:
-    """What a rejected draft left behind the last token is not seen: it lies at positions that come later."""
+    """Rows of rejected drafts have no influence: they are at positions after the last token."""
     state = jax.tree.map(np.array, whole.state)
     for array in state[-1].layer[0]:
         for lane, length in enumerate(LENGTHS):

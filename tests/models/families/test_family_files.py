@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
-MOST = 150
+MAX_LINES = 150
 LONG = [
     path
     for path in sorted(MODELS.rglob("*.py"))
-    if "import ConfigReader" in path.read_text() and len(path.read_text().splitlines()) > MOST
+    if "import ConfigReader" in path.read_text() and len(path.read_text().splitlines()) > MAX_LINES
 ]
-"""Of the files that read configs: those of families, and of what some of them share."""
+"""Long files that read configs: of families, and of what several families have in common."""
 
 
 @pytest.mark.parametrize("path", LONG, ids=lambda path: path.stem)

@@ -17,7 +17,7 @@ from models.layers.moe import MoeConfig
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
-from models.weights.sources import Source
+from models.weights.sources import WeightSource
 
 
 def read(config: dict[str, Any]) -> DecoderConfig:
@@ -48,7 +48,7 @@ def test_both_layouts_of_experts_are_the_same_parameters(part: str) -> None:
     weight = found["layers", 1, "branches", 0, "inner", part]
     whole, parts = weight.options
     prefix = "backbone.layers.1.mixer.experts"
-    assert whole == Source({f"{prefix}.{part}": weight.shape})
+    assert whole == WeightSource({f"{prefix}.{part}": weight.shape})
     stored = {name: np.full(shape, i, np.float32) for i, (name, shape) in enumerate(parts.shapes.items())}
     assert list(stored) == [f"{prefix}.{expert}.{part}.weight" for expert in range(8)]
     np.testing.assert_array_equal(made(parts, weight.shape, stored), np.stack(list(stored.values())))

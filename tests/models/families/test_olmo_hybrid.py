@@ -1,4 +1,4 @@
-"""config.json of OLMo Hybrid, where its norms are, the convolution that is cut in three, and what is refused."""
+"""config.json of OLMo Hybrid, its norms, the convolution that is stored in three tensors, and refused fields."""
 
 from pathlib import Path
 from typing import Any

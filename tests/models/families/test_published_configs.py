@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from published import PUBLISHED, QWEN3_5_35B
 
-from models import DecoderConfig, Devices, ShareError, family_of
+from models import DecoderConfig, Devices, ShardingError, family_of
 from models.config.reader import ConfigError
 from models.layers.moe import MoeConfig
 from models.layers.rope import Rope
@@ -22,7 +22,7 @@ def read(name: str) -> DecoderConfig:
 
 
 def size_of(config: DecoderConfig) -> StateSize:
-    """Of the whole model; every kind of layer is built once, without its arrays."""
+    """Return the state size of the whole model; every kind of layer is built once, without its arrays."""
 
     @functools.cache
     def built(layer: Any) -> Any:
@@ -189,7 +189,7 @@ def test_layers_without_experts_among_those_with_them_are_refused() -> None:
 
 def test_a_share_of_a_published_model() -> None:
     """Qwen3.5-35B-A3B on 32 devices: each of its two key/value heads lies on two of the four along `model`."""
-    share = read("Qwen3.5-35B-A3B").share(Devices(4, 8))
+    share = read("Qwen3.5-35B-A3B").shard(Devices(4, 8))
     mixer, feed_forward = share.layers[0]
     attention, _ = share.layers[3]
     assert isinstance(mixer, GatedDeltaNetConfig) and isinstance(feed_forward, MoeConfig)
@@ -197,7 +197,7 @@ def test_a_share_of_a_published_model() -> None:
     assert share.vocab_size == 62_080 and share.hidden_size == 2048
     assert (mixer.key_heads, mixer.value_heads, mixer.channels) == (4, 8, 2048)
     assert (attention.heads, attention.kv_heads, attention.head_dim) == (4, 1, 256)
-    assert (feed_forward.held, feed_forward.router.experts) == (32, 256)
+    assert (feed_forward.local_experts, feed_forward.router.experts) == (32, 256)
     assert (feed_forward.width, feed_forward.shared_width) == (128, 128)
 
 
@@ -212,6 +212,6 @@ def test_a_share_of_a_published_model() -> None:
 )
 def test_devices_that_published_models_can_be_split_over(name: str, fitting: str) -> None:
     """A Qwen3-Next of 512 experts goes on more devices along `expert` than are listed."""
-    with pytest.raises(ShareError) as error:
-        read(name).share(Devices(7, 3))
+    with pytest.raises(ShardingError) as error:
+        read(name).shard(Devices(7, 3))
     assert str(error.value).endswith(f"It can be split over {fitting}.")

@@ -1,4 +1,4 @@
-"""Rows of an embedding."""
+"""Token embedding: out-of-vocabulary ids give NaN."""
 
 import jax
 import jax.numpy as jnp

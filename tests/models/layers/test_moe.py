@@ -1,4 +1,4 @@
-"""The mixture of experts against float64 NumPy, token by token: activations, shared layers, latent width."""
+"""Mixture of experts (MoE) against float64 NumPy, token by token: activations, shared experts, latent width."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from flax import nnx
 
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
-from models.ops.expert_dot import GATHER_ROWS
+from models.ops.expert_dot import MAX_GATHER_ROWS
 from models.state.shapes import LaneInfo
 
 HIDDEN = 10
@@ -64,7 +64,7 @@ def test_equals_its_definition(name: str) -> None:
         return weights[path]
 
     moe = filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), value)
-    x = rng.normal(size=(2, GATHER_ROWS, HIDDEN)).astype(np.float32)
+    x = rng.normal(size=(2, MAX_GATHER_ROWS, HIDDEN)).astype(np.float32)
     want = np.stack([[expected(config, weights, row.astype(np.float64)) for row in lane] for lane in x])
     zeros = jnp.zeros(2, jnp.int32)
     info = LaneInfo(zeros, zeros, jnp.ones((2, 1), bool), jnp.zeros(2, bool), 0)

@@ -1,4 +1,4 @@
-"""Rotary embedding against float64, near and far, of a part of the head."""
+"""RoPE against float64, at near and far positions, on the first dimensions of a head."""
 
 from typing import Any
 

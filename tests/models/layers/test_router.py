@@ -1,4 +1,4 @@
-"""The router against float64 NumPy, expert by expert, with every option."""
+"""MoE router against float64 NumPy, expert by expert, with every option."""
 
 import jax
 import jax.numpy as jnp

@@ -1,11 +1,11 @@
-"""The key/value cache: writes at positions, what a query sees, and how many blocks are visited."""
+"""KV cache: writes at positions, the positions that a query attends to, and the number of visited blocks."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.mixers.attention import FEW_QUERIES, KVCache, append, attend
+from models.mixers.attention import MAX_KEYS_FIRST_QUERIES, KVCache, append, attend
 from models.state.state import KV_BLOCK, kv_blocks
 
 HEADS, KV_HEADS, SIZE, VALUE = 4, 2, 6, 5
@@ -64,7 +64,7 @@ def test_a_query_sees_the_same_among_few_and_among_many() -> None:
     """Beside more queries the keys are the other operand of the product."""
     rng = np.random.default_rng(0)
     key, value = (rng.normal(size=(2, KV_HEADS, KV_BLOCK, size)).astype(np.float32) for size in (SIZE, VALUE))
-    many = FEW_QUERIES * KV_HEADS // HEADS + 1
+    many = MAX_KEYS_FIRST_QUERIES * KV_HEADS // HEADS + 1
     query = rng.normal(size=(2, many, HEADS, SIZE)).astype(np.float32)
     positions = rng.integers(0, KV_BLOCK, size=(2, many)).astype(np.int32)
     cache, valid = KVCache(jnp.asarray(key), jnp.asarray(value)), np.ones((2, many), bool)

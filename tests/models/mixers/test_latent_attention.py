@@ -1,4 +1,4 @@
-"""Latent attention: the compressed form equals attention over keys and values that are written out."""
+"""Latent attention (MLA): the absorbed form equals attention over keys and values of every head."""
 
 import jax
 import numpy as np
@@ -37,7 +37,7 @@ def rotated(x: np.ndarray, rope: Rope | None) -> np.ndarray:
 
 
 def written_out(mixer: LatentAttention, x: np.ndarray) -> np.ndarray:
-    """One sequence [token, hidden] in float64, with the keys and values of every head."""
+    """Compute one sequence [token, hidden] in float64, with the keys and values of every head."""
     c = mixer.config
     tokens = len(x)
 

@@ -71,5 +71,5 @@ def test_chunks_equal_single_tokens_at_every_length() -> None:
 def test_widths_of_the_published_nano_model() -> None:
     """Nemotron-3-Nano: the convolution is half as wide again as the layer's output."""
     config = Mamba2Config(64, 64, 8, 128, 4, 1e-5)
-    assert (config.channels, config.width, sum(part.size for part in config.parts)) == (6144, 4096, 10304)
+    assert (config.channels, config.width, sum(part.size for part in config.segments)) == (6144, 4096, 10304)
     assert config.step_limits == (0.0, math.inf)

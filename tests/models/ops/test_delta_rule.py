@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engine_mutants.layers import MUTANTS
+from recurrence_forms import on_arrays
 
 from ir_passes.xla_audit.hlo import read
-from models.ops.chunked_scan import ROWS_IN_SUMS
+from models.ops.chunked_scan import MAX_SUMMED_ROWS
 from models.ops.delta_rule import delta_rule, delta_rule_chunked, delta_rule_reference, delta_rule_step
 
 KERNEL, CHUNK = 4, 8
@@ -24,13 +25,13 @@ TOLERANCE = 2e-5
 # no lane is fresh
 OLD = np.zeros(16, bool)
 
-chunked = jax.jit(partial(delta_rule_chunked, chunk=CHUNK))
-channel_chunked = jax.jit(partial(delta_rule_chunked, chunk=CHANNEL_CHUNK))
-kept = jax.jit(partial(delta_rule_chunked, chunk=CHUNK, keep=True))
+chunked = jax.jit(on_arrays(delta_rule_chunked, chunk=CHUNK))
+channel_chunked = jax.jit(on_arrays(delta_rule_chunked, chunk=CHANNEL_CHUNK))
+kept = jax.jit(on_arrays(delta_rule_chunked, chunk=CHUNK, keep_state=True))
 # more rows than are read for in sums
-longer = jax.jit(partial(delta_rule_chunked, chunk=ROWS_IN_SUMS + 1))
-channel_kept = jax.jit(partial(delta_rule_chunked, chunk=CHANNEL_CHUNK, keep=True))
-reference = jax.jit(delta_rule_reference)
+longer = jax.jit(on_arrays(delta_rule_chunked, chunk=MAX_SUMMED_ROWS + 1))
+channel_kept = jax.jit(on_arrays(delta_rule_chunked, chunk=CHANNEL_CHUNK, keep_state=True))
+reference = jax.jit(on_arrays(delta_rule_reference))
 PER_HEAD_AND_PER_CHANNEL = pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
 
 
@@ -58,7 +59,7 @@ def inputs(
 
 
 def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
-    """One lane by the equation, in float64."""
+    """Compute one lane by the equation, in float64."""
     q, k, v, g, b = (x.astype(np.float64)[lane] for x in arrays)
     s = state.astype(np.float64)[lane]
     outs = []
@@ -72,12 +73,12 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
 
 @PER_HEAD_AND_PER_CHANNEL
 def test_nothing_is_computed_between_reading_and_updating_a_state(channels: bool) -> None:
-    """The core that ends the read last goes on with the update; an operation between that is cut in parts, too, is
-    ended last by the other one, which has read the other lanes."""
+    """The core that ends the read last goes on with the update (ops/layout: cores). An operation in between would be
+    split over the cores, too, and end on the core that has read the other lanes."""
     arrays, state, valid = inputs((1,) * 16, channels=channels)
 
     def step(state, query, key, value, log_decay, beta, valid, fresh):
-        return delta_rule_step(query, key, value, log_decay, beta, state, valid, fresh)
+        return on_arrays(delta_rule_step)(query, key, value, log_decay, beta, state, valid, fresh)
 
     operands = (state, *arrays, valid, OLD)
     module = read(jax.jit(step, donate_argnums=0).lower(*operands).compile()).module
@@ -129,7 +130,7 @@ def test_a_fault_of_the_chunks_is_seen_where_the_last_is_filled_up(id: str, monk
     if id:
         FAULTS[id].fault(monkeypatch)
     operands = map(jnp.asarray, (*arrays, state, valid, OLD[: len(lengths)]))
-    _, found = delta_rule_chunked(*operands, chunk=CHUNK)
+    _, found = on_arrays(delta_rule_chunked, chunk=CHUNK)(*operands)
     wrong = [not np.allclose(found[lane], want[lane], atol=TOLERANCE, rtol=0) for lane in range(len(lengths))]
     assert wrong == [bool(id) and length % CHUNK > 0 for length in lengths]
 
@@ -138,7 +139,7 @@ def test_a_fault_of_the_chunks_is_seen_where_the_last_is_filled_up(id: str, monk
 def test_one_token_at_a_time_equals_all_at_once(channels: bool) -> None:
     arrays, state, valid = inputs((13, 5, 0), channels=channels)
     want_out, want_state = jax.device_get(reference(*arrays, state, valid, OLD[: len(valid)]))
-    step = jax.jit(delta_rule_step)
+    step = jax.jit(on_arrays(delta_rule_step))
     for t in range(13):
         out, state = step(*(x[:, t : t + 1] for x in arrays), state, valid[:, t : t + 1], OLD[:3])
         np.testing.assert_allclose(np.asarray(out)[:, 0], want_out[:, t], atol=TOLERANCE, rtol=0)
@@ -152,7 +153,7 @@ def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: in
     poisoned = state.copy()
     poisoned[1] = np.nan
     poisoned[1, 0, :, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
-    form = jax.jit(delta_rule)
+    form = jax.jit(on_arrays(delta_rule))
     out, new = jax.device_get(form(*arrays, state, valid, OLD[: len(valid)]))
     poisoned_out, poisoned_new = jax.device_get(form(*arrays, poisoned, valid, OLD[: len(valid)]))
     assert poisoned_new[1].tobytes() == poisoned[1].tobytes()
@@ -172,7 +173,7 @@ def test_a_fresh_lane_does_not_see_what_its_state_holds(form, tokens: int, chann
     stale[0] = np.nan
     stale[0, 0, 0, :2] = np.inf, -0.0
     state[0] = 0.0
-    run = jax.jit(form)
+    run = jax.jit(on_arrays(form))
     want_out, want_new = jax.device_get(run(*arrays, state, valid, OLD[:3]))
     out, new = jax.device_get(run(*arrays, stale, valid, np.array([True, False, False])))
     np.testing.assert_array_equal(out, want_out)
@@ -181,12 +182,12 @@ def test_a_fresh_lane_does_not_see_what_its_state_holds(form, tokens: int, chann
 
 @pytest.mark.slow
 @PER_HEAD_AND_PER_CHANNEL
-@pytest.mark.parametrize("keep", [False, True])
-def test_only_the_first_of_several_chunks_begins_from_zero(keep: bool, channels: bool) -> None:
+@pytest.mark.parametrize("keep_state", [False, True])
+def test_only_the_first_of_several_chunks_begins_from_zero(keep_state: bool, channels: bool) -> None:
     chunk = CHANNEL_CHUNK if channels else CHUNK
     arrays, state, valid = inputs((3 * chunk, chunk + 3, 0), channels=channels)
     state[:2] = np.nan
-    form = jax.jit(partial(delta_rule_chunked, chunk=chunk, keep=keep))
+    form = jax.jit(on_arrays(delta_rule_chunked, chunk=chunk, keep_state=keep_state))
     out, new = jax.device_get(form(*arrays, state, valid, np.array([True, True, False])))
     state[:2] = 0.0
     for lane, length in enumerate((3 * chunk, chunk + 3, 0)):
@@ -202,7 +203,8 @@ def test_correlated_keys_and_strong_writes_stay_exact() -> None:
     key = np.broadcast_to(key[:, :1], key.shape)
     arrays = [query, key, value, np.float32(0.001) * log_decay, np.full_like(beta, 0.999)]
     want_out, want_state = float64(arrays, state, 64, 0)
-    out, new = jax.device_get(jax.jit(partial(delta_rule_chunked, chunk=64))(*arrays, state, valid, OLD[: len(valid)]))
+    form = jax.jit(on_arrays(delta_rule_chunked, chunk=64))
+    out, new = jax.device_get(form(*arrays, state, valid, OLD[: len(valid)]))
     np.testing.assert_allclose(out[0], want_out, atol=1e-4, rtol=0)
     np.testing.assert_allclose(new[0], want_state, atol=1e-4, rtol=0)
 
@@ -216,7 +218,8 @@ def test_strong_decay_stays_finite_and_exact(channels: bool) -> None:
     log_decay[:, 20, :2] = -80.0
     arrays[3] = log_decay
     want_out, want_state = float64(arrays, state, 64, 0)
-    out, new = jax.device_get(jax.jit(partial(delta_rule_chunked, chunk=64))(*arrays, state, valid, OLD[: len(valid)]))
+    form = jax.jit(on_arrays(delta_rule_chunked, chunk=64))
+    out, new = jax.device_get(form(*arrays, state, valid, OLD[: len(valid)]))
     # a sum of decays is about 600 at the end of the chunk, and known to half a last place of that
     np.testing.assert_allclose(out[0], want_out, atol=1e-4, rtol=0)
     np.testing.assert_allclose(new[0], want_state, atol=1e-4, rtol=0)

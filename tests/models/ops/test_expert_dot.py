@@ -41,7 +41,7 @@ def test_all_rows_may_choose_one_expert(form, chosen: int) -> None:
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_narrow_weights_meet_rounded_rows_and_accumulate_in_float32(form) -> None:
-    """As in `linear`: whichever form a step has, a row gives the same."""
+    """A row has the same result in every form, as in `linear`."""
     x, expert = rows(40)
     got = jax.jit(form)(x, weights(jnp.bfloat16), expert)
     rounded = np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32))
@@ -52,7 +52,7 @@ def test_narrow_weights_meet_rounded_rows_and_accumulate_in_float32(form) -> Non
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_gradients_are_those_of_the_equation(form) -> None:
-    """Of rows and matrices; an expert that no row has chosen gets zero."""
+    """Gradients of rows and matrices; that of an expert without rows is zero."""
     x, expert = rows(2 * BLOCK + 3)
     expert[expert == 2] = 3
     w, upward = weights(), np.random.default_rng(3).normal(size=(len(x), OUT)).astype(np.float32)

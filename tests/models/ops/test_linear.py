@@ -1,4 +1,4 @@
-"""The row-wise matrix product."""
+"""Linear projections: results, rounding and packed weights."""
 
 from dataclasses import dataclass
 

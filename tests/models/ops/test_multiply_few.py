@@ -1,4 +1,4 @@
-"""Few rows times a matrix for each lane and head."""
+"""Product of a few rows with a matrix for each lane and head."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The three forms of the Mamba2 recurrence agree, whatever the lengths, and touch nothing that is not theirs."""
+"""The three forms of SSD (Mamba2) agree, whatever the lengths, and touch nothing that is not theirs."""
 
 import re
 from functools import partial
@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recurrence_forms import on_arrays
 
-from models.ops.chunked_scan import ROWS_IN_SUMS
+from models.ops.chunked_scan import MAX_SUMMED_ROWS
 from models.ops.ssd import ssd, ssd_chunked, ssd_reference, ssd_step
 
 KERNEL, CHUNK = 4, 8
@@ -17,11 +18,11 @@ HEADS, GROUPS, KEY, VALUE = 6, 2, 5, 7
 # float32 rounding over at most 29 tokens
 TOLERANCE = 2e-5
 
-chunked = jax.jit(partial(ssd_chunked, chunk=CHUNK))
-kept = jax.jit(partial(ssd_chunked, chunk=CHUNK, keep=True))
+chunked = jax.jit(on_arrays(ssd_chunked, chunk=CHUNK))
+kept = jax.jit(on_arrays(ssd_chunked, chunk=CHUNK, keep_state=True))
 # more rows than are read for in sums
-longer = jax.jit(partial(ssd_chunked, chunk=ROWS_IN_SUMS + 1))
-reference = jax.jit(ssd_reference)
+longer = jax.jit(on_arrays(ssd_chunked, chunk=MAX_SUMMED_ROWS + 1))
+reference = jax.jit(on_arrays(ssd_reference))
 
 
 def inputs(lengths: tuple[int, ...], seed: int = 0) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
@@ -43,7 +44,7 @@ def none_fresh(state: np.ndarray) -> np.ndarray:
 
 
 def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
-    """One lane by the equation, in float64."""
+    """Compute one lane by the equation, in float64."""
     q, k, v, g = (x.astype(np.float64)[lane] for x in arrays)
     s = state.astype(np.float64)[lane]
     outs = np.zeros((length, HEADS, VALUE))
@@ -73,7 +74,7 @@ def test_equals_the_equation_in_float64(form, longest: int) -> None:
 def test_one_token_at_a_time_equals_all_at_once() -> None:
     arrays, state, valid = inputs((13, 5, 0))
     want_out, want_state = jax.device_get(reference(*arrays, state, valid, none_fresh(state)))
-    step = jax.jit(ssd_step)
+    step = jax.jit(on_arrays(ssd_step))
     for t in range(13):
         out, state = step(*(x[:, t : t + 1] for x in arrays), state, valid[:, t : t + 1], none_fresh(valid))
         np.testing.assert_allclose(np.asarray(out)[:, 0], want_out[:, t], atol=TOLERANCE, rtol=0)
@@ -86,7 +87,7 @@ def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: in
     poisoned = state.copy()
     poisoned[1] = np.nan
     poisoned[1, 0, :, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
-    form = jax.jit(ssd)
+    form = jax.jit(on_arrays(ssd))
     out, new = jax.device_get(form(*arrays, state, valid, none_fresh(state)))
     poisoned_out, poisoned_new = jax.device_get(form(*arrays, poisoned, valid, none_fresh(state)))
     assert poisoned_new[1].tobytes() == poisoned[1].tobytes()
@@ -102,7 +103,7 @@ def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: in
 def test_a_fresh_lane_starts_from_zero_whatever_its_state_holds(form, tokens: int) -> None:
     arrays, state, valid = inputs((tokens, tokens, 0))
     state[0] = np.nan
-    out, new = jax.device_get(jax.jit(form)(*arrays, state, valid, np.array([True, False, False])))
+    out, new = jax.device_get(jax.jit(on_arrays(form))(*arrays, state, valid, np.array([True, False, False])))
     state[0] = 0.0
     for lane in (0, 1):
         want_out, want_state = float64(arrays, state, tokens, lane)
@@ -124,7 +125,7 @@ def test_strong_decay_leaves_no_nan() -> None:
 def test_the_state_is_not_copied(tokens: int) -> None:
     """A donated state is written in place, also where it goes through several chunks."""
     arrays, state, valid = inputs((tokens, 1))
-    form = ssd if tokens == 1 else partial(ssd_chunked, chunk=CHUNK)
+    form = on_arrays(ssd) if tokens == 1 else on_arrays(ssd_chunked, chunk=CHUNK)
 
     def step(state, query, key, value, log_decay, valid, fresh):
         return form(query, key, value, log_decay, state, valid, fresh)

@@ -1,4 +1,4 @@
-"""What is said of a state's size is what its arrays have."""
+"""The computed size of a state is that of its arrays."""
 
 import jax
 import jax.numpy as jnp

@@ -16,7 +16,7 @@ from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
-from models.weights.sources import Source, Weight, rows, stacked, tensor
+from models.weights.sources import Weight, WeightSource, rows, stacked, tensor
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
 NAMES = sorted(path.name for path in GOLDEN.iterdir())
@@ -172,7 +172,7 @@ def test_both_layouts_of_experts_are_the_same_parameters(name: str) -> None:
     fused = {f"{prefix}.gate_up_proj": np.concatenate([gates, ups], axis=1), f"{prefix}.down_proj": downs}
     for parameter in ("gate_up_proj", "down_proj"):
         whole, parts = weights[(*at, parameter)].options
-        assert whole == Source({f"{prefix}.{parameter}": fused[f"{prefix}.{parameter}"].shape})
+        assert whole == WeightSource({f"{prefix}.{parameter}": fused[f"{prefix}.{parameter}"].shape})
         assert {name: single[name].shape for name in parts.shapes} == parts.shapes
         expected = fused[f"{prefix}.{parameter}"]
         np.testing.assert_array_equal(made(parts, expected.shape, single), expected)
@@ -180,7 +180,7 @@ def test_both_layouts_of_experts_are_the_same_parameters(name: str) -> None:
 
 def test_tensor() -> None:
     weight = tensor(("a", 0), "model.a.weight", (2, 3), float32=True)
-    assert weight == Weight(("a", 0), (2, 3), (Source({"model.a.weight": (2, 3)}),), True)
+    assert weight == Weight(("a", 0), (2, 3), (WeightSource({"model.a.weight": (2, 3)}),), True)
     assert not tensor(("a",), "b", (1,)).float32
 
 
@@ -202,7 +202,7 @@ def test_stacked_keeps_the_order_and_the_dtype() -> None:
 
 
 def test_a_window_is_made_of_the_tensors_inside_it() -> None:
-    """Of three experts with two matrices each: the rows 1 to 2 of the last two experts, and the last columns."""
+    """A window of three experts with two matrices each: rows 1 to 2 and the last columns of the last two experts."""
     source = stacked([[f"{e}.a", f"{e}.b"] for e in range(3)], (2, 3))
     pieces = list(source.pieces((slice(1, 3), slice(1, 3), slice(2, None)), (3, 4, 3)))
     assert [piece.name for piece in pieces] == ["1.a", "1.b", "2.a", "2.b"]

@@ -1,6 +1,6 @@
 """What is said about the lanes of a step: settings, rows and positions of other lanes or of an earlier step."""
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,12 +11,12 @@ from hybridlm.engine.decoding import Decoding
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.requests.sequence import Sequence
+from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 
 
 def settings_in_order_of_joining(patch: pytest.MonkeyPatch) -> None:
-    def sampling(lanes: Many[Sequence | None]) -> Any:
+    def sampling(lanes: Sequence[ActiveSequence | None]) -> Any:
         first = [one for one in lanes if one is not None]
         return sampling_arrays([*first, *[None] * (len(lanes) - len(first))])
 
@@ -26,16 +26,16 @@ def settings_in_order_of_joining(patch: pytest.MonkeyPatch) -> None:
 
 def operands_kept(patch: pytest.MonkeyPatch, by_lane: bool) -> None:
     """What is kept on the device is used for other sequences: whoever they are, or those of the same lanes."""
-    right = Decoding._draw
+    right = Decoding._generate
 
-    def draw(self: Decoding, pool: RowPool, lanes: list[Sequence | None], *rest: Any) -> Any:
+    def generate(self: Decoding, pool: RowPool, lanes: list[ActiveSequence | None], *rest: Any) -> Any:
         if self._steady is not None:
             held = [one is None for one in self._steady[0]]
             if not by_lane or held == [one is None for one in lanes]:
                 self._steady = (lanes, *self._steady[1:])
         return right(self, pool, lanes, *rest)
 
-    patch.setattr(Decoding, "_draw", draw)
+    patch.setattr(Decoding, "_generate", generate)
 
 
 def kept_for_the_shape(patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def lanes_exchanged(patch: pytest.MonkeyPatch) -> None:
     right = Scheduler._by_lane
     calls = iter(range(10**9))
 
-    def wrong(self: Scheduler, pool: RowPool, sequences: list[Sequence]) -> list[Sequence | None]:
+    def wrong(self: Scheduler, pool: RowPool, sequences: list[ActiveSequence]) -> list[ActiveSequence | None]:
         lanes = right(self, pool, sequences)
         return [lanes[1], lanes[0], *lanes[2:]] if next(calls) == 4 else lanes
 
@@ -82,13 +82,13 @@ def lanes_exchanged(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_token_further(patch: pytest.MonkeyPatch) -> None:
-    right = Scheduler._draw
+    right = Scheduler._decode_step
 
     def wrong(self: Scheduler) -> Any:
         self.decoding[0].consumed += 1
         return right(self)
 
-    patch.setattr(Scheduler, "_draw", wrong)
+    patch.setattr(Scheduler, "_decode_step", wrong)
 
 
 def never_copied(patch: pytest.MonkeyPatch) -> None:
@@ -102,12 +102,12 @@ def one_array_stays_behind(patch: pytest.MonkeyPatch) -> None:
     def wrong(self: Engine, source: RowPool, read: Any, target: RowPool, write: Any) -> None:
         before = target.look().layers
         assert self.sanitizer is not None
-        ghosts = self.sanitizer.ghosts(target)
+        shadow_labels = self.sanitizer.shadow_labels(target)
         right(self, source, read, target, write)
         after = target.take()
         target.put(after._replace(layers=(before[0], *after.layers[1:])))
-        kept = self.sanitizer._ghosts[target]
-        self.sanitizer._ghosts[target] = (*ghosts[:2], *kept[2:])
+        kept = self.sanitizer._shadow_labels[target]
+        self.sanitizer._shadow_labels[target] = (*shadow_labels[:2], *kept[2:])
 
     patch.setattr(Engine, "copy", wrong)
 

@@ -1,13 +1,13 @@
 """Prompts cut in the wrong places, and chunks that are taken for something else."""
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
 from hybridlm.engine import scheduler
-from hybridlm.requests.sequence import Sequence
+from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.steps.operands import Batch, Feed
 
 
@@ -15,7 +15,7 @@ def lengths(patch: pytest.MonkeyPatch, change) -> None:
     """Other lengths of the lanes of a chunk: `change(lengths, tokens)`."""
     right = Batch.of
 
-    def of(feeds: Many[Feed | None], tokens: int) -> Batch:
+    def of(feeds: Sequence[Feed | None], tokens: int) -> Batch:
         batch = right(feeds, tokens)
         return batch._replace(lengths=change(np.asarray(batch.lengths), tokens).astype(np.int32))
 
@@ -35,11 +35,11 @@ def every_chunk_begins(patch: pytest.MonkeyPatch) -> None:
 
 
 def last_token_left_out(patch: pytest.MonkeyPatch) -> None:
-    def prefilling(self: Sequence) -> bool:
+    def prefilling(self: ActiveSequence) -> bool:
         left = len(self.request.prompt) - self.consumed
         return left > (1 if self.consumed else 0)
 
-    patch.setattr(Sequence, "prefilling", property(prefilling))
+    patch.setattr(ActiveSequence, "prefilling", property(prefilling))
 
 
 MUTANTS = (

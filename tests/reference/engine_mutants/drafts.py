@@ -8,7 +8,7 @@ import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 from engine_mutants.traffic import REQUESTS, Alone
 
-from hybridlm.engine.decoding import Decoding, Flight
+from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.rows.pool import RowPool
@@ -34,21 +34,21 @@ class PartlyRight:
 
 
 def settled(patch: pytest.MonkeyPatch, change: Any) -> None:
-    """Other counts of accepted tokens for the bookkeeping: `change(decoding, flight, accepted) -> accepted`."""
+    """Other counts of accepted tokens for the bookkeeping: `change(decoding, dispatched, accepted) -> accepted`."""
     right = Decoding.settle
 
-    def settle(self: Decoding, pool: RowPool, flight: Flight, accepted: np.ndarray) -> None:
-        right(self, pool, flight, change(self, flight, accepted))
+    def settle(self: Decoding, pool: RowPool, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
+        right(self, pool, dispatched, change(self, dispatched, accepted))
 
     patch.setattr(Decoding, "settle", settle)
 
 
 def taken(patch: pytest.MonkeyPatch, change: Any) -> None:
-    """Other counts of accepted tokens for all of the host: `change(session, flight, accepted) -> accepted`."""
+    """Other counts of accepted tokens for all of the host: `change(session, dispatched, accepted) -> accepted`."""
     right = Session._take
 
-    def take(self: Session, flight: Flight, drawn: Any, accepted: np.ndarray | None) -> None:
-        right(self, flight, drawn, None if accepted is None else change(self, flight, accepted))
+    def take(self: Session, dispatched: DispatchedStep, sampled: Any, accepted: np.ndarray | None) -> None:
+        right(self, dispatched, sampled, None if accepted is None else change(self, dispatched, accepted))
 
     patch.setattr(Session, "_take", take)
 
@@ -65,31 +65,31 @@ def drafts_told(patch: pytest.MonkeyPatch, change: Any) -> None:
 
 
 def moved_by_all_drafts(patch: pytest.MonkeyPatch) -> None:
-    def change(decoding: Decoding, flight: Flight, accepted: np.ndarray) -> np.ndarray:
+    def change(decoding: Decoding, dispatched: DispatchedStep, accepted: np.ndarray) -> np.ndarray:
         return np.where(accepted > 0, 1 + np.array(decoding._drafted, np.int32), 0)
 
     settled(patch, change)
 
 
 def moved_by_one(patch: pytest.MonkeyPatch) -> None:
-    settled(patch, lambda decoding, flight, accepted: np.minimum(accepted, 1))
+    settled(patch, lambda decoding, dispatched, accepted: np.minimum(accepted, 1))
 
 
 def moved_twice(patch: pytest.MonkeyPatch) -> None:
     """By one when the step is dispatched, and by what is accepted when it is read."""
     right = Decoding._verify
 
-    def verify(self: Decoding, *about: Any) -> Flight:
-        flight = right(self, *about)
-        for sequence, _ in flight.draws:
+    def verify(self: Decoding, *about: Any) -> DispatchedStep:
+        dispatched = right(self, *about)
+        for sequence, _ in dispatched.sequences:
             sequence.consumed += 1
-        return flight
+        return dispatched
 
     patch.setattr(Decoding, "_verify", verify)
 
 
 def drafted_lanes_alone_move(patch: pytest.MonkeyPatch) -> None:
-    def change(decoding: Decoding, flight: Flight, accepted: np.ndarray) -> np.ndarray:
+    def change(decoding: Decoding, dispatched: DispatchedStep, accepted: np.ndarray) -> np.ndarray:
         return np.where(np.array(decoding._drafted) > 0, accepted, 0)
 
     settled(patch, change)
@@ -98,7 +98,7 @@ def drafted_lanes_alone_move(patch: pytest.MonkeyPatch) -> None:
 def count_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
     before: dict[int, np.ndarray] = {}
 
-    def change(session: Session, flight: Flight, accepted: np.ndarray) -> np.ndarray:
+    def change(session: Session, dispatched: DispatchedStep, accepted: np.ndarray) -> np.ndarray:
         drafted = np.array(session._scheduler._decoding._drafted) > 0
         kept = before.get(accepted.size, accepted)
         before[accepted.size] = accepted
@@ -108,15 +108,15 @@ def count_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
 
 
 def count_of_the_lane_beside(patch: pytest.MonkeyPatch) -> None:
-    taken(patch, lambda session, flight, accepted: np.roll(accepted, 1))
+    taken(patch, lambda session, dispatched, accepted: np.roll(accepted, 1))
 
 
 def counts_close_ranks(patch: pytest.MonkeyPatch) -> None:
     """Those that are alive are counted through from 0, lanes are not."""
 
-    def change(session: Session, flight: Flight, accepted: np.ndarray) -> np.ndarray:
+    def change(session: Session, dispatched: DispatchedStep, accepted: np.ndarray) -> np.ndarray:
         packed = accepted.copy()
-        alive = [lane for sequence, lane in flight.draws if sequence.finish_reason is None]
+        alive = [lane for sequence, lane in dispatched.sequences if sequence.finish_reason is None]
         packed[alive] = accepted[: len(alive)]
         return packed
 
@@ -124,13 +124,13 @@ def counts_close_ranks(patch: pytest.MonkeyPatch) -> None:
 
 
 def all_drafts_are_given_out(patch: pytest.MonkeyPatch) -> None:
-    """The bookkeeping knows what was accepted; whoever asked is given all that was drawn."""
+    """The bookkeeping knows what was accepted; whoever asked is given all that was sampled."""
     right, kept = Decoding.settle, []
 
-    def settle(self: Decoding, pool: RowPool, flight: Flight, accepted: np.ndarray) -> None:
-        right(self, pool, flight, kept.pop())
+    def settle(self: Decoding, pool: RowPool, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
+        right(self, pool, dispatched, kept.pop())
 
-    def change(session: Session, flight: Flight, accepted: np.ndarray) -> np.ndarray:
+    def change(session: Session, dispatched: DispatchedStep, accepted: np.ndarray) -> np.ndarray:
         kept.append(accepted)
         return np.where(accepted > 0, 1 + np.array(session._scheduler._decoding._drafted, np.int32), 0)
 
@@ -189,7 +189,7 @@ MUTANTS = (
         Finder.ALONE, counts_close_ranks,
     ),
     EngineMutant(
-        "all-drafts-are-given-out", "", "whoever asked is given what was drawn behind rejected drafts too",
+        "all-drafts-are-given-out", "", "whoever asked is given what was sampled behind rejected drafts too",
         Finder.ALONE, all_drafts_are_given_out,
     ),
     EngineMutant(

@@ -7,9 +7,9 @@ from engine_mutants.mutant import EngineMutant, Finder
 
 from hybridlm.engine import scheduler
 from hybridlm.engine.scheduler import Scheduler
-from hybridlm.requests.sequence import Sequence
+from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.steps.operands import Feed
-from ir_passes import Slot, SlotOwner
+from ir_passes.host.slot_owner import Slot, SlotOwner
 
 
 def row_by_request_number(patch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def freed_twice(patch: pytest.MonkeyPatch) -> None:
 def cancelled_keeps_its_row(patch: pytest.MonkeyPatch) -> None:
     right = Scheduler.leave
 
-    def leave(self: Scheduler, sequence: Sequence) -> None:
+    def leave(self: Scheduler, sequence: ActiveSequence) -> None:
         for sequences in (self.prefilling, self.decoding):
             if sequence in sequences:
                 sequences.remove(sequence)
@@ -52,7 +52,7 @@ def one_token_prompt_goes_on(patch: pytest.MonkeyPatch) -> None:
 
 def begins_again_on_its_state(patch: pytest.MonkeyPatch) -> None:
     """A sequence that was put back reads its prompt from the start, in the row as it was."""
-    again: dict[Sequence, int] = {}
+    again: dict[ActiveSequence, int] = {}
     right = Scheduler._prefill
 
     def prefill(self: Scheduler) -> object:

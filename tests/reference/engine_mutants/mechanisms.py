@@ -8,7 +8,7 @@ from engine_mutants.reports import REPORTS, Report
 from engine_mutants.rollback_reports import MIXED_BATCHES, ROLLBACK
 
 KNOWN = {report.id: report for report in (*PREFIXES, *MIXED_BATCHES, *ROLLBACK, *REPORTS)}
-SHARES = "tests/models/sharding/test_shares.py"
+SHARES = "tests/models/sharding/test_sharding.py"
 
 
 def _with(id: str, *compiler: str) -> Report:
@@ -74,7 +74,7 @@ MECHANISMS: dict[int, Report] = {
     70: KNOWN["sparkinfer#615"],
     71: Report(
         "SGLang#22060", "three parts that are each split over devices are cut as one",
-        compiler=("rows-leave-as-heads",), tests=(f"{SHARES}::test_shares_of_other_units_are_found",),
+        compiler=("rows-leave-as-heads",), tests=(f"{SHARES}::test_shards_of_other_units_are_found",),
     ),
     74: Report(
         "ik#1649", "a kernel reads what another of its threads overwrites",

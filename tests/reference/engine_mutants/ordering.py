@@ -1,4 +1,4 @@
-"""Tokens that come back a step later than they were drawn, read by what is true now."""
+"""Tokens that come back a step later than they were sampled, read by what is true now."""
 
 from typing import Any
 
@@ -7,55 +7,59 @@ import numpy as np
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
-from hybridlm.engine.decoding import Flight
+from hybridlm.engine.decoding import DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.rows.pool import RowPool
 from hybridlm.session import Session
 
 
 def taken(patch: pytest.MonkeyPatch, change) -> None:
-    """Other tokens or lanes of a step that has come back: `change(session, flight, drawn) -> (flight, drawn)`."""
+    """Change the tokens or lanes of a step that was read: `change(session, dispatched, sampled) -> (both of these)`."""
     right = Session._take
 
-    def take(self: Session, flight: Flight, drawn: Any, accepted: Any) -> None:
-        flight, drawn = change(self, flight, drawn)
-        right(self, flight, drawn, accepted)
+    def take(self: Session, dispatched: DispatchedStep, sampled: Any, accepted: Any) -> None:
+        dispatched, sampled = change(self, dispatched, sampled)
+        right(self, dispatched, sampled, accepted)
 
     patch.setattr(Session, "_take", take)
 
 
 def lanes_of_now(patch: pytest.MonkeyPatch) -> None:
-    def change(session: Session, flight: Flight, drawn: Any) -> tuple[Flight, Any]:
+    def change(session: Session, dispatched: DispatchedStep, sampled: Any) -> tuple[DispatchedStep, Any]:
         scheduler = session._scheduler
-        if scheduler._decode is None or any(one.prefilling for one, _ in flight.draws):
-            return flight, drawn
-        now = scheduler._by_lane(scheduler._decode, scheduler.decoding)
-        known = [one for one, _ in flight.draws]
-        return flight._replace(draws=[(one, lane) for lane, one in enumerate(now) if one and one in known]), drawn
+        if scheduler._decode_pool is None or any(one.prefilling for one, _ in dispatched.sequences):
+            return dispatched, sampled
+        now = scheduler._by_lane(scheduler._decode_pool, scheduler.decoding)
+        known = [one for one, _ in dispatched.sequences]
+        return dispatched._replace(
+            sequences=[(one, lane) for lane, one in enumerate(now) if one and one in known]
+        ), sampled
 
     taken(patch, change)
 
 
 def lanes_close_ranks(patch: pytest.MonkeyPatch) -> None:
-    def change(session: Session, flight: Flight, drawn: Any) -> tuple[Flight, Any]:
-        alive = [one for one, _ in flight.draws if one.finish_reason is None]
-        lanes = [lane for _, lane in flight.draws]
-        return flight._replace(draws=list(zip(alive, lanes, strict=False))), drawn
+    def change(session: Session, dispatched: DispatchedStep, sampled: Any) -> tuple[DispatchedStep, Any]:
+        alive = [one for one, _ in dispatched.sequences if one.finish_reason is None]
+        lanes = [lane for _, lane in dispatched.sequences]
+        return dispatched._replace(sequences=list(zip(alive, lanes, strict=False))), sampled
 
     taken(patch, change)
 
 
 def last_lane_for_all(patch: pytest.MonkeyPatch) -> None:
-    def change(session: Session, flight: Flight, drawn: Any) -> tuple[Flight, Any]:
-        return flight._replace(draws=[(one, len(drawn.token) - 1) for one, _ in flight.draws]), drawn
+    def change(session: Session, dispatched: DispatchedStep, sampled: Any) -> tuple[DispatchedStep, Any]:
+        return dispatched._replace(
+            sequences=[(one, len(sampled.token) - 1) for one, _ in dispatched.sequences]
+        ), sampled
 
     taken(patch, change)
 
 
 def tokens_of_the_step_after(patch: pytest.MonkeyPatch) -> None:
-    def change(session: Session, flight: Flight, drawn: Any) -> tuple[Flight, Any]:
-        after = session._flights[0].drawn if session._flights else None
-        return flight, drawn if after is None or len(after.token) != len(drawn.token) else jax.device_get(after)
+    def change(session: Session, dispatched: DispatchedStep, sampled: Any) -> tuple[DispatchedStep, Any]:
+        after = session._in_flight[0].sampled if session._in_flight else None
+        return dispatched, sampled if after is None or len(after.token) != len(sampled.token) else jax.device_get(after)
 
     taken(patch, change)
 

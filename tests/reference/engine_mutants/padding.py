@@ -11,9 +11,9 @@ from engine_mutants.mutant import EngineMutant, Finder
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.programs.shapes import CopyShape, Shape
-from hybridlm.requests.sequence import Sequence
+from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
-from ir_passes import Slot
+from ir_passes.host.slot_owner import Slot
 
 Maps = tuple[np.ndarray, np.ndarray]
 
@@ -45,7 +45,7 @@ def modulo(patch: pytest.MonkeyPatch) -> None:
 def row_0_is_padding(patch: pytest.MonkeyPatch) -> None:
     right = Scheduler._by_lane
 
-    def by_lane(self: Scheduler, pool: RowPool, sequences: list[Sequence]) -> list[Sequence | None]:
+    def by_lane(self: Scheduler, pool: RowPool, sequences: list[ActiveSequence]) -> list[ActiveSequence | None]:
         return [None, *right(self, pool, sequences)[1:]] if pool.size > 1 else right(self, pool, sequences)
 
     patch.setattr(Scheduler, "_by_lane", by_lane)

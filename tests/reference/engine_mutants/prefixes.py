@@ -10,31 +10,31 @@ from engine_mutants.mutant import EngineMutant, Finder
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.prefix_cache.cache import PrefixCache
-from hybridlm.prefix_cache.memory import KeptMemory
+from hybridlm.prefix_cache.memory import CacheMemory
 from hybridlm.prefix_cache.moves import RowMoves
-from hybridlm.requests.sequence import Sequence
-from hybridlm.rows.kept import KeptArrays
+from hybridlm.requests.sequence import ActiveSequence
+from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot
-from ir_passes import SlotOwner
+from ir_passes.host.slot_owner import SlotOwner
 
 
 def kept(patch: pytest.MonkeyPatch, change) -> None:
-    """Something else is done with what was taken out of a row: `change(part, KeptArrays) -> KeptArrays`."""
+    """Something else is done with what was taken out of a row: `change(part, CachedBuffers) -> CachedBuffers`."""
     right = RowMoves._keep
 
-    def keep(self: RowMoves, part: Any, *arguments: Any) -> KeptArrays:
+    def keep(self: RowMoves, part: Any, *arguments: Any) -> CachedBuffers:
         return change(part, right(self, part, *arguments))
 
     patch.setattr(RowMoves, "_keep", keep)
 
 
 def restored(patch: pytest.MonkeyPatch, change) -> None:
-    """A part is put back otherwise: `change(put_back, part, KeptArrays, operands)`."""
+    """A part is put back otherwise: `change(put_back, part, CachedBuffers, operands)`."""
     right = RowMoves._restore
 
     def restore(
-        self: RowMoves, one: KeptArrays, part: Any, pool: Any, slot: Any, operands: Any, mark: Any = None
+        self: RowMoves, one: CachedBuffers, part: Any, pool: Any, slot: Any, operands: Any, mark: Any = None
     ) -> None:
         change(lambda one, operands: right(self, one, part, pool, slot, operands, mark), part, one, operands)
 
@@ -45,7 +45,7 @@ def of_the_first_row(patch: pytest.MonkeyPatch) -> None:
     """The row of a state is that of the step's first lane."""
     right = RowMoves._keep
 
-    def keep(self: RowMoves, part: Any, pool: RowPool, *arguments: Any) -> KeptArrays:
+    def keep(self: RowMoves, part: Any, pool: RowPool, *arguments: Any) -> CachedBuffers:
         bind = SlotOwner.bind
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(SlotOwner, "bind", lambda *given: bind(*given) * 0)
@@ -55,34 +55,34 @@ def of_the_first_row(patch: pytest.MonkeyPatch) -> None:
 
 
 def labelled_as_the_whole_prompt(patch: pytest.MonkeyPatch) -> None:
-    def keep(self: Scheduler, sequence: Sequence, pool: RowPool) -> None:
+    def keep(self: Scheduler, sequence: ActiveSequence, pool: RowPool) -> None:
         assert self._engine.prefix_cache is not None and sequence.slot is not None
         self._engine.prefix_cache.keep(pool, sequence.slot, sequence.request.prompt, owner=sequence)
 
-    patch.setattr(Scheduler, "_keep", keep)
+    patch.setattr(Scheduler, "_cache_state", keep)
 
 
 def counted_one_ahead(patch: pytest.MonkeyPatch) -> None:
     """The counter that names a state is that of the next step, where the step reads one token."""
-    right = Scheduler._keep
+    right = Scheduler._cache_state
 
-    def keep(self: Scheduler, sequence: Sequence, pool: RowPool) -> None:
+    def keep(self: Scheduler, sequence: ActiveSequence, pool: RowPool) -> None:
         ahead = sequence.consumed < len(sequence.request.prompt)
         sequence.consumed += ahead
         right(self, sequence, pool)
         sequence.consumed -= ahead
 
-    patch.setattr(Scheduler, "_keep", keep)
+    patch.setattr(Scheduler, "_cache_state", keep)
 
 
 def shared_state_written(patch: pytest.MonkeyPatch) -> None:
     """What a sequence went on from is where its own next state goes."""
-    gone_on_from: dict[Any, KeptArrays] = {}
+    gone_on_from: dict[Any, CachedBuffers] = {}
     take, restore = RowMoves.take, RowMoves.restore
 
     def taken(self: RowMoves, pool: Any, slot: Any, tokens: Any, owner: Any, known: Any = ()) -> Snapshot:
         snapshot = take(self, pool, slot, tokens, owner, known)
-        if owner in gone_on_from and snapshot.state is not None and gone_on_from[owner].here:
+        if owner in gone_on_from and snapshot.state is not None and gone_on_from[owner].on_device:
             gone_on_from[owner].arrays = snapshot.state.arrays
         return snapshot
 
@@ -106,7 +106,7 @@ def state_without_the_keys(patch: pytest.MonkeyPatch) -> None:
 def another_size_of_spans(patch: pytest.MonkeyPatch) -> None:
     """Places are counted in spans of another size."""
 
-    def change(put: Any, part: Any, one: KeptArrays, operands: tuple[int, ...]) -> None:
+    def change(put: Any, part: Any, one: CachedBuffers, operands: tuple[int, ...]) -> None:
         if part == "span":
             first, count, to = operands
             operands = first, count, to // 8 * 8
@@ -118,7 +118,7 @@ def another_size_of_spans(patch: pytest.MonkeyPatch) -> None:
 def from_the_beginning_of_a_span(patch: pytest.MonkeyPatch) -> None:
     """Of an edge that was cut the second part is read like the first."""
 
-    def change(put: Any, part: Any, one: KeptArrays, operands: tuple[int, ...]) -> None:
+    def change(put: Any, part: Any, one: CachedBuffers, operands: tuple[int, ...]) -> None:
         put(one, (0, *operands[1:]) if part == "span" else operands)
 
     restored(patch, change)
@@ -136,12 +136,12 @@ def rounded_to_chunks(patch: pytest.MonkeyPatch) -> None:
 
 def ring_of_four(patch: pytest.MonkeyPatch) -> None:
     """States lie in a ring, and the fifth is where the first still is."""
-    ring: list[KeptArrays] = []
+    ring: list[CachedBuffers] = []
 
-    def change(part: Any, one: KeptArrays) -> KeptArrays:
+    def change(part: Any, one: CachedBuffers) -> CachedBuffers:
         if part == "state":
             for older in ring[-4:-3]:
-                older.arrays = one.arrays if older.here else older.arrays
+                older.arrays = one.arrays if older.on_device else older.arrays
             ring.append(one)
         return one
 
@@ -152,7 +152,7 @@ def never_written(patch: pytest.MonkeyPatch) -> None:
     """The move into what is kept is left out for every second state, and it is handed on all the same."""
     count = iter(range(10**9))
 
-    def change(part: Any, one: KeptArrays) -> KeptArrays:
+    def change(part: Any, one: CachedBuffers) -> CachedBuffers:
         if part == "state" and next(count) % 2:
             one.arrays = tuple(jnp.zeros_like(array) for array in one.arrays)
         return one
@@ -163,7 +163,7 @@ def never_written(patch: pytest.MonkeyPatch) -> None:
 def layout_left_behind(patch: pytest.MonkeyPatch) -> None:
     """What is kept has its heads in another order than the rows, and nothing says so."""
 
-    def change(part: Any, one: KeptArrays) -> KeptArrays:
+    def change(part: Any, one: CachedBuffers) -> CachedBuffers:
         one.arrays = tuple(array[:, ::-1] if array.ndim == 4 and part == "state" else array for array in one.arrays)
         return one
 
@@ -181,7 +181,7 @@ def before_the_step(patch: pytest.MonkeyPatch) -> None:
 
     right = RowMoves._keep
 
-    def keep(self: RowMoves, part: Any, pool: RowPool, *arguments: Any) -> KeptArrays:
+    def keep(self: RowMoves, part: Any, pool: RowPool, *arguments: Any) -> CachedBuffers:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(RowPool, "look", lambda one: before[one])
             return right(self, part, pool, *arguments)
@@ -193,33 +193,33 @@ def before_the_step(patch: pytest.MonkeyPatch) -> None:
 def one_span_for_all(patch: pytest.MonkeyPatch) -> None:
     """What comes back from the host is what went there last."""
     last: list[tuple[Any, ...]] = []
-    put, relieve = KeptMemory.bring, KeptMemory.relieve
+    put, evict_one = CacheMemory.page_in, CacheMemory.evict_one
 
-    def bring(self: KeptMemory, one: KeptArrays) -> None:
+    def page_in(self: CacheMemory, one: CachedBuffers) -> None:
         if one in self._host:
             same = [arrays for arrays in last if [a.shape for a in arrays] == [a.shape for a in one.arrays]]
             one.arrays = same[-1] if same else one.arrays
         put(self, one)
 
-    def noted(self: KeptMemory) -> bool:
-        done = relieve(self)
+    def noted(self: CacheMemory) -> bool:
+        done = evict_one(self)
         last.extend(one.arrays for one in list(self._host)[-1:])
         return done
 
-    patch.setattr(KeptMemory, "bring", bring)
-    patch.setattr(KeptMemory, "relieve", noted)
+    patch.setattr(CacheMemory, "page_in", page_in)
+    patch.setattr(CacheMemory, "evict_one", noted)
 
 
 def any_tokens(patch: pytest.MonkeyPatch) -> None:
     """The tree goes by the number of tokens: whatever they are, the state after as many is found."""
-    right = PrefixCache.lent
+    right = PrefixCache.pinned
 
-    def lent(self: PrefixCache, prompt: Any, start: Any) -> Any:
-        found = [place for place in self._places.values() if place.position < len(prompt)]
+    def pinned(self: PrefixCache, prompt: Any, start: Any) -> Any:
+        found = [place for place in self._nodes.values() if place.position < len(prompt)]
         deepest = max(found, key=lambda place: place.position, default=None)
         return right(self, prompt if deepest is None else [*_tokens(deepest), *prompt[deepest.position :]], start)
 
-    patch.setattr(PrefixCache, "lent", lent)
+    patch.setattr(PrefixCache, "pinned", pinned)
 
 
 def _tokens(place: Any) -> list[int]:

@@ -50,10 +50,10 @@ def accepted(told: Told) -> Array:
     return told.accepted
 
 
-def behind_accepted(drawn: Array, told: Told, before: Array) -> Array:
+def behind_accepted(sampled: Array, told: Told, before: Array) -> Array:
     """What is right to carry to the next step: [N, 1]."""
     last = jnp.where(told.accepted > 0, told.accepted - 1, 0)[:, None]
-    token = jnp.take_along_axis(drawn, last, axis=1, mode="fill")
+    token = jnp.take_along_axis(sampled, last, axis=1, mode="fill")
     return jnp.where(told.accepted[:, None] > 0, token, before)
 
 
@@ -67,12 +67,12 @@ class StepMutant:
         description: what is wrong, in one line.
         finder: the replay or the proof.
         kinds: violations of which the proof has to report one.
-        accept: counts of accepted tokens, from (tokens, drawn, lengths, drafts).
+        accept: counts of accepted tokens, from (tokens, sampled, lengths, drafts).
         conv, recurrent: how many tokens are replayed into convolutions and into recurrent state.
         on_top: they are replayed into the state after the step, in place of the one before it.
         goes_on: they are replayed as if no lane's sequence began.
-        same_key: every token of a lane is drawn with the key of the first.
-        carry: the token that is carried, from (drawn, told, carried before).
+        same_key: every token of a lane is sampled with the key of the first.
+        carry: the token that is carried, from (sampled, told, carried before).
         kept: what the recurrences were given, changed; for the proof alone.
     """
 
@@ -98,12 +98,12 @@ def mutated(structure: Structure, mutants: Sequence[StepMutant]) -> Callable[...
         _, rows, tokens, lengths, _, _, drafts, *_ = operands
         with pytest.MonkeyPatch.context() as patch:
             _put_in(patch, mutants, which, lambda counts: Told(counts, lengths, drafts, tokens.shape[1]))
-            (counts, drawn), after = verify_step(structure, None, None)(*operands)
+            (counts, sampled), after = verify_step(structure, None, None)(*operands)
         if any(one.carry is not behind_accepted for one in mutants):
             told = Told(counts, lengths, drafts, tokens.shape[1])
-            token = lax.switch(which, [one.carry for one in mutants], drawn.token, told, rows.token)
+            token = lax.switch(which, [one.carry for one in mutants], sampled.token, told, rows.token)
             after = after._replace(token=token)
-        return (counts, drawn), after
+        return (counts, sampled), after
 
     return step
 
@@ -112,7 +112,7 @@ def _put_in(
     patch: pytest.MonkeyPatch, mutants: Sequence[StepMutant], which: Array, tell: Callable[[Array], Told]
 ) -> None:
     """Put the faults in until the step has been traced."""
-    commit, draw_tokens = Decoder.commit, verify.draw_tokens
+    commit, sample_with_logprobs = Decoder.commit, verify.sample_with_logprobs
 
     def is_true(name: str) -> Array:
         return jnp.array([getattr(one, name) for one in mutants])[which]
@@ -147,11 +147,11 @@ def _put_in(
     def wrong_keys(logits: Array, last: Array, behind: Array, *rest: Any) -> Any:
         first = behind.reshape((-1, tell(behind).most))[:, :1]
         same = jnp.broadcast_to(first, (first.shape[0], tell(behind).most)).reshape(-1)
-        return draw_tokens(logits, last, jnp.where(is_true("same_key"), same, behind), *rest)
+        return sample_with_logprobs(logits, last, jnp.where(is_true("same_key"), same, behind), *rest)
 
     patch.setattr(verify, "accept", wrong_accept)
     patch.setattr(Decoder, "commit", wrong_commit)
-    patch.setattr(verify, "draw_tokens", wrong_keys)
+    patch.setattr(verify, "sample_with_logprobs", wrong_keys)
 
 
 RIGHT = StepMutant("", "", "nothing")
@@ -162,7 +162,7 @@ class Wanted(NamedTuple):
     """A scene, and what its accepted tokens give one at a time."""
 
     scene: Scene
-    drawn: np.ndarray
+    sampled: np.ndarray
     rows: Any
 
 
@@ -191,12 +191,12 @@ class Faulty:
 
     def _difference(self, wanted: Wanted) -> str:
         scene = wanted.scene
-        accepted, drawn, rows = self._steps.verify(scene.rows, scene.lanes)
+        accepted, sampled, rows = self._steps.verify(scene.rows, scene.lanes)
         if accepted.tolist() != scene.accepted:
             return f"accepted {accepted.tolist()}, expected {scene.accepted}"
         for lane, (count, end) in enumerate(zip(scene.accepted, scene.ends, strict=True)):
-            if drawn[lane, :count].tolist() != wanted.drawn[lane, :count].tolist():
-                return f"lane {lane} draws {drawn[lane, :count]}, expected {wanted.drawn[lane, :count]}"
+            if sampled[lane, :count].tolist() != wanted.sampled[lane, :count].tolist():
+                return f"lane {lane} draws {sampled[lane, :count]}, expected {wanted.sampled[lane, :count]}"
             if rows.token[lane] != wanted.rows.token[lane]:
                 return f"lane {lane} carries {rows.token[lane]}, expected {wanted.rows.token[lane]}"
             for got, want in zip(states(rows, lane, end), states(wanted.rows, lane, end), strict=True):

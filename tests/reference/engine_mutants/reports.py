@@ -1,7 +1,7 @@
 """Forty public reports of state that was corrupted in other engines, and what stands against each of them here.
 
 The forty are those whose mechanisms cover all the others that are known; scripts/write_mutants.py writes them into
-docs/engine-mutants.md.
+the page of the engine's mutants.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Report:
         id: as project#number.
         fault: what was wrong, in one line.
         engine: ids of mutants of the engine.
-        compiler: ids of mutants of steps and hosts (docs/mutants.md).
+        compiler: ids of mutants of steps and hosts (tests/reference/mutants).
         tests: regression tests, as file::name.
         cannot: why it cannot exist here, in one sentence; "" for what can.
     """

@@ -1,4 +1,4 @@
-"""The text of docs/engine-mutants.md."""
+"""The page of the engine's mutants."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -20,8 +20,8 @@ def table() -> str:
 of other engines: {_counts(MUTANTS.values())}.
 Eleven requests of all kinds run through the engine with each fault. A test fails unless the finder that is named finds
 something wrong, and no other before it, or if anything is found in the engine as it is. What compiled steps and their
-row numbers can have wrong is in [mutants.md](mutants.md). Written by scripts/write_mutants.py from
-tests/reference/engine_mutants.
+row numbers can have wrong is in [mutants.md](mutants.md). Made by scripts/write_mutants.py from
+tests/reference/engine_mutants when this site was built.
 
 {_mutants(MUTANTS.values())}
 ## Forty reports

@@ -21,7 +21,9 @@ from hybridlm.engine.speculation import Speculation
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.radix_tree import TreeError
-from ir_passes import LedgerError, SanitizerError, SlotError
+from ir_passes.host.row_ledger import LedgerError
+from ir_passes.host.slot_owner import SlotError
+from ir_passes.sanitizer.verdict import SanitizerError
 
 MOST_STEPS = 150
 MOVED_AT = 9
@@ -132,7 +134,7 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
     """
     found: dict[int, Alone] = {}
     engine, asked_of = lm.engine, requests(lm)
-    engine._kept.clear()  # nothing of a run that had a fault
+    engine._idle_pools.clear()  # nothing of a run that had a fault
     cancelled = CANCELLED if speculate is None else CANCELLED_WITH_DRAFTS
     if engine.prefix_cache is not None:
         engine.prefix_cache, cancelled = PrefixCache(engine.moves, BUDGET, engine.chunk), CANCELLED_WITH_CACHE
@@ -146,10 +148,10 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
             if step in cancelled and cancelled[step] in session._alive:
                 session.cancel(cancelled[step])
             scheduler = session._scheduler
-            if step == MOVED_AT and scheduler._decode is not None:
-                while session._flights and session._flights[0].accepted is not None:
+            if step == MOVED_AT and scheduler._decode_pool is not None:
+                while session._in_flight and session._in_flight[0].accepted is not None:
                     session._read()  # as the session itself does before rows move
-                scheduler._resize(scheduler._decode.size)
+                scheduler._resize(scheduler._decode_pool.size)
             for event in session.step():
                 if event.completion is not None:
                     found[event.index] = Alone(event.completion.token_ids, event.completion.finish_reason)

@@ -55,38 +55,38 @@ def _largest_first(told: Told) -> Array:
     return jnp.where(told.lengths > 0, -jnp.sort(-told.accepted), 0)
 
 
-def _drafts_are_certain(tokens: Array, drawn: Array, lengths: Array, drafts: Array) -> Array:
-    return accept(tokens, drawn, lengths, jnp.where(lengths == tokens.shape[1], 0, drafts))
+def _drafts_are_certain(tokens: Array, sampled: Array, lengths: Array, drafts: Array) -> Array:
+    return accept(tokens, sampled, lengths, jnp.where(lengths == tokens.shape[1], 0, drafts))
 
 
-def _all_but_one_are_drafts(tokens: Array, drawn: Array, lengths: Array, drafts: Array) -> Array:
-    return accept(tokens, drawn, lengths, jnp.where(lengths == tokens.shape[1], lengths - 1, drafts))
+def _all_but_one_are_drafts(tokens: Array, sampled: Array, lengths: Array, drafts: Array) -> Array:
+    return accept(tokens, sampled, lengths, jnp.where(lengths == tokens.shape[1], lengths - 1, drafts))
 
 
-def _one_place_off(tokens: Array, drawn: Array, lengths: Array, drafts: Array) -> Array:
-    return accept(tokens, jnp.roll(drawn, -1, axis=1), lengths, drafts)
+def _one_place_off(tokens: Array, sampled: Array, lengths: Array, drafts: Array) -> Array:
+    return accept(tokens, jnp.roll(sampled, -1, axis=1), lengths, drafts)
 
 
-def _right_again(tokens: Array, drawn: Array, lengths: Array, drafts: Array) -> Array:
+def _right_again(tokens: Array, sampled: Array, lengths: Array, drafts: Array) -> Array:
     place = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None]
-    right = (place < (lengths - drafts)[:, None]) | (tokens[:, 1:] == drawn[:, :-1])
+    right = (place < (lengths - drafts)[:, None]) | (tokens[:, 1:] == sampled[:, :-1])
     counted = jnp.sum(right & (place < lengths[:, None]), axis=1, dtype=jnp.int32)
     return jnp.where(lengths > 0, 1 + counted, 0)
 
 
-def _drafts_alone(tokens: Array, drawn: Array, lengths: Array, drafts: Array) -> Array:
-    return accept(tokens, drawn, lengths, drafts) - 1
+def _drafts_alone(tokens: Array, sampled: Array, lengths: Array, drafts: Array) -> Array:
+    return accept(tokens, sampled, lengths, drafts) - 1
 
 
-def _behind_the_last_draft(drawn: Array, told: Told, before: Array) -> Array:
+def _behind_the_last_draft(sampled: Array, told: Told, before: Array) -> Array:
     last = jnp.where(told.lengths > 0, told.lengths - 1, 0)[:, None]
-    token = jnp.take_along_axis(drawn, last, axis=1, mode="fill")
+    token = jnp.take_along_axis(sampled, last, axis=1, mode="fill")
     return jnp.where(told.accepted[:, None] > 0, token, before)
 
 
-def _at_minus_one(drawn: Array, told: Told, before: Array) -> Array:
+def _at_minus_one(sampled: Array, told: Told, before: Array) -> Array:
     """At index -1 of a lane that accepts nothing."""
-    return jnp.take_along_axis(drawn, told.accepted[:, None] - 1, axis=1)
+    return jnp.take_along_axis(sampled, told.accepted[:, None] - 1, axis=1)
 
 
 def _gates_reversed(kept: Any) -> Any:
@@ -175,5 +175,7 @@ MUTANTS = (
         "behind-the-last-draft", "", "the token behind the last draft is carried, not behind the last accepted one",
         carry=_behind_the_last_draft,
     ),
-    StepMutant("one-key-for-all-places", "", "all tokens of a lane are drawn with the key of the first", same_key=True),
+    StepMutant(
+        "one-key-for-all-places", "", "all tokens of a lane are sampled with the key of the first", same_key=True
+    ),
 )  # fmt: skip

@@ -54,7 +54,7 @@ def _fold_in(operands: Operands) -> Array:
 
 
 def _gamma(operands: Operands) -> Array:
-    """Of a key for each place or one for all; rows that were out of order are put back."""
+    """Gamma samples of a key for each place or one for all; rows that were out of order are put back."""
     if operands.chance(0.4):
         keys, layout = _keys(operands)
     else:

@@ -7,7 +7,7 @@ from zoo.agreement import COPY_SPECS, STEP_SPECS
 from zoo.sharded import local_rows
 from zoo.sharded_rows import TARGET, gathered, over, put
 
-from ir_passes import devices_agree
+from ir_passes.proof.agreement import devices_agree
 
 COPIED, STEPPED = "sharded rows copied where devices agree", "sharded rows and heads where devices agree"
 FAULT = Evidence.FAULT

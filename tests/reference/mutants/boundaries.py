@@ -1,4 +1,4 @@
-"""Where a program leaves what the proof can see: calls, callbacks, references, meshes."""
+"""Mutants at the edges of what the proof can see: calls, callbacks, references, meshes."""
 
 from typing import Any
 
@@ -118,7 +118,7 @@ def maximum_over_everything(w, state, x, lengths):
 
 
 def same_result_claimed(w, state, x, lengths):
-    """What differs between devices is returned as if it did not."""
+    """A value that differs between devices is returned as if it did not."""
     heads = P("data", "model")
     run = jax.shard_map(
         lambda *args: local_rows(*args),

@@ -1,4 +1,4 @@
-"""What XLA, or who calls it, does wrong with a step that is right: copies, overlaps, in-place reads, collectives."""
+"""Faults of XLA, or of its caller, in a correct step: copies, overlaps, in-place reads, collectives."""
 
 import dataclasses
 from collections.abc import Callable

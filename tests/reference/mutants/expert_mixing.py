@@ -53,7 +53,7 @@ def scattered_to_sorted(w, pool, slots, x):
 
 
 def place_as_data(w, pool, slots, x):
-    """Where the sort has put a row is used as a number."""
+    """The place where the sort has put a row is used as a number."""
     x, pool = recur(pool, slots, x)
     order = jnp.argsort(route(w, x)[1].reshape(-1))
     place = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))

@@ -22,19 +22,19 @@ FEW = LANES + 1
 
 
 def take_rows(pool: Any, slots: Any) -> np.ndarray:
-    """On the host, what a kernel does that clamps."""
+    """A kernel that clamps, run on the host."""
     return np.take(pool, slots, axis=0, mode="clip")
 
 
 def put_rows(pool: Any, slots: Any, new: Any) -> np.ndarray:
-    """On the host, what a kernel does that clamps."""
+    """A kernel that clamps, run on the host."""
     pool = np.array(pool)
     pool[np.clip(slots, 0, len(pool) - 1)] = new
     return pool
 
 
 def put_real_rows(pool: Any, slots: Any, new: Any, lengths: Any) -> np.ndarray:
-    """On the host, what a kernel does that leaves idle lanes alone."""
+    """A kernel that leaves idle lanes alone, run on the host."""
     pool = np.array(pool)
     real = np.asarray(lengths) > 0
     pool[np.asarray(slots)[real]] = np.asarray(new)[real]

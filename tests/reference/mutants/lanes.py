@@ -1,4 +1,4 @@
-"""What mixes lanes: sums, sorts, reshapes and strides over them, branches on them."""
+"""Mutants that mix lanes: sums, sorts, reshapes and strides over them, branches on them."""
 
 from typing import Any
 
@@ -59,14 +59,14 @@ def _first_index_for_all(y: Array) -> Array:
 
 
 def doubled_by_a_branch(pool, slots, x, w):
-    """What is read from the pool depends on a branch on lane 0."""
+    """A branch on lane 0 decides what is read from the pool."""
     read = lax.cond(x[0, 0] > 0, lambda pool: 2.0 * pool, lambda pool: pool, pool)
     new = advance(read[slots], x, w)
     return new.sum(1), pool.at[slots].set(new)
 
 
 def doubled_by_a_loop(pool, slots, x, w):
-    """How often the pool is doubled before it is read is lane 0's number."""
+    """The pool is doubled as often as lane 0 says before it is read."""
     begin = jnp.float32(-2), pool
     _, read = lax.while_loop(lambda carry: carry[0] < x[0, 0], lambda carry: (carry[0] + 1, 2.0 * carry[1]), begin)
     new = advance(read[slots], x, w)

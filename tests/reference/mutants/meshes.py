@@ -80,7 +80,7 @@ def six_lanes_split(w, state, x, lengths):
 
 
 def passed_on_twice(w, state, x, lengths):
-    """What was sent to the next device is sent to the next one again, instead of back."""
+    """Rows that were sent to the next device are sent on once more, instead of back."""
     x = lax.ppermute(jnp.tanh(lax.ppermute(x, "data", next_device(4))), "data", next_device(4))
     return local_rows(w, state, x, lengths)
 

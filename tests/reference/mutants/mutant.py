@@ -1,4 +1,4 @@
-"""What a mutant is: a correct step with one fault in it, and who has to find it."""
+"""A mutant: a correct step with one fault in it, and the tier that has to find it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ir_passes.xla_audit.findings import FindingKind
 
 
 class Tier(StrEnum):
-    """Who must kill a mutant."""
+    """The check that must kill a mutant."""
 
     PROOF = "proof"
     AUDIT = "audit"
@@ -22,7 +22,7 @@ class Tier(StrEnum):
 
 
 class Evidence(StrEnum):
-    """Why a mutant of the proof tier is wrong."""
+    """The reason why a mutant of the proof tier is wrong."""
 
     LEAK = "leaks when run"
     FAULT = "keeps lanes apart when run, but breaks another promise of the contract"

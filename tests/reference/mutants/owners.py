@@ -1,4 +1,4 @@
-"""What a host does wrong with rows: given away twice, used after release, changed while a step reads them."""
+"""Faults of a host with rows: given away twice, used after release, changed while a step reads them."""
 
 import copy
 from collections.abc import Callable

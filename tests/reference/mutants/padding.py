@@ -1,4 +1,4 @@
-"""What padding lanes, and lanes without a sequence, read and write."""
+"""Faults in the reads and writes of padding lanes and of lanes without a sequence."""
 
 from typing import Any
 

@@ -129,7 +129,7 @@ def _square(id: str, description: str, step: Any) -> Any:
         "sparkinfer#615",
         description,
         step,
-        Kind.LABEL,
+        Kind.DIMENSIONS,
         evidence=FAULT,
         contract=SQUARE,
         draw=draw_square,
@@ -226,7 +226,7 @@ MUTANTS = (
         "two arrays of a group come back in each other's place",
         caches_swapped,
         Kind.WRONG_ROW,
-        Kind.LABEL,
+        Kind.DIMENSIONS,
         Kind.COUPLING,
     ),
 )

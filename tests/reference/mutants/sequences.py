@@ -136,7 +136,7 @@ def pool_as_constant(pool, slots, x, w):
 
 
 def warm_up_row(pool, slots, x, w):
-    """What the warm-up wrote to row 1 has stayed in the program."""
+    """The warm-up's write to row 1 has stayed in the program."""
     y, pool = rows.plain_step(pool, slots, x, w)
     return y, pool.at[1].set(0.0)
 

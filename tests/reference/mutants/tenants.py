@@ -12,7 +12,7 @@ from zoo import gated_delta
 from zoo.catalogue import PROGRAMS
 from zoo.program import LANES, Program
 
-from ir_passes.host.row_ledger import LedgerError, RowLedger, Turn
+from ir_passes.host.row_ledger import LaneWork, LedgerError, RowLedger
 from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 from ir_passes.sanitizer.verdict import SanitizerError
 
@@ -33,20 +33,22 @@ FORGETFUL = DECODE.but(step=ignores_fresh)
 def _sanitized(step: Callable[..., Any]) -> tuple[SanitizedStep, Callable[..., Any]]:
     program = next(one for one in (DECODE, FORGETFUL) if one.step is step)
     made = sanitize(step, program.args(), program.contract)
-    return made, jax.jit(lambda args, ghosts, expected: made.step(*args, ghosts=ghosts, expected=expected))
+    return made, jax.jit(
+        lambda args, shadow_labels, expected: made.step(*args, shadow_labels=shadow_labels, expected=expected)
+    )
 
 
 class Session:
-    """Sequences that take steps on one pool, with a ghost beside it."""
+    """Sequences that take steps on one pool, with shadow labels beside it."""
 
     def __init__(self, program: Program = DECODE):
         self.ledger = RowLedger()
         self.made, self.run = _sanitized(program.step)
         self.weights, pools, _, self.x, _ = program.args()
         self.pools: Any = jax.tree.map(np.zeros_like, pools)
-        self.ghosts = self.made.ghosts()
+        self.shadow_labels = self.made.shadow_labels()
 
-    def step(self, turns: Sequence[Turn | None], slots: Sequence[int], fresh: Sequence[bool] | None = None) -> None:
+    def step(self, turns: Sequence[LaneWork | None], slots: Sequence[int], fresh: Sequence[bool] | None = None) -> None:
         """One step of sequences on rows; lanes at position 0 are fresh unless it is said otherwise."""
         idle = LANES - len(turns)
         if fresh is None:
@@ -54,19 +56,19 @@ class Session:
         expected = self.ledger.expect([*turns, *[None] * idle])
         at = np.array([*slots, *[0] * idle], np.int32)
         args = (self.weights, self.pools, at, self.x, np.array([*fresh, *[False] * idle]))
-        _, self.pools, self.ghosts, verdict = self.run(args, self.ghosts, expected)
+        _, self.pools, self.shadow_labels, verdict = self.run(args, self.shadow_labels, expected)
         self.made.require(verdict, expected)
 
     def copy(self, source: int, target: int) -> None:
-        """The rows of all pools and ghosts, one onto another."""
+        """The rows of all pools and shadow labels, one onto another."""
         self.pools = jax.tree.map(lambda pool: np.array(pool), self.pools)
         for leaf in jax.tree.leaves(self.pools):
             leaf[target] = leaf[source]
-        self.ghosts = tuple(ghost.at[target].set(ghost[source]) for ghost in self.ghosts)
+        self.shadow_labels = tuple(shadow.at[target].set(shadow[source]) for shadow in self.shadow_labels)
 
 
-def turn(owner: int, position: int, layout: int = 0) -> Turn:
-    return Turn(owner, position, 1, layout)
+def turn(owner: int, position: int, layout: int = 0) -> LaneWork:
+    return LaneWork(owner, position, 1, layout)
 
 
 def honest() -> Session:

@@ -72,7 +72,7 @@ def beside(pool, lengths, x, w):
 
 
 def _unnamed(base: str, id: str, description: str, step: Any, **changes: Any) -> Mutant:
-    return wrong(base, id, "JAX", description, step, Kind.LABEL, evidence=Evidence.FAULT, **changes)
+    return wrong(base, id, "JAX", description, step, Kind.DIMENSIONS, evidence=Evidence.FAULT, **changes)
 
 
 NO_LAYER = replace(zoo.STACK, dims=(None, "slot", "key", "value"))

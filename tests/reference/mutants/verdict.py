@@ -1,12 +1,12 @@
-"""Who kills a mutant, found out by trying."""
+"""The tier that kills a mutant, found out by trying."""
 
 from typing import Any
 
 from mutants.mutant import Evidence, Mutant, Tier
 
 from ir_passes.proof.lane_proof import prove_isolation
-from ir_passes.proof.violations import IsolationError
-from ir_passes.xla_audit.findings import AuditError
+from ir_passes.proof.violations import IsolationError, ViolationKind
+from ir_passes.xla_audit.findings import AuditError, FindingKind
 
 
 class Survived(AssertionError):
@@ -14,7 +14,7 @@ class Survived(AssertionError):
 
 
 def kill(mutant: Mutant) -> str:
-    """What has found the fault, in one line without line numbers.
+    """Return the id of the violation or finding, or the error, that has found the fault.
 
     Raises:
         Survived: nothing; or something that says nothing about this fault.
@@ -47,7 +47,7 @@ def _one_of(mutant: Mutant, found: list[Any]) -> str:
 
 
 def table(mutants: list[Mutant], killers: list[str]) -> str:
-    """The text of docs/mutants.md."""
+    """Return the page of all mutants and who found them."""
     tiers = {tier: sum(mutant.tier is tier for mutant in mutants) for tier in Tier}
     counts = ", ".join(f"{count} by the {tier}" for tier, count in tiers.items())
     ran = sum(mutant.evidence is Evidence.LEAK for mutant in mutants if mutant.tier is Tier.PROOF)
@@ -57,9 +57,17 @@ def table(mutants: list[Mutant], killers: list[str]) -> str:
 Each names the tier that has to find it; a test fails if another finds it or none. Of those of the proof, {ran} are
 seen to leak when they are run with one lane changed at a time; the others break a promise that no single run shows.
 The second column names the public report, as project#number, of a bug of the kind; JAX where the mutant follows from
-what JAX's operations do with a bad index or an order of lanes, XLA where no report of what it does is known. Written by
-scripts/write_mutants.py from a run of tests/reference/mutants.
+what JAX's operations do with a bad index or an order of lanes, XLA where no report of what it does is known. Made by
+scripts/write_mutants.py from a run of tests/reference/mutants when this site was built.
+
+The last column is the id of a violation of the proof, of a finding of the audit, or the error that the host or the
+sanitizer raises.
+
+| found by | id | meaning |
+|---|---|---|
 """
+    for tier, ids in ((Tier.PROOF, ViolationKind), (Tier.AUDIT, FindingKind)):
+        text += "".join(f"| {tier} | {kind} | {kind.sentence} |\n" for kind in ids)
     for tier in Tier:
         text += (
             f"\n## {tier}\n\n| mutant | after | what is wrong | correct program | found as |\n|---|---|---|---|---|\n"

@@ -34,7 +34,7 @@ def drafts_alone_counted(tokens, drawn, lengths):
 
 
 def least_of_the_batch(tokens, drawn, lengths):
-    """As few as the unluckiest lane."""
+    """Every lane accepts as few as the lane that accepts least."""
     most = jnp.min(jnp.where(lengths > 0, count(tokens, drawn, lengths), 99))
     return jnp.where(lengths > 0, jnp.minimum(count(tokens, drawn, lengths), most), 0)
 

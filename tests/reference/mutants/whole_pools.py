@@ -48,7 +48,7 @@ def draw_pair(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def histogram(pool, slots, x, w):
-    """How often each row is the greatest somewhere, over the rows of everybody."""
+    """Counts over the rows of everybody: how often each is the greatest."""
     greatest = jnp.argmax(pool.reshape(SLOTS, KEY * VALUE), axis=1)
     counted = jnp.zeros(SLOTS).at[greatest].add(1.0)
     return rows.plain_step(pool, slots, x + counted[slots][:, None], w)

@@ -9,7 +9,8 @@ from zoo.sharded import ROW_RESULTS, ROW_SPECS, STATE, draw, local_rows
 from zoo.sharded_rows import COPY, SPLIT, TARGET, gathered, over, put
 from zoo.sharded_rows import draw as draw_copy
 
-from ir_passes import Lane, LaneContract, Pool, Shared, devices_agree
+from ir_passes import Lane, LaneContract, Pool, Shared
+from ir_passes.proof.agreement import devices_agree
 
 COPIES = LaneContract(inputs=COPY.inputs, outputs=(Pool("target"), Shared()))
 ROWS = LaneContract(inputs=(Shared(), STATE, Lane(), Lane(role="length")), outputs=(Lane(), STATE, Shared()))

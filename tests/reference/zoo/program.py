@@ -1,4 +1,4 @@
-"""What a program of the zoo is: a correct step with its contract, and how to draw arguments for it."""
+"""A program of the zoo: a correct step with its contract, and a function that draws arguments for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes import BoundContract, LaneContract
+from ir_passes import LaneContract
+from ir_passes.contract.contract import BoundContract
 
 # No two of them agree, where a program does not need it, so that a swapped dimension shows as an error of shapes.
 LANES, SLOTS, HIDDEN, HEADS, KEY, VALUE, TAPS, TOKENS, CONTEXT = 4, 9, 7, 2, 3, 6, 3, 5, 8

@@ -23,13 +23,13 @@ from models import kv_blocks
 
 HEAD = " with head"
 MODELS = (*NAMES, *(name + HEAD for name in ("next_dense_layers", "dense_interval", "sparse_base")))
-"""A model of each family, and of those that have a head that guesses tokens another one with it."""
+"""A model of each family, and another one with its MTP head for those that have one."""
 CHUNK, CONTEXT = 8, 64
 
 
 @functools.cache
 def engine(name: str) -> Engine:
-    """Of a model without weights; "name with head" has the head that guesses tokens."""
+    """Return the engine of a model without weights; "name with head" has the MTP head."""
     path, head = GOLDEN / name.removesuffix(HEAD) / "config.json", name.endswith(HEAD)
     family, config = read_model(path, read_config(path), head)
     model = family.abstract(config)
@@ -80,7 +80,7 @@ def _drawn(rng: np.random.Generator, one: Any) -> np.ndarray:
 
 
 def _moved(rng: np.random.Generator, one: Bound) -> np.ndarray:
-    """Of a step that copies or keeps a row: any row, or arrays."""
+    """Draw arguments of a step that copies or keeps a row: any row, or arrays."""
     if isinstance(one.entry, SlotMap):
         return rng.integers(0, one.entry.size, one.shape).astype(np.int32)
     return _drawn(rng, one)

@@ -1,4 +1,4 @@
-"""What engines do with rows: null rows, guards, copies, moves, forks, and hand-overs between pools."""
+"""Uses of rows in engines: null rows, guards, copies, moves, forks, and hand-overs between pools."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ ELSEWHERE = LaneContract(
     ),
     outputs=(Lane(), Pool("seq")),
 )  # fmt: skip
-STAGING = LaneContract(
-    inputs=(Pool("staging"), Pool("decode"), SlotMap("staging", LANES + 1), SlotMap("decode", SLOTS)),
+MAX_PREFILL_ROWS = LaneContract(
+    inputs=(Pool("prefill"), Pool("decode"), SlotMap("prefill", LANES + 1), SlotMap("decode", SLOTS)),
     outputs=(Pool("decode"),),
 )
 FORK = LaneContract(
@@ -176,7 +176,7 @@ PROGRAMS = (
     Program("copies, moves and forks", copy_step, COPY, draw_copy),
     Program("rows read here and written there", elsewhere_step, ELSEWHERE, draw_elsewhere),
     Program("rows read here and added to there", added_elsewhere_step, ELSEWHERE, draw_elsewhere),
-    Program("hand-over from a staging pool", staging_step, STAGING, draw_staging),
+    Program("hand-over from a prefill pool", staging_step, MAX_PREFILL_ROWS, draw_staging),
     Program("fork of snapshots", fork_step, FORK, draw_fork),
     Program("two slot maps", two_maps_step, TWO, draw_two),
 )

@@ -30,15 +30,15 @@ def sharded_model(name: str, axes: Axes, tokens: int, **fields: Any) -> Program:
     small = tiny(name, **fields)
     model, data, devices = random_model(small), axes[0], Devices(*axes[1:])
     graph = nnx.graphdef(
-        nnx.eval_shape(lambda: small.family.build(small.config.share(devices), nnx.Rngs(0)))  # fmt: skip
+        nnx.eval_shape(lambda: small.family.build(small.config.shard(devices), nnx.Rngs(0)))  # fmt: skip
     )
-    cuts = model.cuts()
+    cuts = model.sharded_dims()
     flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(model, nnx.Param)))
     paths = [path for path, _ in flat]
     params = [spread(np.asarray(value[...]), cuts.get(path, ()), devices) for path, value in flat]
     places = [spec(cuts.get(path, ()), devices) for path in paths]
     arrays = jax.tree.leaves(model.state_arrays())
-    split = [() if one.cut is None else (one.cut,) for one in arrays]
+    split = [() if one.sharded_dim is None else (one.sharded_dim,) for one in arrays]
     tree = jax.tree.structure(model.state_arrays())
     rows = [spread(leaf, cut, devices) for leaf, cut in zip(jax.tree.leaves(used_rows(model)), split, strict=True)]
     pools = [spec(cut, devices, data) for cut in split]

@@ -1,0 +1,69 @@
+"""The compiler on its own: contracts, proof, compilation and scratch plans of any JAX function with lanes.
+
+    from hybridlm.compiler import Lane, LaneContract, Pool, compile_step
+
+The rest lies in named modules: `host` (owners of rows), `sanitizer`, `rewrites`, `scratch`, `xla_audit`, `planned`,
+`exported`, `measure`, `collectives`, `contract`, `statements` (ids of what certificates state). The implementation is
+the package `ir_passes`.
+"""
+
+from hybridlm.compiler import collectives as collectives
+from hybridlm.compiler import contract as contract
+from hybridlm.compiler import exported as exported
+from hybridlm.compiler import host as host
+from hybridlm.compiler import measure as measure
+from hybridlm.compiler import planned as planned
+from hybridlm.compiler import rewrites as rewrites
+from hybridlm.compiler import sanitizer as sanitizer
+from hybridlm.compiler import scratch as scratch
+from hybridlm.compiler import statements as statements
+from hybridlm.compiler import xla_audit as xla_audit
+from ir_passes import (
+    AuditError,
+    Certificate,
+    CertificationWarning,
+    CompiledStep,
+    ContractError,
+    IsolationError,
+    Lane,
+    LaneContract,
+    Opaque,
+    Pool,
+    Proof,
+    Shared,
+    SlotMap,
+    Violation,
+    ViolationKind,
+    compile_step,
+    declassify,
+    liveness,
+    name_dims,
+    plan,
+    prove_isolation,
+    rowwise,
+)
+
+__all__ = [
+    "AuditError",
+    "Certificate",
+    "CertificationWarning",
+    "CompiledStep",
+    "ContractError",
+    "IsolationError",
+    "Lane",
+    "LaneContract",
+    "Opaque",
+    "Pool",
+    "Proof",
+    "Shared",
+    "SlotMap",
+    "Violation",
+    "ViolationKind",
+    "compile_step",
+    "declassify",
+    "liveness",
+    "name_dims",
+    "plan",
+    "prove_isolation",
+    "rowwise",
+]

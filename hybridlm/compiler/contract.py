@@ -1,0 +1,8 @@
+"""A contract applied to the arguments of a step, leaf by leaf."""
+
+from ir_passes.contract.contract import Bound, BoundContract
+
+__all__ = [
+    "Bound",
+    "BoundContract",
+]

@@ -1,0 +1,220 @@
+"""Heartbeats between processes; a process exits when a peer stops responding.
+
+A step waits for all devices inside the runtime, where no exception reaches it; so a separate thread ends a process
+whose peer has stopped. A silent peer was killed or stopped, or its host is gone; a lagging one sends heartbeats but
+does not take up the operations broadcast to it.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+import jax
+
+from hybridlm.multiprocess.abort_report import is_unreachable, report_at_abort
+from hybridlm.multiprocess.environment import EXIT_PEER_LOST, peer_timeout
+from hybridlm.multiprocess.key_values import KeyValues
+
+BEATS = 10.0
+"""Heartbeats within the timeout; at least one per second."""
+
+
+class HeartbeatRecord(NamedTuple):
+    """One heartbeat of a process.
+
+    Attributes:
+        beat: number of the heartbeat.
+        name: process and host.
+        epoch: number of operations that it has received, or broadcast.
+        busy: work of unbounded duration (compiling a program); empty for none.
+    """
+
+    beat: int
+    name: str
+    epoch: int
+    busy: str
+
+
+class Heartbeat:
+    """Sends heartbeats and watches those of the other processes.
+
+    Args:
+        store: shared store of the heartbeats.
+        process: number of this process.
+        timeout: seconds after which a silent or lagging process has made all others exit. They notice after half.
+        members: processes that exist from the beginning; of others nothing is expected before their first heartbeat.
+        end: exits this process with a status; replaced in tests.
+
+    Attributes:
+        epoch, busy: of this process; see `HeartbeatRecord`.
+        failure: why another process has ended, once known; None before.
+    """
+
+    def __init__(
+        self,
+        store: KeyValues,
+        process: int,
+        timeout: float,
+        members: Iterable[int] = (),
+        end: Callable[[int], object] = os._exit,
+    ):
+        self._store, self._process, self._end = store, process, end
+        self._limit = timeout / 2
+        self._interval = min(1.0, timeout / BEATS)
+        self._name = f"process {process} (pid {os.getpid()} on {socket.gethostname()})"
+        self.epoch, self.busy = 0, ""
+        self.failure: str | None = None
+        self._records: dict[int, HeartbeatRecord] = {}
+        self._last_seen = dict.fromkeys(members, time.monotonic())
+        self._caught_up: dict[int, float] = {}
+        self._stopped = threading.Event()
+        self._last_answer = time.monotonic()
+        for run in (self._send_loop, self._check_loop):
+            threading.Thread(target=run, name=f"hybridlm-heartbeat{run.__name__}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop watching: a process that ends from now on has finished its work."""
+        self._stopped.set()
+
+    def reason(self) -> str | None:
+        """Return why JAX aborts this process; None for another cause.
+
+        Causes are a known failure, the end of process 0, or a silent process.
+        """
+        found = self.failure
+        if found is None and not self._stopped.is_set():
+            if self._process != 0 and is_unreachable(self._store.address):
+                found = f"{self._name_of(0)} has ended, or its host is gone"
+            elif (silent := self._silent(self._limit / 2)) is not None:
+                found = silent[1]
+        return None if found is None else f"{found}; {self._name} ends"
+
+    def report_failure(self, message: str) -> None:
+        """Publish why this process cannot go on."""
+        self._publish_failure(self._process, f"process {self._process} has ended: {message}")
+
+    def wait_for_cause(self) -> None:
+        """Find out why a step that all processes run has failed: a process published its failure, or is silent.
+
+        Waits until a process has been silent for long enough.
+        """
+        end = time.monotonic() + self._limit / 2
+        while self.failure is None and time.monotonic() < end:
+            silent = self._silent(3 * self._interval)
+            if silent is not None:
+                self._publish_failure(*silent)
+                self.failure = silent[1]
+            time.sleep(self._interval / 4)
+
+    def _publish_failure(self, other: int, message: str) -> None:
+        """Publish why a process cannot go on, which others would otherwise see as unexplained silence."""
+        with suppress(jax.errors.JaxRuntimeError):
+            self._store.set(f"failed/{other}", message.encode())
+
+    def _send_loop(self) -> None:
+        """Send heartbeats, and read those of the others."""
+        beat = 0
+        while not self._stopped.is_set():
+            beat += 1
+            try:
+                record = HeartbeatRecord(beat, self._name, self.epoch, self.busy)
+                self._store.set(f"alive/{self._process}", json.dumps(record).encode())
+                self._update(
+                    {
+                        int(number): HeartbeatRecord(*json.loads(one))
+                        for number, one in self._store.list("alive").items()
+                    }
+                )
+                failed = {int(number): text.decode() for number, text in self._store.list("failed").items()}
+                self._last_answer = time.monotonic()
+                self.failure = self.failure or next((why for one, why in failed.items() if one != self._process), None)
+            except jax.errors.JaxRuntimeError:
+                pass  # no answer: `_check_loop` measures how long
+            self._stopped.wait(self._interval)
+
+    def _update(self, records: dict[int, HeartbeatRecord]) -> None:
+        now = time.monotonic()
+        latest = max((record.epoch for record in records.values()), default=0)
+        for other, record in records.items():
+            if record != self._records.get(other):
+                self._last_seen[other] = now
+            before = self._records.get(other)
+            if before is None or record.busy or record.epoch == latest or record.epoch != before.epoch:
+                self._caught_up[other] = now
+        self._records = records
+
+    def _check_loop(self) -> None:
+        since = None
+        while not self._stopped.wait(self._interval):
+            found = self._silent(self._limit) or self._lagging()
+            since = since or (None if self.failure is None else time.monotonic())
+            if found is not None:
+                self._exit_now(found[1])
+            elif self.failure is not None and since is not None and time.monotonic() - since > self._limit / 4:
+                self._exit_now(self.failure)  # the wait of this process does not fail by itself
+
+    def _exit_now(self, reason: str) -> None:
+        if not self._stopped.is_set():
+            print(f"error: {reason}; {self._name} ends", file=sys.stderr, flush=True)
+            self.failure = self.failure or reason  # not the reason why JAX may abort this process meanwhile
+            self._stopped.set()
+            if self._process == 0:
+                time.sleep(self._limit / 4)  # the others read here why they exit
+            self._end(EXIT_PEER_LOST)
+
+    def _silent(self, seconds: float) -> tuple[int, str] | None:
+        """Return a process that has been silent for `seconds`, with a message."""
+        now = time.monotonic()
+        quiet = now - self._last_answer
+        if quiet > seconds:  # no answer from the store, which is in process 0
+            return 0, self._describe_silence(0, quiet)
+        for other, since in list(self._last_seen.items()):  # a copy: another thread adds to it
+            quiet = now - since
+            if other != self._process and quiet > seconds:
+                return other, self._describe_silence(other, quiet)
+        return None
+
+    def _describe_silence(self, other: int, seconds: float) -> str:
+        named = self._name_of(other)
+        return f"{named} has not answered for {seconds:.0f} s: it was killed or stopped, or its host is gone"
+
+    def _name_of(self, other: int) -> str:
+        record = self._records.get(other)
+        return f"process {other}" if record is None else record.name
+
+    def _lagging(self) -> tuple[int, str] | None:
+        now = time.monotonic()
+        for other, record in self._records.items():
+            behind = now - self._caught_up[other]
+            if behind > self._limit and now - self._last_seen[other] < self._limit / 2:
+                return other, (
+                    f"{record.name} answers, but has stood at operation {record.epoch} for {behind:.0f} s, while "
+                    "others are past it"
+                )
+        return None
+
+
+_started: list[Heartbeat] = []
+
+
+def start_heartbeat() -> None:
+    """Start the heartbeats of all processes, once every one of them exists."""
+    process, members = jax.process_index(), range(jax.process_count())
+    heartbeat = Heartbeat(KeyValues("hybridlm/joined"), process, peer_timeout(), members)
+    report_at_abort(heartbeat.reason, EXIT_PEER_LOST)
+    _started.append(heartbeat)
+
+
+def take_heartbeat(store: KeyValues, process: int) -> Heartbeat:
+    """Return the heartbeat of a process group: for the first one, that of `start_heartbeat`."""
+    if _started:
+        return _started.pop()
+    heartbeat = Heartbeat(store, process, peer_timeout())
+    report_at_abort(heartbeat.reason, EXIT_PEER_LOST)
+    return heartbeat

@@ -1,0 +1,45 @@
+"""Check inside a step that all processes have the same operands, before it writes a row.
+
+Every process puts the operands of a step on its own devices, and JAX does not check that they are equal: a replicated
+array is assumed to be the same everywhere. So each process adds a digest of its operation (`digest`), and if two
+devices have different digests, or different slot maps, no row changes on any of them.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ir_passes import Lane, LaneContract, Shared, SlotMap
+from ir_passes.proof.agreement import devices_agree
+
+DIGEST_WORDS = 32
+"""Length of the digest of an operation, in uint32."""
+EXAMPLE_DIGEST = np.zeros(DIGEST_WORDS, np.uint32)
+
+
+def with_operand_check(step: Callable[..., tuple], contract: LaneContract) -> tuple[Callable[..., tuple], LaneContract]:
+    """Add one argument, `digest`, and one result to a step: whether all devices agree.
+
+    Args:
+        step: positional arguments in, a tuple out; run inside `jax.shard_map`.
+        contract: contract of the step. If devices disagree, its lengths become 0 and the rows that it writes are past
+            the end of their pool; the proof shows that no row changes then.
+    """
+    entries = contract.inputs
+
+    @functools.wraps(step)
+    def run(*given: Any) -> tuple:
+        *args, digest = given
+        maps = [arg for arg, entry in zip(args, entries, strict=True) if isinstance(entry, SlotMap)]
+        agree = devices_agree((digest, maps))
+        for i, entry in enumerate(entries):
+            if isinstance(entry, Lane) and entry.role == "length":
+                args[i] = jnp.where(agree, args[i], jnp.int32(0))
+            elif isinstance(entry, SlotMap) and entry.role != "read":
+                args[i] = jnp.where(agree, args[i], jnp.int32(entry.size))
+        return (*step(*args), agree)
+
+    return run, LaneContract(inputs=(*entries, Shared()), outputs=(*contract.outputs, Shared()))

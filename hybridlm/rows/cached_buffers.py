@@ -1,0 +1,65 @@
+"""Cached buffers: arrays of a state that outlive its row, on the device or on the host, with a reference count."""
+
+from collections.abc import Hashable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from ir_passes.host.row_ledger import Label
+
+
+class CachedBuffers:
+    """The arrays of fixed size at one position, or those of the growing arrays for `KV_BLOCK` positions.
+
+    They never change. All of them may be moved together between the device and the host.
+
+    Attributes:
+        arrays: in the order of the layout.
+        position: of a state, the number of tokens it has seen; of a span, the position of its first place.
+        mark: the sanitizer's label of the row that they were copied from; None without one.
+        refcount: number of current uses; while it is above 0 they stay where they are.
+    """
+
+    __slots__ = ("__weakref__", "_places", "arrays", "mark", "refcount", "position")
+
+    def __init__(self, arrays: tuple[jax.Array | np.ndarray, ...], position: int, mark: Label | None):
+        self.arrays, self.position, self.mark, self.refcount = arrays, position, mark, 0
+        self._places: tuple[Any, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"CachedBuffers({self.nbytes:,} B at position {self.position}, "
+            f"on the {'device' if self.on_device else 'host'})"
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def to_host(self) -> None:
+        """Move them off the device."""
+        self._places = tuple(array.sharding for array in self.arrays if isinstance(array, jax.Array))
+        self.arrays = tuple(jax.device_get(self.arrays))
+
+    def to_device(self) -> None:
+        """Move them back to their devices."""
+        self.arrays = tuple(jax.device_put(self.arrays, self._places))
+
+    @property
+    def on_device(self) -> bool:
+        """Whether they are on the device."""
+        return all(isinstance(array, jax.Array) for array in self.arrays)
+
+
+B = TypeVar("B", bound=Hashable)
+"""Type of the buffers that edges have spans of; compared by identity."""
+
+
+class BufferSpan(NamedTuple, Generic[B]):
+    """Part of a buffer: the entries of `count` consecutive tokens, the first of them at `first`."""
+
+    buffer: B
+    first: int
+    count: int

@@ -1,0 +1,179 @@
+"""The statements of proofs, audits and certificates: an id for tools and tests, and a sentence for people.
+
+Ids are stable; sentences may be reworded. The faults have their ids beside the classes that carry them:
+`ir_passes.ViolationKind` and `ir_passes.FindingKind`.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+
+@dataclass(frozen=True, order=True)
+class Statement:
+    """One statement about a step.
+
+    Attributes:
+        id: short and stable, as "non-interference".
+        about: the argument, function or place in the program that it is about; "" for the whole step.
+        sentence: for people.
+    """
+
+    id: str
+    about: str
+    sentence: str
+
+    def __str__(self) -> str:
+        about = f" ({self.about})" if self.about else ""
+        return f"{self.id}{about}: {self.sentence}"
+
+
+class StatementId(StrEnum):
+    """A closed list of statements.
+
+    Attributes:
+        sentence: of the statement; the details of one step stand in it in braces.
+    """
+
+    sentence: str
+
+    def __new__(cls, id: str, sentence: str) -> Self:
+        member = str.__new__(cls, id)
+        member._value_ = id
+        member.sentence = sentence
+        return member
+
+    def statement(self, about: str = "", **details: object) -> Statement:
+        """The statement about one step.
+
+        Args:
+            about: the part of the step that it is about.
+            details: for the braces of the sentence.
+        """
+        return Statement(self.value, about, self.sentence.format(**details))
+
+
+class Claim(StatementId):
+    """A property that the proof shows of a traced program."""
+
+    NON_INTERFERENCE = (
+        "non-interference",
+        "Row i of every output and the pool rows of lane i depend only on lane i and on shared inputs.",
+    )
+    FRAME = "frame", "Pool rows that the slot map does not name are unchanged."
+    LINEAR_USE = (
+        "linear-use",
+        "Every version of a pool has at most one successor, and is not read once that is written.",
+    )
+    COUPLING = "coupling", "All pools of one group are written at the same rows."
+    BOUNDS = "bounds", "Every row index is in bounds, or the access drops it."
+    CONSTANTS = "constants", "No row index and no pool is a constant of the program."
+    DIMENSIONS = (
+        "dimensions",
+        "An array that is written to a pool with named dimensions has its dimensions in the pool's order.",
+    )
+    IDLE = "idle", "A lane of length 0 keeps its pool rows."
+    ACCEPTED = "accepted", "The number of accepted tokens is never negative, and 0 for a lane of length 0."
+    AGREEMENT = (
+        "agreement",
+        "If devices were given different values for the operands that the step compares, no pool row changes.",
+    )
+
+
+class AuditClaim(StatementId):
+    """A property of XLA's scheduled HLO and buffer assignment that the audit checks."""
+
+    POOLS_IN_PLACE = (
+        "pools-in-place",
+        "The successor of every pool is written into that pool's buffer, and no other input buffer is overwritten.",
+    )
+    NO_POOL_COPIES = (
+        "no-pool-copies",
+        "No pool is copied or rebuilt outside its buffer, except pools with one scalar per row and the copies listed "
+        "in this certificate.",
+    )
+    DISJOINT_BUFFERS = (
+        "disjoint-buffers",
+        "Values that are live at the same time share no byte, and each lies within its allocation.",
+    )
+    NO_READ_AFTER_WRITE = "no-read-after-write", "No operation overwrites bytes that it has yet to read."
+    COLLECTIVES = (
+        "collectives",
+        "The collectives are those of the traced program: the same operations, between the same devices, on as many "
+        "elements (each operand of a collective that XLA combined counts by itself). XLA adds others only along axes "
+        "where the caller allows it.",
+    )
+    SCRATCH = "scratch", "The scratch memory is within its limit, a multiple of the bytes that are live at once."
+
+
+class Assumption(StatementId):
+    """Something declared by the caller that the proof takes for granted."""
+
+    SLOT_MAP = "slot-map", "Its entries are in [0, {size}); {which} are distinct."
+    ROW_WISE = "row-wise", "The body of this function is not looked into: it is declared row-wise."
+    DECLASSIFIED = "declassified", "A value made of several lanes counts as shared, for the reason given."
+    DIMENSIONS_NAMED = "dimensions-named", "name_dims gives an array these dimension names."
+    SORTED_INDICES = "sorted-indices", "Shared indices are sorted: the call says indices_are_sorted=True."
+    REPLICATED_ARGUMENTS = "replicated-arguments", "Arguments replicated over several devices are equal on all of them."
+    OPAQUE = "opaque", "The operation does what its declaration says."
+    OPAQUE_IDLE = (
+        "opaque-idle",
+        "The operation does what its declaration says, and keeps the rows of lanes of length 0.",
+    )
+
+
+class Note(StatementId):
+    """Something the user should know about a proof, and no fault."""
+
+    DIMENSIONS_NOT_PROVED = (
+        "dimensions-not-proved",
+        "These pools have no dims in the contract. It is not proved that each dimension is written with what belongs "
+        "there, or that no position is a constant of the program.",
+    )
+    INDEX_INSIDE_ROW = (
+        "index-inside-row",
+        "An index of this operation along axis {axis} of a pool may be out of bounds; it stays inside the row.",
+    )
+    REPLICATED_RESULTS = (
+        "replicated-results",
+        "check_vma is False: a result replicated over several devices is taken to be that of any one of them.",
+    )
+
+
+class NotCovered(StatementId):
+    """A property that neither the proof nor the audit looks at."""
+
+    MACHINE_CODE = "machine-code", "The machine code below XLA's scheduled HLO, drivers and hardware."
+    BITWISE_EQUALITY = (
+        "bitwise-equality",
+        "Bitwise equality between different compiled shapes, numbers of lanes or numbers of devices.",
+    )
+    CALLER = "caller", "What the caller does with slot maps, lengths and pools between two calls."
+    ACCEPTED_TOKENS_ONLY = (
+        "accepted-tokens-only",
+        "That rows depend on accepted tokens only; ir_passes.unaccepted_reach measures it.",
+    )
+    ISOLATION = "isolation", "Isolation of the lanes: there is no proof."
+    COMPILED_PROGRAM = "compiled-program", "The program that XLA makes of the step: {why}."
+    ASYNCHRONOUS = (
+        "asynchronous",
+        "The timing of this asynchronous operation: its operands count as read when it starts.",
+    )
+
+
+class Refusal(StatementId):
+    """A fault of a compilation that is neither a violation nor a finding."""
+
+    NOT_AUDITED = "not-audited", "The program was not audited: {why}"
+
+
+ALWAYS_PROVED = (
+    Claim.NON_INTERFERENCE,
+    Claim.FRAME,
+    Claim.LINEAR_USE,
+    Claim.COUPLING,
+    Claim.BOUNDS,
+    Claim.CONSTANTS,
+)
+"""Claims of every proof; the others depend on what the contract declares."""
+NEVER_COVERED = NotCovered.MACHINE_CODE, NotCovered.BITWISE_EQUALITY, NotCovered.CALLER

@@ -1,0 +1,42 @@
+"""Atomic writes: a file appears whole or not at all."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+def partial_path(path: Path, token: str | None = None) -> Path:
+    """Return a hidden name beside a path, for content that is not whole yet.
+
+    Args:
+        path: the final name.
+        token: makes the name unique; random by default.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(4) if token is None else token}.partial")
+
+
+@contextmanager
+def whole_file(path: Path, partial: Path | None = None) -> Iterator[BinaryIO]:
+    """Open a new file that takes the name `path` when all of it is on the disk, and is deleted if anything fails.
+
+    Args:
+        path: replaced if it exists.
+        partial: the name until then, on the same file system and not in use; a hidden one beside `path` by default.
+
+    Raises:
+        OSError: the file cannot be made, written or renamed; what was at `path` is unchanged.
+    """
+    partial = partial_path(path) if partial is None else partial
+    file = partial.open("xb")
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

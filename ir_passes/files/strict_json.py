@@ -1,0 +1,48 @@
+"""Strict JSON: everything that readers of JSON disagree about is refused."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+PairsHook = Callable[[list[tuple[str, Any]]], Any]
+
+
+def parse_json(text: str | bytes, pairs_hook: PairsHook | None = None, constants: bool = False) -> Any:
+    """Return the value of a JSON text.
+
+    Args:
+        text: UTF-8 if it is bytes, without a byte-order mark.
+        pairs_hook: makes the value of each object from its key and value pairs; `unique_keys` by default.
+        constants: accept NaN, Infinity and -Infinity, which Python writes although they are not JSON.
+
+    Raises:
+        ValueError: not UTF-8 (UnicodeDecodeError), not JSON (JSONDecodeError, with the place), a duplicate key, a
+            constant, a number of thousands of digits, or nesting that is too deep.
+    """
+    text = text.decode() if isinstance(text, bytes) else text
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=unique_keys if pairs_hook is None else pairs_hook,
+            parse_constant=None if constants else _refuse_constant,
+        )
+    except RecursionError as error:
+        raise ValueError(f"nested too deeply: {error}") from error
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of key and value pairs.
+
+    Raises:
+        ValueError: a key occurs twice.
+    """
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = sorted({key for key, _ in pairs if key in seen or seen.add(key)})
+        raise ValueError(f"duplicate keys {twice[:5]}")
+    return result
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

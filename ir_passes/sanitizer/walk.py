@@ -1,0 +1,25 @@
+"""The interpreter as loops and pool accesses see it: a protocol for annotations, so that no imports run in a circle."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ir_passes.jaxpr import ir
+from ir_passes.sanitizer.tags import Ints, Tags
+from ir_passes.sanitizer.verdict import Judge
+
+
+class Walk(Protocol):
+    """A run over a step with tags beside its values; `ir_passes.sanitizer.interpreter.Interpreter` implements it."""
+
+    lanes: int
+    judge: Judge
+
+    def run(
+        self, program: ir.ClosedJaxpr, values: Sequence[Any], tags: Sequence[Tags | None]
+    ) -> tuple[list[Any], list[Tags | None]]: ...
+
+    def use(
+        self, where: ir.JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None
+    ) -> Tags: ...
+
+    def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], why: str) -> list[Tags | None]: ...

@@ -1,0 +1,65 @@
+"""Operands and results of a linear recurrence: one pair of structs for every form of the delta rule and of SSD.
+
+A linear recurrence keeps a matrix S [value, key] for each lane and value head. A token decays it, adds `value key^T`
+and reads it with its query. The token form, the chunked form and the reference take `RecurrenceInputs` and return
+`RecurrenceOutputs`; a step that verifies drafts runs the same forms once more over the accepted tokens.
+
+The contract of every form: padding tokens are never used, whatever they hold, and their outputs are zero; the state of
+a fresh lane is never used; the state of a lane without real tokens comes back unchanged, bit for bit.
+"""
+
+from typing import NamedTuple
+
+from flax import struct
+from jax import Array
+from jaxtyping import Float32
+
+from models.state.shapes import LaneMask, RecurrentState, TokenMask
+
+KeyVectors = Float32[Array, "lane token key_head key"]
+ValueVectors = Float32[Array, "lane token value_head value"]
+HeadGates = Float32[Array, "lane token value_head"]
+ChannelGates = Float32[Array, "lane token value_head key"]
+
+
+@struct.dataclass
+class RecurrenceInputs:
+    """Operands of a linear recurrence over the T tokens of a step, all float32.
+
+    Attributes:
+        query: read vectors, scaled by the caller; C in SSD.
+        key: write vectors; B in SSD. The delta rule has a key head for each value head and l2-normalised keys; in SSD
+            a key head is a group, and value head h belongs to group `h // (value_heads / groups)`.
+        value: values; in SSD x, scaled by the time step of its head.
+        log_decay: g <= 0, finite; per head, or per channel of the key (delta rule only).
+        state: S before the first token.
+        valid: mask of the real tokens, a prefix of each lane.
+        fresh: mask of the lanes that start from zero, whatever their state holds; they have a real token.
+        beta: write strength of the delta rule; None in SSD.
+    """
+
+    query: KeyVectors
+    key: KeyVectors
+    value: ValueVectors
+    log_decay: HeadGates | ChannelGates
+    state: RecurrentState
+    valid: TokenMask
+    fresh: LaneMask
+    beta: HeadGates | None = None
+
+    @property
+    def tokens(self) -> int:
+        """T, the tokens of each lane, padding included."""
+        return self.query.shape[1]
+
+
+class RecurrenceOutputs(NamedTuple):
+    """Results of a linear recurrence.
+
+    Attributes:
+        output: the state as each token's query reads it; zero at padding tokens.
+        state: S after each lane's last real token.
+    """
+
+    output: ValueVectors
+    state: RecurrentState

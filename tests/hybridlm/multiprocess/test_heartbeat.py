@@ -1,0 +1,149 @@
+"""A process that is silent, hangs or has published its failure is named, and this process exits in time."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import pytest
+
+from hybridlm.multiprocess import abort_report
+from hybridlm.multiprocess.environment import EXIT_PEER_LOST
+from hybridlm.multiprocess.heartbeat import Heartbeat, HeartbeatRecord
+
+
+class Store:
+    """`KeyValues` within this process alone."""
+
+    address = "127.0.0.1:9"
+
+    def __init__(self) -> None:
+        self.said: dict[str, bytes] = {}
+        self.dead = False
+
+    def set(self, name: str, value: bytes) -> None:
+        if self.dead:
+            raise jax.errors.JaxRuntimeError("UNAVAILABLE")
+        self.said[name] = value
+
+    def list(self, folder: str) -> dict[str, bytes]:
+        return {name.split("/")[1]: value for name, value in self.said.items() if name.startswith(f"{folder}/")}
+
+    def sign(self, beat: int, epoch: int = 0, busy: str = "") -> None:
+        """Process 2 says something."""
+        self.said["alive/2"] = json.dumps(HeartbeatRecord(beat, "process 2 (pid 7 on host)", epoch, busy)).encode()
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def ended() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def heartbeat(store: Store, ended: list[int]) -> Iterator[Heartbeat]:
+    one = Heartbeat(store, 1, 1.0, end=ended.append)  # type: ignore[arg-type]  # a stand-in
+    yield one
+    one.stop()
+
+
+def beating(store: Store, seconds: float, until: Callable[[], object], epoch: int = 0, busy: str = "") -> None:
+    end, beat = time.monotonic() + seconds, 0
+    while time.monotonic() < end and not until():
+        beat += 1
+        store.sign(beat, epoch, busy)
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_who_says_something_is_left_in_peace(store: Store, heartbeat: Heartbeat, ended: list[int]) -> None:
+    beating(store, 1.5, lambda: ended)
+    assert not ended
+
+
+def test_who_falls_silent_is_named(
+    store: Store, heartbeat: Heartbeat, ended: list[int], capsys: pytest.CaptureFixture
+) -> None:
+    store.sign(1)
+    begun = time.monotonic()
+    while not ended and time.monotonic() < begun + 5:
+        time.sleep(0.05)
+    assert ended == [EXIT_PEER_LOST]
+    assert "error: process 2 (pid 7 on host) has not answered for" in capsys.readouterr().err
+
+
+def test_who_was_there_and_never_says_anything_is_named(store: Store, capsys: pytest.CaptureFixture) -> None:
+    """The process died before its model was loaded; of a process that is not a member nothing is expected."""
+    ended: list[int] = []
+    heartbeat = Heartbeat(store, 1, 1.0, range(3), ended.append)  # type: ignore[arg-type]  # a stand-in
+    begun = time.monotonic()
+    while not ended and time.monotonic() < begun + 5:
+        store.said["alive/0"] = json.dumps(HeartbeatRecord(int(1000 * time.monotonic()), "process 0", 0, "")).encode()
+        time.sleep(0.05)
+    heartbeat.stop()
+    assert ended == [EXIT_PEER_LOST] and 0.4 < time.monotonic() - begun < 1.0
+    assert "error: process 2 has not answered for" in capsys.readouterr().err
+
+
+def test_where_process_0_no_longer_listens_jax_ends_the_others_for_that(store: Store, heartbeat: Heartbeat) -> None:
+    assert re.fullmatch(r"process 0 has ended, or its host is gone; process 1 \(.*\) ends", heartbeat.reason() or "")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        store.address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert heartbeat.reason() is None
+    heartbeat.failure = "process 2 has ended: BroadcastError: damaged"
+    assert (heartbeat.reason() or "").startswith("process 2 has ended: BroadcastError: damaged; process 1 (")
+
+
+@pytest.mark.parametrize(("reason", "status", "said"), [("'gone'", 3, "error: gone\n"), ("None", -6, "")])
+def test_a_process_that_is_aborted_says_why(reason: str, status: int, said: str) -> None:
+    """By a thread that Python knows nothing of, as JAX's client does."""
+    script = f"""
+import importlib.util, ctypes, time
+spec = importlib.util.spec_from_file_location("abort_report", {abort_report.__file__!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.report_at_abort(lambda: {reason}, 3)
+thread, c = ctypes.c_void_p(), ctypes.CDLL(None)
+c.pthread_create(ctypes.byref(thread), None, c.abort, None)
+time.sleep(60)
+"""
+    found = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (status, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("busy", "expected"), [("", [EXIT_PEER_LOST]), ("compiling", [])])
+def test_a_lagging_process_is_named_unless_it_compiles(
+    store: Store, heartbeat: Heartbeat, ended: list[int], busy: str, expected: list[int], capsys: pytest.CaptureFixture
+) -> None:
+    heartbeat.epoch = 5
+    beating(store, 2.0, lambda: ended, epoch=3, busy=busy)
+    assert ended == expected
+    found = "process 2 (pid 7 on host) answers, but has stood at operation 3" in capsys.readouterr().err
+    assert found == bool(expected)
+
+
+def test_where_the_store_does_not_answer_process_0_is_lost(
+    store: Store, heartbeat: Heartbeat, ended: list[int], capsys: pytest.CaptureFixture
+) -> None:
+    store.dead = True
+    begun = time.monotonic()
+    while not ended and time.monotonic() < begun + 5:
+        time.sleep(0.05)
+    assert ended == [EXIT_PEER_LOST] and "process 0 has not answered" in capsys.readouterr().err
+
+
+def test_what_a_process_says_of_its_end_is_the_reason(store: Store, heartbeat: Heartbeat, ended: list[int]) -> None:
+    store.said["failed/2"] = b"process 2 has ended: BroadcastError: damaged"
+    heartbeat.wait_for_cause()
+    assert heartbeat.failure == "process 2 has ended: BroadcastError: damaged"
+    heartbeat.report_failure("because")
+    assert store.said["failed/1"] == b"process 1 has ended: because"

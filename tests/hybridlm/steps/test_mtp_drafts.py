@@ -1,0 +1,112 @@
+"""MTP drafts and the head's state when drafts are accepted in part: against float64, from scratch."""
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from float64_reference import Float64Model
+from with_head import load_with_head
+
+from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.steps.generate import LAST_SAMPLED
+from hybridlm.steps.structure import Rows, flatten
+from hybridlm.steps.verify import VERIFY_CONTRACT, verify_step
+from ir_passes.measure.unaccepted import unaccepted_reach
+
+LANES, TOKENS, DRAFTS = 4, 8, 3
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden" / "dense_multimodal"
+PROMPTS = [[79, 59, 47, 25, 28, 3, 6, 1], [50, 52, 86], [36], [46, 56, 90, 67, 58]]
+"""The most likely tokens behind them, and the head's, lead by more than the tolerance."""
+
+
+class Lanes:
+    """The rows of four sequences, and a step that verifies and mtp_drafts, compiled once."""
+
+    def __init__(self) -> None:
+        model = load_with_head(GOLDEN)
+        structure, self.params = flatten(model)
+        self.step = jax.jit(verify_step(structure, None, None, DRAFTS))
+        self.model = model
+
+    def rows(self) -> Rows:
+        layers = self.model.init_state(LANES, 64, jnp.float32)
+        poisoned = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), layers)
+        return Rows(poisoned, jnp.zeros((LANES, 1), jnp.int32))
+
+    def run(self, rows: Rows, feeds: list[list[int]], positions: list[int], drafts: list[int]) -> Any:
+        tokens = np.zeros((LANES, TOKENS), np.int32)
+        for lane, feed in enumerate(feeds):
+            tokens[lane, : len(feed)] = feed
+        lengths, at = (np.array(x, np.int32) for x in ([len(feed) for feed in feeds], positions))
+        operands = (tokens, lengths, at, np.int32(1), np.array(drafts, np.int32), *sampling_arrays([None] * LANES))
+        (accepted, sampled), rows = self.step(self.params, rows, *operands)
+        return jax.device_get(accepted), jax.device_get(sampled), rows
+
+
+@pytest.fixture(scope="module")
+def lanes() -> Lanes:
+    return Lanes()
+
+
+@pytest.mark.long
+def test_mtp_drafts_continue_from_the_accepted_tokens(lanes: Lanes) -> None:
+    """Prompts of all lengths, then drafts of which all, some and none are right, and a lane that sits the step out."""
+    reference = Float64Model(GOLDEN)
+
+    def continued(tokens: list[int], count: int) -> list[int]:
+        for _ in range(count):
+            tokens = [*tokens, int(reference.forward(tokens).logits[-1].argmax())]
+        return tokens
+
+    accepted, sampled, rows = lanes.run(lanes.rows(), PROMPTS, [0] * LANES, [0] * LANES)
+    assert accepted.tolist() == [len(prompt) for prompt in PROMPTS]
+    texts = [continued(prompt, 4) for prompt in PROMPTS]
+    for lane, prompt in enumerate(PROMPTS):
+        seen = texts[lane][: len(prompt) + 1]
+        assert sampled.token[lane, len(prompt) - 1] == seen[-1]
+        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, DRAFTS)
+    # of three drafts all are right, or the first, or none; the last lane is idle
+    behind = [text[-3:] for text in texts]
+    wrong = [(token + 1) % 97 for token in behind[1]]
+    drafts = [behind[0], [behind[1][0], *wrong[1:]], [(behind[2][0] + 1) % 97, *behind[2][1:]]]
+    feeds = [[LAST_SAMPLED, *draft] for draft in drafts] + [[]]
+    positions = [len(prompt) for prompt in PROMPTS]
+    before = jax.device_get(rows)
+    accepted, sampled, rows = lanes.run(rows, feeds, positions, [3, 3, 3, 0])
+    assert accepted.tolist() == [4, 2, 1, 0]
+    for lane, count in enumerate(accepted[:3]):
+        seen = continued(PROMPTS[lane], count + 1)
+        assert sampled.token[lane, count - 1] == seen[-1]
+        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, DRAFTS)
+        # what the next token is paired with: the hidden state of the last accepted one
+        hidden = reference.hidden(seen[:-1])[0][-1]
+        np.testing.assert_allclose(rows.layers[-1].hidden[lane], hidden, atol=1e-3)
+    for leaf, kept in zip(jax.tree.leaves(rows), jax.tree.leaves(before), strict=True):
+        assert np.asarray(leaf)[3].tobytes() == kept[3].tobytes()
+    # a step without drafts behind them, in rows that hold what was not accepted
+    accepted, sampled, rows = lanes.run(
+        rows, [[LAST_SAMPLED]] * 4, [p + a for p, a in zip(positions, accepted, strict=True)], [0] * 4
+    )
+    for lane, count in enumerate((6, 4, 3, 2)):
+        seen = continued(PROMPTS[lane], count)
+        assert sampled.token[lane, 0] == seen[-1]
+        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, DRAFTS)
+
+
+@pytest.mark.long
+def test_the_carried_hidden_state_is_of_accepted_tokens_only(lanes: Lanes) -> None:
+    """Other tokens behind the accepted ones change no row but what lies behind them in caches."""
+    _, sampled, rows = lanes.run(lanes.rows(), PROMPTS, [0] * LANES, [0] * LANES)
+    tokens = np.full((LANES, TOKENS), 7, np.int32)
+    tokens[:, 0] = LAST_SAMPLED
+    tokens[0, 1] = sampled.mtp_drafts[0][0]
+    lengths, positions = (np.array(x, np.int32) for x in ([5, 4, 2, 1], [len(prompt) for prompt in PROMPTS]))
+    operands = (tokens, lengths, positions, np.int32(1), lengths - 1, *sampling_arrays([None] * LANES))
+    args = (lanes.params, rows, *operands)
+    step = verify_step(flatten(lanes.model)[0], None, None, DRAFTS)
+    caches = (".key", ".value")
+    seen = unaccepted_reach(step, args, VERIFY_CONTRACT, {"argument 2": 1}, lambda path: path.endswith(caches))
+    assert seen.compared and not seen.reached

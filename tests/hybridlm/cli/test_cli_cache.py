@@ -23,7 +23,7 @@ def steps(tmp_path: Path) -> Path:
     for number, name in enumerate(NAMES):
         path = folder / f"{name * 64}.step"
         path.write_bytes(bytes(1000))
-        os.utime(path, (1000 + number,) * 2)
+        os.utime(path, (1000 + number, 1000 + number))
     return folder
 
 

@@ -271,7 +271,7 @@ def test_store_forgets_what_was_not_used_for_the_longest(tmp_path: Path, entry: 
     store = ExecutableStore(tmp_path / "steps", 3 * size + 100)
     for number in "0123":
         assert store.keep(number * 64, entry)
-        os.utime(file_of(store, number * 64), (1000 + int(number),) * 2)
+        os.utime(file_of(store, number * 64), (1000 + int(number), 1000 + int(number)))
         if number == "2":
             assert store.find("0" * 64) == entry  # used last
     assert store.find("1" * 64) is None and store.find("0" * 64) == entry and store.find("3" * 64) == entry

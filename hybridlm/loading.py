@@ -18,12 +18,12 @@ from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate
 from hybridlm.engine.arguments import assemble, check_arguments, check_drafting, dtype_of_caches
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import Demand, admit_model, admit_steps, available_memory, weight_bytes
-from hybridlm.engine.warmup import all_shapes
+from hybridlm.engine.warmup import all_shapes, first_shapes
 from hybridlm.files.strict_json import read_object
 from hybridlm.lm import LM
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.prefix_cache.budget import cache_budget
-from hybridlm.programs.compilation_cache import cache_of
+from hybridlm.programs.compilation_cache import STEPS, cache_of
 from hybridlm.programs.programs import Certify, Programs
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.programs.shapes import Shape
@@ -31,6 +31,7 @@ from hybridlm.progress import load_progress
 from hybridlm.steps.structure import flatten
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
+from ir_passes.compile.executable_store import ExecutableStore
 from models import DecoderConfig
 from models.sharding.devices import SINGLE_DEVICE
 
@@ -123,7 +124,10 @@ def load(
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
     certificates = None if cache.folder is None else cache.folder / "certificates"
-    programs = Programs(structure, certify, certificates, placement, cache.setting)
+    executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
+    programs = Programs(
+        structure, certify, certificates, placement, cache.setting, executables, directory.path.resolve().name
+    )
     fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
     if process_group is not None:
         process_group.agree_on(
@@ -168,6 +172,8 @@ def load(
         tuned = tune_products(params, head, rows, sampling_mode, folder, _room(engine, demand), progress)
         engine.set_tuned(tuned)
         demand = replace(demand, weights=demand.weights + tuned.int8_head_bytes)
+    if sanitizer is None:
+        programs.load_ahead(first_shapes(engine), engine.example_arguments)
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)

@@ -1,4 +1,4 @@
-"""The command line: `hybridlm demo | generate | score | batch | eval | verify | inspect | bench | launch`."""
+"""The command line: `hybridlm demo | generate | score | batch | eval | verify | inspect | bench | launch | cache`."""
 
 from typing import Annotated
 
@@ -6,6 +6,7 @@ import typer
 
 from hybridlm.cli.batch import batch
 from hybridlm.cli.bench import bench
+from hybridlm.cli.cache import cache
 from hybridlm.cli.demo import demo
 from hybridlm.cli.eval import evaluate
 from hybridlm.cli.generate import generate
@@ -26,6 +27,7 @@ app.command()(verify)
 app.command()(inspect)
 app.command()(bench)
 app.command()(launch)
+app.add_typer(cache, name="cache")
 
 
 def _print_version(asked: bool) -> bool:

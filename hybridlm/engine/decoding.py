@@ -157,7 +157,7 @@ class Decoding:
         """Start measuring the next step, if drafting depends on its time; compilation is not counted."""
         if self._speculation is None or self._engine.sanitizer is not None:
             return None
-        self._engine.program(shape)
+        self._engine.programs.compiled(shape, self._engine.example_arguments)
         return self._speculation.times.start((shape.step, shape.lanes, shape.mtp_drafts))
 
 

@@ -270,7 +270,7 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`).
         """
-        return self.programs.compiled(shape, self.example_arguments)
+        return self.programs.in_full(shape, self.example_arguments)
 
     def planned(self, shape: AnyShape) -> PlannedStep:
         """Return the proof and the scratch plan of a shape's step, without compiling it; parameters may be abstract.

@@ -196,5 +196,7 @@ def admit_steps(engine: Engine, demand: Demand) -> None:
     largest = [Shape("generate", engine.prefill_rows, engine.chunk), Shape("generate", engine.lanes, 1)]
     if engine.speculate is not None:
         largest.append(Shape("verify", engine.lanes, engine.draft_tokens + 1, mtp_drafts=engine.mtp_drafts))
-    scratch = max(engine.program(shape).certificate.memory.temp for shape in largest)
+    scratch = max(
+        engine.programs.compiled(shape, engine.example_arguments).certificate.memory.temp for shape in largest
+    )
     replace(demand, scratch=scratch).require(left + demand.weights)

@@ -23,7 +23,7 @@ def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[s
 
     def compiled(shape: AnyShape) -> tuple[str, float]:
         start = time.perf_counter()
-        engine.program(shape)
+        engine.programs.compiled(shape, engine.example_arguments)
         return str(shape), time.perf_counter() - start
 
     with counting_progress(progress, "compiling", len(shapes)) as done, ThreadPoolExecutor(cores()) as pool:
@@ -45,6 +45,15 @@ def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[s
             stacklevel=3,
         )
     return {str(shape): seconds[str(shape)] for shape in shapes}
+
+
+def first_shapes(engine: Engine) -> list[AnyShape]:
+    """Return the steps that a call of `generate` needs first: those of all lanes, then those of one sequence."""
+    one = engine.bucket(1, engine.prefill_rows), engine.bucket(1, engine.lanes)
+    found: list[AnyShape] = []
+    for prefill, decode in ((engine.prefill_rows, engine.lanes), one):
+        found += [Shape("generate", prefill, engine.chunk), CopyShape(prefill, decode), Shape("generate", decode, 1)]
+    return list(dict.fromkeys(found))
 
 
 def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) -> list[AnyShape]:

@@ -19,6 +19,7 @@ from hybridlm.multiprocess.key_values import KeyValues
 from hybridlm.multiprocess.operand_check import DIGEST_WORDS
 from hybridlm.multiprocess.records import KINDS, Operation, from_records, to_records
 from ir_passes import CompiledStep
+from ir_passes.compile.stored_step import StoredStep
 
 _MAX_IN_FLIGHT = 16
 """Operations that a process dispatches beyond those known to have succeeded."""
@@ -183,7 +184,9 @@ class ProcessGroup:
 
     # -- running
 
-    def call(self, shape: Any, compiled: Callable[[], CompiledStep], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def call(
+        self, shape: Any, compiled: Callable[[], CompiledStep | StoredStep], args: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         """Dispatch the step of the current operation, as `compiled()(*args)`.
 
         Raises:
@@ -235,7 +238,7 @@ class ProcessGroup:
             self._raise_if_lost()
             raise
 
-    def _digest_of(self, epoch: int, operation: Operation, program: CompiledStep) -> np.ndarray:
+    def _digest_of(self, epoch: int, operation: Operation, program: CompiledStep | StoredStep) -> np.ndarray:
         numbers = [number & 0xFFFFFFFF for number in operation.numbers]
         found = [epoch, KINDS.index(operation.kind), _digest(program), *numbers]
         found += [zlib.crc32(array.tobytes()) for array in operation.arrays]
@@ -270,7 +273,7 @@ class ProcessGroup:
         )
         raise Disagreement(f"{where}other slot maps reached their devices")
 
-    def _agree_on_program(self, shape: Any, program: CompiledStep) -> None:
+    def _agree_on_program(self, shape: Any, program: CompiledStep | StoredStep) -> None:
         """Wait until every process has compiled a program, and check that the programs are equal.
 
         Without waiting, the first process to run it would block its devices until the others have compiled.
@@ -281,6 +284,6 @@ class ProcessGroup:
         self._agreed.add(shape)
 
 
-def _digest(program: CompiledStep) -> int:
+def _digest(program: CompiledStep | StoredStep) -> int:
     """Return a digest of the program, in 32 bits."""
     return zlib.crc32(program.certificate.fingerprints.compiled.encode())

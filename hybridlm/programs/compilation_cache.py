@@ -14,8 +14,12 @@ from typing import Literal, NamedTuple
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from ir_passes.jaxpr.jax_private import compilation_cache_dir
+from ir_passes.jaxpr.jax_private import compilation_cache_dir, without_compilation_cache
 
+STEPS = "steps"
+"""Name of the folder, in that of a cache, of compiled steps with their certificates."""
+NOWHERE = ""
+"""In place of a folder, for `use_cache`: JAX keeps nothing and finds nothing."""
 _free = threading.Condition()
 _in_use: list[str] = []
 """Folder of each running compilation."""
@@ -53,7 +57,7 @@ def use_cache(setting: str | None) -> Iterator[None]:
     JAX meanwhile may be stored there too.
 
     Args:
-        setting: of a `Cache`.
+        setting: of a `Cache`, or NOWHERE.
     """
     if setting is None:
         yield
@@ -64,7 +68,7 @@ def use_cache(setting: str | None) -> Iterator[None]:
             reset_cache()
         _in_use.append(setting)
     try:
-        with compilation_cache_dir(setting):
+        with without_compilation_cache() if setting == NOWHERE else compilation_cache_dir(setting):
             yield
     finally:
         with _free:

@@ -2,16 +2,18 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
-from hybridlm.programs.compilation_cache import use_cache
+from hybridlm.programs.compilation_cache import NOWHERE, use_cache
 from hybridlm.programs.shapes import AnyShape, CopyShape, S, Shape
+from hybridlm.programs.stored_programs import StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
@@ -21,7 +23,9 @@ from hybridlm.steps.score import SCORE_CONTRACT, score_step
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import VERIFY_CONTRACT, verify_step
 from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, LaneContract, compile_step
+from ir_passes.compile.executable_store import ExecutableStore
 from ir_passes.compile.planned_step import PlannedStep, plan_step
+from ir_passes.compile.stored_step import StoredStep
 from ir_passes.rewrites import DropDead
 from ir_passes.xla_audit.hlo import HloError
 
@@ -47,11 +51,16 @@ class Programs:
         certificates: directory of stored certificates, None for none.
         placement: the devices that steps run on.
         cache: folder where JAX stores compiled steps between processes; None for its own setting.
+        executables: stores compiled steps with their certificates between processes; None for no store.
+        model: name of the model in listings of the store.
 
     Attributes:
         int8_head_lanes: numbers of lanes whose steps sample the most likely tokens with the int8 head, which follows
             the parameters; applies to programs compiled from then on.
+        use_store: whether the store is used, if there is one; tests turn it off to replace parts of steps.
     """
+
+    use_store = True
 
     def __init__(
         self,
@@ -60,6 +69,8 @@ class Programs:
         certificates: Path | None = None,
         placement: Placement = ONE_DEVICE,
         cache: str | None = None,
+        executables: ExecutableStore | None = None,
+        model: str = "",
     ):
         self._structure, self._placement = structure, placement
         self._split = SplitRows(placement.rows_over)
@@ -67,7 +78,11 @@ class Programs:
         self.int8_head_lanes: frozenset[int] = frozenset()
         self._warned_not_audited = False
         self._directory, self.cache = certificates, cache
-        self._compiled: dict[AnyShape, Future[CompiledStep]] = {}
+        self._stored = None
+        # Whether XLA loads a program of several processes in each of them as it was, no test says yet.
+        if executables is not None and self.use_store and not placement.several_processes:
+            self._stored = StoredPrograms(executables, structure, certify, placement, model)
+        self._compiled: dict[AnyShape, Future[CompiledStep | StoredStep]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -106,8 +121,8 @@ class Programs:
             return verify_step(self._structure, shape.top, shape.processor, shape.mtp_drafts), VERIFY_CONTRACT
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
 
-    def compiled(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep:
-        """Return the program of a shape.
+    def compiled(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep | StoredStep:
+        """Return the program of a shape, from the store or compiled.
 
         Args:
             shape: the program.
@@ -125,12 +140,46 @@ class Programs:
                     program = self._compiled[shape] = Future()
             if mine:
                 try:
-                    program.set_result(self._compile(shape, arguments(shape)))
+                    program.set_result(self._ready(shape, arguments(shape)))
                 except BaseException as error:
                     del self._compiled[shape]
                     program.set_exception(error)
                     raise
         return program.result()
+
+    def in_full(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep:
+        """The program of a shape with all that is known of it; one that was kept is compiled anew to be looked at."""
+        program = self.compiled(shape, arguments)
+        return program.in_full if isinstance(program, StoredStep) else program
+
+    def load_ahead(self, shapes: Sequence[AnyShape], arguments: Callable[[Any], tuple[Any, ...]]) -> None:
+        """Load programs that are kept, in this order, in threads; others are compiled when they are needed.
+
+        Args:
+            shapes: which programs.
+            arguments: as for `compiled`.
+        """
+        if self._stored is not None:
+            for shape in shapes:
+                given = arguments(shape)
+                _, args, _ = self._whole_step(shape, given)
+                key = self._stored.key(shape, args, self.int8_head_lanes)
+                self._stored.load_ahead(key, types_of(args), partial(self._compile, shape, types_of(given)))
+
+    def _ready(self, shape: AnyShape, given: tuple[Any, ...]) -> CompiledStep | StoredStep:
+        """The program of a shape from the store, or compiled and kept."""
+        if self._stored is None:
+            return self._compile(shape, given)
+        _, args, _ = self._whole_step(shape, given)
+        types, key = types_of(args), self._stored.key(shape, args, self.int8_head_lanes)
+        found = self._stored.find(key, types, partial(self._compile, shape, types_of(given)))
+        if found is not None:
+            self._warn_not_audited(shape, found.certificate)
+            return found
+        # XLA:CPU writes a program that JAX took from its own cache without parts of its machine code.
+        compiled = self._compile(shape, given) if key is None else self._compile(shape, given, NOWHERE)
+        self._stored.keep(key, shape, compiled, types)
+        return compiled
 
     def _whole_step(
         self, shape: AnyShape, args: tuple[Any, ...]
@@ -143,10 +192,11 @@ class Programs:
             args += self._placement.examples([EXAMPLE_DIGEST], whole=True)
         return step if mesh is None else sharded(step, args, contract, mesh), args, contract
 
-    def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
+    def _compile(self, shape: AnyShape, args: tuple[Any, ...], cache: str | None = None) -> CompiledStep:
+        """Compile; `cache` is where JAX keeps the program, None for where all are kept."""
         step, args, contract = self._whole_step(shape, args)
         try:
-            with use_cache(self.cache):
+            with use_cache(self.cache if cache is None else cache):
                 compiled = compile_step(
                     step,
                     args,

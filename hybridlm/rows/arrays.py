@@ -1,18 +1,23 @@
 """Arrays of a pool's rows: ShapeDtypeStructs with shardings, and zeros."""
 
+import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from hybridlm.devices.mesh import DATA, MODEL
 from hybridlm.devices.placement import Placement
 from hybridlm.steps.structure import Rows
 from models import Decoder
+from models.platform import platform
 from models.state.state import StateArray
+
+_ALIGNED = 64
+"""XLA:CPU uses memory of the host in place if its address is a multiple of this."""
 
 
 class RowArrays:
@@ -29,10 +34,13 @@ class RowArrays:
 
     def abstract(self, count: int, context: int) -> Rows:
         """ShapeDtypeStructs of `count` rows for contexts of up to `context` tokens."""
-        layers = jax.eval_shape(lambda: self._model.init_state(count, context, self._dtype))
         # Rows that cannot be split evenly are replicated.
         lanes = DATA if count % self._placement.data == 0 else None
-        layers = jax.tree.map(partial(self._over_devices, lanes), layers, self._model.state_arrays())
+
+        def typed(array: StateArray) -> jax.ShapeDtypeStruct:
+            return self._over_devices(lanes, array.of(count, context, self._dtype), array)
+
+        layers = jax.tree.map(typed, self._model.state_arrays())
         over = self._placement.over(lanes)
         token: Any = jax.ShapeDtypeStruct((count, 1), jnp.int32, sharding=over)
         return Rows(layers, token)
@@ -52,7 +60,18 @@ class RowArrays:
 
 def zeros(types: Any) -> Any:
     """Allocate zeros for these ShapeDtypeStructs, with their shardings."""
+    if platform() == "cpu" and jax.process_count() == 1:  # no program, which would be compiled for every shape
+        return jax.tree.map(lambda one: jax.device_put(_zeros_to_copy(one), one.sharding), types)
     return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype, device=one.sharding), types)
+
+
+def _zeros_to_copy(one: jax.ShapeDtypeStruct) -> np.ndarray:
+    """Zeros of the host that JAX copies: it takes aligned memory as it is, and that could not be donated."""
+    width = one.dtype.itemsize
+    size = math.prod(one.shape) * width
+    memory = np.zeros(size + 2 * _ALIGNED, np.uint8)
+    first = -memory.ctypes.data % _ALIGNED + width
+    return memory[first : first + size].view(one.dtype).reshape(one.shape)
 
 
 def maker_of_zeros(types: tuple[jax.ShapeDtypeStruct, ...]) -> Callable[[], tuple[jax.Array, ...]]:

@@ -44,7 +44,8 @@ class Calling:
         donated = tuple(sorted(bound.successors))
         results = jax.tree.structure(jax.eval_shape(fn, *args))
         name = getattr(fn, "__name__", type(fn).__name__)
-        return cls(name, jax.tree.structure(args), results, donated, output_order(bound), _argnums(args, set(donated)))
+        argnums = donated_argnums(args, set(donated))
+        return cls(name, jax.tree.structure(args), results, donated, output_order(bound), argnums)
 
     def lower(self, program: ir.ClosedJaxpr, args: tuple[Any, ...]) -> jax.stages.Lowered:
         """Lower a program over the flattened arguments, with its pools donated.
@@ -127,7 +128,8 @@ def _kind(one: Any) -> tuple[Any, ...]:
     return one.shape, one.dtype
 
 
-def _argnums(args: tuple[Any, ...], donated: set[int]) -> tuple[int, ...] | None:
+def donated_argnums(args: tuple[Any, ...], donated: set[int]) -> tuple[int, ...] | None:
+    """Arguments whose arrays are all donated; None where some of one are."""
     found: list[int] = []
     at = 0
     for number, arg in enumerate(args):

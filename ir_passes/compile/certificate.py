@@ -12,7 +12,7 @@ from ir_passes.files import record
 from ir_passes.jaxpr.collectives import Collective, Exchanging
 from ir_passes.report import html
 
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,8 @@ class Certificate(Exchanging):
         memory: bytes of the step's scratch and arguments, on one device.
         seconds: of each phase, when the executable was made.
         reused: the proof was taken from the store.
+        stored: the executable was taken from the store, with this certificate, which was made of it when it was
+            compiled.
     """
 
     format: int
@@ -170,6 +172,7 @@ class Certificate(Exchanging):
     memory: Memory
     seconds: Seconds = field(compare=False)
     reused: bool = field(compare=False)
+    stored: bool = field(default=False, compare=False)
 
     @property
     def holds(self) -> bool:
@@ -213,6 +216,7 @@ class Certificate(Exchanging):
         ]
         for heading, statements in self._sections():
             lines += [f"  {heading}:", *(f"    {one}" for one in statements)] if statements else []
+        lines += ["  executable: from the store; all of this was found when it was compiled"] if self.stored else []
         bound = "" if memory.temp_lower_bound is None else f", of which {memory.temp_lower_bound} live at once"
         lines += [
             f"  scratch: {memory.temp} bytes by XLA{bound}",

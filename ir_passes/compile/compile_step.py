@@ -17,6 +17,7 @@ from ir_passes.compile.certifying import make_certificate
 from ir_passes.compile.exported import Exported, export
 from ir_passes.compile.planned_step import plan_graph, trace
 from ir_passes.compile.proving import Certify, Proved, prove, warn
+from ir_passes.compile.running import Running
 from ir_passes.compile.versions import current_versions
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.declared import declarations
@@ -33,8 +34,7 @@ from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 from ir_passes.scratch.plan import Plan
 from ir_passes.xla_audit.audit import AuditReport, audit
-from ir_passes.xla_audit.findings import AuditError, Finding
-from ir_passes.xla_audit.first_run import FirstRun
+from ir_passes.xla_audit.first_run import successors_of
 from ir_passes.xla_audit.hlo import HloError
 
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
@@ -163,7 +163,7 @@ def _audit(
     return report, faults, why
 
 
-class CompiledStep:
+class CompiledStep(Running):
     """A compiled step; call it as the function it was made from. Its pools that have successors are consumed.
 
     Attributes:
@@ -173,6 +173,7 @@ class CompiledStep:
         bound: the contract, leaf by leaf.
         audit: the report of the audit; None where there was none.
         passes: the effect of each rewrite.
+        calling: its calling convention.
     """
 
     def __init__(
@@ -185,20 +186,14 @@ class CompiledStep:
         report: AuditReport | None,
         certify: Certify,
     ):
+        super().__init__(calling.entry(compiled), successors_of(bound), certify)
         self.certificate = certificate
         self.jaxpr = proved.graph.program
         self.compiled = compiled
         self.bound = bound
         self.audit = report
         self.passes = proved.passes
-        self._calling = calling
-        self._run = self._entry = calling.entry(compiled)
-        if certify != "off" and bound.successors:
-            self._run = FirstRun(self._entry, bound, self._ran)
-        self._certify = certify
-
-    def __call__(self, *args: Any) -> Any:
-        return self._run(*args)
+        self.calling = calling
 
     @cached_property
     def plan(self) -> Plan:
@@ -227,17 +222,10 @@ class CompiledStep:
             + arena_map(self.plan, owners)
         )
 
-    def _ran(self, findings: tuple[Finding, ...]) -> None:
-        """End the check of the first call: from now on XLA's program is called directly."""
-        self._run = self._entry
-        if findings and self._certify == "error":
-            raise AuditError(findings)
-        warn([finding.statement for finding in findings])
-
     def report(self) -> str:
         """Return certificate and plan as text."""
         return f"{self.certificate.report()}\n{self.plan.report(10)}"
 
     def export(self, form: Literal["stablehlo", "executable"] = "stablehlo") -> Exported:
         """The step and its certificate in a form that outlives the process; see `Exported`."""
-        return export(self._calling, self.jaxpr, self.compiled, self.bound, self.certificate, form)
+        return export(self.calling, self.jaxpr, self.compiled, self.bound, self.certificate, form)

@@ -22,10 +22,10 @@ def save(compiled: jax.stages.Compiled) -> bytes:
     return bytes(executable.client.serialize_executable(executable))
 
 
-def load(data: bytes) -> Any:
-    """The executable of `save`, on the first device."""
-    device = jax.devices()[0]
-    return device.client.deserialize_executable(data, executable_devices=jax_private.device_list([device]))
+def load(data: bytes, devices: Sequence[Any] | None = None) -> Any:
+    """The executable of `save`, on these devices, by default the first."""
+    devices = jax.devices()[:1] if devices is None else devices
+    return devices[0].client.deserialize_executable(data, executable_devices=jax_private.device_list(devices))
 
 
 def hlo_fingerprint(loaded: Any) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend import core
 from jax.extend import source_info_util as _source_info
 from jax.extend.core import primitives
@@ -45,6 +47,15 @@ CALLS = {
 def trace(fn: Callable[..., Any], *args: Any) -> ClosedJaxpr:
     """The jaxpr of `fn(*args)`, over the flattened arguments and results. Arguments may be abstract."""
     return jax.make_jaxpr(fn)(*args)
+
+
+def array_type(shape: tuple[int, ...], dtype: str, weak: bool, place: jax.sharding.NamedSharding | None) -> Any:
+    """The type of an array, on a mesh where its place is given."""
+    made = ShapedArray(shape, jnp.dtype(dtype), weak_type=weak)
+    if place is None:
+        return made
+    spec = (*place.spec, *[None] * (len(shape) - len(place.spec)))
+    return made.update(sharding=jax.sharding.NamedSharding(place.mesh.abstract_mesh, jax.sharding.PartitionSpec(*spec)))
 
 
 def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:

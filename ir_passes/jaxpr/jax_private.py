@@ -6,7 +6,7 @@ The intermediate representation has its own adapter, `ir_passes.jaxpr.ir`, on pu
 import importlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -58,6 +58,103 @@ def compilation_cache_dir(path: str) -> AbstractContextManager[Any]:
     return importlib.import_module("jax._src.config").compilation_cache_dir(path)
 
 
+def without_compilation_cache() -> AbstractContextManager[Any]:
+    """Turn JAX's compilation cache off for one thread, as long as the context lasts."""
+    return importlib.import_module("jax._src.config").enable_compilation_cache(False)
+
+
 def coordination() -> Any:
     """Return the state of `jax.distributed.initialize`: its `client`, None before, and `coordinator_address`."""
     return importlib.import_module("jax._src.distributed").global_state
+
+
+class ExecutableParts(NamedTuple):
+    """A compiled program without its trees: XLA's executable and what JAX knows of its parameters and results.
+
+    Attributes:
+        executable: of the runtime.
+        name: of the program.
+        arguments, argument_shardings: types and places of the arguments that it reads, in the order of its parameters.
+        results, result_shardings: the same of its results.
+        committed: whether results are bound to their devices.
+        kept: the flattened arguments that it reads.
+    """
+
+    executable: Any
+    name: str
+    arguments: tuple[Any, ...]
+    argument_shardings: tuple[Any, ...]
+    results: tuple[Any, ...]
+    result_shardings: tuple[Any, ...]
+    committed: bool
+    kept: tuple[int, ...]
+
+
+def parts_of(compiled: jax.stages.Compiled) -> ExecutableParts | None:
+    """Take a compiled program apart; None where there is more to it: effects, callbacks, constants, other layouts."""
+    whole: Any = getattr(getattr(compiled, "_executable", None), "_unloaded_executable", None)
+    if whole is None or compiled._params.const_args:
+        return None
+    more = (whole.unordered_effects, whole.ordered_effects, whole.keepalive, whole.host_callbacks, whole.mut)
+    if any(more) or any(layout is not None for layout in whole.dispatch_in_layouts):
+        return None
+    return ExecutableParts(
+        whole.xla_executable,
+        whole.name,
+        tuple(whole.input_avals),
+        tuple(whole.input_shardings),
+        tuple(whole.output_avals),
+        tuple(whole.output_shardings),
+        whole.committed,
+        tuple(sorted(whole.kept_var_idx)),
+    )
+
+
+def compiled_of(parts: ExecutableParts, devices: Sequence[Any], arguments: Any, results: Any) -> jax.stages.Compiled:
+    """Put a compiled program together again; the inverse of `parts_of`.
+
+    Args:
+        parts: with an executable that was loaded on these devices.
+        arguments: `jax.stages.ArgInfo` of all flattened arguments, those that it does not read included, in a tree
+            ((arguments), {}).
+        results: structure of what it returns.
+    """
+    module = importlib.import_module("jax._src.interpreters.pxla")
+    layout = importlib.import_module("jax._src.layout").Layout.from_pjrt_layout
+    whole = module.UnloadedMeshExecutable(
+        xla_executable=parts.executable,
+        device_list=device_list(devices),
+        backend=devices[0].client,
+        input_avals=parts.arguments,
+        input_shardings=parts.argument_shardings,
+        output_avals=parts.results,
+        output_shardings=parts.result_shardings,
+        committed=parts.committed,
+        name=parts.name,
+        unordered_effects=[],
+        ordered_effects=[],
+        keepalive=(),
+        host_callbacks=(),
+        kept_var_idx=set(parts.kept),
+        mut=None,
+        xla_in_layouts=[layout(one) for one in parts.executable.get_parameter_layouts()],
+        dispatch_in_layouts=[None] * len(parts.arguments),
+        xla_out_layouts=[layout(one) for one in parts.executable.get_output_layouts()],
+        all_args_info=None,
+        pgle_profiler=None,
+    )
+    return jax.stages.Compiled(whole.load(), [], arguments, results, no_kwargs=True)
+
+
+def topology_of(devices: Sequence[Any]) -> str:
+    """What tells the devices of a compilation from others, as the machine code of a CPU's kind; "" if nothing does."""
+    topology = importlib.import_module("jax._src.lib").xla_client.get_topology_for_devices
+    try:
+        return str(topology(list(devices)).fingerprint())
+    except jax.errors.JaxRuntimeError:
+        return ""
+
+
+def traced_under() -> str:
+    """Return the settings that JAX has in the key of what it traced, in this thread: precision, types, meshes."""
+    return repr(importlib.import_module("jax._src.config").trace_context())

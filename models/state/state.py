@@ -68,10 +68,15 @@ class StateArray:
         """Whether its size grows with every token: a KV cache."""
         return any(size is None for _, size in self.sizes)
 
-    def zeros(self, lanes: int, context: int, dtype: DTypeLike) -> Array:
-        """Allocate the array of `lanes` sequences of at most `context` tokens."""
+    def of(self, lanes: int, context: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
+        """Return the type of the array of `lanes` sequences of at most `context` tokens."""
         shape = (cache_positions(context) if size is None else size for _, size in self.sizes)
-        return jnp.zeros((lanes, *shape), dtype if self.dtype is None else self.dtype)
+        return jax.ShapeDtypeStruct((lanes, *shape), jnp.dtype(dtype if self.dtype is None else self.dtype))
+
+    def zeros(self, lanes: int, context: int, dtype: DTypeLike) -> Array:
+        """Allocate the array itself."""
+        made = self.of(lanes, context, dtype)
+        return jnp.zeros(made.shape, made.dtype)
 
     def bytes(self, dtype: DTypeLike) -> int:
         """Return the bytes of one sequence, or of one token where it grows."""

@@ -7,8 +7,10 @@ from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
 from hybridlm.engine.engine import Engine
+from hybridlm.programs.programs import Programs
 
 Engine.checked = True  # every row has one holder, after every step of every test
+Programs.use_store = False  # tests replace parts of steps, and a step that an earlier test compiled has none of that
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ from hybridlm.steps.operands import Batch
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 12], [3] * 11, [10, 11], [20] * 17, [6], [8, 9] * 9, [5, 6, 7, 8], [4]]
 SETTINGS: dict[str, Any] = {"lanes": 8, "context": 200, "dtype": "float32", "chunk": 5}
 SAMPLED: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "temperature": 0.8, "seed": 3}
+Programs.use_store = False  # a fault of a step would not be seen in one that another run has kept
 AT = 14
 """The operation at which it does, of those that are told."""
 

@@ -1,0 +1,60 @@
+"""`hybridlm cache`: compiled steps that are kept between processes, listed and deleted."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from hybridlm.cli.options import Debug, console_for_table, reported
+from hybridlm.prefix_cache.budget import to_bytes
+from hybridlm.programs.compilation_cache import STEPS, cache_of
+from ir_passes.compile.executable_store import ExecutableStore
+
+cache = typer.Typer(no_args_is_help=True, help="List or delete compiled steps that are kept between processes.")
+
+Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", help="The `compilation_cache` of `load`.", show_default="the default"),
+]
+
+
+@cache.command("list")
+def list_steps(folder: Folder = None, debug: Debug = False) -> None:
+    """Show every compiled step: which it is, its size, the seconds that compiling took, when it was last used."""
+    with reported(debug):
+        store = _store(folder)
+        table = Table()
+        for heading in ("step", "MB", "compiled in", "last used", "file"):
+            table.add_column(heading, overflow="fold")
+        entries = store.entries()
+        for one in entries:
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used))
+            label = "damaged, or another's" if one.label is None else one.label
+            row = (label, f"{one.bytes / 1e6:,.1f}", f"{one.seconds:.1f} s", used, one.name[:12])
+            table.add_row(*map(Text, row))
+        console_for_table().print(table)
+        total = sum(one.bytes for one in entries)
+        typer.echo(f"{store.directory}: {len(entries)} steps, {total / 1e6:,.1f} of {store.max_bytes / 1e6:,.0f} MB")
+
+
+@cache.command("clear")
+def clear(
+    folder: Folder = None,
+    max_size: Annotated[str, typer.Option(help="Keep that much, what was used last, as 500MB.", metavar="SIZE")] = "0B",
+    debug: Debug = False,
+) -> None:
+    """Delete compiled steps, those first that were not used for the longest."""
+    with reported(debug):
+        store = _store(folder)
+        count, size = store.forget(to_bytes(max_size, "--max-size"))
+        typer.echo(f"{store.directory}: {count} steps deleted, {size / 1e6:,.1f} MB")
+
+
+def _store(folder: Path | None) -> ExecutableStore:
+    found = cache_of(folder).folder
+    if found is None:
+        raise ValueError("JAX's compilation cache is no local folder, where no steps are kept; give --folder")
+    return ExecutableStore(found / STEPS)

@@ -1,0 +1,152 @@
+"""The key of a compiled step: a hash of everything that the step is made of, found without tracing it.
+
+Sources of the three packages, versions, JAX's settings and XLA's flags, the machine, the devices, the structure of the
+model, the types and places of all arguments, and which step it is. Where one of them has no name that is the same in
+every process (a function of the user's, a layer from elsewhere), there is no key, and each process compiles the step.
+"""
+
+import hashlib
+import os
+import platform
+import re
+import time
+from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+import ir_passes
+import models
+from hybridlm.devices.machine import Machine
+from hybridlm.devices.placement import Placement
+from hybridlm.programs.shapes import AnyShape, Shape
+from hybridlm.steps.structure import Structure
+from ir_passes.contract.declared import declarations
+from ir_passes.jaxpr import jax_private
+from ir_passes.jaxpr.fingerprint import fingerprint
+
+_STARTED = time.time()
+PACKAGES = (Path(__file__).parents[1], Path(str(models.__file__)).parent, Path(str(ir_passes.__file__)).parent)
+OURS = ("models", "flax", "jax", "builtins")
+"""Packages whose classes a model may consist of: their sources, or versions, are in the key."""
+ENVIRONMENT = ("XLA_", "LIBTPU", "TF_", "NVIDIA_TF32_OVERRIDE")
+"""Beginnings of variables that change what XLA makes; those of JAX are settings of it."""
+NO_PROGRAM = (
+    "jax_compilation_cache",
+    "jax_persistent_cache",
+    "jax_log",
+    "jax_debug_log",
+    "jax_logging",
+    "jax_traceback",
+)
+"""Beginnings of JAX's settings that change no program."""
+_ADDRESS = re.compile(r"(at )?0x[0-9a-fA-F]+")
+
+
+def hash_of_sources(folders: Sequence[Path], newest: float | None = None) -> str | None:
+    """Return the sha256 of all Python files below some folders, their names included.
+
+    Args:
+        folders: in this order.
+        newest: None is returned if a file was changed after this time, for it may not be what was imported.
+    """
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            if newest is not None and path.stat().st_mtime > newest:
+                return None
+            content = path.read_bytes()
+            digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
+@cache
+def own_sources() -> str | None:
+    """Return the hash of the three packages as they were imported; None if they have changed since."""
+    return hash_of_sources(PACKAGES, _STARTED)
+
+
+def structure_name(structure: Structure) -> str | None:
+    """Return a hash of a model's structure; None if a part of it is not one of ours or has no name."""
+    kinds = {part for node in structure.graph.nodes if isinstance(part := getattr(node, "type", None), type)}
+    if any(kind.__module__.partition(".")[0] not in OURS for kind in kinds):
+        return None
+    names = sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
+    text = repr((structure.graph, structure.tree, structure.arrays))
+    return None if _ADDRESS.search(text) else _hash(names, text)
+
+
+def step_key(
+    shape: AnyShape,
+    args: tuple[Any, ...],
+    structure: str | None,
+    certify: str,
+    placement: Placement,
+    screened: bool,
+) -> str | None:
+    """Return the key of one step; None if it has none.
+
+    Args:
+        shape: which step.
+        args: the arguments that it is compiled for.
+        structure: of the model, by `structure_name`.
+        certify: what is proved and audited.
+        placement: the devices.
+        screened: whether the most likely tokens are found with the int8 head.
+    """
+    sources = own_sources()
+    if sources is None or structure is None or (isinstance(shape, Shape) and shape.processor is not None):
+        return None
+    leaves, tree = jax.tree.flatten(args)
+    parts = (repr(shape), structure, certify, screened, repr(tree), [_type(leaf) for leaf in leaves])
+    if any(_ADDRESS.search(str(part)) for part in parts):
+        return None
+    return _hash(sources, *parts, devices_name(placement), settings(), fingerprint(declarations()))
+
+
+def settings() -> list[str]:
+    """Return all that changes what JAX and XLA make of a step: versions, settings, flags."""
+    values = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
+    kept = [f"{name}={value!r}" for name, value in sorted(values.items()) if not name.startswith(NO_PROGRAM)]
+    flags = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)]
+    return [*versions(), _ADDRESS.sub("", jax_private.traced_under()), *kept, *flags]
+
+
+@cache
+def versions() -> tuple[str, ...]:
+    """Return those of everything that takes part in making a program."""
+    made_by = (jax.__version__, metadata.version("jaxlib"), flax.__version__, np.__version__)
+    return (*made_by, metadata.version("ml_dtypes"), platform.python_version(), platform.platform())
+
+
+def devices_name(placement: Placement) -> list[str]:
+    """Return what tells the devices from others: kind, number and place of each, the processor's instructions."""
+    mesh = placement.mesh
+    devices: list[Any] = list(mesh.devices.flat) if isinstance(mesh, Mesh) else placement.local_devices
+    named = [f"{one.platform} {one.device_kind} {one.id} {one.process_index}" for one in devices]
+    axes = [] if mesh is None else [repr(dict(mesh.shape)), repr(getattr(mesh, "axis_types", None))]
+    client = devices[0].client
+    here = (jax.process_index(), jax.process_count(), jax_private.topology_of(devices), client.platform_version)
+    return [*named, *axes, *map(str, here), repr(_machine())]
+
+
+@cache
+def _machine() -> Machine:
+    return Machine.here()
+
+
+def _type(leaf: Any) -> str:
+    sharding = getattr(leaf, "sharding", None)
+    place = f"{sharding.spec} {sharding.memory_kind}" if isinstance(sharding, NamedSharding) else ""
+    return f"{leaf.dtype}{tuple(leaf.shape)}{'~' if getattr(leaf, 'weak_type', False) else ''} {place}"
+
+
+def _hash(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

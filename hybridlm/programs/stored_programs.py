@@ -1,0 +1,115 @@
+"""Compiled steps of one model that are kept between processes: found by their keys, loaded ahead in threads."""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from hybridlm.devices.placement import Placement
+from hybridlm.programs.shapes import AnyShape, Shape
+from hybridlm.programs.step_key import step_key, structure_name
+from hybridlm.steps.generate import SampledTokens
+from hybridlm.steps.score import Scored
+from hybridlm.steps.structure import Structure
+from ir_passes import CompiledStep
+from ir_passes.compile.entry_file import Entry
+from ir_passes.compile.executable_store import ExecutableStore
+from ir_passes.compile.result_structure import NotStorable
+from ir_passes.compile.stored_step import StoredStep, describe, restore
+
+_log = logging.getLogger("hybridlm")
+
+RESULTS = (SampledTokens, Scored)
+"""Named tuples that steps return."""
+LOADING = 2
+"""Threads that load programs; XLA links the machine code of one program on one."""
+
+
+class StoredPrograms:
+    """The store as one model sees it.
+
+    Args:
+        store: the directory.
+        structure, certify, placement: as for `Programs`.
+        model: its name, for who lists the store.
+    """
+
+    def __init__(self, store: ExecutableStore, structure: Structure, certify: str, placement: Placement, model: str):
+        self._store, self._certify, self._placement, self._model = store, certify, placement, model
+        self._structure = structure_name(structure)
+        self._lock = threading.Lock()
+        self._ahead: dict[str, Future[StoredStep | None]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    def key(self, shape: AnyShape, args: tuple[Any, ...], int8_head_lanes: frozenset[int]) -> str | None:
+        """The key of a step; None if it cannot be kept."""
+        screened = isinstance(shape, Shape) and shape.lanes in int8_head_lanes
+        return step_key(shape, args, self._structure, self._certify, self._placement, screened)
+
+    def load_ahead(self, key: str | None, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]) -> None:
+        """Load a step in a thread, if it is kept; arguments as for `find`."""
+        with self._lock:
+            if key is None or key in self._ahead:
+                return
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(LOADING, "hybridlm-load")
+            self._ahead[key] = self._threads.submit(self._load, key, args, compile_anew)
+
+    def find(
+        self, key: str | None, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]
+    ) -> StoredStep | None:
+        """The step of a key, if it is kept.
+
+        Args:
+            key: of `key`.
+            args: arguments like those that it is called with, by their types.
+            compile_anew: makes the whole step.
+        """
+        if key is None:
+            return None
+        with self._lock:
+            ahead = self._ahead.pop(key, None)
+        return self._load(key, args, compile_anew) if ahead is None else ahead.result()
+
+    def _load(self, key: str, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]) -> StoredStep | None:
+        entry = self._store.find(key)
+        if entry is None:
+            return None
+        try:
+            step = restore(entry.description, entry.certificate, entry.program, args, RESULTS, compile_anew)
+        except (NotStorable, jax.errors.JaxRuntimeError, AttributeError, TypeError) as error:
+            # The last two where a later JAX has other names for what it does not make public.
+            self._store.damaged(key, error)
+            return None
+        _log.info("from the store: %s", entry.label)
+        return step
+
+    def keep(self, key: str | None, shape: AnyShape, step: CompiledStep, args: tuple[Any, ...]) -> None:
+        """Keep a step that was compiled; what cannot be kept is compiled by each process."""
+        if key is None:
+            return
+        certificate = step.certificate
+        took = certificate.seconds
+        seconds = took.trace + took.prove + took.rewrite + took.lower + took.compile + took.audit
+        try:
+            description, program = describe(step, args, RESULTS)
+        except (NotStorable, jax.errors.JaxRuntimeError, AttributeError, TypeError) as error:
+            _log.info("%s is not kept: %s", shape, error)
+            return
+        self._store.keep(key, Entry(f"{shape}, {self._model}", seconds, description, certificate, program))
+
+
+def types_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments by their types and places alone: what refers to them keeps no parameters."""
+
+    def typed(leaf: Any) -> jax.ShapeDtypeStruct:
+        sharding = getattr(leaf, "sharding", None)
+        return jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=sharding if isinstance(sharding, NamedSharding) else None
+        )
+
+    return jax.tree.map(typed, args)

@@ -1,0 +1,141 @@
+"""One file of the store of compiled steps: a start of fixed form, a header in JSON, and three sections.
+
+The sections are description, certificate and executable; of each the header has the length and the sha256. Nothing is
+read from a file that somebody else could have written.
+"""
+
+import errno
+import hashlib
+import os
+import stat
+import struct
+from dataclasses import dataclass
+
+from ir_passes.compile.certificate import Certificate
+from ir_passes.compile.stored_step import Description
+from ir_passes.files import record
+
+MAX_HEADER_BYTES = 1 << 14
+MAX_LABEL = 200
+START = struct.Struct("<8sI32s")
+"""Magic number, length of the header, its sha256."""
+_MAGIC = b"hlmstep\x01"
+
+
+class EntryError(ValueError):
+    """A file is no entry, or not one to be trusted; says why."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Length and sha256 of a part of an entry."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an entry holds.
+
+    Attributes:
+        key: of what it is made of; the name of its file.
+        label: of the step and its model, for people.
+        seconds: that making it took.
+    """
+
+    key: str
+    label: str
+    seconds: float
+    description: Section
+    certificate: Section
+    program: Section
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A compiled step as it is kept."""
+
+    label: str
+    seconds: float
+    description: Description
+    certificate: Certificate
+    program: bytes
+
+
+def to_bytes(key: str, entry: Entry) -> bytes:
+    """An entry as the bytes of its file."""
+    sections = (
+        record.to_json(entry.description, indent=None).encode(),
+        record.to_json(entry.certificate, indent=None).encode(),
+        entry.program,
+    )
+    described = (Section(len(one), hashlib.sha256(one).hexdigest()) for one in sections)
+    header = record.to_json(Header(key, entry.label[:MAX_LABEL], entry.seconds, *described), indent=None).encode()
+    return b"".join((START.pack(_MAGIC, len(header), hashlib.sha256(header).digest()), header, *sections))
+
+
+def from_bytes(key: str, content: bytes) -> Entry:
+    """The entry of a key that a file holds.
+
+    Raises:
+        EntryError, RecordError: it holds something else.
+    """
+    header, at = read_header(content, key)
+    parts: list[bytes] = []
+    for name in ("description", "certificate", "program"):
+        section: Section = getattr(header, name)
+        if section.bytes < 0 or section.bytes > len(content) - at:
+            raise EntryError(f"its {name} is cut off")
+        part = content[at : at + section.bytes]
+        if hashlib.sha256(part).hexdigest() != section.sha256:
+            raise EntryError(f"its {name} is damaged: the sha256 differs")
+        parts.append(part)
+        at += section.bytes
+    if at != len(content):
+        raise EntryError(f"expected {at} bytes, found {len(content)}")
+    description = record.from_json(Description, parts[0])
+    return Entry(header.label, header.seconds, description, Certificate.from_json(parts[1]), parts[2])
+
+
+def read_header(content: bytes, key: str) -> tuple[Header, int]:
+    """The header of an entry, and where it ends."""
+    if len(content) < START.size:
+        raise EntryError("it is cut off")
+    magic, length, digest = START.unpack_from(content)
+    if magic != _MAGIC:
+        raise EntryError("it is no compiled step of this format")
+    text = content[START.size : START.size + length]
+    if length > MAX_HEADER_BYTES or len(text) < length or hashlib.sha256(text).digest() != digest:
+        raise EntryError("its header is damaged")
+    header = record.from_json(Header, text)
+    if header.key != key:
+        raise EntryError("it is the entry of another key")
+    return header, START.size + length
+
+
+def open_trusted(folder: int, name: str) -> int:
+    """A file of the store, if it is this user's alone; a link is none."""
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise EntryError("it is a link") from error
+        raise
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise EntryError("it is no regular file")
+        require_trusted(status, "it")
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def require_trusted(status: os.stat_result, what: str) -> None:
+    """Raises EntryError where somebody else could have written it."""
+    if status.st_uid != os.geteuid():
+        raise EntryError(f"{what} belongs to user {status.st_uid}, not to {os.geteuid()}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise EntryError(f"{what} may be written by others (mode {stat.S_IMODE(status.st_mode):o})")

@@ -1,0 +1,74 @@
+"""The structure of a step's results as JSON and back: tuples, classes that the caller names, and that of arguments."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+MAX_DEPTH = 50
+
+
+class NotStorable(ValueError):
+    """A compiled step cannot be kept as bytes, or bytes are not those of a step for these arguments; says why."""
+
+
+def write_structure(structure: Any, args: tuple[Any, ...], nodes: Sequence[type]) -> str:
+    """A structure as JSON text.
+
+    Args:
+        structure: of results.
+        args: arguments, whose structures need not be written again.
+        nodes: classes of named tuples that it may have.
+
+    Raises:
+        NotStorable: it has something else.
+    """
+    return json.dumps(_written(jax.tree.unflatten(structure, range(structure.num_leaves)), args, nodes))
+
+
+def _written(tree: Any, args: tuple[Any, ...], nodes: Sequence[type], depth: int = 0) -> Any:
+    """A tree as JSON: 0 for a leaf, null, a list for a tuple, {class: parts}, or {"": argument of that structure}."""
+    if depth > MAX_DEPTH:
+        raise NotStorable(f"results are nested more than {MAX_DEPTH} deep")
+    if tree is None:
+        return None
+    if isinstance(tree, int):
+        return 0
+    structure = jax.tree.structure(tree)
+    for number, arg in enumerate(args):
+        if jax.tree.structure(arg) == structure:
+            return {"": number}
+    parts = [_written(one, args, nodes, depth + 1) for one in tree] if isinstance(tree, tuple) else []
+    if type(tree) is tuple:
+        return parts
+    if type(tree) in nodes:
+        return {type(tree).__name__: parts}
+    raise NotStorable(f"results have a {type(tree).__name__}")
+
+
+def read_structure(text: str, args: tuple[Any, ...], nodes: Sequence[type]) -> Any:
+    """The structure that a text describes.
+
+    Raises:
+        NotStorable: it describes none.
+    """
+    known = {one.__name__: one for one in nodes}
+
+    def read(value: Any, depth: int) -> Any:
+        if value is None or value == 0:
+            return value
+        if isinstance(value, list) and depth < MAX_DEPTH:
+            return tuple(read(one, depth + 1) for one in value)
+        if isinstance(value, dict) and len(value) == 1:
+            ((name, inner),) = value.items()
+            if name == "" and type(inner) is int and 0 <= inner < len(args):
+                return jax.tree.map(lambda _: 0, args[inner])
+            if name in known and isinstance(inner, list) and depth < MAX_DEPTH:
+                return known[name](*(read(one, depth + 1) for one in inner))
+        raise NotStorable(f"the structure of results is none: {str(value)[:80]}")
+
+    try:
+        return jax.tree.structure(read(json.loads(text), 0))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotStorable(f"the structure of results is none: {error}") from error

@@ -1,0 +1,190 @@
+"""The key of a compiled step: the same in every process, and another one where anything that the step is made of is."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from flax import nnx
+from text_checkpoint import SETTINGS
+
+import hybridlm
+from hybridlm.devices.placement import ONE_DEVICE, Placement
+from hybridlm.programs import step_key as module
+from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.programs.step_key import PACKAGES, hash_of_sources, step_key, structure_name
+from ir_passes import rowwise
+from ir_passes.contract import declared
+
+SHAPE = Shape("generate", 3, 1)
+
+
+def key(lm: hybridlm.LM, **other: Any) -> str | None:
+    """The key of a decoding step, with other parts."""
+    shape = other.pop("shape", SHAPE)
+    parts: dict[str, Any] = {
+        "shape": shape,
+        "args": lm.engine.example_arguments(shape),
+        "structure": structure_name(lm.engine.programs._structure),
+        "certify": "error",
+        "placement": ONE_DEVICE,
+        "screened": False,
+    }
+    return step_key(**(parts | other))
+
+
+def test_key_is_found_without_tracing_and_is_the_same_again(
+    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = hybridlm.load(text_lm.path, **SETTINGS)
+    monkeypatch.setattr(jax, "make_jaxpr", None)
+    monkeypatch.setattr(jax, "eval_shape", None)
+    first = key(text_lm)
+    assert first is not None and len(first) == 64
+    assert key(again) == first
+
+
+CHILD = """
+import sys
+sys.path[:0] = ["tests/reference"]
+import hybridlm
+from text_checkpoint import SETTINGS
+from hybridlm.programs.shapes import Shape
+from hybridlm.programs.step_key import step_key, structure_name
+from hybridlm.devices.placement import ONE_DEVICE
+lm, shape = hybridlm.load(sys.argv[1], compilation_cache=False, **SETTINGS), Shape("generate", 3, 1)
+args, name = lm.engine.example_arguments(shape), structure_name(lm.engine.programs._structure)
+print(step_key(shape, args, name, "error", ONE_DEVICE, False))
+"""
+
+
+def in_a_process(path: Path, root: Path, **variables: str) -> str:
+    command = [sys.executable, "-W", "error", "-c", CHILD, str(path)]
+    environment = os.environ | {"PYTHONPATH": str(root)} | variables
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=root).stdout.strip()
+
+
+@pytest.mark.slow
+def test_key_is_the_same_in_every_process_and_knows_the_flags(text_lm: hybridlm.LM, root: Path) -> None:
+    keys = [in_a_process(Path(text_lm.path), root, PYTHONHASHSEED=seed) for seed in "12"]
+    flags = f"{os.environ['XLA_FLAGS']} --xla_cpu_enable_fast_math=true"
+    keys.append(in_a_process(Path(text_lm.path), root, XLA_FLAGS=flags))
+    keys.append(in_a_process(Path(text_lm.path), root, JAX_DEFAULT_MATMUL_PRECISION="highest"))
+    assert keys[0] == keys[1] and len(set(keys)) == 3 and all(len(one) == 64 for one in keys)
+
+
+CHANGES: dict[str, Callable[[hybridlm.LM, pytest.MonkeyPatch], str | None]] = {
+    "step": lambda lm, _: key(lm, shape=Shape("score", 3, 1, 0)),
+    "lanes": lambda lm, _: key(lm, shape=Shape("generate", 2, 1)),
+    "tokens": lambda lm, _: key(lm, shape=Shape("generate", 3, 5)),
+    "top": lambda lm, _: key(lm, shape=Shape("generate", 3, 1, top=0)),
+    "copy": lambda lm, _: key(lm, shape=CopyShape(1, 3)),
+    "certify": lambda lm, _: key(lm, certify="warn"),
+    "off": lambda lm, _: key(lm, certify="off"),
+    "screened": lambda lm, _: key(lm, screened=True),
+    "context": lambda lm, _: key(hybridlm.load(lm.path, **{**SETTINGS, "context": 512})),
+    "dtype": lambda lm, _: key(hybridlm.load(lm.path, **{**SETTINGS, "dtype": "bfloat16"})),
+    "mesh": lambda lm, _: key(lm, placement=Placement(hybridlm.mesh(data=2))),
+    "other mesh": lambda lm, _: key(lm, placement=Placement(hybridlm.mesh(model=2))),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_part_is_another_key(name: str, text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = CHANGES[name](text_lm, monkeypatch)
+    assert found is not None and found != key(text_lm)
+
+
+def changed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Change one of what surrounds a process."""
+    if name == "sources":
+        monkeypatch.setattr(module, "own_sources", lambda: "0" * 64)
+    elif name == "jaxlib":
+        monkeypatch.setattr(module, "versions", lambda: ("0.0.0",))
+    elif name == "processor":
+        machine = module._machine()
+        monkeypatch.setattr(module, "_machine", lambda: replace(machine, instructions=f"{machine.instructions} new"))
+    elif name == "topology":
+        monkeypatch.setattr(module.jax_private, "topology_of", lambda devices: "1")
+    elif name == "flags":
+        monkeypatch.setenv("XLA_FLAGS", f"{os.environ['XLA_FLAGS']} --xla_cpu_enable_fast_math=true")
+    elif name == "declared":
+        monkeypatch.setattr(declared, "_DECLARED", dict(declared._DECLARED))
+        monkeypatch.setattr(declared, "_FUNCTIONS", dict(declared._FUNCTIONS))
+        rowwise(jax.jit(lambda x: x * 2), inputs=(hybridlm.compiler.Lane(),))
+
+
+@pytest.mark.parametrize("name", ["sources", "jaxlib", "processor", "topology", "flags", "declared"])
+def test_another_machine_or_version_is_another_key(
+    name: str, text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = key(text_lm)
+    changed(monkeypatch, name)
+    assert key(text_lm) not in (None, before)
+    monkeypatch.undo()
+    assert key(text_lm) == before
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: jax.default_matmul_precision("highest"),
+        lambda: jax.numpy_dtype_promotion("standard"),
+        lambda: jax.enable_x64(True),
+        lambda: jax.default_prng_impl("rbg"),
+    ],
+)
+def test_settings_of_a_thread_are_in_the_key(setting: Callable[[], Any], text_lm: hybridlm.LM) -> None:
+    before, args = key(text_lm), text_lm.engine.example_arguments(SHAPE)
+    with setting():
+        assert key(text_lm, args=args) not in (None, before)
+    assert key(text_lm) == before
+
+
+def test_functions_and_layers_from_elsewhere_have_no_key(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = Shape("generate", 3, 1, processor=lambda logits, token, position: logits)
+    assert key(text_lm, shape=processor) is None
+    structure = text_lm.engine.programs._structure
+
+    class Mine(nnx.Module):
+        """A layer of the user's."""
+
+    assert structure_name(replace(structure, graph=nnx.graphdef(Mine()))) is None
+    assert key(text_lm, structure=None) is None
+    monkeypatch.setattr(module, "own_sources", lambda: None)
+    assert key(text_lm) is None
+
+
+def test_every_byte_of_every_source_counts(tmp_path: Path) -> None:
+    folders = [tmp_path / package.name for package in PACKAGES]
+    assert {folder.name for folder in folders} == {"hybridlm", "models", "ir_passes"}
+    for package, folder in zip(PACKAGES, folders, strict=True):
+        shutil.copytree(package, folder, ignore=shutil.ignore_patterns("__pycache__", "model"))
+    before = hash_of_sources(folders)
+    assert before is not None and before == hash_of_sources(PACKAGES)
+    for folder in folders:
+        path = sorted(folder.rglob("*.py"))[-1]
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + b" ")
+        assert hash_of_sources(folders) != before
+        path.write_bytes(content)
+        path.rename(path.with_name("other.py"))
+        assert hash_of_sources(folders) != before
+        path.with_name("other.py").rename(path)
+    (folders[0] / "more.py").touch()
+    assert hash_of_sources(folders) != before
+    (folders[0] / "more.py").unlink()
+    assert hash_of_sources(folders) == before
+
+
+def test_sources_that_changed_since_they_were_imported_have_no_hash(tmp_path: Path) -> None:
+    path = tmp_path / "one.py"
+    path.touch()
+    os.utime(path, (1000, 1000))
+    assert hash_of_sources([tmp_path], 1000.0) and hash_of_sources([tmp_path], 999.0) is None

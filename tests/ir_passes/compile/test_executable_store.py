@@ -1,0 +1,344 @@
+"""A store of compiled steps: what was kept runs as it did, and what is damaged or another's is compiled anew."""
+
+import logging
+import os
+import random
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ir_passes import CompiledStep, Lane, LaneContract, Pool, Shared, SlotMap, compile_step
+from ir_passes.compile import entry_file
+from ir_passes.compile.entry_file import Entry, EntryError, from_bytes, to_bytes
+from ir_passes.compile.executable_store import ExecutableStore
+from ir_passes.compile.result_structure import NotStorable
+from ir_passes.compile.stored_step import StoredStep, describe, restore
+from ir_passes.xla_audit.findings import AuditError
+
+LANES, SLOTS, WIDTH = 3, 8, 4
+CONTRACT = LaneContract((Shared(), Pool("s"), SlotMap("s", SLOTS), Lane()), (Lane(), Pool("s")))
+KEY = "0" * 64
+
+
+class Out(NamedTuple):
+    """What the step says of each lane."""
+
+    total: Any
+    absent: Any
+    width: Any
+
+
+def step_of(w: Any, pool: Any, slots: Any, x: Any) -> tuple[Out, Any]:
+    rows = pool.at[slots].get(mode="fill", fill_value=0.0, wrap_negative_indices=False)
+    new = rows * 0.5 + x @ w
+    return Out(new.sum(1), None, new.max(1)), pool.at[slots].set(new, mode="drop", wrap_negative_indices=False)
+
+
+def args(seed: int = 0) -> tuple[Any, ...]:
+    random = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(random.normal(size=shape).astype(np.float32))
+
+    return normal(WIDTH, WIDTH), normal(SLOTS, WIDTH), jnp.array([5, 1, 3], jnp.int32), normal(LANES, WIDTH)
+
+
+def never() -> CompiledStep:
+    raise AssertionError("the step was compiled anew")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_cache_of_jax() -> Any:
+    """XLA:CPU does not write all of a program that JAX took from its cache."""
+    before = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", False)
+    jax.experimental.compilation_cache.compilation_cache.reset_cache()  # type: ignore[attr-defined]
+    yield
+    jax.config.update("jax_enable_compilation_cache", before)
+    jax.experimental.compilation_cache.compilation_cache.reset_cache()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def step(no_cache_of_jax: None) -> CompiledStep:
+    return compile_step(step_of, args(), CONTRACT)
+
+
+@pytest.fixture(scope="module")
+def entry(step: CompiledStep) -> Entry:
+    description, program = describe(step, args(), (Out,))
+    return Entry("a step", 1.5, description, step.certificate, program)
+
+
+def restored(entry: Entry) -> StoredStep:
+    return restore(entry.description, entry.certificate, entry.program, args(), (Out,), never)
+
+
+@pytest.fixture
+def store(tmp_path: Path, entry: Entry) -> ExecutableStore:
+    store = ExecutableStore(tmp_path / "steps")
+    assert store.keep(KEY, entry)
+    return store
+
+
+def file_of(store: ExecutableStore, key: str = KEY) -> Path:
+    return store.directory / f"{key}.step"
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+def test_what_was_kept_runs_as_it_did(step: CompiledStep, store: ExecutableStore) -> None:
+    entry = store.find(KEY)
+    assert entry is not None
+    again = restored(entry)
+    for seed in (1, 2):
+        given = args(seed)
+        assert_same(again(*given), step(*args(seed)))
+        assert [one.is_deleted() for one in given] == [False, True, False, False]
+    assert again.certificate == step.certificate
+    assert (step.certificate.stored, again.certificate.stored) == (False, True)
+    assert again.certificate.seconds == step.certificate.seconds
+    assert again.compiled.in_tree == step.compiled.in_tree and again.compiled.out_tree == step.compiled.out_tree
+    with pytest.raises(AssertionError, match="compiled anew"):
+        _ = again.in_full
+
+
+def test_arguments_of_other_types_are_refused_before_anything_runs(entry: Entry) -> None:
+    again = restored(entry)
+    w, pool, slots, x = args()
+    for wrong in ((w, pool, slots, x[:2]), (w, pool.astype(jnp.bfloat16), slots, x), (w, pool, slots)):
+        with pytest.raises((TypeError, ValueError)):
+            again(*wrong)
+    assert not pool.is_deleted()
+    with pytest.raises(NotStorable, match="argument 3"):
+        restore(entry.description, entry.certificate, entry.program, (w, pool, slots, x[:2]), (Out,), never)
+
+
+def test_pool_that_a_numpy_view_holds_is_found(entry: Entry) -> None:
+    given = args()
+    view = np.asarray(given[1])
+    with pytest.raises(AuditError, match="NumPy view"):
+        restored(entry)(*given)
+    assert view.shape == (SLOTS, WIDTH)
+
+
+def test_results_in_another_order_and_arguments_that_are_donated_in_part() -> None:
+    """Two pools of one shape whose successors come in the other order, in one argument with a table."""
+    contract = LaneContract(({"a": Pool("a"), "b": Pool("b"), "t": Shared()}, Lane()), (Pool("b"), Lane(), Pool("a")))
+
+    def swapped(state: Any, x: Any) -> Any:
+        return state["b"] + x, x * state["t"], state["a"] * 2 + x
+
+    def given() -> Any:
+        return {"a": jnp.ones((LANES, WIDTH)), "b": jnp.full((LANES, WIDTH), 3.0), "t": jnp.ones((1, WIDTH))}, jnp.ones(
+            (LANES, WIDTH)
+        )
+
+    step = compile_step(swapped, given(), contract)
+    assert step.calling.argnums is None and not step.calling.in_order
+    description, program = describe(step, given())
+    again = restore(description, step.certificate, program, given(), (), never)
+    assert_same(again(*given()), swapped(*given()))
+
+
+def test_steps_with_more_to_them_are_not_kept(step: CompiledStep) -> None:
+    with pytest.raises(NotStorable, match="Out"):
+        describe(step, args())
+
+    def told(x: Any) -> tuple[Any]:
+        jax.debug.print("{}", x)
+        return (x,)
+
+    with pytest.raises(NotStorable, match="effects"):
+        describe(compile_step(told, (jnp.ones(3),), LaneContract((Lane(),), (Lane(),)), certify="off"), (jnp.ones(3),))
+
+
+def damage(content: bytes, number: int) -> bytes:
+    """One of five kinds: cut, longer, bits flipped, sections in another order, a part in the place of another."""
+    rng = random.Random(number)
+    at, kind = rng.randrange(len(content)), number % 5
+    if kind == 0:
+        return content[:at]
+    if kind == 1:
+        return content + content[at : at + 64]
+    if kind == 2:
+        at = rng.randrange(3000) if number % 2 else at
+        return content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
+    if kind == 3:
+        return content[:44] + content[at:] + content[44:at]
+    to = rng.randrange(len(content) - 64)
+    return content[:to] + content[at : at + 64].ljust(64, b"\0") + content[to + 64 :]
+
+
+def test_damaged_files_are_misses_with_one_line(
+    entry: Entry, store: ExecutableStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, missed = file_of(store).read_bytes(), 0
+    for number in range(250):
+        content = damage(whole, number)
+        if content == whole:
+            continue
+        file_of(store).write_bytes(content)
+        caplog.clear()
+        assert store.find(KEY) is None, number
+        (line,) = caplog.records
+        assert line.levelno == logging.WARNING and KEY in line.getMessage()
+        missed += 1
+    assert missed >= 200
+    assert store.keep(KEY, entry)
+    caplog.clear()
+    assert store.find(KEY) == entry and not caplog.records
+
+
+def test_entry_of_another_key_is_a_miss(store: ExecutableStore, caplog: pytest.LogCaptureFixture) -> None:
+    other = "1" * 64
+    file_of(store).rename(file_of(store, other))
+    assert store.find(KEY) is None and not caplog.records
+    assert store.find(other) is None
+    assert len(caplog.records) == 1 and "another key" in caplog.records[0].getMessage()
+
+
+@pytest.mark.parametrize("mode", [0o602, 0o620, 0o666, 0o777])
+def test_file_that_others_may_write_is_not_loaded(
+    store: ExecutableStore, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    file_of(store).chmod(mode)
+    assert store.find(KEY) is None
+    assert len(caplog.records) == 1 and f"{mode:o}" in caplog.records[0].getMessage()
+
+
+@pytest.mark.parametrize("mode", [0o702, 0o720, 0o777, 0o1777])
+def test_folder_that_others_may_write_is_not_used(
+    entry: Entry, store: ExecutableStore, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.directory.chmod(mode)
+    assert store.find(KEY) is None and store.find("1" * 64) is None
+    assert not store.keep("2" * 64, entry) and not file_of(store, "2" * 64).exists()
+    assert len(caplog.records) == 1 and f"{mode:o}" in caplog.records[0].getMessage()
+    with pytest.raises(EntryError):
+        store.entries()
+    with pytest.raises(EntryError):
+        store.forget()
+
+
+def test_file_of_another_user_is_not_loaded(
+    store: ExecutableStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def foreign(descriptor: int) -> os.stat_result:
+        found = status(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            return found
+        return os.stat_result([value + 1 if i == 4 else value for i, value in enumerate(found)])  # the user
+
+    status = os.fstat
+    monkeypatch.setattr(entry_file.os, "fstat", foreign)
+    assert store.find(KEY) is None
+    assert len(caplog.records) == 1 and "belongs to user" in caplog.records[0].getMessage()
+    monkeypatch.setattr(entry_file.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(entry_file.os, "fstat", status)
+    assert store.find(KEY) is None
+    assert "the folder belongs to user" in caplog.records[1].getMessage()
+
+
+def test_links_pipes_and_folders_are_not_loaded(
+    store: ExecutableStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = file_of(store).rename(tmp_path / "elsewhere")
+    file_of(store).symlink_to(kept)
+    os.mkfifo(file_of(store, "1" * 64))
+    file_of(store, "2" * 64).mkdir()
+    assert [store.find(number * 64) for number in "012"] == [None] * 3
+    assert len(caplog.records) == 3
+
+
+def test_what_is_kept_is_for_this_user_alone(store: ExecutableStore) -> None:
+    assert stat.S_IMODE(store.directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file_of(store).stat().st_mode) == 0o600
+
+
+def test_store_forgets_what_was_not_used_for_the_longest(tmp_path: Path, entry: Entry) -> None:
+    size = len(to_bytes(KEY, entry))
+    store = ExecutableStore(tmp_path / "steps", 3 * size + 100)
+    for number in "0123":
+        assert store.keep(number * 64, entry)
+        os.utime(file_of(store, number * 64), (1000 + int(number), 1000 + int(number)))
+        if number == "2":
+            assert store.find("0" * 64) == entry  # used last
+    assert store.find("1" * 64) is None and store.find("0" * 64) == entry and store.find("3" * 64) == entry
+    assert sorted(one.name[0] for one in store.entries()) == ["0", "2", "3"]
+    assert store.entries()[0].label == "a step" and {one.bytes for one in store.entries()} == {size}
+    assert store.forget(size) == (2, 2 * size)
+    assert store.forget() == (1, size) and store.entries() == []
+    assert not ExecutableStore(tmp_path / "small", size - 1).keep(KEY, entry)
+
+
+def test_files_that_were_never_finished_go_after_a_day(store: ExecutableStore) -> None:
+    old, new = store.directory / "old.part", store.directory / "new.part"
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (1000, 1000))
+    store.entries()
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from ir_passes.compile.entry_file import from_bytes
+from ir_passes.compile.executable_store import ExecutableStore
+content, folder = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
+entry, store = from_bytes("0" * 64, content), ExecutableStore(folder, 3 * len(content) + 200)
+for number in range(60):
+    assert store.keep(f"{number % 5:064d}", entry)
+    assert store.find(f"{number % 5:064d}") in (None, entry)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_write_and_forget_at_once(tmp_path: Path, entry: Entry, root: Path) -> None:
+    (tmp_path / "entry").write_bytes(to_bytes(KEY, entry))
+    command = [sys.executable, "-W", "error", "-c", WRITER, str(tmp_path / "entry"), str(tmp_path / "steps")]
+    running = [
+        subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(root)}, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for process in running:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0 and not errors, errors
+    store = ExecutableStore(tmp_path / "steps")
+    listed = store.entries()
+    assert 1 <= len(listed) <= 4 and all(store.find(one.name.removesuffix(".step")) == entry for one in listed)
+    assert not list(store.directory.glob("*.part"))
+
+
+def test_description_that_does_not_fit_is_refused(entry: Entry) -> None:
+    """As it stands in a file whose every sha256 is right."""
+    described = entry.description
+    (taken,) = described.successors
+    for wrong in (
+        replace(described, order=(0, 0, 1)),
+        replace(described, kept=(0, 1, 2, 9)),
+        replace(described, kept=(0, 1, 3, 2)),
+        replace(described, donated=(0,)),
+        replace(described, successors=(replace(taken, result=7),)),
+        replace(described, leaves=5),
+        replace(described, tree="[0, 0]"),
+        replace(described, tree='{"Rows": [0]}'),
+        replace(described, tree='{"Out": [0]}'),
+        replace(described, tree="[" * 10_000),
+        replace(described, results=described.results[1:]),
+        replace(described, arguments=described.arguments[1:]),
+    ):
+        with pytest.raises(NotStorable):
+            restored(replace(entry, description=wrong))
+    assert from_bytes(KEY, to_bytes(KEY, entry)) == entry

@@ -55,7 +55,7 @@ def propose_mtp_drafts(
     Returns:
         Drafts, all in the vocabulary, and the state.
     """
-    assert isinstance(model, MtpDecoder), "a model without a head mtp_drafts nothing"
+    assert isinstance(model, MtpDecoder), "a model without an MTP head drafts nothing"
     *before, head = layers
     rows, hidden, vocabulary = head.layer, head.hidden, Vocabulary.of(model.config)
     one = (lanes.consumed > 0).astype(jnp.int32)

@@ -64,7 +64,7 @@ def test_all_drafts_of_a_head_that_agrees_are_accepted(
     """With a temperature too: drafts are sampled with the same noise as the tokens in their places."""
     found, counted = drafted(agreeing, PROMPTS, **settings)
     assert counted["accepted_tokens"] == counted["drafted_tokens"] > 0
-    # one token from the prompt, one with the first mtp_drafts, then four at a time
+    # one token from the prompt, one with the first drafts, then four at a time
     most = max(len(one.token_ids) for one in found)
     assert counted["verify_steps"] <= len(found) / 3 * (most / 4 + 3)
 

@@ -23,7 +23,7 @@ PROMPTS = [[79, 59, 47, 25, 28, 3, 6, 1], [50, 52, 86], [36], [46, 56, 90, 67, 5
 
 
 class Lanes:
-    """The rows of four sequences, and a step that verifies and mtp_drafts, compiled once."""
+    """The rows of four sequences, and a step that verifies and drafts, compiled once."""
 
     def __init__(self) -> None:
         model = load_with_head(GOLDEN)

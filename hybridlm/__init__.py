@@ -16,6 +16,7 @@ from hybridlm.errors import MissingExtra, NumericalError
 from hybridlm.forward import ForwardOutput, SequenceState
 from hybridlm.lm import LM
 from hybridlm.loading import load
+from hybridlm.programs.loaded_code import note_code
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.rows.pool import RowsLost
@@ -26,6 +27,7 @@ from hybridlm.tables import to_table
 from hybridlm.version import __version__
 from models import ConfigError, UnsupportedModel
 
+note_code()
 DISTRIBUTION = "hybridlm"
 
 __all__ = [

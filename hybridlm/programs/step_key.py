@@ -2,10 +2,12 @@
 
 Sources of the three packages, versions, JAX's settings and XLA's flags, the machine, the devices, the structure of the
 model, the types and places of all arguments, and which step it is. Where one of them has no name that is the same in
-every process (a function of the user's, a layer from elsewhere), there is no key, and each process compiles the step.
+every process (a function of the user's, a layer from elsewhere, code patched at run time), there is no key, and each
+process compiles the step.
 """
 
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -25,12 +27,14 @@ import ir_passes
 import models
 from hybridlm.devices.machine import Machine
 from hybridlm.devices.placement import Placement
+from hybridlm.programs.loaded_code import patched_code
 from hybridlm.programs.shapes import AnyShape, Shape
 from hybridlm.steps.structure import Structure
 from ir_passes.contract.declared import declarations
 from ir_passes.jaxpr import jax_private
 from ir_passes.jaxpr.fingerprint import fingerprint
 
+_log = logging.getLogger("hybridlm")
 _STARTED = time.time()
 PACKAGES = (Path(__file__).parents[1], Path(str(models.__file__)).parent, Path(str(ir_passes.__file__)).parent)
 OURS = ("models", "flax", "jax", "builtins")
@@ -102,6 +106,9 @@ def step_key(
         screened: whether the most likely tokens are found with the int8 head.
     """
     sources = own_sources()
+    if patched := patched_code():
+        _log.info("%s is compiled anew: patched at run time: %s", shape, ", ".join(patched[:8]))
+        return None
     if sources is None or structure is None or (isinstance(shape, Shape) and shape.processor is not None):
         return None
     leaves, tree = jax.tree.flatten(args)

@@ -278,16 +278,19 @@ def test_progress_where_there_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 CHILD = """
-import json, sys
+import json, logging, sys
 import jax, jax.numpy as jnp
 import hybridlm
 from hybridlm.programs.shapes import CopyShape
 
 found = []
-jax.monitoring.register_event_listener(lambda event, **_: found.append(event) if "cache_hits" in event else None)
+logging.getLogger("hybridlm").setLevel(logging.INFO)
+handler = logging.Handler()
+handler.emit = lambda record: found.append(record) if "from the store" in record.getMessage() else None
+logging.getLogger("hybridlm").addHandler(handler)
 for count, cache in enumerate(json.loads(sys.argv[2])):
     lm = hybridlm.load(sys.argv[1], lanes=1, context=16, compilation_cache=cache)
-    lm.engine.program(CopyShape(1, 1))  # the cheapest of the steps
+    lm.engine.programs.compiled(CopyShape(1, 1), lm.engine.example_arguments)  # the cheapest of the steps
 
     def of_the_user(x):
         return x * 2 + count
@@ -300,7 +303,7 @@ for count, cache in enumerate(json.loads(sys.argv[2])):
 def child(home: pathlib.Path, *caches: str | bool | None, **variables: str) -> list[str]:
     """Loads in a process of its own, with each of `caches` in turn, and compiles a step and a function of the user.
 
-    Returns JAX's directory after each, and how many programs were found in a cache by then.
+    Returns JAX's directory after each, and how many steps were found in the store by then.
     """
     variables = {"XDG_CACHE_HOME": str(home / "xdg"), "HOME": str(home), "JAX_PLATFORMS": "cpu"} | variables
     variables |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONPATH": str(ROOT)}
@@ -312,8 +315,9 @@ def child(home: pathlib.Path, *caches: str | bool | None, **variables: str) -> l
 
 
 def compiled(directory: pathlib.Path) -> set[str]:
-    """Names of the programs that a cache holds."""
-    return {path.name.partition("-")[0] for path in directory.glob("**/*-cache")}
+    """Names of the programs that a cache of JAX's holds, and "step" where steps are kept."""
+    steps = {"step" for _ in directory.glob("steps/*.step")}
+    return steps | {path.name.partition("-")[0] for path in directory.glob("**/*-cache")}
 
 
 @pytest.mark.slow
@@ -322,7 +326,7 @@ def test_steps_are_kept_where_a_load_says_and_jax_has_the_setting_that_it_had(tm
     default, first, second = tmp_path / "xdg" / "hybridlm" / "xla", tmp_path / "first", tmp_path / "second"
     caches = False, None, str(first), str(second)
     assert child(tmp_path, *caches) == ["None 0"] * 4
-    assert compiled(default) == compiled(first) == compiled(second) == {"jit_copy_row"}
+    assert compiled(default) == compiled(first) == compiled(second) == {"step"}
     assert child(tmp_path, *caches) == ["None 0", "None 1", "None 2", "None 3"]
 
 
@@ -337,14 +341,14 @@ def test_a_compilation_cache_that_jax_was_given_is_respected(tmp_path: pathlib.P
     """Programs that the user compiles are stored there as before, also after a load that names another cache."""
     mine, other = tmp_path / "mine", tmp_path / "other"
     assert child(tmp_path, str(other), None, JAX_COMPILATION_CACHE_DIR=str(mine)) == [f"{mine} 0"] * 2
-    assert compiled(mine) >= {"jit_copy_row", "jit_of_the_user"} and not (tmp_path / "xdg").exists()
-    assert compiled(other) == {"jit_copy_row"}
+    assert compiled(mine) >= {"step", "jit_of_the_user"} and not (tmp_path / "xdg").exists()
+    assert compiled(other) == {"step"}
 
 
 @pytest.mark.long
 def test_the_default_cache_is_in_the_home_directory(tmp_path: pathlib.Path) -> None:
     assert child(tmp_path, None, XDG_CACHE_HOME="") == ["None 0"]
-    assert compiled(tmp_path / ".cache" / "hybridlm" / "xla") == {"jit_copy_row"}
+    assert compiled(tmp_path / ".cache" / "hybridlm" / "xla") == {"step"}
 
 
 def setting() -> str | None:

@@ -176,19 +176,15 @@ def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value)
     access = of_scatter(site, indices)
     result = _write(site, operand, updates, access, replaces=False)
     column = access.columns.get(0)
-    if site.name != "scatter-add" or access.sizes != (1,) or column is None or not _counted(access):
+    if site.name != "scatter-add" or access.sizes != (1,) or column is None:
         return [result]
-    counts = operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, LaneRows)
+    # an index adds at its own place or, beyond the end, nowhere
+    placed = access.inside(0) or (access.drops and column.range is not None and column.range[0] >= 0)
+    counts = placed and operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, LaneRows)
     if counts and fits(site.eqn.outvars[0].aval, math.prod(access.index_shape)):
         key = site.prover.same_counts.get(column.number, column.number)
         return [result.but(fact=Counts(key, every=access.inside(0)))]
     return [result]
-
-
-def _counted(access: Access) -> bool:
-    """Whether every index adds at its own place or, beyond the end, nowhere."""
-    bounds = access.columns[0].range
-    return access.inside(0) or (access.drops and bounds is not None and bounds[0] >= 0)
 
 
 @rule("dynamic_update_slice")

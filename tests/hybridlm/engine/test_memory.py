@@ -15,6 +15,7 @@ from hybridlm.devices.placement import Placement
 from hybridlm.engine import memory
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import Demand, available_memory
+from hybridlm.programs.programs import Programs
 
 MB = 1 << 20
 
@@ -120,13 +121,13 @@ def test_load_counts_the_scratch_of_the_step_that_verifies_drafts(
 ) -> None:
     scratch: list[int] = []
 
-    def program(self: Engine, shape: Any) -> Any:
+    def compiled(self: Programs, shape: Any, arguments: Any) -> Any:
         assert (shape.lanes, shape.tokens) == (3, 10) or shape.step == "generate"
         temp = 5000 if shape.step == "verify" else 1000
         return SimpleNamespace(certificate=SimpleNamespace(memory=SimpleNamespace(temp=temp)))
 
     monkeypatch.setattr(memory, "available_memory", lambda placement: 0)
-    monkeypatch.setattr(Engine, "program", program)
+    monkeypatch.setattr(Programs, "compiled", compiled)
     monkeypatch.setattr(Demand, "require", lambda self, available: scratch.append(self.scratch))
     hybridlm.load(text_lm.path, lanes=3, context=256, chunk=5, speculate=speculate, draft_tokens=9)
     assert scratch[-1] == counted

@@ -125,6 +125,7 @@ def test_another_machine_or_version_is_another_key(
     name: str, text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = key(text_lm)
+    monkeypatch.setattr(module, "patched_code", list)  # what is replaced here stands for another machine
     changed(monkeypatch, name)
     assert key(text_lm) not in (None, before)
     monkeypatch.undo()
@@ -188,3 +189,19 @@ def test_sources_that_changed_since_they_were_imported_have_no_hash(tmp_path: Pa
     path.touch()
     os.utime(path, (1000, 1000))
     assert hash_of_sources([tmp_path], 1000.0) and hash_of_sources([tmp_path], 999.0) is None
+
+
+def test_a_step_of_patched_code_has_no_key(
+    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Functions, methods and constants that a notebook has replaced are in no source file."""
+    from models.layers import norms
+    from models.ops import linear
+
+    first = key(text_lm)
+    for owner, name in ((linear, "linear"), (norms.RMSNorm, "__call__"), (module, "ENVIRONMENT")):
+        with monkeypatch.context() as patch, caplog.at_level("INFO", "hybridlm"):
+            patch.setattr(owner, name, lambda *args: args)
+            assert key(text_lm) is None
+            assert f"{name}" in caplog.records[-1].getMessage()
+        assert key(text_lm) == first

@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Header:
-    """What an entry holds.
+    """A compiled step as it is kept.
 
     Attributes:
         key: of what it is made of; the name of its file.

@@ -40,7 +40,7 @@ class ArrayType:
 
 @dataclass(frozen=True)
 class Description:
-    """What is needed to call an executable.
+    """All that is needed to call an executable.
 
     Attributes:
         name: of the program.
@@ -99,7 +99,7 @@ class StoredStep(Running):
 
 
 def describe(step: CompiledStep, args: tuple[Any, ...], nodes: Sequence[type] = ()) -> tuple[Description, bytes]:
-    """What is kept of a compiled step: how to call it, and XLA's executable.
+    """Return what is kept of a compiled step: how to call it, and XLA's executable.
 
     Args:
         step: compiled.
@@ -144,7 +144,7 @@ def restore(
     nodes: Sequence[type],
     compile_anew: Callable[[], CompiledStep],
 ) -> StoredStep:
-    """The step that `describe` took apart, on the devices of its arguments.
+    """Return the step that `describe` took apart, on the devices of its arguments.
 
     Args:
         description, certificate, program: as they were kept.

@@ -109,7 +109,7 @@ class Prover:
 
     @contextmanager
     def called_at(self, source: str) -> Iterator[None]:
-        """What is run inside is the body of a call at this place."""
+        """Mark everything interpreted inside as the body of a call at this place."""
         self.callers.append(source)
         yield
         self.callers.pop()

@@ -19,7 +19,7 @@ from ir_passes import Lane, LaneContract, Shared
 from ir_passes.jaxpr import ir
 
 LANES, HEADS = 3, 2
-"""Of derived programs; instances have 2 to 4 lanes."""
+"""Sizes of derived programs; instances have 2 to 4 lanes."""
 Function = Callable[..., Any]
 
 

@@ -71,7 +71,7 @@ def _broadcast(p: Params, x: Value) -> Value:
 
 
 def _reshape(p: Params, x: Value) -> Value:
-    """Of the axes in the order of `dimensions`."""
+    """Put the axes in the order of `dimensions`, then reshape."""
     if p["dimensions"] is not None:
         x = x.transpose(0, *(axis + 1 for axis in p["dimensions"]))
     return x.reshape(len(x), *p["new_sizes"])

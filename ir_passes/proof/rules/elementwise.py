@@ -271,7 +271,7 @@ def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | 
 
 
 def _owned_by_none(row: Value, entry: SlotMap) -> str | None:
-    """Where a row lies that is no lane's, as `SlotEntry.instead` has it; None where it may be a lane's."""
+    """Return the kind of a row that no lane owns, as in `SlotEntry.instead`; None for a row that a lane may own."""
     if row.range is None or not isinstance(row.owner, Common):
         return None
     if row.range[0] >= entry.size:

@@ -106,7 +106,7 @@ def test_all_changes_of_every_program() -> None:
 
 
 FIRST, SECOND = 14, 60
-"""Of each program so many changes that leave it clean, and of each of these so many second ones."""
+"""Changes of each program that leave it clean, and second changes of each of these."""
 
 
 def changed(program: Program, change: Change) -> Program:

@@ -147,7 +147,7 @@ def compiled_of(parts: ExecutableParts, devices: Sequence[Any], arguments: Any, 
 
 
 def topology_of(devices: Sequence[Any]) -> str:
-    """Return the part of JAX's cache key that names the devices, a CPU's instructions among it; "" if it has none."""
+    """Return the fingerprint of the devices' topology, of a CPU its instructions too; "" where there is none."""
     topology = importlib.import_module("jax._src.lib").xla_client.get_topology_for_devices
     try:
         return str(topology(list(devices)).fingerprint())

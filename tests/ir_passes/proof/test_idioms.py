@@ -253,7 +253,11 @@ def test_two_rows_of_a_lane_are_written_in_one_step() -> None:
     want = [np.asarray(one) for one in jax.jit(with_snapshot)(*args)]
     compiled = compile_step(with_snapshot, args, SNAPSHOTS)
     found = compiled(args[0], jnp.array(args[1]), *args[2:])
-    assert all((np.asarray(a)[1:] == b[1:]).all() for a, b in zip(found, want, strict=True))
+    # another program, whose fusions round tanh otherwise: a few units in the last place of numbers below 1
+    for got, expected in zip(found, want, strict=True):
+        np.testing.assert_allclose(np.asarray(got), expected, rtol=0, atol=4 * float(np.finfo(np.float32).eps))
+    others = sorted(set(range(1, ROWS)) - {*args[2]})  # snapshots and rows of no lane: nothing is computed
+    np.testing.assert_array_equal(np.asarray(found[1])[others], want[1][others])
     plain = LaneContract((*STEP.inputs, SlotMap("s", size=ROWS, role="write")), STEP.outputs)
     assert any("disjoint=True" in one.remedy for one in refused(with_snapshot, plain, draw_snapshots))
 

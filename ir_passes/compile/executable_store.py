@@ -7,7 +7,7 @@ directory has a size; what was not used for the longest goes first.
 
 import logging
 import os
-import tempfile
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +27,7 @@ from ir_passes.compile.entry_file import (
     require_trusted,
     to_bytes,
 )
+from ir_passes.files.atomic import whole_file
 
 _log = logging.getLogger("hybridlm")
 
@@ -161,16 +162,10 @@ class ExecutableStore:
             os.close(folder)
 
     def _write(self, name: str, content: bytes) -> None:
-        handle, part = tempfile.mkstemp(prefix=name[:16], suffix=PART, dir=self.directory)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, self.directory / name)
-        except BaseException:
-            os.unlink(part)
-            raise
+        partial = self.directory / f"{name[:16]}{secrets.token_hex(8)}{PART}"
+        with whole_file(self.directory / name, partial) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(content)
 
     def _refuse(self, key: str, error: Exception) -> None:
         """Say once for a folder, and for each file, why it is not used."""

@@ -114,7 +114,7 @@ class Steps:
         return rows
 
     def one_by_one(self, scene: Scene) -> tuple[np.ndarray, Rows]:
-        """What is sampled behind the tokens that have to be accepted, and the rows, if these are consumed singly."""
+        """Return the tokens sampled behind those that must be accepted, and the rows, if these are consumed singly."""
         rows, sampled = scene.rows, np.full((self.lanes, self.tokens), -1)
         owners = [lane.owner for lane in scene.lanes]
         for place in range(self.tokens):

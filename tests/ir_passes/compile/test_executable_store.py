@@ -29,7 +29,7 @@ KEY = "0" * 64
 
 
 class Out(NamedTuple):
-    """What the step says of each lane."""
+    """The results of the step for each lane."""
 
     total: Any
     absent: Any

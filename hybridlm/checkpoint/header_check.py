@@ -9,6 +9,7 @@ from typing import Any
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.safetensors import READABLE, unreadable
 from hybridlm.errors import CheckpointError
+from hybridlm.quantised import SCHEMES, contradictions
 from models import Family, Weight, WeightSource
 
 
@@ -52,10 +53,10 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
     """
     weights = family.weights(config)
     wanted = {name for weight in weights for source in weight.options for name in source.shapes}
-    faults = _quantised(checkpoint)
+    faults = list(checkpoint.settings.faults)
     skipped: Counter[str] = Counter()
     present: dict[str, str] = {}
-    for raw in checkpoint.files:
+    for raw in checkpoint.names:
         name = family.canonical(raw)
         pattern = next((p for p in family.skipped if re.fullmatch(p, raw) or re.fullmatch(p, name)), None)
         if pattern is not None and name not in wanted:
@@ -74,11 +75,14 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
             faults.append(_missing(checkpoint, family, name, shape, several.get(name), present))
     for name, raw in present.items():
         if name not in read:
-            info = checkpoint.info(raw)
             other = " beside another layout of the same parameter" if name in wanted else ""
             faults.append(
-                f"unexpected {raw}: found {info.dtype} {info.shape}{other}, family {family.name} reads no such tensor"
+                f"unexpected {raw}: found {checkpoint.stored_as(raw)} {checkpoint.shape(raw)}{other}, family "
+                f"{family.name} reads no such tensor"
             )
+    used = [present[name] for name in read if name in present]
+    quantised = {raw: checkpoint.grouped.quantised[raw] for raw in used if raw in checkpoint.grouped.quantised}
+    faults.extend(contradictions(checkpoint.settings, quantised, (raw for raw in used if raw not in quantised)))
     if faults:
         raise CheckpointError(
             checkpoint.path, faults, f"(The configuration in config.json was read as family {family.name}.)"
@@ -89,7 +93,7 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
 def _choose(checkpoint: CheckpointDirectory, weight: Weight, present: Mapping[str, str]) -> ChosenSource:
     def lacking(source: WeightSource) -> tuple[float, int]:
         """Return the fraction of its tensors that is missing, and the number of tensors of another shape."""
-        found = {name: checkpoint.info(present[name]).shape for name in source.shapes if name in present}
+        found = {name: checkpoint.shape(present[name]) for name in source.shapes if name in present}
         other = sum(tuple(source.shapes[name]) != tuple(shape) for name, shape in found.items())
         return 1 - len(found) / len(source.shapes), other
 
@@ -116,24 +120,12 @@ def _missing(
 
 
 def _misfit(checkpoint: CheckpointDirectory, name: str, raw: str, shape: tuple[int, ...]) -> list[str]:
-    info = checkpoint.info(raw)
+    if raw in checkpoint.grouped.faults:
+        return [f"unreadable {raw}: {checkpoint.grouped.faults[raw]}"]
+    found, dtype = checkpoint.shape(raw), checkpoint.stored_as(raw)
     faults: list[str] = []
-    if info.shape != tuple(shape):
-        faults.append(f"mis-shaped {raw}: expected {tuple(shape)}, found {info.shape}")
-    if info.dtype not in READABLE:
-        faults.append(f"unreadable {raw}: {unreadable(info.dtype)}")
+    if found != tuple(shape):
+        faults.append(f"mis-shaped {raw}: expected {tuple(shape)}, found {found}")
+    if dtype not in READABLE and dtype not in SCHEMES:
+        faults.append(f"unreadable {raw}: {unreadable(dtype)}")
     return faults
-
-
-def _quantised(checkpoint: CheckpointDirectory) -> list[str]:
-    config = checkpoint.config
-    nested = config.get("text_config")
-    settings = config.get("quantization_config") or (isinstance(nested, dict) and nested.get("quantization_config"))
-    if settings:
-        method = settings.get("quant_method", settings.get("quant_algo")) if isinstance(settings, dict) else settings
-        found = f"quantization_config with method {method!r} in config.json"
-    elif (checkpoint.path / "hf_quant_config.json").exists():
-        found = "hf_quant_config.json"
-    else:
-        return []
-    return [f"quantised checkpoint: found {found}; quantised weights are not supported, use the release in bfloat16"]

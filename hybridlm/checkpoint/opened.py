@@ -30,11 +30,18 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
-    """Return the dtype of most bytes of the checkpoint, or the one that its matrices were saved in."""
+    """Return the dtype of most bytes of the checkpoint, or the one that its matrices were saved in.
+
+    A quantised checkpoint's is the one that its configuration says, bfloat16 where it says none.
+    """
     if isinstance(checkpoint, SavedDirectory):
         return checkpoint.dtype
+    if checkpoint.grouped.quantised:
+        nested = checkpoint.config.get("text_config")
+        said = [one.get(key) for one in (checkpoint.config, nested or {}) for key in ("dtype", "torch_dtype")]
+        return next((one for one in said if one in ("bfloat16", "float16", "float32")), "bfloat16")
     sizes = Counter[str]()
-    for name in checkpoint.files:
+    for name in checkpoint.files.keys() - checkpoint.grouped.parts.keys():
         info = checkpoint.info(name)
         sizes[info.dtype] += info.end - info.begin
     names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -58,7 +65,7 @@ def has_head(checkpoint: Checkpoint, family: Family) -> bool:
     """Whether a checkpoint has a multi-token-prediction head that the family implements."""
     if isinstance(checkpoint, SavedDirectory):
         return bool(head_parameters(checkpoint, family))
-    return any(re.fullmatch(pattern, name) for pattern in head_tensors(family) for name in checkpoint.files)
+    return any(re.fullmatch(pattern, name) for pattern in head_tensors(family) for name in checkpoint.names)
 
 
 def head_tensors(family: Family) -> set[str]:

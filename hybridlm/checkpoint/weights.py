@@ -51,10 +51,10 @@ def load_weights(
         for choice, kind in zip(plan.choices, kept, strict=True):
             names = choice.names.values()
             array = _load(checkpoint, choice, kind, shards_of(choice.weight, shards))
-            stored = {checkpoint.info(name).dtype for name in names}
+            stored = {checkpoint.stored_as(name) for name in names}
             for name in names:
-                checkpoint.files[name].release(name)
-            yield ReadParameter(array, [name for name in stored if READABLE[name] != kind])
+                checkpoint.release(name)
+            yield ReadParameter(array, [name for name in stored if READABLE.get(name) != kind])
 
     return gather(checkpoint.path, weights, kept, read(), progress, plan.skipped, checkpoint.notes)
 

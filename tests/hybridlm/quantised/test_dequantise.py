@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from quantised_checkpoint import LAYOUTS, named, write_quantised, write_tensors
 
-from hybridlm.checkpoint import SafetensorsFile, load_weights
+from hybridlm.checkpoint import SafetensorsFile, load_parameters
 from hybridlm.checkpoint.model import open_model
 from hybridlm.quantised import SCHEMES, contradictions, group_tensors, read_settings
 from hybridlm.quantised.codes import float4_e2m1, float8_e4m3, float8_e8m0, packed_integers
@@ -51,7 +51,7 @@ def test_models_load_with_the_numbers_of_their_dequantised_form(tmp_path: Path, 
         read = {}
         for kind in ("quantised", "plain"):
             checkpoint, model, config = open_model(folder / kind)
-            read[kind] = load_weights(checkpoint, model, config, "float32").arrays
+            read[kind] = load_parameters(checkpoint, model, config, "float32").arrays
         assert names, f"{family}: no weight fits {layout}"
         assert read["quantised"].keys() == read["plain"].keys()
         for path, array in read["quantised"].items():

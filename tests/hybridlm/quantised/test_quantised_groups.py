@@ -22,7 +22,7 @@ from quantised_checkpoint import (
     write_tensors,
 )
 
-from hybridlm.checkpoint import CheckpointError, SafetensorsFile, load_weights
+from hybridlm.checkpoint import CheckpointError, SafetensorsFile, load_parameters
 from hybridlm.checkpoint.model import open_model
 from hybridlm.quantised import DequantiseError, GroupedTensors, contradictions, group_tensors, read_settings
 from hybridlm.quantised.settings import module_name
@@ -270,7 +270,7 @@ def test_every_fault_of_a_checkpoint_at_once(tmp_path: Path) -> None:
     write_tensors(path, tensors)
     checkpoint, family, config = open_model(folder / "quantised")
     with pytest.raises(CheckpointError) as caught:
-        load_weights(checkpoint, family, config, "float32")
+        load_parameters(checkpoint, family, config, "float32")
     for name in (first, second, third):
         assert sum(name in one for one in caught.value.faults) == 1, caught.value.faults
 
@@ -283,7 +283,7 @@ def test_a_damaged_number_names_the_file(tmp_path: Path) -> None:
     tensors[names[-1] + "_scale_inv"][1][0, 0] = np.nan
     write_tensors(path, tensors)
     with pytest.raises(CheckpointError) as caught:
-        load_weights(*open_model(folder / "quantised"), "bfloat16")
+        load_parameters(*open_model(folder / "quantised"), "bfloat16")
     assert caught.value.where == str(path) and names[-1] + "_scale_inv" in caught.value.faults[0]
 
 
@@ -293,7 +293,7 @@ def test_settings_are_read_from_a_file_of_bounded_size(tmp_path: Path) -> None:
     beside.write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
     checkpoint, family, config = open_model(folder / "quantised")
     with pytest.raises(CheckpointError) as caught:
-        load_weights(checkpoint, family, config, "float32")
+        load_parameters(checkpoint, family, config, "float32")
     assert "hf_quant_config.json says FP8" in caught.value.faults[0]
     beside.write_text(" " * (17 << 20))
     with pytest.raises(CheckpointError):

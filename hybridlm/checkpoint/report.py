@@ -32,8 +32,8 @@ class LoadReport:
         parameters: number of weights.
         bytes: their size in memory.
         skipped: pattern of the family -> number of tensors that were not read.
-        converted: dtype in the file -> number of parameters that were converted from it, without those that are always
-            float32.
+        converted: dtype in the file, or scheme of quantisation -> number of parameters that were converted from it,
+            without those that are always float32.
         notes: on the directory (tensors outside the index, ...).
     """
 
@@ -73,11 +73,13 @@ class ReadParameter(NamedTuple):
 
     Attributes:
         array: in the dtype of the model.
-        converted_from: safetensors names of the dtypes that it was converted from.
+        converted_from: safetensors names of the dtypes, or schemes of quantisation, that it was converted from.
+        lost: tensors whose rows were lost when they were quantised, one sentence each.
     """
 
     array: jax.Array
     converted_from: Iterable[str]
+    lost: tuple[str, ...] = ()
 
 
 def kept_dtypes(weights: Iterable[Weight], dtype: str) -> list[np.dtype]:
@@ -113,7 +115,7 @@ def gather(
     sizes = [math.prod(weight.shape) for weight in weights]
     total = sum(size * kind.itemsize for size, kind in zip(sizes, kept, strict=True))
     arrays: dict[ParameterPath, jax.Array] = {}
-    converted, done = Counter[str](), 0
+    converted, done, lost = Counter[str](), 0, dict[str, None]()
     if progress is not None:
         progress(0, total, "")
     for weight, size, kind, one in zip(weights, sizes, kept, read, strict=True):
@@ -121,7 +123,8 @@ def gather(
         arrays[weight.path] = one.array
         if not weight.float32:
             converted.update(one.converted_from)
+        lost.update(dict.fromkeys(one.lost))
         done += size * kind.itemsize
         if progress is not None:
             progress(done, total, dotted(weight.path))
-    return LoadedWeights(arrays, LoadReport(path, sum(sizes), total, skipped, converted, notes))
+    return LoadedWeights(arrays, LoadReport(path, sum(sizes), total, skipped, converted, (*notes, *lost)))

@@ -12,6 +12,7 @@ from hybridlm.checkpoint.header_check import ChosenSource, check
 from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress, ReadParameter, gather, kept_dtypes
 from hybridlm.checkpoint.safetensors import READABLE
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
+from hybridlm.quantised.health import lost_rows
 from models import Family
 from models.weights.sources import ArraySlice
 
@@ -50,17 +51,21 @@ def load_weights(
     def read() -> Iterator[ReadParameter]:
         for choice, kind in zip(plan.choices, kept, strict=True):
             names = choice.names.values()
-            array = _load(checkpoint, choice, kind, shards_of(choice.weight, shards))
+            array, lost = _load(checkpoint, choice, kind, shards_of(choice.weight, shards))
             stored = {checkpoint.stored_as(name) for name in names}
             for name in names:
                 checkpoint.release(name)
-            yield ReadParameter(array, [name for name in stored if READABLE.get(name) != kind])
+            yield ReadParameter(array, [name for name in stored if READABLE.get(name) != kind], lost)
 
     return gather(checkpoint.path, weights, kept, read(), progress, plan.skipped, checkpoint.notes)
 
 
-def _load(checkpoint: CheckpointDirectory, choice: ChosenSource, kind: np.dtype, shards: Shards) -> jax.Array:
+def _load(
+    checkpoint: CheckpointDirectory, choice: ChosenSource, kind: np.dtype, shards: Shards
+) -> tuple[jax.Array, tuple[str, ...]]:
+    """Return a parameter, and a sentence for each of its quantised tensors whose rows were lost."""
     weight, source, names = choice.weight, choice.source, choice.names
+    lost: dict[str, None] = {}
 
     def part(windows: Iterator[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
         # A copy that XLA takes over; a view of the mapped file would change with the file.
@@ -69,11 +74,14 @@ def _load(checkpoint: CheckpointDirectory, choice: ChosenSource, kind: np.dtype,
             # The ellipsis makes the index of a scalar a view.
             whole = result[(*target, ...)]
             for piece in source.pieces(window, weight.shape):
-                found, into = source.take(checkpoint.read(names[piece.name]), piece.taken), whole[(*piece.place, ...)]
+                tensor = checkpoint.read(names[piece.name])
+                if names[piece.name] in checkpoint.grouped.quantised and (zero := lost_rows(tensor)):
+                    lost[f"{names[piece.name]}: {zero} of its rows are zero: it was quantised too coarsely"] = None
+                found, into = source.take(tensor, piece.taken), whole[(*piece.place, ...)]
                 assert found.shape == into.shape, f"{weight.path}: {piece} has {found.shape}, expected {into.shape}"
                 convert(found, into, checkpoint.path, [names[piece.name]])
                 filled += into.size
         assert filled == result.size, f"{weight.path}: the tensors made {filled} entries of {result.size}"
         return result
 
-    return jax.block_until_ready(shards.build(part))
+    return jax.block_until_ready(shards.build(part)), tuple(lost)

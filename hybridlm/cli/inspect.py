@@ -1,5 +1,6 @@
 """`hybridlm inspect`: report on one step of a model, as text or as an HTML page."""
 
+import math
 import warnings
 from enum import StrEnum
 from pathlib import Path
@@ -9,8 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import typer
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
 
-from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
+from hybridlm.checkpoint import CheckpointDirectory, open_checkpoint, resolve
+from hybridlm.checkpoint.stored_weights import stored_weights
+from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, console_for_table, reported
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.loading import load
@@ -39,6 +45,10 @@ def inspect(
     context: Context = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
+    weights: Annotated[
+        bool,
+        typer.Option("--weights", help="List the tensors of the checkpoint instead: scheme, size, signs of damage."),
+    ] = False,
     measure: Annotated[
         bool,
         typer.Option(help="For --html: run the step once per lane with its input changed, to see what depends on it."),
@@ -51,6 +61,9 @@ def inspect(
     of every array of a layer.
     """
     with reported(debug):
+        if weights:
+            _list_weights(model)
+            return
         if html is not None:
             replaceable(html)
         lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, certify="warn")
@@ -67,6 +80,27 @@ def inspect(
         with replacing(html) as file:
             file.buffer.write(inspect_page(title, compiled, measured=measured).encode())
         typer.echo(f"{html}: {title}, {compiled.certificate.state}")
+
+
+def _list_weights(model: str) -> None:
+    """Print a row for each weight of a checkpoint in Hugging Face's layout; it is read tensor by tensor."""
+    checkpoint = open_checkpoint(resolve(model))
+    if not isinstance(checkpoint, CheckpointDirectory):
+        raise ValueError(f"--weights: expected a checkpoint in Hugging Face's layout, {model} was written by LM.save")
+    table = Table(title=str(checkpoint.path), title_justify="left", title_style="")
+    for heading in ("weight", "stored as", "shape", "MB", "bits", "rows of zeros", "clipped groups"):
+        table.add_column(heading, justify="left" if heading in ("weight", "stored as") else "right", overflow="fold")
+    total = numbers = 0
+    for one in track(stored_weights(checkpoint), "reading", len(list(checkpoint.names)), transient=True):
+        total, numbers = total + one.bytes, numbers + math.prod(one.shape)
+        cells = ("", "") if one.health is None else (f"{one.health.zero_rows:,}", f"{one.health.clipped_groups:,}")
+        zero, clipped = cells
+        bits = 8 * one.bytes / max(math.prod(one.shape), 1)
+        shape = " x ".join(map(str, one.shape))
+        row = (one.name, one.stored_as, shape, f"{one.bytes / 1e6:,.3f}", f"{bits:.2f}", zero, clipped)
+        table.add_row(*map(Text, row), style="red" if one.lost else None)
+    console_for_table(200).print(table)
+    typer.echo(f"{numbers:,} weights in {total / 1e6:,.1f} MB, {8 * total / max(numbers, 1):.2f} bits each")
 
 
 def _shape(engine: Engine, which: StepKind) -> Shape:

@@ -106,9 +106,9 @@ def reported(debug: bool) -> Iterator[None]:
             raise typer.Exit(EXIT_PEER_LOST if isinstance(error, ProcessLost | Disagreement) else 1) from None
 
 
-def console_for_table() -> Console:
-    """Return a console as wide as the terminal, or as a table needs in a file or a pipe."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+def console_for_table(width: int = 120) -> Console:
+    """Return a console as wide as the terminal; in a file or a pipe, of a width that a table needs."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else width)
 
 
 def _message(error: Exception) -> str:

@@ -3,9 +3,10 @@
 Imports nothing of ours but `errors`. Begin with `groups`; `schemes` has the formulas.
 """
 
+from hybridlm.quantised.contradictions import contradictions
 from hybridlm.quantised.groups import GroupedTensors, group_tensors
 from hybridlm.quantised.schemes import SCHEMES, DequantiseError, QuantisedTensor
-from hybridlm.quantised.settings import QuantisationSettings, contradictions, read_settings
+from hybridlm.quantised.settings import QuantisationSettings, read_settings
 from hybridlm.quantised.shapes import Hints
 
 __all__ = [

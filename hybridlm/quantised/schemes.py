@@ -75,6 +75,13 @@ class QuantisedTensor:
         """
         return _FORMULAS[self.scheme](self, read)
 
+    @property
+    def group(self) -> int | None:
+        """Columns that share a scale; None for a whole row, or where the file says it for each column."""
+        if self.scheme == "fp8-block":
+            return min(self.block[1], self.shape[-1])
+        return {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}.get(self.scheme)
+
     def scales(self, read: Read) -> Float32[np.ndarray, "..."]:
         """Return the scales of groups, as stored, in float32.
 
@@ -102,17 +109,16 @@ def _fp8(tensor: QuantisedTensor, read: Read) -> np.ndarray:
     return _finite(name, float8_e4m3(read(name)), "codes that are NaN")
 
 
-def _spread(scale: np.ndarray, size: int, group: int, axis: int) -> np.ndarray:
-    """Repeat scales along an axis, so that each entry has its own; the last group may be cut."""
-    return np.repeat(scale, group, axis=axis).take(range(size), axis=axis) if group > 1 else scale
-
-
 def _block(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    *_, rows, columns = tensor.shape
-    grid = (-(-rows // tensor.block[0]), -(-columns // tensor.block[1]))
-    scale = tensor.scales(read).reshape(*tensor.shape[:-2], *grid)
-    scale = _spread(_spread(scale, rows, tensor.block[0], -2), columns, tensor.block[1], -1)
-    return np.multiply(weight := _fp8(tensor, read), scale, out=weight)
+    *lead, rows, columns = tensor.shape
+    height, width = tensor.block
+    scale = tensor.scales(read).reshape(*lead, -(-rows // height), -(-columns // width))
+    # The last block of rows and of columns may be cut.
+    scale = np.repeat(scale, width, axis=-1)[..., :columns]
+    weight = _fp8(tensor, read)
+    for i in range(scale.shape[-2]):
+        weight[..., i * height : (i + 1) * height, :] *= scale[..., i : i + 1, :]
+    return weight
 
 
 def _channel(tensor: QuantisedTensor, read: Read) -> np.ndarray:

@@ -1,15 +1,14 @@
-"""What a checkpoint's configuration says about quantisation, and where its tensors contradict it.
+"""The quantisation that a checkpoint's configuration describes.
 
 config.json has `quantization_config`, at the top or inside `text_config`; NVIDIA's files have hf_quant_config.json too.
 The tensors decide; the configuration fills in what tensors cannot tell (`Hints`), and names what must be refused.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, TypeGuard
 
-from hybridlm.quantised.schemes import QuantisedTensor
+from hybridlm.quantised.module_names import module_name
 from hybridlm.quantised.shapes import Hints
 
 _MODELOPT: Mapping[str, frozenset[str]] = {
@@ -38,8 +37,6 @@ _REFUSED = {
     "spqr": "SpQR",
     "higgs": "HIGGS",
 }
-# Wrappers of the language model in tensor names; lists in configurations are written for one of them or another.
-_WRAPPERS = ("model", "language_model", "backbone")
 MAX_PATTERN = 400
 
 
@@ -235,74 +232,3 @@ def _names(settings: Mapping[str, Any], key: str, faults: list[str]) -> tuple[st
         faults.append(f"{key}: expected a list of module names")
         return ()
     return tuple(names)
-
-
-def module_name(name: str) -> str:
-    """Return a module's name without `.weight` and without the wrappers of the language model."""
-    parts = name.removesuffix(".weight").split(".")
-    while len(parts) > 1 and parts[0] in _WRAPPERS:
-        parts = parts[1:]
-    return ".".join(parts)
-
-
-def contradictions(
-    settings: QuantisationSettings, quantised: Mapping[str, QuantisedTensor], plain: Iterable[str]
-) -> Iterator[str]:
-    """Yield each weight whose tensors contradict the configuration, with both sides.
-
-    A plain weight contradicts it only where it is listed by name: patterns of real files miss modules that are stored
-    plainly (routers, convolutions), and a plain tensor is never taken for another.
-
-    Args:
-        settings: the configuration.
-        quantised: name -> tensors.
-        plain: names of the other tensors.
-    """
-    exact = {module_name(one) for one in settings.ignored if not _is_pattern(one)}
-    patterns = [one for one in settings.ignored if _is_pattern(one)]
-    for name, tensor in quantised.items():
-        module = module_name(name)
-        pattern = next((one for one in patterns if _matches(one, name, module)), None)
-        if module in exact or pattern is not None:
-            said = f"lists {pattern or module} as stored plainly"
-        elif settings.listed is not None and not _forms(tensor) & settings.listed.get(module, frozenset()):
-            said = f"lists it as {_or(settings.listed[module])}" if module in settings.listed else "does not list it"
-        elif settings.schemes is not None and not _forms(tensor) & settings.schemes:
-            said = f"says {_or(settings.schemes)} ({settings.method})"
-        else:
-            continue
-        yield f"{name}: the files hold {tensor.scheme} codes, the configuration {said}"
-    if settings.listed:
-        for name in plain:
-            if name.endswith(".weight") and (module := module_name(name)) in settings.listed:
-                said = _or(settings.listed[module])
-                yield f"{name}: the files hold plain numbers, the configuration lists it as {said}"
-
-
-def _forms(tensor: QuantisedTensor) -> frozenset[str]:
-    """Return the schemes that a weight is stored by: one scale may stand for the only row or block."""
-    rows, columns = tensor.shape[-2:]
-    forms = {tensor.scheme}
-    if tensor.scheme == "fp8-tensor":
-        forms |= {"fp8-channel"} if rows == 1 else set()
-        forms |= {"fp8-block"} if rows <= tensor.block[0] and columns <= tensor.block[1] else set()
-    return frozenset(forms)
-
-
-def _or(schemes: Iterable[str]) -> str:
-    return " or ".join(sorted(schemes))
-
-
-def _is_pattern(entry: str) -> bool:
-    return entry.startswith("re:") or any(sign in entry for sign in "*?[")
-
-
-def _matches(entry: str, name: str, module: str) -> bool:
-    """Whether a pattern of the configuration names a module; both with and without wrappers.
-
-    A regular expression of a file is not run: one can be made to take forever.
-    """
-    if entry.startswith("re:"):
-        return False
-    names = (name.removesuffix(".weight"), module)
-    return any(fnmatchcase(one, entry) or fnmatchcase(one, module_name(entry)) for one in names)

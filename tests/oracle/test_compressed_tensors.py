@@ -50,23 +50,24 @@ def test_what_the_library_writes(tmp_path: Path, weights: dict[str, Any], size: 
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.compressors.format import infer_module_format
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
-    from compressed_tensors.quantization import QuantizationScheme
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from compressed_tensors.quantization.utils import calculate_qparams
 
-    scheme = QuantizationScheme(targets=["Linear"], weights=weights)
+    arguments = QuantizationArgs(**weights)
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
     weight = torch.randn(size, generator=torch.Generator().manual_seed(1))
     group = weights.get("group_size")
     grouped = weight.reshape(size[0], -1, group) if group else weight.reshape(size[0], 1, -1)
     low, high = grouped.amin(-1), grouped.amax(-1)
     if weights["strategy"] == "tensor":
         low, high = low.amin().reshape(1), high.amax().reshape(1)
-    state = {"weight": weight}
+    state: dict[str, Any] = {"weight": weight}
     if weights["strategy"] == "tensor_group":
         state["weight_global_scale"] = (448 * 6 / weight.abs().amax()).reshape(1).float()
-    scale, zero = calculate_qparams(low, high, scheme.weights, global_scale=state.get("weight_global_scale"))
+    scale, zero = calculate_qparams(low, high, arguments, global_scale=state.get("weight_global_scale"))
     state |= {"weight_scale": scale, "weight_zero_point": zero}
     compressor = BaseCompressor.get_value_from_registry(infer_module_format(torch.nn.Linear, scheme).value)
-    written = compressor.compress(state, scheme)
+    written: dict[str, Any] = dict(compressor.compress(state, scheme))
     # The library computes in the dtype of the scales; in float32 there is one formula.
     theirs = {key: value.float() if value.dtype == torch.bfloat16 else value for key, value in written.items()}
     if weights["strategy"] == "tensor_group":
@@ -75,7 +76,7 @@ def test_what_the_library_writes(tmp_path: Path, weights: dict[str, Any], size: 
         factor = written["weight_scale"].float() / written["weight_global_scale"]
         expected = (codes.reshape(size[0], -1, 16) * factor[..., None]).reshape(size).numpy()
     else:
-        expected = compressor.decompress(theirs, scheme)["weight"].float().numpy()
+        expected = dict[str, Any](compressor.decompress(theirs, scheme))["weight"].float().numpy()
     found = ours(stored(tmp_path / "m.safetensors", written), config_group(**weights))
     np.testing.assert_allclose(found, expected, rtol=2**-22, atol=0)
     assert np.abs(found - weight.numpy()).max() < np.abs(weight.numpy()).max()

@@ -291,29 +291,36 @@ def plain(array: np.ndarray) -> Stored:
     return {np.dtype(ml_dtypes.bfloat16): "BF16", np.dtype("f2"): "F16", np.dtype("f4"): "F32"}[array.dtype], array
 
 
-def write_quantised(source: Path, target: Path, layout: Layout) -> tuple[Path, list[str]]:
+def write_quantised(
+    source: Path, target: Path, layout: Layout | Callable[[str], Layout | None], config: dict[str, Any] | None = None
+) -> tuple[Path, list[str]]:
     """Rewrite a plain checkpoint: `target/quantised`, and `target/plain` with the numbers that it stands for.
 
+    Args:
+        source: the checkpoint.
+        target: the new folder.
+        layout: of every matrix but the embedding, or a function of a weight's name, None for plain.
+        config: `quantization_config`, if not that of the layout.
+
     Returns:
-        `target`, and the names of the quantised weights: matrices of whole multiples, but for the embedding.
+        `target`, and the names of the quantised weights; matrices that a layout does not fit stay plain.
     """
     stored = {name: array for file in source.glob("*.safetensors") for name, array in load_file(file).items()}
     fields = json.loads((source / "config.json").read_text())
     quantised, exact, names = {}, {}, []
     for name, array in stored.items():
-        fits = array.ndim == 2 and all(n % m == 0 for n, m in zip(array.shape, layout.multiple, strict=True))
-        if not (fits and name.endswith("weight") and "embed" not in name):
+        chosen = layout(name) if callable(layout) else None if "embed" in name else layout
+        fits = array.ndim == 2 and name.endswith("weight")
+        if chosen is None or not fits or any(n % m for n, m in zip(array.shape, chosen.multiple, strict=True)):
             quantised[name], exact[name] = plain(array), plain(array)
             continue
-        made = layout.quantise(array.astype(np.float64))
+        made = chosen.quantise(array.astype(np.float64))
         quantised |= named(name, made.tensors)
         exact[name] = ("F32", made.exact.astype(np.float32))
         names.append(name)
-    for folder, tensors, config in (
-        ("quantised", quantised, {"quantization_config": layout.config}),
-        ("plain", exact, {}),
-    ):
+    said = {"quantization_config": layout.config if isinstance(layout, Layout) else config}
+    for folder, tensors, more in (("quantised", quantised, said), ("plain", exact, {})):
         (target / folder).mkdir(parents=True)
         write_tensors(target / folder / "model.safetensors", tensors)
-        (target / folder / "config.json").write_text(json.dumps(fields | config))
+        (target / folder / "config.json").write_text(json.dumps(fields | more))
     return target, names

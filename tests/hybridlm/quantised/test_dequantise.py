@@ -19,7 +19,7 @@ SIZES = [(48, 64), (16, 32), (64, 96)]
 @pytest.mark.parametrize("size", [*SIZES, (50, 52), (7, 21), (1, 40), (130, 257)], ids=str)
 def test_formula(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
     scheme, config, quantise, multiple = LAYOUTS[layout]
-    size = tuple(max(n // m, 1) * m for n, m in zip(size, multiple, strict=True))
+    size = (max(size[0] // multiple[0], 1) * multiple[0], max(size[1] // multiple[1], 1) * multiple[1])
     made = quantise(np.random.default_rng(3).normal(size=size) * np.linspace(0.1, 3, size[0])[:, None])
     write_tensors(tmp_path / "m.safetensors", named("a.weight", made.tensors))
     file = SafetensorsFile(tmp_path / "m.safetensors")

@@ -25,7 +25,7 @@ from quantised_checkpoint import (
 from hybridlm.checkpoint import CheckpointError, SafetensorsFile, load_parameters
 from hybridlm.checkpoint.model import open_model
 from hybridlm.quantised import DequantiseError, GroupedTensors, contradictions, group_tensors, read_settings
-from hybridlm.quantised.settings import module_name
+from hybridlm.quantised.module_names import module_name
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 A = "model.layers.0.mlp.down_proj.weight"
@@ -252,7 +252,7 @@ def test_wrappers_of_the_language_model_do_not_matter(prefix: str) -> None:
 
 def test_a_list_that_matches_nothing_is_no_contradiction(tmp_path: Path) -> None:
     """A published file has a wrong suffix on every entry; its plain tensors are told by themselves."""
-    grouped, file = group(tmp_path, stored("modelopt-nvfp4") | {"lm_head.weight": PLAIN}, modelopt("NVFP4"))
+    grouped, _ = group(tmp_path, stored("modelopt-nvfp4") | {"lm_head.weight": PLAIN}, modelopt("NVFP4"))
     settings = read_settings(
         {"quantization_config": modelopt("NVFP4") | {"ignore": ["lm_head_weight_quantizer"]}}, None
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float32, Integer
+from jaxtyping import Float32, Integer, UInt8
 
 from hybridlm.quantised.codes import awq_integers, float4_e2m1, float8_e4m3, float8_e8m0, packed_integers
 
@@ -55,6 +55,7 @@ class QuantisedTensor:
         bits: of an integer.
         divided: the global scale is a divisor (compressed-tensors) instead of a factor (modelopt).
         zero_plus_one: zero points are stored less one (GPTQ, first version).
+        groups: scales of a row of integers; None for other schemes.
         bytes: of all parts.
     """
 
@@ -65,6 +66,7 @@ class QuantisedTensor:
     bits: int = 8
     divided: bool = False
     zero_plus_one: bool = False
+    groups: int | None = None
     bytes: int = field(default=0, compare=False)
 
     def dequantise(self, read: Read) -> Float32[np.ndarray, "..."]:
@@ -88,7 +90,24 @@ class QuantisedTensor:
         Raises:
             DequantiseError: one is NaN or infinite.
         """
-        return _finite(self.parts["scale"], _float32(read(self.parts["scale"])), "a scale that is not finite")
+        return finite(self.parts["scale"], _float32(read(self.parts["scale"])), "a scale that is not finite")
+
+    def whole(self, read: Read) -> Float32[np.ndarray, "..."]:
+        """Return the scale of the whole matrix, or of each expert's: a scalar or `[expert, 1, 1]`.
+
+        Raises:
+            DequantiseError: it is NaN, infinite, or a divisor of zero.
+        """
+        name = self.parts["global"]
+        found = finite(name, read(name).astype(np.float32), "a global scale that is not finite")
+        if self.divided and not found.all():
+            raise DequantiseError(name, "a global scale of zero, which is a divisor")
+        return found.reshape(*self.shape[:-2], 1, 1) if found.size > 1 else found.reshape(())
+
+    def zero_codes(self, read: Read) -> UInt8[np.ndarray, "..."]:
+        """Return the zero point of each group of "int-packed", `[..., out, group]`; stored in words along the rows."""
+        words = np.swapaxes(read(self.parts["zero"]), -1, -2)
+        return np.ascontiguousarray(np.swapaxes(packed_integers(words, self.bits, self.shape[-2]), -1, -2))
 
 
 def _float32(stored: np.ndarray) -> np.ndarray:
@@ -96,7 +115,8 @@ def _float32(stored: np.ndarray) -> np.ndarray:
     return float8_e8m0(stored) if stored.dtype == np.uint8 else stored.astype(np.float32)
 
 
-def _finite(name: str, numbers: np.ndarray, what: str) -> np.ndarray:
+def finite(name: str, numbers: np.ndarray, what: str) -> np.ndarray:
+    """Return numbers of a tensor as they are; raise DequantiseError with `what` if one is NaN or infinite."""
     wrong = ~np.isfinite(numbers)
     if wrong.any():
         at = tuple(int(one[0]) for one in np.nonzero(np.atleast_1d(wrong)))
@@ -106,7 +126,7 @@ def _finite(name: str, numbers: np.ndarray, what: str) -> np.ndarray:
 
 def _fp8(tensor: QuantisedTensor, read: Read) -> np.ndarray:
     name = tensor.parts["codes"]
-    return _finite(name, float8_e4m3(read(name)), "codes that are NaN")
+    return finite(name, float8_e4m3(read(name)), "codes that are NaN")
 
 
 def _block(tensor: QuantisedTensor, read: Read) -> np.ndarray:
@@ -150,14 +170,9 @@ def _mxfp4(tensor: QuantisedTensor, read: Read) -> np.ndarray:
 
 def _nvfp4(tensor: QuantisedTensor, read: Read) -> np.ndarray:
     name = tensor.parts["scale"]
-    scale = _finite(name, float8_e4m3(read(name)), "a scale that is not finite")
+    scale = finite(name, float8_e4m3(read(name)), "a scale that is not finite")
     weight = _by_columns(float4_e2m1(read(tensor.parts["codes"])), scale)
-    name = tensor.parts["global"]
-    whole = _finite(name, read(name).astype(np.float32), "a global scale that is not finite")
-    if tensor.divided and not whole.all():
-        raise DequantiseError(name, "a global scale of zero, which is a divisor")
-    whole = whole.reshape(*tensor.shape[:-2], 1, 1) if whole.size > 1 else whole.reshape(())
-    return (np.divide if tensor.divided else np.multiply)(weight, whole, out=weight)
+    return (np.divide if tensor.divided else np.multiply)(weight, tensor.whole(read), out=weight)
 
 
 def _integers(tensor: QuantisedTensor, read: Read) -> np.ndarray:
@@ -174,9 +189,7 @@ def _integers(tensor: QuantisedTensor, read: Read) -> np.ndarray:
     if "zero" in tensor.parts:
         zero = read(tensor.parts["zero"])
         if tensor.scheme != "int8":
-            # Zero points are packed along the rows of the weight.
-            zero = np.swapaxes(packed_integers(np.swapaxes(zero, -1, -2), tensor.bits, rows), -1, -2)
-            zero = zero.astype(np.float32) - half
+            zero = tensor.zero_codes(read).astype(np.float32) - half
         zero = zero.astype(np.float32).reshape(scale.shape)
     else:
         zero = np.zeros((), np.float32)

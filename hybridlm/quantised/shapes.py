@@ -131,7 +131,7 @@ class _Tensors:
                 f"{list(self.of(role).shape)} beside {list(self.of('codes').shape)} of {self.members['codes']}"
             )
 
-    def made(self, scheme: str, shape: tuple[int, ...], bits: int = 8) -> QuantisedTensor:
+    def made(self, scheme: str, shape: tuple[int, ...], bits: int = 8, groups: int | None = None) -> QuantisedTensor:
         return QuantisedTensor(
             scheme,
             tuple(shape),
@@ -140,6 +140,7 @@ class _Tensors:
             bits,
             divided=self.members["codes"].endswith("_packed"),
             zero_plus_one=self.hints.zero_plus_one,
+            groups=groups,
             bytes=sum(self.tensors[name].end - self.tensors[name].begin for name in self.members.values()),
         )
 
@@ -217,7 +218,7 @@ class _Tensors:
         elif "zero" in self.members:
             self.expect("zero", {"I32"})
             self.expect_shape("zero", [*lead, -(-rows * bits // 32), groups])
-        return self.made(scheme, shape, bits)
+        return self.made(scheme, shape, bits, groups)
 
     def integers_by_input(self) -> QuantisedTensor:
         """Return a weight in GPTQ's or AWQ's layout, transposed, told apart by the direction of packing."""
@@ -255,4 +256,4 @@ class _Tensors:
             self.expect_shape("order", [columns])
         elif columns % groups:
             raise Mismatch(f"{self.members['scale']}: {groups} groups do not divide {columns} columns")
-        return self.made(scheme, (rows, columns), bits)
+        return self.made(scheme, (rows, columns), bits, groups)

@@ -43,6 +43,8 @@ from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
 from ir_passes import Certificate
 from models import Decoder, DecoderConfig, family_of
+from models.ops.linear import LinearWeight
+from models.ops.quantised_weight import stored_form
 
 
 class LM:
@@ -416,12 +418,14 @@ class LM:
 
         Raises:
             FileExistsError: something is there.
-            ValueError: there are several processes, and no mesh.
+            ValueError: there are several processes, and no mesh; or weights are packed (`load(..., dequantise=)`).
             CheckpointError: the checkpoint that was loaded is missing or has changed.
             OSError: it cannot be written; nothing is left of it.
         """
         if jax.process_count() > 1 and self.engine.placement.mesh is None:
             raise ValueError("save: each process has a model of its own; load it over a mesh of all their devices")
+        if any(isinstance(one, LinearWeight) for one in self.params.values()):
+            raise ValueError("save: expected plain weights, these are packed: load with dequantise='bfloat16' to save")
         target = new_path(Path(directory))
         source = open_checkpoint(self.path)
         dtype = self.engine.kind.dtype
@@ -512,7 +516,7 @@ class LM:
         return {
             "model": self.fingerprint,
             "tokenizer": "none" if self.tokenizer is None else self.tokenizer.fingerprint,
-            "dtypes": ", ".join(sorted({str(array.dtype) for array in self.params.values()})),
+            "dtypes": ", ".join(sorted({stored_form(array) for array in self.params.values()})),
             "lanes": engine.lanes,
             "context": self.context,
             "chunk": engine.chunk,

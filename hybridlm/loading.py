@@ -9,13 +9,13 @@ from typing import Literal
 import jax
 from jax.sharding import Mesh
 
-from hybridlm.checkpoint import Checkpoint, fingerprint_of, load_parameters, resolve, stored_dtype
+from hybridlm.checkpoint import Checkpoint, fingerprint_of, load_parameters, packed_sizes, resolve, stored_dtype
 from hybridlm.checkpoint.model import open_model
 from hybridlm.cpu_tuning import check_tune
 from hybridlm.cpu_tuning import tune as tune_products
 from hybridlm.devices.placement import ONE_DEVICE, place
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate
-from hybridlm.engine.arguments import assemble, check_arguments, check_drafting, dtype_of_caches
+from hybridlm.engine.arguments import assemble, check_arguments, check_drafting, dtype_of_caches, dtype_of_dequantised
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import Demand, admit_model, admit_steps, available_memory, weight_bytes
 from hybridlm.engine.warmup import all_shapes, first_shapes
@@ -54,6 +54,7 @@ def load(
     prefix_cache: str | int | Mapping[str, str | int] | None = None,
     mesh: Mesh | None = None,
     tune: bool = False,
+    dequantise: str | None = None,
 ) -> LM:
     """Load a checkpoint.
 
@@ -93,6 +94,9 @@ def load(
             model of such shapes measures them for some seconds, and says so; the times are kept beside compiled steps.
             Where it is faster for few sequences, their most likely tokens are found with an int8 copy of the vocabulary
             head, which takes half the memory of the head. See docs/performance.md.
+        dequantise: of a quantised checkpoint: "bfloat16", "float16" or "float32" makes plain arrays of its weights when
+            they are read; None keeps matrices packed where they can be, which takes their memory instead. On a mesh all
+            are plain. See docs/quantised.md.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named: first those
@@ -105,6 +109,8 @@ def load(
     check_drafting(speculate, draft_tokens, context)
     placement = ONE_DEVICE if mesh is None else place(mesh, lanes, sanitize)
     budget = None if prefix_cache is None else cache_budget(prefix_cache, placement.several_processes)
+    if dequantise is not None:
+        dtype = dtype_of_dequantised(dequantise, dtype)
     asked, dtype = dtype, stored_dtype(directory) if dtype is None else dtype
     cache = cache_of(compilation_cache)
     folder = None if cache.folder is None else cache.folder / "products"
@@ -115,10 +121,14 @@ def load(
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
     cuts = {} if placement.devices == SINGLE_DEVICE else family.abstract(config).sharded_dims()
     shards = placement.shards(weights, cuts)
-    size = weight_bytes(weights, dtype, shards, placement)
+    packed = packed_sizes(directory, family, config) if dequantise is None else {}
+    if packed and placement.mesh is not None:
+        _log.warning("quantised weights are plain arrays in %s on a mesh: it has no packed form of them", dtype)
+        packed = {}
+    size = weight_bytes(weights, dtype, shards, placement, packed)
     demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)
     with load_progress(progress) as report_progress:
-        arrays, report = load_parameters(directory, family, config, dtype, report_progress, shards)
+        arrays, report = load_parameters(directory, family, config, dtype, report_progress, shards, bool(packed))
     for line in report.lines() + ([] if asked is not None else report.conversions(dtype)):
         _log.warning(line)
     model, names = assemble(abstract, arrays)

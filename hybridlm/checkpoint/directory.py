@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from hybridlm.quantised import (
     group_tensors,
     read_settings,
 )
+from hybridlm.quantised.packed import PackedArrays, PackedForm, pack
 from ir_passes.files.strict_json import unique_keys
 
 SINGLE = "model.safetensors"
@@ -85,8 +87,22 @@ class CheckpointDirectory:
         """
         if name not in self.grouped.quantised:
             return self.files[name].read(name)
+        with self._named_faults():
+            return self.grouped.quantised[name].dequantise(self.read_part)
+
+    def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
+        """Return the arrays of a quantised weight in its packed form; raises as `read`."""
+        with self._named_faults():
+            return pack(self.grouped.quantised[name], self.read_part, form)
+
+    def read_part(self, name: str) -> np.ndarray:
+        """Return a read-only view of one tensor of the files as it is stored, codes as uint8."""
+        return self.files[name].read_stored(name)
+
+    @contextmanager
+    def _named_faults(self) -> Iterator[None]:
         try:
-            return self.grouped.quantised[name].dequantise(lambda part: self.files[part].read_stored(part))
+            yield
         except DequantiseError as error:
             raise CheckpointError(
                 self.files[error.tensor].path, str(error), "The file is damaged, or was written wrongly: get it again."

@@ -1,6 +1,7 @@
 """Checkpoints of both kinds, in Hugging Face's layout or written by `LM.save`, behind one set of functions."""
 
 import hashlib
+import math
 import os
 import re
 from collections import Counter
@@ -10,6 +11,8 @@ from typing import Any
 
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
+from hybridlm.checkpoint.header_check import check
+from hybridlm.checkpoint.packed_weights import packed_forms
 from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress
 from hybridlm.checkpoint.saved_index import SavedDirectory, is_saved, open_saved
 from hybridlm.checkpoint.saved_read import head_parameters, load_saved_weights
@@ -80,8 +83,23 @@ def load_parameters(
     dtype: str,
     progress: Progress | None = None,
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
+    packed: bool = False,
 ) -> LoadedWeights:
     """Read every parameter of a model, by `load_weights` or `load_saved_weights`."""
     if isinstance(checkpoint, SavedDirectory):
         return load_saved_weights(checkpoint, family, config, dtype, progress, shards)
-    return load_weights(checkpoint, family, config, dtype, progress, shards)
+    return load_weights(checkpoint, family, config, dtype, progress, shards, packed)
+
+
+def packed_sizes(checkpoint: Checkpoint, family: Family, config: Any) -> dict[ParameterPath, int]:
+    """Return the bytes of each parameter that can stay packed, from headers alone.
+
+    Raises:
+        CheckpointError: all faults of the headers.
+    """
+    if isinstance(checkpoint, SavedDirectory) or not checkpoint.grouped.quantised:
+        return {}
+    plan = check(checkpoint, family, config)
+    forms = packed_forms(checkpoint, plan)
+    shapes = {choice.weight.path: choice.weight.shape for choice in plan.choices}
+    return {path: math.prod(shapes[path][:-1]) * form.row_bytes for path, form in forms.items()}

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from hybridlm.checkpoint.saved_index import DTYPES
 from models import Weight
+from models.ops.linear import LinearWeight
 
 Progress = Callable[[int, int, str], None]
 ParameterPath = tuple[str | int, ...]
@@ -62,9 +63,9 @@ class LoadReport:
 
 
 class LoadedWeights(NamedTuple):
-    """Parameters by their path in the nnx module, and the report."""
+    """Parameters by their path in the nnx module, each a `jax.Array` or a `LinearWeight`, and the report."""
 
-    arrays: dict[ParameterPath, jax.Array]
+    arrays: dict[ParameterPath, Any]
     report: LoadReport
 
 
@@ -72,12 +73,12 @@ class ReadParameter(NamedTuple):
     """One parameter that has been read.
 
     Attributes:
-        array: in the dtype of the model.
+        array: in the dtype of the model, or packed.
         converted_from: safetensors names of the dtypes, or schemes of quantisation, that it was converted from.
         lost: tensors whose rows were lost when they were quantised, one sentence each.
     """
 
-    array: jax.Array
+    array: jax.Array | LinearWeight
     converted_from: Iterable[str]
     lost: tuple[str, ...] = ()
 
@@ -114,7 +115,7 @@ def gather(
     """
     sizes = [math.prod(weight.shape) for weight in weights]
     total = sum(size * kind.itemsize for size, kind in zip(sizes, kept, strict=True))
-    arrays: dict[ParameterPath, jax.Array] = {}
+    arrays: dict[ParameterPath, Any] = {}
     converted, done, lost = Counter[str](), 0, dict[str, None]()
     if progress is not None:
         progress(0, total, "")
@@ -127,4 +128,5 @@ def gather(
         done += size * kind.itemsize
         if progress is not None:
             progress(done, total, dotted(weight.path))
-    return LoadedWeights(arrays, LoadReport(path, sum(sizes), total, skipped, converted, (*notes, *lost)))
+    held = sum(one.nbytes for one in arrays.values())
+    return LoadedWeights(arrays, LoadReport(path, sum(sizes), held, skipped, converted, (*notes, *lost)))

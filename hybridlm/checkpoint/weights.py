@@ -9,6 +9,7 @@ import numpy as np
 from hybridlm.checkpoint.cast import aligned_empty, convert
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import ChosenSource, check
+from hybridlm.checkpoint.packed_weights import load_packed, packed_forms
 from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress, ReadParameter, gather, kept_dtypes
 from hybridlm.checkpoint.safetensors import READABLE
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
@@ -24,6 +25,7 @@ def load_weights(
     dtype: str,
     progress: Progress | None = None,
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
+    packed: bool = False,
 ) -> LoadedWeights:
     """Read every parameter of a model.
 
@@ -39,6 +41,7 @@ def load_weights(
         dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
         progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
         shards: layout of parameters over devices; others are whole on JAX's default device.
+        packed: keep quantised matrices packed where they can be (`packed_forms`); on one device.
 
     Raises:
         CheckpointError: all faults of the headers (see `check`); or a value that `dtype` cannot hold.
@@ -47,10 +50,17 @@ def load_weights(
     plan = check(checkpoint, family, config)
     weights = [choice.weight for choice in plan.choices]
     kept = kept_dtypes(weights, dtype)
+    forms = packed_forms(checkpoint, plan) if packed else {}
 
     def read() -> Iterator[ReadParameter]:
         for choice, kind in zip(plan.choices, kept, strict=True):
             names = choice.names.values()
+            if choice.weight.path in forms:
+                found, lost = load_packed(checkpoint, choice, forms[choice.weight.path], dtype)
+                for name in names:
+                    checkpoint.release(name)
+                yield ReadParameter(found, [], lost)
+                continue
             array, lost = _load(checkpoint, choice, kind, shards_of(choice.weight, shards))
             stored = {checkpoint.stored_as(name) for name in names}
             for name in names:

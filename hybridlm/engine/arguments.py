@@ -24,6 +24,19 @@ def dtype_of_caches(dtype: str) -> Any:
     return jnp.dtype("float32" if platform() == "cpu" else dtype)
 
 
+def dtype_of_dequantised(dequantise: str, dtype: str | None) -> str:
+    """Return the dtype of a model whose quantised weights are read as plain arrays.
+
+    Raises:
+        ValueError: an unknown dtype, or two that differ.
+    """
+    if dequantise not in DTYPES:
+        raise ValueError(f"dequantise: expected one of {', '.join(DTYPES)} or None, got {dequantise!r}")
+    if dtype not in (None, dequantise):
+        raise ValueError(f"dequantise: expected the dtype of the model, {dtype!r}, got {dequantise!r}")
+    return dequantise
+
+
 def check_arguments(
     config: DecoderConfig,
     lanes: int,

@@ -1,5 +1,6 @@
 """The engine: parameters, compiled programs, and pools of rows that runs borrow."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -33,6 +34,7 @@ from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
 from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
+from models.ops.linear import LinearWeight
 
 MAX_PREFILL_ROWS = 4
 """Maximum rows of the prefill pool, in which prompts and texts are prefilled, a chunk of each at a time. Four chunks
@@ -138,8 +140,12 @@ class Engine:
     @property
     def parameters_on_a_device(self) -> tuple[int, int]:
         """Number of parameters that each device holds, and their bytes."""
-        held = [(numbers_on_a_device(param), param.dtype.itemsize) for param in self._loaded]
-        return sum(size for size, _ in held), sum(size * width for size, width in held)
+        numbers = size = 0
+        for param in self._loaded:
+            packed = isinstance(param, LinearWeight)
+            own = math.prod(param.shape) if packed else numbers_on_a_device(param)
+            numbers, size = numbers + own, size + (param.nbytes if packed else own * param.dtype.itemsize)
+        return numbers, size
 
     @property
     def row_bytes_on_a_device(self) -> int:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -132,7 +133,11 @@ def format_bytes(count: int) -> str:
 
 
 def weight_bytes(
-    weights: Sequence[Weight], dtype: str, shards: Mapping[ParameterPath, Shards], placement: Placement
+    weights: Sequence[Weight],
+    dtype: str,
+    shards: Mapping[ParameterPath, Shards],
+    placement: Placement,
+    packed: Mapping[ParameterPath, int] = MappingProxyType({}),
 ) -> int:
     """Return the bytes of the parameters on each device; virtual devices of a CPU share what they have in common.
 
@@ -141,10 +146,14 @@ def weight_bytes(
         dtype: dtype of the matrices.
         shards: shards of the parameters on the devices.
         placement: the devices.
+        packed: bytes of parameters that stay packed.
     """
     together = len(placement.local_devices) if platform() == "cpu" else 1
     total = 0
     for one in weights:
+        if one.path in packed:
+            total += packed[one.path]
+            continue
         own, stored = shards[one.path], jnp.dtype("float32" if one.float32 else dtype)
         total += own.local_bytes(stored) * (own.distinct if together > 1 else 1) // together
     return total

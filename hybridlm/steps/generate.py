@@ -4,7 +4,8 @@ All steps share everything up to the final residual stream; `lengths` gives the 
 a lane of length 0 keeps its rows.
 """
 
-from typing import Any, NamedTuple
+import itertools
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,18 @@ from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared, rowwise
 from models import Decoder
 from models.ops.expert_dot import expert_dot
+from models.ops.quantised_experts import offset_expert_dot, scaled_expert_dot, twice_scaled_expert_dot
+from models.ops.quantised_weight import Codes
 
+_DTYPES = ("bfloat16", "float16", "float32")
 rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=({"absent": False}, {"absent": True}))
+_QUANTISED = [
+    {"kind": kind, "dtype": dtype, "absent": absent}
+    for kind, dtype, absent in itertools.product(get_args(Codes), _DTYPES, (False, True))
+]
+rowwise(scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Lane()), static=_QUANTISED)
+rowwise(twice_scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
+rowwise(offset_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
 LAST_SAMPLED = -1
 """Placeholder for the token that the lane sampled last, which the host may not know yet."""
 

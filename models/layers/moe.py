@@ -12,8 +12,8 @@ from models.layers.activations import silu_gated
 from models.layers.initial import matrix
 from models.layers.mlp import Activation, MlpConfig, Stateless, relu_squared
 from models.layers.router import RouterConfig
-from models.ops.expert_dot import expert_dot
 from models.ops.linear import linear
+from models.ops.quantised_experts import experts_product
 from models.sharding.devices import EXPERT, MODEL, SINGLE_DEVICE, Devices, local_rows
 from models.sharding.shard_sizes import ShardedSize, shard_config
 from models.sharding.sharded_dim import Segment, ShardedDim, shard_experts
@@ -98,11 +98,11 @@ class Moe(Stateless):
         seen = rows if c.latent is None else linear(rows, self.latent_in[...])
         visits = jnp.repeat(seen, c.router.per_token, axis=0)
         if c.activation == "swiglu":
-            gate, up = jnp.split(expert_dot(visits, self.gate_up_proj[...], expert, spread), 2, -1)
+            gate, up = jnp.split(experts_product(visits, self.gate_up_proj[...], expert, spread), 2, -1)
             inner = silu_gated(gate, up)
         else:
-            inner = relu_squared(expert_dot(visits, self.up_proj[...], expert, spread))
-        routed = expert_dot(inner, self.down_proj[...], expert, spread)
+            inner = relu_squared(experts_product(visits, self.up_proj[...], expert, spread))
+        routed = experts_product(inner, self.down_proj[...], expert, spread)
         out = jnp.sum(routed.reshape((-1, c.router.per_token, seen.shape[-1])) * weight[:, :, None], axis=1)
         if c.latent is not None:
             out = linear(out, self.latent_out[...])

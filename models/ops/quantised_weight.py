@@ -143,3 +143,10 @@ def _e2m1(codes: UInt8[Array, "*row in"]) -> Float32[Array, "*row in"]:
     normal = lax.bitcast_convert_type((magnitude << 22) + (126 << 23), jnp.float32)
     value = jnp.where(magnitude < 2, magnitude.astype(jnp.float32) * 0.5, normal)
     return jnp.where(wide >= 8, -value, value)
+
+
+def stored_form(weight: Array | QuantisedWeight) -> str:
+    """Return the dtype of an array; of a packed weight, its codes, the entries of a group and the dtype of products."""
+    if not isinstance(weight, QuantisedWeight):
+        return str(weight.dtype)
+    return f"{weight.kind} in groups of {weight.inputs // weight.scale.shape[-1]} as {weight.dtype}"

@@ -16,6 +16,7 @@ from hybridlm.checkpoint import CheckpointError, LoadedWeights, SafetensorsFile,
 from hybridlm.checkpoint.model import open_model
 from hybridlm.cli.main import app
 from hybridlm.quantised.health import lost_rows, weight_health
+from models.ops.quantised_weight import QuantisedWeight
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 NVFP4, FP8 = LAYOUTS["modelopt-nvfp4"], LAYOUTS["modelopt-fp8"]
@@ -153,16 +154,32 @@ def test_the_report_says_what_was_quantised(tmp_path: Path) -> None:
     assert set(report.converted) == {"nvfp4", "fp8-tensor"} and min(report.converted.values()) > 0
 
 
-def test_a_quantised_model_generates_what_its_dequantised_form_does(tmp_path: Path) -> None:
-    folder, _ = write(PUBLISHED["qwen-fp8"], tmp_path / "c")
-    results = []
-    for kind in ("quantised", "plain"):
-        lm = hybridlm.load(folder / kind, lanes=2, context=32, dtype="bfloat16", progress=False)
-        prompts = [[3, 5, 7], [11, 2]]
-        results.append([lm.generate([one], max_tokens=6)[0].token_ids for one in prompts])
-        results.append([one.token_ids for one in lm.generate(prompts, max_tokens=6)])
+LONG = [
+    pytest.param(name, marks=pytest.mark.long) for name in ("kimi-ct-int4", "nemotron-super-nvfp4", "qwen-ct-nvfp4")
+]
+
+
+@pytest.mark.parametrize("name", ["lfm-awq", *LONG])
+def test_packed_and_dequantised_weights_give_the_same_texts(tmp_path: Path, name: str) -> None:
+    folder, _ = write(PUBLISHED[name], tmp_path / "c")
+    prompts, texts, logprobs, sizes = [[3, 5, 7], [11, 2]], [], [], []
+    for dequantise in (None, "bfloat16"):
+        lm = hybridlm.load(folder / "quantised", lanes=2, context=32, dequantise=dequantise, progress=False)
+        packed = [path for path, one in lm.params.items() if isinstance(one, QuantisedWeight)]
+        assert bool(packed) == (dequantise is None)
+        texts.append([lm.generate([one], max_tokens=6)[0].token_ids for one in prompts])
+        texts.append([one.token_ids for one in lm.generate(prompts, max_tokens=6)])
+        logprobs.append([one.logprobs[1:] for one in lm.score([[3, 5, 7, 9, 1], [4, 4, 2]])])
+        sizes.append(sum(one.nbytes for one in lm.params.values()))
+        assert lm.engine.parameters_on_a_device[1] == sizes[-1]
         assert lm.certificates and not any(one.faults for one in lm.certificates.values())
-    assert results[0] == results[1] == results[2] == results[3]
+        if packed:
+            with pytest.raises(ValueError, match="packed"):
+                lm.save(tmp_path / "saved")
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+    for one, other in zip(*logprobs, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-3)
+    assert sizes[0] < sizes[1]
 
 
 def damaged(

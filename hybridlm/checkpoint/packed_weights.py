@@ -1,0 +1,85 @@
+"""Parameters that stay packed in memory: which can, how large they are, and their arrays from the files."""
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from hybridlm.checkpoint.cast import aligned_empty
+from hybridlm.checkpoint.directory import CheckpointDirectory
+from hybridlm.checkpoint.header_check import ChosenSource, ReadPlan
+from hybridlm.checkpoint.report import ParameterPath
+from hybridlm.quantised.health import lost_rows
+from hybridlm.quantised.packed import PackedArrays, PackedForm, packed_form
+from models.ops.quantised_weight import QuantisedWeight
+
+
+def packed_forms(checkpoint: CheckpointDirectory, plan: ReadPlan) -> dict[ParameterPath, PackedForm]:
+    """Return the form of each parameter that can stay packed: all of its tensors have one form, row by row."""
+    forms = {}
+    for choice in plan.choices:
+        if choice.weight.float32 or not choice.source.keeps_rows or len(choice.weight.shape) not in (2, 3):
+            continue
+        found = {_form(checkpoint, name) for name in choice.names.values()}
+        (form,) = found if len(found) == 1 else (None,)
+        if form is not None and form.inputs == choice.weight.shape[-1]:
+            forms[choice.weight.path] = form
+    return forms
+
+
+def _form(checkpoint: CheckpointDirectory, name: str) -> PackedForm | None:
+    tensor = checkpoint.grouped.quantised.get(name)
+    if tensor is None:
+        return None
+    return packed_form(tensor, checkpoint.info(tensor.parts["scale"]).dtype, checkpoint.read_part)
+
+
+def load_packed(
+    checkpoint: CheckpointDirectory, choice: ChosenSource, form: PackedForm, dtype: str
+) -> tuple[QuantisedWeight, tuple[str, ...]]:
+    """Return a parameter of a form, on JAX's default device, and a sentence for each tensor whose rows were lost.
+
+    Args:
+        checkpoint: the files.
+        choice: the parameter and its tensors.
+        form: from `packed_forms`.
+        dtype: that its numbers are rounded to in products.
+
+    Raises:
+        CheckpointError: a scale or a code that is not finite.
+    """
+    weight, source = choice.weight, choice.source
+    results: dict[str, np.ndarray] = {}
+    lost: dict[str, None] = {}
+    every = tuple(slice(None) for _ in weight.shape)
+    for piece in source.pieces(every, weight.shape):
+        name = choice.names[piece.name]
+        packed = checkpoint.read_packed(name, form)
+        if zero := lost_rows(_significant(packed)):
+            lost[f"{name}: {zero} of its rows are zero: it was quantised too coarsely"] = None
+        for role, array in _roles(packed).items():
+            if role not in results:
+                results[role] = aligned_empty((*weight.shape[:-1], array.shape[-1]), array.dtype)
+            results[role][(*piece.place, ...)] = source.take(array, piece.taken)
+    arrays: Mapping[str, jax.Array] = jax.block_until_ready(
+        {role: jax.device_put(array) for role, array in results.items()}
+    )
+    packed = QuantisedWeight(
+        arrays["codes"], arrays["scale"], arrays.get("whole"), arrays.get("zero"), form.kind, form.inputs, dtype
+    )
+    return packed, tuple(lost)
+
+
+def _roles(packed: PackedArrays) -> dict[str, np.ndarray]:
+    every = {"codes": packed.codes, "scale": packed.scale, "whole": packed.whole, "zero": packed.zero}
+    return {role: array for role, array in every.items() if array is not None}
+
+
+def _significant(packed: PackedArrays) -> np.ndarray:
+    """Return an array that is zero where the numbers are, without dequantising them."""
+    if packed.zero is not None:
+        return np.ones((1, 1), np.uint8)
+    kind = packed.form.kind
+    if kind == "int4":
+        return packed.codes ^ np.uint8(0x88)
+    return packed.codes & {"e4m3": np.uint8(0x7F), "e2m1": np.uint8(0x77), "int8": np.int8(-1)}[kind]

@@ -7,7 +7,7 @@ sharded like those of a plain matrix.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,19 +34,21 @@ class QuantisedWeight(LinearWeight):
     The numbers are `(code - zero) * scale * whole` in float32, rounded once to `dtype`.
 
     Attributes:
-        codes: one byte for each entry, or for two of a row, the even one in the low four bits.
-        scale: of each group of a row's entries.
-        whole: a second scale of each row.
-        zero: the code of zero, for each group; without it 8 for "int4", 0 for others.
+        codes: uint8 or int8 `[..., out, stored]`: one byte for each entry, or for two of a row, the even one in the low
+            four bits.
+        scale: floats `[..., out, group]`, of each group of a row's entries.
+        whole: float32 `[..., out, 1]`, a second scale of each row, or None.
+        zero: of the dtype of the codes, `[..., out, group]`, the code of zero; None: 8 for "int4", 0 for others.
         kind: of the codes.
         inputs: entries of a row.
         dtype: that numbers are rounded to.
     """
 
-    codes: Shaped[Array, "*expert out stored"]
-    scale: Float[Array, "*expert out group"]
-    whole: Float32[Array, "*expert out 1"] | None
-    zero: Shaped[Array, "*expert out group"] | None
+    # A pytree holds other things than arrays in these places, too: contracts, types.
+    codes: Any
+    scale: Any
+    whole: Any
+    zero: Any
     kind: Codes = field(metadata={"static": True})
     inputs: int = field(metadata={"static": True})
     dtype: str = field(metadata={"static": True})

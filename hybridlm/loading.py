@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -27,6 +28,7 @@ from hybridlm.programs.compilation_cache import STEPS, cache_of
 from hybridlm.programs.programs import Certify, Programs
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.programs.shapes import Shape
+from hybridlm.programs.start import Start
 from hybridlm.progress import load_progress
 from hybridlm.steps.structure import flatten
 from hybridlm.text.tokenizer import Tokenizer
@@ -73,7 +75,7 @@ def load(
             (unless JAX has been given one), False for JAX's own setting, which is no cache by default. Unless it is
             False, certificates are kept beside them, and what is proved once is not proved again.
         chunk: tokens of a prompt prefilled by one step; None for 128, or the context if that is less.
-        progress: show a progress bar; None shows one if standard error is a terminal.
+        progress: show what is happening, and how long it took last time; None does if standard error is a terminal.
         sanitize: for debugging: move shadow labels (owner, position and step of a state) with every row and check them
             wherever a step computes with the row. A row of another lane raises SanitizerError. Steps are proved, but
             neither audited nor dispatched ahead, and are several times slower.
@@ -100,6 +102,7 @@ def load(
         ValueError: arguments are wrong; every one is named.
         InsufficientMemory: weights, rows and the steps' scratch exceed the available memory.
     """
+    began = time.perf_counter()
     directory, family, config = open_model(resolve(path_or_hub_id), head=speculate == "mtp")
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, certify, compilation_cache)
     check_drafting(speculate, draft_tokens, context)
@@ -107,6 +110,9 @@ def load(
     budget = None if prefix_cache is None else cache_budget(prefix_cache, placement.several_processes)
     asked, dtype = dtype, stored_dtype(directory) if dtype is None else dtype
     cache = cache_of(compilation_cache)
+    name, axes = directory.path.resolve().name, None if mesh is None else sorted(mesh.shape.items())
+    settings = (str(directory.path.resolve()), lanes, context, chunk, dtype, certify, axes, tune, sanitize)
+    start = Start(name, cache.folder, settings, progress, began)
     folder = None if cache.folder is None else cache.folder / "products"
     if tune:
         check_tune(folder, mesh)
@@ -117,17 +123,18 @@ def load(
     shards = placement.shards(weights, cuts)
     size = weight_bytes(weights, dtype, shards, placement)
     demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)
+    start.ended("open")
     with load_progress(progress) as report_progress:
         arrays, report = load_parameters(directory, family, config, dtype, report_progress, shards)
+    start.ended("weights")
     for line in report.lines() + ([] if asked is not None else report.conversions(dtype)):
         _log.warning(line)
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
     certificates = None if cache.folder is None else cache.folder / "certificates"
     executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
-    programs = Programs(
-        structure, certify, certificates, placement, cache.setting, executables, directory.path.resolve().name
-    )
+    programs = Programs(structure, certify, certificates, placement, cache.setting, executables, name)
+    programs.on_compile = start.compiling
     fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
     if process_group is not None:
         process_group.agree_on(
@@ -163,6 +170,7 @@ def load(
         placement=placement,
         process_group=process_group,
     )
+    start.ended("engine")
     if tune and folder is not None:
         shapes = [shape for shape in all_shapes(engine) if isinstance(shape, Shape)]
         # A negative multiplier reverses the order of the logits, and zero makes them equal.
@@ -172,12 +180,14 @@ def load(
         tuned = tune_products(params, head, rows, sampling_mode, folder, _room(engine, demand), progress)
         engine.set_tuned(tuned)
         demand = replace(demand, weights=demand.weights + tuned.int8_head_bytes)
+        start.ended("tune")
     if sanitizer is None:
         programs.load_ahead(first_shapes(engine), engine.example_arguments)
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
-    return LM(model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint)
+    start.ended("memory and tokenizer")
+    return LM(model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint, start)
 
 
 def _room(engine: Engine, demand: Demand) -> int | None:

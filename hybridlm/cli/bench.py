@@ -20,7 +20,7 @@ from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import profile
 from hybridlm.bench.sides import Side, Timing, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
-from hybridlm.cli.options import Chunk, Debug, Dtype, Model, Tune, console_for_table, reported
+from hybridlm.cli.options import Chunk, Debug, Dtype, Model, Tune, Verbose, console_for_table, reported
 from hybridlm.errors import require_extra
 from hybridlm.lm import LM
 from hybridlm.loading import load
@@ -60,6 +60,7 @@ def bench(
     dtype: Dtype = None,
     chunk: Chunk = None,
     tune: Tune = False,
+    verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
     """Measure decoding: milliseconds per step, throughput, and the fraction of the machine's limit.
@@ -68,7 +69,7 @@ def bench(
     once, or to multiply them, at these limits; "host" is the time that `generate` adds to a step. Times are medians;
     every engine has a turn in each round, and ratios are within a round (least to most in brackets).
     """
-    with reported(debug):
+    with reported(debug, verbose):
         most = max(tokens * rounds, prefill) + prompt + tokens
         if most > context:
             raise ValueError(f"context: expected at least {most} for the prompt and all rounds, got {context}")

@@ -16,7 +16,7 @@ from hybridlm.cpu_tuning import check_tune
 from hybridlm.cpu_tuning import tune as tune_products
 from hybridlm.devices.placement import ONE_DEVICE, place
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate
-from hybridlm.engine.arguments import assemble, check_arguments, check_drafting, dtype_of_caches
+from hybridlm.engine.arguments import assemble, check_arguments, check_drafting, dtype_of_caches, weight_types
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import Demand, admit_model, admit_steps, available_memory, weight_bytes
 from hybridlm.engine.warmup import all_shapes, first_shapes
@@ -123,6 +123,16 @@ def load(
     shards = placement.shards(weights, cuts)
     size = weight_bytes(weights, dtype, shards, placement)
     demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)
+    typed, _ = assemble(abstract, weight_types(weights, shards, dtype))
+    structure, types = flatten(typed)
+    certificates = None if cache.folder is None else cache.folder / "certificates"
+    executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
+    programs = Programs(structure, certify, certificates, placement, cache.setting, executables, name)
+    programs.on_compile = start.compiling
+    if not (tune or sanitize):
+        # Executables are loaded while the weights are read.
+        ahead = Engine(typed, types, programs, lanes, context, chunk, cache_dtype, "", dtype, placement=placement)
+        programs.load_ahead(first_shapes(ahead), ahead.example_arguments)
     start.ended("open")
     with load_progress(progress) as report_progress:
         arrays, report = load_parameters(directory, family, config, dtype, report_progress, shards)
@@ -131,10 +141,6 @@ def load(
         _log.warning(line)
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
-    certificates = None if cache.folder is None else cache.folder / "certificates"
-    executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
-    programs = Programs(structure, certify, certificates, placement, cache.setting, executables, name)
-    programs.on_compile = start.compiling
     fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
     if process_group is not None:
         process_group.agree_on(
@@ -180,9 +186,9 @@ def load(
         tuned = tune_products(params, head, rows, sampling_mode, folder, _room(engine, demand), progress)
         engine.set_tuned(tuned)
         demand = replace(demand, weights=demand.weights + tuned.int8_head_bytes)
+        if sanitizer is None:
+            programs.load_ahead(first_shapes(engine), engine.example_arguments)
         start.ended("tune")
-    if sanitizer is None:
-        programs.load_ahead(first_shapes(engine), engine.example_arguments)
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)

@@ -441,6 +441,9 @@ class LM:
     def warmup(self, *, every_bucket: bool = False, progress: bool | None = None) -> dict[str, float]:
         """Compile the steps of generation and scoring now, in threads, instead of on first use.
 
+        They are kept (`compilation_cache` of `load`): later processes that load the model with the same settings do not
+        compile them, as after `hybridlm warmup`.
+
         Args:
             every_bucket: also compile for fewer sequences than lanes (1, 2, 4, ...).
             progress: show a progress bar; None shows one if standard error is a terminal.

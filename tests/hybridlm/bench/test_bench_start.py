@@ -44,7 +44,7 @@ def test_table_and_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_second_start_loads_what_the_first_compiled(tmp_path: Path) -> None:
-    directory = write_text_checkpoint(tmp_path / "model")
+    directory = write_text_checkpoint(tmp_path)
     settings = {"lanes": 2, "context": 64, "chunk": 5, "dtype": "float32"}
     cold, (warm,) = measure_starts(str(directory), 4, settings, 1)
     for found, stored in ((cold, False), (warm, True)):

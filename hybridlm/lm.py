@@ -5,6 +5,7 @@ More than 300 lines: the public methods of one class, and most lines are their d
 
 import atexit
 import os
+import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from hybridlm.engine.worker import run_worker
 from hybridlm.files.atomic import new_path
 from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
 from hybridlm.openai_batch.batch_file import BatchFileReport, BatchModel, batch_file
+from hybridlm.programs.start import Start
 from hybridlm.progress import request_progress
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
@@ -61,6 +63,7 @@ class LM:
             config.json, of the names, dtypes and shapes of the tensors, and of samples of their content).
         eos_token_ids: tokens that end a completion.
         engine: the engine that runs the steps: lanes, chunk, programs, pools.
+        start: seconds of each part of the start.
     """
 
     def __init__(
@@ -75,7 +78,9 @@ class LM:
         cache_dtype: Any,
         path: Path,
         fingerprint: str,
+        start: Start | None = None,
     ):
+        self.start = start
         self.path, self.fingerprint = path, fingerprint
         self.model, self.config = model, config
         self.params, self.tokenizer = params, tokenizer
@@ -440,6 +445,9 @@ class LM:
     def warmup(self, *, every_bucket: bool = False, progress: bool | None = None) -> dict[str, float]:
         """Compile the steps of generation and scoring now, in threads, instead of on first use.
 
+        They are kept (`compilation_cache` of `load`): later processes that load the model with the same settings do not
+        compile them, as after `hybridlm warmup`.
+
         Args:
             every_bucket: also compile for fewer sequences than lanes (1, 2, 4, ...).
             progress: show a progress bar; None shows one if standard error is a terminal.
@@ -491,11 +499,15 @@ class LM:
         return self.engine.programs.certificates
 
     def _run(self, requests: list[Request], session: Session) -> Generator[Event, None, None]:
+        began = time.perf_counter()
         with session:
             for request in requests:
                 session.add(request)
             while session.busy:
-                yield from session.step()
+                events = session.step()
+                if events and self.start is not None:
+                    self.start.answered(time.perf_counter() - began)
+                yield from events
 
     @property
     def _inputs(self) -> Inputs:
@@ -507,7 +519,11 @@ class LM:
         return Scorer(self._inputs.encode, self._scores, self._origin())
 
     def _scores(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
-        return scores(self.engine, ids, top)
+        began = time.perf_counter()
+        found = scores(self.engine, ids, top)
+        if self.start is not None:
+            self.start.answered(time.perf_counter() - began)
+        return found
 
     def _origin(self) -> dict[str, str | int]:
         """Everything that scores depend on besides the texts, down to the last bit."""

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -9,13 +10,20 @@ from typing import Literal
 import jax
 from jax.sharding import Mesh
 
-from hybridlm.checkpoint import Checkpoint, fingerprint_of, load_parameters, packed_sizes, resolve, stored_dtype
+from hybridlm.checkpoint import Checkpoint, fingerprint_of, load_parameters, packed_types, resolve, stored_dtype
 from hybridlm.checkpoint.model import open_model
 from hybridlm.cpu_tuning import check_tune
 from hybridlm.cpu_tuning import tune as tune_products
 from hybridlm.devices.placement import ONE_DEVICE, place
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate
-from hybridlm.engine.arguments import assemble, check_arguments, check_drafting, dtype_of_caches, dtype_of_dequantised
+from hybridlm.engine.arguments import (
+    assemble,
+    check_arguments,
+    check_drafting,
+    dtype_of_caches,
+    dtype_of_dequantised,
+    weight_types,
+)
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import Demand, admit_model, admit_steps, available_memory, weight_bytes
 from hybridlm.engine.warmup import all_shapes, first_shapes
@@ -27,6 +35,7 @@ from hybridlm.programs.compilation_cache import STEPS, cache_of
 from hybridlm.programs.programs import Certify, Programs
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.programs.shapes import Shape
+from hybridlm.programs.start import Start
 from hybridlm.progress import load_progress
 from hybridlm.steps.structure import flatten
 from hybridlm.text.tokenizer import Tokenizer
@@ -74,7 +83,7 @@ def load(
             (unless JAX has been given one), False for JAX's own setting, which is no cache by default. Unless it is
             False, certificates are kept beside them, and what is proved once is not proved again.
         chunk: tokens of a prompt prefilled by one step; None for 128, or the context if that is less.
-        progress: show a progress bar; None shows one if standard error is a terminal.
+        progress: show what is happening, and how long it took last time; None does if standard error is a terminal.
         sanitize: for debugging: move shadow labels (owner, position and step of a state) with every row and check them
             wherever a step computes with the row. A row of another lane raises SanitizerError. Steps are proved, but
             neither audited nor dispatched ahead, and are several times slower.
@@ -104,6 +113,7 @@ def load(
         ValueError: arguments are wrong; every one is named.
         InsufficientMemory: weights, rows and the steps' scratch exceed the available memory.
     """
+    began = time.perf_counter()
     directory, family, config = open_model(resolve(path_or_hub_id), head=speculate == "mtp")
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, certify, compilation_cache)
     check_drafting(speculate, draft_tokens, context)
@@ -113,6 +123,9 @@ def load(
         dtype = dtype_of_dequantised(dequantise, dtype)
     asked, dtype = dtype, stored_dtype(directory) if dtype is None else dtype
     cache = cache_of(compilation_cache)
+    name, axes = directory.path.resolve().name, None if mesh is None else sorted(mesh.shape.items())
+    settings = (str(directory.path.resolve()), lanes, context, chunk, dtype, certify, axes, tune, sanitize, dequantise)
+    start = Start(name, cache.folder, settings, progress, began)
     folder = None if cache.folder is None else cache.folder / "products"
     if tune:
         check_tune(folder, mesh)
@@ -121,23 +134,30 @@ def load(
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
     cuts = {} if placement.devices == SINGLE_DEVICE else family.abstract(config).sharded_dims()
     shards = placement.shards(weights, cuts)
-    packed = packed_sizes(directory, family, config) if dequantise is None else {}
+    packed = packed_types(directory, family, config, dtype) if dequantise is None else {}
     if packed and placement.mesh is not None:
         _log.warning("quantised weights are plain arrays in %s on a mesh: it has no packed form of them", dtype)
         packed = {}
     size = weight_bytes(weights, dtype, shards, placement, packed)
     demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)
+    typed, _ = assemble(abstract, weight_types(weights, shards, dtype) | packed)
+    structure, types = flatten(typed)
+    certificates = None if cache.folder is None else cache.folder / "certificates"
+    executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
+    programs = Programs(structure, certify, certificates, placement, cache.setting, executables, name)
+    programs.on_compile = start.compiling
+    if not (tune or sanitize):
+        # Executables are loaded while the weights are read.
+        ahead = Engine(typed, types, programs, lanes, context, chunk, cache_dtype, "", dtype, placement=placement)
+        programs.load_ahead(first_shapes(ahead), ahead.example_arguments)
+    start.ended("open")
     with load_progress(progress) as report_progress:
         arrays, report = load_parameters(directory, family, config, dtype, report_progress, shards, bool(packed))
+    start.ended("weights")
     for line in report.lines() + ([] if asked is not None else report.conversions(dtype)):
         _log.warning(line)
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
-    certificates = None if cache.folder is None else cache.folder / "certificates"
-    executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
-    programs = Programs(
-        structure, certify, certificates, placement, cache.setting, executables, directory.path.resolve().name
-    )
     fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
     if process_group is not None:
         process_group.agree_on(
@@ -173,6 +193,7 @@ def load(
         placement=placement,
         process_group=process_group,
     )
+    start.ended("engine")
     if tune and folder is not None:
         shapes = [shape for shape in all_shapes(engine) if isinstance(shape, Shape)]
         # A negative multiplier reverses the order of the logits, and zero makes them equal.
@@ -182,12 +203,14 @@ def load(
         tuned = tune_products(params, head, rows, sampling_mode, folder, _room(engine, demand), progress)
         engine.set_tuned(tuned)
         demand = replace(demand, weights=demand.weights + tuned.int8_head_bytes)
-    if sanitizer is None:
-        programs.load_ahead(first_shapes(engine), engine.example_arguments)
+        if sanitizer is None:
+            programs.load_ahead(first_shapes(engine), engine.example_arguments)
+        start.ended("tune")
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
-    return LM(model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint)
+    start.ended("memory and tokenizer")
+    return LM(model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint, start)
 
 
 def _room(engine: Engine, demand: Demand) -> int | None:

@@ -13,7 +13,7 @@ from hybridlm.checkpoint.opened import (
     head_tensors,
     load_parameters,
     open_checkpoint,
-    packed_sizes,
+    packed_types,
     stored_dtype,
 )
 from hybridlm.checkpoint.report import LoadedWeights, LoadReport, ParameterPath, Progress, dotted
@@ -43,7 +43,7 @@ __all__ = [
     "load_weights",
     "open_checkpoint",
     "open_directory",
-    "packed_sizes",
+    "packed_types",
     "resolve",
     "stored_dtype",
 ]

@@ -1,7 +1,6 @@
 """Checkpoints of both kinds, in Hugging Face's layout or written by `LM.save`, behind one set of functions."""
 
 import hashlib
-import math
 import os
 import re
 from collections import Counter
@@ -12,13 +11,14 @@ from typing import Any
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
 from hybridlm.checkpoint.header_check import check
-from hybridlm.checkpoint.packed_weights import packed_forms
+from hybridlm.checkpoint.packed_weights import packed_forms, packed_type
 from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress
 from hybridlm.checkpoint.saved_index import SavedDirectory, is_saved, open_saved
 from hybridlm.checkpoint.saved_read import head_parameters, load_saved_weights
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards
 from hybridlm.checkpoint.weights import load_weights
 from models import Family
+from models.ops.quantised_weight import QuantisedWeight
 
 Checkpoint = CheckpointDirectory | SavedDirectory
 
@@ -91,8 +91,14 @@ def load_parameters(
     return load_weights(checkpoint, family, config, dtype, progress, shards, packed)
 
 
-def packed_sizes(checkpoint: Checkpoint, family: Family, config: Any) -> dict[ParameterPath, int]:
-    """Return the bytes of each parameter that can stay packed, from headers alone.
+def packed_types(
+    checkpoint: Checkpoint, family: Family, config: Any, dtype: str
+) -> dict[ParameterPath, QuantisedWeight]:
+    """Return each parameter that can stay packed, with types in the place of arrays, from headers alone.
+
+    Args:
+        checkpoint, family, config: as for `load_parameters`.
+        dtype: that numbers are rounded to in products.
 
     Raises:
         CheckpointError: all faults of the headers.
@@ -102,4 +108,4 @@ def packed_sizes(checkpoint: Checkpoint, family: Family, config: Any) -> dict[Pa
     plan = check(checkpoint, family, config)
     forms = packed_forms(checkpoint, plan)
     shapes = {choice.weight.path: choice.weight.shape for choice in plan.choices}
-    return {path: math.prod(shapes[path][:-1]) * form.row_bytes for path, form in forms.items()}
+    return {path: packed_type(shapes[path], form, dtype) for path, form in forms.items()}

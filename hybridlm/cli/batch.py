@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, Tune, reported
+from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, Tune, Verbose, reported
 from hybridlm.loading import load
 
 
@@ -23,13 +23,14 @@ def batch(
     dtype: Dtype = None,
     chunk: Chunk = None,
     tune: Tune = False,
+    verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
     """Answer a file of OpenAI Batch requests to /v1/completions and /v1/chat/completions.
 
     A line that cannot be answered gets an error instead. The output appears when it is complete.
     """
-    with reported(debug):
+    with reported(debug, verbose):
         lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune)
         start = time.perf_counter()
         report = lm.batch_file(input, output)

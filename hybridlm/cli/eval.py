@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, Tune, reported
+from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, Tune, Verbose, reported
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.loading import load
@@ -35,12 +35,13 @@ def evaluate(
     dtype: Dtype = None,
     chunk: Chunk = None,
     tune: Tune = False,
+    verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
     """Evaluate a model on tasks of lm_eval, the Language Model Evaluation Harness."""
     if samples and output is None:
         raise typer.BadParameter("needs --output", param_hint="--samples")
-    with reported(debug):
+    with reported(debug, verbose):
         require_extra("eval", "lm_eval", "eval")
         if output is not None:
             replaceable(output)  # an evaluation takes hours

@@ -18,6 +18,7 @@ from hybridlm.cli.options import (
     Model,
     OnMesh,
     Tune,
+    Verbose,
     reported,
     setting,
 )
@@ -72,6 +73,7 @@ def generate(
     ] = None,
     mesh: OnMesh = None,
     tune: Tune = False,
+    verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
     """Continue prompts. A single completion is streamed, several are printed in the order of the input.
@@ -80,7 +82,7 @@ def generate(
     """
     if logprobs is not None and not json:
         raise typer.BadParameter("is printed with --json only", param_hint="--logprobs")
-    with reported(debug):
+    with reported(debug, verbose):
         given = _read_prompts(prompts or [], file)
         lm = load(
             model,

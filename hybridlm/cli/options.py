@@ -1,12 +1,13 @@
 """Options of `load` and of sampling for all commands, and errors as one message instead of a traceback."""
 
 import inspect
+import logging
 import os
 import re
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any
 
 import jax
@@ -62,6 +63,12 @@ Tune = Annotated[
     bool,
     typer.Option("--tune", help="On a CPU: use the fastest variants of matrix products, measured at the first load."),
 ]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="Say which steps came from the store, which were compiled, and how long each took."
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -80,13 +87,15 @@ def setting(name: str, *flags: str, note: str = "") -> Any:
 
 
 @contextmanager
-def reported(debug: bool) -> Iterator[None]:
+def reported(debug: bool, verbose: bool = False) -> Iterator[None]:
     """Turn the exceptions of a command into a message on standard error and an exit status.
+
+    With `verbose` the log of hybridlm goes there, too.
 
     The status is 1 for errors, 70 if another process failed, 130 after Ctrl-C, and 141 if the reader of standard output
     closed it (as a shell reports both signals).
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _logged() if verbose else nullcontext():
         warnings.showwarning = _show_warning
         try:
             yield
@@ -104,6 +113,22 @@ def reported(debug: bool) -> Iterator[None]:
                 raise
             typer.echo(f"error: {'; '.join([_message(error), *_notes(error)])}", err=True)
             raise typer.Exit(EXIT_PEER_LOST if isinstance(error, ProcessLost | Disagreement) else 1) from None
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    log, handler = logging.getLogger("hybridlm"), logging.StreamHandler()
+    level, spread = log.level, log.propagate
+    handler.setFormatter(logging.Formatter("%(relativeCreated)7.0f ms  %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = spread
 
 
 def console_for_table(width: int = 120) -> Console:

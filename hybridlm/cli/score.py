@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, reported
+from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, Verbose, reported
 from hybridlm.devices.mesh import read_mesh
 from hybridlm.loading import load
 from hybridlm.score_files.score_file import DEFAULT_WINDOW
@@ -43,6 +43,7 @@ def score(
     chunk: Chunk = None,
     mesh: OnMesh = None,
     tune: Tune = False,
+    verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
     """Write the log-probability of every token of every text of a file.
@@ -50,7 +51,7 @@ def score(
     An interrupted run continues when it is run again: finished rows are in OUTPUT.parts until all are done. A row that
     cannot be scored gets its id and "error" instead.
     """
-    with reported(debug):
+    with reported(debug, verbose):
         lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh), tune=tune)
         if lm.follow():
             return

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hybridlm.cli.options import Context, Debug, Dtype, OnMesh, Tune, console_for_table, reported
+from hybridlm.cli.options import Context, Debug, Dtype, OnMesh, Tune, Verbose, console_for_table, reported
 from hybridlm.cli.verify_report import Cells, CompiledReport, PlannedReport, VerifyReport
 from hybridlm.devices.mesh import abstract_mesh, read_mesh, read_sizes
 from hybridlm.engine.abstract import abstract_engine
@@ -56,6 +56,7 @@ def verify(
     ] = None,
     mesh: OnMesh = None,
     tune: Tune = False,
+    verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
     """Prove that no lane of any step reaches another, and audit the program that XLA compiles.
@@ -67,7 +68,7 @@ def verify(
     sequence. On a mesh all numbers are per device, and "exchanges" counts the collectives of a step; with --abstract
     the devices need not exist.
     """
-    with reported(debug):
+    with reported(debug, verbose):
         engine, report = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh, tune)
         console = console_for_table()
         table, faults = Table(title=report.title, title_justify="left", title_style=""), list[str]()

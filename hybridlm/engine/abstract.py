@@ -3,15 +3,13 @@
 from functools import lru_cache
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from hybridlm.checkpoint import ParameterPath
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.checkpoint.model import read_model
 from hybridlm.devices.placement import Placement, check_lanes
-from hybridlm.engine.arguments import assemble, check_arguments, dtype_of_caches
+from hybridlm.engine.arguments import assemble, check_arguments, dtype_of_caches, weight_types
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import Programs
 from hybridlm.steps.structure import flatten
@@ -61,15 +59,7 @@ def abstract_engine(
     check_lanes(lanes, placement.data)
     model, found = family.abstract(config.shard(placement.devices)), family.weights(config)
     shards = placement.shards(found, {} if placement.devices == SINGLE_DEVICE else shard_specs_of(family, config))
-    weights = {
-        weight.path: jax.ShapeDtypeStruct(
-            shards[weight.path].global_shape,
-            jnp.dtype("float32" if weight.float32 else dtype),
-            sharding=shards[weight.path].sharding,
-        )
-        for weight in found
-    }
-    model, _ = assemble(model, weights)
+    model, _ = assemble(model, weight_types(found, shards, dtype))
     structure, params = flatten(model)
     caches, programs = dtype_of_caches(dtype), Programs(structure, placement=placement)
     # Without weights there is no fingerprint, and no state to check against one.

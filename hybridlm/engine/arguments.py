@@ -1,16 +1,17 @@
 """Arguments of an engine: their checks, their defaults, and the model assembled for it."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hybridlm.checkpoint import ParameterPath, Shards
 from hybridlm.drafting.drafters import Speculate, drafters
 from hybridlm.programs.programs import CERTIFY
-from models import Decoder, DecoderConfig
+from models import Decoder, DecoderConfig, Weight
 from models.platform import platform
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -90,6 +91,20 @@ def check_drafting(speculate: Speculate, draft_tokens: int, context: int) -> Non
             f"draft_tokens: expected a whole number of at least 1 and less than the context ({context}), got "
             f"{draft_tokens!r}"
         )
+
+
+def weight_types(
+    weights: Iterable[Weight], shards: Mapping[ParameterPath, Shards], dtype: str
+) -> dict[ParameterPath, jax.ShapeDtypeStruct]:
+    """Return shape, dtype and place of each parameter, as `assemble` takes them in place of the arrays."""
+    return {
+        weight.path: jax.ShapeDtypeStruct(
+            shards[weight.path].global_shape,
+            jnp.dtype("float32" if weight.float32 else dtype),
+            sharding=shards[weight.path].sharding,
+        )
+        for weight in weights
+    }
 
 
 def assemble(

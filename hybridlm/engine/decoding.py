@@ -12,7 +12,7 @@ import numpy as np
 from hybridlm.drafting.step_times import StepTiming
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
-from hybridlm.programs.shapes import Shape
+from hybridlm.programs.shapes import CopyShape, Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
@@ -55,6 +55,20 @@ class Decoding:
         """Prepare a sequence that joins the queue."""
         if self._speculation is not None:
             sequence.drafting = self._speculation.begin(sequence.request.prompt)
+
+    def prepare(self, prefill_lanes: int, sequences: list[ActiveSequence], top: int | None) -> None:
+        """Have the steps that follow a prefill made, in threads, while it is compiled and runs itself.
+
+        Args:
+            prefill_lanes: rows of the prefill pool.
+            sequences: those that will decode or wait.
+            top: as for `step`.
+        """
+        engine = self._engine
+        # With drafts the next step is known once there are tokens.
+        if self._speculation is None and any(sequence.remaining(engine.context) > 1 for sequence in sequences):
+            lanes = engine.bucket(len(sequences), engine.lanes)
+            engine.prepare((CopyShape(prefill_lanes, lanes), Shape("generate", lanes, 1, top, self._processor)))
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
         """Whether the next step of these sequences can be decided only once all their sampled tokens have been read."""

@@ -270,6 +270,11 @@ class Engine:
             copied = self.sanitizer.copy(self._sanitized(self.sanitizer, shape), target, source, maps)
         target.put(copied)
 
+    def prepare(self, shapes: Sequence[AnyShape]) -> None:
+        """Load or compile programs in threads that are needed soon; see `Programs.prepare`."""
+        if self.sanitizer is None and self.calls.process_group is None:
+            self.programs.prepare(shapes, self.example_arguments)
+
     def program(self, shape: AnyShape) -> CompiledStep:
         """Return the program of a shape, compiled on first use.
 

@@ -197,9 +197,9 @@ class Scheduler:
         lanes = self._by_lane(pool, self.prefilling)
         feeds = [None if s is None else Feed(s.next_chunk(engine.chunk), s.consumed) for s in lanes]
         shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor)
-        batch = Batch.of(feeds, engine.chunk)
-        counts = np.asarray(batch.lengths)
-        sampled = engine.run(shape, pool, batch, *sampling_arrays(lanes), owners=lanes, counts=counts)
+        self._decoding.prepare(pool.size, self.joined + [entry[2] for entry in self.waiting], shape.top)
+        batch, operands = Batch.of(feeds, engine.chunk), sampling_arrays(lanes)
+        sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=np.asarray(batch.lengths))
         sampling: list[tuple[ActiveSequence, int]] = []
         for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):
             if sequence is not None and feed is not None:

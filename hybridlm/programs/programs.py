@@ -2,16 +2,20 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from hybridlm.devices.machine import cores
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
 from hybridlm.programs.compilation_cache import NOWHERE, use_cache
+from hybridlm.programs.origin import Origin
 from hybridlm.programs.shapes import AnyShape, CopyShape, S, Shape
 from hybridlm.programs.stored_programs import StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
@@ -26,6 +30,7 @@ from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, Lan
 from ir_passes.compile.executable_store import ExecutableStore
 from ir_passes.compile.planned_step import PlannedStep, plan_step
 from ir_passes.compile.stored_step import StoredStep
+from ir_passes.jaxpr import jax_private
 from ir_passes.rewrites import DropDead
 from ir_passes.xla_audit.hlo import HloError
 
@@ -57,6 +62,8 @@ class Programs:
     Attributes:
         int8_head_lanes: numbers of lanes whose steps sample the most likely tokens with the int8 head, which follows
             the parameters; applies to programs compiled from then on.
+        origins: origin of each program.
+        on_compile: called before each compilation, by the thread that compiles; None for nothing.
         use_store: whether the store is used, if there is one; tests turn it off to replace parts of steps.
     """
 
@@ -77,6 +84,9 @@ class Programs:
         self.certify: Certify = certify
         self.int8_head_lanes: frozenset[int] = frozenset()
         self._warned_not_audited = False
+        self.origins: dict[AnyShape, Origin] = {}
+        self.on_compile: Callable[[], None] | None = None
+        self._threads: ThreadPoolExecutor | None = None
         self._directory, self.cache = certificates, cache
         self._stored = None
         # Whether XLA loads a program of several processes in each of them as it was, no test says yet.
@@ -166,20 +176,56 @@ class Programs:
                 key = self._stored.key(shape, args, self.int8_head_lanes)
                 self._stored.load_ahead(key, types_of(args), partial(self._compile, shape, types_of(given)))
 
+    def prepare(self, shapes: Sequence[AnyShape], arguments: Callable[[Any], tuple[Any, ...]]) -> None:
+        """Load or compile programs in threads, which are needed after the one that this thread is about to call.
+
+        Args:
+            shapes: which programs.
+            arguments: as for `compiled`.
+        """
+        missing = [shape for shape in shapes if shape not in self._compiled]
+        if not missing or cores() == 1:
+            return
+        here = jax_private.traced_under()
+
+        def ready(shape: AnyShape) -> None:
+            # Settings of JAX that hold for the calling thread alone, it compiles under.
+            if jax_private.traced_under() == here:
+                try:
+                    self.compiled(shape, arguments)
+                except Exception:  # whoever calls the program compiles it again, and sees why not
+                    _log.debug("%s was not made ahead", shape, exc_info=True)
+
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, "hybridlm-compile")
+        for shape in missing:
+            self._threads.submit(ready, shape)
+
     def _ready(self, shape: AnyShape, given: tuple[Any, ...]) -> CompiledStep | StoredStep:
         """The program of a shape from the store, or compiled and kept."""
         if self._stored is None:
-            return self._compile(shape, given)
+            compiled = self._compile(shape, given)
+            self._note(shape, Origin(False, asdict(compiled.certificate.seconds)))
+            return compiled
         _, args, _ = self._whole_step(shape, given)
         types, key = types_of(args), self._stored.key(shape, args, self.int8_head_lanes)
         found = self._stored.find(key, types, partial(self._compile, shape, types_of(given)))
         if found is not None:
-            self._warn_not_audited(shape, found.certificate)
-            return found
+            step, seconds = found
+            self._note(shape, Origin(True, {"load": seconds}))
+            self._warn_not_audited(shape, step.certificate)
+            return step
         # XLA:CPU writes a program that JAX took from its own cache without parts of its machine code.
         compiled = self._compile(shape, given) if key is None else self._compile(shape, given, NOWHERE)
+        began = time.perf_counter()
         self._stored.keep(key, shape, compiled, types)
+        seconds = asdict(compiled.certificate.seconds) | {"keep": time.perf_counter() - began}
+        self._note(shape, Origin(False, seconds))
         return compiled
+
+    def _note(self, shape: AnyShape, origin: Origin) -> None:
+        self.origins[shape] = origin
+        _log.info("%s: %s", shape, origin)
 
     def _whole_step(
         self, shape: AnyShape, args: tuple[Any, ...]
@@ -195,6 +241,8 @@ class Programs:
     def _compile(self, shape: AnyShape, args: tuple[Any, ...], cache: str | None = None) -> CompiledStep:
         """Compile; `cache` is where JAX keeps the program, None for where all are kept."""
         step, args, contract = self._whole_step(shape, args)
+        if self.on_compile is not None:
+            self.on_compile()
         try:
             with use_cache(self.cache if cache is None else cache):
                 compiled = compile_step(

@@ -1,4 +1,7 @@
-"""Tokenizer of a checkpoint: tokenizer.json by the `tokenizers` library, chat template by jinja2. Optional."""
+"""Tokenizer of a checkpoint: tokenizer.json by the `tokenizers` library, chat template by jinja2. Optional.
+
+Both libraries are imported when a checkpoint first needs them.
+"""
 
 import hashlib
 import os
@@ -6,16 +9,16 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import tokenizers
+from typing import TYPE_CHECKING, Any
 
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object, read_text
-from hybridlm.text.chat_template import ChatTemplate, ChatTemplateError
 from hybridlm.text.stream_decoder import StreamDecoder
 
-__all__ = ["ChatTemplate", "ChatTemplateError", "StreamDecoder", "Tokenizer"]
+if TYPE_CHECKING:
+    import tokenizers
+
+    from hybridlm.text.chat_template import ChatTemplate
 
 MAX_TOKENIZER_BYTES = 200 * MEGABYTE
 MAX_CONFIG_BYTES = 16 * MEGABYTE
@@ -34,7 +37,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: "tokenizers.Tokenizer",
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
     ) -> None:
@@ -75,6 +78,8 @@ class Tokenizer:
         if (directory / "tokenizer_config.json").exists():
             config = read_object(directory / "tokenizer_config.json", MAX_CONFIG_BYTES)
         text = read_text(directory / "tokenizer.json", MAX_TOKENIZER_BYTES)
+        import tokenizers
+
         try:
             backend = tokenizers.Tokenizer.from_str(text)
         except Exception as error:
@@ -170,6 +175,8 @@ class Tokenizer:
         Raises:
             ChatTemplateError: no template, or it cannot be used with these messages.
         """
+        from hybridlm.text.chat_template import ChatTemplate
+
         name = self._template_name(template, tools)
         if name not in self._compiled:
             self._compiled[name] = ChatTemplate(self.chat_templates[name])
@@ -179,6 +186,8 @@ class Tokenizer:
         )
 
     def _template_name(self, template: str | None, tools: Any) -> str:
+        from hybridlm.text.chat_template import ChatTemplateError
+
         names = sorted(self.chat_templates)
         if not names:
             raise ChatTemplateError(
@@ -209,8 +218,10 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return special
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+def _add_tokens(backend: "tokenizers.Tokenizer", config: Mapping[str, Any], special: Mapping[str, str]) -> None:
     """Add the tokens that only tokenizer_config.json has, at the ids that it gives them."""
+    import tokenizers
+
     known = backend.get_added_tokens_decoder()
     declared = config.get("added_tokens_decoder") or {}
     if not isinstance(declared, dict) or not all(str(key).isdecimal() for key in declared):

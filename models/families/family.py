@@ -5,11 +5,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from flax import nnx
 
 from models.decoder.decoder import Decoder, DecoderConfig
 from models.decoder.mtp import MtpDecoder
 from models.weights.sources import Weight
+
+
+class _OneKey(nnx.Rngs):
+    """One key for all parameters, which are only shapes; the counters of `nnx.Rngs` are slow to trace."""
+
+    def params(self) -> jax.Array:
+        return jax.random.key(0)
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Family:
 
     def abstract(self, config: DecoderConfig) -> Decoder:
         """Build a model whose parameters are ShapeDtypeStructs."""
-        return nnx.eval_shape(lambda: self.build(config, nnx.Rngs(0)))
+        return nnx.eval_shape(lambda: self.build(config, _OneKey()))
 
     def canonical(self, name: str) -> str:
         """Return the name of a tensor as in `weights`, from its name in the file."""

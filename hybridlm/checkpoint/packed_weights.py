@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hybridlm.checkpoint.cast import aligned_empty
@@ -11,7 +12,7 @@ from hybridlm.checkpoint.header_check import ChosenSource, ReadPlan
 from hybridlm.checkpoint.report import ParameterPath
 from hybridlm.quantised.health import lost_rows
 from hybridlm.quantised.packed import PackedArrays, PackedForm, packed_form
-from models.ops.quantised_weight import QuantisedWeight
+from models.ops.quantised_weight import TWO_IN_A_BYTE, QuantisedWeight
 
 
 def packed_forms(checkpoint: CheckpointDirectory, plan: ReadPlan) -> dict[ParameterPath, PackedForm]:
@@ -32,6 +33,30 @@ def _form(checkpoint: CheckpointDirectory, name: str) -> PackedForm | None:
     if tensor is None:
         return None
     return packed_form(tensor, checkpoint.info(tensor.parts["scale"]).dtype, checkpoint.read_part)
+
+
+def packed_type(shape: tuple[int, ...], form: PackedForm, dtype: str) -> QuantisedWeight:
+    """Return a packed parameter with types in the place of arrays.
+
+    Args:
+        shape: of the parameter.
+        form: its packed form.
+        dtype: that its numbers are rounded to in products.
+    """
+
+    def typed(width: int, kind: str) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((*shape[:-1], width), jnp.dtype(kind))
+
+    codes = "int8" if form.kind == "int8" else "uint8"
+    return QuantisedWeight(
+        typed(form.inputs // 2 if form.kind in TWO_IN_A_BYTE else form.inputs, codes),
+        typed(form.groups, form.scale_dtype),
+        typed(1, "float32") if form.whole else None,
+        typed(form.groups, codes) if form.zero else None,
+        form.kind,
+        form.inputs,
+        dtype,
+    )
 
 
 def load_packed(

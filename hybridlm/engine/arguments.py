@@ -107,9 +107,7 @@ def weight_types(
     }
 
 
-def assemble(
-    abstract: Decoder, arrays: Mapping[tuple[str | int, ...], jax.Array | jax.ShapeDtypeStruct]
-) -> tuple[Decoder, list[str]]:
+def assemble(abstract: Decoder, arrays: Mapping[tuple[str | int, ...], Any]) -> tuple[Decoder, list[str]]:
     """Return the module with its parameters (or their types), and their dotted names in the order of the flat tuple."""
     graph, state = nnx.split(abstract)
     flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(state))

@@ -15,6 +15,7 @@ from hybridlm.engine.engine import MAX_PREFILL_ROWS, Engine
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.programs.shapes import Shape
 from models import KV_BLOCK, Decoder, Weight
+from models.ops.linear import LinearWeight
 from models.platform import platform
 
 
@@ -137,7 +138,7 @@ def weight_bytes(
     dtype: str,
     shards: Mapping[ParameterPath, Shards],
     placement: Placement,
-    packed: Mapping[ParameterPath, int] = MappingProxyType({}),
+    packed: Mapping[ParameterPath, LinearWeight] = MappingProxyType({}),
 ) -> int:
     """Return the bytes of the parameters on each device; virtual devices of a CPU share what they have in common.
 
@@ -146,13 +147,13 @@ def weight_bytes(
         dtype: dtype of the matrices.
         shards: shards of the parameters on the devices.
         placement: the devices.
-        packed: bytes of parameters that stay packed.
+        packed: parameters that stay packed, of types.
     """
     together = len(placement.local_devices) if platform() == "cpu" else 1
     total = 0
     for one in weights:
         if one.path in packed:
-            total += packed[one.path]
+            total += packed[one.path].nbytes
             continue
         own, stored = shards[one.path], jnp.dtype("float32" if one.float32 else dtype)
         total += own.local_bytes(stored) * (own.distinct if together > 1 else 1) // together

@@ -69,7 +69,8 @@ class QuantisedWeight(LinearWeight):
     @property
     def nbytes(self) -> int:
         """Bytes of codes and scales."""
-        return sum(one.nbytes for one in (self.codes, self.scale, self.whole, self.zero) if one is not None)
+        arrays = (one for one in (self.codes, self.scale, self.whole, self.zero) if one is not None)
+        return sum(math.prod(one.shape) * one.dtype.itemsize for one in arrays)
 
     def numbers(self) -> Float[Array, "*expert out in"]:
         """Return all of the matrix in `dtype`."""

@@ -13,11 +13,23 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
-from hybridlm.checkpoint import CheckpointError, dotted, fingerprint_of, open_checkpoint
+from hybridlm.checkpoint import (
+    Adapter,
+    CheckpointError,
+    bind,
+    dotted,
+    fingerprint_of,
+    load_parameters,
+    open_adapter,
+    open_checkpoint,
+    resolve,
+)
+from hybridlm.checkpoint.model import with_head
 from hybridlm.checkpoint.pieces import saved_pieces
 from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
 from hybridlm.devices.machine import Machine
 from hybridlm.drafting.drafters import AsLoaded, Speculate
+from hybridlm.engine.arguments import assemble
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix, compute_prefix
@@ -43,6 +55,7 @@ from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
 from ir_passes import Certificate
 from models import Decoder, DecoderConfig, family_of
+from models.sharding.devices import SINGLE_DEVICE
 
 
 class LM:
@@ -73,8 +86,9 @@ class LM:
         cache_dtype: Any,
         path: Path,
         fingerprint: str,
+        adapters: Sequence[Adapter] = (),
     ):
-        self.path, self.fingerprint = path, fingerprint
+        self.path, self.fingerprint, self._adapters = path, fingerprint, list(adapters)
         self.model, self.config = model, config
         self.params, self.tokenizer = params, tokenizer
         self.context = engine.context
@@ -403,6 +417,41 @@ class LM:
         model = BatchModel(self._inputs, self.session, self._scores, self.path.name)
         return batch_file(model, input, output, window=64 * self.engine.lanes)
 
+    def merge_adapter(self, adapter: str | os.PathLike[str]) -> None:
+        """Merge a LoRA adapter, as PEFT saves it, into the weights, on top of those merged before.
+
+        The parameters that it changes are read from the checkpoint again, merged in float32 and rounded once, so that
+        the model equals one that was loaded with the adapter. Cached prefixes are dropped, prefixes of the model as it
+        was are refused, and open sessions must have ended. `save` writes the merged model. See docs/adapters.md.
+
+        Args:
+            adapter: a directory, or the id of an adapter on the hub.
+
+        Raises:
+            CheckpointError: no LoRA adapter of this model; every tensor that matches nothing is named. Or the
+                checkpoint that was loaded is missing or has changed. Nothing has been changed.
+            ValueError: the model is tuned or runs in several processes; give the adapter to `load`.
+        """
+        if self.engine.tuned is not None or self.engine.calls.process_group is not None:
+            raise ValueError("merge_adapter: this model is tuned or runs in several processes; give adapter to load")
+        source, dtype = open_checkpoint(self.path), self.engine.kind.dtype
+        if fingerprint_of(source, dtype, self._adapters) != self.fingerprint:
+            raise CheckpointError(self.path, "has changed since it was loaded; load it again, with the adapter")
+        family, placement = family_of(source.config), self.engine.placement
+        family = family if self.config.head is None else with_head(family)
+        weights, adapters = family.weights(self.config), [*self._adapters, open_adapter(resolve(adapter))]
+        bound = [bind(one, family, weights, self.config.tied) for one in adapters]
+        changed = [weight.path for weight in weights if bound[-1].touches(weight)]
+        cuts = {} if placement.devices == SINGLE_DEVICE else family.abstract(self.config).sharded_dims()
+        shards = placement.shards(weights, cuts)
+        arrays, _ = load_parameters(source, family, self.config, dtype, None, shards, bound, changed)
+        self.params = self.params | {dotted(path): array for path, array in arrays.items()}
+        self._adapters, self.fingerprint = adapters, fingerprint_of(source, dtype, adapters)
+        abstract = family.abstract(self.config.shard(placement.devices))
+        named = {weight.path: self.params[dotted(weight.path)] for weight in weights}
+        self.model, _ = assemble(abstract, named)
+        self.engine.replace_parameters(tuple(self.params.values()), self.fingerprint)
+
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the model as it is in memory, so that `hybridlm.load(directory)` opens it, faster than the original.
 
@@ -425,7 +474,7 @@ class LM:
         target = new_path(Path(directory))
         source = open_checkpoint(self.path)
         dtype = self.engine.kind.dtype
-        if fingerprint_of(source, dtype) != self.fingerprint:
+        if fingerprint_of(source, dtype, self._adapters) != self.fingerprint:
             raise CheckpointError(self.path, "has changed since it was loaded; config.json and tokenizer are its")
         whole = family_of(source.config).abstract(self.config)
         sharded_dims = {dotted(path): each for path, each in whole.sharded_dims().items()}

@@ -114,6 +114,12 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, _describe, embedding="model.word_embeddings.weight")
 
 
+SKIPPED = (r"model\.mtp_layers\..*", r"mtp\..*")
+MODULES = (
+    (r"^model\.embed_tokens\.", "model.word_embeddings."),
+    (r"\.self_attn\.(forget_gate\.)?", ".attention."),
+    (r"\.e_score_correction_bias$", ".expert_bias"),
+)
 BAILING_HYBRID = Family(
-    "bailing_hybrid", ("bailing_hybrid",), read_config, weights, (r"model\.mtp_layers\..*", r"mtp\..*"), ()
+    "bailing_hybrid", ("bailing_hybrid",), read_config, weights, SKIPPED, (), modules=MODULES
 )

@@ -84,4 +84,5 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, _describe)
 
 
-KIMI_LINEAR = Family("kimi_linear", ("kimi_linear",), read_config, weights, (), ())
+MODULES = ((r"\.forget_gate\.", "."), (r"\.mlp\.", ".block_sparse_moe."))
+KIMI_LINEAR = Family("kimi_linear", ("kimi_linear",), read_config, weights, (), (), modules=MODULES)

@@ -198,5 +198,8 @@ def weights(config: DecoderConfig) -> list[Weight]:
     )
 
 
-NEMOTRON_H = Family("nemotron_h", ("nemotron_h",), read_nemotron_h, weights, (r"mtp\..*",), ())
-MAMBA2 = Family("mamba2", ("mamba2",), read_pure_mamba2, weights, (), ())
+# Published files have `backbone.`, and the modules of transformers `model.`; it loads both.
+NEMOTRON_H = Family(
+    "nemotron_h", ("nemotron_h",), read_nemotron_h, weights, (r"mtp\..*",), ("model.",), root="backbone."
+)
+MAMBA2 = Family("mamba2", ("mamba2",), read_pure_mamba2, weights, (), (), root="backbone.")

@@ -1,7 +1,7 @@
 """LoRA adapters as PEFT saves them: read from a directory, matched with a family's tensors, merged into parameters.
 
-    adapter_config.json          rank, alpha and what was adapted
-    adapter_model.safetensors    two factors per adapted matrix, and tensors that were trained as a whole
+adapter_config.json          rank, alpha and what was adapted
+adapter_model.safetensors    two factors per adapted matrix, and tensors that were trained as a whole
 """
 
 import hashlib
@@ -35,6 +35,8 @@ UNUSED = frozenset(
 READ = frozenset("peft_type r lora_alpha use_rslora rank_pattern alpha_pattern init_lora_weights".split())
 # Initial values that leave the base weights as they are; the others change them before training.
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
+EXPERT_PARTS = ("gate_up_proj", "up_proj", "down_proj")
+"""Parameters of all experts of a layer in the modules of transformers."""
 MERGE_ELSEWHERE = (
     "Merge it with PEFT and save the result: "
     "PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(directory)."
@@ -111,13 +113,9 @@ class BoundAdapter:
 
     def touches(self, weight: Weight) -> bool:
         """Whether the adapter changes a parameter."""
-        return any(
-            name in self.factors or name in self.replaced for source in weight.options for name in source.shapes
-        )
+        return any(name in self.factors or name in self.replaced for source in weight.options for name in source.shapes)
 
-    def merge(
-        self, weight: Weight, windows: Sequence[tuple[ArraySlice, ArraySlice]], result: np.ndarray
-    ) -> None:
+    def merge(self, weight: Weight, windows: Sequence[tuple[ArraySlice, ArraySlice]], result: np.ndarray) -> None:
         """Apply the adapter to a float32 array of pieces of a parameter.
 
         Args:
@@ -325,7 +323,9 @@ class _Binding:
         if any(self._family.skips(one) for one in (name, *self._family.tensor_names(name))):
             self._skipped.append(key)
         else:
-            self._faults.append(f"{key}: no tensor of the model is named {' or '.join(self._family.tensor_names(name))}")
+            self._faults.append(
+                f"{key}: no tensor of the model is named {' or '.join(self._family.tensor_names(name))}"
+            )
 
     def _factors(self, module: str, embedding: bool, keys: Mapping[str, str], factors: dict[str, Factors]) -> None:
         if keys.keys() != {"A", "B"}:
@@ -373,12 +373,13 @@ class _Binding:
         return [
             name
             for name, shape in self._shapes.items()
-            if len(shape) == 3 and (name in candidates or name.rpartition(".")[0] in stems)
+            if len(shape) == 3 and (name in candidates or any(name.startswith(f"{stem}.") for stem in stems))
         ]
 
     def _setting(self, field: str, patterns: str, module: str, name: str) -> float:
         """Return rank or alpha: that of the first pattern that the module's name ends with, or the common one."""
-        names = (module, f"{module}.{name.rpartition('.')[2]}")
+        parts = (f"{module}.{part}" for part in EXPERT_PARTS)
+        names = [module, *(one for one in parts if name in self._family.tensor_names(one))]
         for pattern, value in (self._adapter.config.get(patterns) or {}).items():
             if any(re.match(rf"(.*\.)?({pattern})$", one) for one in names):
                 return value

@@ -74,7 +74,9 @@ def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
         return CheckpointDirectory(directory, config, MappingProxyType(dict.fromkeys(file.tensors, file)), notes)
     if (directory / INDEX).exists():
         files, unindexed, absent = _open_shards(directory, config)
-        notes = tuple(absent) + tuple(f"{file.path.name} holds {name}, which {INDEX} does not list" for name, file in unindexed.items())
+        notes = tuple(absent) + tuple(
+            f"{file.path.name} holds {name}, which {INDEX} does not list" for name, file in unindexed.items()
+        )
         return CheckpointDirectory(directory, config, files, notes, unindexed)
     raise CheckpointError(directory, *_no_weights(directory))
 

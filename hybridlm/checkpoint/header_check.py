@@ -109,7 +109,7 @@ def _redundant_head(checkpoint: CheckpointDirectory, head: str, embedding: str) 
     shapes = [checkpoint.info(name).shape for name in (head, embedding)]
     kinds = [checkpoint.info(name).dtype for name in (head, embedding)]
     advice = (
-        'config.json says that the head is the embedding (tie_word_embeddings); '
+        "config.json says that the head is the embedding (tie_word_embeddings); "
         '"tie_word_embeddings": false in config.json uses the head of the file'
     )
     if shapes[0] != shapes[1] or any(kind not in READABLE for kind in kinds):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, Tune, reported
+from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Lanes, Model, Tune, reported
 from hybridlm.loading import load
 
 
@@ -23,6 +23,7 @@ def batch(
     dtype: Dtype = None,
     chunk: Chunk = None,
     tune: Tune = False,
+    adapter: Adapter = None,
     debug: Debug = False,
 ) -> None:
     """Answer a file of OpenAI Batch requests to /v1/completions and /v1/chat/completions.
@@ -30,7 +31,7 @@ def batch(
     A line that cannot be answered gets an error instead. The output appears when it is complete.
     """
     with reported(debug):
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune)
+        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune, adapter=adapter)
         start = time.perf_counter()
         report = lm.batch_file(input, output)
         seconds = time.perf_counter() - start

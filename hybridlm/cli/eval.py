@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, Tune, reported
+from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Lanes, Model, Tune, reported
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.loading import load
@@ -35,6 +35,7 @@ def evaluate(
     dtype: Dtype = None,
     chunk: Chunk = None,
     tune: Tune = False,
+    adapter: Adapter = None,
     debug: Debug = False,
 ) -> None:
     """Evaluate a model on tasks of lm_eval, the Language Model Evaluation Harness."""
@@ -50,7 +51,7 @@ def evaluate(
 
         from hybridlm.evals import HybridLM
 
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune)
+        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune, adapter=adapter)
         results = simple_evaluate(
             model=HybridLM(lm, seed=seed),
             tasks=[name.strip() for names in tasks for name in names.split(",") if name.strip()],

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import typer
 
 from hybridlm.cli.options import (
+    Adapter,
     Chunk,
     Context,
     Debug,
@@ -72,6 +73,7 @@ def generate(
     ] = None,
     mesh: OnMesh = None,
     tune: Tune = False,
+    adapter: Adapter = None,
     debug: Debug = False,
 ) -> None:
     """Continue prompts. A single completion is streamed, several are printed in the order of the input.
@@ -93,6 +95,7 @@ def generate(
             prefix_cache=prefix_cache,
             mesh=read_mesh(mesh),
             tune=tune,
+            adapter=adapter,
         )
         if lm.follow():
             return

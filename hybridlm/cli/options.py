@@ -62,6 +62,12 @@ Tune = Annotated[
     bool,
     typer.Option("--tune", help="On a CPU: use the fastest variants of matrix products, measured at the first load."),
 ]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter", help="LoRA adapter that PEFT saved, merged at load: its directory or id on the Hub.", metavar="DIR"
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

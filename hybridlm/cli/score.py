@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, reported
+from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, reported
 from hybridlm.devices.mesh import read_mesh
 from hybridlm.loading import load
 from hybridlm.score_files.score_file import DEFAULT_WINDOW
@@ -43,6 +43,7 @@ def score(
     chunk: Chunk = None,
     mesh: OnMesh = None,
     tune: Tune = False,
+    adapter: Adapter = None,
     debug: Debug = False,
 ) -> None:
     """Write the log-probability of every token of every text of a file.
@@ -51,7 +52,16 @@ def score(
     cannot be scored gets its id and "error" instead.
     """
     with reported(debug):
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh), tune=tune)
+        lm = load(
+            model,
+            lanes=lanes,
+            context=context,
+            dtype=dtype,
+            chunk=chunk,
+            mesh=read_mesh(mesh),
+            tune=tune,
+            adapter=adapter,
+        )
         if lm.follow():
             return
         start = time.perf_counter()

@@ -120,6 +120,4 @@ MODULES = (
     (r"\.self_attn\.(forget_gate\.)?", ".attention."),
     (r"\.e_score_correction_bias$", ".expert_bias"),
 )
-BAILING_HYBRID = Family(
-    "bailing_hybrid", ("bailing_hybrid",), read_config, weights, SKIPPED, (), modules=MODULES
-)
+BAILING_HYBRID = Family("bailing_hybrid", ("bailing_hybrid",), read_config, weights, SKIPPED, (), modules=MODULES)

@@ -124,4 +124,11 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, _describe)
 
 
-GRANITE_HYBRID = Family("granitemoehybrid", ("granitemoehybrid",), read_config, weights, (), ())
+# transformers has the tensors of the experts in a module of their own.
+MODULES = (
+    (r"\.block_sparse_moe\.experts\.gate_up_proj$", ".block_sparse_moe.input_linear.weight"),
+    (r"\.block_sparse_moe\.experts\.down_proj$", ".block_sparse_moe.output_linear.weight"),
+    (r"\.block_sparse_moe\.experts\.weight$", ".block_sparse_moe.weight"),
+    (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
+)
+GRANITE_HYBRID = Family("granitemoehybrid", ("granitemoehybrid",), read_config, weights, (), (), modules=MODULES)

@@ -112,7 +112,7 @@ def test_names_of_the_model_below_the_head(family: str, tmp_path: Path) -> None:
     """What transformers writes of `AutoModel`: the names without their first part; a head is missing by name."""
     golden = GOLDEN / family
     stripped = {name.partition(".")[2]: array for name, array in tensors_of(golden).items() if name != HEAD}
-    head = {HEAD: array for name, array in tensors_of(golden).items() if name == HEAD}
+    head = {name: array for name, array in tensors_of(golden).items() if name == HEAD}
     config = json.loads((golden / "config.json").read_text())
     tied = not head
     assert equal(load(write(tmp_path, golden, stripped | head, **config)), load(golden))

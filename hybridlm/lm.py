@@ -39,7 +39,7 @@ from hybridlm.engine.worker import run_worker
 from hybridlm.files.atomic import new_path
 from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
 from hybridlm.openai_batch.batch_file import BatchFileReport, BatchModel, batch_file
-from hybridlm.progress import request_progress
+from hybridlm.progress import FileProgress, request_progress
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import Request
@@ -56,6 +56,9 @@ from hybridlm.version import __version__
 from ir_passes import Certificate
 from models import Decoder, DecoderConfig, family_of
 from models.sharding.devices import SINGLE_DEVICE
+
+BATCH_LINES_PER_LANE = 16
+"""Lines of a batch file that are answered together, by lane: more lose more work in a kill, fewer leave lanes idle."""
 
 
 class LM:
@@ -400,8 +403,19 @@ class LM:
         """
         return Prefix(*load_snapshot(self.engine, Path(path), self._inputs.encode))
 
-    def batch_file(self, input: str | os.PathLike[str], output: str | os.PathLike[str]) -> BatchFileReport:
-        """Answer a file of OpenAI Batch lines of any length; shows a progress bar if standard error is a terminal.
+    def batch_file(
+        self,
+        input: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        *,
+        window: int | None = None,
+        restart: bool = False,
+        progress: FileProgress = None,
+    ) -> BatchFileReport:
+        """Answer a file of OpenAI Batch lines of any length.
+
+        A run that was killed continues when called again with the same arguments; until all is done the answered lines
+        are in the folder `OUTPUT.parts`. The output has the same bytes as without the kill.
 
         Args:
             input: each line is `{"custom_id", "method": "POST", "url", "body"}`; the url is /v1/completions or
@@ -409,13 +423,20 @@ class LM:
             output: one line per input line, in order: id, custom_id, response (status_code, request_id, body) and
                 error, which is null if the line was answered. An unsupported line has its error there. The file
                 appears, or replaces an older one, once everything has been written.
+            window: lines that share one queue over the lanes and are kept as a part, fewer if they are long; None for
+                16 for each lane.
+            restart: delete the parts of an earlier run and begin again.
+            progress: show a progress bar, or with "lines" print a line now and then where standard error is no
+                terminal; None shows a bar if it is one.
 
         Raises:
-            ValueError: the input has no lines, or the output is the input or not a regular file.
+            ValueError: the input has no lines, or the output is the input or not a regular file; its parts belong to
+                another process, or were made from another input, by another model or with other settings.
             OSError: a file cannot be read or written.
         """
-        model = BatchModel(self._inputs, self.session, self._scores, self.path.name)
-        return batch_file(model, input, output, window=64 * self.engine.lanes)
+        model = BatchModel(self._inputs, self.session, self._scores, self.path.name, self._origin())
+        lines = BATCH_LINES_PER_LANE * self.engine.lanes if window is None else window
+        return batch_file(model, input, output, lines, restart, progress)
 
     def merge_adapter(self, adapter: str | os.PathLike[str]) -> None:
         """Merge a LoRA adapter, as PEFT saves it, into the weights, on top of those merged before.

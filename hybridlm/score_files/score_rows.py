@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridlm.errors import NumericalError
+from hybridlm.files.parts import Origin
 from hybridlm.requests.results import Score
-from hybridlm.score_files.parts import Origin
 from hybridlm.score_files.rows import InputRow, OutputRow
 
 

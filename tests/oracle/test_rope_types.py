@@ -53,7 +53,8 @@ def ropes(config: Any) -> set[Rope]:
 def rewritten(directory: Path, spelling: str, scaling: dict[str, Any]) -> dict[str, Any]:
     """Return config.json with a scaling in one of three spellings."""
     config = json.loads((directory / "config.json").read_text())
-    config["position_embedding_type"] = "rope"  # of Granite
+    if config["model_type"] == "granitemoehybrid":
+        config["position_embedding_type"] = "rope"
     rope = config.pop("rope_parameters", None) or {"rope_theta": 10000.0}
     rope.pop("rope_type", None)
     top = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}

@@ -43,10 +43,12 @@ from hybridlm.progress import FileProgress, request_progress
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import Request
+from hybridlm.requests.validation import to_items
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.score_files.score_file import DEFAULT_WINDOW, ScoreFileReport, score_file
 from hybridlm.score_files.score_rows import Scorer
 from hybridlm.scoring.choice import Choice, choose
+from hybridlm.scoring.items import ItemReader, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
@@ -227,13 +229,17 @@ class LM:
         The beginning that texts share is prefilled once, in whole chunks, without changing a bit of any score.
 
         Args:
-            texts: a list whose items are strings or lists of token ids; a bare string is one text.
+            texts: a list whose items are strings or lists of token ids; a bare string is one text. Without `prefix` an
+                item can also be `{"prompt": ..., "completion": ...}`, two texts or two lists of token ids, of which the
+                completion is scored, or each of a list of completions; or `{"messages": [...]}`, a chat whose last
+                answer is scored up to its end token, with `tools` and `chat_template_kwargs` for its template.
             top_logprobs: number of most likely tokens to report at each position.
             prefix: state that every text continues (see `prefix`); the scores are those of the texts' own tokens,
                 including the first.
 
         Returns:
-            One score per text, in order.
+            One score per text, in order; of a prompt with several completions one for each, next to each other. Scores
+            of completions and answers have the tokens of these alone, and `prefix_tokens` before them.
 
         Raises:
             TypeError, ValueError: a text is wrong (the message names it); nothing has been computed.
@@ -243,7 +249,8 @@ class LM:
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
             raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
         if prefix is None:
-            found = self._scores(self._inputs.encode_all(texts, "texts"), top_logprobs)
+            items = to_items(texts, "texts")
+            found = score_items(self._items, lambda ids: self._scores(ids, top_logprobs), items, "texts")
         else:
             ids = self._inputs.continuations(prefix, texts, "texts")
             found = scores(self.engine, ids, top_logprobs, prefix)
@@ -266,9 +273,9 @@ class LM:
         are in the folder `OUTPUT.parts`. docs/scoring.md has the formats and the guarantees.
 
         Args:
-            input: lines `{"id": ..., "text": ...}` or `{"id": ..., "token_ids": [...]}`, or columns of these names; ids
-                are optional.
-            output: one row per input row, in order: id, token_ids, logprobs (the first is null), sum_logprob,
+            input: lines `{"id": ..., "text": ...}`, `{"id": ..., "token_ids": [...]}`, or with `prompt` and
+                `completion` or `messages` as for `score`; or columns of these names. Ids are optional.
+            output: one row per input row, in order: id, token_ids, logprobs (the first of a text is null), sum_logprob,
                 perplexity; or id and error for a row that cannot be scored. It appears, or replaces an older file, once
                 everything has been scored.
             strict: raise at the first row that cannot be scored.
@@ -570,7 +577,11 @@ class LM:
 
     @property
     def _scorer(self) -> Scorer:
-        return Scorer(self._inputs.encode, self._scores, self._origin())
+        return Scorer(self._items.read, self._scores, self._origin())
+
+    @property
+    def _items(self) -> ItemReader:
+        return ItemReader(self._inputs, lambda: prefix_token(self.tokenizer, self.eos_token_ids))
 
     def _scores(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
         return scores(self.engine, ids, top)

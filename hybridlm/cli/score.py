@@ -17,15 +17,17 @@ def score(
     input: Annotated[
         Path,
         typer.Argument(
-            metavar="INPUT", help='.jsonl or .parquet with {"id", "text"} or {"id", "token_ids"} in every line or row.'
+            metavar="INPUT",
+            help=".jsonl or .parquet; every line or row has an id, if you like, and text, token_ids, prompt and "
+            "completion, or messages, whose last answer is scored.",
         ),
     ],
     output: Annotated[
         Path,
         typer.Argument(
             metavar="OUTPUT",
-            help=".jsonl or .parquet, in the order of the input: id, token_ids, logprobs (null first), sum_logprob, "
-            "perplexity.",
+            help=".jsonl or .parquet, in the order of the input: id, token_ids, logprobs (of a text null first), "
+            "sum_logprob, perplexity.",
         ),
     ],
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be scored.")] = False,

@@ -38,7 +38,8 @@ from hybridlm.engine.warmup import warm_up
 from hybridlm.engine.worker import run_worker
 from hybridlm.files.atomic import new_path
 from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
-from hybridlm.openai_batch.batch_file import BatchFileReport, BatchModel, batch_file
+from hybridlm.openai_batch.answers import BatchModel
+from hybridlm.openai_batch.batch_file import BatchFileReport, batch_file
 from hybridlm.progress import FileProgress, request_progress
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
@@ -222,7 +223,11 @@ class LM:
         return Session(self.engine, self.tokenizer, self._inputs.request, logits_processor, speculation)
 
     def score(
-        self, texts: str | Sequence[str | Sequence[int]], *, top_logprobs: int = 0, prefix: Prefix | None = None
+        self,
+        texts: str | Sequence[str | Sequence[int] | Mapping[str, Any]],
+        *,
+        top_logprobs: int = 0,
+        prefix: Prefix | None = None,
     ) -> list[Score]:
         """Compute the log-probability of every token of every text: a float32 log-softmax over the whole vocabulary.
 

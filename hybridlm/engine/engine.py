@@ -1,4 +1,7 @@
-"""The engine: parameters, compiled programs, and pools of rows that runs borrow."""
+"""The engine: parameters, compiled programs, and pools of rows that runs borrow.
+
+More than 300 lines: one class, whose parts share its parameters and pools.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial

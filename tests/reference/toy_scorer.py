@@ -10,7 +10,7 @@ import numpy as np
 
 import hybridlm
 from hybridlm.engine.inputs import Inputs
-from hybridlm.openai_batch.batch_file import BatchModel
+from hybridlm.openai_batch.answers import BatchModel
 from hybridlm.score_files.score_rows import Scorer
 from hybridlm.scoring.items import ScoredIds
 

@@ -216,3 +216,22 @@ def test_tied_models_stay_tied_or_are_refused(base: Path, tmp_path: Path, given:
     else:
         with pytest.raises(CheckpointError, match="tie_word_embeddings"):
             hybridlm.load(tied, adapter=adapter, **SETTINGS)
+
+
+def test_over_devices(base: Path, tmp_path: Path) -> None:
+    """Each device merges its shard: the saved model is that of one device."""
+    modules = ("mlp.down_proj", "mlp.up_proj", "self_attn.q_proj", "linear_attn.in_proj_qkv", "linear_attn.out_proj")
+    names = [f"base_model.model.model.layers.{i}.{module}" for i in range(2) for module in modules]
+    there = load_file(base / "model.safetensors")
+    names = [name for name in names if name.removeprefix("base_model.model.") + ".weight" in there]
+    assert len(names) == 7
+    tensors = {key: one for i, name in enumerate(names) for key, one in factors(base, name, seed=i).items()}
+    adapter = write(tmp_path / "adapter", tensors)
+    settings = {**SETTINGS, "lanes": 2}
+    alone = hybridlm.load(base, adapter=adapter, **settings)
+    together = hybridlm.load(base, adapter=adapter, mesh=hybridlm.mesh(model=2), **settings)
+    later = hybridlm.load(base, mesh=hybridlm.mesh(model=2), **settings)
+    later.merge_adapter(adapter)
+    for number, lm in enumerate((together, later)):
+        lm.save(tmp_path / str(number))
+        assert same(alone, hybridlm.load(tmp_path / str(number), **settings))

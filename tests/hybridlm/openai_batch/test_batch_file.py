@@ -13,7 +13,8 @@ import pytest
 from toy_scorer import NO_MODEL
 
 import hybridlm
-from hybridlm.openai_batch.batch_file import BatchModel, batch_file
+from hybridlm.openai_batch.answers import BatchModel
+from hybridlm.openai_batch.batch_file import batch_file
 from hybridlm.openai_batch.request import read_request
 from hybridlm.session import Session
 from hybridlm.text.tokenizer import Tokenizer

@@ -41,16 +41,16 @@ def read_mixer(reader: ConfigReader) -> GatedDeltaNetConfig:
 
 
 def read_positions(reader: ConfigReader, head_dim: int) -> Rope | None:
-    """Read RoPE where a base is given; the published models say that there is none.
+    """Read RoPE; a null base, or null settings as in the published models, mean that there is none.
 
-    transformers takes an absent base for 10000, and null settings, as published, too; only absent ones are refused.
+    Without any of them the base is 10000, as in transformers, which takes null settings for that, too.
     """
     names = ("rope_scaling", "rope_parameters")
     place = next((one for one in map(reader.get, names) if isinstance(one, Mapping) and one), {})
-    if place.get("rope_theta", reader.get("rope_theta")) is not None:
+    base = place.get("rope_theta", reader.get("rope_theta"))
+    null = "rope_theta" in place or not reader.absent("rope_theta")
+    if base is not None or not (null or (not place and not reader.absent("rope_parameters"))):
         return read_rope(reader, head_dim, 1e4, 1.0, DEFAULT_POSITIONS)
-    if "rope_theta" not in place and reader.absent("rope_theta") and (place or reader.absent("rope_parameters")):
-        reader.fault("rope_parameters", "null for attention without positions, or an object with rope_theta")
     for name in names:
         if (empty := reader.child(name)) is not None:
             for field in ("rope_theta", "rope_type", "type"):

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_checkpoint import FAMILIES, write_random_checkpoint
 from safetensors.numpy import load_file, save_file
 from text_checkpoint import SETTINGS, write_text_checkpoint
 from typer.testing import CliRunner
@@ -218,19 +219,29 @@ def test_tied_models_stay_tied_or_are_refused(base: Path, tmp_path: Path, given:
             hybridlm.load(tied, adapter=adapter, **SETTINGS)
 
 
-def test_over_devices(base: Path, tmp_path: Path) -> None:
-    """Each device merges its shard: the saved model is that of one device."""
-    modules = ("mlp.down_proj", "mlp.up_proj", "self_attn.q_proj", "linear_attn.in_proj_qkv", "linear_attn.out_proj")
-    names = [f"base_model.model.model.layers.{i}.{module}" for i in range(2) for module in modules]
-    there = load_file(base / "model.safetensors")
-    names = [name for name in names if name.removeprefix("base_model.model.") + ".weight" in there]
-    assert len(names) == 7
-    tensors = {key: one for i, name in enumerate(names) for key, one in factors(base, name, seed=i).items()}
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAMILIES)
+def test_over_devices(name: str, tmp_path: Path) -> None:
+    """Each device merges its shard, of every matrix of every family: the saved model is that of one device."""
+    original = write_random_checkpoint(name, tmp_path / "original", **FAMILIES[name])
+    there = {key: one for file in original.glob("*.safetensors") for key, one in load_file(file).items()}
+    matrices = [key.removesuffix(".weight") for key, one in there.items() if one.ndim == 2 and key.endswith(".weight")]
+    if "lm_head" not in matrices:  # tied: neither of the two may change alone
+        matrices = [name for name in matrices if "embed" not in name]
+    assert len(matrices) > 4
+    rng, tensors = np.random.default_rng(0), {}
+    for key in matrices:
+        out, into = there[f"{key}.weight"].shape
+        tensors[f"base_model.model.{key}.lora_A.weight"] = rng.normal(size=(2, into)).astype(np.float32)
+        tensors[f"base_model.model.{key}.lora_B.weight"] = rng.normal(size=(out, 2)).astype(np.float32)
     adapter = write(tmp_path / "adapter", tensors)
-    settings = {**SETTINGS, "lanes": 2}
-    alone = hybridlm.load(base, adapter=adapter, **settings)
-    together = hybridlm.load(base, adapter=adapter, mesh=hybridlm.mesh(model=2), **settings)
-    later = hybridlm.load(base, mesh=hybridlm.mesh(model=2), **settings)
+    settings: dict[str, Any] = {"lanes": 8, "context": 16, "chunk": 4, "compilation_cache": False}
+    alone = hybridlm.load(original, adapter=adapter, **settings)
+    untouched = hybridlm.load(original, **settings)
+    changed = [name for name, one in alone.params.items() if not np.array_equal(one, untouched.params[name])]
+    assert len(changed) > 4
+    together = hybridlm.load(original, adapter=adapter, mesh=hybridlm.mesh(2, 2, 2), **settings)
+    later = hybridlm.load(original, mesh=hybridlm.mesh(2, 2, 2), **settings)
     later.merge_adapter(adapter)
     for number, lm in enumerate((together, later)):
         lm.save(tmp_path / str(number))

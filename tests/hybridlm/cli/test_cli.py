@@ -177,8 +177,8 @@ def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.Monke
     if command[0] == "generate":
         options += " --speculate ngram --draft-tokens 3 --prefix-cache 512MB"
         expected |= {"speculate": "ngram", "draft_tokens": 3, "prefix_cache": "512MB"}
-    expected |= {"mesh": hybridlm.mesh(data=2), "tune": True}
-    message = refused(*command, "-m", "M", *options.split(), "--mesh", "data=2", "--tune")
+    expected |= {"mesh": hybridlm.mesh(data=2), "tune": True, "adapter": "DIR"}
+    message = refused(*command, "-m", "M", *options.split(), "--mesh", "data=2", "--tune", "--adapter", "DIR")
     assert message == f"error: M {expected}\n"
 
 

@@ -14,11 +14,23 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
-from hybridlm.checkpoint import CheckpointError, dotted, fingerprint_of, open_checkpoint
+from hybridlm.checkpoint import (
+    Adapter,
+    CheckpointError,
+    bind,
+    dotted,
+    fingerprint_of,
+    load_parameters,
+    open_adapter,
+    open_checkpoint,
+    resolve,
+)
+from hybridlm.checkpoint.model import with_head
 from hybridlm.checkpoint.pieces import saved_pieces
 from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
 from hybridlm.devices.machine import Machine
 from hybridlm.drafting.drafters import AsLoaded, Speculate
+from hybridlm.engine.arguments import assemble
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix, compute_prefix
@@ -27,16 +39,19 @@ from hybridlm.engine.warmup import warm_up
 from hybridlm.engine.worker import run_worker
 from hybridlm.files.atomic import new_path
 from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
-from hybridlm.openai_batch.batch_file import BatchFileReport, BatchModel, batch_file
+from hybridlm.openai_batch.answers import BatchModel
+from hybridlm.openai_batch.batch_file import BatchFileReport, batch_file
 from hybridlm.programs.start import Start
-from hybridlm.progress import request_progress
+from hybridlm.progress import FileProgress, request_progress
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import Request
+from hybridlm.requests.validation import to_items
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.score_files.score_file import DEFAULT_WINDOW, ScoreFileReport, score_file
 from hybridlm.score_files.score_rows import Scorer
 from hybridlm.scoring.choice import Choice, choose
+from hybridlm.scoring.items import ItemReader, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
@@ -47,6 +62,10 @@ from ir_passes import Certificate
 from models import Decoder, DecoderConfig, family_of
 from models.ops.linear import LinearWeight
 from models.ops.quantised_weight import stored_form
+from models.sharding.devices import SINGLE_DEVICE
+
+BATCH_LINES_PER_LANE = 16
+"""Lines of a batch file that are answered together, by lane: more lose more work in a kill, fewer leave lanes idle."""
 
 
 class LM:
@@ -79,9 +98,10 @@ class LM:
         path: Path,
         fingerprint: str,
         start: Start | None = None,
+        adapters: Sequence[Adapter] = (),
     ):
         self.start = start
-        self.path, self.fingerprint = path, fingerprint
+        self.path, self.fingerprint, self._adapters = path, fingerprint, list(adapters)
         self.model, self.config = model, config
         self.params, self.tokenizer = params, tokenizer
         self.context = engine.context
@@ -210,20 +230,28 @@ class LM:
         return Session(self.engine, self.tokenizer, self._inputs.request, logits_processor, speculation)
 
     def score(
-        self, texts: str | Sequence[str | Sequence[int]], *, top_logprobs: int = 0, prefix: Prefix | None = None
+        self,
+        texts: str | Sequence[str | Sequence[int] | Mapping[str, Any]],
+        *,
+        top_logprobs: int = 0,
+        prefix: Prefix | None = None,
     ) -> list[Score]:
         """Compute the log-probability of every token of every text: a float32 log-softmax over the whole vocabulary.
 
         The beginning that texts share is prefilled once, in whole chunks, without changing a bit of any score.
 
         Args:
-            texts: a list whose items are strings or lists of token ids; a bare string is one text.
+            texts: a list whose items are strings or lists of token ids; a bare string is one text. Without `prefix` an
+                item can also be `{"prompt": ..., "completion": ...}`, two texts or two lists of token ids, of which the
+                completion is scored, or each of a list of completions; or `{"messages": [...]}`, a chat whose last
+                answer is scored up to its end token, with `tools` and `chat_template_kwargs` for its template.
             top_logprobs: number of most likely tokens to report at each position.
             prefix: state that every text continues (see `prefix`); the scores are those of the texts' own tokens,
                 including the first.
 
         Returns:
-            One score per text, in order.
+            One score per text, in order; of a prompt with several completions one for each, next to each other. Scores
+            of completions and answers have the tokens of these alone, and `prefix_tokens` before them.
 
         Raises:
             TypeError, ValueError: a text is wrong (the message names it); nothing has been computed.
@@ -233,7 +261,8 @@ class LM:
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
             raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
         if prefix is None:
-            found = self._scores(self._inputs.encode_all(texts, "texts"), top_logprobs)
+            items = to_items(texts, "texts")
+            found = score_items(self._items, lambda ids: self._scores(ids, top_logprobs), items, "texts")
         else:
             ids = self._inputs.continuations(prefix, texts, "texts")
             found = scores(self.engine, ids, top_logprobs, prefix)
@@ -256,9 +285,9 @@ class LM:
         are in the folder `OUTPUT.parts`. docs/scoring.md has the formats and the guarantees.
 
         Args:
-            input: lines `{"id": ..., "text": ...}` or `{"id": ..., "token_ids": [...]}`, or columns of these names; ids
-                are optional.
-            output: one row per input row, in order: id, token_ids, logprobs (the first is null), sum_logprob,
+            input: lines `{"id": ..., "text": ...}`, `{"id": ..., "token_ids": [...]}`, or with `prompt` and
+                `completion` or `messages` as for `score`; or columns of these names. Ids are optional.
+            output: one row per input row, in order: id, token_ids, logprobs (the first of a text is null), sum_logprob,
                 perplexity; or id and error for a row that cannot be scored. It appears, or replaces an older file, once
                 everything has been scored.
             strict: raise at the first row that cannot be scored.
@@ -393,8 +422,19 @@ class LM:
         """
         return Prefix(*load_snapshot(self.engine, Path(path), self._inputs.encode))
 
-    def batch_file(self, input: str | os.PathLike[str], output: str | os.PathLike[str]) -> BatchFileReport:
-        """Answer a file of OpenAI Batch lines of any length; shows a progress bar if standard error is a terminal.
+    def batch_file(
+        self,
+        input: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        *,
+        window: int | None = None,
+        restart: bool = False,
+        progress: FileProgress = None,
+    ) -> BatchFileReport:
+        """Answer a file of OpenAI Batch lines of any length.
+
+        A run that was killed continues when called again with the same arguments; until all is done the answered lines
+        are in the folder `OUTPUT.parts`. The output has the same bytes as without the kill.
 
         Args:
             input: each line is `{"custom_id", "method": "POST", "url", "body"}`; the url is /v1/completions or
@@ -402,13 +442,57 @@ class LM:
             output: one line per input line, in order: id, custom_id, response (status_code, request_id, body) and
                 error, which is null if the line was answered. An unsupported line has its error there. The file
                 appears, or replaces an older one, once everything has been written.
+            window: lines that share one queue over the lanes and are kept as a part, fewer if they are long; None for
+                16 for each lane.
+            restart: delete the parts of an earlier run and begin again.
+            progress: show a progress bar, or with "lines" print a line now and then where standard error is no
+                terminal; None shows a bar if it is one.
 
         Raises:
-            ValueError: the input has no lines, or the output is the input or not a regular file.
+            ValueError: the input has no lines, or the output is the input or not a regular file; its parts belong to
+                another process, or were made from another input, by another model or with other settings.
             OSError: a file cannot be read or written.
         """
-        model = BatchModel(self._inputs, self.session, self._scores, self.path.name)
-        return batch_file(model, input, output, window=64 * self.engine.lanes)
+        model = BatchModel(self._inputs, self.session, self._scores, self.path.name, self._origin())
+        lines = BATCH_LINES_PER_LANE * self.engine.lanes if window is None else window
+        return batch_file(model, input, output, lines, restart, progress)
+
+    def merge_adapter(self, adapter: str | os.PathLike[str]) -> None:
+        """Merge a LoRA adapter, as PEFT saves it, into the weights, on top of those merged before.
+
+        The parameters that it changes are read from the checkpoint again, merged in float32 and rounded once, so that
+        the model equals one that was loaded with the adapter. Cached prefixes are dropped, prefixes of the model as it
+        was are refused, and open sessions must have ended. `save` writes the merged model. See docs/adapters.md.
+
+        Args:
+            adapter: a directory, or the id of an adapter on the hub.
+
+        Raises:
+            CheckpointError: no LoRA adapter of this model; every tensor that matches nothing is named. Or the
+                checkpoint that was loaded is missing or has changed. Nothing has been changed.
+            ValueError: the model is tuned, packed or runs in several processes; give the adapter to `load`.
+        """
+        if self.engine.tuned is not None or self.engine.calls.process_group is not None:
+            raise ValueError("merge_adapter: this model is tuned or runs in several processes; give adapter to load")
+        if any(isinstance(one, LinearWeight) for one in self.params.values()):
+            raise ValueError("merge_adapter: this model's weights are packed; give adapter to load, or dequantise")
+        source, dtype = open_checkpoint(self.path), self.engine.kind.dtype
+        if fingerprint_of(source, dtype, self._adapters) != self.fingerprint:
+            raise CheckpointError(self.path, "has changed since it was loaded; load it again, with the adapter")
+        family, placement = family_of(source.config), self.engine.placement
+        family = family if self.config.head is None else with_head(family)
+        weights, adapters = family.weights(self.config), [*self._adapters, open_adapter(resolve(adapter))]
+        bound = [bind(one, family, weights, self.config.tied) for one in adapters]
+        changed = [weight.path for weight in weights if bound[-1].touches(weight)]
+        cuts = {} if placement.devices == SINGLE_DEVICE else family.abstract(self.config).sharded_dims()
+        shards = placement.shards(weights, cuts)
+        arrays, _ = load_parameters(source, family, self.config, dtype, None, shards, bound, changed)
+        self.params = self.params | {dotted(path): array for path, array in arrays.items()}
+        self._adapters, self.fingerprint = adapters, fingerprint_of(source, dtype, adapters)
+        abstract = family.abstract(self.config.shard(placement.devices))
+        named = {weight.path: self.params[dotted(weight.path)] for weight in weights}
+        self.model, _ = assemble(abstract, named)
+        self.engine.replace_parameters(tuple(self.params.values()), self.fingerprint)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the model as it is in memory, so that `hybridlm.load(directory)` opens it, faster than the original.
@@ -434,7 +518,7 @@ class LM:
         target = new_path(Path(directory))
         source = open_checkpoint(self.path)
         dtype = self.engine.kind.dtype
-        if fingerprint_of(source, dtype) != self.fingerprint:
+        if fingerprint_of(source, dtype, self._adapters) != self.fingerprint:
             raise CheckpointError(self.path, "has changed since it was loaded; config.json and tokenizer are its")
         whole = family_of(source.config).abstract(self.config)
         sharded_dims = {dotted(path): each for path, each in whole.sharded_dims().items()}
@@ -516,7 +600,11 @@ class LM:
 
     @property
     def _scorer(self) -> Scorer:
-        return Scorer(self._inputs.encode, self._scores, self._origin())
+        return Scorer(self._items.read, self._scores, self._origin())
+
+    @property
+    def _items(self) -> ItemReader:
+        return ItemReader(self._inputs, lambda: prefix_token(self.tokenizer, self.eos_token_ids))
 
     def _scores(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
         began = time.perf_counter()

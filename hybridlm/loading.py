@@ -5,13 +5,25 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import jax
 from jax.sharding import Mesh
 
-from hybridlm.checkpoint import Checkpoint, fingerprint_of, load_parameters, packed_types, resolve, stored_dtype
+from hybridlm.checkpoint import (
+    Checkpoint,
+    bind,
+    fingerprint_of,
+    load_parameters,
+    open_adapter,
+    packed_types,
+    resolve,
+    stored_dtype,
+)
+from hybridlm.checkpoint.adapter import base_of, has_adapter
 from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint.saved_index import is_saved
 from hybridlm.cpu_tuning import check_tune
 from hybridlm.cpu_tuning import tune as tune_products
 from hybridlm.devices.placement import ONE_DEVICE, place
@@ -64,6 +76,7 @@ def load(
     mesh: Mesh | None = None,
     tune: bool = False,
     dequantise: str | None = None,
+    adapter: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> LM:
     """Load a checkpoint.
 
@@ -106,15 +119,23 @@ def load(
         dequantise: of a quantised checkpoint: "bfloat16", "float16" or "float32" makes plain arrays of its weights when
             they are read; None keeps matrices packed where they can be, which takes their memory instead. On a mesh all
             are plain. See docs/quantised.md.
+        adapter: directory or hub id of a LoRA adapter as PEFT saves it, merged into the weights in float32 before they
+            are rounded. None for the adapter that lies beside the weights, if there is one; False for the weights
+            alone. A directory that holds an adapter alone is loaded with the base model that it names. See
+            docs/adapters.md.
 
     Raises:
-        CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named: first those
+        CheckpointError, ConfigError, UnsupportedModel: the checkpoint or the adapter cannot be used; every fault is
+            named: first those
             of config.json, of the index and of all headers, and if there are none those of all tensors.
         ValueError: arguments are wrong; every one is named.
         InsufficientMemory: weights, rows and the steps' scratch exceed the available memory.
     """
     began = time.perf_counter()
-    directory, family, config = open_model(resolve(path_or_hub_id), head=speculate == "mtp")
+    path, adapter_path = _locate(path_or_hub_id, adapter)
+    directory, family, config = open_model(path, head=speculate == "mtp")
+    adapters = [] if adapter_path is None else [open_adapter(adapter_path)]
+    bound = [bind(one, family, family.weights(config), config.tied) for one in adapters]
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, certify, compilation_cache)
     check_drafting(speculate, draft_tokens, context)
     placement = ONE_DEVICE if mesh is None else place(mesh, lanes, sanitize)
@@ -134,7 +155,7 @@ def load(
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
     cuts = {} if placement.devices == SINGLE_DEVICE else family.abstract(config).sharded_dims()
     shards = placement.shards(weights, cuts)
-    packed = packed_types(directory, family, config, dtype) if dequantise is None else {}
+    packed = packed_types(directory, family, config, dtype, bound) if dequantise is None else {}
     if packed and placement.mesh is not None:
         _log.warning("quantised weights are plain arrays in %s on a mesh: it has no packed form of them", dtype)
         packed = {}
@@ -152,13 +173,17 @@ def load(
         programs.load_ahead(first_shapes(ahead), ahead.example_arguments)
     start.ended("open")
     with load_progress(progress) as report_progress:
-        arrays, report = load_parameters(directory, family, config, dtype, report_progress, shards, bool(packed))
+        arrays, report = load_parameters(
+            directory, family, config, dtype, report_progress, shards, bound, packed=bool(packed)
+        )
     start.ended("weights")
     for line in report.lines() + ([] if asked is not None else report.conversions(dtype)):
         _log.warning(line)
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
-    fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
+    for one in bound:
+        _log.warning("%s", one.sentence)
+    fingerprint, sanitizer = fingerprint_of(directory, dtype, adapters), Sanitizer() if sanitize else None
     if process_group is not None:
         process_group.agree_on(
             "settings",
@@ -210,7 +235,31 @@ def load(
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
     start.ended("memory and tokenizer")
-    return LM(model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint, start)
+    return LM(
+        model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint, start,
+        adapters,
+    )  # fmt: skip
+
+
+def _locate(
+    path_or_hub_id: str | os.PathLike[str], adapter: str | os.PathLike[str] | Literal[False] | None
+) -> tuple[Path, Path | None]:
+    """Return the directories of the base model and of its adapter.
+
+    Raises:
+        CheckpointError: one of them is not there.
+        ValueError: two adapters are asked for.
+    """
+    path = resolve(path_or_hub_id)
+    given = None if adapter is None or adapter is False else resolve(adapter)
+    if adapter is False or not has_adapter(path) or is_saved(path):
+        return path, given
+    if given is not None and given.resolve() != path.resolve():
+        raise ValueError(
+            f"adapter: {path} holds an adapter of its own, beside {given}; expected one. Load it and call "
+            "merge_adapter for the other one, or move its adapter_config.json away"
+        )
+    return (path if (path / "config.json").exists() else resolve(base_of(path))), path
 
 
 def _room(engine: Engine, demand: Demand) -> int | None:

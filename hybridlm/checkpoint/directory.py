@@ -1,7 +1,7 @@
 """A Hugging Face checkpoint directory: config.json and one safetensors file or several shards."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -22,6 +22,7 @@ from hybridlm.quantised import (
 )
 from hybridlm.quantised.packed import PackedArrays, PackedForm, pack
 from ir_passes.files.strict_json import unique_keys
+from models import UnsupportedModel, family_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -137,8 +138,10 @@ def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
         file = SafetensorsFile(directory / SINGLE)
         return _grouped(directory, config, MappingProxyType(dict.fromkeys(file.tensors, file)), notes)
     if (directory / INDEX).exists():
-        files, unindexed = _open_shards(directory)
-        notes = tuple(f"{file.path.name} holds {name}, which {INDEX} does not list" for name, file in unindexed.items())
+        files, unindexed, absent = _open_shards(directory, config)
+        notes = tuple(absent) + tuple(
+            f"{file.path.name} holds {name}, which {INDEX} does not list" for name, file in unindexed.items()
+        )
         return _grouped(directory, config, files, notes, unindexed)
     raise CheckpointError(directory, *_no_weights(directory))
 
@@ -175,7 +178,10 @@ def _config_value(pairs: list[tuple[str, Any]]) -> Any:
     return unique_keys(pairs)
 
 
-def _open_shards(directory: Path) -> tuple[Mapping[str, SafetensorsFile], Mapping[str, SafetensorsFile]]:
+def _open_shards(
+    directory: Path, config: Mapping[str, Any]
+) -> tuple[Mapping[str, SafetensorsFile], Mapping[str, SafetensorsFile], list[str]]:
+    """Return the files of tensors inside and outside the index, and a note on entries without a tensor."""
     weight_map = read_object(directory / INDEX, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(directory / INDEX, "expected weight_map, an object of tensor name -> file name")
@@ -187,12 +193,16 @@ def _open_shards(directory: Path) -> tuple[Mapping[str, SafetensorsFile], Mappin
         elif file_name not in shards:
             shards[file_name] = _open_shard(directory, file_name, faults)
     files: dict[str, SafetensorsFile] = {}
+    skips = _skips(config)
+    absent: list[str] = []
     for name, file_name in weight_map.items():
         shard = shards.get(file_name) if isinstance(file_name, str) else None
         if shard is None:
             continue
         if name in shard.tensors:
             files[name] = shard
+        elif skips(name):
+            absent.append(name)
         else:
             faults.append(f"{name}: the index says {file_name}, which has no tensor of that name")
     if faults:
@@ -200,7 +210,17 @@ def _open_shards(directory: Path) -> tuple[Mapping[str, SafetensorsFile], Mappin
     unindexed = {
         name: shard for shard in shards.values() if shard for name in shard.tensors if files.get(name) is not shard
     }
-    return MappingProxyType(files), MappingProxyType(unindexed)
+    note = f"{INDEX} lists tensors that no file has and this model does not use: {listed(absent)}"
+    return MappingProxyType(files), MappingProxyType(unindexed), [note] if absent else []
+
+
+def _skips(config: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Return which tensors the family of a config.json does not read."""
+    try:
+        family = family_of(config)
+    except UnsupportedModel:
+        return lambda name: False
+    return lambda name: family.skips(name) or family.skips(family.canonical(name))
 
 
 def _open_shard(directory: Path, file_name: str, faults: list[str]) -> SafetensorsFile | None:

@@ -2,9 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.safetensors import READABLE, unreadable
@@ -35,14 +37,16 @@ class ReadPlan:
     Attributes:
         choices: one per parameter, in the family's order.
         skipped: pattern of the family -> number of tensors that are not read.
+        notes: remarks that are no faults, one sentence each.
     """
 
     choices: tuple[ChosenSource, ...]
     skipped: Mapping[str, int]
+    notes: tuple[str, ...] = ()
 
 
 def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadPlan:
-    """Choose a source for each parameter, from headers alone.
+    """Choose a source for each parameter, from headers alone; only a redundant head is read.
 
     If a checkpoint has all tensors of several options, the first one whose shapes fit is used, and the tensors of the
     others are unexpected.
@@ -54,10 +58,11 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
     weights = family.weights(config)
     wanted = {name for weight in weights for source in weight.options for name in source.shapes}
     faults = list(checkpoint.settings.faults)
+    canonical = _names(checkpoint, family, wanted)
     skipped: Counter[str] = Counter()
     present: dict[str, str] = {}
     for raw in checkpoint.names:
-        name = family.canonical(raw)
+        name = canonical(raw)
         pattern = next((p for p in family.skipped if re.fullmatch(p, raw) or re.fullmatch(p, name)), None)
         if pattern is not None and name not in wanted:
             skipped[pattern] += 1
@@ -73,7 +78,15 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
             faults.extend(_misfit(checkpoint, name, present[name], shape))
         else:
             faults.append(_missing(checkpoint, family, name, shape, several.get(name), present))
+    embedding = next((choice for choice in choices if choice.weight.path == ("embed_tokens",)), None)
+    notes: list[str] = []
     for name, raw in present.items():
+        if name == HEAD and name not in wanted and embedding is not None:
+            stored = next(iter(embedding.names.values()))
+            if stored in present.values():
+                fault = _redundant_head(checkpoint, raw, stored)
+                (notes if fault is None else faults).append(fault or f"{raw} is not used: it equals {stored}")
+            continue
         if name not in read:
             other = " beside another layout of the same parameter" if name in wanted else ""
             faults.append(
@@ -87,7 +100,65 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
         raise CheckpointError(
             checkpoint.path, faults, f"(The configuration in config.json was read as family {family.name}.)"
         )
-    return ReadPlan(choices, dict(skipped))
+    return ReadPlan(choices, dict(skipped), tuple(notes))
+
+
+HEAD = "lm_head.weight"
+_ROWS = 4096
+"""Rows of a redundant head that are compared at once."""
+
+
+def _redundant_head(checkpoint: CheckpointDirectory, head: str, embedding: str) -> str | None:
+    """Compare the head that the files of a tied model hold with its embedding; None if they are equal."""
+    shapes = [checkpoint.shape(name) for name in (head, embedding)]
+    kinds = [checkpoint.stored_as(name) for name in (head, embedding)]
+    advice = (
+        "config.json says that the head is the embedding (tie_word_embeddings); "
+        '"tie_word_embeddings": false in config.json uses the head of the file'
+    )
+    if shapes[0] != shapes[1] or any(kind not in READABLE and kind not in SCHEMES for kind in kinds):
+        return f"unexpected {head}: found {kinds[0]} {shapes[0]} beside {embedding}, {kinds[1]} {shapes[1]}; {advice}"
+    one, two = checkpoint.read(head), checkpoint.read(embedding)
+    for start in range(0, shapes[0][0], _ROWS):
+        a, b = (each[start : start + _ROWS].astype(np.float32) for each in (one, two))
+        if not np.array_equal(a, b, equal_nan=True):
+            row = start + int(np.argmax((a != b).any(axis=1)))
+            return f"unexpected {head}: differs from {embedding}, first in row {row}; {advice}"
+    return None
+
+
+def _names(checkpoint: CheckpointDirectory, family: Family, wanted: set[str]) -> Callable[[str], str]:
+    """Return the function from names in the files to canonical ones.
+
+    Raises:
+        CheckpointError: all names have a prefix that no checkpoint of the family has.
+    """
+    names = list(checkpoint.names)
+    found = {family.canonical(raw) for raw in names}
+    if found & (wanted - {HEAD}):
+        return family.canonical
+    # As transformers saves the model below the head.
+    if any(family.root + raw in wanted for raw in names):
+        return lambda raw: family.root + raw if family.root + raw in wanted else family.canonical(raw)
+    prefixes: Counter[str] = Counter()
+    for raw in names:
+        parts = raw.split(".")
+        for i in range(1, len(parts)):
+            if family.canonical(".".join(parts[i:])) in wanted:
+                prefixes[".".join(parts[:i]) + "."] += 1
+    if not prefixes:
+        return family.canonical
+    prefix, count = prefixes.most_common(1)[0]
+    peft = "base_model" in prefix or any(".lora_" in raw or ".base_layer." in raw for raw in checkpoint.files)
+    raise CheckpointError(
+        checkpoint.path,
+        f"{count} tensors of {len(names)} have the names of family {family.name} behind the prefix "
+        f"{prefix!r}, which no checkpoint of it has",
+        "These are the weights inside a PEFT wrapper: save the model that merge_and_unload returns, or give the "
+        "adapter's directory as adapter."
+        if peft
+        else "They were saved from inside a wrapper: save the wrapped model itself, or remove the prefix.",
+    )
 
 
 def _choose(checkpoint: CheckpointDirectory, weight: Weight, present: Mapping[str, str]) -> ChosenSource:

@@ -17,6 +17,7 @@ FILES = [
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "adapter_config.json",
 ]
 # "*" crosses folders in these patterns; checkpoints of other formats lie in folders ("original/", "onnx/").
 IGNORED = ["*/*"]

@@ -4,10 +4,11 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hybridlm.checkpoint.adapter import Adapter, BoundAdapter
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
 from hybridlm.checkpoint.header_check import check
@@ -51,12 +52,16 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
     return names.get(sizes.most_common(1)[0][0], "bfloat16")
 
 
-def fingerprint_of(checkpoint: Checkpoint, dtype: str) -> str:
+def fingerprint_of(checkpoint: Checkpoint, dtype: str, adapters: Sequence[Adapter] = ()) -> str:
     """Return the fingerprint of a model that is loaded from a checkpoint with matrices of a dtype.
 
     A saved model has the fingerprint of the original. Loaded in another dtype than it was saved in, it has a
-    fingerprint of its own, because its numbers were rounded to the saved dtype and the original's may not be.
+    fingerprint of its own, because its numbers were rounded to the saved dtype and the original's may not be. With
+    adapters it has another one, in which every byte of them counts.
     """
+    if adapters:
+        merged = [fingerprint_of(checkpoint, dtype), *(adapter.digest for adapter in adapters)]
+        return hashlib.sha256(" with ".join(merged).encode()).hexdigest()
     if not isinstance(checkpoint, SavedDirectory):
         return checkpoint_fingerprint(checkpoint)
     if dtype == checkpoint.dtype:
@@ -83,21 +88,23 @@ def load_parameters(
     dtype: str,
     progress: Progress | None = None,
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
+    adapters: Sequence[BoundAdapter] = (),
+    only: Collection[ParameterPath] | None = None,
     packed: bool = False,
 ) -> LoadedWeights:
     """Read every parameter of a model, by `load_weights` or `load_saved_weights`."""
     if isinstance(checkpoint, SavedDirectory):
-        return load_saved_weights(checkpoint, family, config, dtype, progress, shards)
-    return load_weights(checkpoint, family, config, dtype, progress, shards, packed)
+        return load_saved_weights(checkpoint, family, config, dtype, progress, shards, adapters, only)
+    return load_weights(checkpoint, family, config, dtype, progress, shards, adapters, only, packed)
 
 
 def packed_types(
-    checkpoint: Checkpoint, family: Family, config: Any, dtype: str
+    checkpoint: Checkpoint, family: Family, config: Any, dtype: str, adapters: Sequence[BoundAdapter] = ()
 ) -> dict[ParameterPath, QuantisedWeight]:
     """Return each parameter that can stay packed, with types in the place of arrays, from headers alone.
 
     Args:
-        checkpoint, family, config: as for `load_parameters`.
+        checkpoint, family, config, adapters: as for `load_parameters`.
         dtype: that numbers are rounded to in products.
 
     Raises:
@@ -106,6 +113,6 @@ def packed_types(
     if isinstance(checkpoint, SavedDirectory) or not checkpoint.grouped.quantised:
         return {}
     plan = check(checkpoint, family, config)
-    forms = packed_forms(checkpoint, plan)
+    forms = packed_forms(checkpoint, plan, adapters)
     shapes = {choice.weight.path: choice.weight.shape for choice in plan.choices}
     return {path: packed_type(shapes[path], form, dtype) for path, form in forms.items()}

@@ -1,11 +1,12 @@
 """Parameters that stay packed in memory: which can, how large they are, and their arrays from the files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybridlm.checkpoint.adapter import BoundAdapter
 from hybridlm.checkpoint.cast import aligned_empty
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import ChosenSource, ReadPlan
@@ -15,10 +16,17 @@ from hybridlm.quantised.packed import PackedArrays, PackedForm, packed_form
 from models.ops.quantised_weight import TWO_IN_A_BYTE, QuantisedWeight
 
 
-def packed_forms(checkpoint: CheckpointDirectory, plan: ReadPlan) -> dict[ParameterPath, PackedForm]:
-    """Return the form of each parameter that can stay packed: all of its tensors have one form, row by row."""
+def packed_forms(
+    checkpoint: CheckpointDirectory, plan: ReadPlan, adapters: Sequence[BoundAdapter] = ()
+) -> dict[ParameterPath, PackedForm]:
+    """Return the form of each parameter that can stay packed: all of its tensors have one form, row by row.
+
+    A parameter that an adapter is merged into is none.
+    """
     forms = {}
     for choice in plan.choices:
+        if any(adapter.touches(choice.weight) for adapter in adapters):
+            continue
         if choice.weight.float32 or not choice.source.keeps_rows or len(choice.weight.shape) not in (2, 3):
             continue
         found = {_form(checkpoint, name) for name in choice.names.values()}

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from hybridlm.checkpoint.adapter import CONFIG as ADAPTER
 from hybridlm.checkpoint.hub import FILES
 from hybridlm.checkpoint.saved_index import DTYPES, FORMAT, INDEX, WEIGHTS, checksum, digest, dump_index
 from hybridlm.errors import CheckpointError
@@ -20,7 +21,8 @@ from hybridlm.files.atomic import sync
 from hybridlm.files.strict_json import MEGABYTE, read_object
 from ir_passes.files.atomic import partial_path
 
-SMALL_FILES = tuple(name for name in FILES if "safetensors" not in name)
+# An adapter has been merged into the parameters: with its file it would be merged again.
+SMALL_FILES = tuple(name for name in FILES if "safetensors" not in name and name != ADAPTER)
 
 
 class SavedPiece(NamedTuple):

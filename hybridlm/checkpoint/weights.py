@@ -1,12 +1,13 @@
 """Parameters of a model from a Hugging Face checkpoint: headers are checked first, then tensors are read one by one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from hybridlm.checkpoint.cast import aligned_empty, convert
+from hybridlm.checkpoint.adapter import BoundAdapter
+from hybridlm.checkpoint.cast import aligned_empty, convert, converted
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import ChosenSource, check
 from hybridlm.checkpoint.packed_weights import load_packed, packed_forms
@@ -25,6 +26,8 @@ def load_weights(
     dtype: str,
     progress: Progress | None = None,
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
+    adapters: Sequence[BoundAdapter] = (),
+    only: Collection[ParameterPath] | None = None,
     packed: bool = False,
 ) -> LoadedWeights:
     """Read every parameter of a model.
@@ -41,6 +44,8 @@ def load_weights(
         dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
         progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
         shards: layout of parameters over devices; others are whole on JAX's default device.
+        adapters: are merged in float32, in order; the result is rounded once.
+        only: paths of the parameters that are read; None for all.
         packed: keep quantised matrices packed where they can be (`packed_forms`); on one device.
 
     Raises:
@@ -48,12 +53,13 @@ def load_weights(
         ValueError: an unknown `dtype`.
     """
     plan = check(checkpoint, family, config)
-    weights = [choice.weight for choice in plan.choices]
+    choices = [choice for choice in plan.choices if only is None or choice.weight.path in only]
+    weights = [choice.weight for choice in choices]
     kept = kept_dtypes(weights, dtype)
-    forms = packed_forms(checkpoint, plan) if packed else {}
+    forms = packed_forms(checkpoint, plan, adapters) if packed else {}
 
     def read() -> Iterator[ReadParameter]:
-        for choice, kind in zip(plan.choices, kept, strict=True):
+        for choice, kind in zip(choices, kept, strict=True):
             names = choice.names.values()
             if choice.weight.path in forms:
                 found, lost = load_packed(checkpoint, choice, forms[choice.weight.path], dtype)
@@ -61,17 +67,22 @@ def load_weights(
                     checkpoint.release(name)
                 yield ReadParameter(found, [], lost)
                 continue
-            array, lost = _load(checkpoint, choice, kind, shards_of(choice.weight, shards))
+            merged = [adapter for adapter in adapters if adapter.touches(choice.weight)]
+            array, lost = _load(checkpoint, choice, kind, shards_of(choice.weight, shards), merged)
             stored = {checkpoint.stored_as(name) for name in names}
             for name in names:
                 checkpoint.release(name)
             yield ReadParameter(array, [name for name in stored if READABLE.get(name) != kind], lost)
 
-    return gather(checkpoint.path, weights, kept, read(), progress, plan.skipped, checkpoint.notes)
+    return gather(checkpoint.path, weights, kept, read(), progress, plan.skipped, (*checkpoint.notes, *plan.notes))
 
 
 def _load(
-    checkpoint: CheckpointDirectory, choice: ChosenSource, kind: np.dtype, shards: Shards
+    checkpoint: CheckpointDirectory,
+    choice: ChosenSource,
+    kind: np.dtype,
+    shards: Shards,
+    adapters: Sequence[BoundAdapter],
 ) -> tuple[jax.Array, tuple[str, ...]]:
     """Return a parameter, and a sentence for each of its quantised tensors whose rows were lost."""
     weight, source, names = choice.weight, choice.source, choice.names
@@ -79,8 +90,9 @@ def _load(
 
     def part(windows: Iterator[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
         # A copy that XLA takes over; a view of the mapped file would change with the file.
-        result, filled = aligned_empty(shape, kind), 0
-        for window, target in windows:
+        result, filled = aligned_empty(shape, np.dtype(np.float32) if adapters else kind), 0
+        pieces = list(windows)
+        for window, target in pieces:
             # The ellipsis makes the index of a scalar a view.
             whole = result[(*target, ...)]
             for piece in source.pieces(window, weight.shape):
@@ -92,6 +104,8 @@ def _load(
                 convert(found, into, checkpoint.path, [names[piece.name]])
                 filled += into.size
         assert filled == result.size, f"{weight.path}: the tensors made {filled} entries of {result.size}"
-        return result
+        for adapter in adapters:
+            adapter.merge(weight, pieces, result)
+        return converted(result, kind, checkpoint.path, names.values()) if adapters else result
 
     return jax.block_until_ready(shards.build(part)), tuple(lost)

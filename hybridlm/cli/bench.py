@@ -21,7 +21,7 @@ from hybridlm.bench.profile import profile
 from hybridlm.bench.sides import Side, Timing, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli import bench_start
-from hybridlm.cli.options import Chunk, Debug, Dtype, Model, Tune, Verbose, console_for_table, reported
+from hybridlm.cli.options import Adapter, Chunk, Debug, Dtype, Model, Tune, Verbose, console_for_table, reported
 from hybridlm.errors import require_extra
 from hybridlm.lm import LM
 from hybridlm.loading import load
@@ -72,6 +72,7 @@ def bench(
     chunk: Chunk = None,
     tune: Tune = False,
     verbose: Verbose = False,
+    adapter: Adapter = None,
     debug: Debug = False,
 ) -> None:
     """Measure decoding: milliseconds per step, throughput, and the fraction of the machine's limit.
@@ -100,7 +101,7 @@ def bench(
             for package in ("torch", "transformers"):
                 require_extra(f"--against {one}", package, "bench")
         limits = measure_limits()
-        lm = load(model, lanes=max(lanes), context=context, dtype=dtype, chunk=chunk, tune=tune)
+        lm = load(model, lanes=max(lanes), context=context, dtype=dtype, chunk=chunk, tune=tune, adapter=adapter)
         console = console_for_table()
         _print_machine(console, lm, limits)
         traffic = Traffic.of(lm.model, lm.params, lm._cache_dtype, lm.engine.programs.int8_head_lanes)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, Tune, Verbose, reported
+from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Lanes, Model, Tune, Verbose, reported
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.loading import load
@@ -36,6 +36,7 @@ def evaluate(
     chunk: Chunk = None,
     tune: Tune = False,
     verbose: Verbose = False,
+    adapter: Adapter = None,
     debug: Debug = False,
 ) -> None:
     """Evaluate a model on tasks of lm_eval, the Language Model Evaluation Harness."""
@@ -51,7 +52,7 @@ def evaluate(
 
         from hybridlm.evals import HybridLM
 
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune)
+        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune, adapter=adapter)
         results = simple_evaluate(
             model=HybridLM(lm, seed=seed),
             tasks=[name.strip() for names in tasks for name in names.split(",") if name.strip()],

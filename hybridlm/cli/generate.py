@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import typer
 
 from hybridlm.cli.options import (
+    Adapter,
     Chunk,
     Context,
     Debug,
@@ -74,6 +75,7 @@ def generate(
     mesh: OnMesh = None,
     tune: Tune = False,
     verbose: Verbose = False,
+    adapter: Adapter = None,
     debug: Debug = False,
 ) -> None:
     """Continue prompts. A single completion is streamed, several are printed in the order of the input.
@@ -95,6 +97,7 @@ def generate(
             prefix_cache=prefix_cache,
             mesh=read_mesh(mesh),
             tune=tune,
+            adapter=adapter,
         )
         if lm.follow():
             return

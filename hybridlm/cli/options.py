@@ -69,6 +69,12 @@ Verbose = Annotated[
         "--verbose", "-v", help="Say which steps came from the store, which were compiled, and how long each took."
     ),
 ]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter", help="LoRA adapter that PEFT saved, merged at load: its directory or id on the Hub.", metavar="DIR"
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

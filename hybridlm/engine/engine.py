@@ -1,4 +1,7 @@
-"""The engine: parameters, compiled programs, and pools of rows that runs borrow."""
+"""The engine: parameters, compiled programs, and pools of rows that runs borrow.
+
+More than 300 lines: one class, whose parts share its parameters and pools.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -119,6 +122,7 @@ class Engine:
         self.row_arrays = RowArrays(model, cache_dtype, placement)
         self._idle_pools: dict[str, RowPool] = {}
         self._model, self._dtype, self._head = fingerprint, dtype, isinstance(model, MtpDecoder)
+        self._cache_budget = prefix_cache
         self.prefix_cache = None if prefix_cache is None else PrefixCache(self.moves, prefix_cache, chunk)
 
     def speculation(self, speculate: Speculate | AsLoaded) -> Speculation | None:
@@ -136,6 +140,22 @@ class Engine:
     def set_tuned(self, tuned: Tuned) -> None:
         """Use tuned parameters in all steps that are compiled from now on."""
         self.tuned, self.params, self.programs.int8_head_lanes = tuned, tuned.params, tuned.int8_head_lanes
+
+    def replace_parameters(self, params: tuple[jax.Array, ...], fingerprint: str) -> None:
+        """Use other parameters of the same shapes and dtypes; states of the model as it was are no longer accepted.
+
+        Args:
+            params: flat, in the same order.
+            fingerprint: of the model with them.
+        """
+        assert self.tuned is None, "tuned parameters are made from the loaded ones"
+        self.params = self._loaded = params
+        self._model = fingerprint
+        for name in ("kind", "moves"):
+            self.__dict__.pop(name, None)
+        if self._cache_budget is not None:
+            self.prefix_cache = None  # frees its memory before the new one is allocated
+            self.prefix_cache = PrefixCache(self.moves, self._cache_budget, self.chunk)
 
     @property
     def parameters_on_a_device(self) -> tuple[int, int]:

@@ -31,9 +31,12 @@ class Family:
         weights: the parameters of a model and the checkpoint tensors they come from.
         skipped: regular expressions, matched in full against a tensor's name in the file, of tensors that are not
             part of the language model (vision towers, multi-token prediction heads).
-        prefixes: prefixes that stand for `model.` in multimodal checkpoints.
+        prefixes: prefixes that stand for `root`, in multimodal checkpoints or in those of other programs.
         with_head: the same family with the multi-token-prediction head of its checkpoints, which are then required to
             have one; None where heads of the family are not implemented.
+        root: first part of the names of the decoder's tensors.
+        modules: regular expression -> replacement, for names of modules in transformers that differ from those of the
+            tensors in files.
     """
 
     name: str
@@ -43,6 +46,8 @@ class Family:
     skipped: tuple[str, ...]
     prefixes: tuple[str, ...]
     with_head: "Family | None" = None
+    root: str = "model."
+    modules: tuple[tuple[str, str], ...] = ()
 
     def build(self, config: DecoderConfig, rngs: nnx.Rngs) -> Decoder:
         """Build a model with random parameters."""
@@ -56,8 +61,16 @@ class Family:
         """Return the name of a tensor as in `weights`, from its name in the file."""
         for prefix in self.prefixes:
             if name.startswith(prefix):
-                return "model." + name.removeprefix(prefix)
+                return self.root + name.removeprefix(prefix)
         return name
+
+    def tensor_names(self, name: str) -> tuple[str, ...]:
+        """Return the names in `weights` that a parameter of transformers' modules may have."""
+        found = self.canonical(name)
+        renamed = found
+        for pattern, replacement in self.modules:
+            renamed = re.sub(pattern, replacement, renamed)
+        return tuple(dict.fromkeys((renamed, found)))
 
     def skips(self, name: str) -> bool:
         """Whether a tensor of the file is skipped by its name."""

@@ -177,8 +177,8 @@ def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.Monke
     if command[0] == "generate":
         options += " --speculate ngram --draft-tokens 3 --prefix-cache 512MB"
         expected |= {"speculate": "ngram", "draft_tokens": 3, "prefix_cache": "512MB"}
-    expected |= {"mesh": hybridlm.mesh(data=2), "tune": True}
-    message = refused(*command, "-m", "M", *options.split(), "--mesh", "data=2", "--tune")
+    expected |= {"mesh": hybridlm.mesh(data=2), "tune": True, "adapter": "DIR"}
+    message = refused(*command, "-m", "M", *options.split(), "--mesh", "data=2", "--tune", "--adapter", "DIR")
     assert message == f"error: M {expected}\n"
 
 
@@ -451,12 +451,15 @@ def test_batch(lm: hybridlm.LM, tmp_path: Path):
     lines = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": b} for i, b in enumerate(bodies)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     result = run("batch", "-m", "tiny", "-i", tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl")
-    assert result.exit_code == 0 and result.stdout == "", result.output
-    assert "1 responses" in result.stderr and "1 lines have an error" in result.stderr
+    assert result.exit_code == 3 and result.stdout == "", result.output
+    assert "1 responses" in result.stderr and "1 of 2 lines have an error" in result.stderr
+    assert "  line 2: tools: is supported only with" in result.stderr
+    # Lines of progress where standard error is no terminal.
+    assert "answering: 100% after " in result.stderr
     first, second = rows((tmp_path / "out.jsonl").read_text())
     texts = [completion.text for completion in lm.generate(["Ada has", "B", "Ben has"], max_tokens=6)]
     assert [choice["text"] for choice in first["response"]["body"]["choices"]] == texts
-    assert second["error"]["message"] == "line 2: tools: is not supported"
+    assert second["error"]["message"].startswith("line 2: tools: is supported only with the value []")
     message = refused("batch", "-m", "tiny", "-i", tmp_path / "in.jsonl", "-o", tmp_path / "in.jsonl")
     assert "also the input" in message
 

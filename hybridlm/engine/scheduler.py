@@ -14,6 +14,7 @@ from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
+from hybridlm.requests.logit_changes import logit_changes
 from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
@@ -196,10 +197,18 @@ class Scheduler:
         assert pool is not None
         lanes = self._by_lane(pool, self.prefilling)
         feeds = [None if s is None else Feed(s.next_chunk(engine.chunk), s.consumed) for s in lanes]
-        shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor)
+        ending = [
+            s if s is not None and f is not None and s.consumed + len(f.tokens) == len(s.request.prompt) else None
+            for s, f in zip(lanes, feeds, strict=True)
+        ]
+        changes = logit_changes(ending, engine.vocab_size)
+        count = 0 if changes is None else changes.tokens.shape[1]
+        top = self._top(self.prefilling)
+        shape = Shape("generate", pool.size, engine.chunk, top, self._processor, changes=count)
         batch = Batch.of(feeds, engine.chunk)
         counts = np.asarray(batch.lengths)
-        sampled = engine.run(shape, pool, batch, *sampling_arrays(lanes), owners=lanes, counts=counts)
+        operands = (*sampling_arrays(lanes), *(() if changes is None else (changes,)))
+        sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=counts)
         sampling: list[tuple[ActiveSequence, int]] = []
         for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):
             if sequence is not None and feed is not None:

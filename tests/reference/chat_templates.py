@@ -1,5 +1,7 @@
 """Chat templates written in the manner of the supported families, with the variables that theirs read."""
 
+# ruff: noqa: E501
+
 MACRO = """
 {%- macro written(content) %}
     {%- if content is string %}{{- content }}

@@ -13,8 +13,8 @@ from hybridlm.drafting.step_times import StepTiming
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.logit_changes import logit_changes
-from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.logit_changes import changes_per_lane, logit_changes
+from hybridlm.requests.sampling_operands import sampling_arrays, step_operands
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
@@ -106,8 +106,7 @@ class Decoding:
         """Dispatch a step that samples one token per lane, followed by `mtp_drafts` drafts of the model's MTP head."""
         engine = self._engine
         changes = logit_changes(lanes, engine.vocab_size)
-        count = 0 if changes is None else changes.tokens.shape[1]
-        shape = Shape("generate", pool.size, 1, top, self._processor, mtp_drafts, count)
+        shape = Shape("generate", pool.size, 1, top, self._processor, mtp_drafts, changes_per_lane(changes))
         if self._steady is None or self._steady[:2] != (lanes, shape):
             tokens = np.full((pool.size, 1), LAST_SAMPLED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
@@ -117,8 +116,7 @@ class Decoding:
         positions = np.array([0 if sequence is None else sequence.consumed for sequence in lanes], np.int32)
         batch = Batch(tokens, active, positions, self._blocks(int(positions.max()) + 1, mtp_drafts))
         timing = self._time(shape)
-        operands = (*sampling, *(() if changes is None else (changes,)))
-        sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=counts)
+        sampled = engine.run(shape, pool, batch, *sampling, *changes, owners=lanes, counts=counts)
         if timing is not None:
             timing.dispatched(sampled.token)
         sequences = _active_lanes(lanes)
@@ -141,18 +139,13 @@ class Decoding:
             for s, draft in zip(lanes, drafts, strict=True)
         ]
         mtp_drafts = speculation.mtp_draft_count(lanes, verifying=True)
-        changes = logit_changes(lanes, engine.vocab_size)
-        count = 0 if changes is None else changes.tokens.shape[1]
-        shape = Shape("verify", pool.size, tokens, top, self._processor, mtp_drafts, count)
+        sampling, changes = step_operands(lanes, engine.vocab_size)
+        shape = Shape("verify", pool.size, tokens, top, self._processor, mtp_drafts, changes)
         batch = Batch.of(feeds, tokens)
         end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
         batch = batch._replace(kv_blocks=self._blocks(end, mtp_drafts))
         self._drafted = [len(draft) for draft in drafts]
-        operands = (
-            np.array(self._drafted, np.int32),
-            *sampling_arrays(lanes),
-            *(() if changes is None else (changes,)),
-        )
+        operands = (np.array(self._drafted, np.int32), *sampling)
         timing = self._time(shape)
         accepted, sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=None)
         engine.stats["verify_steps"] += 1

@@ -14,8 +14,7 @@ from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.logit_changes import logit_changes
-from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sampling_operands import step_operands
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
@@ -197,18 +196,10 @@ class Scheduler:
         assert pool is not None
         lanes = self._by_lane(pool, self.prefilling)
         feeds = [None if s is None else Feed(s.next_chunk(engine.chunk), s.consumed) for s in lanes]
-        ending = [
-            s if s is not None and f is not None and s.consumed + len(f.tokens) == len(s.request.prompt) else None
-            for s, f in zip(lanes, feeds, strict=True)
-        ]
-        changes = logit_changes(ending, engine.vocab_size)
-        count = 0 if changes is None else changes.tokens.shape[1]
-        top = self._top(self.prefilling)
-        shape = Shape("generate", pool.size, engine.chunk, top, self._processor, changes=count)
+        operands, changes = step_operands(lanes, engine.vocab_size)
+        shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor, 0, changes)
         batch = Batch.of(feeds, engine.chunk)
-        counts = np.asarray(batch.lengths)
-        operands = (*sampling_arrays(lanes), *(() if changes is None else (changes,)))
-        sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=counts)
+        sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=np.asarray(batch.lengths))
         sampling: list[tuple[ActiveSequence, int]] = []
         for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):
             if sequence is not None and feed is not None:

@@ -24,6 +24,7 @@ from hybridlm.openai_batch.fields import (
     Fields,
     whole,
 )
+from hybridlm.openai_batch.text_fields import take_chat_fields, take_sampling_fields
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import Request
 
@@ -32,8 +33,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens`; that of a chat is the rest of the context."""
 MAX_CHOICES = 1024
 NEUTRAL: Mapping[str, Any] = {
-    "stream": False, "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "logit_bias": {},
-    "response_format": {"type": "text"},
+    "stream": False, "response_format": {"type": "text"},
 }  # fmt: skip
 """Unsupported fields that clients send, with the value that has no effect."""
 
@@ -104,7 +104,7 @@ def read_request(value: Mapping[str, Any], inputs: Inputs) -> OpenAIRequest:
 def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> OpenAIRequest:
     model, user = body.take("model", ANYTHING), body.take("user", ANYTHING)
     said = body.need("messages", LIST) if chat else body.need("prompt", ANYTHING)
-    variables = body.take("chat_template_kwargs", OBJECT, {}) if chat else {}
+    variables = take_chat_fields(body) if chat else {}
     echo = body.take("echo", BOOLEAN, False) if not chat else False
     top = _take_logprobs(body, chat, inputs.max_logprobs)
     n = body.take("n", whole(1, MAX_CHOICES), 1)
@@ -159,6 +159,7 @@ def _take_sampling(body: Fields, custom_id: str) -> SamplingParams:
         seed=body.take("seed", whole(0, 2**64 - 1), seed),
         stop=[*([stop] if isinstance(stop, str) else stop), *body.take("stop_token_ids", TOKEN_IDS, [])],
         ignore_eos=body.take("ignore_eos", BOOLEAN, False),
+        **take_sampling_fields(body),
     )
 
 
@@ -180,16 +181,4 @@ def _prompts(said: Any, inputs: Inputs) -> list[TokenizedPrompt]:
 def _chat_prompt(messages: list[Any], variables: dict[str, Any], inputs: Inputs) -> list[TokenizedPrompt]:
     if inputs.tokenizer is None:
         raise ValueError(f"messages: the checkpoint has no tokenizer.json; send token ids to {COMPLETIONS}")
-    plain = [_flat(i, message) for i, message in enumerate(messages)]
-    return [TokenizedPrompt(inputs.encode(inputs.tokenizer.encode_chat(plain, **variables), "messages"))]
-
-
-def _flat(index: int, message: Any) -> Any:
-    """Return a message whose content is one text; parts become lines, as in vLLM."""
-    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
-        return message
-    parts = message["content"]
-    for i, part in enumerate(parts):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f'messages[{index}].content[{i}]: expected {{"type": "text", "text": ...}}, got {part!r}')
-    return message | {"content": "\n".join(part["text"] for part in parts)}
+    return [TokenizedPrompt(inputs.encode(inputs.tokenizer.encode_chat(messages, **variables), "messages"))]

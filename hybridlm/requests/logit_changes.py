@@ -11,14 +11,14 @@ MIN_CHANGES, CHANGES_STEP = 64, 8
 """Changes of a lane in the smallest step, and the factor to the next larger one: few steps are compiled."""
 
 
-def logit_changes(lanes: Sequence[ActiveSequence | None], vocab_size: int) -> LogitChanges | None:
-    """Return the changes of every lane's logits, padded to a bucket; None if no lane has any.
+def logit_changes(lanes: Sequence[ActiveSequence | None], vocab_size: int) -> tuple[LogitChanges, ...]:
+    """Return the operand of the changes of every lane's logits, padded to a bucket; none if no lane has any.
 
     All sampled tokens of lanes whose logits change must have been read.
     """
     found = [_changes(s) if s is not None and s.request.params.changes_logits else None for s in lanes]
     if all(one is None for one in found):
-        return None
+        return ()
     count = bucket(max(one[0].size for one in found if one is not None))
     changes = LogitChanges(
         np.full((len(lanes), count), vocab_size, np.int32),
@@ -31,7 +31,12 @@ def logit_changes(lanes: Sequence[ActiveSequence | None], vocab_size: int) -> Lo
             for whole, part in zip(changes, one, strict=True):
                 assert isinstance(whole, np.ndarray)
                 whole[lane, : part.size] = part
-    return changes
+    return (changes,)
+
+
+def changes_per_lane(operands: tuple[LogitChanges, ...]) -> int:
+    """Return the number of changes of each lane, for the shape of the step; 0 for none."""
+    return operands[0].tokens.shape[1] if operands else 0
 
 
 def empty_changes(lanes: int, count: int) -> LogitChanges:

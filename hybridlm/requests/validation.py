@@ -130,7 +130,11 @@ def resolve(
     need("repetition_penalty", lambda x: _is_number(x) and x > 0, "a number above 0 (1 for none)")
     need("presence_penalty", _is_number, "a number")
     need("frequency_penalty", _is_number, "a number")
-    need("min_tokens", lambda x: _is_whole(x) and 0 <= x <= params.max_tokens, "a whole number in 0..max_tokens")
+    need(
+        "min_tokens",
+        lambda x: _is_whole(x) and 0 <= x and not _exceeds(x, params.max_tokens),
+        "a whole number in 0..max_tokens",
+    )
     need("skip_special_tokens", lambda x: isinstance(x, bool), "True or False")
     need("keep_tool_markers", lambda x: isinstance(x, bool), "True or False")
     need("thinking_budget", lambda x: x is None or (_is_whole(x) and x >= 1), "a whole number of at least 1, or None")
@@ -169,6 +173,10 @@ def resolve(
         params.thinking_budget,
         params.think_end,
     )
+
+
+def _exceeds(value: int, most: Any) -> bool:
+    return _is_whole(most) and 1 <= most < value
 
 
 def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | str:

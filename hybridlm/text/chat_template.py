@@ -57,7 +57,11 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class ChatTemplate:
-    """A compiled chat template."""
+    """A compiled chat template.
+
+    Attributes:
+        variables: names that it reads.
+    """
 
     def __init__(self, source: str) -> None:
         """Compile a template; raise ChatTemplateError for a syntax error or a template that does not use `messages`."""
@@ -73,7 +77,7 @@ class ChatTemplate:
             raise ChatTemplateError(f"chat template: {error}") from error
         except RecursionError as error:
             raise ChatTemplateError("chat template: nested too deeply") from error
-        self._source = source
+        self._source, self.variables = source, frozenset(names)
         if "messages" not in names:
             raise ChatTemplateError("chat template: expected it to use `messages`, found no use of them")
 

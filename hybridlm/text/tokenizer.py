@@ -29,6 +29,15 @@ TOOL_WORDS = ("tool", "function")
 """Words in the names of special tokens that mark tool calls and their results."""
 
 
+THINK_MARKERS = (
+    ("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"), ("◁think▷", "◁/think▷"),
+)  # fmt: skip
+"""Markers before and after thoughts that models write."""
+THINKING_VARIABLES = ("enable_thinking", "thinking")
+"""Names under which chat templates read whether the model shall think."""
+
+
 class Tokenizer:
     """A tokenizer with its special tokens and chat templates.
 
@@ -174,6 +183,46 @@ class Tokenizer:
             self._streaming,
             lambda token: token not in skipped and self._backend.id_to_token(token) is not None,
         )
+
+    @cached_property
+    def think_markers(self) -> tuple[str, str] | None:
+        """The markers before and after thoughts, by vocabulary or chat templates; None for none."""
+        sources = list(self.chat_templates.values())
+        for pair in THINK_MARKERS:
+            if self.token_to_id(pair[1]) is not None or any(pair[1] in source for source in sources):
+                return pair
+        return None
+
+    def thinking_variables(
+        self, enable_thinking: bool | None, chat_template: str | None = None, tools: Any = None
+    ) -> dict[str, bool]:
+        """Return the template variables that turn thinking on or off; none for None.
+
+        Raises:
+            ChatTemplateError: the template knows no such variable.
+        """
+        if enable_thinking is None:
+            return {}
+        known = self._template(chat_template, tools).variables
+        found = {name: enable_thinking for name in THINKING_VARIABLES if name in known}
+        if not found:
+            raise ChatTemplateError(
+                f"enable_thinking: the chat template reads none of {', '.join(THINKING_VARIABLES)}; it reads "
+                f"{', '.join(sorted(known))}"
+            )
+        return found
+
+    @cached_property
+    def turn_end_id(self) -> int | None:
+        """The special token that the chat template writes behind an answer; None if it writes none."""
+        mark = "ANSWER-OF-THE-TURN"
+        try:
+            chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
+            text = self.apply_chat_template(chat, add_generation_prompt=False)
+        except ChatTemplateError:
+            return None
+        ids = self.encode(text.partition(mark)[2].lstrip(), add_special_tokens=False)
+        return ids[0] if ids and ids[0] in self.skipped() else None
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Return the token ids of a conversation; arguments as for `apply_chat_template`."""

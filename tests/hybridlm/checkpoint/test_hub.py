@@ -96,11 +96,14 @@ def test_what_is_downloaded(hub: list[dict[str, Any]]) -> None:
         "model.safetensors.index.json",
         "tokenizer.json",
         "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
         "pytorch_model.bin",
         "original/model.safetensors",
+        "original/config.json",
+        "additional_chat_templates/run.py",
         "run.py",
     ]
-    assert list(filter_repo_objects(offered, allow_patterns=FILES, ignore_patterns=IGNORED)) == offered[:5]
+    assert list(filter_repo_objects(offered, allow_patterns=FILES, ignore_patterns=IGNORED)) == offered[:6]
 
 
 def failure(kind: type[Exception]) -> Exception:

@@ -14,8 +14,8 @@ from hybridlm.text.tokenizer import Tokenizer
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 PIECES = [
-    "▁", "▁▁", "▁a", "b", "##ing", "##c", "d</w>", "e</w>", "'", "'</w>", "n't", ".", " ", "\ufffd", "漢", "é", "|", "<pad>",
-    "</w>",
+    "▁", "▁▁", "▁a", "b", "##ing", "##c", "d</w>", "e</w>", "'", "'</w>", "n't", ".", " ", "\ufffd", "漢", "é", "|",
+    "<pad>", "</w>",
 ]  # fmt: skip
 SPECIAL = ["<s>", "<tool_call>"]
 LLAMA = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -34,7 +34,7 @@ DECODERS = {
     "strip": decoders.Strip(" ", 1, 0),
     "fuse": decoders.Fuse(),
     "replace": decoders.Replace(Regex("[ab]▁?"), "漢"),
-    "strip of the end": decoders.Sequence([decoders.Metaspace(), decoders.Fuse(), decoders.Strip(" ", 0, 2)]),
+    "strip of all": decoders.Sequence([decoders.Metaspace(), decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
     "replace in all": decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex("b▁a|b+"), "X")]),
     "metaspace of all": decoders.Sequence([decoders.ByteLevel(), decoders.Metaspace()]),
     "ctc then bpe": decoders.Sequence([decoders.CTC(), decoders.BPEDecoder(), decoders.WordPiece()]),

@@ -9,6 +9,7 @@ import numpy as np
 
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import ResolvedParams
+from hybridlm.text.reasoning import markers_of
 from hybridlm.text.tokenizer import Tokenizer
 
 MAX_LOGPROBS = 1000
@@ -146,12 +147,16 @@ def resolve(
         faults.append(f"bad_words: expected strings or lists of token ids below {vocab_size}, got {words}")
     if params.thinking_budget is not None and tokenizer is None:
         faults.append("thinking_budget: needs a tokenizer, the checkpoint has no tokenizer.json")
+    elif (
+        params.thinking_budget is not None and tokenizer is not None and markers_of(tokenizer, params.think_end) is None
+    ):
+        faults.append("thinking_budget: the tokenizer has no known end marker of thoughts; give think_end")
     if faults:
         raise ValueError("; ".join(faults))
     assert not isinstance(bias, str) and not isinstance(words, str)
     ids += params.stop_token_ids
     # As in transformers, a word that is an end token alone ends the completion.
-    words = tuple(word for word in words if len(word) > 1 or word[0] not in end_token_ids)
+    words = tuple(word for word in words if word not in {(token,) for token in end_token_ids})
     return ResolvedParams(
         int(params.max_tokens),
         float(params.temperature),
@@ -187,7 +192,7 @@ def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | s
         return repr(bias)
     found: dict[int, float] = {}
     for key, value in bias.items():
-        token = int(key) if isinstance(key, str) and key.isdecimal() else key
+        token: Any = int(key) if isinstance(key, str) and key.isdecimal() else key
         if not _is_whole(token) or not 0 <= token < vocab_size or not _is_number(value) or int(token) in found:
             return f"{key!r}: {value!r}"
         found[int(token)] = float(value)

@@ -1,7 +1,7 @@
 """Penalties, biases and bans: the numbers of their definitions, in every kind of step, and of one lane alone."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +24,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"repetition_penalty": 0.5, "logit_bias": {20: 4.0, "33": -2.5}},
     {"presence_penalty": 5.0, "frequency_penalty": 2.5},
     {"frequency_penalty": -3.0},
-    {"bad_words": [[54], [19, 55], [54, 20, 49]], "min_tokens": 3, "stop_token_ids": [11, 61]},
+    {"bad_words": [[42], [18, 16]], "min_tokens": 3, "stop_token_ids": [16, 61]},
     {"bad_words": ["t", "up"], "repetition_penalty": 1.5, "presence_penalty": 1.0},
 ]
 """Each changes what is sampled."""
@@ -66,14 +66,23 @@ def ids(lm: hybridlm.LM, text: str = PROMPT) -> list[int]:
     return lm.tokenizer.encode(text)
 
 
-@pytest.mark.parametrize("speculate", [None, "ngram"])
-def test_each_lane_has_its_own(text_lm: hybridlm.LM, speculate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+class Guess:
+    """A drafter that always drafts."""
+
+    def observe(self, after: int, mtp_drafts: Any) -> None:
+        pass
+
+    def propose(self, token_ids: Any, k: int) -> list[int]:
+        return [token_ids[-1], 18][:k]
+
+
+def test_each_lane_has_its_own(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them at once, in three lanes, between requests without any; drafts are verified beside them."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
     prompts, found = [ids(text_lm), ids(text_lm, "ababababababab")], {}
     plain = [one.token_ids for one in text_lm.generate(prompts, max_tokens=12)]
     steps = text_lm.engine.stats["verify_steps"]
-    with text_lm.session(speculate=speculate) as session:
+    with text_lm.session(speculate=Guess()) as session:
         asked: list[tuple[list[int], dict[str, Any]]] = []
         for settings in SETTINGS:
             asked += [(prompts[0], settings), (prompts[1], {})]
@@ -81,7 +90,7 @@ def test_each_lane_has_its_own(text_lm: hybridlm.LM, speculate: Any, monkeypatch
             session.submit(prompt, max_tokens=12, **settings)
         while session.busy:
             found |= {e.index: e.completion.token_ids for e in session.step() if e.completion is not None}
-    assert bool(text_lm.engine.stats["verify_steps"] - steps) == (speculate is not None)
+    assert text_lm.engine.stats["verify_steps"] > steps
     for index, (prompt, settings) in enumerate(asked):
         if settings:
             assert found[index] == expected(text_lm, prompt, 12, **settings) != plain[0]
@@ -175,8 +184,8 @@ def test_processors_of_transformers(text_lm: hybridlm.LM) -> None:
         logits = rng.normal(size=(2, vocab)).astype(np.float32) * 5
         (changes,) = logit_changes([None, sequence], vocab)
         ours = np.asarray(changed_logits(jnp.asarray(logits), changes))
-        history, ends = torch.tensor([prompt + output]), list(text_lm.eos_token_ids)
-        scores = torch.tensor(logits[1:])
+        history, ends = cast(Any, torch.tensor([prompt + output])), list(text_lm.eos_token_ids)
+        scores: Any = torch.tensor(logits[1:])
         for process in (
             theirs.SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()]),
             theirs.RepetitionPenaltyLogitsProcessor(penalty),

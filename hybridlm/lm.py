@@ -39,6 +39,8 @@ from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_fi
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
 from hybridlm.steps.structure import Structure
+from hybridlm.text.chat_template import REASONING
+from hybridlm.text.reasoning import markers_of, split_thoughts
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
 from ir_passes import Certificate
@@ -205,7 +207,23 @@ class LM:
         }
         prompt = self.tokenizer.encode_chat(messages, **variables)
         options: dict[str, Any] = {"logits_processor": logits_processor, "speculate": speculate}
-        return self.generate([prompt], sampling_params, **options, **settings)[0]
+        within = continue_final_message in REASONING
+        params = with_settings(sampling_params, settings)
+        if within and params.thinking_budget is not None:
+            raise ValueError("thinking_budget: cannot be counted for thoughts that continue_final_message goes on with")
+        done = self.generate([prompt], params, **options)[0]
+        if not within:
+            return done
+        parts = split_thoughts(
+            self.tokenizer,
+            done.text or "",
+            done.token_ids,
+            markers_of(self.tokenizer, params.think_end),
+            True,
+            params.skip_special_tokens,
+            params.keep_tool_markers,
+        )
+        return replace(done, reasoning=parts.reasoning, answer=parts.answer)
 
     def session(
         self, *, logits_processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded"

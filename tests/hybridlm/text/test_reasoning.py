@@ -137,6 +137,18 @@ def test_chat_options(thinking_lm: hybridlm.LM) -> None:
     assert thinking_lm.tokenizer.decode(found.prompt_token_ids) == "userfunction"
 
 
+def test_thoughts_that_are_continued(thinking_lm: hybridlm.LM) -> None:
+    template = "{{ messages[0].content }}<think>{{ messages[1].reasoning_content }}</think>{{ messages[1].content }}"
+    messages = [*CHAT, {"role": "assistant", "content": "", "reasoning": "hm"}]
+    settings: dict[str, Any] = {"chat_template": template, "continue_final_message": "reasoning", "max_tokens": 4}
+    found = thinking_lm.chat(messages, **settings)
+    assert thinking_lm.tokenizer is not None
+    assert thinking_lm.tokenizer.decode(found.prompt_token_ids).endswith("<think>hm")
+    assert (found.reasoning, found.answer) == ((found.text or "").strip(), "")
+    with pytest.raises(ValueError, match="thinking_budget: cannot be counted"):
+        thinking_lm.chat(messages, thinking_budget=2, **settings)
+
+
 def test_a_budget_without_a_marker_is_refused(text_lm: hybridlm.LM) -> None:
     with pytest.raises(ValueError, match="thinking_budget: the tokenizer has no known end marker"):
         text_lm.generate(["a"], thinking_budget=3)

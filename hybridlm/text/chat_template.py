@@ -243,8 +243,9 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(f"messages[{index}]: expected a dict with role and content, got {type(message).__name__}")
     if not isinstance(message.get("role"), str):
         raise ChatTemplateError(f"messages[{index}]: expected a role, found the keys {sorted(map(str, message))}")
-    content: Any = message.get("content")
-    for place, part in enumerate(content if isinstance(content, list | tuple) else ()):
+    content = message.get("content")
+    parts: Any = content if isinstance(content, list | tuple) else ()
+    for place, part in enumerate(parts):
         if isinstance(part, Mapping) and (str(part.get("type")).removeprefix("input_") in MEDIA or MEDIA & {*part}):
             raise ChatTemplateError(
                 f"messages[{index}].content[{place}]: expected text, the only input of these models, got {sorted(part)}"

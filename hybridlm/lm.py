@@ -56,6 +56,8 @@ from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_fi
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
 from hybridlm.steps.structure import Structure
+from hybridlm.text.chat_template import REASONING
+from hybridlm.text.reasoning import markers_of, split_thoughts
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
 from ir_passes import Certificate
@@ -194,25 +196,61 @@ class LM:
         messages: Sequence[Mapping[str, Any]],
         sampling_params: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        enable_thinking: bool | None = None,
+        continue_final_message: bool | str = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         logits_processor: LogitsProcessor | None = None,
         speculate: Speculate | AsLoaded = "as loaded",
         **settings: Unpack[Settings],
     ) -> Completion:
         """Answer a conversation: apply the checkpoint's chat template, then `generate`.
 
+        The completion's `reasoning` holds the thoughts of a model that thinks, its `answer` the text after them.
+
         Args:
             messages: `{"role": ..., "content": ...}` in order.
+            tools, documents, continue_final_message, chat_template: as for `Tokenizer.apply_chat_template`.
+            enable_thinking: True or False for templates that ask it; None leaves it to the template.
+            chat_template_kwargs: other variables of the template.
             sampling_params, logits_processor, speculate: as for `generate`.
             **settings: fields of `SamplingParams`.
 
         Raises:
-            ValueError: the checkpoint has no tokenizer or no chat template.
+            ValueError: the checkpoint has no tokenizer or no chat template, or the template cannot be used with these
+                messages, or does not ask whether to think.
         """
         if self.tokenizer is None:
             raise ValueError("chat: the checkpoint has no tokenizer.json; apply a template yourself and use generate")
-        prompt = self.tokenizer.encode_chat(messages)
+        variables = {
+            **self.tokenizer.thinking_variables(enable_thinking, chat_template, tools),
+            **(chat_template_kwargs or {}),
+            "tools": tools,
+            "documents": documents,
+            "continue_final_message": continue_final_message,
+            "chat_template": chat_template,
+        }
+        prompt = self.tokenizer.encode_chat(messages, **variables)
         options: dict[str, Any] = {"logits_processor": logits_processor, "speculate": speculate}
-        return self.generate([prompt], sampling_params, **options, **settings)[0]
+        within = continue_final_message in REASONING
+        params = with_settings(sampling_params, settings)
+        if within and params.thinking_budget is not None:
+            raise ValueError("thinking_budget: cannot be counted for thoughts that continue_final_message goes on with")
+        done = self.generate([prompt], params, **options)[0]
+        if not within:
+            return done
+        parts = split_thoughts(
+            self.tokenizer,
+            done.text or "",
+            done.token_ids,
+            markers_of(self.tokenizer, params.think_end),
+            True,
+            params.skip_special_tokens,
+            params.keep_tool_markers,
+        )
+        return replace(done, reasoning=parts.reasoning, answer=parts.answer)
 
     def session(
         self, *, logits_processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded"

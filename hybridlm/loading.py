@@ -235,6 +235,8 @@ def load(
     named = dict(zip(names, params, strict=True))
     tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
     start.ended("memory and tokenizer")
+    for line in [] if tokenizer is None else _other_ends(tokenizer, end):
+        _log.warning(line)
     return LM(
         model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint, start,
         adapters,
@@ -272,12 +274,24 @@ def _room(engine: Engine, demand: Demand) -> int | None:
 
 
 def _end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]:
-    """Return the end tokens of config.json and of generation_config.json."""
-    ids = list(config.eos_token_ids)
+    """Return the end tokens of generation_config.json, as in transformers; without any, those of config.json."""
+    ids = []
     path = directory.path / "generation_config.json"
     if path.exists():
         more = read_object(path, 1 << 20).get("eos_token_id")
         ids += more if isinstance(more, list) else [] if more is None else [more]
     if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
         raise ValueError(f"{path}: eos_token_id: expected a token id or a list of them, found {ids!r}")
-    return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys(ids or config.eos_token_ids))
+
+
+def _other_ends(tokenizer: Tokenizer, end: tuple[int, ...]) -> list[str]:
+    """Return a warning for each token that looks like an end and is none."""
+    others = {"the tokenizer's eos_token": tokenizer.eos_token_id, "the chat template's end": tokenizer.turn_end_id}
+    return [
+        f"{name} {tokenizer.decode([token], skip_special_tokens=False)!r} ({token}) ends no completion, because "
+        f"generation_config.json or config.json has other end tokens, {list(end)} (transformers does the same); pass "
+        f"stop_token_ids=[{token}] to end there"
+        for name, token in others.items()
+        if token is not None and token not in end
+    ]

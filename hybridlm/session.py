@@ -1,9 +1,14 @@
-"""A session of the engine: submit requests at any time, receive tokens step by step."""
+"""A session of the engine: submit requests at any time, receive tokens step by step.
 
+More than 300 lines: one class follows each request from its prompt to its completion.
+"""
+
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -19,6 +24,7 @@ from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_se
 from hybridlm.requests.sequence import ActiveSequence, FinishReason, Request
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.generate import SampledTokens
+from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stop_strings import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
 
@@ -74,6 +80,7 @@ class Session:
         self._scheduler = Scheduler(engine, processor, speculation)
         self._alive: dict[int, ActiveSequence] = {}
         self._texts: dict[int, GrowingText] = {}
+        self._budgets: dict[int, ThinkingBudget] = {}
         self._events: list[Event] = []
         self._in_flight: deque[DispatchedStep] = deque()
         self._submitted = 0
@@ -131,10 +138,19 @@ class Session:
 
     def add(self, request: Request) -> None:
         """Queue a request that has been checked."""
+        params, tokenizer = request.params, self._tokenizer
+        if tokenizer is not None and params.thinking_budget is not None:
+            budget = ThinkingBudget(tokenizer, request.prompt, params.thinking_budget, params.think_end)
+            self._budgets[request.index] = budget
         self._submitted = request.index + 1
         sequence = self._alive[request.index] = ActiveSequence(request)
         if self._tokenizer is not None:
-            self._texts[request.index] = GrowingText(self._tokenizer, request.params.stop_strings)
+            self._texts[request.index] = GrowingText(
+                self._tokenizer,
+                params.stop_strings,
+                skip_special_tokens=params.skip_special_tokens,
+                keep_tool_markers=params.keep_tool_markers,
+            )
         if len(request.prompt) < self._engine.context:
             self._scheduler.add(sequence)
         else:
@@ -248,8 +264,36 @@ class Session:
         reason = self._finish_reason(sequence, text)
         if reason is None:
             self._events.append(Event(index, token, "" if text is None else text.take(), None))
+            budget = self._budgets.get(index)
+            if budget is not None and budget.spent(token):
+                self._end_thoughts(sequence, budget.end_ids)
         else:
             self._end(sequence, reason, token)
+
+    def _end_thoughts(self, sequence: ActiveSequence, end_ids: list[int]) -> None:
+        """Put the end marker of thoughts behind a sequence; it joins the queue again, to go on after the marker."""
+        request, index, text = sequence.request, sequence.request.index, self._texts[sequence.request.index]
+        left = request.params.max_tokens - len(sequence.generated) - len(end_ids)
+        prompt = (*request.prompt, *sequence.generated, *end_ids)
+        if left < 1 or len(prompt) >= self._engine.context:
+            return  # the thoughts end with the completion
+        sequence.finish_reason = "cancelled"  # what steps in flight sample for it is dropped
+        self._scheduler.leave(sequence)
+        params = replace(request.params, max_tokens=left)
+        completed = len(sequence.output) + len(end_ids)
+        follower = ActiveSequence(replace(request, prompt=prompt, params=params, completed=completed))
+        follower.logprobs = sequence.logprobs + [math.nan] * len(end_ids)
+        follower.top_logprobs = sequence.top_logprobs + [{} for _ in end_ids]
+        self._alive[index] = follower
+        for token in end_ids:
+            text.push(token)
+            self._engine.stats["generated_tokens"] += 1
+            self._events.append(Event(index, token, text.take(), None))
+        if text.stopped:
+            self._events.pop()
+            self._end(follower, "stop", end_ids[-1])
+        else:
+            self._scheduler.add(follower)
 
     def _finish_reason(self, sequence: ActiveSequence, text: GrowingText | None) -> FinishReason | None:
         if sequence.generated[-1] in sequence.request.params.stop_token_ids or (text is not None and text.stopped):
@@ -263,15 +307,32 @@ class Session:
         text = self._texts.get(index)
         if text is not None:
             text.finish()
+            reason = "stop" if text.stopped and reason == "length" else reason
         self._forget(sequence, reason)
+        params, given, output = sequence.request.params, list(sequence.request.given), sequence.output
+        reasoning = answer = None
+        if text is not None and self._tokenizer is not None:
+            markers = markers_of(self._tokenizer, params.think_end)
+            opened = markers is not None and opens_thoughts(self._tokenizer, given, markers)
+            reasoning, answer = split_thoughts(
+                self._tokenizer,
+                text.text,
+                output,
+                markers,
+                opened,
+                params.skip_special_tokens,
+                params.keep_tool_markers,
+            )
         completion = Completion(
             text=None if text is None else text.text,
-            token_ids=sequence.generated,
+            token_ids=output,
             logprobs=None if asked is None else sequence.logprobs,
             top_logprobs=sequence.top_logprobs if asked else None,
             finish_reason=reason,
-            prompt_token_ids=list(sequence.request.prompt),
+            prompt_token_ids=given,
             tokenizer=self._tokenizer,
+            reasoning=reasoning,
+            answer=answer,
         )
         self._events.append(Event(index, token, "" if text is None else text.take(final=True), completion))
 
@@ -280,6 +341,7 @@ class Session:
         self._scheduler.leave(sequence)
         del self._alive[sequence.request.index]
         self._texts.pop(sequence.request.index, None)
+        self._budgets.pop(sequence.request.index, None)
 
 
 def _append(sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]) -> None:

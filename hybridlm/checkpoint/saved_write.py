@@ -104,11 +104,11 @@ def _piece_names(name: str, count: int) -> list[str]:
 def _copy_small_files(source: Path, directory: Path) -> dict[str, str]:
     """Copy the small files that exist; return name -> SHA-256."""
     files = {}
-    for name in SMALL_FILES:
-        if (source / name).is_file():
-            content = (source / name).read_bytes()
-            (directory / name).write_bytes(content)
-            files[name] = digest(content)
+    for path in sorted(path for name in SMALL_FILES for path in source.glob(name) if path.is_file()):
+        name, content = path.relative_to(source).as_posix(), path.read_bytes()
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(content)
+        files[name] = digest(content)
     return files
 
 

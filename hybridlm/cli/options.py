@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from hybridlm.errors import MissingExtra, NumericalError
+from hybridlm.files.json_lines import parse_object
 from hybridlm.multiprocess.environment import EXIT_PEER_LOST, Disagreement, ProcessLost
 from hybridlm.requests.sampling_params import SamplingParams
 from ir_passes import AuditError
@@ -90,6 +91,18 @@ def setting(name: str, *flags: str, note: str = "") -> Any:
     said = re.search(rf"^ +{name}: (.*?)(?=^ +\w+: |\Z)", docstring, re.DOTALL | re.MULTILINE)
     text = " ".join(said[1].split()) if said else ""
     return typer.Option(*flags, help=f"{text[:1].upper()}{text[1:]} {note}".strip())
+
+
+def json_object(text: str | None, option: str) -> dict[str, Any]:
+    """Return the JSON object of an option; an empty one for None.
+
+    Raises:
+        ValueError: something else.
+    """
+    try:
+        return {} if text is None else parse_object(text.encode())
+    except ValueError as error:
+        raise ValueError(f"{option}: expected a JSON object: {error}") from error
 
 
 @contextmanager

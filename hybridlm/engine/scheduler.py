@@ -14,7 +14,7 @@ from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sampling_operands import step_operands
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
@@ -196,9 +196,10 @@ class Scheduler:
         assert pool is not None
         lanes = self._by_lane(pool, self.prefilling)
         feeds = [None if s is None else Feed(s.next_chunk(engine.chunk), s.consumed) for s in lanes]
-        shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor)
+        operands, changes = step_operands(lanes, engine.vocab_size)
+        shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor, 0, changes)
         self._decoding.prepare(pool.size, self.joined + [entry[2] for entry in self.waiting], shape.top)
-        batch, operands = Batch.of(feeds, engine.chunk), sampling_arrays(lanes)
+        batch = Batch.of(feeds, engine.chunk)
         sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=np.asarray(batch.lengths))
         sampling: list[tuple[ActiveSequence, int]] = []
         for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):

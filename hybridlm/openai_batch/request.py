@@ -25,6 +25,7 @@ from hybridlm.openai_batch.fields import (
     shown,
     whole,
 )
+from hybridlm.openai_batch.text_fields import take_chat_fields, take_sampling_fields
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import Request
 
@@ -33,11 +34,10 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens`; that of a chat is the rest of the context."""
 MAX_CHOICES = 1024
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "stream": (False,), "stream_options": ({},), "store": (False,), "frequency_penalty": (0,), "presence_penalty": (0,),
-    "repetition_penalty": (1,), "length_penalty": (1,), "logit_bias": ({},), "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"), "use_beam_search": (False,), "min_tokens": (0,), "bad_words": ([],),
-    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "include_stop_str_in_output": (False,),
-    "detokenize": (True,), "logits_processors": ([],), "priority": (0,),
+    "stream": (False,), "stream_options": ({},), "store": (False,), "length_penalty": (1,),
+    "response_format": ({"type": "text"},), "service_tier": ("auto", "default"), "use_beam_search": (False,),
+    "spaces_between_special_tokens": (True,), "include_stop_str_in_output": (False,), "detokenize": (True,),
+    "logits_processors": ([],), "priority": (0,),
 }  # fmt: skip
 """Unsupported fields that clients send, with the values that have no effect."""
 OF_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
@@ -45,8 +45,7 @@ OF_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 OF_CHATS: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],), "function_call": ("none", "auto"), "modalities": (["text"],), "verbosity": ("medium",),
-    "add_generation_prompt": (True,), "continue_final_message": (False,), "add_special_tokens": (False,),
-    "echo": (False,), "documents": ([],), "include_reasoning": (True,), "mm_processor_kwargs": ({},),
+    "add_special_tokens": (False,), "echo": (False,), "include_reasoning": (True,), "mm_processor_kwargs": ({},),
 }  # fmt: skip
 LABELS = ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "request_id", "cache_salt")
 """Fields about the bookkeeping of a service, of any value."""
@@ -127,7 +126,7 @@ def read_request(value: Mapping[str, Any], inputs: Inputs) -> OpenAIRequest:
 def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> OpenAIRequest:
     model, user = body.take("model", ANYTHING), body.take("user", ANYTHING)
     said = body.need("messages", LIST) if chat else body.need("prompt", ANYTHING)
-    variables = body.take("chat_template_kwargs", OBJECT, {}) if chat else {}
+    variables = take_chat_fields(body) if chat else {}
     tools = _take_tools(body) if chat else []
     for label in LABELS:
         body.take(label, ANYTHING)
@@ -187,6 +186,7 @@ def _take_sampling(body: Fields, custom_id: str) -> SamplingParams:
         seed=body.take("seed", whole(0, 2**64 - 1), seed),
         stop=[*([stop] if isinstance(stop, str) else stop), *body.take("stop_token_ids", TOKEN_IDS, [])],
         ignore_eos=body.take("ignore_eos", BOOLEAN, False),
+        **take_sampling_fields(body),
     )
 
 
@@ -225,20 +225,8 @@ def _chat_prompt(
 ) -> list[TokenizedPrompt]:
     if inputs.tokenizer is None:
         raise ValueError(f"messages: the checkpoint has no tokenizer.json; send token ids to {COMPLETIONS}")
-    messages = [_flat(i, message) for i, message in enumerate(messages)]
     render = inputs.tokenizer.encode_chat
     ids = render(messages, **({"tools": tools} if tools else {}), **variables)
     if tools and ids == render(messages, **variables):
         raise ValueError("tools: the chat template of this checkpoint does not show them to the model")
     return [TokenizedPrompt(inputs.encode(ids, "messages"))]
-
-
-def _flat(index: int, message: Any) -> Any:
-    """Return a message whose content is one text; parts become lines, as in vLLM."""
-    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
-        return message
-    parts = message["content"]
-    for i, part in enumerate(parts):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f'messages[{index}].content[{i}]: expected {{"type": "text", "text": ...}}, got {part!r}')
-    return message | {"content": "\n".join(part["text"] for part in parts)}

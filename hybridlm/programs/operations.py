@@ -9,12 +9,13 @@ import numpy as np
 from hybridlm.multiprocess.records import Operation
 from hybridlm.programs.shapes import Shape
 from hybridlm.rows.parts import RowPart
+from hybridlm.sampling.logit_changes import LogitChanges
 from hybridlm.sampling.sampling import Sampling
 from hybridlm.steps.operands import Batch
 
 STEPS = ("generate", "verify", "score")
 PARTS: tuple[RowPart, ...] = ("state", "span")
-RUN_FIELDS = ("pool", "rows", "step", "lanes", "tokens per lane", "log-probabilities", "mtp_drafts")
+RUN_FIELDS = ("pool", "rows", "step", "lanes", "tokens per lane", "log-probabilities", "mtp_drafts", "changes")
 COPY_FIELDS = (
     "source",
     "rows of the source",
@@ -43,20 +44,23 @@ def run_operation(pool: int, rows: int, shape: Shape, operands: Sequence[Any]) -
     if shape.processor is not None:
         raise ValueError("logits_processor: a function of yours cannot be sent to other processes; load in one process")
     top = -1 if shape.top is None else shape.top
-    numbers = (pool, rows, STEPS.index(shape.step), shape.lanes, shape.tokens, top, shape.mtp_drafts)
+    numbers = (pool, rows, STEPS.index(shape.step), shape.lanes, shape.tokens, top, shape.mtp_drafts, shape.changes)
     own = {"score": ("targets",), "verify": ("drafted", *_SAMPLING_FIELDS), "generate": _SAMPLING_FIELDS}[shape.step]
+    own = (*own, *LogitChanges._fields) if shape.changes else own
     return Operation("run", numbers, tuple(jax.tree.leaves(operands))), (*RUN_FIELDS, *Batch._fields, *own)
 
 
 def run_of(operation: Operation) -> tuple[int, int, Shape, Batch, tuple[Any, ...]]:
     """Decode `run_operation`: the pool, its rows, the program and the operands."""
-    pool, rows, step, lanes, tokens, top, mtp_drafts = operation.numbers
-    shape = Shape(STEPS[step], lanes, tokens, None if top < 0 else top, None, mtp_drafts)
+    pool, rows, step, lanes, tokens, top, mtp_drafts, changes = operation.numbers
+    shape = Shape(STEPS[step], lanes, tokens, None if top < 0 else top, None, mtp_drafts, changes)
     batch, rest = Batch(*operation.arrays[:4]), operation.arrays[4:]
     if shape.step == "score":
         return pool, rows, shape, batch, rest
-    first = len(rest) - len(_SAMPLING_FIELDS)
-    return pool, rows, shape, batch, (*rest[:first], Sampling(*rest[first:-1]), rest[-1])
+    more = len(LogitChanges._fields) if changes else 0
+    first, last = len(rest) - more - len(_SAMPLING_FIELDS), len(rest) - more
+    changed = (LogitChanges(*rest[last:]),) if changes else ()
+    return pool, rows, shape, batch, (*rest[:first], Sampling(*rest[first : last - 1]), rest[last - 1], *changed)
 
 
 def copy_operation(numbers: tuple[int, int, int, int], maps: tuple[np.ndarray, np.ndarray]) -> tuple[Operation, Fields]:

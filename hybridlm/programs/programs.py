@@ -22,10 +22,10 @@ from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
 from hybridlm.steps.dim_names import name_pool_dims
-from hybridlm.steps.generate import GENERATE_CONTRACT, generate_step
+from hybridlm.steps.generate import CHANGED_GENERATE_CONTRACT, GENERATE_CONTRACT, generate_step
 from hybridlm.steps.score import SCORE_CONTRACT, score_step
 from hybridlm.steps.structure import Structure
-from hybridlm.steps.verify import VERIFY_CONTRACT, verify_step
+from hybridlm.steps.verify import CHANGED_VERIFY_CONTRACT, VERIFY_CONTRACT, verify_step
 from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, LaneContract, compile_step
 from ir_passes.compile.executable_store import ExecutableStore
 from ir_passes.compile.planned_step import PlannedStep, plan_step
@@ -124,11 +124,13 @@ class Programs:
         if isinstance(shape, CopyShape):
             return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
         if shape.step == "generate":
-            with_int8_head = shape.top is None and shape.processor is None and shape.lanes in self.int8_head_lanes
+            plain = shape.top is None and shape.processor is None and not shape.changes
+            with_int8_head = plain and shape.lanes in self.int8_head_lanes
             step = generate_step(self._structure, shape.top, shape.processor, shape.mtp_drafts, with_int8_head)
-            return step, GENERATE_CONTRACT
+            return step, CHANGED_GENERATE_CONTRACT if shape.changes else GENERATE_CONTRACT
         if shape.step == "verify":
-            return verify_step(self._structure, shape.top, shape.processor, shape.mtp_drafts), VERIFY_CONTRACT
+            step = verify_step(self._structure, shape.top, shape.processor, shape.mtp_drafts)
+            return step, CHANGED_VERIFY_CONTRACT if shape.changes else VERIFY_CONTRACT
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
 
     def compiled(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep | StoredStep:

@@ -13,6 +13,7 @@ from jax import Array, lax
 from jaxtyping import Float32, Int32
 
 from hybridlm.sampling.int8_head import sample_with_int8_head
+from hybridlm.sampling.logit_changes import LogitChanges, changed_logits
 from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.mtp_drafts import DraftingLanes, propose_mtp_drafts
@@ -57,6 +58,8 @@ GENERATE_CONTRACT = LaneContract(
     inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane(), Shared()),
     outputs=(Lane(), STATE),
 )
+CHANGED_GENERATE_CONTRACT = LaneContract(inputs=(*GENERATE_CONTRACT.inputs, Lane()), outputs=GENERATE_CONTRACT.outputs)
+"""That of a step that changes logits."""
 
 
 def generate_step(
@@ -68,7 +71,8 @@ def generate_step(
 ) -> Step:
     """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, sampling_mode) -> (SampledTokens, rows)`.
 
-    `LAST_SAMPLED` in `tokens` stands for the token that the lane sampled in its last step.
+    `LAST_SAMPLED` in `tokens` stands for the token that the lane sampled in its last step. A step may have one operand
+    more, `LogitChanges`.
 
     Args:
         structure: structure of the model.
@@ -90,6 +94,7 @@ def generate_step(
         kv_blocks: Int32[Array, ""],
         sampling: Sampling,
         sampling_mode: Int32[Array, ""],
+        changes: LogitChanges | None = None,
     ) -> tuple[SampledTokens, Rows]:
         int8_head = params[-1] if with_int8_head else None
         model = structure.rebuild(params)
@@ -102,7 +107,7 @@ def generate_step(
         def from_logits() -> SampledTokens:
             logits = Vocabulary.of(model.config).whole(model.logits(hidden))
             return sample_with_logprobs(
-                logits, last_token, positions + lengths, sampling, sampling_mode, top, processor
+                logits, last_token, positions + lengths, sampling, sampling_mode, top, processor, changes
             )
 
         if int8_head is None:
@@ -153,6 +158,7 @@ def sample_with_logprobs(
     sampling_mode: Int32[Array, ""],
     top: int | None,
     processor: LogitsProcessor | None,
+    changes: LogitChanges | None = None,
 ) -> SampledTokens:
     """Sample the next token of each row of logits, with its log-probability if requested.
 
@@ -163,12 +169,13 @@ def sample_with_logprobs(
         sampling: settings of each row.
         sampling_mode: as for `sample_tokens`.
         top, processor: as for `generate_step`.
+        changes: of each row's logits, before the processor; None for none.
     """
     logprob = top_tokens = top_logprobs = None
-    processed = logits
+    processed = logits if changes is None else changed_logits(logits, changes)
     if processor is not None:
         assert last_token is not None, "a processor is told what the lane has consumed"
-        processed = jax.vmap(processor)(logits, last_token, positions)
+        processed = jax.vmap(processor)(processed, last_token, positions)
     with jax.named_scope("sample"):
         token = sample_tokens(processed, sampling, positions, sampling_mode)
     if top is not None:

@@ -22,6 +22,7 @@ from hybridlm.cli.main import app
 from hybridlm.multiprocess.records import RECORD, BroadcastError, Operation, from_records, to_records
 from hybridlm.programs.operations import run_of, run_operation
 from hybridlm.programs.shapes import Shape
+from hybridlm.sampling.logit_changes import LogitChanges
 
 COUNT, TIMEOUT = 4, 20.0
 ROOT = Path(__file__).parents[3]
@@ -45,6 +46,18 @@ def test_operations_survive_the_wire_format() -> None:
     for mine, given in zip([*batch, *sampling, sampled], OPERANDS, strict=True):
         np.testing.assert_array_equal(mine, given)
         assert mine.dtype == given.dtype and mine.shape == given.shape
+
+
+def test_changes_of_logits_survive_the_wire_format() -> None:
+    shape = Shape("verify", 4, 3, changes=64)
+    changes = (np.ones((4, 64), np.int32), *[np.full((4, 64), i, np.float32) for i in range(3)])
+    given = (*BATCH, np.zeros(4, np.int32), *OPERANDS[len(BATCH) :], *changes)
+    operation, fields = run_operation(7, 4, shape, given)
+    assert len(fields) == len(operation.numbers) + len(operation.arrays)
+    _, _, told, _, (_, _, _, found) = run_of(from_records(to_records(5, operation), 5))
+    assert told == shape and found._fields == LogitChanges._fields
+    for mine, one in zip(found, changes, strict=True):
+        np.testing.assert_array_equal(mine, one)
 
 
 def test_large_operands_take_further_records_of_the_same_size() -> None:

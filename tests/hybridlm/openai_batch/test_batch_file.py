@@ -16,6 +16,7 @@ import hybridlm
 from hybridlm.openai_batch.answers import BatchModel
 from hybridlm.openai_batch.batch_file import batch_file
 from hybridlm.openai_batch.request import read_request
+from hybridlm.openai_batch.response import _message
 from hybridlm.session import Session
 from hybridlm.text.tokenizer import Tokenizer
 
@@ -226,7 +227,7 @@ BAD = {
     "prompt: has 300 tokens, the context holds 256": line("p5", prompt="x" * 300),
     "messages: expected at least one message": line("c", CHAT, messages=[]),
     "messages[0]: expected a dict": line("c2", CHAT, messages=["x"]),
-    'messages[0].content[0]: expected {"type": "text"': line(
+    "messages[0].content[0]: expected text": line(
         "c3", CHAT, messages=[{"role": "user", "content": [{"type": "image_url"}]}]
     ),
 }  # fmt: skip
@@ -364,3 +365,40 @@ def test_tools_are_shown_by_a_template_that_has_them(text_lm: hybridlm.LM, choic
     found = read_request(line("a", CHAT, messages=messages, tools=[TOOL], tool_choice=choice), inputs)
     expected = "[lookup]hi" if shown else "hi"
     assert list(found.prompts[0].token_ids) == text_lm.tokenizer.encode(expected, add_special_tokens=False)
+
+
+def test_penalties_bans_and_text_options(text_lm: hybridlm.LM) -> None:
+    asked = {"repetition_penalty": 1.1, "presence_penalty": 1.5, "frequency_penalty": 0.5, "min_tokens": 2}
+    texts = {"skip_special_tokens": False, "keep_tool_markers": True, "think_end": "</t>"}
+    more = {"logit_bias": {"3": 2}, "bad_words": [[4, 5]], "thinking_token_budget": 7}
+    params = read_request(line("a", prompt="x", **asked, **texts, **more), text_lm._inputs).requests[0].params
+    assert {name: getattr(params, name) for name in (asked | texts)} == asked | texts
+    assert (params.logit_bias, params.bad_words, params.thinking_budget) == (((3, 2.0),), ((4, 5),), 7)
+    plain = read_request(line("a", prompt="x"), text_lm._inputs).requests[0].params
+    assert not plain.changes_logits and plain.skip_special_tokens and plain.thinking_budget is None
+
+
+def test_chats_are_those_of_the_tokenizer(text_lm: hybridlm.LM) -> None:
+    """Content in parts, tool calls with arguments as texts, and every field that the template reads."""
+    assert text_lm.tokenizer is not None
+    template = """{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}
+{{- p.text }}{% endfor %}{% endif %}{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}
+{{- k }}={{ v }}{% endfor %}{% endfor %}{{ m.reasoning_content }};{% endfor %}{{ documents[0].title }}{{ more }}
+{%- if add_generation_prompt %}A:{% endif %}"""
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"city": "Paris"}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a b"}, {"type": "text", "text": "c"}]},
+        {"role": "assistant", "content": "d", "tool_calls": [call], "reasoning": "hm"},
+    ]
+    fields: dict[str, Any] = {"chat_template": template, "documents": [{"title": "T"}]}
+    fields["chat_template_kwargs"] = {"more": "!"}
+    found = read_request(line("a", CHAT, messages=messages, **fields), text_lm._inputs).requests[0].prompt
+    assert text_lm.tokenizer.decode(found) == "a bc;dcity=Parishm;T!A:"
+    fields |= {"add_generation_prompt": False, "continue_final_message": True}
+    found = read_request(line("a", CHAT, messages=messages, **fields), text_lm._inputs).requests[0].prompt
+    assert text_lm.tokenizer.decode(found) == "a bc;d"
+
+
+def test_thoughts_are_apart_from_the_answer() -> None:
+    done = hybridlm.Completion("hm</think>yes", [1], None, None, "stop", [2], reasoning="hm", answer="yes")
+    assert _message(done.text, done) == {"role": "assistant", "content": "yes", "reasoning": "hm"}

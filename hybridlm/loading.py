@@ -33,7 +33,6 @@ from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
 from ir_passes.compile.executable_store import ExecutableStore
 from models import DecoderConfig
-from models.sharding.devices import SINGLE_DEVICE
 
 _log = logging.getLogger("hybridlm")
 
@@ -109,11 +108,11 @@ def load(
     cache = cache_of(compilation_cache)
     folder = None if cache.folder is None else cache.folder / "products"
     if tune:
-        check_tune(folder, mesh)
+        check_tune(folder, mesh, placement.platform)
     process_group = ProcessGroup(placement) if placement.several_processes else None
-    cache_dtype = dtype_of_caches(dtype)
+    cache_dtype = dtype_of_caches(dtype, placement.platform)
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
-    cuts = {} if placement.devices == SINGLE_DEVICE else family.abstract(config).sharded_dims()
+    cuts = family.abstract(config).sharded_dims() if placement.devices.sharded else {}
     shards = placement.shards(weights, cuts)
     size = weight_bytes(weights, dtype, shards, placement)
     demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)

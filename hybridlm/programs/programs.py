@@ -13,6 +13,7 @@ from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
 from hybridlm.programs.compilation_cache import NOWHERE, use_cache
 from hybridlm.programs.shapes import AnyShape, CopyShape, S, Shape
+from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.programs.stored_programs import StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import copy_contract, copy_row
@@ -121,6 +122,12 @@ class Programs:
             return verify_step(self._structure, shape.top, shape.processor, shape.mtp_drafts), VERIFY_CONTRACT
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
 
+    def key(self, shape: AnyShape, given: tuple[Any, ...]) -> str | None:
+        """Return the key of a step for a store, of its example arguments; None if it has none."""
+        _, args, _ = self._whole_step(shape, given)
+        screened = isinstance(shape, Shape) and shape.lanes in self.int8_head_lanes
+        return step_key(shape, args, structure_name(self._structure), self.certify, self._placement, screened)
+
     def compiled(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep | StoredStep:
         """Return the program of a shape, from the store or compiled.
 
@@ -205,6 +212,7 @@ class Programs:
                     certify=self.certify,
                     certificates=self._directory,
                     may_copy=MAY_COPY,
+                    target=self._placement.target,
                 )
         except (IsolationError, AuditError, HloError) as error:
             error.add_note(

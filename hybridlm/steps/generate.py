@@ -20,7 +20,8 @@ from ir_passes import Lane, LaneContract, Shared, rowwise
 from models import Decoder
 from models.ops.expert_dot import expert_dot
 
-rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=({"absent": False}, {"absent": True}))
+_STATIC = tuple({"absent": absent, "ragged": ragged} for ragged in (False, True) for absent in (False, True))
+rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=_STATIC)
 LAST_SAMPLED = -1
 """Placeholder for the token that the lane sampled last, which the host may not know yet."""
 

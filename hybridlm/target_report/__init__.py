@@ -6,6 +6,6 @@ no program of it can avoid), `fit` (weights, rows and scratch beside the memory)
 
 from hybridlm.target_report.fit import Fit
 from hybridlm.target_report.step_report import StepReport
-from hybridlm.target_report.target_report import TargetReport, report_on, target_engine
+from hybridlm.target_report.target_report import TargetReport, report_on, shapes_of, target_engine
 
-__all__ = ["Fit", "StepReport", "TargetReport", "report_on", "target_engine"]
+__all__ = ["Fit", "StepReport", "TargetReport", "report_on", "shapes_of", "target_engine"]

@@ -102,6 +102,11 @@ def target_engine(
     return abstract_engine(config, lanes, context, dtype, chunk, over, target=target)
 
 
+def shapes_of(engine: Engine) -> list[AnyShape]:
+    """Return the steps that are reported on: those of all lanes."""
+    return all_shapes(engine, only_full=True, drafts=True)
+
+
 def report_on(engine: Engine, step_done: Callable[[int, str], None] = lambda done, name: None) -> TargetReport:
     """Compile every step of an engine for its target, or find what an earlier process found, and report on them.
 
@@ -111,7 +116,7 @@ def report_on(engine: Engine, step_done: Callable[[int, str], None] = lambda don
     """
     target = engine.placement.target
     assert target is not None
-    shapes = all_shapes(engine, only_full=True, drafts=True)
+    shapes = shapes_of(engine)
     folder = cache_of(None).folder
     store = None if folder is None else FileStore(folder / TARGETS)
     steps: dict[AnyShape, StepReport] = {}

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
@@ -41,6 +43,9 @@ in place, and on CPUs it does in all steps of docs/certificates.md but those tha
 
 PASSES = (DropDead(),)
 """Rewrites of steps; the model's steps are already written in the form that the other rewrites produce."""
+NO_TILES = "Couldn't find output tile sizes"
+WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
+"""Products that Triton cannot compute are left to cuBLAS; a certificate says so among its flags."""
 
 
 class Programs:
@@ -202,18 +207,19 @@ class Programs:
     def _compile(self, shape: AnyShape, args: tuple[Any, ...], cache: str | None = None) -> CompiledStep:
         """Compile; `cache` is where JAX keeps the program, None for where all are kept."""
         step, args, contract = self._whole_step(shape, args)
+        compile = partial(
+            compile_step, step, args, contract, passes=PASSES, certify=self.certify, certificates=self._directory,
+            may_copy=MAY_COPY, target=self._placement.target,
+        )  # fmt: skip
         try:
             with use_cache(self.cache if cache is None else cache):
-                compiled = compile_step(
-                    step,
-                    args,
-                    contract,
-                    passes=PASSES,
-                    certify=self.certify,
-                    certificates=self._directory,
-                    may_copy=MAY_COPY,
-                    target=self._placement.target,
-                )
+                try:
+                    compiled = compile()
+                except jax.errors.JaxRuntimeError as error:
+                    # XLA's Triton compiler has no tiles for some products, and a target no device to look for others.
+                    if self._placement.target is None or NO_TILES not in str(error):
+                        raise
+                    compiled = compile(compiler_options=WITHOUT_TRITON)
         except (IsolationError, AuditError, HloError) as error:
             error.add_note(
                 f"The step is {_describe(shape)}; it was not run. For experiments, hybridlm.load(..., certify='warn') "

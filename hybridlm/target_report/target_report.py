@@ -1,7 +1,7 @@
 """The report on a model on a target: every step compiled, proved, audited and counted, and whether it all fits."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,16 +107,18 @@ def shapes_of(engine: Engine) -> list[AnyShape]:
     return all_shapes(engine, only_full=True, drafts=True)
 
 
-def report_on(engine: Engine, step_done: Callable[[int, str], None] = lambda done, name: None) -> TargetReport:
-    """Compile every step of an engine for its target, or find what an earlier process found, and report on them.
+def report_on(
+    engine: Engine, shapes: Sequence[AnyShape], step_done: Callable[[int, str], None] = lambda done, name: None
+) -> TargetReport:
+    """Compile steps of an engine for its target, or find what an earlier process found, and report on them.
 
     Args:
         engine: of `target_engine`.
+        shapes: the steps, as `shapes_of` has them.
         step_done: called with the number of steps that are done and the name of the next.
     """
     target = engine.placement.target
     assert target is not None
-    shapes = shapes_of(engine)
     folder = cache_of(None).folder
     store = None if folder is None else FileStore(folder / TARGETS)
     steps: dict[AnyShape, StepReport] = {}

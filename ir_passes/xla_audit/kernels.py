@@ -8,7 +8,7 @@ device counts all the same. Arithmetic is that of products and convolutions.
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -142,11 +142,21 @@ def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundCo
     }
     parameters = {argument: number for number, argument in enumerate(kept)}
     executable = Executable(module, buffers, parameters, platform_of(compiled), buffers.temp_bytes, "")
-    return Kernels(tuple(_Walk(executable, pools).kernels(module.main, 1, False)))
+    return kernels_in(executable, pools)
+
+
+def kernels_in(executable: Executable, pools: Mapping[int, str]) -> Kernels:
+    """Return the operations of an executable that has been read.
+
+    Args:
+        executable: its program; pools are named where it has a buffer assignment.
+        pools: number of an entry parameter that is a pool -> its path.
+    """
+    return Kernels(tuple(_Walk(executable, pools).kernels(executable.module.main, 1, False)))
 
 
 class _Walk:
-    def __init__(self, executable: Executable, pools: dict[int, str]):
+    def __init__(self, executable: Executable, pools: Mapping[int, str]):
         self._module, self._buffers, self._pools = executable.module, executable.buffers, pools
         self._live = live_values(executable)
 

@@ -90,9 +90,9 @@ def generate_step(
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
 
         def from_logits() -> SampledTokens:
-            logits = Vocabulary.of(model.config).whole(model.logits(hidden))
+            logits, platform = Vocabulary.of(model.config).whole(model.logits(hidden)), model.config.devices.platform
             return sample_with_logprobs(
-                logits, last_token, positions + lengths, sampling, sampling_mode, top, processor
+                logits, last_token, positions + lengths, sampling, sampling_mode, top, processor, platform
             )
 
         if int8_head is None:
@@ -143,6 +143,7 @@ def sample_with_logprobs(
     sampling_mode: Int32[Array, ""],
     top: int | None,
     processor: LogitsProcessor | None,
+    platform: str,
 ) -> SampledTokens:
     """Sample the next token of each row of logits, with its log-probability if requested.
 
@@ -153,6 +154,7 @@ def sample_with_logprobs(
         sampling: settings of each row.
         sampling_mode: as for `sample_tokens`.
         top, processor: as for `generate_step`.
+        platform: that the step is for.
     """
     logprob = top_tokens = top_logprobs = None
     processed = logits
@@ -160,7 +162,7 @@ def sample_with_logprobs(
         assert last_token is not None, "a processor is told what the lane has consumed"
         processed = jax.vmap(processor)(logits, last_token, positions)
     with jax.named_scope("sample"):
-        token = sample_tokens(processed, sampling, positions, sampling_mode)
+        token = sample_tokens(processed, sampling, positions, sampling_mode, platform)
     if top is not None:
         total = Vocabulary(logits.shape[1]).log_total(logits)
         inside = jnp.where(token < logits.shape[1], token, 0)

@@ -199,3 +199,44 @@ def test_fusions_that_overwrite_what_they_read_are_found(name: str) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_the_same_with_bytes_of_their_own_are_right(name: str) -> None:
     assert found(WRONG[name][0]._replace(shared={})) == []
+
+
+ALL_REDUCE = """
+HloModule exchanged, is_scheduled=true
+
+sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+
+ENTRY main {
+  x = f32[4,16]{1,0} parameter(0)
+  y = f32[4,16]{1,0} parameter(1)
+  both = (f32[4,16]{1,0}, f32[4,16]{1,0}) all-reduce-start(x, y), replica_groups={{0,1}}, to_apply=sum, backend_config={"backend":"BACKEND"}
+  ROOT made = (f32[4,16]{1,0}, f32[4,16]{1,0}) all-reduce-done(both)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("result", "operand", "backend", "expected"),
+    [
+        (0, 0, "NCCL", []),
+        (1, 1, "NCCL", []),
+        (0, 1, "NCCL", [(1, (0,))]),
+        (1, 0, "NCCL", [(0, (1,))]),
+        (0, 0, "NVSHMEM", [(0, (0,))]),
+    ],
+)
+def test_sums_over_devices_are_taken_where_their_own_operands_lie(
+    result: int, operand: int, backend: str, expected: list[tuple[int, Index]]
+) -> None:
+    module = read_module(serialized(ALL_REDUCE.replace("BACKEND", backend)))
+    sums = next(one for one in module.main.instructions if one.opcode == "all-reduce-start")
+    slices = {(one.id, ()): Slice(one.parameter, 0, 256) for one in module.main.parameters.values()}
+    slices |= {(sums.id, (i,)): Slice(2 + i, 0, 256) for i in range(2)} | {(sums.id, (result,)): Slice(operand, 0, 256)}
+    allocations = {i: Allocation(i, 256, None, False, False, False) for i in range(4)}
+    executable = Executable(module, Buffers(allocations, slices), {0: 0, 1: 1}, "gpu", 0, "")
+    hazards = in_place_hazards(executable, live_values(executable))
+    assert [(one.operand, one.index) for one in hazards] == expected

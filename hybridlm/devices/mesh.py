@@ -104,4 +104,4 @@ def read_mesh(text: str | None) -> Mesh | None:
     """
     if text is None:
         return mesh(data=jax.device_count()) if jax.process_count() > 1 else None
-    return mesh(**read_sizes(text))
+    return mesh(**read_sizes(text), devices=None)

@@ -6,15 +6,13 @@ in place, the rows that are read or written alone. An operand that an earlier op
 device counts all the same. Arithmetic is that of products and convolutions.
 """
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import jax
 
 from ir_passes.contract.contract import BoundContract, Pool
-from ir_passes.xla_audit import hlo_schema
 from ir_passes.xla_audit.hlo import (
     HloError,
     given_assignment,
@@ -26,8 +24,9 @@ from ir_passes.xla_audit.hlo import (
     unpack_dump,
 )
 from ir_passes.xla_audit.live_values import live_values
+from ir_passes.xla_audit.products import multiplies, product_flops
 from ir_passes.xla_audit.program import Array, Buffers, Computation, Executable, Instruction
-from ir_passes.xla_audit.wire import WireError, decode
+from ir_passes.xla_audit.wire import WireError
 
 # fmt: off
 FREE = frozenset({
@@ -181,13 +180,13 @@ class _Walk:
         if one.opcode == "fusion":
             fused = self._module.computations[one.called[0]]
             read, written, kind = _read(fused), _written(fused), one.fusion_kind
-            products = [(each, _product(each, _arrays(each, fused))) for each in fused.instructions]
+            products = [(each, product_flops(each, _arrays(each, fused))) for each in fused.instructions]
             dtypes = [_dtype(each, fused) for each, flops in products if flops]
             flops = sum(flops for _, flops in products)
         else:
             given = tuple(operand.array for operand in operands)
             read, written = _plain(one, given)
-            flops, kind = _product(one, given), one.target or one.opcode
+            flops, kind = product_flops(one, given), one.target or one.opcode
             dtypes = [given[0].dtype] if flops else []
         touched = {path for id in (one.id, *one.operands) for path in self._touched(id)}
         return Kernel(
@@ -261,50 +260,9 @@ def _bytes(one: Instruction) -> int:
 
 def _arrays(one: Instruction, fused: Computation) -> tuple[Array, ...]:
     wanted = set(one.operands)
-    by_id = {each.id: each.array for each in fused.instructions if each.id in wanted} if _multiplies(one) else {}
+    by_id = {each.id: each.array for each in fused.instructions if each.id in wanted} if multiplies(one) else {}
     return tuple(by_id[id] for id in one.operands) if by_id else ()
 
 
 def _dtype(one: Instruction, fused: Computation) -> str:
     return _arrays(one, fused)[0].dtype
-
-
-def _multiplies(one: Instruction) -> bool:
-    return one.opcode in ("dot", "convolution")
-
-
-def _product(one: Instruction, operands: tuple[Array, ...]) -> int:
-    """Operations of a product; 0 of anything else, cuBLAS's calls too, whose shapes say too little."""
-    if not _multiplies(one):
-        return 0
-    left, right = operands[:2]
-    raw = decode(one.attributes, hlo_schema.PRODUCT)
-    if one.opcode == "dot":
-        summed = raw["dot"]["lhs_contracting"] if raw["dot"] else ()
-        return 2 * one.array.count * math.prod(left.dims[dim] for dim in summed)
-    dims = raw["convolution"] or hlo_schema.CONVOLUTION.blank
-    windows = raw["window"]["dimensions"] if raw["window"] else ()
-    met = math.prod(_met(window, left.dims[at]) for window, at in zip(windows, dims["input_spatial"], strict=True))
-    features = right.dims[dims["kernel_input_feature"]]
-    return 2 * _places(one.array, dims) * features * met
-
-
-def _places(result: Array, dims: dict[str, int]) -> int:
-    """Elements of a convolution's result at one place of its window."""
-    return result.dims[dims["output_batch"]] * result.dims[dims["output_feature"]]
-
-
-def _met(window: dict[str, int], size: int) -> int:
-    """Pairs of a place of the window and an element of the operand that meet, along one dimension."""
-    base, dilation, stride = (max(window[name], 1) for name in ("base_dilation", "window_dilation", "stride"))
-    low, high = window["padding_low"], window["padding_high"]
-    padded = low + (size - 1) * base + 1 + high if size else low + high
-    reach = (window["size"] - 1) * dilation + 1
-    outputs = (padded - reach) // stride + 1 if padded >= reach else 0
-    return sum(_inside(range(0, outputs * stride, stride), at * dilation - low, size, base)
-               for at in range(window["size"]))  # fmt: skip
-
-
-def _inside(starts: Iterable[int], offset: int, size: int, base: int) -> int:
-    positions = (start + offset for start in starts)
-    return sum(0 <= at <= (size - 1) * base and at % base == 0 for at in positions)

@@ -137,7 +137,8 @@ def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch) -> 
     again = report_on(engine(), SHAPES)
     assert again == replace(first, steps=tuple(replace(one, reused=True) for one in first.steps))
     monkeypatch.setattr(jax.stages.Lowered, "compile", refused)
-    for other in ({"target": "nvidia-h200"}, {"context": 128}, {"dtype": "bfloat16"}):
+    others: tuple[dict[str, Any], ...] = ({"target": "nvidia-h200"}, {"context": 128}, {"dtype": "bfloat16"})
+    for other in others:
         with pytest.raises(AssertionError, match="compiled again"):
             report_on(engine(**other), SHAPES)
 
@@ -181,7 +182,7 @@ def test_mesh_has_the_devices_of_the_target() -> None:
     with pytest.raises(TargetError, match="nvidia-h100:2: expected a mesh of 2 devices, got one of 4"):
         engine(target="nvidia-h100:2", mesh={"data": 2, "model": 2})
     found = engine(target="nvidia-h100:2")
-    assert found.placement.data == 2 and set(found.placement.mesh.devices.flat) == set(jax.devices()[1:3])
+    assert found.placement.data == 2 and set(found.placement.local_devices) == set(jax.devices()[1:3])
 
 
 def run(*options: str) -> Result:

@@ -213,7 +213,7 @@ sum {
 ENTRY main {
   x = f32[4,16]{1,0} parameter(0)
   y = f32[4,16]{1,0} parameter(1)
-  both = (f32[4,16]{1,0}, f32[4,16]{1,0}) all-reduce-start(x, y), replica_groups={{0,1}}, to_apply=sum, backend_config={"backend":"BACKEND"}
+  both = (f32[4,16]{1,0}, f32[4,16]{1,0}) all-reduce-start(x, y), to_apply=sum, MORE
   ROOT made = (f32[4,16]{1,0}, f32[4,16]{1,0}) all-reduce-done(both)
 }
 """
@@ -232,7 +232,7 @@ ENTRY main {
 def test_sums_over_devices_are_taken_where_their_own_operands_lie(
     result: int, operand: int, backend: str, expected: list[tuple[int, Index]]
 ) -> None:
-    module = read_module(serialized(ALL_REDUCE.replace("BACKEND", backend)))
+    module = read_module(serialized(ALL_REDUCE.replace("MORE", f'backend_config={{"backend":"{backend}"}}')))
     sums = next(one for one in module.main.instructions if one.opcode == "all-reduce-start")
     slices = {(one.id, ()): Slice(one.parameter, 0, 256) for one in module.main.parameters.values()}
     slices |= {(sums.id, (i,)): Slice(2 + i, 0, 256) for i in range(2)} | {(sums.id, (result,)): Slice(operand, 0, 256)}

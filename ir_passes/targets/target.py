@@ -189,7 +189,7 @@ def _gpus(one: Gpu, target: Target) -> list[Any]:
 def _tpus(one: Tpu, target: Target) -> list[Any]:
     if not _installed("libtpu"):
         raise _not_installed(target, ["libtpu"], "target-tpu")
-    if jax.default_backend() != "tpu":
+    if local_target().platform != "tpu":
         for name, value in NO_TPU.items():
             os.environ.setdefault(name, value)
     name = f"{one.version}:{dict(one.shapes)[target.count]}"

@@ -208,9 +208,11 @@ class _Flow:
             self._use(operand.values(), at)
         if one.opcode == GATHERED:
             return {index[1:]: value for index, value in operands[0].items() if index[:1] == (1,)}
-        if one.opcode == GATHERING and len(operands) == 1:
-            # Its result is the operand itself beside the gathered array, and both are in use until it is done.
-            own = {(0, *index): value for index, value in operands[0].items()}
+        if one.opcode == GATHERING:
+            # Its result is the operands themselves beside the gathered arrays; all are in use until it is done.
+            places = [(0,)] if len(operands) == 1 else [(0, i) for i in range(len(operands))]
+            pairs = zip(places, operands, strict=True)
+            own = {(*place, *index): value for place, operand in pairs for index, value in operand.items()}
             return own | self._define(one, at, frozenset(own))
         defined = self._define(one, at)
         if one.opcode == "constant":

@@ -263,7 +263,10 @@ def test_operand_of_a_gather_is_in_use_until_it_is_done(apart: bool) -> None:
     """What is computed meanwhile must not lie in its bytes; the gathered array is one value, and has a place."""
     module = read_module(serialized(ALL_GATHER))
     by_name = {one.name: one.id for one in module.main.instructions}
-    slices = {(by_name["x"], ()): Slice(0, 0, 256), (by_name["own"], ()): Slice(1, 0, 256)}
+    slices: dict[tuple[int, Index], Slice] = {
+        (by_name["x"], ()): Slice(0, 0, 256),
+        (by_name["own"], ()): Slice(1, 0, 256),
+    }
     slices |= {(by_name["begun"], (1,)): Slice(2, 0, 512), (by_name["begun"], ()): Slice(4, 0, 16)}
     slices |= {(by_name["meanwhile"], ()): Slice(3 if apart else 1, 0, 256), (by_name["both"], ()): Slice(5, 0, 16)}
     allocations = {i: Allocation(i, 512, 0 if i == 0 else None, False, False, False) for i in range(6)}

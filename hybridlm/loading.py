@@ -23,6 +23,7 @@ from hybridlm.checkpoint import (
 )
 from hybridlm.checkpoint.adapter import base_of, has_adapter
 from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint.packed_weights import Packed
 from hybridlm.checkpoint.saved_index import is_saved
 from hybridlm.cpu_tuning import check_tune
 from hybridlm.cpu_tuning import tune as tune_products
@@ -54,7 +55,6 @@ from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
 from ir_passes.compile.executable_store import ExecutableStore
 from models import DecoderConfig
-from models.sharding.devices import SINGLE_DEVICE
 
 _log = logging.getLogger("hybridlm")
 
@@ -149,13 +149,14 @@ def load(
     start = Start(name, cache.folder, settings, progress, began)
     folder = None if cache.folder is None else cache.folder / "products"
     if tune:
-        check_tune(folder, mesh)
+        check_tune(folder, mesh, placement.platform)
     process_group = ProcessGroup(placement) if placement.several_processes else None
-    cache_dtype = dtype_of_caches(dtype)
+    cache_dtype = dtype_of_caches(dtype, placement.platform)
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
-    cuts = {} if placement.devices == SINGLE_DEVICE else family.abstract(config).sharded_dims()
+    cuts = family.abstract(config).sharded_dims() if placement.devices.sharded else {}
     shards = placement.shards(weights, cuts)
-    packed = packed_types(directory, family, config, dtype, bound) if dequantise is None else {}
+    products: Packed = "in blocks" if placement.platform == "cpu" else "whole"
+    packed = packed_types(directory, family, config, dtype, products, bound) if dequantise is None else {}
     if packed and placement.mesh is not None:
         _log.warning("quantised weights are plain arrays in %s on a mesh: it has no packed form of them", dtype)
         packed = {}
@@ -174,7 +175,7 @@ def load(
     start.ended("open")
     with load_progress(progress) as report_progress:
         arrays, report = load_parameters(
-            directory, family, config, dtype, report_progress, shards, bound, packed=bool(packed)
+            directory, family, config, dtype, report_progress, shards, bound, packed=products if packed else None
         )
     start.ended("weights")
     for line in report.lines() + ([] if asked is not None else report.conversions(dtype)):

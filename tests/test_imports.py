@@ -119,7 +119,7 @@ LAYERS = {
         __main__
         cli
         bench demo evals ray
-        loading
+        loading target_report
         lm
         forward openai_batch tables
         score_files scoring session
@@ -136,7 +136,7 @@ LAYERS = {
         layers
         ops
         state
-        platform sharding
+        sharding
     """,
     "ir_passes": """
         compile
@@ -144,7 +144,7 @@ LAYERS = {
         host measure proof scratch xla_audit
         contract
         jaxpr
-        files
+        files targets
     """,
 }
 """Package -> its folders and files, top first. Each may import from the lines below and, without a circle, its own."""

@@ -12,7 +12,7 @@ from hybridlm.checkpoint.adapter import Adapter, BoundAdapter
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
 from hybridlm.checkpoint.header_check import check
-from hybridlm.checkpoint.packed_weights import packed_forms, packed_type
+from hybridlm.checkpoint.packed_weights import Packed, packed_forms, packed_type
 from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress
 from hybridlm.checkpoint.saved_index import SavedDirectory, is_saved, open_saved
 from hybridlm.checkpoint.saved_read import head_parameters, load_saved_weights
@@ -90,7 +90,7 @@ def load_parameters(
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
     adapters: Sequence[BoundAdapter] = (),
     only: Collection[ParameterPath] | None = None,
-    packed: bool = False,
+    packed: Packed | None = None,
 ) -> LoadedWeights:
     """Read every parameter of a model, by `load_weights` or `load_saved_weights`."""
     if isinstance(checkpoint, SavedDirectory):
@@ -99,13 +99,19 @@ def load_parameters(
 
 
 def packed_types(
-    checkpoint: Checkpoint, family: Family, config: Any, dtype: str, adapters: Sequence[BoundAdapter] = ()
+    checkpoint: Checkpoint,
+    family: Family,
+    config: Any,
+    dtype: str,
+    packed: Packed,
+    adapters: Sequence[BoundAdapter] = (),
 ) -> dict[ParameterPath, QuantisedWeight]:
     """Return each parameter that can stay packed, with types in the place of arrays, from headers alone.
 
     Args:
         checkpoint, family, config, adapters: as for `load_parameters`.
         dtype: that numbers are rounded to in products.
+        packed: how products are computed.
 
     Raises:
         CheckpointError: all faults of the headers.
@@ -115,4 +121,4 @@ def packed_types(
     plan = check(checkpoint, family, config)
     forms = packed_forms(checkpoint, plan, adapters)
     shapes = {choice.weight.path: choice.weight.shape for choice in plan.choices}
-    return {path: packed_type(shapes[path], form, dtype) for path, form in forms.items()}
+    return {path: packed_type(shapes[path], form, dtype, packed) for path, form in forms.items()}

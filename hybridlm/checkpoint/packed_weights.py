@@ -1,6 +1,7 @@
 """Parameters that stay packed in memory: which can, how large they are, and their arrays from the files."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,9 @@ from hybridlm.checkpoint.report import ParameterPath
 from hybridlm.quantised.health import lost_rows
 from hybridlm.quantised.packed import PackedArrays, PackedForm, packed_form
 from models.ops.quantised_weight import TWO_IN_A_BYTE, QuantisedWeight
+
+Packed = Literal["in blocks", "whole"]
+"""Products of packed weights: a block of rows at a time, as on a CPU, or dequantised inside of the product."""
 
 
 def packed_forms(
@@ -43,13 +47,14 @@ def _form(checkpoint: CheckpointDirectory, name: str) -> PackedForm | None:
     return packed_form(tensor, checkpoint.info(tensor.parts["scale"]).dtype, checkpoint.read_part)
 
 
-def packed_type(shape: tuple[int, ...], form: PackedForm, dtype: str) -> QuantisedWeight:
+def packed_type(shape: tuple[int, ...], form: PackedForm, dtype: str, packed: Packed) -> QuantisedWeight:
     """Return a packed parameter with types in the place of arrays.
 
     Args:
         shape: of the parameter.
         form: its packed form.
         dtype: that its numbers are rounded to in products.
+        packed: how products are computed.
     """
 
     def typed(width: int, kind: str) -> jax.ShapeDtypeStruct:
@@ -64,11 +69,12 @@ def packed_type(shape: tuple[int, ...], form: PackedForm, dtype: str) -> Quantis
         form.kind,
         form.inputs,
         dtype,
+        packed == "in blocks",
     )
 
 
 def load_packed(
-    checkpoint: CheckpointDirectory, choice: ChosenSource, form: PackedForm, dtype: str
+    checkpoint: CheckpointDirectory, choice: ChosenSource, form: PackedForm, dtype: str, packed: Packed
 ) -> tuple[QuantisedWeight, tuple[str, ...]]:
     """Return a parameter of a form, on JAX's default device, and a sentence for each tensor whose rows were lost.
 
@@ -77,6 +83,7 @@ def load_packed(
         choice: the parameter and its tensors.
         form: from `packed_forms`.
         dtype: that its numbers are rounded to in products.
+        packed: how products are computed.
 
     Raises:
         CheckpointError: a scale or a code that is not finite.
@@ -87,20 +94,27 @@ def load_packed(
     every = tuple(slice(None) for _ in weight.shape)
     for piece in source.pieces(every, weight.shape):
         name = choice.names[piece.name]
-        packed = checkpoint.read_packed(name, form)
-        if zero := lost_rows(_significant(packed)):
+        read = checkpoint.read_packed(name, form)
+        if zero := lost_rows(_significant(read)):
             lost[f"{name}: {zero} of its rows are zero: it was quantised too coarsely"] = None
-        for role, array in _roles(packed).items():
+        for role, array in _roles(read).items():
             if role not in results:
                 results[role] = aligned_empty((*weight.shape[:-1], array.shape[-1]), array.dtype)
             results[role][(*piece.place, ...)] = source.take(array, piece.taken)
     arrays: Mapping[str, jax.Array] = jax.block_until_ready(
         {role: jax.device_put(array) for role, array in results.items()}
     )
-    packed = QuantisedWeight(
-        arrays["codes"], arrays["scale"], arrays.get("whole"), arrays.get("zero"), form.kind, form.inputs, dtype
+    made = QuantisedWeight(
+        arrays["codes"],
+        arrays["scale"],
+        arrays.get("whole"),
+        arrays.get("zero"),
+        form.kind,
+        form.inputs,
+        dtype,
+        packed == "in blocks",
     )
-    return packed, tuple(lost)
+    return made, tuple(lost)
 
 
 def _roles(packed: PackedArrays) -> dict[str, np.ndarray]:

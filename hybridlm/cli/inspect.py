@@ -22,9 +22,11 @@ from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.loading import load
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.operands import Batch, Feed
+from hybridlm.target_report import target_engine
 from ir_passes import CertificationWarning
 from ir_passes.compile.inspect_page import inspect_page
 from ir_passes.measure.dependence import measured_dependence
+from ir_passes.targets import read_target
 
 
 class StepKind(StrEnum):
@@ -49,6 +51,13 @@ def inspect(
         bool,
         typer.Option("--weights", help="List the tensors of the checkpoint instead: scheme, size, signs of damage."),
     ] = False,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Compile the step for this machine, which need not be there: nvidia-h100, tpu-v5e.",
+            metavar="NAME",
+        ),
+    ] = None,
     measure: Annotated[
         bool,
         typer.Option(help="For --html: run the step once per lane with its input changed, to see what depends on it."),
@@ -58,7 +67,8 @@ def inspect(
     """Show what is proved and audited about one step, its scratch by lane, its pools and their copies.
 
     A step with faults is shown with the faults. The text begins with the state of one sequence: a formula for the size
-    of every array of a layer.
+    of every array of a layer. With --target nothing runs, and the page shows the largest kernels, what each moves and
+    which pools it touches.
     """
     with reported(debug):
         if weights:
@@ -66,17 +76,24 @@ def inspect(
             return
         if html is not None:
             replaceable(html)
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, certify="warn")
-        engine = lm.engine
+        sizes = {"lanes": lanes, "context": context, "dtype": dtype, "chunk": chunk}
+        if target is None:
+            engine = load(model, certify="warn", **sizes).engine
+        else:
+            engine = target_engine(read_target(target), model=model, **sizes)
+        decoder = engine.row_arrays.model
         shape = _shape(engine, step)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CertificationWarning)
             compiled = engine.program(shape)
         if html is None:
-            typer.echo("\n".join((*lm.model.state_size(lm._cache_dtype).lines, "", str(shape), compiled.report())))
+            typer.echo(
+                "\n".join((*decoder.state_size(engine.row_arrays.dtype).lines, "", str(shape), compiled.report()))
+            )
             return
-        title = f"{lm.config.family}, {shape}"
-        measured = measured_dependence(compiled, _filled(engine, shape), compiled.bound) if measure else None
+        title = f"{decoder.config.family}, {shape}{'' if target is None else f' for {target}'}"
+        runs = measure and target is None
+        measured = measured_dependence(compiled, _filled(engine, shape), compiled.bound) if runs else None
         with replacing(html) as file:
             file.buffer.write(inspect_page(title, compiled, measured=measured).encode())
         typer.echo(f"{html}: {title}, {compiled.certificate.state}")

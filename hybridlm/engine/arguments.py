@@ -12,17 +12,16 @@ from hybridlm.checkpoint import ParameterPath, Shards
 from hybridlm.drafting.drafters import Speculate, drafters
 from hybridlm.programs.programs import CERTIFY
 from models import Decoder, DecoderConfig, Weight
-from models.platform import platform
 
 DTYPES = ("bfloat16", "float16", "float32")
 DEFAULT_CONTEXT = 4096
 DEFAULT_CHUNK = 128
 
 
-def dtype_of_caches(dtype: str) -> Any:
-    """Return the dtype of convolution states and KV cache for a model whose matrices have `dtype`."""
+def dtype_of_caches(dtype: str, platform: str) -> Any:
+    """Return the dtype of convolution states and KV cache for a model whose matrices have `dtype`, on a platform."""
     # XLA:CPU converts a whole bfloat16 cache to float32 and back for every scatter.
-    return jnp.dtype("float32" if platform() == "cpu" else dtype)
+    return jnp.dtype("float32" if platform == "cpu" else dtype)
 
 
 def dtype_of_dequantised(dequantise: str, dtype: str | None) -> str:

@@ -68,6 +68,7 @@ class Engine:
         ValueError: `prefix_cache` is less than one state.
 
     Attributes:
+        dtype: of the matrices.
         params: parameters as every step takes them: those of the model, or with tuned variants.
         tuned: the choices of `tune`; None without.
         prefill_rows: rows of the prefill pool.
@@ -121,7 +122,7 @@ class Engine:
         self._min_rows = placement.data if sanitizer is None else 2
         self.row_arrays = RowArrays(model, cache_dtype, placement)
         self._idle_pools: dict[str, RowPool] = {}
-        self._model, self._dtype, self._head = fingerprint, dtype, isinstance(model, MtpDecoder)
+        self._model, self.dtype, self._head = fingerprint, dtype, isinstance(model, MtpDecoder)
         self._cache_budget = prefix_cache
         self.prefix_cache = None if prefix_cache is None else PrefixCache(self.moves, prefix_cache, chunk)
 
@@ -206,7 +207,7 @@ class Engine:
         """Model, dtype and layout that a state must have to be continued here."""
         contexts = (self.context, self.context + 2 * KV_BLOCK)
         rows, longer = (self.row_arrays.abstract(1, context) for context in contexts)
-        return StateKind(self._model, self._dtype, self.context, layout_of(rows, longer, self.placement))
+        return StateKind(self._model, self.dtype, self.context, layout_of(rows, longer, self.placement))
 
     def bucket(self, count: int, most: int) -> int:
         """Return the pool size for `count` sequences: the next power of two per device, at most `most` in total."""

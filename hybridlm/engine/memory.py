@@ -16,7 +16,6 @@ from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.programs.shapes import Shape
 from models import KV_BLOCK, Decoder, Weight
 from models.ops.linear import LinearWeight
-from models.platform import platform
 
 
 class InsufficientMemory(ValueError):
@@ -149,7 +148,7 @@ def weight_bytes(
         placement: the devices.
         packed: parameters that stay packed, of types.
     """
-    together = len(placement.local_devices) if platform() == "cpu" else 1
+    together = len(placement.local_devices) if placement.platform == "cpu" else 1
     total = 0
     for one in weights:
         if one.path in packed:
@@ -184,7 +183,7 @@ def admit_model(
         InsufficientMemory: it exceeds the available memory.
     """
     # On a CPU the host's share of the prefix cache is in the same memory.
-    cached = 0 if budget is None else sum(budget) if platform() == "cpu" else budget.device
+    cached = 0 if budget is None else sum(budget) if placement.platform == "cpu" else budget.device
     devices, prefill_rows = placement.data, placement.prefill_rows(lanes, MAX_PREFILL_ROWS)
     row = model.state_size(cache_dtype).of
     demand = Demand(

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+
 from hybridlm.devices.machine import cores
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.devices.sharded_step import sharded
@@ -17,6 +19,7 @@ from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_che
 from hybridlm.programs.compilation_cache import NOWHERE, use_cache
 from hybridlm.programs.origin import Origin
 from hybridlm.programs.shapes import AnyShape, CopyShape, S, Shape
+from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.programs.stored_programs import StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import copy_contract, copy_row
@@ -45,6 +48,9 @@ in place, and on CPUs it does in all steps of docs/certificates.md but those tha
 
 PASSES = (DropDead(),)
 """Rewrites of steps; the model's steps are already written in the form that the other rewrites produce."""
+NO_TILES = "Couldn't find output tile sizes"
+WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
+"""Products that Triton cannot compute are left to cuBLAS; a certificate says so among its flags."""
 
 
 class Programs:
@@ -132,6 +138,12 @@ class Programs:
             step = verify_step(self._structure, shape.top, shape.processor, shape.mtp_drafts)
             return step, CHANGED_VERIFY_CONTRACT if shape.changes else VERIFY_CONTRACT
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
+
+    def key(self, shape: AnyShape, given: tuple[Any, ...]) -> str | None:
+        """Return the key of a step for a store, of its example arguments; None if it has none."""
+        _, args, _ = self._whole_step(shape, given)
+        screened = isinstance(shape, Shape) and shape.lanes in self.int8_head_lanes
+        return step_key(shape, args, structure_name(self._structure), self.certify, self._placement, screened)
 
     def compiled(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep | StoredStep:
         """Return the program of a shape, from the store or compiled.
@@ -243,19 +255,21 @@ class Programs:
     def _compile(self, shape: AnyShape, args: tuple[Any, ...], cache: str | None = None) -> CompiledStep:
         """Compile; `cache` is where JAX keeps the program, None for where all are kept."""
         step, args, contract = self._whole_step(shape, args)
+        compile = partial(
+            compile_step, step, args, contract, passes=PASSES, certify=self.certify, certificates=self._directory,
+            may_copy=MAY_COPY, target=self._placement.target,
+        )  # fmt: skip
         if self.on_compile is not None:
             self.on_compile()
         try:
             with use_cache(self.cache if cache is None else cache):
-                compiled = compile_step(
-                    step,
-                    args,
-                    contract,
-                    passes=PASSES,
-                    certify=self.certify,
-                    certificates=self._directory,
-                    may_copy=MAY_COPY,
-                )
+                try:
+                    compiled = compile()
+                except jax.errors.JaxRuntimeError as error:
+                    # XLA's Triton compiler has no tiles for some products, and a target no device to look for others.
+                    if self._placement.target is None or NO_TILES not in str(error):
+                        raise
+                    compiled = compile(compiler_options=WITHOUT_TRITON)
         except (IsolationError, AuditError, HloError) as error:
             error.add_note(
                 f"The step is {_describe(shape)}; it was not run. For experiments, hybridlm.load(..., certify='warn') "

@@ -117,7 +117,9 @@ def versions() -> tuple[str, ...]:
 
 def devices_name(placement: Placement) -> list[str]:
     """Return what tells the devices from others: kind, number and place of each, the processor's instructions."""
-    mesh = placement.mesh
+    mesh, target = placement.mesh, placement.target
+    if target is not None:
+        return [repr(target), *target.compiler, "" if mesh is None else repr(dict(mesh.shape))]
     devices: list[Any] = list(mesh.devices.flat) if isinstance(mesh, Mesh) else placement.local_devices
     named = [f"{one.platform} {one.device_kind} {one.id} {one.process_index}" for one in devices]
     axes = [] if mesh is None else [repr(dict(mesh.shape)), repr(getattr(mesh, "axis_types", None))]

@@ -25,11 +25,11 @@ from models.ops.quantised_experts import offset_expert_dot, scaled_expert_dot, t
 from models.ops.quantised_weight import Codes
 
 _DTYPES = ("bfloat16", "float16", "float32")
-rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=({"absent": False}, {"absent": True}))
+_FORMS = [{"absent": absent, "ragged": ragged} for ragged, absent in itertools.product((False, True), repeat=2)]
 _QUANTISED = [
-    {"kind": kind, "dtype": dtype, "absent": absent}
-    for kind, dtype, absent in itertools.product(get_args(Codes), _DTYPES, (False, True))
+    form | {"dtype": dtype, "kind": kind} for form, dtype, kind in itertools.product(_FORMS, _DTYPES, get_args(Codes))
 ]
+rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=_FORMS)
 rowwise(scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Lane()), static=_QUANTISED)
 rowwise(twice_scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
 rowwise(offset_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
@@ -105,9 +105,9 @@ def generate_step(
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
 
         def from_logits() -> SampledTokens:
-            logits = Vocabulary.of(model.config).whole(model.logits(hidden))
+            logits, platform = Vocabulary.of(model.config).whole(model.logits(hidden)), model.config.devices.platform
             return sample_with_logprobs(
-                logits, last_token, positions + lengths, sampling, sampling_mode, top, processor, changes
+                logits, last_token, positions + lengths, sampling, sampling_mode, top, processor, platform, changes
             )
 
         if int8_head is None:
@@ -158,6 +158,7 @@ def sample_with_logprobs(
     sampling_mode: Int32[Array, ""],
     top: int | None,
     processor: LogitsProcessor | None,
+    platform: str,
     changes: LogitChanges | None = None,
 ) -> SampledTokens:
     """Sample the next token of each row of logits, with its log-probability if requested.
@@ -169,6 +170,7 @@ def sample_with_logprobs(
         sampling: settings of each row.
         sampling_mode: as for `sample_tokens`.
         top, processor: as for `generate_step`.
+        platform: that the step is for.
         changes: of each row's logits, before the processor; None for none.
     """
     logprob = top_tokens = top_logprobs = None
@@ -177,7 +179,7 @@ def sample_with_logprobs(
         assert last_token is not None, "a processor is told what the lane has consumed"
         processed = jax.vmap(processor)(processed, last_token, positions)
     with jax.named_scope("sample"):
-        token = sample_tokens(processed, sampling, positions, sampling_mode)
+        token = sample_tokens(processed, sampling, positions, sampling_mode, platform)
     if top is not None:
         total = Vocabulary(logits.shape[1]).log_total(logits)
         inside = jnp.where(token < logits.shape[1], token, 0)

@@ -109,5 +109,8 @@ def _sample_after_each(
     each, changes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), count, axis=0), (sampling, changes))
     logits = Vocabulary.of(model.config).whole(model.logits(hidden.reshape((lanes * count, size))))
     last = None if processor is None else tokens.reshape(-1)
-    sampled = sample_with_logprobs(logits, last, behind.reshape(-1), each, sampling_mode, top, processor, changes)
+    platform = model.config.devices.platform
+    sampled = sample_with_logprobs(
+        logits, last, behind.reshape(-1), each, sampling_mode, top, processor, platform, changes
+    )
     return jax.tree.map(lambda x: x.reshape((lanes, count, *x.shape[1:])), sampled)

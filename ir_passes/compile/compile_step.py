@@ -3,11 +3,10 @@
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from contextlib import nullcontext
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
-
-import jax
 
 from ir_passes.compile.buffer_assignment import CompiledProgram, compile_with_assignment
 from ir_passes.compile.calling import Calling
@@ -25,6 +24,7 @@ from ir_passes.contract.opaque_names import bodies
 from ir_passes.contract.statements import Refusal, Statement
 from ir_passes.jaxpr.collectives import schedule_of
 from ir_passes.jaxpr.fingerprint import fingerprint
+from ir_passes.jaxpr.jax_private import without_compilation_cache
 from ir_passes.jaxpr.mesh import device_of, mesh_of
 from ir_passes.jaxpr.timing import Clock, paused
 from ir_passes.proof.ownership import ownership
@@ -33,9 +33,11 @@ from ir_passes.report.svg import arena_map, key, live_ranges
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 from ir_passes.scratch.plan import Plan
+from ir_passes.targets import Target, TargetError, as_target
 from ir_passes.xla_audit.audit import AuditReport, audit
 from ir_passes.xla_audit.first_run import successors_of
 from ir_passes.xla_audit.hlo import HloError
+from ir_passes.xla_audit.kernels import Kernels, kernels_of
 
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
 MAX_BARS = 60
@@ -54,6 +56,7 @@ def compile_step(
     temp_ratio: float = 1.5,
     axes: Sequence[str] = (),
     compiler_options: dict[str, Any] | None = None,
+    target: Target | str | None = None,
 ) -> "CompiledStep":
     """Compile a step that is proved to keep its lanes apart and whose program XLA laid out as the contract says.
 
@@ -74,6 +77,9 @@ def compile_step(
             collectives of its own, to a step that leaves it to XLA who computes what. Those that the program says
             itself need no leave.
         compiler_options: for XLA.
+        target: machine to compile for, as "nvidia-h100"; None for the devices that the arguments lie on. Arguments
+            without a mesh are taken to lie on its first device. The step of a target that is not here has a
+            certificate, a plan and its kernels, and cannot be called.
 
     Returns:
         The step; calling it consumes its pools that have successors, and nothing else.
@@ -84,10 +90,13 @@ def compile_step(
         AuditError: XLA's program does not do what the contract says.
         HloError: this version of JAX or XLA does not give out what the audit reads.
         ValueError: `certify` is none of the three.
+        TargetError: there is no such target, or its compiler is not installed.
     """
     if certify not in CERTIFY:
         raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
-    clock = Clock()
+    machine = None if target is None else as_target(target)
+    args, clock = args if machine is None else machine.place(args), Clock()
+    away = machine is not None and not machine.is_local
     graph = trace(fn, args, contract, clock)
     bound = graph.bound
     calling = Calling.of(fn, args, bound)
@@ -100,11 +109,13 @@ def compile_step(
     proved = prove(graph, passes, certify, kept, clock)
     scheduled = clock.time("audit", schedule_of, proved.graph.program)
     lowered = clock.time("lower", calling.lower, proved.graph.program, args)
-    if certify == "off":
-        compiled = clock.time("compile", lowered.compile, compiler_options=compiler_options)
-        program = CompiledProgram(compiled, absent="certify is 'off'")
-    else:
-        program = clock.time("compile", compile_with_assignment, lowered, compiler_options, versions, store)
+    # JAX's cache would load a program of devices that are not here.
+    with without_compilation_cache() if away else nullcontext():
+        if certify == "off":
+            compiled = clock.time("compile", lowered.compile, compiler_options=compiler_options)
+            program = CompiledProgram(compiled, absent="certify is 'off'")
+        else:
+            program = clock.time("compile", compile_with_assignment, lowered, compiler_options, versions, store)
     report, audit_faults, not_audited = None, (), program.absent
     if not_audited is None:
         report, audit_faults, not_audited = clock.time(
@@ -135,7 +146,14 @@ def compile_step(
     )
     if store is not None and kept is None and certificate.is_proof:
         _keep(store, key, certificate)
-    return CompiledStep(proved, calling, program.compiled, bound, certificate, report, certify)
+    return CompiledStep(proved, calling, program, bound, certificate, report, certify, machine if away else None)
+
+
+def _refuse(target: Target, *args: Any) -> Any:
+    raise TargetError(
+        f"the step was compiled for {target.name} ({target.device_kind}), which this process does not have: it can be "
+        "looked at and not called"
+    )
 
 
 def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
@@ -173,6 +191,7 @@ class CompiledStep(Running):
         bound: the contract, leaf by leaf.
         audit: the report of the audit; None where there was none.
         passes: the effect of each rewrite.
+        target: machine that it was compiled for, which is not here; None for a step that can be called.
         calling: its calling convention.
     """
 
@@ -180,25 +199,39 @@ class CompiledStep(Running):
         self,
         proved: Proved,
         calling: Calling,
-        compiled: jax.stages.Compiled,
+        program: CompiledProgram,
         bound: BoundContract,
         certificate: Certificate,
         report: AuditReport | None,
         certify: Certify,
+        target: Target | None = None,
     ):
-        super().__init__(calling.entry(compiled), successors_of(bound), certify)
+        entry = calling.entry(program.compiled) if target is None else partial(_refuse, target)
+        super().__init__(entry, successors_of(bound), certify)
         self.certificate = certificate
         self.jaxpr = proved.graph.program
-        self.compiled = compiled
+        self.compiled = program.compiled
+        self._dump = program.dump
         self.bound = bound
         self.audit = report
         self.passes = proved.passes
+        self.target = target
         self.calling = calling
 
     @cached_property
     def plan(self) -> Plan:
         """The arena of its scratch before XLA fuses anything: planned and verified when it is first asked for."""
         return plan_graph(Graph(self.jaxpr, self.bound))
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """The operations of XLA's program with what each moves, computes and touches, read when first asked for.
+
+        Raises:
+            HloError: this version of JAX or XLA does not give out the program.
+        """
+        with paused():
+            return kernels_of(self.compiled, self._dump, self.calling.compiled_bound(self.bound))
 
     def __repr__(self) -> str:
         return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {self.certificate.state})"

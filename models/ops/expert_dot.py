@@ -1,7 +1,7 @@
 """Grouped matrix product of MoE layers: each row times the matrix of its own expert, in several lowerings.
 
 No lowering has an expert capacity and none drops a token. The fastest one depends on the number of rows and on the
-device, so the choice is made here and nowhere else.
+device, so the choice among those for CPUs is made here and nowhere else.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,6 @@ from jaxtyping import Float, Float32, Int32
 
 from models.ops.float32 import full_einsum
 from models.ops.quantised_weight import QuantisedWeight
-from models.platform import platform
 from models.sharding.varying import varying_like
 
 MAX_GATHER_ROWS = 32
@@ -28,8 +27,10 @@ ExpertIds = Int32[Array, "row"]
 ExpertRows = Float32[Array, "row out"]
 
 
-@partial(jax.jit, static_argnames="absent")
-def expert_dot(x: TokenRows, weight: ExpertWeights, expert: ExpertIds, absent: bool = False) -> ExpertRows:
+@partial(jax.jit, static_argnames=("absent", "ragged"))
+def expert_dot(
+    x: TokenRows, weight: ExpertWeights, expert: ExpertIds, absent: bool = False, ragged: bool = False
+) -> ExpertRows:
     """Return `y[r] = weight[expert[r]] @ x[r]`, accumulated in float32; rows are rounded to the dtype of the weight.
 
     Args:
@@ -38,25 +39,26 @@ def expert_dot(x: TokenRows, weight: ExpertWeights, expert: ExpertIds, absent: b
         expert: the expert of each row, in `[0, number of experts)`.
         absent: a row may have the number of experts in place of an expert, for an expert of another device (expert
             parallel); its result is zero.
+        ragged: use `ragged_form`, as on GPUs and TPUs.
     """
-    return grouped_product(x, weight, expert, absent)
+    return grouped_product(x, weight, expert, absent, ragged)
 
 
 def grouped_product(
-    x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, absent: bool
+    x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, absent: bool, ragged: bool
 ) -> ExpertRows:
     """Return what `expert_dot` says; quantised experts are dequantised where they are multiplied."""
     if not absent:
-        return _product(x, weight, expert)
+        return _product(x, weight, expert, ragged)
     here = expert < weight.shape[0]
-    if platform() == "cpu":
+    if not ragged:
         # The ragged form multiplies only the rows of its groups; for the other forms any expert will do.
         expert = jnp.where(here, expert, 0)
-    return jnp.where(here[:, None], _product(x, weight, expert), 0.0)
+    return jnp.where(here[:, None], _product(x, weight, expert, ragged), 0.0)
 
 
-def _product(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
-    if platform() != "cpu":
+def _product(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, ragged: bool) -> ExpertRows:
+    if ragged:
         return ragged_form(x, weight, expert)
     if x.shape[0] <= MAX_GATHER_ROWS:
         return gather_form(x, weight, expert)

@@ -12,17 +12,24 @@ from jaxtyping import Float, Float32, Int32, Shaped
 from models.ops.expert_dot import ExpertIds, ExpertRows, TokenRows, expert_dot, grouped_product
 from models.ops.quantised_weight import TWO_IN_A_BYTE, Codes, QuantisedWeight
 
-_STATIC = ("kind", "dtype", "absent")
+_STATIC = ("kind", "dtype", "absent", "ragged")
 ExpertCodes = Shaped[Array, "expert out stored"]
 ExpertScales = Float[Array, "expert out group"]
 
 
 @partial(jax.jit, static_argnames=_STATIC)
 def scaled_expert_dot(
-    x: TokenRows, codes: ExpertCodes, scale: ExpertScales, expert: ExpertIds, kind: Codes, dtype: str, absent: bool
+    x: TokenRows,
+    codes: ExpertCodes,
+    scale: ExpertScales,
+    expert: ExpertIds,
+    kind: Codes,
+    dtype: str,
+    absent: bool,
+    ragged: bool,
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales."""
-    return _product(x, codes, scale, None, None, expert, kind, dtype, absent)
+    return _product(x, codes, scale, None, None, expert, kind, dtype, absent, ragged)
 
 
 @partial(jax.jit, static_argnames=_STATIC)
@@ -35,9 +42,10 @@ def twice_scaled_expert_dot(
     kind: Codes,
     dtype: str,
     absent: bool,
+    ragged: bool,
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales of groups and of rows."""
-    return _product(x, codes, scale, whole, None, expert, kind, dtype, absent)
+    return _product(x, codes, scale, whole, None, expert, kind, dtype, absent, ragged)
 
 
 @partial(jax.jit, static_argnames=_STATIC)
@@ -50,9 +58,10 @@ def offset_expert_dot(
     kind: Codes,
     dtype: str,
     absent: bool,
+    ragged: bool,
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales and zero points."""
-    return _product(x, codes, scale, None, zero, expert, kind, dtype, absent)
+    return _product(x, codes, scale, None, zero, expert, kind, dtype, absent, ragged)
 
 
 def _product(
@@ -65,9 +74,10 @@ def _product(
     kind: Codes,
     dtype: str,
     absent: bool,
+    ragged: bool,
 ) -> ExpertRows:
     inputs = codes.shape[-1] * (2 if kind in TWO_IN_A_BYTE else 1)
-    return grouped_product(x, QuantisedWeight(codes, scale, whole, zero, kind, inputs, dtype), expert, absent)
+    return grouped_product(x, QuantisedWeight(codes, scale, whole, zero, kind, inputs, dtype), expert, absent, ragged)
 
 
 def experts_product(
@@ -75,11 +85,12 @@ def experts_product(
     weight: Float[Array, "expert out in"] | QuantisedWeight,
     expert: Int32[Array, " row"],
     absent: bool = False,
+    ragged: bool = False,
 ) -> Float32[Array, "row out"]:
     """Return `y[r] = weight[expert[r]] @ x[r]`, as `expert_dot` does, of plain or of quantised experts."""
     if not isinstance(weight, QuantisedWeight):
-        return expert_dot(x, weight, expert, absent)
-    static = {"kind": weight.kind, "dtype": weight.dtype, "absent": absent}
+        return expert_dot(x, weight, expert, absent, ragged)
+    static = {"kind": weight.kind, "dtype": weight.dtype, "absent": absent, "ragged": ragged}
     if weight.whole is not None:
         assert weight.zero is None, "codes with zero points have no second scale"
         return twice_scaled_expert_dot(x, weight.codes, weight.scale, weight.whole, expert, **static)

@@ -16,7 +16,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, Int, Shaped, UInt8
 
 from models.ops.linear import LinearWeight, dot
-from models.platform import platform
 from models.sharding.varying import varying_like
 
 Codes = Literal["e4m3", "e2m1", "int8", "int4"]
@@ -42,6 +41,8 @@ class QuantisedWeight(LinearWeight):
         kind: of the codes.
         inputs: entries of a row.
         dtype: that numbers are rounded to.
+        in_blocks: a product dequantises a block of rows at a time, as a CPU has to; other compilers dequantise inside
+            of the product.
     """
 
     # A pytree holds other things than arrays in these places, too: contracts, types.
@@ -52,6 +53,7 @@ class QuantisedWeight(LinearWeight):
     kind: Codes = field(metadata={"static": True})
     inputs: int = field(metadata={"static": True})
     dtype: str = field(metadata={"static": True})
+    in_blocks: bool = field(default=True, metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,13 +93,12 @@ class QuantisedWeight(LinearWeight):
         arrays = (None if one is None else change(one) for one in (self.codes, self.scale, self.whole, self.zero))
         codes, scale, whole, zero = arrays
         assert codes is not None and scale is not None
-        return QuantisedWeight(codes, scale, whole, zero, self.kind, self.inputs, self.dtype)
+        return QuantisedWeight(codes, scale, whole, zero, self.kind, self.inputs, self.dtype, self.in_blocks)
 
     def multiply(self, x: Float32[Array, "row in"]) -> Float32[Array, "row out"]:
         outputs = self.shape[0]
         block = max(1, MAX_BLOCK_NUMBERS // self.inputs)
-        if platform() != "cpu" or outputs <= block:
-            # Other compilers dequantise inside of the product.
+        if not self.in_blocks or outputs <= block:
             return dot(x, self.numbers())
         count = -(-outputs // block)
 

@@ -32,7 +32,7 @@ def weight_of(tensor: QuantisedTensor, file: SafetensorsFile, dtype: str = "floa
     form = packed_form(tensor, file.tensors[tensor.parts["scale"]].dtype, file.read_stored)
     assert form is not None
     made = pack(tensor, file.read_stored, form)
-    typed = packed_type(tensor.shape, form, dtype)
+    typed = packed_type(tensor.shape, form, dtype, "in blocks")
     arrays = [None if one is None else jnp.asarray(one) for one in (made.codes, made.scale, made.whole, made.zero)]
     codes, scale, whole, zero = arrays
     assert codes is not None and scale is not None

@@ -24,7 +24,9 @@ from hybridlm.lm import LM
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.prefix_cache.budget import cache_budget
 from hybridlm.programs.compilation_cache import STEPS, cache_of
+from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.programs import Certify, Programs
+from hybridlm.programs.runner import OneProcess, Runner
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.programs.shapes import Shape
 from hybridlm.progress import load_progress
@@ -128,12 +130,16 @@ def load(
     programs = Programs(
         structure, certify, certificates, placement, cache.setting, executables, directory.path.resolve().name
     )
-    fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
+    fingerprint = fingerprint_of(directory, dtype)
+    tokenizer = Tokenizer.from_dir(directory.path)
+    runner: Runner = Sanitizer(programs, placement) if sanitize else OneProcess(programs, placement)
     if process_group is not None:
+        runner = ManyProcesses(programs, placement, process_group)
         process_group.agree_on(
             "settings",
             {
                 "checkpoint": fingerprint,
+                "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
                 "lanes": lanes,
                 "context": context,
                 "chunk": chunk,
@@ -156,12 +162,12 @@ def load(
         cache_dtype,
         fingerprint,
         dtype,
-        sanitizer,
+        runner,
         speculate=speculate,
         draft_tokens=draft_tokens,
         prefix_cache=budget,
         placement=placement,
-        process_group=process_group,
+        decisions=None if process_group is None else process_group.decisions,
     )
     if tune and folder is not None:
         shapes = [shape for shape in all_shapes(engine) if isinstance(shape, Shape)]
@@ -172,11 +178,11 @@ def load(
         tuned = tune_products(params, head, rows, sampling_mode, folder, _room(engine, demand), progress)
         engine.set_tuned(tuned)
         demand = replace(demand, weights=demand.weights + tuned.int8_head_bytes)
-    if sanitizer is None:
+    if runner.certified:
         programs.load_ahead(first_shapes(engine), engine.example_arguments)
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
-    tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
+    end = _end_tokens(directory, config)
     return LM(model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint)
 
 

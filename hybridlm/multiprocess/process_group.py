@@ -92,10 +92,7 @@ class ProcessGroup:
             Disagreement: a process has another value than process 0; names every one.
             ProcessLost: a process does not answer.
         """
-        with self.waiting():
-            mine = {field: str(value) for field, value in values.items()}
-            self._store.set(f"{name}/{self.process}", json.dumps(mine).encode())
-            said = [json.loads(self._receive(f"{name}/{other}")) for other in range(self.count)]
+        said = self._exchange(name, {field: str(value) for field, value in values.items()})
         faults = [
             f"process {other}: {field}: expected {value} as process 0 has, got {one.get(field)}"
             for other, one in enumerate(said)
@@ -104,6 +101,12 @@ class ProcessGroup:
         ]
         if faults:
             raise Disagreement(f"{where}{'; '.join(faults)}")
+
+    def _exchange(self, name: str, mine: Any) -> list[Any]:
+        """Return the values (JSON) of all processes, in their order."""
+        with self.waiting():
+            self._store.set(f"{name}/{self.process}", json.dumps(mine).encode())
+            return [json.loads(self._receive(f"{name}/{other}")) for other in range(self.count)]
 
     def _receive(self, name: str) -> bytes:
         """Wait for a value of another process, until one of them has ended."""
@@ -149,28 +152,33 @@ class ProcessGroup:
 
     # -- running
 
-    def agree_on_program(self, shape: Any, compiled: Callable[[], Program]) -> Program:
+    def agree_on_program(self, shape: Any, compiled: Callable[[Callable[[bool], bool]], Program]) -> Program:
         """Return a program that every process has, once each has it, and check that the programs are equal.
 
         Without waiting, the first process to run it would block its devices until the others have compiled.
+
+        Args:
+            shape: the step.
+            compiled: (`all_have` of `Programs.compiled`) -> the program.
 
         Raises:
             IsolationError, AuditError, HloError: the step is refused, in all processes.
             Disagreement: another process has another program, or refuses it.
             ProcessLost: another process has ended or does not answer.
         """
-        values = {"step": str(shape)}
+        if shape in self._agreed:
+            return compiled(bool)
+        values, number = {"step": str(shape)}, next(self._programs)
         try:
             with self.busy_with(str(shape)):
-                program = compiled()
+                program = compiled(lambda mine: all(self._exchange(f"kept/{number}", mine)))
         except (IsolationError, AuditError, HloError) as error:
-            self.agree_on(f"program/{next(self._programs)}", values | {"refused": type(error).__name__}, f"{shape}: ")
+            self.agree_on(f"program/{number}", values | {"refused": type(error).__name__}, f"{shape}: ")
             raise
-        if shape not in self._agreed:
-            prints = program.certificate.fingerprints
-            values |= {"refused": "", "program": prints.compiled, "order of collectives": prints.schedule}
-            self.agree_on(f"program/{next(self._programs)}", values, f"{shape}: ")
-            self._agreed[shape] = zlib.crc32(prints.compiled.encode())
+        prints = program.certificate.fingerprints
+        values |= {"refused": "", "program": prints.compiled, "order of collectives": prints.schedule}
+        self.agree_on(f"program/{number}", values, f"{shape}: ")
+        self._agreed[shape] = zlib.crc32(prints.compiled.encode())
         return program
 
     def call(self, shape: Any, program: Program, args: tuple[Any, ...], fields: dict[str, int]) -> tuple[Any, ...]:

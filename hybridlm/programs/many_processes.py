@@ -70,7 +70,7 @@ class ManyProcesses(Runner):
         target.put(*self.group.call(shape, program, (target.take(), source.look(), *given), fields))
 
     def compiled(self, shape: AnyShape, examples: Examples) -> Any:
-        return self.group.agree_on_program(shape, lambda: self.programs.compiled(shape, examples))
+        return self.group.agree_on_program(shape, lambda all_have: self.programs.compiled(shape, examples, all_have))
 
     def read(self, outputs: Any) -> Any:
         return self.group.read(outputs)

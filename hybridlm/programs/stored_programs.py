@@ -76,6 +76,8 @@ class StoredPrograms:
         return self._load(key, args, compile_anew) if ahead is None else ahead.result()
 
     def _load(self, key: str, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]) -> StoredStep | None:
+        if not threading.main_thread().is_alive():
+            return None  # the interpreter ends once the threads do, and the other processes wait for this one
         entry = self._store.find(key)
         if entry is None:
             return None

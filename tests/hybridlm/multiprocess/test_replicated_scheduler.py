@@ -1,6 +1,8 @@
 """Two schedulers that receive the same messages run the same steps, whatever their clocks say."""
 
+import os
 import random
+import signal
 import zlib
 from contextlib import nullcontext
 from typing import Any
@@ -13,7 +15,7 @@ from text_checkpoint import SETTINGS
 
 import hybridlm
 from hybridlm.drafting import step_times
-from hybridlm.multiprocess.decisions import Broadcast
+from hybridlm.multiprocess.decisions import Broadcast, DecisionFailed, Interrupted
 from hybridlm.multiprocess.environment import Disagreement
 from hybridlm.multiprocess.messages import Messages
 from hybridlm.programs.runner import OneProcess
@@ -128,3 +130,52 @@ def test_other_steps_than_those_of_process_0_are_found_with_the_next_message() -
         pass
     with pytest.raises(Disagreement, match=r"process 2: steps before message 0 \(warm up\): expected the digest"):
         follower.receive()
+
+
+@pytest.fixture
+def pair() -> tuple[Broadcast, Broadcast]:
+    store = MemoryStore()
+    return Broadcast(Messages(store), leads=True), Broadcast(Messages(store), leads=False)
+
+
+def test_an_interrupt_ends_a_command_at_the_same_checkpoint_everywhere(pair: tuple[Broadcast, Broadcast]) -> None:
+    leader, follower = pair
+    with pytest.raises(Interrupted), leader.command("score"):
+        leader.checkpoint()
+        os.kill(os.getpid(), signal.SIGINT)
+        leader.checkpoint()
+    assert follower.receive().kind == "score"
+    follower.checkpoint()
+    with pytest.raises(Interrupted):
+        follower.checkpoint()
+
+
+def test_an_interrupt_waits_for_the_end_of_a_command_without_checkpoints(pair: tuple[Broadcast, Broadcast]) -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), pair[0].command("step"):
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append(True)
+    assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_decision_that_fails_fails_everywhere(pair: tuple[Broadcast, Broadcast]) -> None:
+    leader, follower = pair
+    with pytest.raises(ZeroDivisionError), leader.command("step"):
+        leader.decide(lambda: 1 // 0)
+    assert follower.receive().kind == "step"
+    with pytest.raises(DecisionFailed, match="ZeroDivisionError"):
+        follower.decide(lambda: 1 // 0)
+
+
+def test_what_is_dropped_in_process_0_is_dropped_everywhere(pair: tuple[Broadcast, Broadcast]) -> None:
+    leader, follower = pair
+    mine, theirs = MemoryStore(), MemoryStore()
+    leader.share(mine)
+    follower.share(theirs)
+    with leader.command("step", session=mine):
+        pass
+    assert follower.receive().given["session"] is theirs and follower._things
+    del mine
+    with leader.command("close"):
+        pass
+    assert follower.receive().kind == "close" and not follower._things

@@ -3,7 +3,6 @@
 More than 300 lines: the public methods of one class, and most lines are their docstrings.
 """
 
-import atexit
 import os
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -36,11 +35,11 @@ from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix, compute_prefix
 from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up
-from hybridlm.engine.worker import run_worker
 from hybridlm.files.atomic import new_path
 from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
 from hybridlm.openai_batch.answers import BatchModel
 from hybridlm.openai_batch.batch_file import BatchFileReport, batch_file
+from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.start import Start
 from hybridlm.progress import FileProgress, request_progress
 from hybridlm.requests.results import Completion, Score
@@ -60,6 +59,7 @@ from hybridlm.text.chat_template import REASONING
 from hybridlm.text.reasoning import markers_of, split_thoughts
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
+from hybridlm.worker import open_session, run_worker
 from ir_passes import Certificate
 from models import Decoder, DecoderConfig, family_of
 from models.ops.linear import LinearWeight
@@ -264,8 +264,7 @@ class LM:
         Raises:
             TypeError, ValueError: `speculate` is neither the name of a drafter nor a drafter.
         """
-        speculation = self.engine.speculation(speculate)
-        return Session(self.engine, self.tokenizer, self._inputs.request, logits_processor, speculation)
+        return open_session(self.engine, self.tokenizer, self._inputs.request, logits_processor, speculate)
 
     def score(
         self,
@@ -510,7 +509,7 @@ class LM:
                 checkpoint that was loaded is missing or has changed. Nothing has been changed.
             ValueError: the model is tuned, packed or runs in several processes; give the adapter to `load`.
         """
-        if self.engine.tuned is not None or self.engine.calls.process_group is not None:
+        if self.engine.tuned is not None or self.engine.placement.several_processes:
             raise ValueError("merge_adapter: this model is tuned or runs in several processes; give adapter to load")
         if any(isinstance(one, LinearWeight) for one in self.params.values()):
             raise ValueError("merge_adapter: this model's weights are packed; give adapter to load, or dequantise")
@@ -580,7 +579,7 @@ class LM:
         return warm_up(self.engine, every_bucket, progress)
 
     def follow(self) -> bool:
-        """Run the worker loop if the mesh spans several processes: repeat the steps of process 0 until it ends.
+        """Run the worker loop if the mesh spans several processes: repeat the commands of process 0 until it ends.
 
         Call it in every process once the model is loaded. In process 0, and without such a mesh, it returns False at
         once; in the others it returns True when nothing is left to do::
@@ -592,13 +591,10 @@ class LM:
         A process that cannot go on, because another one ended, does not answer or sent something else, reports why and
         exits (status 70); in process 0 an error is raised, unless it waits for a process that does not answer.
         """
-        process_group = self.engine.calls.process_group
-        if process_group is None:
+        runner = self.engine.runner
+        if not isinstance(runner, ManyProcesses) or self.engine.decisions.leads:
             return False
-        if process_group.is_leader:
-            atexit.register(process_group.end)
-            return False
-        run_worker(self.engine, process_group)
+        run_worker(self.engine, self.tokenizer, runner.group)
         return True
 
     @property
@@ -654,7 +650,7 @@ class LM:
     def _origin(self) -> dict[str, str | int]:
         """Everything that scores depend on besides the texts, down to the last bit."""
         machine, mesh, engine = Machine.here(), self.engine.placement.mesh, self.engine
-        as_given = engine.sanitizer is not None or engine.programs.certify == "off"
+        as_given = not engine.runner.certified or engine.programs.certify == "off"
         return {
             "model": self.fingerprint,
             "tokenizer": "none" if self.tokenizer is None else self.tokenizer.fingerprint,

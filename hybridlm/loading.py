@@ -45,7 +45,9 @@ from hybridlm.lm import LM
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.prefix_cache.budget import cache_budget
 from hybridlm.programs.compilation_cache import STEPS, cache_of
+from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.programs import Certify, Programs
+from hybridlm.programs.runner import OneProcess, Runner
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.programs.shapes import Shape
 from hybridlm.programs.start import Start
@@ -184,12 +186,16 @@ def load(
     structure, params = flatten(model)
     for one in bound:
         _log.warning("%s", one.sentence)
-    fingerprint, sanitizer = fingerprint_of(directory, dtype, adapters), Sanitizer() if sanitize else None
+    fingerprint = fingerprint_of(directory, dtype, adapters)
+    tokenizer = Tokenizer.from_dir(directory.path)
+    runner: Runner = Sanitizer(programs, placement) if sanitize else OneProcess(programs, placement)
     if process_group is not None:
+        runner = ManyProcesses(programs, placement, process_group)
         process_group.agree_on(
             "settings",
             {
                 "checkpoint": fingerprint,
+                "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
                 "lanes": lanes,
                 "context": context,
                 "chunk": chunk,
@@ -212,12 +218,12 @@ def load(
         cache_dtype,
         fingerprint,
         dtype,
-        sanitizer,
+        runner,
         speculate=speculate,
         draft_tokens=draft_tokens,
         prefix_cache=budget,
         placement=placement,
-        process_group=process_group,
+        decisions=None if process_group is None else process_group.decisions,
     )
     start.ended("engine")
     if tune and folder is not None:
@@ -229,13 +235,13 @@ def load(
         tuned = tune_products(params, head, rows, sampling_mode, folder, _room(engine, demand), progress)
         engine.set_tuned(tuned)
         demand = replace(demand, weights=demand.weights + tuned.int8_head_bytes)
-        if sanitizer is None:
+        if runner.certified:
             programs.load_ahead(first_shapes(engine), engine.example_arguments)
         start.ended("tune")
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
-    tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
-    start.ended("memory and tokenizer")
+    end = _end_tokens(directory, config)
+    start.ended("memory")
     for line in [] if tokenizer is None else _other_ends(tokenizer, end):
         _log.warning(line)
     return LM(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from hybridlm.engine.decoding import DispatchedStep
+from hybridlm.engine.decoding import DispatchedStep, append_token
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.scheduler import Scheduler
@@ -139,22 +139,23 @@ class Session:
     def add(self, request: Request) -> None:
         """Queue a request that has been checked."""
         params, tokenizer = request.params, self._tokenizer
-        if tokenizer is not None and params.thinking_budget is not None:
-            budget = ThinkingBudget(tokenizer, request.prompt, params.thinking_budget, params.think_end)
-            self._budgets[request.index] = budget
-        self._submitted = request.index + 1
-        sequence = self._alive[request.index] = ActiveSequence(request)
-        if self._tokenizer is not None:
-            self._texts[request.index] = GrowingText(
-                self._tokenizer,
-                params.stop_strings,
-                skip_special_tokens=params.skip_special_tokens,
-                keep_tool_markers=params.keep_tool_markers,
-            )
-        if len(request.prompt) < self._engine.context:
-            self._scheduler.add(sequence)
-        else:
-            self._end(sequence, "length", None)
+        with self._engine.decisions.command("add", session=self, request=request):
+            if tokenizer is not None and params.thinking_budget is not None:
+                budget = ThinkingBudget(tokenizer, request.prompt, params.thinking_budget, params.think_end)
+                self._budgets[request.index] = budget
+            self._submitted = request.index + 1
+            sequence = self._alive[request.index] = ActiveSequence(request)
+            if tokenizer is not None:
+                self._texts[request.index] = GrowingText(
+                    tokenizer,
+                    params.stop_strings,
+                    skip_special_tokens=params.skip_special_tokens,
+                    keep_tool_markers=params.keep_tool_markers,
+                )
+            if len(request.prompt) < self._engine.context:
+                self._scheduler.add(sequence)
+            else:
+                self._end(sequence, "length", None)
 
     def cancel(self, index: int) -> None:
         """End a request now; `step` returns its completion, with the finish reason "cancelled".
@@ -164,7 +165,8 @@ class Session:
         """
         if index not in self._alive:
             raise KeyError(f"request {index} is not alive; alive are {sorted(self._alive)}")
-        self._end(self._alive[index], "cancelled", None)
+        with self._engine.decisions.command("cancel", session=self, index=index):
+            self._end(self._alive[index], "cancelled", None)
 
     def step(self) -> list[Event]:
         """Dispatch the next step, then wait for the previous one and return its tokens.
@@ -180,6 +182,10 @@ class Session:
             RuntimeError: the session is closed.
         """
         self._require_open()
+        with self._engine.decisions.command("step", session=self):
+            return self._step()
+
+    def _step(self) -> list[Event]:
         while self._in_flight and (self._in_flight[0].accepted is not None or self._scheduler.needs_tokens):
             self._read()
         try:
@@ -207,10 +213,11 @@ class Session:
     def close(self) -> None:
         """End every request without a completion and release the rows. Closing twice does nothing."""
         if not self._closed:
-            self._closed = True
-            self._alive.clear()
-            self._in_flight.clear()
-            self._scheduler.close()
+            with self._engine.decisions.command("close", session=self):
+                self._closed = True
+                self._alive.clear()
+                self._in_flight.clear()
+                self._scheduler.close()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -222,7 +229,9 @@ class Session:
         dispatched = self._in_flight[0]
         timing = dispatched.timing
         with nullcontext() if timing is None else timing.reading(dispatched.sampled.token, self._done):
-            accepted, sampled = self._engine.calls.read((dispatched.accepted, dispatched.sampled))
+            accepted, sampled = self._engine.runner.read((dispatched.accepted, dispatched.sampled))
+        if timing is not None:
+            timing.keep(self._engine.decisions.decide(lambda: timing.seconds))
         self._done = time.perf_counter()
         self._in_flight.popleft()
         self._take(dispatched, sampled, accepted)
@@ -245,7 +254,7 @@ class Session:
                         self._scheduler.invalidate(sequence)
                         self._forget(sequence, "cancelled")
                     else:
-                        _append(sequence, sampled, place)
+                        append_token(sequence, sampled, place)
                         self._grow(sequence)
                 if sampled.mtp_drafts is not None and sequence.drafting is not None:
                     sequence.drafting.observe(len(sequence.generated), sampled.mtp_drafts[lane].tolist())
@@ -342,16 +351,3 @@ class Session:
         del self._alive[sequence.request.index]
         self._texts.pop(sequence.request.index, None)
         self._budgets.pop(sequence.request.index, None)
-
-
-def _append(sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]) -> None:
-    """Append the outputs of a step (NumPy arrays) at `place`: a lane, or a lane and one of its tokens."""
-    asked = sequence.request.params.logprobs
-    sequence.generated.append(int(sampled.token[place]))
-    if asked is not None and sampled.logprob is not None:
-        sequence.logprobs.append(float(sampled.logprob[place]))
-    if asked and sampled.top_tokens is not None and sampled.top_logprobs is not None:
-        best = zip(
-            sampled.top_tokens[place][:asked].tolist(), sampled.top_logprobs[place][:asked].tolist(), strict=True
-        )
-        sequence.top_logprobs.append(dict(best))

@@ -125,7 +125,7 @@ class Placement:
         return self._put(tree, jax.tree.map(lambda _: self.over(), tree))
 
     def ahead(self, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """Put operands that many steps take on devices once; with several processes they stay, to be broadcast."""
+        """Put operands that many steps take on devices once; with several processes they stay, to be compared."""
         return tuple(operands) if self.several_processes else tuple(self.put(operands))
 
     def _put(self, tree: Any, places: Any) -> Any:

@@ -176,11 +176,24 @@ class Decoding:
 
     def _time(self, shape: Shape) -> StepTiming | None:
         """Start measuring the next step, if drafting depends on its time; compilation is not counted."""
-        if self._speculation is None or self._engine.sanitizer is not None:
+        if self._speculation is None or not self._engine.runner.certified:
             return None
-        self._engine.programs.compiled(shape, self._engine.example_arguments)
+        self._engine.runner.compiled(shape, self._engine.example_arguments)
         return self._speculation.times.start((shape.step, shape.lanes, shape.mtp_drafts))
 
 
 def _active_lanes(lanes: list[ActiveSequence | None]) -> list[tuple[ActiveSequence, int]]:
     return [(sequence, lane) for lane, sequence in enumerate(lanes) if sequence is not None]
+
+
+def append_token(sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]) -> None:
+    """Append the outputs of a step (NumPy arrays) at `place`: a lane, or a lane and one of its tokens."""
+    asked = sequence.request.params.logprobs
+    sequence.generated.append(int(sampled.token[place]))
+    if asked is not None and sampled.logprob is not None:
+        sequence.logprobs.append(float(sampled.logprob[place]))
+    if asked and sampled.top_tokens is not None and sampled.top_logprobs is not None:
+        best = zip(
+            sampled.top_tokens[place][:asked].tolist(), sampled.top_logprobs[place][:asked].tolist(), strict=True
+        )
+        sequence.top_logprobs.append(dict(best))

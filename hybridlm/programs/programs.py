@@ -95,8 +95,7 @@ class Programs:
         self._threads: ThreadPoolExecutor | None = None
         self._directory, self.cache = certificates, cache
         self._stored = None
-        # Whether XLA loads a program of several processes in each of them as it was, no test says yet.
-        if executables is not None and self.use_store and not placement.several_processes:
+        if executables is not None and self.use_store:
             self._stored = StoredPrograms(executables, structure, certify, placement, model)
         self._compiled: dict[AnyShape, Future[CompiledStep | StoredStep]] = {}
         self._lock = threading.Lock()
@@ -145,12 +144,16 @@ class Programs:
         screened = isinstance(shape, Shape) and shape.lanes in self.int8_head_lanes
         return step_key(shape, args, structure_name(self._structure), self.certify, self._placement, screened)
 
-    def compiled(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep | StoredStep:
+    def compiled(
+        self, shape: S, arguments: Callable[[S], tuple[Any, ...]], all_have: Callable[[bool], bool] = bool
+    ) -> CompiledStep | StoredStep:
         """Return the program of a shape, from the store or compiled.
 
         Args:
             shape: the program.
             arguments: gives example arguments of a shape, which may be abstract, if it has to be compiled.
+            all_have: (whether this process has the program) -> whether all do; called once. XLA may compile for several
+                processes in all of them together, so none takes it from the store unless all can.
 
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
@@ -164,11 +167,13 @@ class Programs:
                     program = self._compiled[shape] = Future()
             if mine:
                 try:
-                    program.set_result(self._ready(shape, arguments(shape)))
+                    program.set_result(self._ready(shape, arguments(shape), all_have))
                 except BaseException as error:
                     del self._compiled[shape]
                     program.set_exception(error)
                     raise
+                return program.result()
+        all_have(True)
         return program.result()
 
     def in_full(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep:
@@ -215,16 +220,19 @@ class Programs:
         for shape in missing:
             self._threads.submit(ready, shape)
 
-    def _ready(self, shape: AnyShape, given: tuple[Any, ...]) -> CompiledStep | StoredStep:
+    def _ready(
+        self, shape: AnyShape, given: tuple[Any, ...], all_have: Callable[[bool], bool]
+    ) -> CompiledStep | StoredStep:
         """The program of a shape from the store, or compiled and kept."""
         if self._stored is None:
+            all_have(False)
             compiled = self._compile(shape, given)
             self._note(shape, Origin(False, asdict(compiled.certificate.seconds)))
             return compiled
         _, args, _ = self._whole_step(shape, given)
         types, key = types_of(args), self._stored.key(shape, args, self.int8_head_lanes)
         found = self._stored.find(key, types, partial(self._compile, shape, types_of(given)))
-        if found is not None:
+        if all_have(found is not None) and found is not None:
             step, seconds = found
             self._note(shape, Origin(True, {"load": seconds}))
             self._warn_not_audited(shape, step.certificate)

@@ -3,6 +3,8 @@
 A sequence waits, then is prefilled in a row of the prefill pool, then decodes in a row of the decode pool until it
 ends. Prefill goes first while there is room, because a decode step costs the same however many of its lanes are idle.
 Steps are dispatched before the previous step's tokens have been read: the token a lane sampled last is in its row.
+
+More than 300 lines: one class moves each sequence from waiting over prefilling to decoding.
 """
 
 import heapq

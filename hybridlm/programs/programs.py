@@ -1,4 +1,7 @@
-"""The compiled programs of a model: one for each step and shape, certified and compiled on first use."""
+"""The compiled programs of a model: one for each step and shape, certified and compiled on first use.
+
+More than 300 lines: one class compiles, loads, keeps and hands out the programs of a model.
+"""
 
 import logging
 import threading

@@ -12,7 +12,7 @@ from hybridlm.bench.start import StartFailed, measure_starts
 from hybridlm.cli import bench_start
 from hybridlm.cli.main import app
 
-PARTS = ["python", "import", "open", "weights", "engine", "memory and tokenizer", "first answer"]
+PARTS = ["python", "import", "open", "weights", "engine", "memory", "first answer"]
 
 
 def made(stored: bool, seconds: float) -> dict[str, Any]:

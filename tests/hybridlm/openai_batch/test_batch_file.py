@@ -187,7 +187,7 @@ BAD = {
         "t", prompt="x", best_of=2, tools=[{}]
     ),
     "store: is supported only with the value false, got true": line("store", prompt="x", store=True),
-    "frequency_penalty: is supported only with the value 0, got false": line("fp", prompt="x", frequency_penalty=False),
+    "frequency_penalty: expected a number, got false": line("fp", prompt="x", frequency_penalty=False),
     "service_tier: is supported only with the value \"auto\" or \"default\", got \"flex\"": line(
         "tier", prompt="x", service_tier="flex"
     ),

@@ -57,7 +57,7 @@ def test_damaged_and_missing_records_are_none(tmp_path: Path) -> None:
 def test_parts_follow_one_another(text_lm: hybridlm.LM) -> None:
     lm = hybridlm.load(text_lm.path, **SETTINGS)
     assert lm.start is not None
-    assert list(lm.start.parts) == ["open", "weights", "engine", "memory and tokenizer"]
+    assert list(lm.start.parts) == ["open", "weights", "engine", "memory"]
     lm.score([[5, 6, 7]])
     assert list(lm.start.parts)[4:] == ["first answer"] and all(took > 0 for took in lm.start.parts.values())
     assert lm.engine.programs.origins.keys() == set(lm.engine.programs.shapes)

@@ -11,7 +11,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from ir_passes.contract.entries import ENTRIES, ContractError, Entry, Lane, Opaque, Pool, Shared, SlotMap, check_role
+from ir_passes.contract.entries import (
+    ENTRIES,
+    ContractError,
+    Entry,
+    Lane,
+    Opaque,
+    Pool,
+    Shared,
+    SlotMap,
+    Unspecified,
+    check_role,
+)
 from ir_passes.contract.opaque import check_opaque
 from ir_passes.contract.opaque_names import check_names
 from ir_passes.jaxpr import ir
@@ -29,6 +40,7 @@ __all__ = [
     "Pool",
     "Shared",
     "SlotMap",
+    "Unspecified",
 ]
 
 
@@ -71,7 +83,7 @@ class LaneContract:
     """Entries for the positional arguments of a step and for its results.
 
     Attributes:
-        inputs: one entry, or a pytree of entries, for each argument.
+        inputs: one entry, or a pytree of entries, for each argument; None is `Unspecified`.
         outputs: the same for each element of the returned tuple.
         opaque: declarations of custom calls, kernels and callbacks, by the name of their function or target, or the
             format of a print. Where that is not one thing: "name at file:line" of the function's definition,
@@ -122,6 +134,9 @@ def _bind(where: str, entry: Any, value: Any) -> Iterator[Bound]:
     def is_entry(node: Any) -> bool:
         return isinstance(node, ENTRIES)
 
+    entry = jax.tree.map(
+        lambda node: Unspecified() if node is None else node, entry, is_leaf=lambda node: node is None or is_entry(node)
+    )
     leaves = jax.tree_util.tree_leaves_with_path(value)
     try:
         spread = jax.tree.leaves(jax.tree.broadcast(entry, value, is_leaf=is_entry), is_leaf=is_entry)
@@ -154,13 +169,17 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
 
 def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> None:
     for bound in outputs:
-        if isinstance(bound.entry, Lane) and bound.entry.role == "length":
-            message = "lengths are an input, never an output; what a step counts itself is Lane(role='accepted')"
+        if getattr(bound.entry, "role", None) in ("length", "active", "active_count"):
+            message = "what says which lanes are idle is an input; what a step counts itself is Lane(role='accepted')"
             raise ContractError(f"{bound.path}: {message}")
     for bound in (*inputs, *outputs):
-        needs_int = isinstance(bound.entry, SlotMap) or (isinstance(bound.entry, Lane) and bound.entry.role)
-        if needs_int and (bound.shape != (lanes,) or bound.dtype != np.int32):
-            raise ContractError(f"{bound.path}: {bound.entry} needs int32[{lanes}], got {bound.dtype}{bound.shape}")
+        role = getattr(bound.entry, "role", None)
+        if role is None and not isinstance(bound.entry, SlotMap):
+            continue
+        shape = () if isinstance(bound.entry, Shared) else (lanes,)
+        dtype = np.dtype(np.bool_ if role == "active" else np.int32)
+        if (bound.shape, bound.dtype) != (shape, dtype):
+            raise ContractError(f"{bound.path}: {bound.entry} needs {dtype}{shape}, got {bound.dtype}{bound.shape}")
 
 
 def _check_slot_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:

@@ -9,13 +9,30 @@ class ContractError(ValueError):
     """A contract does not fit the function or the arguments it was given for."""
 
 
-LaneRole = Literal["length", "accepted"]
+LaneRole = Literal["length", "active", "accepted"]
+SharedRole = Literal["active_count"]
 SlotRole = Literal["both", "read", "write"]
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The same for every lane: weights, scalars that the host computed for the whole step."""
+    """The same for every lane: weights, scalars that the host computed for the whole step.
+
+    Attributes:
+        role: "active_count" for an input, int32 []: the lanes whose numbers are not below it are idle, and keep their
+            rows. Any number may be given.
+    """
+
+    role: SharedRole | None = None
+
+
+@dataclass(frozen=True)
+class Unspecified:
+    """An array that a contract says nothing about; None in its place means the same.
+
+    An argument may then hold anything of any lane, and nothing of it may reach a pool or a result. A result must be the
+    same for every lane. Both are the strictest that can be asked, so that nothing is lost by leaving an array out.
+    """
 
 
 @dataclass(frozen=True)
@@ -25,7 +42,7 @@ class Lane:
     Attributes:
         axis: the axis whose length is the number of lanes.
         role: "length" for the int32 number of real tokens of each lane, an input (0: the lane is idle and keeps its
-            rows), "accepted" for the int32 number of tokens of each lane that a verification step accepted; of an
+            rows), "active" for the bool mask of the lanes that are not idle, an input, "accepted" for the int32 number of tokens of each lane that a verification step accepted; of an
             output it is proved that it is never negative, and 0 for an idle lane.
     """
 
@@ -67,6 +84,8 @@ class SlotMap:
             like the others, and every lane is active.
         disjoint: its active entries are no entries of another slot map of the groups: rows of their own, as those of
             snapshots beside the running states. Such rows may be written in the step that writes the others.
+        local: a mesh axis over which lanes and pool rows are split: entries count within the rows of the lane's own
+            device, each of which has `size` rows or more; active entries are distinct among the lanes of a device.
     """
 
     groups: str | tuple[str, ...]
@@ -74,6 +93,7 @@ class SlotMap:
     role: SlotRole = "both"
     null: bool = True
     disjoint: bool = False
+    local: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,15 +126,16 @@ class Opaque:
     scratch_bytes: Callable[[int], int] | None = None
 
 
-Entry = Shared | Lane | Pool | SlotMap
-ENTRIES = (Shared, Lane, Pool, SlotMap)
+Entry = Shared | Lane | Pool | SlotMap | Unspecified
+ENTRIES = (Shared, Lane, Pool, SlotMap, Unspecified)
 
 
 def check_role(where: str, entry: Any) -> None:
     """Raise ContractError, saying where, unless the role of an entry is one of those there are."""
-    if not isinstance(entry, Lane | SlotMap):
+    if not isinstance(entry, Shared | Lane | SlotMap):
         return
-    roles = (None, *get_args(LaneRole)) if isinstance(entry, Lane) else get_args(SlotRole)
+    known_roles = {Shared: (None, *get_args(SharedRole)), Lane: (None, *get_args(LaneRole))}
+    roles = known_roles.get(type(entry), get_args(SlotRole))
     if entry.role not in roles:
         known = ", ".join(map(repr, roles))
         raise ContractError(f"{where}: {type(entry).__name__} has no role {entry.role!r}; expected one of {known}")

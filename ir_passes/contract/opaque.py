@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ir_passes.contract.entries import ENTRIES, ContractError, Lane, Opaque, Pool, SlotMap, check_role
+from ir_passes.contract.entries import ENTRIES, ContractError, Lane, Opaque, Pool, Shared, SlotMap, Unspecified, check_role
 
 Shape = tuple[int, ...]
 
@@ -52,6 +52,8 @@ def _check_entry(where: str, entry: Any, side: str) -> None:
         raise ContractError(f"{where}: axes count from 0, got {entry}")
     if isinstance(entry, Lane) and entry.role is not None and (side == "result" or entry.role != "length"):
         raise ContractError(f"{where}: the one role that a lane can have here is 'length' of an operand, got {entry}")
+    if isinstance(entry, Unspecified) or (isinstance(entry, Shared) and entry.role is not None):
+        raise ContractError(f"{where}: {entry} says nothing about what an operation does")
     if isinstance(entry, SlotMap) and side == "result":
         raise ContractError(f"{where}: a slot map is an operand, never a result")
 

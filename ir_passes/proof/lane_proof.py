@@ -7,20 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, Pool, Shared, SlotMap, Unspecified
 from ir_passes.contract.normal_form import flatten
 from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Claim, Note, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.proof.dim_names import dim_violations
-from ir_passes.proof.output_claims import accepted, changed_rows, outputs, repeated
-from ir_passes.proof.owners import COMMON, LaneRows, OneLane, Owner, PoolRows
+from ir_passes.proof.output_claims import IDLE_LANES, accepted, changed_rows, outputs, repeated
+from ir_passes.proof.owners import COMMON, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules import opaque_calls
 from ir_passes.proof.rules.all import RULES
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import Kept, SlotEntry, Value
-from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind
+from ir_passes.proof.values import ActiveCount, Kept, SlotEntry, Value
+from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, once
 
+IDLE_CLAIMS = {"length": Claim.IDLE, "active": Claim.INACTIVE, "active_count": Claim.BEYOND_COUNT}
+"""Role of an input that says which lanes are idle -> the claim about them. Each is proved by itself."""
 MAX_COUNT = int(np.iinfo(np.int32).max)
 
 
@@ -68,16 +70,24 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     prover = Prover(bound)
     results = walk(prover, flat)
     violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]
-    violations += [*_coupling(prover), *dim_violations(bound, flat, prover.known)]
+    violations += [*_coupling(prover, results), *dim_violations(bound, flat, prover.known)]
     proved = [*ALWAYS_PROVED]
     if any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
         proved.append(Claim.DIMENSIONS)
-    if any(isinstance(one.entry, Lane) and one.entry.role == "length" for one in bound.inputs):
-        idle = Prover(bound, idle=True)
-        still = walk(idle, flat)
-        violations += changed_rows(idle, flat, results, still)
-        violations += accepted(idle, flat, still, (0, 0), "is not shown to be 0 for a lane of length 0")
-        proved.append(Claim.IDLE)
+    for role, claim in IDLE_CLAIMS.items():
+        if any(getattr(one.entry, "role", None) == role for one in bound.inputs):
+            running = results
+            if role == "active_count":
+                # A shared number says nothing of lanes; what is compared with it has to stay each lane's own here.
+                counted = Prover(bound, counted=True)
+                running = walk(counted, flat)
+                found = [*counted.violations, *outputs(counted, flat, running, pools=True)]
+                violations += [_not_by_lane(one) for one in found if one not in violations]
+            idle = Prover(bound, idle=role, counted=role == "active_count")
+            still = walk(idle, flat)
+            violations += changed_rows(idle, flat, running, still)
+            violations += accepted(idle, flat, still, (0, 0), f"is not shown to be 0 for {IDLE_LANES[role]}")
+            proved.append(claim)
     for comparison in {id(one): one for one in prover.comparisons}.values():
         disagreeing = Prover(bound, disagreeing=comparison)
         violations += changed_rows(disagreeing, flat, results, walk(disagreeing, flat))
@@ -88,7 +98,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
         violations += accepted(prover, flat, results, (0, MAX_COUNT), "is not shown to be 0 or more")
         proved.append(Claim.ACCEPTED)
     if violations:
-        raise IsolationError(tuple(dict.fromkeys(violations)))
+        raise IsolationError(once(violations))
     prover.notes.update(_dimensions_not_proved(bound))
     assumed = [*prover.assumed, *opaque_calls.assumed(prover.declared, bound.opaque), *_assumed(bound)]
     return Proof(
@@ -99,6 +109,13 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
         tuple(sorted(prover.notes)),
         time.perf_counter() - start,
     )
+
+
+def _not_by_lane(one: Violation) -> Violation:
+    """Return the fault of a comparison with the number of active lanes that is used for other lanes than its own."""
+    message = f"it is not shown that a lane behind the active ones keeps its rows: {one.message}"
+    remedy = "use arange(lanes) < count lane by lane: where(arange(lanes) < count, new, old)"
+    return replace(one, kind=ViolationKind.IDLE, message=message, remedy=remedy)
 
 
 def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
@@ -113,11 +130,15 @@ def _input(prover: Prover, leaf: int, one: Bound) -> Value:
     """Return the abstract value that the contract gives an argument."""
     number, lanes = prover.fresh(), prover.bound.lanes
     match one.entry:
-        case Shared():
-            return Value(COMMON, number)
+        case Unspecified():
+            what = f"{one.path}, which the contract leaves out and which may hold anything of any lane, reaches this"
+            remedy = "give it an entry: Shared() if it is the same for every lane, Lane() if it has an index for each"
+            return Value(Mixed(Violation(ViolationKind.CROSS_LANE, "", "unknown", what, remedy)), number)
+        case Shared(role):
+            return Value(COMMON, number, fact=ActiveCount() if role == "active_count" and prover.counted else None)
         case Lane(axis, role):
-            bounds = (0, 0) if role == "length" and prover.idle else None
-            return Value(_lanes(axis, lanes), number, bounds)
+            idle = role is not None and role == prover.idle
+            return Value(_lanes(axis, lanes), number, (0, 0) if idle else None)
         case SlotMap(_, size):
             return Value(_lanes(0, lanes), number, (0, size - 1), SlotEntry(leaf))
         case Pool(group, axis):
@@ -130,13 +151,18 @@ def _lanes(axis: int, lanes: int) -> Owner:
     return OneLane(0) if lanes == 1 else LaneRows(axis)
 
 
-def _coupling(prover: Prover) -> list[Violation]:
-    """Find pools of one group that are not written at the same rows, in the same order."""
+def _coupling(prover: Prover, results: list[Value]) -> list[Violation]:
+    """Find pools of one group that are not written at the same rows, in the same order.
+
+    Of a pool whose write is a fault already it is not known which rows were meant.
+    """
     found = []
     groups: dict[str, list[int]] = {}
     for leaf in prover.bound.successors:
         entry = prover.bound.inputs[leaf].entry
-        if isinstance(entry, Pool) and entry.group in prover.mapped:
+        owner = results[prover.bound.successors[leaf]].owner
+        unknown = isinstance(owner, Mixed) and owner.cause.kind is ViolationKind.WRONG_ROW
+        if isinstance(entry, Pool) and entry.group in prover.mapped and not unknown:
             groups.setdefault(entry.group, []).append(leaf)
     for leaves in groups.values():
         written = {leaf: _coordinates(prover, leaf) for leaf in leaves}
@@ -171,12 +197,12 @@ def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
             continue
         users = [i for i, eqn in enumerate(flat.jaxpr.eqns) if var in eqn.invars]
         at = users[0] if users else len(flat.jaxpr.eqns)
-        source = ir.source_of(flat.jaxpr.eqns[at]) if users else "unknown"
+        source, *callers = ir.frames_of(flat.jaxpr.eqns[at]) if users else ("unknown",)
         name = flat.jaxpr.eqns[at].primitive.name if users else ""
         message = f"a constant of the program has the shape and dtype of {path}: a pool was captured when it was traced"
         place = Place(flat.jaxpr, at, prover.known[flat.jaxpr])
         remedy = "make it an argument of the step"
-        found.append(Violation(ViolationKind.CONSTANT, name, source, message, remedy, (path,), place))
+        found.append(Violation(ViolationKind.CONSTANT, name, source, message, remedy, (path,), place, tuple(callers)))
     return found
 
 
@@ -192,6 +218,8 @@ def _assumed(bound: BoundContract) -> list[Statement]:
     for one in bound.inputs:
         if isinstance(one.entry, SlotMap):
             which = "the entries of active lanes" if one.entry.null else "all of them"
+            if one.entry.local is not None:
+                which = f"within each device along {one.entry.local!r} {which}"
             found.append(Assumption.SLOT_MAP.statement(one.path, size=one.entry.size, which=which))
             if one.entry.disjoint:
                 found.append(Assumption.DISJOINT_ROWS.statement(one.path))

@@ -45,8 +45,11 @@ class Site:
     @property
     def source(self) -> str:
         """The user's "file:line": of the equation, or of the nearest call around it where JAX made it."""
-        places = [ir.source_of(self.eqn), *reversed(self.prover.callers)]
-        return next((place for place in places if place != "unknown"), "unknown")
+        return next(iter(self._frames()), "unknown")
+
+    def _frames(self) -> tuple[str, ...]:
+        around = (self.eqn, *reversed(self.prover.callers))
+        return tuple(dict.fromkeys(place for eqn in around for place in ir.frames_of(eqn)))
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -67,8 +70,14 @@ class Site:
                     f"{self.path(value)} is read after a later version of it was made",
                     "use the version that the write returned, or read before the write",
                 )
-        results = self._before_sum(operands) or rule_of(self.eqn)(self, *operands)
+        results = self._before_sum(operands) or self._transferred(operands)
         return [self._completed(value, operands, k) for k, value in enumerate(results)]
+
+    def _transferred(self, operands: list[Value]) -> list[Value]:
+        if self.name not in ir.WITH_BODIES:
+            return rule_of(self.eqn)(self, *operands)
+        with self.prover.called_at(self.eqn):
+            return rule_of(self.eqn)(self, *operands)
 
     def _before_sum(self, operands: list[Value]) -> list[Value]:
         """Refuse a row that only one device has and that is used before it is summed over the devices."""
@@ -143,7 +152,8 @@ class Site:
         parts = [(self.prover.read(self.env, atom).owner, getattr(atom.aval, "shape", ())) for atom in self.eqn.invars]
         bound = self.prover.bound
         about = concerned(bound, parts) or concerned(bound, [(LaneRows(0), (bound.lanes,))])
-        return Violation(kind, self.name, self.source, message, remedy, about, place)
+        source, *callers = self._frames() or ("unknown",)
+        return Violation(kind, self.name, source, message, remedy, about, place, tuple(callers))
 
     def report(self, kind: ViolationKind, message: str, remedy: str) -> None:
         """Record a fault that is one wherever its result goes."""
@@ -175,7 +185,8 @@ class Site:
         return joined
 
     def _join_pools(self, one: PoolRows, other: PoolRows) -> Owner:
-        if (one.group, one.axis, one.split) != (other.group, other.axis, other.split):
+        rows = [(pool.group, pool.axis, pool.split, pool.inner, pool.outer) for pool in (one, other)]
+        if rows[0] != rows[1]:
             return self.mixed(
                 f"it combines {describe(one)} with {describe(other)}", "combine rows after gathering them by slot"
             )

@@ -27,20 +27,29 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
+class ActiveCount:
+    """Every element is the number of active lanes: a lane is idle if its number is not below it."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlotEntry:
-    """Elements of a lane are its entry in a slot map.
+    """Elements of a lane // `stride` are its entry in a slot map.
 
     Attributes:
         leaf: index of the slot map among the step's flattened inputs.
         guard: value number of a choice between the entry and another row, None where there is none.
         less: what has been subtracted from both, None where nothing has.
         instead: which rows these others are: "past" every pool, "below" row 0, the "null" row.
+        stride: of the elements from one row to the next; elements are counted within a row where it is not 1.
+        spare: greatest element % `stride`.
     """
 
     leaf: int
     guard: int | None = None
     less: Ahead | None = None
     instead: frozenset[str] = frozenset()
+    stride: int = 1
+    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +130,7 @@ class Implies:
 
 
 Fact = (
-    Iota | Ahead | SlotEntry | Permuted | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
+    Iota | Ahead | ActiveCount | SlotEntry | Permuted | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
 )
 
 

@@ -5,7 +5,7 @@ that the lane must find. That shows what no proof of the step can: that the slot
 which the host passes belong to the sequences that it means.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from ir_passes.sanitizer.interpreter import ONE_ROW, Interpreter
 from ir_passes.sanitizer.moves import rows_axis
 from ir_passes.sanitizer.pools import settle
 from ir_passes.sanitizer.tags import LABEL, Tags, along, computed, constant_row, nobody, numbered
-from ir_passes.sanitizer.verdict import Check, Judge, Verdict, explain
+from ir_passes.sanitizer.verdict import FIELDS, Check, Judge, Verdict, explain
 
 
 class UntrackedError(ValueError):
@@ -102,10 +102,23 @@ class SanitizedStep:
         if faults:
             raise ValueError("; ".join(faults) + "; sanitize the step for these shapes")
 
+    def _check_disjoint(self, judge: Judge, values: list[Any]) -> None:
+        """Check that no active entry of a slot map that is declared disjoint is an entry of another one."""
+        lanes = np.arange(self.bound.lanes, dtype=np.int32)
+        kind = np.full(lanes.shape, FIELDS.index("lane"), np.int32)
+        found = constant_row(ReservedOwner.COMPUTED, 1)[..., LABEL:]
+        for k, entry, other in _disjoint_maps(self.bound.inputs):
+            rows = jnp.asarray(values[k])
+            same = (rows[:, None] == jnp.asarray(values[other])[None, :]).any(axis=1)
+            path = self.bound.inputs[k].path
+            what = f"has a row of {self.bound.inputs[other].path}, from which it is declared disjoint"
+            judge.record(path, what, same & (rows != 0) if entry.null else same, lanes, kind, rows, found)
+
     def _run(self, run: Interpreter, values: list[Any], shadow_labels: tuple[Array, ...]) -> tuple[list[Any], tuple]:
         mapped = {name for entry in self.bound.inputs if isinstance(entry.entry, SlotMap) for name in entry.entry.names}
         by_pool = dict(zip(self.pools, shadow_labels, strict=True))
         tags = [_input_tags(i, entry, mapped, by_pool.get(i)) for i, entry in enumerate(self.bound.inputs)]
+        self._check_disjoint(run.judge, values)
         outs, out_tags = run.run(self._program, values, tags)
         sources = {output: source for source, output in self.bound.successors.items()}
         for i, (entry, tag) in enumerate(zip(self.bound.outputs, out_tags, strict=True)):
@@ -118,6 +131,15 @@ class SanitizedStep:
                 reader = None if axis is None else along(run.lanes, axis, len(entry.shape))
                 run.use(entry.path, tag, reader)
         return outs, tuple(by_pool[i] for i in self.pools)
+
+
+def _disjoint_maps(inputs: tuple[Bound, ...]) -> Iterator[tuple[int, SlotMap, int]]:
+    """Yield each slot map that is declared disjoint, with its index and that of another map of the same pools."""
+    for k, one in enumerate(inputs):
+        for other, at in enumerate(inputs):
+            maps = isinstance(one.entry, SlotMap) and isinstance(at.entry, SlotMap) and other != k
+            if maps and one.entry.disjoint and not set(one.entry.names).isdisjoint(at.entry.names):
+                yield k, one.entry, other
 
 
 def sanitize(

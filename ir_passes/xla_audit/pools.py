@@ -118,7 +118,8 @@ def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Seque
     """Yield a finding for each copy, unless all the pools that it may be of match a pattern of `allowed`."""
     named = {one.name: one for one in executable.module.instructions.values()}
     for copy in copies:
-        if all(any(fnmatchcase(path, pattern) for pattern in allowed) for path in copy.pools):
+        # a path in brackets is itself, and not what fnmatch makes of it
+        if all(any(path == pattern or fnmatchcase(path, pattern) for pattern in allowed) for path in copy.pools):
             continue
         yield Finding(
             FindingKind.POOL_COPY,
@@ -126,7 +127,9 @@ def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Seque
             f"a whole pool is copied (one of {', '.join(copy.pools)}): {copy}",
             "Read every row of the pool before the first write to it, write all rows at once, and carry the pool "
             "through loops instead of scanning over it. XLA orders the write after another reader of the old pool only "
-            "if it is computed from what that reader reads; new rows that a sum reads too, XLA may compute twice.",
+            "if it is computed from what that reader reads; new rows that a sum reads too, XLA may compute twice. Where "
+            "one copy in a step is all right, as that of a cache whose rows are returned as a new array, allow it: "
+            f"compile_step(..., may_copy={list(copy.pools)}).",
             copy.pools,
         )
 

@@ -9,13 +9,14 @@ from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr.dtypes import is_integer, widens
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dim_classes import NAMED
-from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of
 from ir_passes.proof.rules.access import constant_of
-from ir_passes.proof.rules.intervals import FALSE, dtype_range, hull, interval
+from ir_passes.proof.rules.intervals import FALSE, TRUE, dtype_range, hull, interval
 from ir_passes.proof.rules.registry import ELEMENTWISE, IDENTITIES, rule
 from ir_passes.proof.rules.shapes import over
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
+    ActiveCount,
     Ahead,
     Implies,
     Iota,
@@ -50,7 +51,7 @@ def reinterpret(site: Site, x: Value) -> list[Value]:
     return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
 
 
-_OWN_RULES = {"max", "min", "clamp", "mul", "sub", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}
+_OWN_RULES = {"max", "min", "clamp", "mul", "add", "sub", "lt", "le", "gt", "ge", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}
 _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype rounding_method y"
 """Parameters of what is computed at each place."""
 
@@ -102,7 +103,23 @@ def multiply(site: Site, x: Value, y: Value) -> list[Value]:
         times = constant_of(by)
         if isinstance(device.fact, Ahead) and times is not None and result.range is not None:
             result = result.but(fact=Ahead(device.fact.over, device.fact.rows * times))
+        slots = device.fact if isinstance(device.fact, SlotEntry) and device.fact.less is None else None
+        if slots is not None and times is not None and times > 0 and result.range is not None:
+            result = result.but(fact=replace(slots, stride=slots.stride * times, spare=slots.spare * times))
     return [result]
+
+
+@rule("add")
+def add(site: Site, x: Value, y: Value) -> list[Value]:
+    """Add; an offset within its row to the first element of a row is an element of that row."""
+    bounds, fact = _bounds(site, (x, y)), None
+    for row, offset in ((x, y), (y, x)):
+        slots = row.fact
+        if not isinstance(slots, SlotEntry) or slots.stride == 1 or offset.range is None or bounds is None:
+            continue
+        if offset.range[0] >= 0 and slots.spare + offset.range[1] < slots.stride:
+            fact = replace(slots, spare=slots.spare + offset.range[1])
+    return [Value(_combined(site, (x, y)), range=bounds, fact=fact)]
 
 
 @rule("sub")
@@ -111,8 +128,9 @@ def subtract(site: Site, x: Value, y: Value) -> list[Value]:
     if y.range == (0, 0) and isinstance(x.fact, SlotEntry) and site.shapes[0] == site.shape:
         return [x]
     bounds, fact = _bounds(site, (x, y)), None
-    if isinstance(x.fact, SlotEntry) and x.fact.less is None and isinstance(y.fact, Ahead) and bounds is not None:
-        fact = replace(x.fact, less=y.fact)
+    slots = x.fact if isinstance(x.fact, SlotEntry) and x.fact.less is None and x.fact.stride == 1 else None
+    if slots is not None and isinstance(y.fact, Ahead) and bounds is not None:
+        fact = replace(slots, less=y.fact)
     return [Value(_combined(site, (x, y)), range=bounds, fact=fact)]
 
 
@@ -144,6 +162,31 @@ def sign(site: Site, x: Value) -> list[Value]:
     """Take the sign and note of which value, for the rounding of integer divisions."""
     fact = SignOf(x.number) if x.range is not None and x.range[0] >= 0 else None
     return [Value(_combined(site, (x,)), range=_bounds(site, (x,)), fact=fact)]
+
+
+@rule("lt", "le", "gt", "ge")
+def compare(site: Site, x: Value, y: Value) -> list[Value]:
+    """Compare; of an idle lane it is known that its number is not below the number of active lanes."""
+    own = _counted(site, x, y)
+    if own is not None and site.prover.idle:
+        return [Value(own, range=FALSE if site.name in ("lt", "gt") else TRUE)]
+    return [Value(own or _combined(site, (x, y)), range=_bounds(site, (x, y)))]
+
+
+def _counted(site: Site, x: Value, y: Value) -> Owner | None:
+    """Return the owner of a comparison of every lane's number with the number of active lanes; None for all others.
+
+    What is known of an idle lane's element must not be taken for what is known of the others, so that the result counts
+    as the lanes' own: a walk in which no lane is idle then refuses every use of it for another lane.
+    """
+    number, count = (x, y) if site.name in ("lt", "ge") else (y, x)
+    shape = site.shapes[0 if number is x else 1]
+    if not isinstance(count.fact, ActiveCount) or not isinstance(number.fact, Iota) or shape != site.shape:
+        return None
+    axis, lanes = number.fact.axis, site.prover.bound.lanes
+    if number.fact.div != 1 or shape[axis] != lanes or not isinstance(number.owner, Common):
+        return None
+    return OneLane(0) if lanes == 1 else LaneRows(axis)
 
 
 @rule("ne")
@@ -262,7 +305,7 @@ def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | 
         return None
     entry = site.prover.bound.inputs[slots[0].leaf].entry
     assert isinstance(entry, SlotMap)
-    instead = {_owned_by_none(case, entry) for case in others}
+    instead = {_owned_by_none(case, entry, slots[0].stride) for case in others}
     if None in instead:
         return None
     picks = tuple(isinstance(case.fact, SlotEntry) for case in cases)
@@ -270,12 +313,16 @@ def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | 
     return replace(slots[0], guard=guard, instead=slots[0].instead.union(filter(None, instead)))
 
 
-def _owned_by_none(row: Value, entry: SlotMap) -> str | None:
-    """Return the kind of a row that no lane owns, as in `SlotEntry.instead`; None for a row that a lane may own."""
+def _owned_by_none(row: Value, entry: SlotMap, stride: int) -> str | None:
+    """Return the kind of a row that no lane owns, as in `SlotEntry.instead`; None for a row that a lane may own.
+
+    Args:
+        stride: of the elements from one row to the next.
+    """
     if row.range is None or not isinstance(row.owner, Common):
         return None
-    if row.range[0] >= entry.size:
+    if row.range[0] >= entry.size * stride:
         return "past"
     if row.range[1] < 0:
         return "below"
-    return "null" if row.range == (0, 0) and entry.null else None
+    return "null" if 0 <= row.range[0] and row.range[1] < stride and entry.null else None

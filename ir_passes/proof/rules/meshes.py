@@ -88,6 +88,9 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
     owner, axis, kept = value.owner, axis_of(value.owner), value.kept
     if axis is not None and axis in split.axes:
         if isinstance(owner, PoolRows):
+            if (owner.inner, owner.outer) != (1, 1):
+                message = "a pool whose rows are merged with another axis is split over devices"
+                return Value(site.mixed(message, "reshape each device's part inside of the shard_map"))
             if owner.split:
                 return Value(site.mixed("a part of a pool's rows is split over devices once more", "split rows once"))
             owner = replace(owner, split=split.axes[axis])

@@ -47,7 +47,7 @@ def _one_body(site: Site, name: str) -> None:
     if not others:
         calls.append(site.eqn)
         return
-    called = (f"{exact_name(one)}, called at {ir.source_of(one)}" for one in (*others, site.eqn))
+    called = (f"{exact_name(one)}, called at {' from '.join(ir.frames_of(one)[:2])}" for one in (*others, site.eqn))
     message = f"{name!r} is declared as one thing and names several: {'; '.join(dict.fromkeys(called))}"
     exact = dict.fromkeys(exact_name(one) for one in others)
     remedy = f"declare each by its exact name: {', '.join(map(repr, (*exact, exact_name(site.eqn))))}"
@@ -207,7 +207,7 @@ class _Declared:
             if mine or isinstance(owner, OneLane):
                 return None
             return f"a pool with one row for each lane along axis {declared.axis}, and holds {describe(owner)}"
-        if not isinstance(owner, PoolRows) or owner.axis != declared.axis:
+        if not isinstance(owner, PoolRows) or owner.axis != declared.axis or (owner.inner, owner.outer) != (1, 1):
             return f"a pool with a slot map, rows along axis {declared.axis}, and holds {describe(owner)}"
         if owner.split:
             return f"a pool with all its rows, and they are split over devices along {', '.join(owner.split)}"
@@ -216,6 +216,8 @@ class _Declared:
     def _map_misfit(self, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str | None:
         if not isinstance(value.fact, SlotEntry) or len(shape) > 1:
             return "a slot map, and is not one"
+        if value.fact.stride != 1:
+            return "a slot map, and is one times a number"
         if value.fact.guard is not None:
             return "a slot map, and some entries may be replaced by a row past the end of the pool"
         given = self.site.prover.bound.inputs[value.fact.leaf]

@@ -35,12 +35,12 @@ def read(site: Site, operand: Value, access: Access) -> Value:
         return Value(found)
     kept = None
     if operand.kept is not None:
-        by = access.columns[axis].fact
+        by = _places(access.columns[axis])
         kept = Kept(operand.kept.leaf, entered(access.taken(operand.kept.view, axis), ("by slot", by)))
     if access.reveals_places(found, without=axis):
         return Value(site.mixed(_PLACES, REMEDY))
     owner = site.join(found, access.owners(site, without=axis))
-    if pool.split and isinstance(owner, LaneRows | OneLane):
+    if pool.split and isinstance(owner, LaneRows | OneLane) and not _counts_within(site, access.columns[axis]):
         return Value(replace(owner, held=pool.split))
     return Value(owner, kept=kept)
 
@@ -63,7 +63,8 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     found = _row_owner(site, pool, access, write=True)
     if isinstance(found, Mixed):
         return Value(found)
-    if isinstance(found, LaneRows | OneLane) and found.split:
+    within = _counts_within(site, access.columns[axis])
+    if isinstance(found, LaneRows | OneLane) and found.split and not within:
         message = (
             f"each device along {', '.join(found.split)} writes the rows of its own lanes to its own copy of a pool"
         )
@@ -84,7 +85,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     if kept is not None:
         again = updates.kept
         same = replaces and again is not None and again.leaf == kept.leaf
-        if again is None or not same or _put_by_slot(again.view, access, axis, index) != kept.view:
+        if again is None or not same or _put_by_slot(again.view, access, axis) != kept.view:
             kept = None
     later = replace(pool, writers=pool.writers | {index.leaf})
     return Value(later, kept=kept, version=site.prover.versions.succeed(operand.version))
@@ -98,9 +99,23 @@ def _to_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
     return all(entry.null for entry in entries if isinstance(entry, SlotMap) and pool.group in entry.names)
 
 
-def _put_by_slot(view: View, access: Access, axis: int, slot: SlotEntry) -> View | None:
-    """Return the view after rows are written back by the slot map that they were read by, guarded then or only now."""
-    for by in (slot, replace(slot, guard=None, instead=frozenset())):
+def _places(index: Value) -> tuple:
+    """The places that an index names, for comparing them: a lane has one entry in a slot map, and several within it."""
+    fact = index.fact
+    return (fact, index.number) if isinstance(fact, SlotEntry) and fact.stride != 1 else (fact,)
+
+
+def _put_by_slot(view: View, access: Access, axis: int) -> View | None:
+    """Return the view after rows are written back by the slot map that they were read by, guarded then or only now.
+
+    Places within rows are put back by the very index that they were read by.
+    """
+    index = access.columns[axis]
+    assert isinstance(index.fact, SlotEntry)
+    forms = [_places(index)]
+    if index.fact.stride == 1:
+        forms.append((replace(index.fact, guard=None, instead=frozenset()),))
+    for by in forms:
         rows = left(view, ("by slot", by))
         if rows is not None:
             return access.put(rows, axis)
@@ -142,14 +157,18 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         violation = site.violation(ViolationKind.CONSTANT, message, "make the row an operand: an entry of a slot map")
         site.prover.violations.append(violation)
         return Mixed(violation)
-    if not isinstance(index.fact, SlotEntry):
-        message = f"rows of {path} are picked by an index that is not the lane's entry in its slot map"
-        return site.mixed(message, _BY_SLOT, ViolationKind.WRONG_ROW)
+    if not isinstance(index.fact, SlotEntry) or (pool.inner, pool.outer) != (index.fact.stride, 1):
+        message, remedy = f"rows of {path} are picked by an index that is not the lane's entry in its slot map", _BY_SLOT
+        if pool.inner > 1:
+            remedy = f"index by slots * {pool.inner} + offset, with offsets below {pool.inner}, or do not merge axes"
+        owner = site.mixed(message, remedy, ViolationKind.WRONG_ROW)
+        # the index that a lane reads by and writes by is one fault
+        return Mixed(replace(owner.cause, fault=index.number))
     fault = map_fault(site, pool, index.fact, access.full, access.drops, write)
-    fault = fault or _device_fault(site, pool, index.fact, access)
-    if fault is not None:
-        return fault
     owner = access.index_owner(axis)
+    fault = fault or _device_fault(site, pool, index.fact, owner, access)
+    if fault is not None:
+        return Mixed(replace(fault.cause, fault=index.number))
     record(site, pool, index.fact, owner, access.window_shape, write)
     return owner
 
@@ -167,7 +186,8 @@ def record(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, shape: tup
         lane, whose = owner.order, (owner.start, lanes, owner.order)
     else:
         lane = whose = owner.lane if isinstance(owner, OneLane) else None
-    site.prover.accesses.append(RowAccess(pool.leaf, write, (replace(fact, less=None), whose), lane, site))
+    rows = replace(fact, less=None, stride=1, spare=0)
+    site.prover.accesses.append(RowAccess(pool.leaf, write, (rows, whose), lane, site))
 
 
 def map_fault(
@@ -181,7 +201,7 @@ def map_fault(
         write: whether rows are written; otherwise they are read.
     """
     path = site.prover.bound.inputs[pool.leaf].path
-    rows = shape[pool.axis] * site.prover.devices_along(pool.split)
+    rows = shape[pool.axis] // pool.inner * site.prover.devices_along(pool.split)
     slots, entry = site.prover.bound.inputs[fact.leaf].path, site.prover.bound.inputs[fact.leaf].entry
     assert isinstance(entry, SlotMap)
     if pool.group not in entry.names:
@@ -190,6 +210,16 @@ def map_fault(
     if entry.role == ("read" if write else "write"):
         message = f"{path} is {'written' if write else 'read'} by {slots}, which is declared for the opposite"
         return site.mixed(message, "use the map with the other role, or role='both'", ViolationKind.WRONG_ROW)
+    local, split = _local(site, fact), pool.split
+    if local is not None and split != ((local,) if site.prover.devices.get(local, 0) > 1 else ()):
+        message = f"{slots} counts rows within a device along {local!r}, and {path} is not split over it here"
+        remedy = f"use it inside of a shard_map that splits the lanes and the rows of the pool over {local!r}"
+        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
+    if local is not None:
+        rows = shape[pool.axis] // pool.inner
+        if local not in site.prover.devices:
+            message = f"{slots} counts rows within a device along {local!r}, and this is no program of one device"
+            return site.mixed(message, f"use it inside of a shard_map over {local!r}", ViolationKind.WRONG_ROW)
     others = [site.prover.bound.inputs[leaf] for leaf in sorted(pool.writers - {fact.leaf})]
     shared = [one.path for one in others if not (entry.disjoint or getattr(one.entry, "disjoint", False))]
     if shared:
@@ -215,8 +245,31 @@ def map_fault(
     return None
 
 
-def _device_fault(site: Site, pool: PoolRows, fact: SlotEntry, access: Access) -> Mixed | None:
-    """Return the fault of row numbers of a split pool that are not global ones less the rows of the devices before."""
+def _local(site: Site, fact: SlotEntry) -> str | None:
+    """Return the mesh axis on whose devices a slot map counts rows; None where it counts those of the whole pool."""
+    entry = site.prover.bound.inputs[fact.leaf].entry
+    assert isinstance(entry, SlotMap)
+    return entry.local
+
+
+def _counts_within(site: Site, index: Value) -> bool:
+    """Whether an index counts rows within a device."""
+    return isinstance(index.fact, SlotEntry) and _local(site, index.fact) is not None
+
+
+def _device_fault(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, access: Access) -> Mixed | None:
+    """Return the fault of row numbers of a split pool that are not global ones less the rows of the devices before.
+
+    Those of a slot map that counts within a device are used as they are, by the lanes of the device.
+    """
+    local = _local(site, fact)
+    if local is not None and isinstance(owner, LaneRows | OneLane):
+        if fact.less is None and owner.split == pool.split:
+            return None
+        slots = site.prover.bound.inputs[fact.leaf].path
+        message = f"{slots} counts rows within a device along {local!r}, and is not used as it is by that device's lanes"
+        remedy = f"split {slots} over {local!r} like the pool, and index by its entries as they are"
+        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
     path, rows = site.prover.bound.inputs[pool.leaf].path, access.full[pool.axis]
     slots = site.prover.bound.inputs[fact.leaf].path
     shift = None if fact.less is None else f"{fact.less.rows} * axis_index({fact.less.over!r})"

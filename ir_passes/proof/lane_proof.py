@@ -11,6 +11,7 @@ from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract
 from ir_passes.contract.normal_form import flatten
 from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Claim, Note, Statement
 from ir_passes.jaxpr import ir
+from ir_passes.proof.concerned import concerned
 from ir_passes.proof.dim_names import dim_violations
 from ir_passes.proof.output_claims import IDLE_LANES, accepted, changed_rows, outputs, repeated
 from ir_passes.proof.owners import COMMON, LaneRows, Mixed, OneLane, Owner, PoolRows
@@ -133,7 +134,8 @@ def _input(prover: Prover, leaf: int, one: Bound) -> Value:
         case Unspecified():
             what = f"{one.path}, which the contract leaves out and which may hold anything of any lane, reaches this"
             remedy = "give it an entry: Shared() if it is the same for every lane, Lane() if it has an index for each"
-            return Value(Mixed(Violation(ViolationKind.CROSS_LANE, "", "unknown", what, remedy)), number)
+            about = concerned(prover.bound, [(LaneRows(0), (lanes,))])
+            return Value(Mixed(Violation(ViolationKind.CROSS_LANE, "", "unknown", what, remedy, about)), number)
         case Shared(role):
             return Value(COMMON, number, fact=ActiveCount() if role == "active_count" and prover.counted else None)
         case Lane(axis, role):

@@ -36,7 +36,7 @@ def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], pools: b
         if isinstance(value.owner, Mixed):
             cause = value.owner.cause
             if cause.source == "unknown":  # an argument, which came here without an operation that is at fault
-                at = _at_output(prover, flat, k, cause.kind, f"{one.path}: {cause.message}", cause.remedy, ())
+                at = _at_output(prover, flat, k, cause.kind, f"{one.path}: {cause.message}", cause.remedy, cause.concerned)
                 cause = replace(at, fault=cause.message)
             found.append(cause)
             continue

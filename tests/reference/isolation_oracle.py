@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from numpy_interpreter import NotInNumpy, evaluate
 
-from ir_passes import Lane, LaneContract, Pool, SlotMap
+from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap, Unspecified
 from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import ir
 
@@ -51,13 +51,39 @@ class Run:
 
 
 def maps(bound: BoundContract, leaves: Leaves, group: str) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that each lane reads and writes in a group."""
+    """The rows that each lane reads and writes in a group, its second ones apart."""
     read = write = np.arange(bound.lanes)
     for at, leaf in zip(bound.inputs, leaves, strict=True):
-        if isinstance(at.entry, SlotMap) and group in at.entry.names:
-            read = read if at.entry.role == "write" else leaf
-            write = write if at.entry.role == "read" else leaf
+        if isinstance(at.entry, SlotMap) and group in at.entry.names and not at.entry.disjoint:
+            rows = _in_the_whole_pool(bound, at.entry, group, leaf)
+            read = read if at.entry.role == "write" else rows
+            write = write if at.entry.role == "read" else rows
     return read, write
+
+
+def second_rows(bound: BoundContract, leaves: Leaves, group: str) -> list[np.ndarray]:
+    """The rows of each lane beside those of `maps`: by slot maps that are declared disjoint."""
+    named = zip(bound.inputs, leaves, strict=True)
+    return [leaf for at, leaf in named if isinstance(at.entry, SlotMap) and at.entry.disjoint and group in at.entry.names]
+
+
+def _in_the_whole_pool(bound: BoundContract, entry: SlotMap, group: str, rows: np.ndarray) -> np.ndarray:
+    """Rows of the whole pool from those that each device counts; its pool has `size` rows on each."""
+    if entry.local is None:
+        return rows
+    devices = _rows_of(bound, group) // entry.size
+    before = np.arange(bound.lanes) // (bound.lanes // devices) * entry.size
+    return np.where(rows == 0, 0, rows + before)
+
+
+def _rows_of(bound: BoundContract, group: str) -> int:
+    return next(at.shape[at.entry.axis] for at in bound.inputs if isinstance(at.entry, Pool) and at.entry.group == group)
+
+
+def null_rows(bound: BoundContract, group: str) -> list[int]:
+    """The null row, or that of each device."""
+    sizes = {at.entry.size for at in bound.inputs if isinstance(at.entry, SlotMap) and at.entry.local is not None}
+    return [*range(0, _rows_of(bound, group), sizes.pop())] if sizes else [0]
 
 
 def mapped(bound: BoundContract, group: str) -> bool:
@@ -76,7 +102,8 @@ def _put(leaf: np.ndarray, axis: int, row: int, value: Any) -> np.ndarray:
 
 def _holders(bound: BoundContract, leaves: Leaves, group: str, row: int) -> set[int]:
     """Lanes that read or write a row: one lane may write what another reads, and keeps it if it is idle."""
-    return {lane for rows in maps(bound, leaves, group) for lane in np.flatnonzero(rows == row).tolist()}
+    named = (*maps(bound, leaves, group), *second_rows(bound, leaves, group))
+    return {lane for rows in named for lane in np.flatnonzero(rows == row).tolist()}
 
 
 def _poison(value: np.ndarray) -> np.ndarray:
@@ -117,9 +144,10 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
 def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.Generator) -> Iterator[Run]:
     """The lane on another row, which nobody uses."""
     for i, at in enumerate(bound.inputs):
-        if not isinstance(at.entry, SlotMap) or at.entry.role == "read" or leaves[i][lane] == 0:
+        if not isinstance(at.entry, SlotMap) or at.entry.role == "read" or leaves[i][lane] == 0 or at.entry.local:
             continue
-        used = {int(row) for group in at.entry.names for rows in maps(bound, leaves, group) for row in rows}
+        named = [(*maps(bound, leaves, group), *second_rows(bound, leaves, group)) for group in at.entry.names]
+        used = {int(row) for several in named for rows in several for row in rows}
         free = [row for row in range(1, at.entry.size) if row not in used]
         if free:
             new = list(leaves)
@@ -133,7 +161,8 @@ def _others_run(bound: BoundContract, leaves: Leaves) -> Run:
     for i, at in enumerate(bound.inputs):
         if isinstance(at.entry, Pool) and mapped(bound, at.entry.group):
             read, _ = maps(bound, leaves, at.entry.group)
-            for row in set(range(leaves[i].shape[at.entry.axis])) - set(read.tolist()):
+            second = [row for rows in second_rows(bound, leaves, at.entry.group) for row in rows.tolist()]
+            for row in set(range(leaves[i].shape[at.entry.axis])) - {*read.tolist(), *second}:
                 value = row_first(new[i], at.entry.axis)[row]
                 new[i] = _put(new[i], at.entry.axis, row, _poison(value))
                 writers |= _holders(bound, leaves, at.entry.group, row)
@@ -146,10 +175,24 @@ def runs(bound: BoundContract, draw: Draw, seed: int) -> list[Run]:
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(draw(np.random.default_rng(seed)))]
     donor = [np.asarray(leaf) for leaf in jax.tree.leaves(draw(np.random.default_rng((seed, 2))))]
     found = [Run("nothing", leaves), _others_run(bound, leaves)]
+    left_out = [isinstance(at.entry, Unspecified) for at in bound.inputs]
+    if any(left_out):
+        others = [b if out else a for a, b, out in zip(leaves, donor, left_out, strict=True)]
+        found.append(Run("arguments that the contract leaves out", others))
     for lane in range(bound.lanes):
         found += _lane_runs(bound, leaves, donor, lane)
         found += _moved_runs(bound, leaves, lane, rng)
     return found
+
+
+IDLE_ROLES = "length", "active"
+
+
+def idle_lanes_of(bound: BoundContract, run: Run) -> set[int]:
+    """Lanes of length 0, lanes that are not active, and lanes behind the number of active ones."""
+    counts = [leaf for at, leaf in zip(bound.inputs, run.leaves, strict=True) if at.entry == Shared("active_count")]
+    behind = {lane for count in counts for lane in range(max(0, int(count)), bound.lanes)}
+    return behind | _lanes_where(bound, run, lambda entry: getattr(entry, "role", None) in IDLE_ROLES)
 
 
 def _lanes_where(bound: BoundContract, run: Run, entry: Callable[[Any], bool]) -> set[int]:
@@ -187,13 +230,16 @@ class Claims:
         same, kept = (np.zeros((len(self.runs), size), bool) for _ in range(2))
         for i, run in enumerate(self.runs):
             if isinstance(at.entry, Lane):
-                null = _lanes_where(self.bound, run, lambda entry: isinstance(entry, SlotMap))
+                null = _lanes_where(self.bound, run, lambda entry: isinstance(entry, SlotMap) and not entry.disjoint)
                 same[i] = [lane not in run.lanes and lane not in null for lane in range(size)]
             elif isinstance(at.entry, Pool):
-                idle = _lanes_where(self.bound, run, lambda entry: getattr(entry, "role", None) == "length")
-                _, write = maps(self.bound, run.leaves, at.entry.group)
-                owner = {int(row): lane for lane, row in enumerate(write)}
-                for row in range(1 if mapped(self.bound, at.entry.group) else 0, size):
+                idle = idle_lanes_of(self.bound, run)
+                group = at.entry.group
+                _, write = maps(self.bound, run.leaves, group)
+                written = (*second_rows(self.bound, run.leaves, group), write)
+                owner = {int(row): lane for rows in written for lane, row in enumerate(rows)}
+                null = null_rows(self.bound, group) if mapped(self.bound, group) else []
+                for row in sorted(set(range(size)) - set(null)):
                     kept[i, row] = row not in owner or owner[row] in idle
                     same[i, row] = row in owner and owner[row] not in run.lanes
         return same, kept
@@ -201,6 +247,10 @@ class Claims:
     def broken(self, results: Sequence[np.ndarray]) -> Iterator[Leak]:
         """Everything that breaks the contract; results are stacked over runs, or the same for all."""
         for output, at in enumerate(self.bound.outputs):
+            if isinstance(at.entry, Unspecified):
+                every = np.broadcast_to(results[output], (len(self.runs), *at.shape)).reshape(len(self.runs), -1)
+                differs = (_bytes(every, 1) != _bytes(every[self.base], 1)).any(axis=(1, 2))
+                yield from (Leak(self.runs[run].change, at.path) for run in np.flatnonzero(differs).tolist())
             if not isinstance(at.entry, Lane | Pool):
                 continue
             axis = at.entry.axis + 1
@@ -219,7 +269,7 @@ class Claims:
 
     def _miscounted(self, path: str, counts: np.ndarray) -> Iterator[Leak]:
         for run, of_lanes in zip(self.runs, counts, strict=True):
-            idle = _lanes_where(self.bound, run, lambda entry: getattr(entry, "role", None) == "length")
+            idle = idle_lanes_of(self.bound, run)
             for lane in np.flatnonzero(of_lanes).tolist():
                 if of_lanes[lane] < 0 or lane in idle:
                     yield Leak(run.change, f"{path}, lane {lane} with a count of {of_lanes[lane]}")

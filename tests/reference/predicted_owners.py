@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from isolation_oracle import mapped, maps
+from isolation_oracle import mapped, maps, null_rows, second_rows
 from jaxpr_mutation import Subject
 
 from ir_passes import SlotMap
@@ -32,7 +32,7 @@ class Prediction(NamedTuple):
     body: int
 
 
-def predictions(subject: Subject, idle: bool = False) -> dict[Any, Prediction]:
+def predictions(subject: Subject, idle: str = "", counted: bool = False) -> dict[Any, Prediction]:
     """Variable -> what the proof says of it.
 
     Those at the top level up to the first violation; those inside loops and branches, in the last round of the loop,
@@ -40,7 +40,8 @@ def predictions(subject: Subject, idle: bool = False) -> dict[Any, Prediction]:
 
     Args:
         subject: the program.
-        idle: what is said of the elements of a lane whose length is 0.
+        idle: what is said of the elements of a lane that is idle by the input of this role.
+        counted: as of `Prover`.
     """
     outer = {id(eqn) for eqn in subject.program.jaxpr.eqns}
     bodies = {id(eqn): k for k, jaxpr in enumerate(used_once(subject.program.jaxpr), 1) for eqn in jaxpr.eqns}
@@ -55,7 +56,7 @@ def predictions(subject: Subject, idle: bool = False) -> dict[Any, Prediction]:
         elif id(eqn) in outer and not prover.violations:
             found.update(new)
 
-    prover = Prover(subject.bound, idle=idle, observe=observe)
+    prover = Prover(subject.bound, idle=idle, counted=counted, observe=observe)
     walk(prover, subject.program)
     return found if prover.violations else found | inside
 
@@ -98,9 +99,10 @@ class Reality:
         for i, run in enumerate(self.claims.runs):
             base = self.claims.runs[self.claims.base[i]]
             for leaves in (run.leaves, base.leaves):
-                may[i, maps(self.bound, leaves, entry.group)[1][self.lanes[i]]] = True
+                for rows in (maps(self.bound, leaves, entry.group)[1], *second_rows(self.bound, leaves, entry.group)):
+                    may[i, rows[self.lanes[i]]] = True
         if mapped(self.bound, entry.group):
-            may[:, 0] = True
+            may[:, null_rows(self.bound, entry.group)] = True
         return may
 
     def all_runs(self, value: np.ndarray) -> np.ndarray:
@@ -205,7 +207,7 @@ def _faults_of(
         case SlotEntry(leaf, None) if isinstance(value.owner, LaneRows) and value.owner.order is None:
             lanes = value.owner.start + np.arange(array.shape[value.owner.axis + 1]) // value.owner.inner
             inside = reality.inside(lanes)
-            rows = np.moveaxis(array, value.owner.axis + 1, -1)[..., inside]
+            rows = np.moveaxis(array, value.owner.axis + 1, -1)[..., inside] // value.fact.stride
             slots = reality.claims.leaves[leaf][:, lanes[inside]]
             if (rows != slots.reshape(len(slots), *[1] * (rows.ndim - 2), -1)).any():
                 yield "is not its lane's entry in the slot map"
@@ -262,5 +264,5 @@ def _changed(reality: Reality, array: np.ndarray, owner: Any, orders: dict[int, 
             return np.asarray(np.any(_by_row(differing(rows, rows[base])) & ~reality.may_differ(lane), axis=1))
         case PoolRows(leaf, _, axis):
             rows = np.moveaxis(array, axis + 1, 1)
-            return np.asarray(np.any(_by_row(differing(rows, rows[base])) & ~reality.rows(leaf), axis=1))
+            return np.asarray(np.any(_by_row(differing(rows, rows[base])) & ~np.repeat(reality.rows(leaf), owner.inner, axis=1), axis=1))
     return np.zeros(len(array), bool)

@@ -76,12 +76,12 @@ def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows said to be those of other lanes."""
     real = predictions
 
-    def shifted(subject: Subject) -> dict:
+    def shifted(subject: Subject, idle: str = "", counted: bool = False) -> dict:
         return {
             var: one._replace(value=one.value.but(owner=LaneRows(one.value.owner.axis, start=1)))
             if isinstance(one.value.owner, LaneRows)
             else one
-            for var, one in real(subject).items()
+            for var, one in real(subject, idle, counted).items()
         }
 
     monkeypatch.setattr("predicted_owners.predictions", shifted)
@@ -92,8 +92,8 @@ def test_a_wrong_prediction_for_idle_lanes_is_seen(monkeypatch: pytest.MonkeyPat
     """Every choice by the length said to be the new rows, and every range to be one more than it is."""
     real = predictions
 
-    def shifted(subject: Subject, idle: bool = False) -> dict:
-        found = real(subject, idle)
+    def shifted(subject: Subject, idle: str = "", counted: bool = False) -> dict:
+        found = real(subject, idle, counted)
         for var, one in found.items() if idle else ():
             value = one.value
             if one.equation.primitive.name == "tanh":

@@ -2,6 +2,7 @@
 
 from mutants import (
     agreement,
+    batches,
     boundaries,
     executables,
     expert_mixing,
@@ -51,5 +52,6 @@ THEMES = (
     tenants,
     verification,
     whole_pools,
+    batches,
 )
 MUTANTS: dict[str, Mutant] = {mutant.id: mutant for theme in THEMES for mutant in theme.MUTANTS}

@@ -3,6 +3,7 @@
 from zoo import (
     agreement,
     attention,
+    batches,
     chunked,
     experts,
     gated_delta,
@@ -35,5 +36,6 @@ THEMES = (
     agreement,
     chunked,
     verification,
+    batches,
 )
 PROGRAMS: dict[str, Program] = {program.name: program for theme in THEMES for program in theme.PROGRAMS}

@@ -179,7 +179,9 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
         shape = () if isinstance(bound.entry, Shared) else (lanes,)
         dtype = np.dtype(np.bool_ if role == "active" else np.int32)
         if (bound.shape, bound.dtype) != (shape, dtype):
-            raise ContractError(f"{bound.path}: {bound.entry} needs {dtype}{shape}, got {bound.dtype}{bound.shape}")
+            raise ContractError(
+                f"{bound.path}: {bound.entry} needs {dtype}{list(shape)}, got {bound.dtype}{bound.shape}"
+            )
 
 
 def _check_slot_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:

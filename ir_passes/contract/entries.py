@@ -42,8 +42,9 @@ class Lane:
     Attributes:
         axis: the axis whose length is the number of lanes.
         role: "length" for the int32 number of real tokens of each lane, an input (0: the lane is idle and keeps its
-            rows), "active" for the bool mask of the lanes that are not idle, an input, "accepted" for the int32 number of tokens of each lane that a verification step accepted; of an
-            output it is proved that it is never negative, and 0 for an idle lane.
+            rows), "active" for the bool mask of the lanes that are not idle, an input, "accepted" for the int32 number
+            of tokens of each lane that a verification step accepted; of an output it is proved that it is never
+            negative, and 0 for an idle lane.
     """
 
     axis: int = 0

@@ -3,7 +3,17 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ir_passes.contract.entries import ENTRIES, ContractError, Lane, Opaque, Pool, Shared, SlotMap, Unspecified, check_role
+from ir_passes.contract.entries import (
+    ENTRIES,
+    ContractError,
+    Lane,
+    Opaque,
+    Pool,
+    Shared,
+    SlotMap,
+    Unspecified,
+    check_role,
+)
 
 Shape = tuple[int, ...]
 

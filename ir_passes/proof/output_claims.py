@@ -10,7 +10,6 @@ from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import Kept, Range, Value
 from ir_passes.proof.violations import Place, Violation, ViolationKind
 
-
 IDLE_LANES = {
     "length": "a lane of length 0",
     "active": "a lane that is not active",
@@ -36,7 +35,9 @@ def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], pools: b
         if isinstance(value.owner, Mixed):
             cause = value.owner.cause
             if cause.source == "unknown":  # an argument, which came here without an operation that is at fault
-                at = _at_output(prover, flat, k, cause.kind, f"{one.path}: {cause.message}", cause.remedy, cause.concerned)
+                at = _at_output(
+                    prover, flat, k, cause.kind, f"{one.path}: {cause.message}", cause.remedy, cause.concerned
+                )
                 cause = replace(at, fault=cause.message)
             found.append(cause)
             continue
@@ -142,8 +143,10 @@ def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, running: list[Value], sti
             kind, entry = ViolationKind.IDLE, prover.bound.inputs[before].entry
             mapped = isinstance(entry, Pool) and entry.group in prover.mapped
             message = f"{path}: the row of {IDLE_LANES[prover.idle]} is not shown to stay as it is"
-            old = 'pool[slots]' if mapped else 'the pool as it came in'
-            busy_lane = {"length": "length > 0", "active": "active", "active_count": "arange(lanes) < count"}[prover.idle]
+            old = "pool[slots]" if mapped else "the pool as it came in"
+            busy_lane = {"length": "length > 0", "active": "active", "active_count": "arange(lanes) < count"}[
+                prover.idle
+            ]
             remedy = f"end with where({busy_lane}, new, old), old being {old}, or write past the end with mode='drop'"
         found.append(_at_output(prover, flat, after, kind, message, remedy, (path,)))
     return found

@@ -130,7 +130,19 @@ class Implies:
 
 
 Fact = (
-    Iota | Ahead | ActiveCount | SlotEntry | Permuted | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
+    Iota
+    | Ahead
+    | ActiveCount
+    | SlotEntry
+    | Permuted
+    | Counts
+    | OneHot
+    | Spread
+    | Columns
+    | Constant
+    | SignOf
+    | RemainderOf
+    | Implies
 )
 
 

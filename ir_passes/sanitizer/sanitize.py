@@ -135,11 +135,11 @@ class SanitizedStep:
 
 def _disjoint_maps(inputs: tuple[Bound, ...]) -> Iterator[tuple[int, SlotMap, int]]:
     """Yield each slot map that is declared disjoint, with its index and that of another map of the same pools."""
-    for k, one in enumerate(inputs):
-        for other, at in enumerate(inputs):
-            maps = isinstance(one.entry, SlotMap) and isinstance(at.entry, SlotMap) and other != k
-            if maps and one.entry.disjoint and not set(one.entry.names).isdisjoint(at.entry.names):
-                yield k, one.entry, other
+    maps = [(k, one.entry) for k, one in enumerate(inputs) if isinstance(one.entry, SlotMap)]
+    for k, entry in maps:
+        for other, at in maps:
+            if entry.disjoint and other != k and not set(entry.names).isdisjoint(at.names):
+                yield k, entry, other
 
 
 def sanitize(

@@ -127,9 +127,9 @@ def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Seque
             f"a whole pool is copied (one of {', '.join(copy.pools)}): {copy}",
             "Read every row of the pool before the first write to it, write all rows at once, and carry the pool "
             "through loops instead of scanning over it. XLA orders the write after another reader of the old pool only "
-            "if it is computed from what that reader reads; new rows that a sum reads too, XLA may compute twice. Where "
-            "one copy in a step is all right, as that of a cache whose rows are returned as a new array, allow it: "
-            f"compile_step(..., may_copy={list(copy.pools)}).",
+            "if it is computed from what that reader reads; new rows that a sum reads too, XLA may compute twice. "
+            "Where one copy in a step is all right, as that of a cache whose rows are returned as a new array, allow "
+            f"it: compile_step(..., may_copy={list(copy.pools)}).",
             copy.pools,
         )
 

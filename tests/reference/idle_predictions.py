@@ -1,7 +1,8 @@
 """Whether what the proof says of idle lanes is so: their elements hold what they are said to hold.
 
-The proof walks a program a second time for a lane whose length is 0, or that is idle by a mask or a count. What it says then, of a range, of a fact, of rows
-that are kept, is said of the elements of such lanes alone; whose they are is what the first walk says.
+The proof walks a program a second time for a lane whose length is 0, or that is idle by a mask or a count. What it
+says then, of a range, of a fact, of rows that are kept, is said of the elements of such lanes alone; whose they are is
+what the first walk says.
 """
 
 from collections.abc import Callable, Iterator

@@ -4,6 +4,8 @@ What the contract promises is tested as it stands there: another lane's output a
 outside the slot map stay as they were (frame), and so do the rows of a lane of length 0 (idle). A count of accepted
 tokens is never negative, and 0 for a lane of length 0. Lanes on the null row and the null row itself are outside every
 promise.
+
+More than 300 lines: one table of promises, which every kind of entry is a row of.
 """
 
 import contextlib
@@ -64,7 +66,9 @@ def maps(bound: BoundContract, leaves: Leaves, group: str) -> tuple[np.ndarray, 
 def second_rows(bound: BoundContract, leaves: Leaves, group: str) -> list[np.ndarray]:
     """The rows of each lane beside those of `maps`: by slot maps that are declared disjoint."""
     named = zip(bound.inputs, leaves, strict=True)
-    return [leaf for at, leaf in named if isinstance(at.entry, SlotMap) and at.entry.disjoint and group in at.entry.names]
+    return [
+        leaf for at, leaf in named if isinstance(at.entry, SlotMap) and at.entry.disjoint and group in at.entry.names
+    ]
 
 
 def _in_the_whole_pool(bound: BoundContract, entry: SlotMap, group: str, rows: np.ndarray) -> np.ndarray:
@@ -77,7 +81,9 @@ def _in_the_whole_pool(bound: BoundContract, entry: SlotMap, group: str, rows: n
 
 
 def _rows_of(bound: BoundContract, group: str) -> int:
-    return next(at.shape[at.entry.axis] for at in bound.inputs if isinstance(at.entry, Pool) and at.entry.group == group)
+    return next(
+        at.shape[at.entry.axis] for at in bound.inputs if isinstance(at.entry, Pool) and at.entry.group == group
+    )
 
 
 def null_rows(bound: BoundContract, group: str) -> list[int]:

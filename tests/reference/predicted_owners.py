@@ -264,5 +264,9 @@ def _changed(reality: Reality, array: np.ndarray, owner: Any, orders: dict[int, 
             return np.asarray(np.any(_by_row(differing(rows, rows[base])) & ~reality.may_differ(lane), axis=1))
         case PoolRows(leaf, _, axis):
             rows = np.moveaxis(array, axis + 1, 1)
-            return np.asarray(np.any(_by_row(differing(rows, rows[base])) & ~np.repeat(reality.rows(leaf), owner.inner, axis=1), axis=1))
+            return np.asarray(
+                np.any(
+                    _by_row(differing(rows, rows[base])) & ~np.repeat(reality.rows(leaf), owner.inner, axis=1), axis=1
+                )
+            )
     return np.zeros(len(array), bool)

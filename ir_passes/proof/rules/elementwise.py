@@ -9,14 +9,13 @@ from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr.dtypes import is_integer, widens
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dim_classes import NAMED
-from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of
+from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
 from ir_passes.proof.rules.access import constant_of
-from ir_passes.proof.rules.intervals import FALSE, TRUE, dtype_range, hull, interval
+from ir_passes.proof.rules.intervals import FALSE, dtype_range, hull, interval
 from ir_passes.proof.rules.registry import ELEMENTWISE, IDENTITIES, rule
 from ir_passes.proof.rules.shapes import over
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
-    ActiveCount,
     Ahead,
     Implies,
     Iota,
@@ -26,18 +25,19 @@ from ir_passes.proof.values import (
     RemainderOf,
     SignOf,
     SlotEntry,
-    Spread,
     Value,
 )
 from ir_passes.proof.views import View, entered, left
 
 
-def _bounds(site: Site, operands: tuple[Value, ...]) -> Any:
+def bounds_of(site: Site, operands: tuple[Value, ...]) -> Any:
+    """Return the bounds of an integer result from those of its operands."""
     avals = [atom.aval for atom in site.eqn.invars]
     return interval(site.name, [value.range for value in operands], site.eqn.outvars[0].aval, avals)
 
 
-def _combined(site: Site, operands: tuple[Value, ...]) -> Owner:
+def combined(site: Site, operands: tuple[Value, ...]) -> Owner:
+    """Return the join of the operands' owners, each broadcast to the shape of the result."""
     pairs = zip(operands, site.shapes, strict=True)
     return site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))
 
@@ -51,7 +51,25 @@ def reinterpret(site: Site, x: Value) -> list[Value]:
     return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
 
 
-_OWN_RULES = {"max", "min", "clamp", "mul", "add", "sub", "lt", "le", "gt", "ge", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}
+_OWN_RULES = {
+    "max",
+    "min",
+    "clamp",
+    "mul",
+    "add",
+    "sub",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "div",
+    "rem",
+    "sign",
+    "ne",
+    "eq",
+    "and",
+    "convert_element_type",
+}
 _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype rounding_method y"
 """Parameters of what is computed at each place."""
 
@@ -59,14 +77,14 @@ _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype ro
 @rule(*(set(ELEMENTWISE) - _OWN_RULES), ignores=_PLACE_BY_PLACE)
 def elementwise(site: Site, *operands: Value) -> list[Value]:
     """Join the owners."""
-    owner, bounds = _combined(site, operands), _bounds(site, operands)
+    owner, bounds = combined(site, operands), bounds_of(site, operands)
     return [Value(owner, range=bounds) for _ in site.eqn.outvars]
 
 
 @rule("regularized_incomplete_beta")
 def until_all_converge(site: Site, *operands: Value) -> list[Value]:
     """Join the owners; refuse several lanes, for which JAX runs one loop that ends when the last has converged."""
-    owner = _combined(site, operands)
+    owner = combined(site, operands)
     if not isinstance(owner, Common | OneLane | Mixed):
         remedy = "write the continued fraction with a fixed number of terms"
         owner = site.mixed("how often its loop goes round depends on all lanes", remedy)
@@ -76,7 +94,7 @@ def until_all_converge(site: Site, *operands: Value) -> list[Value]:
 @rule("max", "min", "clamp")
 def limit(site: Site, *operands: Value) -> list[Value]:
     """Keep the value where its bounds lie within the limits."""
-    bounds = _bounds(site, operands)
+    bounds = bounds_of(site, operands)
     for value, atom in zip(operands, site.eqn.invars, strict=True):
         known = value.range or dtype_range(atom.aval)
         if known is None or tuple(atom.aval.shape) != site.shape:
@@ -84,7 +102,7 @@ def limit(site: Site, *operands: Value) -> list[Value]:
         others = [other.range for other in operands if other is not value]
         if None not in others and _within(site.name, known, others):
             return [value]
-    return [Value(_combined(site, operands), range=bounds)]
+    return [Value(combined(site, operands), range=bounds)]
 
 
 def _within(name: str, known: tuple[int, int], others: list[Any]) -> bool:
@@ -98,7 +116,7 @@ def _within(name: str, known: tuple[int, int], others: list[Any]) -> bool:
 @rule("mul", reads="out_dtype")
 def multiply(site: Site, x: Value, y: Value) -> list[Value]:
     """Multiply; a device's index times a constant counts the rows of the devices before it."""
-    result = Value(_combined(site, (x, y)), range=_bounds(site, (x, y)))
+    result = Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))
     for device, by in ((x, y), (y, x)):
         times = constant_of(by)
         if isinstance(device.fact, Ahead) and times is not None and result.range is not None:
@@ -112,14 +130,14 @@ def multiply(site: Site, x: Value, y: Value) -> list[Value]:
 @rule("add")
 def add(site: Site, x: Value, y: Value) -> list[Value]:
     """Add; an offset within its row to the first element of a row is an element of that row."""
-    bounds, fact = _bounds(site, (x, y)), None
+    bounds, fact = bounds_of(site, (x, y)), None
     for row, offset in ((x, y), (y, x)):
         slots = row.fact
         if not isinstance(slots, SlotEntry) or slots.stride == 1 or offset.range is None or bounds is None:
             continue
         if offset.range[0] >= 0 and slots.spare + offset.range[1] < slots.stride:
             fact = replace(slots, spare=slots.spare + offset.range[1])
-    return [Value(_combined(site, (x, y)), range=bounds, fact=fact)]
+    return [Value(combined(site, (x, y)), range=bounds, fact=fact)]
 
 
 @rule("sub")
@@ -127,17 +145,17 @@ def subtract(site: Site, x: Value, y: Value) -> list[Value]:
     """Subtract; a lane's row less the rows of the devices before is its place among this device's rows."""
     if y.range == (0, 0) and isinstance(x.fact, SlotEntry) and site.shapes[0] == site.shape:
         return [x]
-    bounds, fact = _bounds(site, (x, y)), None
+    bounds, fact = bounds_of(site, (x, y)), None
     slots = x.fact if isinstance(x.fact, SlotEntry) and x.fact.less is None and x.fact.stride == 1 else None
     if slots is not None and isinstance(y.fact, Ahead) and bounds is not None:
         fact = replace(slots, less=y.fact)
-    return [Value(_combined(site, (x, y)), range=bounds, fact=fact)]
+    return [Value(combined(site, (x, y)), range=bounds, fact=fact)]
 
 
 @rule("div")
 def divide(site: Site, x: Value, y: Value) -> list[Value]:
     """Divide; an index divided by a constant groups its rows."""
-    result = Value(_combined(site, (x, y)), range=_bounds(site, (x, y)))
+    result = Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))
     by = constant_of(y) or 0
     if by > 0 and x.range is not None and x.range[0] >= 0 and site.shapes[0] == site.shape:
         if isinstance(x.fact, Iota):
@@ -150,43 +168,18 @@ def divide(site: Site, x: Value, y: Value) -> list[Value]:
 @rule("rem")
 def remainder(site: Site, x: Value, y: Value) -> list[Value]:
     """Take the remainder, which is the value itself where it is below the divisor."""
-    bounds = _bounds(site, (x, y))
+    bounds = bounds_of(site, (x, y))
     below = x.range is not None and y.range is not None and 0 <= x.range[0] and x.range[1] < y.range[0]
     if below and site.shapes[0] == site.shape:
         return [x]
-    return [Value(_combined(site, (x, y)), range=bounds, fact=RemainderOf(x.number))]
+    return [Value(combined(site, (x, y)), range=bounds, fact=RemainderOf(x.number))]
 
 
 @rule("sign")
 def sign(site: Site, x: Value) -> list[Value]:
     """Take the sign and note of which value, for the rounding of integer divisions."""
     fact = SignOf(x.number) if x.range is not None and x.range[0] >= 0 else None
-    return [Value(_combined(site, (x,)), range=_bounds(site, (x,)), fact=fact)]
-
-
-@rule("lt", "le", "gt", "ge")
-def compare(site: Site, x: Value, y: Value) -> list[Value]:
-    """Compare; of an idle lane it is known that its number is not below the number of active lanes."""
-    own = _counted(site, x, y)
-    if own is not None and site.prover.idle:
-        return [Value(own, range=FALSE if site.name in ("lt", "gt") else TRUE)]
-    return [Value(own or _combined(site, (x, y)), range=_bounds(site, (x, y)))]
-
-
-def _counted(site: Site, x: Value, y: Value) -> Owner | None:
-    """Return the owner of a comparison of every lane's number with the number of active lanes; None for all others.
-
-    What is known of an idle lane's element must not be taken for what is known of the others, so that the result counts
-    as the lanes' own: a walk in which no lane is idle then refuses every use of it for another lane.
-    """
-    number, count = (x, y) if site.name in ("lt", "ge") else (y, x)
-    shape = site.shapes[0 if number is x else 1]
-    if not isinstance(count.fact, ActiveCount) or not isinstance(number.fact, Iota) or shape != site.shape:
-        return None
-    axis, lanes = number.fact.axis, site.prover.bound.lanes
-    if number.fact.div != 1 or shape[axis] != lanes or not isinstance(number.owner, Common):
-        return None
-    return OneLane(0) if lanes == 1 else LaneRows(axis)
+    return [Value(combined(site, (x,)), range=bounds_of(site, (x,)), fact=fact)]
 
 
 @rule("ne")
@@ -197,47 +190,25 @@ def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
         fact = Implies(x.fact.number, zero=True)
     elif isinstance(x.fact, RemainderOf) and y.range == (0, 0):
         fact = Implies(x.fact.number, zero=False)
-    return [Value(_combined(site, (x, y)), range=_bounds(site, (x, y)), fact=fact)]
-
-
-@rule("eq")
-def equal(site: Site, x: Value, y: Value) -> list[Value]:
-    """Compare; keys compared with all classes are their one-hot form."""
-    fact = None
-    shapes = site.shapes
-    for (keys, shape), (classes, full) in (((x, shapes[0]), (y, shapes[1])), ((y, shapes[1]), (x, shapes[0]))):
-        if isinstance(classes.fact, Iota) and classes.fact.div == 1 and keys.range is not None:
-            spread = _spread(keys, shape)
-            count = full[classes.fact.axis]
-            inside = 0 <= keys.range[0] and keys.range[1] < count
-            if spread is not None and spread.axis != classes.fact.axis and inside:
-                fact = OneHot(spread.number, spread.axis, classes.fact.axis)
-    return [Value(_combined(site, (x, y)), range=_bounds(site, (x, y)), fact=fact)]
-
-
-def _spread(value: Value, shape: tuple[int, ...]) -> Spread | None:
-    if isinstance(value.fact, Spread):
-        return value.fact
-    long = [axis for axis, size in enumerate(shape) if size != 1]
-    return Spread(value.number, long[0]) if len(long) == 1 else None
+    return [Value(combined(site, (x, y)), range=bounds_of(site, (x, y)), fact=fact)]
 
 
 @rule("and")
 def both(site: Site, x: Value, y: Value) -> list[Value]:
     """Combine by and: false where one operand says zero and the other not zero of the same value."""
-    bounds = _bounds(site, (x, y))
+    bounds = bounds_of(site, (x, y))
     if isinstance(x.fact, Implies) and isinstance(y.fact, Implies):
         if x.fact.number == y.fact.number and x.fact.zero != y.fact.zero:
             bounds = (0, 0)
-    return [Value(_combined(site, (x, y)), range=bounds)]
+    return [Value(combined(site, (x, y)), range=bounds)]
 
 
 @rule("convert_element_type", reads="new_dtype", ignores="weak_type sharding")
 def convert(site: Site, x: Value) -> list[Value]:
     """Convert; an integer stays the same in a dtype that holds it, and after a wider one and back."""
-    bounds = _bounds(site, (x,))
+    bounds = bounds_of(site, (x,))
     before, after = site.eqn.invars[0].aval.dtype, site.eqn.outvars[0].aval.dtype
-    owner = _combined(site, (x,)) if before != after else x.owner
+    owner = combined(site, (x,)) if before != after else x.owner
     integers = is_integer(before) and is_integer(after)
     if before == after or (integers and bounds is not None):
         return [x.but(range=bounds)]
@@ -283,7 +254,7 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
         return [cases[which.range[0]]]
     if all(case.number == cases[0].number for case in cases):
         return [cases[0].but(owner=site.join(which.owner, *(case.owner for case in cases)))]
-    owner = _combined(site, (which, *cases))
+    owner = combined(site, (which, *cases))
     shared = isinstance(which.owner, Common) and site.shapes[0] == ()
     versions = {case.version for case in cases}
     if isinstance(owner, PoolRows):

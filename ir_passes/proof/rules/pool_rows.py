@@ -63,8 +63,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     found = _row_owner(site, pool, access, write=True)
     if isinstance(found, Mixed):
         return Value(found)
-    within = _counts_within(site, access.columns[axis])
-    if isinstance(found, LaneRows | OneLane) and found.split and not within:
+    if isinstance(found, LaneRows | OneLane) and found.split and not _counts_within(site, access.columns[axis]):
         message = (
             f"each device along {', '.join(found.split)} writes the rows of its own lanes to its own copy of a pool"
         )
@@ -158,7 +157,10 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         site.prover.violations.append(violation)
         return Mixed(violation)
     if not isinstance(index.fact, SlotEntry) or (pool.inner, pool.outer) != (index.fact.stride, 1):
-        message, remedy = f"rows of {path} are picked by an index that is not the lane's entry in its slot map", _BY_SLOT
+        message, remedy = (
+            f"rows of {path} are picked by an index that is not the lane's entry in its slot map",
+            _BY_SLOT,
+        )
         if pool.inner > 1:
             remedy = f"index by slots * {pool.inner} + offset, with offsets below {pool.inner}, or do not merge axes"
         owner = site.mixed(message, remedy, ViolationKind.WRONG_ROW)
@@ -267,11 +269,12 @@ def _device_fault(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, acc
         if fact.less is None and owner.split == pool.split:
             return None
         slots = site.prover.bound.inputs[fact.leaf].path
-        message = f"{slots} counts rows within a device along {local!r}, and is not used as it is by that device's lanes"
+        message = (
+            f"{slots} counts rows within a device along {local!r}, and is not used as it is by that device's lanes"
+        )
         remedy = f"split {slots} over {local!r} like the pool, and index by its entries as they are"
         return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
     path, rows = site.prover.bound.inputs[pool.leaf].path, access.full[pool.axis]
-    slots = site.prover.bound.inputs[fact.leaf].path
     shift = None if fact.less is None else f"{fact.less.rows} * axis_index({fact.less.over!r})"
     if not pool.split:
         if shift is None:

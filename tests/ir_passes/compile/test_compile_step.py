@@ -198,6 +198,19 @@ def test_fault_of_the_compiled_program() -> None:
         compile_step(shifting, SHIFT_ARGS, SHIFT, may_copy=["*.conv"])
 
 
+def test_the_remedy_of_a_copied_pool_is_may_copy() -> None:
+    """Followed to the letter: also for a path in brackets, which are patterns of fnmatch."""
+
+    def step(states, x):
+        y, new = shifting(states[0], x)
+        return y, [new]
+
+    args = [SHIFT_ARGS[0]], SHIFT_ARGS[1]
+    with pytest.raises(AuditError, match=re.escape("may_copy=['argument 0[0]']")):
+        compile_step(step, args, SHIFT)
+    assert compile_step(step, args, SHIFT, may_copy=["argument 0[0]"]).certificate.holds
+
+
 class Pair(NamedTuple):
     first: Any
     second: Any

@@ -96,7 +96,7 @@ FAULTS = {
         arguments(),
         (S, P, L, L),
         (Lane(role="length"), P),
-        "output 0: lengths are an input, never an output",
+        "output 0: what says which lanes are idle is an input",
     ),
     "int32 counts of accepted tokens": (
         lambda *a: (a[3].astype(jnp.float32), a[1]),
@@ -128,12 +128,20 @@ FAULTS = {
     ),
     "slot maps of one row or more": (step, arguments(), (S, P, L, SlotMap("state", 0)), (L, P), "at least 1, got 0"),
     "slot maps as inputs": (step, arguments(), (S, P, L, L), (SlotMap("state", 3), P), "never an output"),
+    "a bool mask of active lanes": (step, arguments(), (S, P, L, Lane(role="active")), (L, P), r"needs bool\[3\], got"),
+    "one number of active lanes": (
+        step,
+        arguments(),
+        (S, P, L, Shared("active_count")),
+        (L, P),
+        r"needs int32\[\], got",
+    ),
     "roles of lanes that there are": (
         step,
         arguments(),
         (S, P, L, Lane(role="lenght")),  # type: ignore[arg-type]  # wrong on purpose
         (L, P),
-        "argument 3: Lane has no role 'lenght'; expected one of None, 'length', 'accepted'",
+        "argument 3: Lane has no role 'lenght'; expected one of None, 'length', 'active', 'accepted'",
     ),
     "roles of slot maps that there are": (
         step,

@@ -1,4 +1,4 @@
-"""Faults of steps with snapshots, slots within a device, flat pools, idle lanes by a mask or a count, arrays left out."""
+"""Faults in steps with snapshots, slots within a device, flat pools, idle lanes by a mask or count, arrays left out."""
 
 from typing import Any
 
@@ -83,8 +83,8 @@ MUTANTS = (
          _tracked(lambda pool, at, rows: pool.at[at + 1].set(rows)), *ROW),
     _one(SNAPSHOT, "snapshot-rows-reversed", "snapshots are written in the reverse order of lanes",
          _tracked(lambda pool, at, rows: pool.at[at[::-1]].set(rows)), *ROW),
-    _one(FLAT, "flat-stride-short", "rows of a flat pool overlap by one element", _flat(lambda s: _places(s, VALUE - 1)),
-         *ROW),
+    _one(FLAT, "flat-stride-short", "rows of a flat pool overlap by one element",
+         _flat(lambda s: _places(s, VALUE - 1)), *ROW),
     _one(FLAT, "flat-one-further", "the last element of a row is the next row's", _flat(lambda s: _places(s, first=1)),
          *ROW),
     _one(FLAT, "flat-rows-reversed", "rows of a flat pool are another lane's", _flat(lambda s: _places(s[::-1])), *ROW),
@@ -115,6 +115,6 @@ MUTANTS = (
          _by(lambda slots, pool: lax.ppermute(slots, "data", [(0, 1), (1, 0)])), *STEP),
     _one(RANK, "rank-states-sent", "a lane writes what another device computed", over_ranks(_swapped), *STEP),
     _one(RANK, "rank-sum", "a sum over the devices that split lanes", over_ranks(_summed), *STEP),
-    _one(RANK, "rank-constant", "the last row of each device", _by(lambda slots, pool: jnp.full_like(slots, RANK_ROWS - 1)),
-         Kind.CONSTANT),
+    _one(RANK, "rank-constant", "the last row of each device",
+         _by(lambda slots, pool: jnp.full_like(slots, RANK_ROWS - 1)), Kind.CONSTANT),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """The entries of a contract: each describes one array, or an operation that cannot be looked into."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 
@@ -24,6 +24,9 @@ class Shared:
     """
 
     role: SharedRole | None = None
+
+    def __repr__(self) -> str:
+        return "Shared()" if self.role is None else f"Shared(role={self.role!r})"
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,10 @@ class SlotMap:
     null: bool = True
     disjoint: bool = False
     local: str | None = None
+
+    def __repr__(self) -> str:
+        shown = [one.name for one in fields(self) if one.name != "local" or self.local is not None]
+        return f"SlotMap({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -74,11 +74,19 @@ def measured_dependence(
 
 
 def row_of_lane(bound: BoundContract, leaves: list[Any], one: Bound, lane: int, not_role: str) -> int:
-    """Return a lane's index along the axis of its array: its row by the slot map, unless that has this role."""
+    """Return a lane's index along the axis of its array: its row by the slot map, unless that has this role.
+
+    Raises:
+        ValueError: the slot map counts rows within a device.
+    """
     for at, leaf in zip(bound.inputs, leaves, strict=True):
         if not isinstance(one.entry, Pool) or not isinstance(at.entry, SlotMap):
             continue
         if one.entry.group in at.entry.names and at.entry.role != not_role:
+            if at.entry.local is not None:
+                raise ValueError(
+                    f"{at.path}: rows that a device counts are not followed; measure the step of one device"
+                )
             return int(np.asarray(leaf)[lane])
     return lane
 

@@ -264,11 +264,10 @@ def _device_fault(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, acc
 
     Those of a slot map that counts within a device are used as they are, by the lanes of the device.
     """
-    local = _local(site, fact)
+    local, slots = _local(site, fact), site.prover.bound.inputs[fact.leaf].path
     if local is not None and isinstance(owner, LaneRows | OneLane):
         if fact.less is None and owner.split == pool.split:
             return None
-        slots = site.prover.bound.inputs[fact.leaf].path
         message = (
             f"{slots} counts rows within a device along {local!r}, and is not used as it is by that device's lanes"
         )

@@ -185,7 +185,7 @@ class Site:
         return joined
 
     def _join_pools(self, one: PoolRows, other: PoolRows) -> Owner:
-        rows = [(pool.group, pool.axis, pool.split, pool.inner, pool.outer) for pool in (one, other)]
+        rows = [(pool.group, pool.axis, pool.split, pool.inner) for pool in (one, other)]
         if rows[0] != rows[1]:
             return self.mixed(
                 f"it combines {describe(one)} with {describe(other)}", "combine rows after gathering them by slot"

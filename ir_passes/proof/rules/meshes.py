@@ -88,7 +88,7 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
     owner, axis, kept = value.owner, axis_of(value.owner), value.kept
     if axis is not None and axis in split.axes:
         if isinstance(owner, PoolRows):
-            if (owner.inner, owner.outer) != (1, 1):
+            if owner.inner != 1:
                 message = "a pool whose rows are merged with another axis is split over devices"
                 return Value(site.mixed(message, "reshape each device's part inside of the shard_map"))
             if owner.split:

@@ -207,7 +207,7 @@ class _Declared:
             if mine or isinstance(owner, OneLane):
                 return None
             return f"a pool with one row for each lane along axis {declared.axis}, and holds {describe(owner)}"
-        if not isinstance(owner, PoolRows) or owner.axis != declared.axis or (owner.inner, owner.outer) != (1, 1):
+        if not isinstance(owner, PoolRows) or owner.axis != declared.axis or owner.inner != 1:
             return f"a pool with a slot map, rows along axis {declared.axis}, and holds {describe(owner)}"
         if owner.split:
             return f"a pool with all its rows, and they are split over devices along {', '.join(owner.split)}"

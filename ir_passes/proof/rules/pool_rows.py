@@ -156,7 +156,7 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         violation = site.violation(ViolationKind.CONSTANT, message, "make the row an operand: an entry of a slot map")
         site.prover.violations.append(violation)
         return Mixed(violation)
-    if not isinstance(index.fact, SlotEntry) or (pool.inner, pool.outer) != (index.fact.stride, 1):
+    if not isinstance(index.fact, SlotEntry) or pool.inner != index.fact.stride:
         message, remedy = (
             f"rows of {path} are picked by an index that is not the lane's entry in its slot map",
             _BY_SLOT,

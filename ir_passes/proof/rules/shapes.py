@@ -75,10 +75,9 @@ def reshape_owner(site: Site, owner: Owner, before: Shape, after: Shape) -> Owne
         if per_old == per_new == 1:
             return moved(owner, new)
         if isinstance(owner, PoolRows):
-            inner, outer = owner.inner * per_old, owner.outer * per_new
-            shared = math.gcd(inner, outer)
-            if shared == min(inner, outer):
-                return replace(owner, axis=new, inner=inner // shared, outer=outer // shared)
+            # several rows at one index are refused: of an axis that they are split off, some could be cut out
+            if owner.inner * per_old % per_new == 0:
+                return replace(owner, axis=new, inner=owner.inner * per_old // per_new)
         if isinstance(owner, LaneRows) and owner.order is None:
             if per_new == 1:
                 return replace(owner, axis=new, inner=owner.inner * per_old)

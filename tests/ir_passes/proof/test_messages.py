@@ -187,3 +187,12 @@ def test_the_remedy_of_a_row_that_may_be_a_lanes() -> None:
     violation = refused(partial(step, 1), args, contract)
     assert "where(active, slots, size) and mode='drop'" in violation.remedy
     prove_isolation(partial(step, ROWS), args, contract)
+
+
+def test_rows_that_are_split_off_and_cut_out_are_not_taken_for_all_rows() -> None:
+    def step(x: Array, pool: Array, slots: Array) -> Any:
+        rows = pool.reshape(2, 4, D)[:, :2].reshape(4, D).reshape(8, D // 2)
+        return x[:, : D // 2] + rows[slots], pool
+
+    contract = LaneContract((Lane(), Pool("s"), SlotMap("s", size=8)), STEP.outputs)
+    assert refused(step, (ARGS[0], jnp.ones((8, D)), ARGS[2]), contract).primitive == "reshape"

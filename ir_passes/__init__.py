@@ -7,8 +7,11 @@ and audits; `plan` lays out scratch. Knows JAX functions, not language models. T
 """
 
 from ir_passes.compile.certificate import Certificate
-from ir_passes.compile.compile_step import CompiledStep, compile_step
+from ir_passes.compile.compile_step import compile_step
+from ir_passes.compile.compiled_step import CompiledStep
+from ir_passes.compile.isolated import isolated
 from ir_passes.compile.proving import CertificationWarning
+from ir_passes.compile.stages import prove
 from ir_passes.contract.contract import ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
 from ir_passes.contract.declared import declassify, rowwise
 from ir_passes.proof.dim_names import name_dims
@@ -39,9 +42,11 @@ __all__ = [
     "ViolationKind",
     "compile_step",
     "declassify",
+    "isolated",
     "liveness",
     "name_dims",
     "plan",
+    "prove",
     "prove_isolation",
     "rowwise",
 ]

@@ -49,6 +49,11 @@ def trace(fn: Callable[..., Any], *args: Any) -> ClosedJaxpr:
     return jax.make_jaxpr(fn)(*args)
 
 
+def is_traced(value: Any) -> bool:
+    """Whether a value stands for an array inside a transformation."""
+    return isinstance(value, jax.core.Tracer)
+
+
 def array_type(shape: tuple[int, ...], dtype: str, weak: bool, place: jax.sharding.NamedSharding | None) -> Any:
     """The type of an array, on a mesh where its place is given."""
     made = ShapedArray(shape, jnp.dtype(dtype), weak_type=weak)

@@ -118,7 +118,7 @@ def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Seque
     """Yield a finding for each copy, unless all the pools that it may be of match a pattern of `allowed`."""
     named = {one.name: one for one in executable.module.instructions.values()}
     for copy in copies:
-        if all(any(fnmatchcase(path, pattern) for pattern in allowed) for path in copy.pools):
+        if all(any(fnmatchcase(path, pattern.replace("[", "[[]")) for pattern in allowed) for path in copy.pools):
             continue
         yield Finding(
             FindingKind.POOL_COPY,

@@ -16,7 +16,8 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.compile.calling import output_order
 from ir_passes.compile.certificate import Certificate
-from ir_passes.compile.compile_step import CompiledStep, compile_step
+from ir_passes.compile.compile_step import compile_step
+from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.exported import ExportError, load_exported
 from ir_passes.compile.proving import CertificationWarning
 from ir_passes.contract import declared
@@ -84,18 +85,18 @@ def test_certificate_says_what_was_done(step: CompiledStep) -> None:
     assert Certificate.from_json(certificate.to_json()) == certificate
     assert (certificate.step, certificate.lanes, certificate.certify) == ("one_pool", LANES, "error")
     assert certificate.proved and certificate.audited and not certificate.faults
-    assert [(one.id, one.about) for one in certificate.assumed] == [(Assumption.SLOT_MAP, "argument 2")]
+    assert [(one.id, one.about) for one in certificate.assumed] == [(Assumption.SLOT_MAP, "args[2]")]
     assert [one.id for one in certificate.audited] == [*AuditClaim]
     assert certificate.contract == (
-        f"argument 0: {Shared()}, float32[4, 4]",
-        f"argument 1: {Pool('s')}, float32[8, 4]",
-        f"argument 2: {SlotMap('s', SLOTS)}, int32[3]",
-        f"argument 3: {Lane()}, float32[3, 4]",
-        f"output 0: {Lane()}, float32[3]",
-        f"output 1: {Pool('s')}, float32[8, 4]",
+        f"args[0]: {Shared()}, float32[4, 4]",
+        f"args[1]: {Pool('s')}, float32[8, 4]",
+        f"args[2]: {SlotMap('s', SLOTS)}, int32[3]",
+        f"args[3]: {Lane()}, float32[3, 4]",
+        f"result[0]: {Lane()}, float32[3]",
+        f"result[1]: {Pool('s')}, float32[8, 4]",
     )
     (pool,) = certificate.pools
-    assert (pool.path, pool.successor, pool.bytes, pool.faults, pool.copies) == ("argument 1", "output 1", 128, 0, 0)
+    assert (pool.path, pool.successor, pool.bytes, pool.faults, pool.copies) == ("args[1]", "result[1]", 128, 0, 0)
     assert certificate.memory.aliased == 128
     assert certificate.memory.temp >= (certificate.memory.temp_lower_bound or 0) > 0
     assert step.plan.size >= step.plan.lower_bound > 0
@@ -171,7 +172,7 @@ def test_off_neither_proves_nor_audits(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("nothing is proved or audited")
 
     monkeypatch.setattr(lane_proof, "prove_jaxpr", refuse)
-    monkeypatch.setattr(sys.modules["ir_passes.compile.compile_step"], "audit", refuse)
+    monkeypatch.setattr(sys.modules["ir_passes.compile.stages"], "audit", refuse)
     step = compile_step(leaking, args(), ONE, certify="off")
     assert not step.certificate.holds and step.audit is None
     assert not step.certificate.proved and not step.certificate.audited
@@ -191,7 +192,7 @@ def test_fault_of_the_compiled_program() -> None:
     assert step.certificate.pools[0].faults and step.certificate.pools[0].copies
     assert {one.id for one in step.certificate.faults} == {FindingKind.POOL_COPY}
     assert {*AuditClaim} - {one.id for one in step.certificate.audited} == {AuditClaim.NO_POOL_COPIES}
-    allowed = compile_step(shifting, SHIFT_ARGS, SHIFT, may_copy=["argument 0"])
+    allowed = compile_step(shifting, SHIFT_ARGS, SHIFT, may_copy=["args[0]"])
     assert allowed.certificate.holds
     assert len(allowed.certificate.copies) == 1 and allowed.certificate.memory.copied == SHIFT_ARGS[0].nbytes
     with pytest.raises(AuditError):
@@ -255,12 +256,12 @@ def test_argument_that_is_donated_in_part() -> None:
     out = step({"pool": pool, "table": table, "old": old}, x)
     assert_same(out, (jnp.full_like(x, 8.0), jnp.full_like(x, 6.0)))
     assert [one.is_deleted() for one in (pool, table, old, x)] == [True, False, False, False]
-    assert [verdict.successor for verdict in step.certificate.pools] == [None, "output 1"]
+    assert [verdict.successor for verdict in step.certificate.pools] == [None, "result[1]"]
     with pytest.raises(TypeError, match="was compiled for arguments"):
         step({"pool": table, "table": table}, x)
     exported = step.export("executable").load()
     results = exported(old, out[1], table, x)
-    assert [leaf.path for leaf in exported.exported.signature.results] == ["output 1", "output 0"]
+    assert [leaf.path for leaf in exported.exported.signature.results] == ["result[1]", "result[0]"]
     assert_same(results, [jnp.full_like(x, 18.0), jnp.full_like(x, 8.0)])
 
 
@@ -268,7 +269,7 @@ def test_first_call_looks_where_the_pools_lie() -> None:
     step = compile_step(one_pool, args(), ONE)
     moved = jax.jit(one_pool)  # copies: nothing is donated
     step._run._entry = moved  # type: ignore[attr-defined]  # a stand-in
-    with pytest.raises(AuditError, match="output 1 has bytes of its own after the first call") as raised:
+    with pytest.raises(AuditError, match=r"result\[1\] has bytes of its own after the first call") as raised:
         step(*args())
     assert {finding.kind for finding in raised.value.findings} == {FindingKind.NOT_IN_PLACE}
     step(*args())  # looked at once

@@ -1,8 +1,8 @@
 """Compiler passes for JAX functions that advance many sequences at once and keep a state for each.
 
 A function and a `LaneContract` (what is shared, what belongs to one lane, which arrays are pools of rows) go in.
-`prove_isolation` proves from the jaxpr that no lane reaches another's state; `compile_step` proves, rewrites, compiles
-and audits; `plan` lays out scratch. Knows JAX functions, not language models. The names here are those of
+`prove_isolation` proves from the jaxpr that no lane reaches another's state; `isolated` and `compile_step` prove,
+rewrite, compile and audit; `plan` lays out scratch. Knows JAX functions, not language models. The names here are those of
 `hybridlm.compiler`, what users import; everything else comes from the folders, whose `__init__.py` say where to begin.
 """
 

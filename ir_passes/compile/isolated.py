@@ -21,7 +21,17 @@ from ir_passes.jaxpr.tracing import Parameters, check_hashable, name_of
 from ir_passes.rewrites.graph import Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 
-_TYPE = attrgetter("shape", "dtype", "weak_type")
+_AVAL = attrgetter("aval")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A compiled step with what it was compiled for, beside tree and static values."""
+
+    avals: tuple[Any, ...]
+    context: Any
+    places: Any
+    step: CompiledStep
 
 
 @dataclass(frozen=True)
@@ -86,8 +96,8 @@ class IsolatedStep:
         self.__name__ = name_of(fn)
         self._fn, self._settings, self._parameters = fn, settings, parameters
         self._static = bool(parameters.numbers or parameters.names)
-        self._steps: dict[Any, dict[Any, CompiledStep]] = {}
-        self._latest: dict[Any, CompiledStep] = {}
+        self._entries: dict[Any, tuple[_Entry, ...]] = {}
+        self._made: list[CompiledStep] = []
         self._last: CompiledStep | None = None
         self._lock = threading.RLock()
 
@@ -105,23 +115,25 @@ class IsolatedStep:
             check_hashable(static)
         leaves, tree = jax.tree.flatten((args, kwargs))
         try:
-            types = tuple(map(_TYPE, leaves))
+            avals = tuple(map(_AVAL, leaves))
         except AttributeError:  # NumPy's arrays and Python's numbers
-            types = tuple(map(_type_of, leaves))
-        key = (tree, types, _kinds(static), jax_private.trace_context())
-        step = self._latest.get(key)
-        if step is None:
-            step = self._compiled(key, leaves, args, kwargs, static)
-        self._last = step
+            avals = tuple(getattr(leaf, "aval", None) or shaped_abstractify(leaf) for leaf in leaves)
+        key, context = (tree, _kinds(static)), jax_private.trace_context()
+        # Types and settings are compared and not hashed: they are the same objects from call to call.
+        for entry in self._entries.get(key, ()):
+            if entry.avals == avals and entry.context == context:
+                break
+        else:
+            entry = self._entry(key, avals, context, leaves, args, kwargs, static)
+        self._last = entry.step
         try:
-            return step(*args, **kwargs)
+            return entry.step(*args, **kwargs)
         except (TypeError, ValueError):
             _check_concrete(self.__name__, leaves)
-            other = self._steps[key].get(_places(leaves))
-            if other is step:
+            if entry.places == _places(leaves):
                 raise
-        step = self._last = self._compiled(key, leaves, args, kwargs, static)
-        return step(*args, **kwargs)
+        self._last = self._entry(key, avals, context, leaves, args, kwargs, static).step  # its arrays lie elsewhere
+        return self._last(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedStep:
         """The first stage: the traced step; then `prove()`, `lower()` and `compile()`. Arguments may be abstract."""
@@ -134,7 +146,7 @@ class IsolatedStep:
     def clear_cache(self) -> None:
         """Forget every compiled step, as `clear_cache` of a jitted function does."""
         with self._lock:
-            self._steps, self._latest, self._last = {}, {}, None
+            self._entries, self._made, self._last = {}, [], None
 
     @property
     def certificate(self) -> Certificate:
@@ -150,22 +162,31 @@ class IsolatedStep:
     @property
     def certificates(self) -> tuple[Certificate, ...]:
         """The certificates of all compiled steps, in the order in which they were compiled."""
-        return tuple(step.certificate for steps in self._steps.values() for step in steps.values())
+        return tuple(step.certificate for step in self._made)
 
-    def _compiled(
-        self, key: Any, leaves: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], static: Any
-    ) -> CompiledStep:
-        """The compiled step of these arguments, compiled where there is none."""
+    def _entry(
+        self,
+        key: Any,
+        avals: tuple[Any, ...],
+        context: Any,
+        leaves: list[Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        static: Any,
+    ) -> _Entry:
+        """The compiled step of these arguments, compiled where there is none; it is looked at first from now on."""
         _check_concrete(self.__name__, leaves)
         with self._lock:
-            steps, places = self._steps.get(key, {}), _places(leaves)
-            if places not in steps:
+            places, entries = _places(leaves), self._entries.get(key, ())
+            wanted = avals, context, places
+            found = next((one for one in entries if (one.avals, one.context, one.places) == wanted), None)
+            if found is None:
                 whole = _merged(args, static)
                 named = {**kwargs, **{where: value for where, value in static if isinstance(where, str)}}
-                steps[places] = self.lower(*whole, **named).compile(**self._settings.compile)
-            self._steps[key] = steps
-            self._latest[key] = steps[places]
-            return steps[places]
+                found = _Entry(*wanted, self.lower(*whole, **named).compile(**self._settings.compile))
+                self._made.append(found.step)
+            self._entries[key] = (found, *(one for one in entries if one is not found))
+            return found
 
     def __repr__(self) -> str:
         return f"IsolatedStep({self.__name__}, {len(self.certificates)} compiled)"
@@ -177,11 +198,6 @@ def _merged(args: tuple[Any, ...], static: Any) -> list[Any]:
         if isinstance(where, int):
             whole.insert(where, value)
     return whole
-
-
-def _type_of(leaf: Any) -> tuple[Any, ...]:
-    aval: Any = shaped_abstractify(leaf)
-    return aval.shape, aval.dtype, aval.weak_type
 
 
 def _kinds(static: Any) -> Any:

@@ -656,7 +656,7 @@ def test_what_cannot_be_followed_is_refused(step: Step, message: str) -> None:
 
 def test_the_contract_has_to_fit() -> None:
     with pytest.raises(ContractError):
-        sanitize(batched(), example()[:-1], CONTRACT)
+        sanitize(batched(), example(), LaneContract(CONTRACT.inputs[:-1], CONTRACT.outputs))
 
 
 def test_shapes_are_checked() -> None:

@@ -91,6 +91,8 @@ class IsolatedStep:
     inlined it would be part of another one.
     """
 
+    __wrapped__: Callable[..., Any]
+
     def __init__(self, fn: Callable[..., Any], settings: _Settings, parameters: Parameters):
         update_wrapper(self, fn)
         self.__name__ = name_of(fn)

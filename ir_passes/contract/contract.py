@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 
 from ir_passes.contract.entries import (
@@ -25,8 +24,9 @@ from ir_passes.contract.entries import (
 )
 from ir_passes.contract.opaque import check_opaque
 from ir_passes.contract.opaque_names import check_names
-from ir_passes.jaxpr import ir
+from ir_passes.contract.prefix import by_argument, spread
 from ir_passes.jaxpr.dtypes import DType, dtype_of
+from ir_passes.jaxpr.tracing import Trace, trace_function
 
 __all__ = [
     "ENTRIES",
@@ -49,7 +49,7 @@ class Bound:
     """One array of a step with its entry.
 
     Attributes:
-        path: its place, as "argument 1[0].conv" or "output 0".
+        path: its place, as "args[1][0].conv", "kwargs['scale']" or "result[0]".
         entry: its contract entry.
         shape, dtype: of the array.
     """
@@ -80,22 +80,27 @@ class BoundContract:
 
 @dataclass(frozen=True)
 class LaneContract:
-    """Entries for the positional arguments of a step and for its results.
+    """Entries for the arguments of a step and for its results: pytree prefixes, as the specs of `jax.shard_map`.
+
+    An entry stands for every array below its place. An argument that is given by name has the entry of its position.
+    Static arguments have none, as in `in_shardings` of `jax.jit`.
 
     Attributes:
-        inputs: one entry, or a pytree of entries, for each argument; None is `Unspecified`.
-        outputs: the same for each element of the returned tuple.
+        inputs: a tuple with entries for each positional argument, or one entry for all; None is `Unspecified`.
+        outputs: entries for what the step returns: one array, a tuple, a dict, a dataclass.
         opaque: declarations of custom calls, kernels and callbacks, by the name of their function or target, or the
             format of a print. Where that is not one thing: "name at file:line" of the function's definition,
             "target(name=value)" with the attributes of a custom call, "format at file:line" of the print.
+        keywords: entries of arguments that have no position, by name.
     """
 
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
+    inputs: Any
+    outputs: Any
     opaque: Mapping[str, Opaque] = field(default_factory=dict)
+    keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def bind(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> BoundContract:
-        """Lay the contract out over `fn(*args)`, which is traced for its result shapes and not run.
+        """Lay the contract out over `fn(*args)`, which is traced and not run.
 
         Args:
             fn: the step.
@@ -104,14 +109,19 @@ class LaneContract:
         Raises:
             ContractError: an entry is missing or does not fit; the message names the pytree path.
         """
+        return self.bind_trace(trace_function(fn, args))
+
+    def bind_trace(self, trace: Trace) -> BoundContract:
+        """Lay the contract out over a traced function; errors are those of `bind`."""
         for name, declaration in self.opaque.items():
             check_opaque(name, declaration)
-        check_names(self.opaque, lambda: ir.trace(fn, *args))
-        inputs = _bind_side("argument", self.inputs, tuple(args))
-        results = jax.eval_shape(fn, *args)
-        if not isinstance(results, tuple):
-            raise ContractError(f"the step must return a tuple with one item per output entry, not {type(results)}")
-        outputs = _bind_side("output", self.outputs, results)
+        check_names(self.opaque, lambda: trace.program)
+        arguments = by_argument(self.inputs, self.keywords, trace.args, trace.kwargs, trace.parameters)
+        inputs = tuple(one for where, entries, value in arguments for one in _bind(where, entries, value))
+        results = trace.results
+        if type(self.outputs) is tuple and isinstance(results, tuple):
+            results = tuple(results)  # a plain tuple of entries fits a named one
+        outputs = tuple(_bind("result", self.outputs, results))
         lanes = _count_lanes(inputs, outputs)
         _check_roles(inputs, outputs, lanes)
         mapped = _check_slot_maps(inputs, outputs, lanes)
@@ -120,38 +130,14 @@ class LaneContract:
         return BoundContract(lanes, inputs, outputs, _pair_pools(inputs, outputs), self.opaque)
 
 
-def _bind_side(side: str, entries: tuple[Any, ...], values: tuple[Any, ...]) -> tuple[Bound, ...]:
-    if len(entries) != len(values):
-        raise ContractError(f"the contract has {len(entries)} {side} entries, the step has {len(values)} {side}s")
-    return tuple(
-        bound
-        for i, (entry, value) in enumerate(zip(entries, values, strict=True))
-        for bound in _bind(f"{side} {i}", entry, value)
-    )
-
-
-def _bind(where: str, entry: Any, value: Any) -> Iterator[Bound]:
-    def is_entry(node: Any) -> bool:
-        return isinstance(node, ENTRIES)
-
-    entry = jax.tree.map(
-        lambda node: Unspecified() if node is None else node, entry, is_leaf=lambda node: node is None or is_entry(node)
-    )
-    leaves = jax.tree_util.tree_leaves_with_path(value)
-    try:
-        spread = jax.tree.leaves(jax.tree.broadcast(entry, value, is_leaf=is_entry), is_leaf=is_entry)
-    except ValueError as error:
-        raise ContractError(f"{where}: the entries' pytree does not fit the value's: {error}") from error
-    for (path, leaf), leaf_entry in zip(leaves, spread, strict=True):
-        name = where + jax.tree_util.keystr(path)
-        if not is_entry(leaf_entry):
-            raise ContractError(f"{name}: expected one of Shared, Lane, Pool, SlotMap, got {leaf_entry!r}")
+def _bind(where: str, entries: Any, value: Any) -> Iterator[Bound]:
+    for name, entry, leaf in spread(entries, value, where):
         shape = np.shape(leaf)
         dtype = dtype_of(leaf)
-        if isinstance(leaf_entry, Lane | Pool) and not 0 <= leaf_entry.axis < len(shape):
-            raise ContractError(f"{name}: {leaf_entry} needs axis {leaf_entry.axis}, the array has shape {shape}")
-        check_role(name, leaf_entry)
-        yield Bound(name, leaf_entry, shape, dtype)
+        if isinstance(entry, Lane | Pool) and not 0 <= entry.axis < len(shape):
+            raise ContractError(f"{name}: {entry} needs axis {entry.axis}, the array has shape {shape}")
+        check_role(name, entry)
+        yield Bound(name, entry, shape, dtype)
 
 
 def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 from jax.extend import core
 from jax.extend import source_info_util as _source_info
 from jax.extend.core import primitives
@@ -52,6 +52,11 @@ WITH_BODIES = frozenset((*CALLS, "scan", "while", "cond", "shard_map"))
 def trace(fn: Callable[..., Any], *args: Any) -> ClosedJaxpr:
     """The jaxpr of `fn(*args)`, over the flattened arguments and results. Arguments may be abstract."""
     return jax.make_jaxpr(fn)(*args)
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value stands for an array inside a transformation."""
+    return isinstance(value, Tracer)
 
 
 def array_type(shape: tuple[int, ...], dtype: str, weak: bool, place: jax.sharding.NamedSharding | None) -> Any:

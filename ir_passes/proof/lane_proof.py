@@ -1,7 +1,7 @@
 """The proof that no lane of a step can reach another's state or results."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract
 from ir_passes.contract.normal_form import flatten
 from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Claim, Note, Statement
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.tracing import Parameters, trace_function
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.dim_names import dim_violations
 from ir_passes.proof.output_claims import IDLE_LANES, accepted, changed_rows, outputs, repeated
@@ -48,20 +49,29 @@ class Proof:
     seconds: float
 
 
-def prove_isolation(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract) -> Proof:
+def prove_isolation(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    contract: LaneContract,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+) -> Proof:
     """Prove that the lanes of a step cannot reach each other.
 
     Args:
         fn: the step; it is traced, not run.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
         contract: of the step.
+        kwargs, static_argnums, static_argnames: as for `compile_step`.
 
     Raises:
         ContractError: the contract does not fit the function.
         IsolationError: something is not proved; it carries every violation with the user's line.
     """
-    bound = contract.bind(fn, args)
-    return prove_jaxpr(ir.trace(fn, *args), bound)
+    trace = trace_function(fn, args, kwargs, Parameters.of(fn, static_argnums, static_argnames))
+    return prove_jaxpr(trace.program, contract.bind_trace(trace))
 
 
 def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:

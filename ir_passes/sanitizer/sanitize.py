@@ -151,7 +151,7 @@ def sanitize(
         fn: the step, as for `LaneContract.bind`.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
         contract: of the step.
-        masked: paths of input pools, as "argument 1.key", whose stale contents the step masks by position (caches of
+        masked: paths of input pools, as "args[1].key", whose stale contents the step masks by position (caches of
             keys and values). A sequence that begins may find anything there; in other pools it must find zero state.
 
     Raises:

@@ -30,7 +30,7 @@ class Leak(NamedTuple):
 
     Attributes:
         change: what was changed, as "inputs of lane 2".
-        seen: what changed that must not, as "output 1, row 3".
+        seen: what changed that must not, as "result[1], row 3".
     """
 
     change: str

@@ -50,7 +50,7 @@ def test_a_fault_of_all_layers_is_reported_once_with_helper_and_caller(update: C
     violation = refused(partial(layers, update), (x, (pool, pool, pool), slots), STEP)
     assert violation.source == line(helper, 1)
     assert violation.callers[0] == line(layers, 3)
-    assert [f"argument 1[{k}]" in violation.concerned for k in range(3)] == [True] * 3
+    assert [f"args[1][{k}]" in violation.concerned for k in range(3)] == [True] * 3
     assert f"called at {violation.callers[0]}" in str(violation)
 
 

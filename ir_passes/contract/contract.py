@@ -11,7 +11,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from ir_passes.contract.entries import ENTRIES, ContractError, Entry, Lane, Opaque, Pool, Shared, SlotMap, check_role
+from ir_passes.contract.entries import (
+    ENTRIES,
+    ROW_MAPS,
+    ContractError,
+    Entry,
+    Lane,
+    Opaque,
+    PageTable,
+    Pool,
+    Shared,
+    SlotMap,
+    check_role,
+)
 from ir_passes.contract.opaque import check_opaque
 from ir_passes.contract.opaque_names import check_names
 from ir_passes.jaxpr import ir
@@ -19,6 +31,7 @@ from ir_passes.jaxpr.dtypes import DType, dtype_of
 
 __all__ = [
     "ENTRIES",
+    "ROW_MAPS",
     "Bound",
     "BoundContract",
     "ContractError",
@@ -26,6 +39,7 @@ __all__ = [
     "Lane",
     "LaneContract",
     "Opaque",
+    "PageTable",
     "Pool",
     "Shared",
     "SlotMap",
@@ -102,7 +116,7 @@ class LaneContract:
         outputs = _bind_side("output", self.outputs, results)
         lanes = _count_lanes(inputs, outputs)
         _check_roles(inputs, outputs, lanes)
-        mapped = _check_slot_maps(inputs, outputs, lanes)
+        mapped = _check_row_maps(inputs, outputs, lanes)
         for bound in (*inputs, *outputs):
             _check_pool(bound, lanes, mapped)
         return BoundContract(lanes, inputs, outputs, _pair_pools(inputs, outputs), self.opaque)
@@ -130,7 +144,7 @@ def _bind(where: str, entry: Any, value: Any) -> Iterator[Bound]:
     for (path, leaf), leaf_entry in zip(leaves, spread, strict=True):
         name = where + jax.tree_util.keystr(path)
         if not is_entry(leaf_entry):
-            raise ContractError(f"{name}: expected one of Shared, Lane, Pool, SlotMap, got {leaf_entry!r}")
+            raise ContractError(f"{name}: expected one of Shared, Lane, Pool, SlotMap, PageTable, got {leaf_entry!r}")
         shape = np.shape(leaf)
         dtype = dtype_of(leaf)
         if isinstance(leaf_entry, Lane | Pool) and not 0 <= leaf_entry.axis < len(shape):
@@ -157,28 +171,36 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
         if isinstance(bound.entry, Lane) and bound.entry.role == "length":
             message = "lengths are an input, never an output; what a step counts itself is Lane(role='accepted')"
             raise ContractError(f"{bound.path}: {message}")
+    for bound in inputs:
+        rows = bound.shape[0] if bound.shape else 0
+        if isinstance(bound.entry, PageTable) and (rows == 0 or rows % lanes or bound.dtype != np.int32):
+            found = f"got {bound.dtype}{bound.shape}"
+            raise ContractError(f"{bound.path}: {bound.entry} needs int32[{lanes}, pages], {found}")
     for bound in (*inputs, *outputs):
         needs_int = isinstance(bound.entry, SlotMap) or (isinstance(bound.entry, Lane) and bound.entry.role)
         if needs_int and (bound.shape != (lanes,) or bound.dtype != np.int32):
             raise ContractError(f"{bound.path}: {bound.entry} needs int32[{lanes}], got {bound.dtype}{bound.shape}")
 
 
-def _check_slot_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:
+def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:
     groups = {bound.entry.group for bound in (*inputs, *outputs) if isinstance(bound.entry, Pool)}
-    mapped: set[str] = set()
+    mapped: dict[str, type] = {}
     for bound in outputs:
-        if isinstance(bound.entry, SlotMap):
-            raise ContractError(f"{bound.path}: a slot map is an input, never an output")
+        if isinstance(bound.entry, ROW_MAPS):
+            raise ContractError(f"{bound.path}: a {type(bound.entry).__name__} is an input, never an output")
     for bound in inputs:
-        if isinstance(bound.entry, SlotMap):
-            if bound.entry.size < 1:
-                raise ContractError(f"{bound.path}: size must be at least 1, got {bound.entry.size}")
-            for name in bound.entry.names:
-                if name not in groups:
-                    known = ", ".join(sorted(groups)) or "none"
-                    raise ContractError(f"{bound.path}: no pool belongs to group {name!r}; groups: {known}")
-                mapped.add(name)
-    return mapped
+        if not isinstance(bound.entry, SlotMap | PageTable):
+            continue
+        if bound.entry.size < 1 or getattr(bound.entry, "page_size", 1) < 1:
+            raise ContractError(f"{bound.path}: sizes must be at least 1, got {bound.entry}")
+        for name in bound.entry.names:
+            if name not in groups:
+                known = ", ".join(sorted(groups)) or "none"
+                raise ContractError(f"{bound.path}: no pool belongs to group {name!r}; groups: {known}")
+            if mapped.setdefault(name, type(bound.entry)) is not type(bound.entry):
+                message = "has a SlotMap and a PageTable; give the pools that have pages a group of their own"
+                raise ContractError(f"{bound.path}: group {name!r} {message}")
+    return {*mapped}
 
 
 def _check_pool(bound: Bound, lanes: int, mapped: set[str]) -> None:

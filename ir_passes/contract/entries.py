@@ -82,6 +82,38 @@ class SlotMap:
 
 
 @dataclass(frozen=True)
+class PageTable:
+    """int32 [N, ...]: the pages of each lane in the pools of the named groups, as the block tables of paged caches.
+
+    A page is `page_size` rows of a pool, one after the other. Pages that a lane writes to are its own: no other lane
+    names them, in this table or in another one of the same groups, and none of them is the null page. Pages that
+    several lanes name, as those of a shared prefix, are read only. That is a promise of the host, which
+    `ir_passes.host.page_owner` checks; the proof shows that a lane reaches no page which its table does not name.
+
+    Attributes:
+        groups: one group or several. A group has slot maps or page tables, not both.
+        size: pages of a pool; values are in [0, size).
+        page_size: rows of a pool to a page: 1 where a page is a row ([pages, tokens, ...]), the number of tokens in a
+            page where pools are flat ([pages * tokens, ...], row `page * page_size + offset`).
+        role: "both"; "read": its pages are not written; "write": all its pages are the lane's own, and `size` stands
+            for none, to be dropped (with `page_size=1` these are the rows of a flat pool, vLLM's slot mapping).
+        null: page 0 is the null page, at which the entries behind a lane's last page point. Nobody writes to it, so
+            that all lanes may read it. False: it is a page like the others.
+    """
+
+    groups: str | tuple[str, ...]
+    size: int
+    page_size: int = 1
+    role: SlotRole = "both"
+    null: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The groups as a tuple."""
+        return (self.groups,) if isinstance(self.groups, str) else self.groups
+
+
+@dataclass(frozen=True)
 class Opaque:
     """The declaration of a custom call, kernel or callback: an entry for each operand and result.
 
@@ -106,13 +138,15 @@ class Opaque:
     scratch_bytes: Callable[[int], int] | None = None
 
 
-Entry = Shared | Lane | Pool | SlotMap
-ENTRIES = (Shared, Lane, Pool, SlotMap)
+Entry = Shared | Lane | Pool | SlotMap | PageTable
+ENTRIES = (Shared, Lane, Pool, SlotMap, PageTable)
+ROW_MAPS = (SlotMap, PageTable)
+"""Entries that name the rows of lanes in pools: a group without any of them is a row pool."""
 
 
 def check_role(where: str, entry: Any) -> None:
     """Raise ContractError, saying where, unless the role of an entry is one of those there are."""
-    if not isinstance(entry, Lane | SlotMap):
+    if not isinstance(entry, Lane | SlotMap | PageTable):
         return
     roles = (None, *get_args(LaneRole)) if isinstance(entry, Lane) else get_args(SlotRole)
     if entry.role not in roles:

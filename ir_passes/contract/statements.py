@@ -111,6 +111,11 @@ class Assumption(StatementId):
 
     SLOT_MAP = "slot-map", "Its entries are in [0, {size}); {which} are distinct."
     DISJOINT_ROWS = "disjoint-rows", "Its active entries are no entries of another slot map of the same pools."
+    PAGE_TABLE = (
+        "page-table",
+        "Its entries are in [0, {size}). A page that a lane writes to is its own: no other lane names it in a page "
+        "table of the same pools{null}. Pages that several lanes name are read only.",
+    )
     ROW_WISE = "row-wise", "The body of this function is not looked into: it is declared row-wise."
     DECLASSIFIED = "declassified", "A value made of several lanes counts as shared, for the reason given."
     DIMENSIONS_NAMED = "dimensions-named", "name_dims gives an array these dimension names."

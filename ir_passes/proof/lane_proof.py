@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, PageTable, Pool, Shared, SlotMap
 from ir_passes.contract.normal_form import flatten
 from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Claim, Note, Statement
 from ir_passes.jaxpr import ir
@@ -18,7 +18,7 @@ from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules import opaque_calls
 from ir_passes.proof.rules.all import RULES
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import Kept, SlotEntry, Value
+from ir_passes.proof.values import Kept, PageEntry, SlotEntry, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind
 
 MAX_COUNT = int(np.iinfo(np.int32).max)
@@ -120,6 +120,12 @@ def _input(prover: Prover, leaf: int, one: Bound) -> Value:
             return Value(_lanes(axis, lanes), number, bounds)
         case SlotMap(_, size):
             return Value(_lanes(0, lanes), number, (0, size - 1), SlotEntry(leaf))
+        case PageTable(_, size, _, role):
+            # of rows that are only written, `size` stands for none
+            bounds, instead = ((0, size), frozenset({"past"})) if role == "write" else ((0, size - 1), frozenset[str]())
+            per_lane = one.shape[0] // lanes
+            rows = OneLane(0) if lanes == 1 else LaneRows(0, per_lane)
+            return Value(rows, number, bounds, PageEntry(leaf, instead=instead))
         case Pool(group, axis):
             kept = Kept(leaf) if prover.idle or prover.disagreeing is not None else None
             owner: Owner = PoolRows(leaf, group, axis) if group in prover.mapped else _lanes(axis, lanes)
@@ -187,7 +193,7 @@ def _dimensions_not_proved(bound: BoundContract) -> list[Statement]:
 
 
 def _assumed(bound: BoundContract) -> list[Statement]:
-    """The assumptions about each slot map."""
+    """The assumptions about each slot map and page table."""
     found = []
     for one in bound.inputs:
         if isinstance(one.entry, SlotMap):
@@ -195,4 +201,7 @@ def _assumed(bound: BoundContract) -> list[Statement]:
             found.append(Assumption.SLOT_MAP.statement(one.path, size=one.entry.size, which=which))
             if one.entry.disjoint:
                 found.append(Assumption.DISJOINT_ROWS.statement(one.path))
+        elif isinstance(one.entry, PageTable):
+            null = ", nor is it the null page, page 0" if one.entry.null else ""
+            found.append(Assumption.PAGE_TABLE.statement(one.path, size=one.entry.size, null=null))
     return found

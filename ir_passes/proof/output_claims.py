@@ -83,7 +83,7 @@ def _fits_lanes(owner: Owner, axis: int, length: int, lanes: int) -> bool:
 def _pool_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
     owner = value.owner
     assert isinstance(one.entry, Pool)
-    if not isinstance(owner, PoolRows) or owner.axis != one.entry.axis or owner.view:
+    if not isinstance(owner, PoolRows) or owner.axis != one.entry.axis or owner.view or owner.inner != owner.outer:
         remedy = "return the pool with rows written by the slot map"
         return ViolationKind.FRAME, f"is no version of its pool, but {describe(owner)}", remedy
     if owner.leaf != donor:

@@ -95,6 +95,8 @@ class PoolRows:
         writers: the slot maps, by index among the inputs, by which rows of it have been written.
         unframed: the operation that may have changed rows outside the slot map, None if there is none.
         split: mesh axes over which rows are split, in order; `axis` then counts the rows of one device.
+        inner: indices of `axis` to one row; what a reshape has merged into the row axis.
+        outer: rows to one index of `axis`; what a reshape has split off the row axis. One of the two is 1.
     """
 
     leaf: int
@@ -104,6 +106,8 @@ class PoolRows:
     writers: frozenset[int] = frozenset()
     unframed: Violation | None = None
     split: tuple[str, ...] = ()
+    inner: int = 1
+    outer: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes.contract.contract import BoundContract, SlotMap
+from ir_passes.contract.contract import ROW_MAPS, BoundContract
 from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
@@ -84,7 +84,7 @@ class Prover:
 
     def __post_init__(self) -> None:
         entries = [one.entry for one in self.bound.inputs]
-        self.mapped = {group for entry in entries if isinstance(entry, SlotMap) for group in entry.names}
+        self.mapped = {group for entry in entries if isinstance(entry, ROW_MAPS) for group in entry.names}
 
     def fresh(self) -> int:
         """Return a value number that no value has had."""

@@ -175,7 +175,8 @@ class Site:
         return joined
 
     def _join_pools(self, one: PoolRows, other: PoolRows) -> Owner:
-        if (one.group, one.axis, one.split) != (other.group, other.axis, other.split):
+        places = [(pool.group, pool.axis, pool.split, pool.inner, pool.outer) for pool in (one, other)]
+        if places[0] != places[1]:
             return self.mixed(
                 f"it combines {describe(one)} with {describe(other)}", "combine rows after gathering them by slot"
             )

@@ -44,6 +44,39 @@ class SlotEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class PageEntry:
+    """Elements // `stride` are entries of their lane in a page table, each of any of its pages.
+
+    Attributes:
+        leaf: index of the page table among the step's flattened inputs.
+        stride: of the elements from one page to the next; elements are counted within a page where it is not 1.
+        spare: greatest element % `stride`.
+        instead: elements that are none of these, by kind: "past" every pool, "below" row 0, or "lowest", so far below
+            that they stay there whatever is added to count from the end.
+    """
+
+    leaf: int
+    stride: int = 1
+    spare: int = 0
+    instead: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Negative:
+    """True where the value with this number is negative."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The value with this number plus a constant, which is 0 or more."""
+
+    number: int
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
 class Permuted:
     """Element r along axis 0 = order(r) // `div`."""
 
@@ -114,14 +147,26 @@ class RemainderOf:
 
 @dataclass(frozen=True, slots=True)
 class Implies:
-    """True implies that the value with this number is zero (or is not)."""
+    """True implies that the value with this number is zero (or is not).
+
+    Attributes:
+        compared: number of a value that is not zero where this is true, and zero where it is false; 0 for none.
+    """
 
     number: int
     zero: bool
+    compared: int = 0
 
 
 Fact = (
-    Iota | Ahead | SlotEntry | Permuted | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
+    Iota
+    | Ahead
+    | SlotEntry
+    | PageEntry
+    | Negative
+    | Raised
+    | Permuted
+    | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
 )
 
 

@@ -9,7 +9,7 @@ from ir_passes.proof.rules.intervals import dtype_range, hull
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY
-from ir_passes.proof.values import Constant, Kept, SlotEntry, Value
+from ir_passes.proof.values import Constant, Kept, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
 
@@ -149,7 +149,7 @@ def _settled(
 
 
 def _entering(site: Site, value: Value, counter: Any) -> Value:
-    fact = value.fact if isinstance(value.fact, SlotEntry) else None
+    fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
     bounds = counter if counter is not None else value.range
     return value.but(number=0, fact=fact, range=bounds)
 
@@ -252,7 +252,7 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, step))
     kept = None if value.kept is None else Kept(value.kept.leaf, entered(value.kept.view, step))
-    fact = value.fact if isinstance(value.fact, SlotEntry) else None
+    fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
     return Value(owner, 0, value.range, fact, kept, site.prover.versions.part_of(value.version))
 
 

@@ -12,6 +12,7 @@ from ir_passes.proof.dim_classes import NAMED
 from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
 from ir_passes.proof.rules.access import constant_of
 from ir_passes.proof.rules.intervals import FALSE, dtype_range, hull, interval
+from ir_passes.proof.rules import page_tables
 from ir_passes.proof.rules.registry import ELEMENTWISE, IDENTITIES, rule
 from ir_passes.proof.rules.shapes import over
 from ir_passes.proof.site import Site
@@ -20,8 +21,12 @@ from ir_passes.proof.values import (
     Implies,
     Iota,
     Kept,
+    Negative,
     OneHot,
+    PageEntry,
     Permuted,
+    Raised,
+    Range,
     RemainderOf,
     SignOf,
     SlotEntry,
@@ -50,7 +55,7 @@ def reinterpret(site: Site, x: Value) -> list[Value]:
     return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
 
 
-_OWN_RULES = {"max", "min", "clamp", "mul", "sub", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}
+_OWN_RULES = {"max", "min", "clamp", "mul", "add", "sub", "lt", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}
 _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype rounding_method y"
 """Parameters of what is computed at each place."""
 
@@ -102,7 +107,27 @@ def multiply(site: Site, x: Value, y: Value) -> list[Value]:
         times = constant_of(by)
         if isinstance(device.fact, Ahead) and times is not None and result.range is not None:
             result = result.but(fact=Ahead(device.fact.over, device.fact.rows * times))
+        pages = page_tables.times(device, times, result.range)
+        result = result if pages is None else result.but(fact=pages)
     return [result]
+
+
+@rule("add")
+def add(site: Site, x: Value, y: Value) -> list[Value]:
+    """Add; an offset within its page to the first row of a page is a row of that page."""
+    bounds = _bounds(site, (x, y))
+    fact = page_tables.plus(x, y, bounds) or page_tables.plus(y, x, bounds)
+    by = constant_of(y)
+    if fact is None and by is not None and by >= 0 and site.shapes[0] == site.shape:
+        fact = Raised(x.number, by)
+    return [Value(_combined(site, (x, y)), range=bounds, fact=fact)]
+
+
+@rule("lt")
+def less(site: Site, x: Value, y: Value) -> list[Value]:
+    """Compare, and note what is negative."""
+    fact = Negative(x.number) if constant_of(y) == 0 and site.shapes[0] == site.shape else None
+    return [Value(_combined(site, (x, y)), range=_bounds(site, (x, y)), fact=fact)]
 
 
 @rule("sub")
@@ -126,6 +151,8 @@ def divide(site: Site, x: Value, y: Value) -> list[Value]:
             result = result.but(fact=Iota(x.fact.axis, x.fact.div * by))
         elif isinstance(x.fact, Permuted):
             result = result.but(fact=Permuted(x.fact.order, x.fact.div * by))
+        elif isinstance(x.fact, PageEntry):
+            result = result.but(fact=page_tables.over(x, by))
     return [result]
 
 
@@ -153,7 +180,9 @@ def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
     if isinstance(x.fact, SignOf) and y.range == (1, 1):
         fact = Implies(x.fact.number, zero=True)
     elif isinstance(x.fact, RemainderOf) and y.range == (0, 0):
-        fact = Implies(x.fact.number, zero=False)
+        fact = Implies(x.fact.number, zero=False, compared=x.number)
+    elif isinstance(x.fact, Negative) and y.range == (0, 0) and site.shapes[0] == site.shape:
+        return [x]  # a boolean is not false
     return [Value(_combined(site, (x, y)), range=_bounds(site, (x, y)), fact=fact)]
 
 
@@ -186,6 +215,10 @@ def both(site: Site, x: Value, y: Value) -> list[Value]:
     if isinstance(x.fact, Implies) and isinstance(y.fact, Implies):
         if x.fact.number == y.fact.number and x.fact.zero != y.fact.zero:
             bounds = (0, 0)
+    for sign, other in ((x, y), (y, x)):
+        if isinstance(sign.fact, Negative) and isinstance(other.fact, Implies) and bounds != (0, 0):
+            if other.fact.compared == sign.fact.number and site.shapes[0] == site.shapes[1]:
+                return [sign]  # what is negative is not zero
     return [Value(_combined(site, (x, y)), range=bounds)]
 
 
@@ -250,8 +283,27 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
     bounds = cases[0].range
     for case in cases[1:]:
         bounds = hull(bounds, case.range)
+    bounds = _counted_from_end(site, which, cases) or bounds
     kept = cases[0].kept if all(case.kept == cases[0].kept for case in cases) else None
-    return [Value(owner, 0, bounds, _guarded(site, which, cases), kept, versions.pop() if len(versions) == 1 else None)]
+    others = tuple(page_tables.nowhere(site, case, cases) for case in cases)
+    fact = _guarded(site, which, cases) or page_tables.chosen(which, cases, others)
+    return [Value(owner, 0, bounds, fact, kept, versions.pop() if len(versions) == 1 else None)]
+
+
+def _counted_from_end(site: Site, which: Value, cases: tuple[Value, ...]) -> Range | None:
+    """Bounds of `where(x < 0, x + c, x)`: of what is not negative, and of what is with c added; None for others.
+
+    numpy's remainder by a positive number is of this form, and so is an index that counts from the end of an axis.
+    """
+    x, raised = cases[0], cases[1].fact if len(cases) == 2 else None
+    known = x.range or dtype_range(site.eqn.invars[1].aval)
+    if not isinstance(raised, Raised) or known is None or raised.number != x.number:
+        return None
+    if which.fact != Negative(x.number) or site.shapes[0] != site.shape:
+        return None
+    parts = [(max(0, known[0]), known[1])] if known[1] >= 0 else []
+    parts += [(known[0] + raised.by, min(known[1], -1) + raised.by)] if known[0] < 0 else []
+    return min(part[0] for part in parts), max(part[1] for part in parts)
 
 
 def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | None:

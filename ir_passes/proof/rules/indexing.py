@@ -1,9 +1,10 @@
 """Reads and writes at run-time indices: gather, scatter, dynamic slices."""
 
 import math
+from dataclasses import replace
 
 from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, moved
-from ir_passes.proof.rules import pool_rows
+from ir_passes.proof.rules import page_tables, pool_rows
 from ir_passes.proof.rules.access import (
     MODES,
     Access,
@@ -21,7 +22,7 @@ from ir_passes.proof.rules.reductions import permuted
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
-from ir_passes.proof.values import Constant, Counts, Iota, Kept, Permuted, SlotEntry, Value
+from ir_passes.proof.values import Constant, Counts, Iota, Kept, PageEntry, Permuted, SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind
 
 _OWN = "let each lane index its own elements (vmap over lanes, take_along_axis), and pools by the slot map"
@@ -64,6 +65,8 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
         filler = site.params.get("fill_value")
         bounds = hull(bounds, (int(filler), int(filler))) if isinstance(filler, int) else None
     fact = operand.fact if isinstance(operand.fact, SlotEntry) and not fills else None
+    if isinstance(operand.fact, PageEntry):
+        fact = _entries_or_filler(site, operand, fills)
     whole = access.sizes == access.full and not access.paired and access.scalar and site.shape == access.full
     if whole and (not access.columns or not access.drops):
         return operand.but(owner=owner)
@@ -83,6 +86,18 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
     return Value(owner, number, bounds, fact, kept)
 
 
+def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | None:
+    """The fact of entries of a page table that are picked by any index: entries of the same lane, or a fill value."""
+    fact, filler = operand.fact, site.params.get("fill_value")
+    assert isinstance(fact, PageEntry)
+    if not fills:
+        return fact
+    if not isinstance(filler, int):
+        return None
+    kind = page_tables.nowhere(site, Value(range=(filler, filler)), (operand,))
+    return None if kind is None else replace(fact, instead=fact.instead | {kind})
+
+
 def _reordered(site: Site, operand: Value, access: Access) -> int:
     """The value number of all entries of a vector in another order, noted to have as many of each; 0 for others."""
     index = access.columns.get(0)
@@ -96,7 +111,7 @@ def _reordered(site: Site, operand: Value, access: Access) -> int:
 
 def _check_captured(site: Site, operand: Value, access: Access) -> None:
     """Report a constant that is indexed by row numbers: such an array is an operand of the step."""
-    slots = [value.fact for value in access.columns.values() if isinstance(value.fact, SlotEntry)]
+    slots = [value.fact for value in access.columns.values() if isinstance(value.fact, SlotEntry | PageEntry)]
     if slots and isinstance(operand.fact, Constant) and operand.fact.captured:
         path = site.prover.bound.inputs[slots[0].leaf].path
         message = f"an array that was captured when the program was traced is indexed by rows of a pool, by {path}"
@@ -239,7 +254,7 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
             continue
         if isinstance(value.fact, Iota) and access.index_axes[value.fact.axis] == owner.axis and value.fact.div == 1:
             return moved(owner, dim)
-        if isinstance(value.fact, SlotEntry) and not isinstance(owner, PoolRows):
+        if isinstance(value.fact, SlotEntry | PageEntry) and not isinstance(owner, PoolRows):
             message = "an array that is no pool is indexed by slot"
             return site.mixed(message, "index arrays of one step by lane", ViolationKind.WRONG_ROW)
     return site.mixed("lanes write to places that depend on their data, in an array that all lanes see", _OWN)

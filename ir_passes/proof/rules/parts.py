@@ -7,7 +7,7 @@ from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Pool
 from ir_passes.proof.rules.intervals import hull
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Columns, Constant, Iota, Kept, SlotEntry, Value
+from ir_passes.proof.values import Columns, Constant, Iota, Kept, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View, block, entered
 
 
@@ -39,7 +39,7 @@ def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], step
     if kept is not None and not whole:
         but = owner.axis if isinstance(owner, PoolRows) else -1
         kept = Kept(kept.leaf, _part(kept.view, but, full, starts, sizes, steps))
-    fact = x.fact if isinstance(x.fact, SlotEntry | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Constant) else None
     if isinstance(x.fact, Iota) and starts[x.fact.axis] == 0 and steps[x.fact.axis] == 1:
         fact = x.fact
     bounds = x.range
@@ -101,7 +101,7 @@ def unstack(site: Site, x: Value) -> list[Value]:
             owner = OneLane(owner.start, owner.split)
         old = axis_of(owner)
         owner = owner if old is None else moved(owner, old - (old > axis))
-        results.append(Value(owner, range=value.range, fact=value.fact if isinstance(value.fact, SlotEntry) else None))
+        results.append(Value(owner, range=value.range, fact=value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None))
     return results
 
 

@@ -3,12 +3,13 @@
 import math
 from dataclasses import replace
 
-from ir_passes.contract.contract import SlotMap
+from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.rules.access import Access, constant_of
+from ir_passes.proof.rules.page_tables import no_entry, page_fault
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, reveals_places
-from ir_passes.proof.values import Ahead, Constant, Iota, Kept, SlotEntry, Value
+from ir_passes.proof.values import Ahead, Constant, Iota, Kept, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View, entered, left
 from ir_passes.proof.violations import ViolationKind
 from ir_passes.proof.walk import RowAccess
@@ -35,7 +36,7 @@ def read(site: Site, operand: Value, access: Access) -> Value:
         return Value(found)
     kept = None
     if operand.kept is not None:
-        by = access.columns[axis].fact
+        by = _places(access.columns[axis])
         kept = Kept(operand.kept.leaf, entered(access.taken(operand.kept.view, axis), ("by slot", by)))
     if access.reveals_places(found, without=axis):
         return Value(site.mixed(_PLACES, REMEDY))
@@ -79,12 +80,12 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     if access.reveals_places(found, without=axis) or (at is not None and reveals_places(updates, site.shapes[-1], at)):
         return Value(site.mixed(_PLACES, REMEDY))
     index = access.columns[axis].fact
-    assert isinstance(index, SlotEntry)
+    assert isinstance(index, SlotEntry | PageEntry)
     kept = operand.kept
     if kept is not None:
         again = updates.kept
         same = replaces and again is not None and again.leaf == kept.leaf
-        if again is None or not same or _put_by_slot(again.view, access, axis, index) != kept.view:
+        if again is None or not same or _put_by_slot(again.view, access, axis) != kept.view:
             kept = None
     later = replace(pool, writers=pool.writers | {index.leaf})
     return Value(later, kept=kept, version=site.prover.versions.succeed(operand.version))
@@ -95,12 +96,26 @@ def _to_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
     if not site.prover.idle or constant_of(access.columns.get(pool.axis, Value())) != 0:
         return False
     entries = [one.entry for one in site.prover.bound.inputs]
-    return all(entry.null for entry in entries if isinstance(entry, SlotMap) and pool.group in entry.names)
+    mine = [entry for entry in entries if isinstance(entry, SlotMap | PageTable) and pool.group in entry.names]
+    # the null page is read by every lane, and written by none
+    return all(isinstance(entry, SlotMap) and entry.null for entry in mine)
 
 
-def _put_by_slot(view: View, access: Access, axis: int, slot: SlotEntry) -> View | None:
-    """Return the view after rows are written back by the slot map that they were read by, guarded then or only now."""
-    for by in (slot, replace(slot, guard=None, instead=frozenset())):
+def _places(index: Value) -> tuple:
+    """The rows that an index names, for comparing them: a lane has one entry in a slot map, and several pages."""
+    return (index.fact, index.number) if isinstance(index.fact, PageEntry) else (index.fact,)
+
+
+def _put_by_slot(view: View, access: Access, axis: int) -> View | None:
+    """Return the view after rows are written back by the slot map that they were read by, guarded then or only now.
+
+    Pages are put back by the very index that they were read by.
+    """
+    index = access.columns[axis]
+    forms = [_places(index)]
+    if isinstance(index.fact, SlotEntry):
+        forms.append((replace(index.fact, guard=None, instead=frozenset()),))
+    for by in forms:
         rows = left(view, ("by slot", by))
         if rows is not None:
             return access.put(rows, axis)
@@ -142,7 +157,15 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         violation = site.violation(ViolationKind.CONSTANT, message, "make the row an operand: an entry of a slot map")
         site.prover.violations.append(violation)
         return Mixed(violation)
-    if not isinstance(index.fact, SlotEntry):
+    tables = [one.entry for one in site.prover.bound.inputs if isinstance(one.entry, PageTable)]
+    if isinstance(index.fact, PageEntry):
+        fault = page_fault(site, pool, index.fact, access.full, access.drops, write)
+        if fault is None:
+            record(site, pool, index, access.index_owner(axis), access.window_shape, write)
+        return fault or access.index_owner(axis)
+    if any(pool.group in table.names for table in tables):
+        return no_entry(site, path)
+    if not isinstance(index.fact, SlotEntry) or (pool.inner, pool.outer) != (1, 1):
         message = f"rows of {path} are picked by an index that is not the lane's entry in its slot map"
         return site.mixed(message, _BY_SLOT, ViolationKind.WRONG_ROW)
     fault = map_fault(site, pool, index.fact, access.full, access.drops, write)
@@ -150,15 +173,15 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
     if fault is not None:
         return fault
     owner = access.index_owner(axis)
-    record(site, pool, index.fact, owner, access.window_shape, write)
+    record(site, pool, index, owner, access.window_shape, write)
     return owner
 
 
-def record(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
+def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
     """Note which rows of a pool are read or written, to be compared with those of its group.
 
     Args:
-        fact: by which the rows are picked.
+        index: by which the rows are picked.
         owner: of the entries.
         shape: of what is read or written; along the owner's axis one row for each entry.
     """
@@ -167,7 +190,9 @@ def record(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, shape: tup
         lane, whose = owner.order, (owner.start, lanes, owner.order)
     else:
         lane = whose = owner.lane if isinstance(owner, OneLane) else None
-    site.prover.accesses.append(RowAccess(pool.leaf, write, (replace(fact, less=None), whose), lane, site))
+    fact, *which = _places(index)
+    rows = replace(fact, less=None) if isinstance(fact, SlotEntry) else fact
+    site.prover.accesses.append(RowAccess(pool.leaf, write, (rows, *which, whose), lane, site))
 
 
 def map_fault(

@@ -15,7 +15,10 @@ from ir_passes.proof.values import (
     Implies,
     Iota,
     Kept,
+    Negative,
+    PageEntry,
     Permuted,
+    Raised,
     RemainderOf,
     SignOf,
     SlotEntry,
@@ -73,6 +76,11 @@ def reshape_owner(site: Site, owner: Owner, before: Shape, after: Shape) -> Owne
         new, per_old, per_new = found
         if per_old == per_new == 1:
             return moved(owner, new)
+        if isinstance(owner, PoolRows):
+            inner, outer = owner.inner * per_old, owner.outer * per_new
+            shared = math.gcd(inner, outer)
+            if shared == min(inner, outer):
+                return replace(owner, axis=new, inner=inner // shared, outer=outer // shared)
         if isinstance(owner, LaneRows) and owner.order is None:
             if per_new == 1:
                 return replace(owner, axis=new, inner=owner.inner * per_old)
@@ -93,7 +101,7 @@ def _reshaped(site: Site, x: Value) -> Value:
     owner = reshape_owner(site, x.owner, before, after)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=reshaped(owner.view, before, after))
-    fact = x.fact if isinstance(x.fact, SlotEntry | Ahead | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Ahead | Constant) else None
     if isinstance(x.fact, Iota):
         found = place_after_reshape(x.fact.axis, before, after)
         fact = Iota(found[0], x.fact.div * found[1]) if found is not None and found[2] == 1 else None
@@ -135,7 +143,7 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), before[axis], after[dims[axis]])
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, ("broadcast",)))
-    fact = x.fact if isinstance(x.fact, SlotEntry | Ahead | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Ahead | Constant) else None
     if isinstance(x.fact, Iota) and before[x.fact.axis] == after[dims[x.fact.axis]]:
         fact = Iota(dims[x.fact.axis], x.fact.div)
     long = [axis for axis, size in enumerate(before) if size != 1]
@@ -153,7 +161,7 @@ def transpose(site: Site, x: Value) -> list[Value]:
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=transposed(owner.view, permutation))
     kept = None if x.kept is None else Kept(x.kept.leaf, transposed(x.kept.view, permutation))
-    fact = x.fact if isinstance(x.fact, SlotEntry | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Constant) else None
     if isinstance(x.fact, Iota):
         fact = Iota(permutation.index(x.fact.axis), x.fact.div)
     return [Value(owner, 0, x.range, fact, kept, x.version)]

@@ -3,7 +3,7 @@
 What the contract promises is tested as it stands there: another lane's output and rows stay the same (isolation), rows
 outside the slot map stay as they were (frame), and so do the rows of a lane of length 0 (idle). A count of accepted
 tokens is never negative, and 0 for a lane of length 0. Lanes on the null row and the null row itself are outside every
-promise.
+promise. With page tables lanes may read what no lane or another one owns: it stays as it is, the null page too.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from numpy_interpreter import NotInNumpy, evaluate
 
-from ir_passes import Lane, LaneContract, Pool, SlotMap
+from ir_passes import Lane, LaneContract, PageTable, Pool, SlotMap
 from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import ir
 
@@ -64,6 +64,31 @@ def mapped(bound: BoundContract, group: str) -> bool:
     return any(isinstance(at.entry, SlotMap) and group in at.entry.names for at in bound.inputs)
 
 
+def pages(bound: BoundContract, leaves: Leaves, group: str) -> list[tuple[PageTable, np.ndarray]]:
+    """The page tables of a group with what they hold, [lane, page]."""
+    both = zip(bound.inputs, leaves, strict=True)
+    found = [(at.entry, leaf) for at, leaf in both if isinstance(at.entry, PageTable) and group in at.entry.names]
+    return [(entry, leaf.reshape(bound.lanes, -1)) for entry, leaf in found]
+
+
+def named(bound: BoundContract, leaves: Leaves, group: str) -> list[set[int]]:
+    """The rows that each lane's pages hold, the null page's too."""
+    rows: list[set[int]] = [set() for _ in range(bound.lanes)]
+    for entry, leaf in pages(bound, leaves, group):
+        for lane, page in ((lane, int(page)) for lane in range(bound.lanes) for page in leaf[lane]):
+            if page < entry.size:
+                rows[lane].update(range(page * entry.page_size, (page + 1) * entry.page_size))
+    return rows
+
+
+def owned(bound: BoundContract, leaves: Leaves, group: str) -> list[set[int]]:
+    """The rows that each lane may write: those that no other lane's pages hold, without the null page."""
+    rows = named(bound, leaves, group)
+    for entry, _ in pages(bound, leaves, group):
+        rows = [one - set(range(entry.page_size)) for one in rows] if entry.null else rows
+    return [one.difference(*rows[:lane], *rows[lane + 1 :]) for lane, one in enumerate(rows)]
+
+
 def row_first(array: np.ndarray, axis: int) -> np.ndarray:
     return np.moveaxis(np.asarray(array), axis, 0)
 
@@ -91,6 +116,9 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
     for i, at in enumerate(bound.inputs):
         if isinstance(at.entry, Lane):
             inputs[i] = _put(leaves[i], at.entry.axis, lane, row_first(donor[i], at.entry.axis)[lane])
+        elif isinstance(at.entry, Pool) and pages(bound, leaves, at.entry.group):
+            for row in owned(bound, leaves, at.entry.group)[lane]:
+                state[i] = _put(state[i], at.entry.axis, row, row_first(donor[i], at.entry.axis)[row])
         elif isinstance(at.entry, Pool):
             row = int(maps(bound, leaves, at.entry.group)[0][lane])
             if row or not mapped(bound, at.entry.group):
@@ -108,15 +136,31 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
     both = [a if a is not leaf else b for a, b, leaf in zip(inputs, state, leaves, strict=True)]
     for i, at in enumerate(bound.inputs):
         axis = getattr(at.entry, "axis", 0)
-        if both[i] is not leaves[i]:
+        if both[i] is not leaves[i] and isinstance(at.entry, Pool) and pages(bound, leaves, at.entry.group):
+            for row in owned(bound, leaves, at.entry.group)[lane]:
+                both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
+        elif both[i] is not leaves[i]:
             row = lane if isinstance(at.entry, Lane) else int(maps(bound, leaves, at.entry.group)[0][lane])  # type: ignore[union-attr]  # a pool
             both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
     yield Run(f"NaN in lane {lane}", both, frozenset(holders))
 
 
 def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.Generator) -> Iterator[Run]:
-    """The lane on another row, which nobody uses."""
+    """The lane on another row, or with another page, which nobody uses."""
     for i, at in enumerate(bound.inputs):
+        if isinstance(at.entry, PageTable):
+            held = [page for one in bound.inputs if isinstance(one.entry, PageTable) for page in leaves[i].flat]
+            others = leaves[i].reshape(bound.lanes, -1)
+            own = [k for k, page in enumerate(others[lane]) if 0 < page < at.entry.size]
+            own = [k for k in own if (others == others[lane, k]).sum() == 1]
+            free = sorted(set(range(1, at.entry.size)) - {int(page) for page in held})
+            tables = [one for one in bound.inputs if isinstance(one.entry, PageTable)]
+            if own and free and len(tables) == 1:
+                table = others.copy()
+                table[lane, rng.choice(own)] = rng.choice(free)
+                new = list(leaves)
+                new[i] = table.reshape(leaves[i].shape)
+                yield Run(f"{at.path} of lane {lane}", new, frozenset({lane}))
         if not isinstance(at.entry, SlotMap) or at.entry.role == "read" or leaves[i][lane] == 0:
             continue
         used = {int(row) for group in at.entry.names for rows in maps(bound, leaves, group) for row in rows}
@@ -131,6 +175,11 @@ def _others_run(bound: BoundContract, leaves: Leaves) -> Run:
     """NaN in every row that no lane reads; lanes that write such a row hold it."""
     new, writers = list(leaves), set[int]()
     for i, at in enumerate(bound.inputs):
+        if isinstance(at.entry, Pool) and (tables := pages(bound, leaves, at.entry.group)):
+            held = set().union(*named(bound, leaves, at.entry.group))
+            null = max(entry.page_size for entry, _ in tables)
+            for row in set(range(null, leaves[i].shape[at.entry.axis])) - held:
+                new[i] = _put(new[i], at.entry.axis, row, _poison(row_first(new[i], at.entry.axis)[row]))
         if isinstance(at.entry, Pool) and mapped(bound, at.entry.group):
             read, _ = maps(bound, leaves, at.entry.group)
             for row in set(range(leaves[i].shape[at.entry.axis])) - set(read.tolist()):
@@ -189,6 +238,12 @@ class Claims:
             if isinstance(at.entry, Lane):
                 null = _lanes_where(self.bound, run, lambda entry: isinstance(entry, SlotMap))
                 same[i] = [lane not in run.lanes and lane not in null for lane in range(size)]
+            elif isinstance(at.entry, Pool) and pages(self.bound, run.leaves, at.entry.group):
+                idle = _lanes_where(self.bound, run, lambda entry: getattr(entry, "role", None) == "length")
+                kept[i] = True
+                for lane, rows in enumerate(owned(self.bound, run.leaves, at.entry.group)):
+                    kept[i, [*rows]] = lane in idle
+                    same[i, [*rows]] = lane not in run.lanes
             elif isinstance(at.entry, Pool):
                 idle = _lanes_where(self.bound, run, lambda entry: getattr(entry, "role", None) == "length")
                 _, write = maps(self.bound, run.leaves, at.entry.group)

@@ -5,15 +5,27 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from isolation_oracle import mapped, maps
+from isolation_oracle import mapped, maps, owned, pages
 from jaxpr_mutation import Subject
 
-from ir_passes import SlotMap
+from ir_passes import PageTable, SlotMap
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import Backwards, Common, LaneRows, OneLane, Order, PoolRows, Symbol
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.values import Columns, Counts, Iota, OneHot, Permuted, SlotEntry, Spread, Value
+from ir_passes.proof.values import (
+    Columns,
+    Counts,
+    Iota,
+    Negative,
+    OneHot,
+    PageEntry,
+    Permuted,
+    Raised,
+    SlotEntry,
+    Spread,
+    Value,
+)
 
 
 class Prediction(NamedTuple):
@@ -98,6 +110,10 @@ class Reality:
         for i, run in enumerate(self.claims.runs):
             base = self.claims.runs[self.claims.base[i]]
             for leaves in (run.leaves, base.leaves):
+                if pages(self.bound, leaves, entry.group):
+                    own = owned(self.bound, leaves, entry.group)
+                    may[i, [row for lane in np.flatnonzero(self.lanes[i]) for row in own[lane]]] = True
+                    continue
                 may[i, maps(self.bound, leaves, entry.group)[1][self.lanes[i]]] = True
         if mapped(self.bound, entry.group):
             may[:, 0] = True
@@ -209,6 +225,23 @@ def _faults_of(
             slots = reality.claims.leaves[leaf][:, lanes[inside]]
             if (rows != slots.reshape(len(slots), *[1] * (rows.ndim - 2), -1)).any():
                 yield "is not its lane's entry in the slot map"
+        case PageEntry(leaf, stride, spare, instead) if isinstance(value.owner, LaneRows) and not value.owner.order:
+            rows = np.moveaxis(array, value.owner.axis + 1, 1)
+            lanes = value.owner.start + np.arange(rows.shape[1]) // value.owner.inner
+            table, entry = reality.claims.leaves[leaf], reality.bound.inputs[leaf].entry
+            assert isinstance(entry, PageTable)
+            table = table.reshape(len(table), reality.bound.lanes, -1)[:, lanes]
+            rows = rows.reshape(*rows.shape[:2], -1)
+            mine = (rows[..., None] // stride == table[:, :, None]).any(-1) & (rows >= 0) & (rows % stride <= spare)
+            elsewhere = {"past": rows >= entry.size * stride, "below": rows < 0, "lowest": rows <= -(1 << 30)}
+            if not (mine | np.any([elsewhere[kind] for kind in instead] or [mine], axis=0)).all():
+                yield "is no entry of its lane's row in the page table"
+        case Negative(number) if number in numbered and numbered[number].shape == array.shape:
+            if (array != (numbered[number] < 0)).any():
+                yield "does not say what is negative"
+        case Raised(number, by) if number in numbered and numbered[number].shape == array.shape:
+            if (array != numbered[number] + np.asarray(by, array.dtype)).any():
+                yield "is not raised"
         case Permuted(order, 1) if order.inverse and order.number in orders:
             if (np.take_along_axis(orders[order.number], _vector(array), axis=1) != np.arange(array.shape[1])).any():
                 yield "is not the inverse of its permutation"
@@ -262,5 +295,7 @@ def _changed(reality: Reality, array: np.ndarray, owner: Any, orders: dict[int, 
             return np.asarray(np.any(_by_row(differing(rows, rows[base])) & ~reality.may_differ(lane), axis=1))
         case PoolRows(leaf, _, axis):
             rows = np.moveaxis(array, axis + 1, 1)
-            return np.asarray(np.any(_by_row(differing(rows, rows[base])) & ~reality.rows(leaf), axis=1))
+            may = np.repeat(reality.rows(leaf), owner.inner, axis=1)
+            may = may.reshape(len(may), -1, owner.outer).any(axis=2)
+            return np.asarray(np.any(_by_row(differing(rows, rows[base])) & ~may, axis=1))
     return np.zeros(len(array), bool)

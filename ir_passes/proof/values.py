@@ -166,7 +166,14 @@ Fact = (
     | Negative
     | Raised
     | Permuted
-    | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
+    | Counts
+    | OneHot
+    | Spread
+    | Columns
+    | Constant
+    | SignOf
+    | RemainderOf
+    | Implies
 )
 
 

@@ -75,9 +75,9 @@ def named(bound: BoundContract, leaves: Leaves, group: str) -> list[set[int]]:
     """The rows that each lane's pages hold, the null page's too."""
     rows: list[set[int]] = [set() for _ in range(bound.lanes)]
     for entry, leaf in pages(bound, leaves, group):
-        for lane, page in ((lane, int(page)) for lane in range(bound.lanes) for page in leaf[lane]):
-            if page < entry.size:
-                rows[lane].update(range(page * entry.page_size, (page + 1) * entry.page_size))
+        for of_lane, held in zip(rows, leaf, strict=True):
+            for page in held[held < entry.size].tolist():
+                of_lane.update(range(page * entry.page_size, (page + 1) * entry.page_size))
     return rows
 
 

@@ -10,9 +10,9 @@ from ir_passes.jaxpr.dtypes import is_integer, widens
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dim_classes import NAMED
 from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
+from ir_passes.proof.rules import page_tables
 from ir_passes.proof.rules.access import constant_of
 from ir_passes.proof.rules.intervals import FALSE, dtype_range, hull, interval
-from ir_passes.proof.rules import page_tables
 from ir_passes.proof.rules.registry import ELEMENTWISE, IDENTITIES, rule
 from ir_passes.proof.rules.shapes import over
 from ir_passes.proof.site import Site
@@ -55,7 +55,22 @@ def reinterpret(site: Site, x: Value) -> list[Value]:
     return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
 
 
-_OWN_RULES = {"max", "min", "clamp", "mul", "add", "sub", "lt", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}
+_OWN_RULES = {
+    "max",
+    "min",
+    "clamp",
+    "mul",
+    "add",
+    "sub",
+    "lt",
+    "div",
+    "rem",
+    "sign",
+    "ne",
+    "eq",
+    "and",
+    "convert_element_type",
+}
 _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype rounding_method y"
 """Parameters of what is computed at each place."""
 

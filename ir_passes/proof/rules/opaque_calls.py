@@ -11,8 +11,8 @@ from ir_passes.contract.opaque_names import exact_name, same_body, short_name
 from ir_passes.contract.statements import Assumption, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
-from ir_passes.proof.rules.pool_rows import map_fault, record
 from ir_passes.proof.rules.page_tables import page_fault
+from ir_passes.proof.rules.pool_rows import map_fault, record
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered

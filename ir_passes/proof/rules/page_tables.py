@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from ir_passes.contract.contract import PageTable
 from ir_passes.proof.owners import Mixed, PoolRows
-from ir_passes.proof.rules.access import constant_of
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import Negative, PageEntry, Raised, Range, Value
 from ir_passes.proof.violations import ViolationKind

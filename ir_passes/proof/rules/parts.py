@@ -101,7 +101,9 @@ def unstack(site: Site, x: Value) -> list[Value]:
             owner = OneLane(owner.start, owner.split)
         old = axis_of(owner)
         owner = owner if old is None else moved(owner, old - (old > axis))
-        results.append(Value(owner, range=value.range, fact=value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None))
+        results.append(
+            Value(owner, range=value.range, fact=value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None)
+        )
     return results
 
 

@@ -1,11 +1,10 @@
-"""Page tables read and written wrongly: other pages, offsets that leave the page, padding that is written, wrong strides."""
+"""Page tables read and written wrongly: other pages, offsets that leave the page, written padding, wrong strides."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from mutants.mutant import Kind, wrong
-from zoo import pages
 from zoo.attention import attend, project, rotate
 from zoo.pages import CHUNK, HIDDEN, KV, LANES, LAYERS, PAGE, PAGES, SIZE, WIDE, of_lane, visible
 
@@ -115,7 +114,7 @@ FLAT, WHOLE = "flat token pool of several layers", "flat token pool seen as page
 MUTANTS = (
     _one(DECODE, "after", "the page behind the lane's", _decoding(lambda tables, at: _taken(tables, at) + 1)),
     _one(DECODE, "of-neighbour", "the table of the next lane", _decoding(lambda t, at: _taken(jnp.roll(t, 1, 0), at))),
-    _one(DECODE, "as-position", "the number of the page in its table is taken for the page", _decoding(lambda _, at: at)),
+    _one(DECODE, "as-position", "the place of the page in its table is the page", _decoding(lambda _, at: at)),
     _one(
         DECODE, "read-of-neighbour", "pages are read by the lanes' tables in reverse",
         _decoding(read=lambda tables, _: tables[::-1]),

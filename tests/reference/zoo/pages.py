@@ -1,4 +1,4 @@
-"""Paged caches in the manner of JetStream, SGLang-JAX and vLLM: page tables, shared prefixes, flat pools, several layers."""
+"""Paged caches in the manner of JetStream, SGLang-JAX and vLLM: shared prefixes, flat pools, several layers."""
 
 from typing import Any
 

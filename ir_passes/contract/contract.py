@@ -18,6 +18,7 @@ from ir_passes.contract.entries import (
     Entry,
     Lane,
     Opaque,
+    Packed,
     PageTable,
     Pool,
     Shared,
@@ -39,6 +40,7 @@ __all__ = [
     "Lane",
     "LaneContract",
     "Opaque",
+    "Packed",
     "PageTable",
     "Pool",
     "Shared",
@@ -116,6 +118,7 @@ class LaneContract:
         outputs = _bind_side("output", self.outputs, results)
         lanes = _count_lanes(inputs, outputs)
         _check_roles(inputs, outputs, lanes)
+        _check_packed(inputs, outputs, lanes)
         mapped = _check_row_maps(inputs, outputs, lanes)
         for bound in (*inputs, *outputs):
             _check_pool(bound, lanes, mapped)
@@ -144,10 +147,10 @@ def _bind(where: str, entry: Any, value: Any) -> Iterator[Bound]:
     for (path, leaf), leaf_entry in zip(leaves, spread, strict=True):
         name = where + jax.tree_util.keystr(path)
         if not is_entry(leaf_entry):
-            raise ContractError(f"{name}: expected one of Shared, Lane, Pool, SlotMap, PageTable, got {leaf_entry!r}")
+            raise ContractError(f"{name}: expected one of Shared, Lane, Packed, Pool, SlotMap, PageTable, got {leaf_entry!r}")
         shape = np.shape(leaf)
         dtype = dtype_of(leaf)
-        if isinstance(leaf_entry, Lane | Pool) and not 0 <= leaf_entry.axis < len(shape):
+        if isinstance(leaf_entry, Lane | Packed | Pool) and not 0 <= leaf_entry.axis < len(shape):
             raise ContractError(f"{name}: {leaf_entry} needs axis {leaf_entry.axis}, the array has shape {shape}")
         check_role(name, leaf_entry)
         yield Bound(name, leaf_entry, shape, dtype)
@@ -158,8 +161,12 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
         bound.path: bound.shape[bound.entry.axis] for bound in (*inputs, *outputs) if isinstance(bound.entry, Lane)
     }
     sizes |= {bound.path: bound.shape[0] for bound in inputs if isinstance(bound.entry, SlotMap) and bound.shape}
+    sizes |= {one.path: one.shape[0] - 1 for one in inputs if getattr(one.entry, "role", None) == "cu_seqlens"}
     if not sizes:
-        raise ContractError("nothing says how many lanes the step has: declare at least one Lane or SlotMap")
+        tables = [one for one in inputs if isinstance(one.entry, PageTable) and len(one.shape) > 1]
+        sizes = {one.path: one.shape[0] for one in tables}
+    if not sizes:
+        raise ContractError("nothing says how many lanes the step has: declare at least one Lane, SlotMap, PageTable or cu_seqlens")
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{path}: {size}" for path, size in sizes.items())
         raise ContractError(f"lane axes have different lengths: {found}")
@@ -180,6 +187,26 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
         needs_int = isinstance(bound.entry, SlotMap) or (isinstance(bound.entry, Lane) and bound.entry.role)
         if needs_int and (bound.shape != (lanes,) or bound.dtype != np.int32):
             raise ContractError(f"{bound.path}: {bound.entry} needs int32[{lanes}], got {bound.dtype}{bound.shape}")
+
+
+def _check_packed(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> None:
+    tokens: dict[str, int] = {}
+    for bound in (*inputs, *outputs):
+        if not isinstance(bound.entry, Packed):
+            continue
+        role, length = bound.entry.role, bound.shape[bound.entry.axis]
+        if role is not None and (bound in outputs or len(bound.shape) != 1 or bound.dtype != np.int32):
+            found = f"got {bound.dtype}{bound.shape}"
+            raise ContractError(f"{bound.path}: {bound.entry} is an input, an int32 array of one dimension, {found}")
+        if role == "cu_seqlens" and length != lanes + 1:
+            raise ContractError(f"{bound.path}: cu_seqlens of {lanes} lanes needs int32[{lanes + 1}], got {length}")
+        if role != "cu_seqlens":
+            tokens[bound.path] = length
+    if len(set(tokens.values())) > 1:
+        found = ", ".join(f"{path}: {length}" for path, length in tokens.items())
+        raise ContractError(f"packed axes have different lengths: {found}")
+    if tokens and not any(isinstance(one.entry, Packed) and one.entry.role for one in inputs):
+        raise ContractError("packed arrays need an input Packed(role='cu_seqlens') or Packed(role='segment_ids')")
 
 
 def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:

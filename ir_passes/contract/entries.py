@@ -11,6 +11,7 @@ class ContractError(ValueError):
 
 LaneRole = Literal["length", "accepted"]
 SlotRole = Literal["both", "read", "write"]
+PackedRole = Literal["cu_seqlens", "segment_ids"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,27 @@ class Lane:
 
     axis: int = 0
     role: LaneRole | None = None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Entry t along `axis` belongs to the lane of token t: the tokens of all lanes lie one behind the other.
+
+    The layout is an input of the step: how many tokens each lane has is known to all of them. Tokens behind the last
+    one are padding; what the step computes for them is outside every claim, and may depend on anything, but nothing of
+    a lane may depend on them. A lane without tokens is padding too: what the step returns for it is outside every
+    claim, it stands on the null row of every slot map, and where pools have one row per lane every lane has a token.
+
+    Attributes:
+        axis: the token axis; its length is the same in all packed arrays of a step.
+        role: None for what belongs to tokens. "cu_seqlens", an input: int32 [N + 1], token t belongs to lane i where
+            cu_seqlens[i] <= t < cu_seqlens[i + 1]; it begins with 0 and never falls (`query_start_loc`). "segment_ids",
+            an input: int32 [tokens], the lane of each token, N for padding. A step with packed arrays has one of them
+            or both, which then agree.
+    """
+
+    axis: int = 0
+    role: PackedRole | None = None
 
 
 @dataclass(frozen=True)
@@ -138,17 +160,19 @@ class Opaque:
     scratch_bytes: Callable[[int], int] | None = None
 
 
-Entry = Shared | Lane | Pool | SlotMap | PageTable
-ENTRIES = (Shared, Lane, Pool, SlotMap, PageTable)
+Entry = Shared | Lane | Packed | Pool | SlotMap | PageTable
+ENTRIES = (Shared, Lane, Packed, Pool, SlotMap, PageTable)
 ROW_MAPS = (SlotMap, PageTable)
 """Entries that name the rows of lanes in pools: a group without any of them is a row pool."""
 
 
 def check_role(where: str, entry: Any) -> None:
     """Raise ContractError, saying where, unless the role of an entry is one of those there are."""
-    if not isinstance(entry, Lane | SlotMap | PageTable):
+    if not isinstance(entry, Lane | Packed | SlotMap | PageTable):
         return
-    roles = (None, *get_args(LaneRole)) if isinstance(entry, Lane) else get_args(SlotRole)
+    roles = get_args(SlotRole)
+    if isinstance(entry, Lane | Packed):
+        roles = (None, *get_args(LaneRole if isinstance(entry, Lane) else PackedRole))
     if entry.role not in roles:
         known = ", ".join(map(repr, roles))
         raise ContractError(f"{where}: {type(entry).__name__} has no role {entry.role!r}; expected one of {known}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ir_passes.contract.entries import ENTRIES, ContractError, Lane, Opaque, PageTable, Pool, SlotMap, check_role
+from ir_passes.contract.entries import ENTRIES, ContractError, Lane, Opaque, Packed, PageTable, Pool, SlotMap, check_role
 
 Shape = tuple[int, ...]
 
@@ -45,8 +45,8 @@ def check_opaque(name: str, declaration: Any) -> None:
 
 
 def _check_entry(where: str, entry: Any, side: str) -> None:
-    if not isinstance(entry, ENTRIES):
-        raise ContractError(f"{where}: expected one of Shared, Lane, Pool, SlotMap, got {entry!r}")
+    if not isinstance(entry, ENTRIES) or isinstance(entry, Packed):
+        raise ContractError(f"{where}: expected one of Shared, Lane, Pool, SlotMap, PageTable, got {entry!r}")
     check_role(where, entry)
     if isinstance(entry, Lane | Pool) and entry.axis < 0:
         raise ContractError(f"{where}: axes count from 0, got {entry}")

@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, PageTable, Pool, Shared, SlotMap
+from ir_passes.contract.contract import ROW_MAPS, Bound, BoundContract, Lane, LaneContract, Packed, PageTable, Pool, Shared, SlotMap
 from ir_passes.contract.normal_form import flatten
 from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Claim, Note, Statement
 from ir_passes.jaxpr import ir
+from ir_passes.proof import packed_layout
 from ir_passes.proof.dim_names import dim_violations
 from ir_passes.proof.output_claims import accepted, changed_rows, outputs, repeated
 from ir_passes.proof.owners import COMMON, LaneRows, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.rules import opaque_calls
+from ir_passes.proof.rules import opaque_calls, packed_tokens
 from ir_passes.proof.rules.all import RULES
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import Kept, PageEntry, SlotEntry, Value
+from ir_passes.proof.values import Kept, PageEntry, Segment, SlotEntry, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind
 
 MAX_COUNT = int(np.iinfo(np.int32).max)
@@ -106,7 +107,23 @@ def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
     assert RULES
     prover.reorders = any(eqn.primitive.name == "sort" for eqn in ir.all_eqns(flat.jaxpr))
     inputs = [_input(prover, leaf, one) for leaf, one in enumerate(prover.bound.inputs)]
+    _lay_out(prover, inputs)
     return interpret(prover, flat.jaxpr, [prover.constant(const) for const in flat.consts], inputs)
+
+
+def _lay_out(prover: Prover, inputs: list[Value]) -> None:
+    """Prepare for packed tokens, if the contract has any."""
+    packed = [(one, value) for one, value in zip(prover.bound.inputs, inputs, strict=True)]
+    packed = [(one, value, one.entry) for one, value in packed if isinstance(one.entry, Packed)]
+    sides = (*prover.bound.inputs, *prover.bound.outputs)
+    entries = [(one, one.entry) for one in sides if isinstance(one.entry, Packed)]
+    tokens = [one.shape[entry.axis] for one, entry in entries if entry.role != "cu_seqlens"]
+    if not entries:
+        return
+    prover.refine = packed_tokens.refine
+    for _, value, entry in packed:
+        if entry.role == "cu_seqlens" and tokens:
+            packed_layout.register(prover, value, prover.bound.lanes, tokens[0])
 
 
 def _input(prover: Prover, leaf: int, one: Bound) -> Value:
@@ -115,6 +132,13 @@ def _input(prover: Prover, leaf: int, one: Bound) -> Value:
     match one.entry:
         case Shared():
             return Value(COMMON, number)
+        case Packed(_, "cu_seqlens"):
+            return Value(COMMON, number)
+        case Packed(_, "segment_ids"):
+            return Value(COMMON, number, (0, lanes), Segment(0))
+        case Packed(axis):
+            one_token = one.shape[axis] == 1
+            return Value(OneLane(0, packed=True) if one_token else LaneRows(axis, packed=True), number)
         case Lane(axis, role):
             bounds = (0, 0) if role == "length" and prover.idle else None
             return Value(_lanes(axis, lanes), number, bounds)
@@ -201,6 +225,13 @@ def _assumed(bound: BoundContract) -> list[Statement]:
             found.append(Assumption.SLOT_MAP.statement(one.path, size=one.entry.size, which=which))
             if one.entry.disjoint:
                 found.append(Assumption.DISJOINT_ROWS.statement(one.path))
+        elif isinstance(one.entry, Packed) and one.entry.role:
+            empty = "A lane without tokens is padding too, on the null row of every slot map"
+            rows = [b.entry for b in bound.inputs if isinstance(b.entry, Pool)]
+            mapped = {name for b in bound.inputs if isinstance(b.entry, ROW_MAPS) for name in b.entry.names}
+            if any(pool.group not in mapped for pool in rows):
+                empty = "Every lane has a token"
+            found.append(Assumption.PACKED.statement(one.path, empty=f"{empty}."))
         elif isinstance(one.entry, PageTable):
             null = ", nor is it the null page, page 0" if one.entry.null else ""
             found.append(Assumption.PAGE_TABLE.statement(one.path, size=one.entry.size, null=null))

@@ -54,6 +54,8 @@ class Prover:
         same_counts: value number of sorted keys -> of the keys.
         callers: places of the calls whose bodies are walked over, the outermost first.
         mapped: groups of pools that have a slot map.
+        refine: what is known of results beyond their rules, where tokens of several lanes lie on one axis.
+        layout: value number -> fact and bounds of an array that says which token is whose.
         sort_keys: value number of the keys that rows were sorted by, for each order.
     """
 
@@ -78,6 +80,8 @@ class Prover:
     own_orders: dict[int, frozenset[str]] = field(default_factory=dict)
     same_counts: dict[int, int] = field(default_factory=dict)
     callers: list[str] = field(default_factory=list)
+    refine: Callable[[Any, list[Value], list[Value]], list[Value]] | None = None
+    layout: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _literals: dict[int, Value] = field(default_factory=dict)
     _next: int = 1

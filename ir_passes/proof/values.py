@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ir_passes.proof.owners import COMMON, Order, Owner, describe
+from ir_passes.proof.owners import COMMON, Order, Owner, Symbol, describe
 from ir_passes.proof.views import View
 
 Range = tuple[int, int]
@@ -59,6 +59,86 @@ class PageEntry:
     stride: int = 1
     spare: int = 0
     instead: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Element at index t of `axis` = the lane of token t.
+
+    Attributes:
+        padding: the element of padding: "past" where it is the number of lanes, "last" where it is the last lane.
+    """
+
+    axis: int
+    padding: str = "past"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentAt:
+    """The lane of the token of a loop's iteration; of padding the number of lanes, or the last one.
+
+    Attributes:
+        token: the token, as `OneLane` has it.
+        padding: as of `Segment`.
+    """
+
+    token: Symbol
+    padding: str = "past"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOf:
+    """Element i = number of a token of lane i, where the lane has any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """False for padding: at its index along `axis`, or where `axis` is None for the token of an iteration."""
+
+    axis: int | None
+    token: Symbol | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SameLane:
+    """False where the tokens at the indices along two axes belong to different lanes, or one of them is padding."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPairs:
+    """Elements depend on the lanes of the tokens at their indices along two axes; `owner` is that of all lanes."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Elements that do not belong to the lane of their row's token are this, or nan for all of a row.
+
+    Attributes:
+        rows, columns: axes of tokens.
+        zero: whether it is zero; otherwise minus infinity.
+    """
+
+    rows: int
+    columns: int
+    zero: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finite:
+    """No element is nan or infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class IsFinite:
+    """True where the value with this number is finite."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +243,15 @@ Fact = (
     | Ahead
     | SlotEntry
     | PageEntry
+    | Segment
+    | SegmentAt
+    | TokenOf
+    | Real
+    | SameLane
+    | TokenPairs
+    | Absent
+    | Finite
+    | IsFinite
     | Negative
     | Raised
     | Permuted

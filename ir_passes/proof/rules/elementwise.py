@@ -10,7 +10,7 @@ from ir_passes.jaxpr.dtypes import is_integer, widens
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dim_classes import NAMED
 from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
-from ir_passes.proof.rules import page_tables
+from ir_passes.proof.rules import packed_tokens, page_tables
 from ir_passes.proof.rules.access import constant_of
 from ir_passes.proof.rules.intervals import FALSE, dtype_range, hull, interval
 from ir_passes.proof.rules.registry import ELEMENTWISE, IDENTITIES, rule
@@ -300,6 +300,8 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
         bounds = hull(bounds, case.range)
     bounds = _counted_from_end(site, which, cases) or bounds
     kept = cases[0].kept if all(case.kept == cases[0].kept for case in cases) else None
+    if len(cases) == 2:
+        cases = (cases[0], packed_tokens.real_only(which, cases[1]))
     others = tuple(page_tables.nowhere(site, case, cases) for case in cases)
     fact = _guarded(site, which, cases) or page_tables.chosen(which, cases, others)
     return [Value(owner, 0, bounds, fact, kept, versions.pop() if len(versions) == 1 else None)]

@@ -94,7 +94,7 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
         if isinstance(owner, LaneRows):
             each, rest = divmod(site.prover.bound.lanes, split.parts(axis))
             whole = rest == 0 and shape[axis] == site.prover.bound.lanes * owner.inner
-            if owner.order is not None or owner.start or owner.split or owner.held or not whole:
+            if owner.order is not None or owner.start or owner.split or owner.held or owner.packed or not whole:
                 remedy = "split all of them, in order"
                 return Value(site.mixed("some lanes, or lanes out of order, are split over devices", remedy))
             names = split.axes[axis]

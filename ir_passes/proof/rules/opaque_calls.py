@@ -113,6 +113,9 @@ class _Declared:
             lanes = site.join(*(moved(value.owner, 0) for value, _, _, _ in self._rows()))
             if isinstance(lanes, Mixed):
                 return lanes
+            pools = [one for one in (*self.entry.inputs, *self.entry.outputs) if isinstance(one, Pool)]
+            if isinstance(lanes, LaneRows | OneLane) and lanes.packed and pools:
+                return site.mixed("packed tokens meet an opaque operation with pools", "hand it arrays of lanes")
             if disordered(lanes):
                 return site.mixed("rows in an order that depends on all lanes meet an opaque operation", REMEDY)
             problem = self._unequal() if isinstance(lanes, LaneRows) else None
@@ -222,7 +225,7 @@ class _Declared:
     def _map_misfit(self, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str | None:
         if not isinstance(value.fact, SlotEntry) or len(shape) > 1:
             return "a slot map, and is not one"
-        if value.fact.guard is not None:
+        if value.fact.guard is not None or value.fact.instead:
             return "a slot map, and some entries may be replaced by a row past the end of the pool"
         given = self.site.prover.bound.inputs[value.fact.leaf]
         entry = given.entry

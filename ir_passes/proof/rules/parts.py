@@ -18,9 +18,9 @@ def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, 
     if isinstance(owner, LaneRows) and owner.order is None:
         first, last = start // owner.inner, (start + (size - 1) * step) // owner.inner
         if first == last:
-            return OneLane(owner.start + first, owner.split)
+            return OneLane(owner.start + first, owner.split, packed=owner.packed)
         if step == 1 and start % owner.inner == 0:
-            return LaneRows(axis, owner.inner, owner.start + first, None, owner.split)
+            return replace(owner, axis=axis, start=owner.start + first, held=())
     return site.mixed(
         f"a part of axis {axis} is cut out, which holds {describe(owner)}",
         "cut out whole lanes, or index rows by the slot map",
@@ -98,7 +98,7 @@ def unstack(site: Site, x: Value) -> list[Value]:
         value = _cut(site, x, starts, sizes, (1,) * len(full))
         owner = value.owner
         if isinstance(owner, LaneRows) and owner.axis == axis:
-            owner = OneLane(owner.start, owner.split)
+            owner = OneLane(owner.start, owner.split, packed=owner.packed)
         old = axis_of(owner)
         owner = owner if old is None else moved(owner, old - (old > axis))
         results.append(
@@ -171,7 +171,7 @@ def _laid_out(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | No
         for owner, size in pieces
         if isinstance(owner, LaneRows) or (isinstance(owner, OneLane) and isinstance(owner.lane, int))
     }
-    splits = {owner.split for owner, _ in pieces if isinstance(owner, LaneRows | OneLane)}
+    splits = {(owner.split, owner.packed) for owner, _ in pieces if isinstance(owner, LaneRows | OneLane)}
     if len(inner) != 1 or len(splits) != 1:
         return None
     (per_lane,) = inner
@@ -194,4 +194,5 @@ def _laid_out(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | No
             return None
         start = first
         place += size
-    return LaneRows(axis, per_lane, start or 0, None, splits.pop())
+    ((split, packed),) = splits
+    return LaneRows(axis, per_lane, start or 0, None, split, packed=packed)

@@ -187,7 +187,7 @@ def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[
     """
     if isinstance(owner, LaneRows):
         lanes = -(-shape[owner.axis] // owner.inner)
-        lane, whose = owner.order, (owner.start, lanes, owner.order)
+        lane, whose = owner.order, (owner.start, lanes, owner.order, owner.packed)
     else:
         lane = whose = owner.lane if isinstance(owner, OneLane) else None
     fact, *which = _places(index)
@@ -234,7 +234,14 @@ def map_fault(
         message = f"a lane that is switched off reads the null row of {path}, which any lane may have written"
         remedy = "read by the slot map itself, or by where(active, slots, size) with mode='fill'"
         return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    if fact.instead - {"null"} and not drops:
+    if "last" in fact.instead and write:
+        message = f"a padding token writes to the row of the last lane in {path}"
+        remedy = (
+            "send padding past the end: where(segment < lanes, row, size) with mode='drop', or read the slot map by "
+            ".at[segment].get(mode='fill', fill_value=size)"
+        )
+        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
+    if fact.instead - {"null", "last"} and not drops:
         message = f"a row of {path} that may lie outside of it is clamped to its first or last row"
         site.report(ViolationKind.BOUNDS, message, "use mode='drop' for writes, mode='fill' for reads")
     return None

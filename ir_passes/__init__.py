@@ -9,7 +9,17 @@ and audits; `plan` lays out scratch. Knows JAX functions, not language models. T
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.compile_step import CompiledStep, compile_step
 from ir_passes.compile.proving import CertificationWarning
-from ir_passes.contract.contract import ContractError, Lane, LaneContract, Opaque, Packed, PageTable, Pool, Shared, SlotMap
+from ir_passes.contract.contract import (
+    ContractError,
+    Lane,
+    LaneContract,
+    Opaque,
+    Packed,
+    PageTable,
+    Pool,
+    Shared,
+    SlotMap,
+)
 from ir_passes.contract.declared import declassify, rowwise
 from ir_passes.proof.dim_names import name_dims
 from ir_passes.proof.lane_proof import Proof, prove_isolation

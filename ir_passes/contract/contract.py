@@ -147,7 +147,9 @@ def _bind(where: str, entry: Any, value: Any) -> Iterator[Bound]:
     for (path, leaf), leaf_entry in zip(leaves, spread, strict=True):
         name = where + jax.tree_util.keystr(path)
         if not is_entry(leaf_entry):
-            raise ContractError(f"{name}: expected one of Shared, Lane, Packed, Pool, SlotMap, PageTable, got {leaf_entry!r}")
+            raise ContractError(
+                f"{name}: expected one of Shared, Lane, Packed, Pool, SlotMap, PageTable, got {leaf_entry!r}"
+            )
         shape = np.shape(leaf)
         dtype = dtype_of(leaf)
         if isinstance(leaf_entry, Lane | Packed | Pool) and not 0 <= leaf_entry.axis < len(shape):
@@ -166,7 +168,9 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
         tables = [one for one in inputs if isinstance(one.entry, PageTable) and len(one.shape) > 1]
         sizes = {one.path: one.shape[0] for one in tables}
     if not sizes:
-        raise ContractError("nothing says how many lanes the step has: declare at least one Lane, SlotMap, PageTable or cu_seqlens")
+        raise ContractError(
+            "nothing says how many lanes the step has: declare at least one Lane, SlotMap, PageTable or cu_seqlens"
+        )
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{path}: {size}" for path, size in sizes.items())
         raise ContractError(f"lane axes have different lengths: {found}")

@@ -3,7 +3,17 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ir_passes.contract.entries import ENTRIES, ContractError, Lane, Opaque, Packed, PageTable, Pool, SlotMap, check_role
+from ir_passes.contract.entries import (
+    ENTRIES,
+    ContractError,
+    Lane,
+    Opaque,
+    Packed,
+    PageTable,
+    Pool,
+    SlotMap,
+    check_role,
+)
 
 Shape = tuple[int, ...]
 

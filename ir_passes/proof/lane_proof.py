@@ -7,7 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes.contract.contract import ROW_MAPS, Bound, BoundContract, Lane, LaneContract, Packed, PageTable, Pool, Shared, SlotMap
+from ir_passes.contract.contract import (
+    ROW_MAPS,
+    Bound,
+    BoundContract,
+    Lane,
+    LaneContract,
+    Packed,
+    PageTable,
+    Pool,
+    Shared,
+    SlotMap,
+)
 from ir_passes.contract.normal_form import flatten
 from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Claim, Note, Statement
 from ir_passes.jaxpr import ir

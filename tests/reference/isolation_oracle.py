@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from numpy_interpreter import NotInNumpy, evaluate
 
-from ir_passes import Lane, LaneContract, PageTable, Pool, SlotMap
+from ir_passes import Lane, LaneContract, Packed, PageTable, Pool, SlotMap
 from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import ir
 
@@ -62,6 +62,21 @@ def maps(bound: BoundContract, leaves: Leaves, group: str) -> tuple[np.ndarray, 
 
 def mapped(bound: BoundContract, group: str) -> bool:
     return any(isinstance(at.entry, SlotMap) and group in at.entry.names for at in bound.inputs)
+
+
+def segments(bound: BoundContract, leaves: Leaves) -> np.ndarray | None:
+    """The lane of each packed token, N for padding; None where tokens are not packed."""
+    tokens = [at.shape[at.entry.axis] for at in (*bound.inputs, *bound.outputs) if _is_packed(at.entry)]
+    for at, leaf in zip(bound.inputs, leaves, strict=True):
+        if isinstance(at.entry, Packed) and at.entry.role == "segment_ids":
+            return leaf
+        if isinstance(at.entry, Packed) and at.entry.role == "cu_seqlens" and tokens:
+            return (np.arange(tokens[0])[:, None] >= leaf[None, 1:]).sum(axis=1)
+    return None
+
+
+def _is_packed(entry: Any) -> bool:
+    return isinstance(entry, Packed) and entry.role is None
 
 
 def pages(bound: BoundContract, leaves: Leaves, group: str) -> list[tuple[PageTable, np.ndarray]]:
@@ -114,7 +129,9 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
     inputs, state = list(leaves), list(leaves)
     holders = {lane}
     for i, at in enumerate(bound.inputs):
-        if isinstance(at.entry, Lane):
+        if _is_packed(at.entry):
+            inputs[i] = _tokens_of(bound, leaves, i, donor[i], lane)
+        elif isinstance(at.entry, Lane):
             inputs[i] = _put(leaves[i], at.entry.axis, lane, row_first(donor[i], at.entry.axis)[lane])
         elif isinstance(at.entry, Pool) and pages(bound, leaves, at.entry.group):
             for row in owned(bound, leaves, at.entry.group)[lane]:
@@ -126,16 +143,21 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
                 holders |= _holders(bound, leaves, at.entry.group, row)
     yield Run(f"inputs of lane {lane}", inputs, frozenset({lane}))
     poisoned = [
-        _put(new, getattr(at.entry, "axis", 0), lane, _poison(row_first(new, at.entry.axis)[lane]))
+        _tokens_of(bound, leaves, i, _poison(new), lane)
+        if _is_packed(at.entry)
+        else _put(new, getattr(at.entry, "axis", 0), lane, _poison(row_first(new, at.entry.axis)[lane]))
         if isinstance(at.entry, Lane)
         else new
-        for at, new in zip(bound.inputs, inputs, strict=True)
+        for i, (at, new) in enumerate(zip(bound.inputs, inputs, strict=True))
     ]
     yield Run(f"NaN in inputs of lane {lane}", poisoned, frozenset({lane}))
     yield Run(f"rows of lane {lane}", state, frozenset(holders))
     both = [a if a is not leaf else b for a, b, leaf in zip(inputs, state, leaves, strict=True)]
     for i, at in enumerate(bound.inputs):
         axis = getattr(at.entry, "axis", 0)
+        if _is_packed(at.entry):
+            both[i] = poisoned[i]
+            continue
         if both[i] is not leaves[i] and isinstance(at.entry, Pool) and pages(bound, leaves, at.entry.group):
             for row in owned(bound, leaves, at.entry.group)[lane]:
                 both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
@@ -143,6 +165,25 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
             row = lane if isinstance(at.entry, Lane) else int(maps(bound, leaves, at.entry.group)[0][lane])  # type: ignore[union-attr]  # a pool
             both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
     yield Run(f"NaN in lane {lane}", both, frozenset(holders))
+
+
+def _tokens_of(bound: BoundContract, leaves: Leaves, i: int, donor: np.ndarray, lane: int) -> np.ndarray:
+    """An input with the tokens of a lane taken from elsewhere; those of padding for lane N."""
+    entry, segment = bound.inputs[i].entry, segments(bound, leaves)
+    assert isinstance(entry, Packed) and segment is not None
+    new = row_first(leaves[i].copy(), entry.axis)
+    new[segment == lane] = row_first(donor, entry.axis)[segment == lane]
+    return np.moveaxis(new, 0, entry.axis)
+
+
+def _padding_runs(bound: BoundContract, leaves: Leaves, donor: Leaves) -> Iterator[Run]:
+    """Other tokens behind the last one, and NaN there."""
+    for what, source in (("padding", donor), ("NaN in padding", [_poison(leaf) for leaf in leaves])):
+        changed = [
+            _tokens_of(bound, leaves, i, source[i], bound.lanes) if _is_packed(at.entry) else leaf
+            for i, (at, leaf) in enumerate(zip(bound.inputs, leaves, strict=True))
+        ]
+        yield Run(what, changed)
 
 
 def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.Generator) -> Iterator[Run]:
@@ -195,6 +236,8 @@ def runs(bound: BoundContract, draw: Draw, seed: int) -> list[Run]:
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(draw(np.random.default_rng(seed)))]
     donor = [np.asarray(leaf) for leaf in jax.tree.leaves(draw(np.random.default_rng((seed, 2))))]
     found = [Run("nothing", leaves), _others_run(bound, leaves)]
+    if segments(bound, leaves) is not None:
+        found += _padding_runs(bound, leaves, donor)
     for lane in range(bound.lanes):
         found += _lane_runs(bound, leaves, donor, lane)
         found += _moved_runs(bound, leaves, lane, rng)
@@ -232,11 +275,16 @@ class Claims:
     def _mask(self, output: int) -> tuple[np.ndarray, np.ndarray]:
         """[run, row]: must be what it is in the unchanged run; must be what it was before the step."""
         at = self.bound.outputs[output]
-        size = at.shape[at.entry.axis] if isinstance(at.entry, Lane | Pool) else 0
+        size = at.shape[at.entry.axis] if isinstance(at.entry, Lane | Packed | Pool) else 0
         same, kept = (np.zeros((len(self.runs), size), bool) for _ in range(2))
         for i, run in enumerate(self.runs):
-            if isinstance(at.entry, Lane):
+            segment = segments(self.bound, run.leaves)
+            if isinstance(at.entry, Packed) and segment is not None:
+                same[i] = (segment < self.bound.lanes) & ~np.isin(segment, [*run.lanes])
+            elif isinstance(at.entry, Lane):
                 null = _lanes_where(self.bound, run, lambda entry: isinstance(entry, SlotMap))
+                if segment is not None:
+                    null |= set(range(self.bound.lanes)) - set(segment.tolist())
                 same[i] = [lane not in run.lanes and lane not in null for lane in range(size)]
             elif isinstance(at.entry, Pool) and pages(self.bound, run.leaves, at.entry.group):
                 idle = _lanes_where(self.bound, run, lambda entry: getattr(entry, "role", None) == "length")
@@ -256,7 +304,7 @@ class Claims:
     def broken(self, results: Sequence[np.ndarray]) -> Iterator[Leak]:
         """Everything that breaks the contract; results are stacked over runs, or the same for all."""
         for output, at in enumerate(self.bound.outputs):
-            if not isinstance(at.entry, Lane | Pool):
+            if not isinstance(at.entry, Lane | Packed | Pool):
                 continue
             axis = at.entry.axis + 1
             result = np.broadcast_to(results[output], (len(self.runs), *at.shape))
@@ -265,7 +313,7 @@ class Claims:
             changed = same & (after != after[self.base]).any(axis=2)
             if output in self._donor:
                 changed |= kept & (after != _bytes(self.leaves[self._donor[output]], axis)).any(axis=2)
-            noun = "row" if isinstance(at.entry, Pool) else "lane"
+            noun = "row" if isinstance(at.entry, Pool) else "token" if isinstance(at.entry, Packed) else "lane"
             for run, row in np.argwhere(changed).tolist():
                 why = " that had to stay as it was" if noun == "row" and kept[run, row] else ""
                 yield Leak(self.runs[run].change, f"{at.path}, {noun} {row}{why}")

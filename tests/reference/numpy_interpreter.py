@@ -57,6 +57,7 @@ ELEMENTWISE: dict[str, Callable[..., Value]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x), "square": np.square, "tanh": np.tanh, "sin": np.sin, "cos": np.cos,
     "logistic": _logistic, "is_finite": np.isfinite, "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert,
     "xor": np.bitwise_xor, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
+    "lt_to": np.less, "le_to": np.less_equal,  # of integers
     "gt": np.greater, "ge": np.greater_equal, "clamp": _clamp, "select_n": _select, "round": np.round,
     "ceil": np.ceil,
 }  # fmt: skip

@@ -147,7 +147,9 @@ def lane_at(access: Access, dim: int, rows: LaneRows) -> OneLane | None:
         return None
     constant = constant_of(index)
     if constant is not None:
-        return OneLane(rows.start + constant // rows.inner, rows.split, packed=rows.packed) if access.inside(dim) else None
+        return (
+            OneLane(rows.start + constant // rows.inner, rows.split, packed=rows.packed) if access.inside(dim) else None
+        )
     if access.scalar and rows.inner == 1 and rows.start == 0:
         return OneLane(Symbol(index.number, access.full[dim]), rows.split, packed=rows.packed)
     return None

@@ -233,7 +233,11 @@ def scan(site: Site, *operands: Value) -> list[Value]:
 
     counters = _counters(body.jaxpr, num_consts, carry, length)
     carry, rest = _settled(site, carry, once, counters, loop)
-    if prover.refine is not None and all(isinstance(value.owner, Common) for value in operands) and not site.eqn.effects:
+    if (
+        prover.refine is not None
+        and all(isinstance(value.owner, Common) for value in operands)
+        and not site.eqn.effects
+    ):
         # the same loop over the same arrays, wherever it stands
         key = ("scan", fingerprint(body), length, params["reverse"], num_consts, num_carry)
         known = (*key, *(value.number for value in operands))

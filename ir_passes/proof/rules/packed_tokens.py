@@ -65,6 +65,8 @@ def relocated(fact: Fact | None, place: Callable[[int], int | None]) -> Fact | N
     """
     if isinstance(fact, Finite):
         return fact
+    if isinstance(fact, TokenOf):
+        return fact if place(0) == 0 else None
     if isinstance(fact, Segment | Real) and fact.axis is not None:
         axis = place(fact.axis)
         return None if axis is None else replace(fact, axis=axis)
@@ -82,6 +84,8 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
     index = access.columns[axis]
     if access.sizes[axis] != 1 or not isinstance(index.owner, Common):
         return None
+    if isinstance(index.fact, Segment) and index.fact.axis >= len(access.index_axes):
+        return None
     by_lane = rows == LaneRows(axis) and access.full[axis] == lanes
     if by_lane and isinstance(index.fact, Segment):
         return tokens(access.index_axes[index.fact.axis])
@@ -97,6 +101,8 @@ def put(site: Site, owner: LaneRows, access: Access) -> Owner | None:
     """Return the owner of rows of lanes to which tokens are written by their lanes; None for other indices."""
     for dim, index in access.columns.items():
         if access.sizes[dim] != 1 or not isinstance(index.fact, Segment) or not isinstance(index.owner, Common):
+            continue
+        if index.fact.axis >= len(access.index_axes):
             continue
         if owner != tokens(access.index_axes[index.fact.axis]):
             continue
@@ -126,9 +132,7 @@ def turn(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane | None
 def entries_of_padding(access: Access) -> bool:
     """Whether what is read for padding is the last lane's: the index is clamped to it."""
     facts = [value.fact for value in access.columns.values()]
-    return any(
-        isinstance(fact, Segment | SegmentAt) and (fact.padding == "last" or not access.drops) for fact in facts
-    )
+    return any(isinstance(fact, Segment | SegmentAt) and (fact.padding == "last" or not access.drops) for fact in facts)
 
 
 def by_token(access: Access) -> bool:
@@ -144,6 +148,8 @@ def segment_at(site: Site, operand: Value, access: Access) -> SegmentAt | None:
         return None
     if access.sizes != (1,) or not isinstance(access.columns[axis].owner, Common):
         return None
+    if access.drops and not access.inside(axis):
+        return None  # a fill value is no lane
     return SegmentAt(Symbol(access.columns[axis].number, access.full[axis]), fact.padding)
 
 
@@ -159,10 +165,11 @@ def real_only(which: Value, entry: Value) -> Value:
 
 def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Value]:
     """Return results with what is known of packed tokens."""
-    known = [site.prover.layout.get(value.number) for value in results]
+    known = [site.prover.layout.get(value.number, (None, None)) for value in results]
     results = [
-        value if fact is None or not isinstance(value.owner, Common) else value.but(fact=fact, range=bounds)
-        for value, (fact, bounds) in zip(results, (one or (None, None) for one in known), strict=True)
+        # a reshaped array has the same number, and its axes elsewhere
+        value if fact is None or len(shape) != 1 else value.but(fact=fact, range=bounds)
+        for value, (fact, bounds), shape in zip(results, known, ir.shapes(site.eqn.outvars), strict=True)
     ]
     if len(results) != 1:
         return results
@@ -229,13 +236,18 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
         within = [_axes(value) for value in operands]
         masked = _full(site, facts.index(same[0]), (same[0].rows, same[0].columns))
         mine = {same[0].rows, same[0].columns}
-        if masked and all(
-            axes is not None and axes <= mine and _full(site, k, axes) for k, axes in enumerate(within)
-        ):
+        if masked and all(axes is not None and axes <= mine and _full(site, k, axes) for k, axes in enumerate(within)):
             owner = tokens(same[0].rows) if any(within) else result.owner
             return result.but(owner=owner, fact=same[0])
+    if site.name == "or" and len({*facts}) == 1 and same and not isinstance(result.owner, Mixed):
+        if all(_full(site, k, (same[0].rows, same[0].columns)) for k in (0, 1)):
+            return result.but(fact=same[0])
     if site.name == "and":
-        real = [fact for fact in facts if isinstance(fact, Real)]
+        real = [
+            fact
+            for k, fact in enumerate(facts)
+            if isinstance(fact, Real) and _full(site, k, () if fact.axis is None else (fact.axis,))
+        ]
         return result.but(fact=real[0]) if real and not result.fact else result
     if isinstance(x, Absent) and isinstance(result.owner, LaneRows) and _full(site, 0, (x.rows, x.columns)):
         kept = site.name == "sub" and not x.zero or site.name in ("div", "mul") and x.zero
@@ -317,5 +329,3 @@ def _literal(site: Site, atom: Any) -> float | None:
         atom = eqn.invars[0]
     value = to_numpy(atom.val)
     return float(value) if value.size == 1 else None
-
-

@@ -10,6 +10,7 @@ from zoo import (
     layers,
     loops,
     mamba,
+    packed,
     pages,
     rows,
     sharded,
@@ -23,6 +24,7 @@ from zoo.program import Program
 THEMES = (
     gated_delta,
     mamba,
+    packed,
     attention,
     experts,
     layers,

@@ -1,4 +1,4 @@
-"""Packed tokens in the manner of vLLM-TPU, SGLang-JAX and EasyDeL: prefill and decode lanes in one step, padding behind."""
+"""Packed tokens in the manner of vLLM-TPU, SGLang-JAX and EasyDeL: prefill and decode in one step, padding behind."""
 
 from typing import Any
 

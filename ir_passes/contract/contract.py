@@ -165,7 +165,9 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
     sizes |= {bound.path: bound.shape[0] for bound in inputs if isinstance(bound.entry, SlotMap) and bound.shape}
     sizes |= {one.path: one.shape[0] - 1 for one in inputs if getattr(one.entry, "role", None) == "cu_seqlens"}
     if not sizes:
-        tables = [one for one in inputs if isinstance(one.entry, PageTable) and len(one.shape) > 1]
+        tables = [
+            one for one in inputs if isinstance(one.entry, PageTable) and len(one.shape) > 1 and not one.entry.packed
+        ]
         sizes = {one.path: one.shape[0] for one in tables}
     if not sizes:
         raise ContractError(
@@ -184,6 +186,8 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
             raise ContractError(f"{bound.path}: {message}")
     for bound in inputs:
         rows = bound.shape[0] if bound.shape else 0
+        if getattr(bound.entry, "packed", False) and rows and bound.dtype == np.int32:
+            continue
         if isinstance(bound.entry, PageTable) and (rows == 0 or rows % lanes or bound.dtype != np.int32):
             found = f"got {bound.dtype}{bound.shape}"
             raise ContractError(f"{bound.path}: {bound.entry} needs int32[{lanes}, pages], {found}")
@@ -196,6 +200,8 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
 def _check_packed(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> None:
     tokens: dict[str, int] = {}
     for bound in (*inputs, *outputs):
+        if isinstance(bound.entry, PageTable) and bound.entry.packed:
+            tokens[bound.path] = bound.shape[0]
         if not isinstance(bound.entry, Packed):
             continue
         role, length = bound.entry.role, bound.shape[bound.entry.axis]

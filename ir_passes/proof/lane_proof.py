@@ -129,6 +129,7 @@ def _lay_out(prover: Prover, inputs: list[Value]) -> None:
     sides = (*prover.bound.inputs, *prover.bound.outputs)
     entries = [(one, one.entry) for one in sides if isinstance(one.entry, Packed)]
     tokens = [one.shape[entry.axis] for one, entry in entries if entry.role != "cu_seqlens"]
+    tokens += [one.shape[0] for one in prover.bound.inputs if getattr(one.entry, "packed", False)]
     if not entries:
         return
     prover.refine = packed_tokens.refine
@@ -158,8 +159,10 @@ def _input(prover: Prover, leaf: int, one: Bound) -> Value:
         case PageTable(_, size, _, role):
             # of rows that are only written, `size` stands for none
             bounds, instead = ((0, size), frozenset({"past"})) if role == "write" else ((0, size - 1), frozenset[str]())
-            per_lane = one.shape[0] // lanes
-            rows = OneLane(0) if lanes == 1 else LaneRows(0, per_lane)
+            rows = OneLane(0) if lanes == 1 else LaneRows(0, one.shape[0] // lanes)
+            if one.entry.packed:
+                rows = OneLane(0, packed=True) if one.shape[0] == 1 else LaneRows(0, packed=True)
+                instead = instead or frozenset({"last"})  # padding may name whatever it likes
             return Value(rows, number, bounds, PageEntry(leaf, instead=instead))
         case Pool(group, axis):
             kept = Kept(leaf) if prover.idle or prover.disagreeing is not None else None
@@ -245,5 +248,7 @@ def _assumed(bound: BoundContract) -> list[Statement]:
             found.append(Assumption.PACKED.statement(one.path, empty=f"{empty}."))
         elif isinstance(one.entry, PageTable):
             null = ", nor is it the null page, page 0" if one.entry.null else ""
+            if one.entry.packed and one.entry.role == "write":
+                null += f", and of padding it is {one.entry.size}"
             found.append(Assumption.PAGE_TABLE.statement(one.path, size=one.entry.size, null=null))
     return found

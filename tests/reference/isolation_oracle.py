@@ -83,7 +83,16 @@ def pages(bound: BoundContract, leaves: Leaves, group: str) -> list[tuple[PageTa
     """The page tables of a group with what they hold, [lane, page]."""
     both = zip(bound.inputs, leaves, strict=True)
     found = [(at.entry, leaf) for at, leaf in both if isinstance(at.entry, PageTable) and group in at.entry.names]
-    return [(entry, leaf.reshape(bound.lanes, -1)) for entry, leaf in found]
+    segment = segments(bound, leaves)
+
+    def by_lane(entry: PageTable, leaf: np.ndarray) -> np.ndarray:
+        if not entry.packed:
+            return leaf.reshape(bound.lanes, -1)
+        assert segment is not None
+        lane = np.arange(bound.lanes)[:, None]
+        return np.where(lane == segment[None], leaf.reshape(1, -1), entry.size)
+
+    return [(entry, by_lane(entry, leaf)) for entry, leaf in found]
 
 
 def named(bound: BoundContract, leaves: Leaves, group: str) -> list[set[int]]:
@@ -189,7 +198,7 @@ def _padding_runs(bound: BoundContract, leaves: Leaves, donor: Leaves) -> Iterat
 def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.Generator) -> Iterator[Run]:
     """The lane on another row, or with another page, which nobody uses."""
     for i, at in enumerate(bound.inputs):
-        if isinstance(at.entry, PageTable):
+        if isinstance(at.entry, PageTable) and not at.entry.packed:
             held = [page for one in bound.inputs if isinstance(one.entry, PageTable) for page in leaves[i].flat]
             others = leaves[i].reshape(bound.lanes, -1)
             own = [k for k, page in enumerate(others[lane]) if 0 < page < at.entry.size]

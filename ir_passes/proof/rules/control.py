@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.proof.rules.packed_tokens import relocated
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.rules.intervals import dtype_range, hull
+from ir_passes.proof.rules.packed_tokens import relocated
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY

@@ -289,7 +289,7 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _product(site: Site, operands: list[Value], result: Value) -> Value:
-    """A product of matrices: of two arrays of tokens it is of pairs; summed over tokens with weights it is the row's."""
+    """A product of matrices: of two arrays of tokens it is of pairs, summed over tokens with weights the row's."""
     contract, batch = site.params["dimension_numbers"]
     shapes = site.shapes
     places: list[dict[int, int]] = []

@@ -101,6 +101,21 @@ def _own(tables: Any, lane: Any, place: Any) -> Any:
     return tables.at[lane, place].get(mode="fill", fill_value=PAGES)
 
 
+def _mapped(rows: Change = same, mode: str = "drop", shift: int = 0) -> Any:
+    """Rows of other tokens, of padding clamped to the last row, pages read from the row behind."""
+
+    def step(w, x, cu, pool, tables, written):
+        offsets = jnp.arange(PAGE, dtype=jnp.int32)[None, None] + shift
+        read = (tables[:, :, None] * PAGE + offsets).reshape(LANES, -1)
+        for layer in range(2):
+            pool = pool.at[layer, rows(written)].set(jnp.tanh(x @ w), mode=mode)
+            seen = pool[layer, read].mean(axis=1)
+            x = x + seen.at[lanes_of(cu)].get(mode="fill", fill_value=0.0)
+        return x[cu[1:] - 1], pool
+
+    return step
+
+
 def _equal(ids: Any) -> Any:
     return ids[:, None] == ids[None, :]
 
@@ -109,9 +124,16 @@ def _one(base: str, id: str, description: str, step: Any, **more: Any) -> Any:
     return wrong(base, f"packed-{id}", "vLLM", description, step, *BAD, **more)
 
 
-SCANNED, CARRIED, POOLED, PAGED, IDS = (
+SCANNED, CARRIED, POOLED, PAGED, MAPPED, IDS = (
     f"packed tokens, {name}"
-    for name in ("scanned by slot", "states carried", "sums and last tokens", "paged prefill and decode", "segment ids")
+    for name in (
+        "scanned by slot",
+        "states carried",
+        "sums and last tokens",
+        "paged prefill and decode",
+        "slot mapping",
+        "segment ids",
+    )
 )
 _repeated = lambda cu: jnp.repeat(jnp.arange(LANES), jnp.diff(cu), total_repeat_length=TOKENS)  # noqa: E731
 MUTANTS = (
@@ -140,6 +162,10 @@ MUTANTS = (
     _one(PAGED, "page-of-next", "pages of the next lane", _paged(lambda t, lane, at: _own(t, lane + 1, at))),
     _one(PAGED, "page-after", "tokens go to the page behind", _paged(lambda t, lane, at: _own(t, lane, at) + 1)),
     _one(PAGED, "read-of-next", "pages of the next lane are read", _paged(_own, read=lambda t: jnp.roll(t, 1, 0))),
+    _one(MAPPED, "rows-clamped", "padding is clamped to the last row", _mapped(mode="clip")),
+    _one(MAPPED, "rows-rolled", "the row of the token before", _mapped(lambda rows: jnp.roll(rows, 1))),
+    _one(MAPPED, "rows-shifted", "the row behind", _mapped(lambda rows: rows + 1)),
+    _one(MAPPED, "rows-read", "pages are read from the row behind their first", _mapped(shift=1)),
     _one(IDS, "less-or-equal", "lanes see those before", _attention(lambda ids: ids[:, None] >= ids[None, :])),
     _one(IDS, "no-mask", "tokens see all before", _attention(lambda ids: jnp.tril(jnp.ones((TOKENS, TOKENS), bool)))),
     _one(IDS, "or-mask", "causal or of one lane", _attention(lambda ids: _equal(ids) | (jnp.eye(TOKENS) > 0)[::-1])),

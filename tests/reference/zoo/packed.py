@@ -20,6 +20,13 @@ CACHE = {"k": Pool("kv"), "v": Pool("kv")}
 PAGED = LaneContract(
     inputs=(Shared(), Packed(), Packed(), CU, CACHE, PageTable("kv", PAGES), Lane()), outputs=(Lane(), Packed(), CACHE)
 )
+MAPPED = LaneContract(
+    inputs=(
+        Shared(), Packed(), CU, Pool("kv", axis=1), PageTable("kv", PAGES, page_size=PAGE, role="read"),
+        PageTable("kv", PAGES * PAGE, role="write", packed=True),
+    ),
+    outputs=(Lane(), Pool("kv", axis=1)),
+)  # fmt: skip
 IDS = LaneContract(
     inputs=(Shared(), Packed(), Packed(role="segment_ids"), Packed(), Lane()), outputs=(Packed(), Lane())
 )
@@ -60,6 +67,15 @@ def draw_paged(rng: np.random.Generator) -> tuple[Any, ...]:
         table(rng),
         rng.uniform(0.5, 2, LANES).astype(np.float32),
     )
+
+
+def draw_mapped(rng: np.random.Generator) -> tuple[Any, ...]:
+    """The host says to which row of a flat pool each token goes; padding goes past the end."""
+    _, x, positions, cu, _, tables, _ = draw_paged(rng)
+    lane = (np.arange(TOKENS)[:, None] >= cu[None, 1:]).sum(axis=1)
+    page = np.take_along_axis(np.pad(tables, ((0, 1), (0, 0)))[lane], (positions // PAGE)[:, None], axis=1)[:, 0]
+    rows = np.where(lane < LANES, page * PAGE + positions % PAGE, PAGES * PAGE).astype(np.int32)
+    return weight(rng, HIDDEN, HIDDEN), x, cu, normal(rng, 2, PAGES * PAGE, HIDDEN), tables, rows
 
 
 def draw_ids(rng: np.random.Generator) -> tuple[Any, ...]:
@@ -132,6 +148,16 @@ def paged_step(w, x, positions, cu, pools, tables, temperature):
     return y[cu[1:] - 1] / temperature[:, None] + seen.sum(-1, keepdims=True), y, pools
 
 
+def mapped_step(w, x, cu, pool, tables, rows):
+    """Two layers over a flat pool, written by the slot mapping and read by the block table."""
+    read = (tables[:, :, None] * PAGE + jnp.arange(PAGE, dtype=jnp.int32)[None, None]).reshape(LANES, -1)
+    for layer in range(2):
+        pool = pool.at[layer, rows].set(jnp.tanh(x @ w), mode="drop")
+        seen = pool[layer, read].mean(axis=1)
+        x = x + seen.at[lanes_of(cu)].get(mode="fill", fill_value=0.0)
+    return x[cu[1:] - 1], pool
+
+
 def ids_step(w, x, ids, positions, bias):
     """The lane of each token is given."""
     q, k, v = project(w, x + bias.at[ids].get(mode="fill", fill_value=0.0))
@@ -147,5 +173,6 @@ PROGRAMS = (
     Program("packed tokens, states carried", carried_step, STATE, draw),
     Program("packed tokens, sums and last tokens", pooled_step, ROWS, draw),
     Program("packed tokens, paged prefill and decode", paged_step, PAGED, draw_paged),
+    Program("packed tokens, slot mapping", mapped_step, MAPPED, draw_mapped),
     Program("packed tokens, segment ids", ids_step, IDS, draw_ids),
 )

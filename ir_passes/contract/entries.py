@@ -119,8 +119,8 @@ class PageTable:
             page where pools are flat ([pages * tokens, ...], row `page * page_size + offset`).
         role: "both"; "read": its pages are not written; "write": all its pages are the lane's own, and `size` stands
             for none, to be dropped (with `page_size=1` these are the rows of a flat pool, vLLM's slot mapping).
-        packed: int32 [tokens, ...] instead: the entries of a packed token are its lane's, as those of vLLM's slot mapping
-            are. Those of padding are `size` where the role is "write", and anything where it is not.
+        packed: int32 [tokens, ...] instead: the entries of a packed token are its lane's, as those of vLLM's slot
+            mapping are. Those of padding are `size` where the role is "write", and anything where it is not.
         null: page 0 is the null page, at which the entries behind a lane's last page point. Nobody writes to it, so
             that all lanes may read it. False: it is a page like the others.
     """

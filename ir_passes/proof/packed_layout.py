@@ -18,8 +18,8 @@ from ir_passes.proof.prover import Prover
 from ir_passes.proof.site import interpret
 from ir_passes.proof.values import Fact, Range, Real, Segment, TokenOf, Value
 
-Way = Callable[[Array, int], Array]
-"""(cu_seqlens, tokens of the packed axis) -> the array."""
+Ways = Callable[[Array, int], Iterator[Array]]
+"""(cu_seqlens, tokens of the packed axis) -> the array, once for each way to compute it."""
 
 
 def _lengths(cu: Array) -> tuple[Array, Array]:
@@ -84,7 +84,7 @@ def register(prover: Prover, cu: Value, lanes: int, tokens: int) -> None:
         lanes: N.
         tokens: length of the packed axis.
     """
-    kinds: list[tuple[Callable[[Array, int], Iterator[Array]], Fact, Range | None]] = [
+    kinds: list[tuple[Ways, Fact, Range | None]] = [
         (past, Segment(0), (0, lanes)),
         (last, Segment(0, "last"), (0, lanes - 1)),
         (real, Real(0), None),

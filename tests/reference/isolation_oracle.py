@@ -66,7 +66,8 @@ def mapped(bound: BoundContract, group: str) -> bool:
 
 def segments(bound: BoundContract, leaves: Leaves) -> np.ndarray | None:
     """The lane of each packed token, N for padding; None where tokens are not packed."""
-    tokens = [at.shape[at.entry.axis] for at in (*bound.inputs, *bound.outputs) if _is_packed(at.entry)]
+    packed = [(at, at.entry) for at in (*bound.inputs, *bound.outputs)]
+    tokens = [at.shape[entry.axis] for at, entry in packed if isinstance(entry, Packed) and entry.role is None]
     for at, leaf in zip(bound.inputs, leaves, strict=True):
         if isinstance(at.entry, Packed) and at.entry.role == "segment_ids":
             return leaf

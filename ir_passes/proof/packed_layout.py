@@ -6,7 +6,7 @@ computes is tested against its definition, for all layouts of a few tokens.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +75,14 @@ def token_of(cu: Array, tokens: int) -> Iterator[Array]:
         yield jnp.maximum(index, 0)
 
 
+@lru_cache(maxsize=64)
+def _traced(ways: Ways, lanes: int, tokens: int) -> ir.ClosedJaxpr:
+    def results(cu: Array) -> tuple[Array, ...]:
+        return tuple(ways(cu, tokens))
+
+    return flatten(ir.trace(results, jax.ShapeDtypeStruct((lanes + 1,), jnp.int32)))
+
+
 def register(prover: Prover, cu: Value, lanes: int, tokens: int) -> None:
     """Note the value numbers of all arrays that are computed of `cu_seqlens` in one of the ways above.
 
@@ -92,11 +100,7 @@ def register(prover: Prover, cu: Value, lanes: int, tokens: int) -> None:
     ]
     observe, prover.observe = prover.observe, None
     for ways, fact, bounds in kinds:
-
-        def results(cu: Array, ways: Any = ways) -> tuple[Array, ...]:
-            return tuple(ways(cu, tokens))
-
-        program = flatten(ir.trace(results, jax.ShapeDtypeStruct((lanes + 1,), jnp.int32)))
+        program = _traced(ways, lanes, tokens)
         with prover.trial():
             consts = [prover.constant(const) for const in program.consts]
             found = interpret(prover, program.jaxpr, consts, [cu])

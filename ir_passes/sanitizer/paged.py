@@ -14,6 +14,7 @@ from jax import Array
 from ir_passes.contract.contract import BoundContract, PageTable, Pool
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
+from ir_passes.sanitizer.packed import token_lanes
 from ir_passes.sanitizer.tags import LABEL, UNKNOWN, Ints, constant_row
 from ir_passes.sanitizer.verdict import FIELDS
 from ir_passes.sanitizer.walk import Walk
@@ -58,9 +59,11 @@ def named_rows(bound: BoundContract, values: list[Any]) -> dict[int, Named]:
             if not isinstance(entry, PageTable) or pool.group not in entry.names:
                 continue
             tables += 1
-            pages = jnp.reshape(value, (bound.lanes, -1, 1))
-            held = (pages * entry.page_size + jnp.arange(entry.page_size)[None, None]).reshape((bound.lanes, -1))
-            by = by.at[jnp.arange(bound.lanes)[:, None], held].set(True, mode="drop", wrap_negative_indices=False)
+            lanes = token_lanes(bound, values) if entry.packed else jnp.arange(bound.lanes)
+            assert lanes is not None
+            pages = jnp.reshape(value, (len(lanes), -1, 1))
+            held = (pages * entry.page_size + jnp.arange(entry.page_size)[None, None]).reshape((len(lanes), -1))
+            by = by.at[lanes[:, None], held].set(True, mode="drop", wrap_negative_indices=False)
             null[: entry.page_size if entry.null else 0] = True
         if tables:
             found[i] = Named(by, jnp.asarray(null))

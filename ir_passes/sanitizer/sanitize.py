@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ir_passes.contract.contract import ROW_MAPS, Bound, BoundContract, Lane, LaneContract, Pool
+from ir_passes.contract.contract import ROW_MAPS, Bound, BoundContract, Lane, LaneContract, PageTable, Pool
 from ir_passes.contract.normal_form import row_major
 from ir_passes.host.row_ledger import Expected, ReservedOwner, RowLedger
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import dtype_of
 from ir_passes.sanitizer.interpreter import ONE_ROW, Interpreter
 from ir_passes.sanitizer.moves import rows_axis
+from ir_passes.sanitizer.packed import check_layout, token_lanes
 from ir_passes.sanitizer.paged import named_rows
 from ir_passes.sanitizer.pools import settle
 from ir_passes.sanitizer.tags import LABEL, Tags, along, computed, constant_row, nobody, numbered
@@ -69,6 +70,7 @@ class SanitizedStep:
         expected = Expected(*(jnp.asarray(labels) for labels in expected))
         named = named_rows(self.bound, values)
         judge = Judge(expected, {i: self.bound.inputs[i].path for i in self.pools}, self._masked, frozenset(named))
+        judge.packed = token_lanes(self.bound, values) is not None
         run = Interpreter(self.bound.lanes, judge, named)
         outs, new = self._run(run, values, shadow_labels)
         if run.untracked:
@@ -109,8 +111,11 @@ class SanitizedStep:
             name for entry in self.bound.inputs if isinstance(entry.entry, ROW_MAPS) for name in entry.entry.names
         }
         by_pool = dict(zip(self.pools, shadow_labels, strict=True))
+        lanes = token_lanes(self.bound, values)
+        check_layout(run.judge, self.bound, values)
         tags = [
-            _input_tags(i, entry, mapped, by_pool.get(i), self.bound.lanes) for i, entry in enumerate(self.bound.inputs)
+            _input_tags(i, entry, mapped, by_pool.get(i), self.bound.lanes, lanes)
+            for i, entry in enumerate(self.bound.inputs)
         ]
         outs, out_tags = run.run(self._program, values, tags)
         sources = {output: source for source, output in self.bound.successors.items()}
@@ -162,10 +167,15 @@ def _rows_of(bound: Bound) -> int:
     return bound.shape[bound.entry.axis]
 
 
-def _input_tags(index: int, bound: Bound, mapped: set[str], shadow: Array | None, count: int) -> Tags | None:
+def _input_tags(
+    index: int, bound: Bound, mapped: set[str], shadow: Array | None, count: int, tokens: Array | None
+) -> Tags | None:
     entry, rank = bound.entry, len(bound.shape)
     if isinstance(entry, Lane):
         return computed(along(bound.shape[entry.axis], entry.axis, rank))
+    if isinstance(entry, PageTable) and entry.packed:
+        assert tokens is not None
+        return computed(tokens.reshape((-1, *(1,) * (rank - 1))))
     if isinstance(entry, ROW_MAPS):
         lanes = along(bound.shape[0], 0, rank)
         return computed(lanes // (bound.shape[0] // count))

@@ -69,6 +69,7 @@ class Judge:
         paths: of the input pools, for messages.
         masked: pools in which a lane that begins may find anything.
         paged: pools behind page tables, whose labels say nothing.
+        packed: tokens of several lanes lie on one axis, and padding reads fill values.
         checks: every check so far with its number; the same program gives the same numbers.
         verdict: so far.
         caller: source of the call that is being run, for equations without one.
@@ -78,6 +79,7 @@ class Judge:
     paths: dict[int, str]
     masked: frozenset[int]
     paged: frozenset[int] = frozenset()
+    packed: bool = False
     checks: dict[Check, int] = field(default_factory=dict)
     verdict: Verdict = field(init=False)
     caller: str = "unknown"
@@ -123,6 +125,8 @@ class Judge:
         expected, left = _of(self.expected.found, lanes), _of(self.expected.left, lanes)
         wanted, owner = expected[..., 0], found[..., 0]
         excused = (owner == ReservedOwner.COMPUTED) | (wanted == ReservedOwner.ANY)
+        if self.packed:
+            excused |= owner == ReservedOwner.OUTSIDE
         if set(tags.pools) <= self.masked:
             excused |= wanted == ReservedOwner.FRESH
         differs = found != expected

@@ -106,9 +106,13 @@ class Reality:
         return (lanes >= 0) & (lanes < self.bound.lanes)
 
     def may_differ(self, lanes: np.ndarray) -> np.ndarray:
-        """[run, index]: whether these lanes may; what lies outside is padding, which never may."""
+        """[run, index]: whether these lanes may; what lies outside is padding, which never may.
+
+        Of packed tokens the number of lanes stands for those of padding, which may depend on anything.
+        """
         inside = self.inside(lanes)
-        return np.where(inside, self.lanes[:, np.where(inside, lanes, 0)], False)
+        junk = (lanes == self.bound.lanes) & (self.segments is not None)
+        return np.where(inside, self.lanes[:, np.where(inside, lanes, 0)], junk)
 
     def tokens_may_differ(self, tokens: np.ndarray) -> np.ndarray:
         """[run, index]: whether these tokens may; padding, and what lies outside, always may."""
@@ -255,7 +259,12 @@ def _faults_of(
             table = table.reshape(len(table), reality.bound.lanes, -1)[:, lanes]
             rows = rows.reshape(*rows.shape[:2], -1)
             mine = (rows[..., None] // stride == table[:, :, None]).any(-1) & (rows >= 0) & (rows % stride <= spare)
-            elsewhere = {"past": rows >= entry.size * stride, "below": rows < 0, "lowest": rows <= -(1 << 30)}
+            elsewhere = {
+                "past": rows >= entry.size * stride,
+                "below": rows < 0,
+                "lowest": rows <= -(1 << 30),
+                "last": rows == rows,
+            }
             if not (mine | np.any([elsewhere[kind] for kind in instead] or [mine], axis=0)).all():
                 yield "is no entry of its lane's row in the page table"
         case Segment(axis, padding) if reality.segments is not None:

@@ -307,15 +307,16 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
             continue
         if not isinstance(values.fact, Finite):
             message = "tokens of other lanes are weighted by zero, and zero times nan or infinity is nan"
-            return Value(site.mixed(message, _FINITE))
+            return result.but(owner=site.mixed(message, _FINITE))
         site.prover.assumed.add(Assumption.MASKED_SUM.statement(f"{site.name} at {site.source}"))
-        return Value(tokens(places[one][fact.rows]))
+        return result.but(owner=tokens(places[one][fact.rows]))
     axes = [_axes(value) for value in operands]
     if all(axes is not None and len(axes) == 1 for axes in axes) and isinstance(result.owner, Mixed):
         ends = [places[side].get(min(found)) for side, found in enumerate(axes) if found]
         if None not in ends and ends[0] != ends[1]:
             rows, columns = sorted(end for end in ends if end is not None)
-            return Value(site.mixed("it combines tokens of different lanes", _MASK), fact=TokenPairs(rows, columns))
+            mixed = site.mixed("it combines tokens of different lanes", _MASK)
+            return result.but(owner=mixed, fact=TokenPairs(rows, columns))
     return result
 
 

@@ -57,3 +57,25 @@ def test_row_of_another_lane_is_found() -> None:
     rows = np.where(np.arange(LANES) == 1, rows[2], rows).astype(np.int32)
     with pytest.raises(SanitizerError, match="writes a page of argument 1"):
         run((w, cache, table, rows, positions, x), program)
+
+
+PACKED = PROGRAMS["packed tokens, slot mapping"]
+
+
+def test_right_packed_step_is_no_fault() -> None:
+    run(PACKED.args(), PACKED)
+
+
+@pytest.mark.parametrize("change", [lambda cu: cu + 1, lambda cu: cu[::-1].copy()], ids=["begins with 1", "falls"])
+def test_wrong_layout_is_found(change: Any) -> None:
+    w, x, cu, *rest = PACKED.args()
+    with pytest.raises(SanitizerError, match="argument 2 lays packed tokens out wrongly"):
+        run((w, x, change(cu), *rest), PACKED)
+
+
+def test_row_of_another_lane_s_token_is_found() -> None:
+    w, x, cu, pool, table, rows = PACKED.args()
+    rows = rows.copy()
+    rows[cu[1]] = rows[0]
+    with pytest.raises(SanitizerError, match="writes a page of argument 3"):
+        run((w, x, cu, pool, table, rows), PACKED)

@@ -1,4 +1,7 @@
-"""The abstract values of the lane proof: the owner of an array's elements, and a few facts about what they hold."""
+"""The abstract values of the lane proof: the owner of an array's elements, and a few facts about what they hold.
+
+More than 300 lines: the facts are one closed list.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,4 +1,7 @@
-"""Loops and branches."""
+"""Loops and branches.
+
+More than 300 lines: the fixpoint of a loop and what enters and leaves it.
+"""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,7 @@
-"""Operations whose result at a place depends on their operands at the same place."""
+"""Operations whose result at a place depends on their operands at the same place.
+
+More than 300 lines: one rule for each operation with facts of its own.
+"""
 
 from dataclasses import replace
 from typing import Any

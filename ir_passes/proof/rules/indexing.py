@@ -1,4 +1,7 @@
-"""Reads and writes at run-time indices: gather, scatter, dynamic slices."""
+"""Reads and writes at run-time indices: gather, scatter, dynamic slices.
+
+More than 300 lines: reads and writes share how an index is understood.
+"""
 
 import math
 from dataclasses import replace

@@ -14,6 +14,8 @@ a token of each lane) and `SameLane` (it is false for tokens of different lanes)
   finite values make zero of zero. Values that may be nan or infinite are refused: zero times these is nan.
 
 Which array is a `Segment` is told by value numbers (`ir_passes.proof.packed_layout`).
+
+More than 300 lines: one argument for all rules about tokens of one lane.
 """
 
 import math

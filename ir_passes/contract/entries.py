@@ -41,7 +41,8 @@ class Packed:
     The layout is an input of the step: how many tokens each lane has is known to all of them. Tokens behind the last
     one are padding; what the step computes for them is outside every claim, and may depend on anything, but nothing of
     a lane may depend on them. A lane without tokens is padding too: what the step returns for it is outside every
-    claim, it stands on the null row of every slot map, and where pools have one row per lane every lane has a token.
+    claim, it stands on the null row of every slot map and names null pages only, and where pools have one row per lane
+    every lane has a token.
 
     Attributes:
         axis: the token axis; its length is the same in all packed arrays of a step.

@@ -240,7 +240,7 @@ def _assumed(bound: BoundContract) -> list[Statement]:
             if one.entry.disjoint:
                 found.append(Assumption.DISJOINT_ROWS.statement(one.path))
         elif isinstance(one.entry, Packed) and one.entry.role:
-            empty = "A lane without tokens is padding too, on the null row of every slot map"
+            empty = "A lane without tokens is padding too, on null rows and null pages"
             rows = [b.entry for b in bound.inputs if isinstance(b.entry, Pool)]
             mapped = {name for b in bound.inputs if isinstance(b.entry, ROW_MAPS) for name in b.entry.names}
             if any(pool.group not in mapped for pool in rows):

@@ -33,7 +33,7 @@ def times(x: Value, factor: int | None, bounds: Range | None) -> PageEntry | Non
     What is past every pool stays so, and what is negative. Where the product may wrap nothing is known.
     """
     fact = x.fact
-    if not isinstance(fact, PageEntry) or factor is None or factor < 1 or bounds is None or "last" in fact.instead:
+    if not isinstance(fact, PageEntry) or factor is None or factor < 1 or bounds is None:
         return None
     return replace(fact, stride=fact.stride * factor, spare=fact.spare * factor)
 

@@ -278,6 +278,9 @@ def apply(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None = N
         results = scatter(name, eqn.params, *values)
     elif name in RULES:
         results = RULES[name](eqn.params, *values)
+    elif name == "call_hi_primitive":  # searchsorted, as jax 0.12 has it
+        runs = [ir.eval_eqn(eqn, *(value[run] for value in values)) for run in range(count)]
+        results = [np.stack(each) for each in zip(*runs, strict=True)]
     else:
         raise NotInNumpy(name)
     results = results if isinstance(results, list | tuple) else [results]

@@ -26,7 +26,7 @@ from typing import Any
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import to_numpy, widens
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, Symbol
 from ir_passes.proof.rules.access import Access, constant_of
 from ir_passes.proof.rules.registry import ELEMENTWISE
 from ir_passes.proof.site import Site
@@ -169,8 +169,8 @@ def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Valu
     """Return results with what is known of packed tokens."""
     known = [site.prover.layout.get(value.number, (None, None)) for value in results]
     results = [
-        # a reshaped array has the same number, and its axes elsewhere
-        value if fact is None or len(shape) != 1 else value.but(fact=fact, range=bounds)
+        # it depends on the layout alone; a reshaped array has the same number, and its axes elsewhere
+        value if fact is None or len(shape) != 1 else value.but(owner=COMMON, fact=fact, range=bounds)
         for value, (fact, bounds), shape in zip(results, known, ir.shapes(site.eqn.outvars), strict=True)
     ]
     if len(results) != 1:

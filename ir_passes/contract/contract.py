@@ -228,8 +228,9 @@ def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes
     for bound in inputs:
         if not isinstance(bound.entry, SlotMap | PageTable):
             continue
-        if bound.entry.size < 1 or getattr(bound.entry, "page_size", 1) < 1:
-            raise ContractError(f"{bound.path}: sizes must be at least 1, got {bound.entry}")
+        for name in ("size", "page_size"):
+            if (found := getattr(bound.entry, name, 1)) < 1:
+                raise ContractError(f"{bound.path}: {name} must be at least 1, got {found}")
         for name in bound.entry.names:
             if name not in groups:
                 known = ", ".join(sorted(groups)) or "none"

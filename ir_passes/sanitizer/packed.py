@@ -19,12 +19,12 @@ def token_lanes(bound: BoundContract, values: list[Any]) -> Array | None:
         bound: the contract.
         values: of the inputs.
     """
-    roles = {one.entry.role: value for one, value in zip(bound.inputs, values, strict=True) if _packed(one.entry)}
+    entries = [one.entry for one in bound.inputs]
+    roles = {one.role: value for one, value in zip(entries, values, strict=True) if isinstance(one, Packed)}
     if "segment_ids" in roles:
         ids = jnp.asarray(roles["segment_ids"])
         return jnp.where((ids >= 0) & (ids < bound.lanes), ids, UNKNOWN)
-    lengths = [one.shape[one.entry.axis] for one in (*bound.inputs, *bound.outputs) if _packed(one.entry, data=True)]
-    lengths += [one.shape[0] for one in bound.inputs if isinstance(one.entry, PageTable) and one.entry.packed]
+    lengths = _lengths(bound)
     if "cu_seqlens" not in roles or not lengths:
         return None
     ids = jnp.searchsorted(jnp.asarray(roles["cu_seqlens"])[1:], jnp.arange(lengths[0]), side="right")
@@ -41,9 +41,9 @@ def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
     """
     lanes = np.arange(bound.lanes, dtype=np.int32)
     kind = np.full((1,), FIELDS.index("lane"), np.int32)
-    lengths = [one.shape[one.entry.axis] for one in (*bound.inputs, *bound.outputs) if _packed(one.entry, data=True)]
+    lengths = _lengths(bound)
     for one, value in zip(bound.inputs, values, strict=True):
-        if not _packed(one.entry) or one.entry.role is None:
+        if not isinstance(one.entry, Packed) or one.entry.role is None:
             continue
         value = jnp.asarray(value)
         if one.entry.role == "cu_seqlens":
@@ -55,6 +55,8 @@ def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
         judge.record(one.path, "lays packed tokens out wrongly", wrong, lanes, kind, nobody(1), found)
 
 
-def _packed(entry: Any, data: bool = False) -> bool:
-    """Whether an entry is of packed tokens; with `data`, of something that belongs to them."""
-    return isinstance(entry, Packed) and (not data or entry.role != "cu_seqlens")
+def _lengths(bound: BoundContract) -> list[int]:
+    """Lengths of all token axes, which are equal."""
+    sides = [(one, one.entry) for one in (*bound.inputs, *bound.outputs)]
+    packed = [one.shape[e.axis] for one, e in sides if isinstance(e, Packed) and e.role != "cu_seqlens"]
+    return packed + [one.shape[0] for one, e in sides if isinstance(e, PageTable) and e.packed]
